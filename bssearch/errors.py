@@ -1,0 +1,91 @@
+"""Every error bssearch raises on purpose.
+
+The tree, with the exit code the command line gives each branch:
+
+* BSSearchError                      1
+  x UsageError                       2   the command, the spec or the workload is wrong
+    - SpecError                          the study spec is wrong
+      - QuestionChangedError             another question under the name of an existing study
+    - WorkloadError                      the workload does not import, or lacks a part
+  x NotFoundError                    3   no such study, trial or file
+  x DatabaseError                    4   the database cannot be reached, read or written
+    - SchemaError                        its schema is not the one this version speaks
+  x TargetNotReachedError            5   no trial reached the target
+  x LaunchError                      6   the device, the memory or a worker process failed
+  x InterruptedRunError            130   stopped by the user; everything finished is stored
+"""
+
+from __future__ import annotations
+
+
+class BSSearchError(Exception):
+    """Base of all; carries what the command line prints and the code it exits with."""
+
+    exit_code = 1
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return self.message
+
+
+class UsageError(BSSearchError):
+    """The request itself is wrong."""
+
+    exit_code = 2
+
+
+class SpecError(UsageError):
+    """A study spec that is not valid; the message names file, line and field."""
+
+
+class QuestionChangedError(SpecError):
+    """A spec that asks another question than the stored study of the same name.
+
+    ``changes`` maps each dotted field to its (stored, given) values.
+    """
+
+    def __init__(self, message: str, *, changes: dict[str, tuple[object, object]], hint: str) -> None:
+        super().__init__(message, hint=hint)
+        self.changes = changes
+
+
+class WorkloadError(UsageError):
+    """A workload that does not import, or does not offer what the protocol asks."""
+
+
+class NotFoundError(BSSearchError):
+    """Something named by the user does not exist."""
+
+    exit_code = 3
+
+
+class DatabaseError(BSSearchError):
+    """The database cannot be reached, read or written."""
+
+    exit_code = 4
+
+
+class SchemaError(DatabaseError):
+    """The database's schema is missing, behind, or newer than this version."""
+
+
+class TargetNotReachedError(BSSearchError):
+    """No trial of the study reached its target."""
+
+    exit_code = 5
+
+
+class LaunchError(BSSearchError):
+    """The device, its memory, or a worker process failed."""
+
+    exit_code = 6
+
+
+class InterruptedRunError(BSSearchError):
+    """The user stopped the run."""
+
+    exit_code = 130

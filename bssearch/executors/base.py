@@ -1,0 +1,69 @@
+"""What the driver asks of the place where trials run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from bssearch.records import (
+    Observation,
+    StepTime,
+    StepTimeRequest,
+    TrialOutcome,
+    TrialRequest,
+    TrialState,
+    WorkloadDescription,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """A running trial was evaluated."""
+
+    number: int
+    observation: Observation
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A trial ended, for whatever reason; its slot is free again."""
+
+    number: int
+    outcome: TrialOutcome
+
+
+Event = Observed | Ended
+
+
+class Executor(Protocol):
+    """Runs trials in slots. Whatever happens to a trial, its `Ended` event comes exactly once."""
+
+    slots: int
+
+    def describe(self) -> WorkloadDescription:
+        """Load the workload and return what it offers; raise `WorkloadError` or `LaunchError`."""
+        ...
+
+    def measure_step_time(self, request: StepTimeRequest) -> StepTime:
+        """Time isolated steps while no trial runs; raise `LaunchError` if the worker dies of it."""
+        ...
+
+    def submit(self, request: TrialRequest) -> None:
+        """Start a trial in a free slot; raise `LaunchError` if no worker can be started."""
+        ...
+
+    def stop(self, number: int, state: TrialState, reason: str) -> None:
+        """Ask a running trial to end in ``state``; it does within one step. Unknown numbers are ignored."""
+        ...
+
+    def events(self, timeout: float) -> list[Event]:
+        """Return what has happened since the last call, waiting up to ``timeout`` seconds for the first."""
+        ...
+
+    def kill(self) -> None:
+        """End every worker at once, without waiting for its trial."""
+        ...
+
+    def close(self) -> None:
+        """Let the workers go in peace; kill those that do not."""
+        ...

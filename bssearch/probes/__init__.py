@@ -1,0 +1,1 @@
+"""What this device and this model can do, measured in isolation."""

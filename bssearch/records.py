@@ -1,0 +1,299 @@
+"""The values that every layer speaks: requests, observations, outcomes and what is stored of them.
+
+Units are in the names: seconds are floats, memory is in bytes, ``steps`` are optimizer steps, ``samples`` are
+training samples seen. All records are frozen.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from datetime import datetime
+from enum import StrEnum
+
+ParameterValue = bool | int | float | str | None
+
+
+class Goal(StrEnum):
+    """Which way the metric is better."""
+
+    MAXIMIZE = "maximize"
+    MINIMIZE = "minimize"
+
+
+class Phase(StrEnum):
+    """Why a trial runs."""
+
+    SEARCH = "search"
+    CONFIRM = "confirm"
+    AUDIT = "audit"
+    PROBE = "probe"
+
+
+class TrialState(StrEnum):
+    """Where a trial stands, or how it ended. Only `REACHED` has a time-to-target."""
+
+    QUEUED = "queued"
+    RUNNING = "running"
+    PAUSED = "paused"
+    REACHED = "reached"
+    PRUNED = "pruned"
+    CAPPED = "capped"
+    EXHAUSTED = "exhausted"
+    OOM = "oom"
+    DIVERGED = "diverged"
+    FAILED = "failed"
+    LOST = "lost"
+    CANCELLED = "cancelled"
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether nothing more will come of the trial."""
+        return self not in {TrialState.QUEUED, TrialState.RUNNING, TrialState.PAUSED}
+
+    @property
+    def is_censored(self) -> bool:
+        """Whether the trial was stopped before its target: its time-to-target is longer than what it ran."""
+        return self in {TrialState.PRUNED, TrialState.CAPPED, TrialState.EXHAUSTED}
+
+    @property
+    def is_missing(self) -> bool:
+        """Whether the trial says nothing about its configuration and costs no budget."""
+        return self in {TrialState.FAILED, TrialState.LOST, TrialState.CANCELLED}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """The metric value to reach on the validation part."""
+
+    metric: str
+    value: float
+    goal: Goal = Goal.MAXIMIZE
+
+    def gain(self, metric: float) -> float:
+        """Return the metric with its sign set so that more is better."""
+        return metric if self.goal is Goal.MAXIMIZE else -metric
+
+    def shortfall(self, metric: float) -> float:
+        """Return how far the metric is from the target: positive when missed, zero or less when reached."""
+        return self.gain(self.value) - self.gain(metric)
+
+    def is_met_by(self, metric: float) -> bool:
+        """Return whether the metric reaches the target; NaN never does."""
+        return self.shortfall(metric) <= 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Configuration:
+    """What one trial trains with, as really run: derived values, not the coordinates that were sampled.
+
+    ``batch_size`` is the effective one: micro-batch × accumulation steps × world size.
+    ``parameters`` holds the optimizer's and the schedule's own (momentum, beta1, horizon_samples, clip_norm, …).
+    """
+
+    batch_size: int
+    learning_rate: float
+    micro_batch_size: int
+    accumulation_steps: int = 1
+    world_size: int = 1
+    warmup_epochs: float = 0.0
+    weight_decay: float = 0.0
+    dropout: float = 0.0
+    label_smoothing: float = 0.0
+    optimizer: str = "sgd"
+    parameters: Mapping[str, ParameterValue] = field(default_factory=dict)
+
+    @property
+    def key(self) -> str:
+        """Return a short digest that two runs share exactly when they run the same configuration."""
+        return hashlib.sha256(to_json(self).encode()).hexdigest()[:12]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialRequest:
+    """All that a worker needs to run one trial.
+
+    ``train_seconds_limit`` ends the trial in the state ``limit_state``: `CAPPED` where the incumbent set the limit,
+    `EXHAUSTED` where it is the whole budget of a trial.
+    """
+
+    number: int
+    configuration: Configuration
+    seed: int
+    target: Target
+    train_seconds_limit: float
+    limit_state: TrialState
+    eval_every_steps: int
+    evaluate_test: bool = False
+    threads: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observation:
+    """One evaluation during a trial; ``train_seconds`` excludes evaluation, ``loss`` is the mean since the last."""
+
+    step: int
+    samples: int
+    train_seconds: float
+    metric: float
+    loss: float | None
+    learning_rate: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialOutcome:
+    """How a trial ended and what it measured; None where it was not measured.
+
+    train + evaluation + warm-up + other seconds are four ledgers, each timed on its own; ``wall_seconds`` is timed
+    apart. The crossing of the target is kept as the interval (last miss, first hit); ``time_to_target_s`` and
+    ``steps_to_target`` are interpolated inside it by the same fraction.
+    """
+
+    state: TrialState
+    reason: str
+    steps: int = 0
+    samples: int = 0
+    train_seconds: float = 0.0
+    evaluation_seconds: float = 0.0
+    warmup_seconds: float = 0.0
+    other_seconds: float = 0.0
+    wall_seconds: float = 0.0
+    time_to_target_s: float | None = None
+    steps_to_target: int | None = None
+    last_miss_step: int | None = None
+    last_miss_seconds: float | None = None
+    first_hit_step: int | None = None
+    first_hit_seconds: float | None = None
+    final_metric: float | None = None
+    best_metric: float | None = None
+    test_metric: float | None = None
+    peak_memory_bytes: int | None = None
+    dropped_samples_per_epoch: int | None = None
+    contended: bool = False
+    traceback: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Environment:
+    """Where trials ran. Seconds compare only between equal fingerprints."""
+
+    device_name: str
+    device_type: str
+    device_memory_bytes: int | None
+    precision: str
+    compile_mode: str
+    torch_version: str
+    cuda_version: str | None
+    driver_version: str | None
+    python_version: str
+    host: str
+    workload_revision: str | None
+
+    @property
+    def fingerprint(self) -> str:
+        """Return what binds a study to one kind of device: its name, the precision and the compile mode."""
+        return f"{self.device_name} · {self.precision} · compile {self.compile_mode}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetricInfo:
+    """What is known of a metric: its bounds (None = unbounded) and the value that guessing gives."""
+
+    low: float | None = None
+    high: float | None = None
+    chance: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkloadDescription:
+    """What a worker found when it loaded the workload."""
+
+    train_samples: int
+    validation_samples: int
+    test_samples: int
+    metrics: Mapping[str, MetricInfo]
+    environment: Environment
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTimeRequest:
+    """Ask a worker to time optimizer steps and one evaluation of a configuration, alone on its device."""
+
+    configuration: Configuration
+    threads: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTime:
+    """Seconds of one optimizer step and one evaluation: medians; or ``out_of_memory``."""
+
+    batch_size: int
+    micro_batch_size: int
+    step_seconds: float | None
+    evaluation_seconds: float | None
+    steps_timed: int
+    peak_memory_bytes: int | None
+    out_of_memory: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeRecord:
+    """A stored measurement of one batch size: its step time and the evaluation cadence fixed from it."""
+
+    batch_size: int
+    micro_batch_size: int
+    step_seconds: float | None
+    evaluation_seconds: float | None
+    steps_timed: int
+    peak_memory_bytes: int | None
+    out_of_memory: bool
+    eval_every_steps: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialRecord:
+    """One stored trial. ``outcome`` is None until it has finished.
+
+    ``sampled`` is what the sampler chose, in the space's own coordinates (None for a configuration that lies outside
+    the space); ``evidence`` marks a trial that ran to the wider limit; ``steps_x_step_time_s`` is steps-to-target
+    times the step time measured in isolation.
+    """
+
+    number: int
+    state: TrialState
+    phase: Phase
+    evidence: bool
+    configuration: Configuration
+    sampled: Mapping[str, ParameterValue] | None
+    seed: int
+    train_seconds_limit: float
+    eval_every_steps: int
+    threads: int
+    retry_of: int | None
+    lease_owner: str | None
+    lease_expires_at: datetime | None
+    created_at: datetime
+    ended_at: datetime | None
+    steps_x_step_time_s: float | None
+    outcome: TrialOutcome | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StudyRecord:
+    """One stored study; ``spec`` is the whole spec as JSON values, ``environment`` the device it is bound to."""
+
+    name: str
+    spec: Mapping[str, object]
+    spec_hash: str
+    objective: str
+    target: Target
+    created_by: str
+    created_at: datetime
+    environment: Environment | None
+
+
+def to_json(record: object) -> str:
+    """Return a record as compact JSON with sorted keys; infinities and NaN are refused."""
+    return json.dumps(asdict(record), sort_keys=True, separators=(",", ":"), allow_nan=False)  # type: ignore[call-overload]

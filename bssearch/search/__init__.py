@@ -1,0 +1,1 @@
+"""Ask, run, record, tell: the search over batch sizes."""

@@ -1,0 +1,1 @@
+"""The only SQL: tables, their migrations and the store over them."""

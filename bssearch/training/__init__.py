@@ -1,0 +1,1 @@
+"""One training loop with an honest clock."""

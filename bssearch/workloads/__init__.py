@@ -1,0 +1,1 @@
+"""What is trained: the protocol in `base`, then one file per workload."""

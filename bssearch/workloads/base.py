@@ -1,0 +1,160 @@
+"""The protocol of a workload, and how a spec's ``workload`` string finds one.
+
+A workload is any object with the members of `Workload`. A study names it by
+
+* a shipped name: ``digits``
+* an import path: ``my_package.my_module:MyWorkload``
+* a file: ``folder/my_file.py:MyWorkload``, relative to the spec's folder
+
+If what the string names can be called (a class, a function), it is called with the spec's ``workload_settings``.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+import traceback
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+from bssearch.errors import WorkloadError
+from bssearch.records import MetricInfo, ParameterValue
+
+if TYPE_CHECKING:
+    import torch
+
+SHIPPED = {"digits": "bssearch.workloads.digits:Digits"}
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One part of the data, whole and on the device: ``inputs`` (samples, …) and ``targets`` (samples, …)."""
+
+    inputs: torch.Tensor
+    targets: torch.Tensor
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    def chunks(self, size: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Yield (inputs, targets) in order, ``size`` samples at a time; the last chunk may be smaller."""
+        yield from zip(self.inputs.split(size), self.targets.split(size), strict=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Data:
+    """Training, validation and test parts. The search sees train and validation; test is for the winner."""
+
+    train: Part
+    validation: Part
+    test: Part
+
+
+class Workload(Protocol):
+    """One training problem: data, model, loss and metrics. bssearch does the rest."""
+
+    metrics: Mapping[str, MetricInfo]
+    """The metrics that `evaluate` returns, with their bounds and the value that guessing gives."""
+
+    def load(self, device: torch.device) -> Data:
+        """Return the three parts on the device. Called once per worker process; must not depend on a seed."""
+        ...
+
+    def build_model(self, *, dropout: float) -> torch.nn.Module:
+        """Return a freshly initialised model. Called after the trial's seed is set; bssearch moves it."""
+        ...
+
+    def loss(
+        self,
+        model: torch.nn.Module,
+        inputs: torch.Tensor,
+        targets: torch.Tensor,
+        *,
+        label_smoothing: float,
+    ) -> torch.Tensor:
+        """Return the mean training loss over one (micro-)batch, a scalar tensor to be differentiated."""
+        ...
+
+    def evaluate(self, model: torch.nn.Module, part: Part) -> Mapping[str, float]:
+        """Return each metric over a whole part. The model is in evaluation mode and gradients are off."""
+        ...
+
+
+METHODS = ("load", "build_model", "loss", "evaluate")
+
+
+def resolve(name: str, settings: Mapping[str, ParameterValue], folder: Path) -> Workload:
+    """Return the workload that a spec's string names, built with the spec's settings.
+
+    Relative files are looked up in ``folder``. Raises `WorkloadError` with the user's own error line where the code
+    does not import or cannot be built, and with the missing members where it is no workload.
+    """
+    target = SHIPPED.get(name, name)
+    location, separator, attribute = target.rpartition(":")
+    if not separator or not location or not attribute:
+        raise WorkloadError(
+            f"workload {name!r} is neither a shipped workload ({', '.join(sorted(SHIPPED))}) "
+            "nor of the form package.module:attribute or path/file.py:attribute"
+        )
+    module = _import_file(name, folder / location) if location.endswith(".py") else _import_module(name, location)
+    try:
+        found = getattr(module, attribute)
+    except AttributeError:
+        offered = ", ".join(sorted(key for key in vars(module) if not key.startswith("_"))) or "nothing"
+        raise WorkloadError(f"workload {name!r}: no {attribute!r} in it; it has {offered}") from None
+    if callable(found):
+        try:
+            found = found(**settings)
+        except Exception as error:
+            raise WorkloadError(
+                f"workload {name!r} cannot be built with workload_settings {dict(settings)}: {_own_line(error)}"
+            ) from error
+    missing = [method for method in METHODS if not callable(getattr(found, method, None))]
+    if not isinstance(getattr(found, "metrics", None), Mapping):
+        missing.insert(0, "metrics (a mapping of names to MetricInfo)")
+    if missing:
+        raise WorkloadError(
+            f"workload {name!r} lacks {', '.join(missing)}",
+            hint="bssearch.Workload documents what a workload offers",
+        )
+    return cast(Workload, found)
+
+
+def _import_module(name: str, module: str) -> ModuleType:
+    try:
+        return importlib.import_module(module)
+    except Exception as error:
+        raise WorkloadError(f"workload {name!r} does not import: {_own_line(error)}") from error
+
+
+def _import_file(name: str, path: Path) -> ModuleType:
+    if not path.is_file():
+        raise WorkloadError(f"workload {name!r}: no file {path}")
+    module_name = f"bssearch_workload_{path.stem}"
+    spec = importlib.util.spec_from_file_location(module_name, path)
+    assert spec is not None and spec.loader is not None, "a .py file always has a loader"
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[module_name] = module
+    sys.path.insert(0, str(path.parent.resolve()))
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise WorkloadError(f"workload {name!r} does not import: {_own_line(error)}") from error
+    return module
+
+
+def _own_line(error: BaseException) -> str:
+    """Return the error with the last line of the user's code that led to it."""
+    text = f"{type(error).__name__}: {error}"
+    if isinstance(error, SyntaxError):
+        return f"{text} ({error.filename}:{error.lineno})"
+    frames: list[Any] = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if frame.filename != __file__ and not frame.filename.startswith("<frozen")
+    ]
+    return f"{text} ({frames[-1].filename}:{frames[-1].lineno}: {frames[-1].line})" if frames else text
