@@ -1,0 +1,99 @@
+"""bssearch measures which batch size reaches your target soonest, on your model, data and device.
+
+The same as on the command line, from Python::
+
+    import bssearch
+
+    spec = bssearch.load_spec("studies/digits.yaml")
+    bssearch.run_study(spec)
+    answer = bssearch.best("digits")
+    print(answer.optimal.batch_size)
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from bssearch.analysis.report import Answer
+    from bssearch.errors import (
+        BSSearchError,
+        DatabaseError,
+        InterruptedRunError,
+        LaunchError,
+        NotFoundError,
+        QuestionChangedError,
+        SchemaError,
+        SpecError,
+        TargetNotReachedError,
+        UsageError,
+        WorkloadError,
+    )
+    from bssearch.records import MetricInfo
+    from bssearch.search.study import best, run_study, trials_frame
+    from bssearch.spec import StudySpec, load_spec
+    from bssearch.storage.repository import Store, open_store
+    from bssearch.workloads.base import Data, Part, Workload
+
+_HOMES = {
+    "Answer": "bssearch.analysis.report",
+    "BSSearchError": "bssearch.errors",
+    "Data": "bssearch.workloads.base",
+    "DatabaseError": "bssearch.errors",
+    "InterruptedRunError": "bssearch.errors",
+    "LaunchError": "bssearch.errors",
+    "MetricInfo": "bssearch.records",
+    "NotFoundError": "bssearch.errors",
+    "Part": "bssearch.workloads.base",
+    "QuestionChangedError": "bssearch.errors",
+    "SchemaError": "bssearch.errors",
+    "SpecError": "bssearch.errors",
+    "Store": "bssearch.storage.repository",
+    "StudySpec": "bssearch.spec",
+    "TargetNotReachedError": "bssearch.errors",
+    "UsageError": "bssearch.errors",
+    "Workload": "bssearch.workloads.base",
+    "WorkloadError": "bssearch.errors",
+    "best": "bssearch.search.study",
+    "load_spec": "bssearch.spec",
+    "open_store": "bssearch.storage.repository",
+    "run_study": "bssearch.search.study",
+    "trials_frame": "bssearch.search.study",
+}
+
+__all__ = [
+    "Answer",
+    "BSSearchError",
+    "Data",
+    "DatabaseError",
+    "InterruptedRunError",
+    "LaunchError",
+    "MetricInfo",
+    "NotFoundError",
+    "Part",
+    "QuestionChangedError",
+    "SchemaError",
+    "SpecError",
+    "Store",
+    "StudySpec",
+    "TargetNotReachedError",
+    "UsageError",
+    "Workload",
+    "WorkloadError",
+    "best",
+    "load_spec",
+    "open_store",
+    "run_study",
+    "trials_frame",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'bssearch' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,87 @@
+"""Pure functions on learning curves: where a target is crossed, and what a curve shows at equal seconds."""
+
+from __future__ import annotations
+
+import bisect
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from bssearch.records import Observation, Target
+
+
+@dataclass(frozen=True, slots=True)
+class Crossing:
+    """Where a target was first met: inside the interval from the last miss to the first hit.
+
+    ``steps`` (rounded up) and ``train_seconds`` are interpolated inside it by the same fraction.
+    """
+
+    last_miss_step: int
+    last_miss_seconds: float
+    first_hit_step: int
+    first_hit_seconds: float
+    steps: int
+    train_seconds: float
+
+
+def crossing(previous: Observation | None, hit: Observation, target: Target) -> Crossing:
+    """Return where the target was crossed between two successive evaluations, the second of which meets it.
+
+    The fraction is that of the metric gap covered: (target − miss) / (hit − miss). Without a previous evaluation the
+    target was met at once.
+    """
+    if previous is None:
+        return Crossing(hit.step, hit.train_seconds, hit.step, hit.train_seconds, hit.step, hit.train_seconds)
+    missed_by = target.shortfall(previous.metric)
+    share = missed_by / (missed_by - target.shortfall(hit.metric))
+    return Crossing(
+        last_miss_step=previous.step,
+        last_miss_seconds=previous.train_seconds,
+        first_hit_step=hit.step,
+        first_hit_seconds=hit.train_seconds,
+        steps=math.ceil(previous.step + share * (hit.step - previous.step)),
+        train_seconds=previous.train_seconds + share * (hit.train_seconds - previous.train_seconds),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Envelope:
+    """The best gain so far over train seconds: a curve that never falls. More gain is better, whatever the goal."""
+
+    train_seconds: tuple[float, ...]
+    gains: tuple[float, ...]
+
+    def at(self, train_seconds: float) -> float | None:
+        """Return the gain at a moment, interpolated between evaluations; None before the first one.
+
+        After the last evaluation it is the last value.
+        """
+        right = bisect.bisect_right(self.train_seconds, train_seconds)
+        if right == 0:
+            return None
+        if right == len(self.train_seconds):
+            return self.gains[-1]
+        start, end = self.train_seconds[right - 1], self.train_seconds[right]
+        share = (train_seconds - start) / (end - start)
+        return self.gains[right - 1] + share * (self.gains[right] - self.gains[right - 1])
+
+
+def envelope(observations: Sequence[Observation], target: Target) -> Envelope:
+    """Return the best-so-far curve of a trial's observations, which must be in time order."""
+    best = -math.inf
+    gains = []
+    for observation in observations:
+        best = max(best, target.gain(observation.metric))
+        gains.append(best)
+    return Envelope(tuple(observation.train_seconds for observation in observations), tuple(gains))
+
+
+def sparkline(values: Sequence[float], width: int = 40) -> str:
+    """Return values as a line of block characters, at most ``width`` long; empty for no values."""
+    blocks = "▁▂▃▄▅▆▇█"
+    if len(values) > width:
+        values = [values[round(i * (len(values) - 1) / (width - 1))] for i in range(width)]
+    low, high = min(values, default=0.0), max(values, default=0.0)
+    span = (high - low) or 1.0
+    return "".join(blocks[min(7, int(8 * (value - low) / span))] for value in values)

@@ -1,0 +1,210 @@
+"""The model of a study's spec, and the hash of the question it asks."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, JsonValue, ValidationInfo, field_validator, model_validator
+
+from bssearch.records import Configuration, Goal, ParameterValue, Target
+from bssearch.space import REGULAR, Domain, Optimizer, SearchSpace, StrictModel, bounds, split_batch, within_limits
+
+QUESTION_FIELDS = ("workload", "workload_settings", "target", "objective", "space", "default")
+Positive = Annotated[float, Field(gt=0)]
+
+
+class TargetSpec(StrictModel):
+    """The metric value to reach on the validation part."""
+
+    metric: str
+    value: float
+    goal: Goal = Goal.MAXIMIZE
+
+
+class DefaultSpec(StrictModel):
+    """The configuration in use today: the first trial, and the baseline of every speed-up.
+
+    What is left out takes the space's fixed value; what the space searches must be given. ``learning_rate`` is the
+    actual one at ``batch_size``. It may lie outside the space.
+    """
+
+    batch_size: int = Field(ge=1)
+    learning_rate: Positive
+    warmup_epochs: float | None = None
+    weight_decay: float | None = None
+    dropout: float | None = None
+    label_smoothing: float | None = None
+    clip_norm: float | None = None
+    optimizer: Optimizer | None = None
+    schedule: Literal["constant", "cosine", "linear"] | None = None
+    horizon_samples: int | None = None
+
+    _limits = field_validator(*REGULAR, "clip_norm", "horizon_samples")(within_limits)
+
+
+class SamplerSpec(StrictModel):
+    """How the other parameters are chosen once the batch size is."""
+
+    name: Literal["tpe", "random"] = "tpe"
+    startup_trials: int = Field(default=6, ge=1)
+
+
+class PrunerSpec(StrictModel):
+    """When a trial is stopped early.
+
+    ``cap``: past ``slack`` × the incumbent's time-to-target. ``race``: also where it is worse now than the incumbent
+    was at 1/``lag`` of the time. ``none``: only at the budget's limit.
+    """
+
+    name: Literal["race", "cap", "none"] = "race"
+    slack: float = Field(default=1.3, ge=1)
+    lag: float = Field(default=3.0, gt=1)
+
+
+class ConfirmSpec(StrictModel):
+    """Fresh seeds for the finalists: the ``top`` best batches, two configurations each, the default, the largest."""
+
+    top: int = Field(default=2, ge=1)
+    runs: int = Field(default=3, ge=0)
+
+
+class BudgetSpec(StrictModel):
+    """What the search may spend; confirmation comes on top. ``wall_seconds`` counts the time trials were running."""
+
+    trials: int = Field(ge=1)
+    trial_train_seconds: Positive
+    wall_seconds: Positive | None = None
+
+
+class ExecutorSpec(StrictModel):
+    """Where trials run: ``slots`` at once, each with ``threads`` CPU threads on ``device``.
+
+    A trial without progress for ``hang_seconds`` counts as hung.
+    """
+
+    slots: int = Field(default=1, ge=1)
+    threads: int = Field(default=1, ge=1)
+    device: str = Field(default="auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
+    hang_seconds: Positive = 300.0
+
+
+class StudySpec(StrictModel):
+    """Everything a study is asked: read from a file by `load_spec`, or made in Python."""
+
+    schema_version: Literal[1]
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", max_length=100)
+    workload: str = Field(min_length=1)
+    workload_settings: dict[str, JsonValue] = Field(default_factory=dict)
+    target: TargetSpec
+    objective: Literal["time_to_target"] = "time_to_target"
+    space: SearchSpace
+    default: DefaultSpec
+    sampler: SamplerSpec = SamplerSpec()
+    pruner: PrunerSpec = PrunerSpec()
+    confirm: ConfirmSpec = ConfirmSpec()
+    budget: BudgetSpec
+    seed: int = Field(default=0, ge=0)
+    executor: ExecutorSpec = ExecutorSpec()
+
+    @field_validator("default")
+    @classmethod
+    def _default_is_whole(cls, default: DefaultSpec, info: ValidationInfo) -> DefaultSpec:
+        space = info.data.get("space")
+        if isinstance(space, SearchSpace):
+            _default_configuration(default, space)
+        return default
+
+    @model_validator(mode="after")
+    def _rungs_to_compare(self) -> Self:
+        trials_needed = len({*self.space.rungs, self.default.batch_size})
+        if self.budget.trials < trials_needed:
+            raise ValueError(
+                f"budget.trials = {self.budget.trials} must be >= {trials_needed}, one for each batch size to try"
+            )
+        return self
+
+    @property
+    def record_target(self) -> Target:
+        """Return the target as the record that every layer speaks."""
+        return Target(metric=self.target.metric, value=self.target.value, goal=self.target.goal)
+
+    @property
+    def default_configuration(self) -> Configuration:
+        """Return the default as a configuration to run."""
+        return _default_configuration(self.default, self.space)
+
+    @property
+    def batch_sizes(self) -> tuple[int, ...]:
+        """Return all batch sizes of the study, ascending: the ladder's and the default's."""
+        return tuple(sorted({*self.space.rungs, self.default.batch_size}))
+
+    @property
+    def question(self) -> dict[str, Any]:
+        """Return what defines the question, as JSON values; the rest may change when a study goes on."""
+        return self.model_dump(mode="json", include=set(QUESTION_FIELDS))
+
+    @property
+    def question_hash(self) -> str:
+        """Return the digest of the question."""
+        return hashlib.sha256(json.dumps(self.question, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def changes(old: Any, new: Any, path: str = "") -> dict[str, tuple[object, object]]:
+    """Return the dotted fields in which two JSON values differ, each with its (old, new) values."""
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        found: dict[str, tuple[object, object]] = {}
+        for key in sorted({*old, *new}):
+            found |= changes(old.get(key), new.get(key), f"{path}.{key}" if path else key)
+        return found
+    return {} if old == new else {path: (old, new)}
+
+
+def _default_configuration(default: DefaultSpec, space: SearchSpace) -> Configuration:
+    """Return the whole default; raise ValueError naming what the space searches and the default does not give."""
+
+    def fixed(name: str, given: Any, domain: Domain | None) -> Any:
+        if given is not None or domain is None:
+            return given
+        low, high = bounds(domain)
+        if low != high:
+            raise ValueError(f"{name} is searched, so the default must give it")
+        return low
+
+    optimizer = default.optimizer or _only(space.optimizers, "optimizer")
+    parameters: dict[str, ParameterValue] = {}
+    for name in type(optimizer).model_fields:
+        if name == "nesterov" or name not in {"name", "learning_rate_scale"}:
+            value = getattr(optimizer, name)
+            parameters[name] = value if isinstance(value, bool) else fixed(f"optimizer.{name}", None, value)
+    schedule = default.schedule or _only(space.schedule.names, "schedule")
+    parameters["schedule"] = schedule
+    if schedule != "constant":
+        horizon = fixed("horizon_samples", default.horizon_samples, space.schedule.horizon_samples)
+        if horizon is None:
+            raise ValueError(f"a {schedule} schedule needs horizon_samples")
+        parameters["horizon_samples"] = round(horizon)
+    clip_norm = fixed("clip_norm", default.clip_norm, space.clip_norm)
+    if clip_norm is not None:
+        parameters["clip_norm"] = float(clip_norm)
+    regular: dict[str, Any] = {
+        name: float(fixed(name, getattr(default, name), getattr(space, name))) for name in REGULAR
+    }
+    micro_batch_size, accumulation_steps = split_batch(default.batch_size, space.max_micro_batch_size)
+    return Configuration(
+        batch_size=default.batch_size,
+        micro_batch_size=micro_batch_size,
+        accumulation_steps=accumulation_steps,
+        learning_rate=default.learning_rate,
+        optimizer=optimizer.name,
+        parameters=parameters,
+        **regular,
+    )
+
+
+def _only(choices: Sequence[Any], name: str) -> Any:
+    if len(choices) > 1:
+        raise ValueError(f"{name} is searched, so the default must give it")
+    return choices[0]

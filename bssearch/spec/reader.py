@@ -1,0 +1,162 @@
+"""Specs as files: YAML or TOML in, a validated model out, errors that name file, line and field."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from bssearch import settings
+from bssearch.errors import NotFoundError, SpecError
+from bssearch.spec.model import StudySpec
+
+Location = tuple[str | int, ...]
+
+
+def find_spec(path_or_name: str | Path) -> Path:
+    """Return the file of a spec, given its path or the name of a shipped study."""
+    path = Path(path_or_name)
+    if path.is_file():
+        return path
+    shipped = settings.shipped_studies()
+    if str(path_or_name) in shipped:
+        return shipped[str(path_or_name)]
+    near = difflib.get_close_matches(str(path_or_name), shipped, n=1)
+    advice = f"did you mean the shipped study {near[0]!r}?" if near else f"shipped studies: {', '.join(shipped)}"
+    raise NotFoundError(f"no spec {str(path_or_name)!r}: no such file, nor a shipped study", hint=advice)
+
+
+def load_spec(path_or_name: str | Path, overrides: Sequence[str] = ()) -> StudySpec:
+    """Read a spec from a YAML or TOML file, or a shipped one by name; ``overrides`` are texts like ``a.b=c``.
+
+    Raises `NotFoundError` where there is no such file, and `SpecError` naming file, line and field.
+    """
+    path = find_spec(path_or_name)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise SpecError(f"{path} cannot be read: {error}") from error
+    if path.suffix in {".yaml", ".yml"}:
+        data, lines = _read_yaml(path, text)
+    elif path.suffix == ".toml":
+        data, lines = _read_toml(path, text)
+    else:
+        raise SpecError(f"{path}: a spec is .yaml, .yml or .toml, not {path.suffix or 'without a suffix'!r}")
+    if not isinstance(data, dict):
+        raise SpecError(f"{path}: a spec is a mapping of fields, not {type(data).__name__}")
+    origins: dict[Location, str] = {location: f"{path}:{line}" for location, line in lines.items()}
+    for override in overrides:
+        location = _override(data, override)
+        origins[location] = f"--set {override}"
+    try:
+        return StudySpec.model_validate(data)
+    except ValidationError as error:
+        problems = [_explain(problem, data, origins, str(path)) for problem in error.errors()]
+        raise SpecError("\n".join(dict.fromkeys(problems)), hint="bssearch schema spec prints every field") from None
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML 1.1 with two repairs: 1e-3 is a number, and a key that stands twice is an error."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key, _ in node.value:
+            if key.value in seen:
+                problem = f"the key {key.value!r} stands twice"
+                raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
+            seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?(\d[\d_]*)(\.[\d_]*)?[eE][-+]?\d+$"),
+    list("-+0123456789"),
+)
+
+
+def _read_yaml(path: Path, text: str) -> tuple[Any, dict[Location, int]]:
+    try:
+        node = yaml.compose(text, Loader=_Loader)
+        return yaml.load(text, Loader=_Loader), dict(_yaml_lines(node, ()))
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else 1
+        raise SpecError(f"{path}:{line}: not valid YAML: {error.problem}") from None
+    except yaml.YAMLError as error:
+        raise SpecError(f"{path}: not valid YAML: {error}") from None
+
+
+def _yaml_lines(node: yaml.Node | None, location: Location) -> Iterable[tuple[Location, int]]:
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            yield (*location, key.value), key.start_mark.line + 1
+            yield from _yaml_lines(value, (*location, key.value))
+    elif isinstance(node, yaml.SequenceNode):
+        for index, value in enumerate(node.value):
+            yield (*location, index), value.start_mark.line + 1
+            yield from _yaml_lines(value, (*location, index))
+
+
+def _read_toml(path: Path, text: str) -> tuple[Any, dict[Location, int]]:
+    try:
+        return tomllib.loads(text), dict(_toml_lines(text))
+    except tomllib.TOMLDecodeError as error:
+        raise SpecError(f"{path}: not valid TOML: {error}") from None
+
+
+def _toml_lines(text: str) -> Iterable[tuple[Location, int]]:
+    """Yield where tables and plain keys stand; keys inside inline tables take their table's line."""
+    table: Location = ()
+    for number, line in enumerate(text.splitlines(), start=1):
+        if header := re.match(r"\s*\[+\s*([\w.\-]+)\s*\]+", line):
+            table = tuple(header[1].split("."))
+            yield table, number
+        elif key := re.match(r"\s*([\w.\-]+)\s*=", line):
+            yield (*table, *key[1].split(".")), number
+
+
+def _override(data: dict[str, Any], override: str) -> Location:
+    path, separator, text = override.partition("=")
+    keys = path.strip().split(".")
+    if not separator or not all(keys):
+        raise SpecError(f"--set {override}: it takes the form field.name=value")
+    try:
+        value = yaml.load(text, Loader=_Loader)
+    except yaml.YAMLError:
+        raise SpecError(f"--set {override}: the value is not valid YAML") from None
+    inner = data
+    for depth, key in enumerate(keys[:-1]):
+        inner = inner.setdefault(key, {})
+        if not isinstance(inner, dict):
+            raise SpecError(f"--set {override}: {'.'.join(keys[: depth + 1])} is no group of fields")
+    inner[keys[-1]] = value
+    return tuple(keys)
+
+
+def _explain(problem: Any, data: Any, origins: Mapping[Location, str], path: str) -> str:
+    """Return one validation problem as ``field = value: what is wrong (file:line)``."""
+    wanted = list(problem["loc"])
+    if problem["type"] == "unknown_key":
+        wanted.append(problem["ctx"]["key"])
+    location: Location = ()
+    value = data
+    for index, part in enumerate(wanted):
+        if (isinstance(value, Mapping) and part in value) or (isinstance(value, list) and part in range(len(value))):
+            value = value[part]
+        elif index == len(wanted) - 1 and problem["type"] == "missing":
+            value = None
+        else:  # a tag of the model's own, which the file does not have
+            continue
+        location = (*location, part)
+    field = ".".join(str(part) for part in location) or "spec"
+    message = problem["msg"].removeprefix("Value error, ")
+    shown = f" = {value!r}" if isinstance(value, str | int | float) and problem["type"] != "unknown_key" else ""
+    while location and location not in origins:
+        location = location[:-1]
+    return f"{field}{shown}: {message[0].lower()}{message[1:]} ({origins.get(location, path)})"
