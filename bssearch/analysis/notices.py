@@ -1,0 +1,80 @@
+"""What a reader of an answer must know besides it: each with a code for programs and a sentence for people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from pydantic import BaseModel, ConfigDict
+
+from bssearch.analysis.optimum import Verdict
+from bssearch.records import Phase, TrialRecord, TrialState
+from bssearch.spec import StudySpec
+
+NOISE = 0.10
+
+
+class Notice(BaseModel):
+    """One caveat of an answer."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    code: str
+    message: str
+
+
+def notices(spec: StudySpec, trials: Sequence[TrialRecord], verdict: Verdict) -> list[Notice]:
+    """Return what limits the answer, the gravest first."""
+    return [Notice(code=code, message=message) for code, message in _notices(spec, trials, verdict)]
+
+
+def _notices(spec: StudySpec, trials: Sequence[TrialRecord], verdict: Verdict) -> Iterator[tuple[str, str]]:
+    optimal = verdict.optimal
+    best = optimal.configuration.batch_size
+    if any(not trial.state.is_finished for trial in trials):
+        yield "running", "trials are still running; the answer may change"
+    if not verdict.confirmed:
+        yield "unconfirmed", "from single search trials: the best of many is partly luck until it is confirmed"
+    if len(spec.batch_sizes) > 1 and best in (min(spec.batch_sizes), max(spec.batch_sizes)):
+        end = "smallest" if best == min(spec.batch_sizes) else "largest"
+        yield "optimum_at_edge", f"batch {best} is the {end} of the study; the optimum may lie beyond"
+    if spec.space.at_edge(optimal.configuration):
+        yield "learning_rate_at_edge", "the best learning rate lies at the edge of its range; widen the range"
+    if 0 < optimal.estimate.runs < 3 and verdict.confirmed:
+        yield "few_runs", f"{optimal.estimate.runs} confirmation runs give no interval; confirm.runs: 3 or more does"
+    missed = optimal.estimate.runs - optimal.estimate.reached
+    if missed:
+        yield "missed_runs", f"{missed} of {optimal.estimate.runs} runs of the optimum missed the target"
+    variation = optimal.estimate.variation
+    if variation is not None and variation > NOISE:
+        yield (
+            "seed_noise",
+            f"the seeds of the optimum differ by {variation:.0%} (coefficient of variation); "
+            f"differences below that are not settled by {optimal.estimate.runs} runs",
+        )
+    if verdict.confirmed:
+        lowest = optimal.estimate.low is not None
+        rivals = [
+            size
+            for size, other in verdict.by_batch.items()
+            if other is not optimal and other.estimate.low is not None and _overlap(other, optimal)
+        ]
+        if lowest and rivals:
+            yield "not_separated", f"the intervals of batch {', '.join(map(str, rivals))} overlap that of {best}"
+    default = [trial for trial in trials if trial.configuration.key == spec.default_configuration.key]
+    if default and not any(trial.state is TrialState.REACHED for trial in default):
+        yield "default_missed", "the default configuration never reached the target within its limit"
+    if any(trial.outcome is not None and trial.outcome.contended for trial in optimal.runs):
+        yield "contended", "the device was not the optimum's alone: times are steps × step time measured in isolation"
+    dropped = max((run.outcome.dropped_samples_per_epoch or 0 for run in optimal.runs if run.outcome), default=0)
+    if dropped:
+        yield "incomplete_batch_dropped", f"batch {best} leaves {dropped} samples of each epoch out (incomplete batch)"
+    failed = sum(trial.state is TrialState.FAILED for trial in trials)
+    if failed:
+        yield "failed_trials", f"{failed} trials failed; bssearch trials {spec.name} shows them"
+    if spec.space.encode(spec.default_configuration) is None and any(trial.phase is Phase.SEARCH for trial in trials):
+        yield "default_outside_space", "the default configuration lies outside the search space"
+
+
+def _overlap(one: object, other: object) -> bool:
+    first, second = one.estimate, other.estimate  # type: ignore[attr-defined]
+    return bool(first.low <= second.high and second.low <= first.high)

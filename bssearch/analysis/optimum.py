@@ -1,0 +1,138 @@
+"""Which batch size is optimal, from confirmation runs where there are any, and how sure that is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from bssearch.analysis.time_to_target import Estimate, estimate, ratio_upper_bound, seconds_to_target
+from bssearch.records import Configuration, Phase, TrialRecord, TrialState
+
+FLAT = 1.05
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One configuration with all the runs that count for it: confirmation runs, or its one search trial."""
+
+    configuration: Configuration
+    runs: tuple[TrialRecord, ...]
+
+    @cached_property
+    def estimate(self) -> Estimate:
+        """Return the time-to-target over the runs."""
+        return estimate(self.runs)
+
+    @property
+    def seconds(self) -> float:
+        """Return the median seconds to the target, infinite where half of the runs or more missed it."""
+        return math.inf if self.estimate.median is None else self.estimate.median
+
+    @property
+    def lower_bound_s(self) -> float | None:
+        """Return the seconds after which the target was still missed, where the median is not known."""
+        missed = [run.outcome.train_seconds for run in self.runs if run.state.is_censored and run.outcome]
+        return min(missed) if missed and self.estimate.median is None else None
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The optimum and what it is compared with. ``by_batch`` holds each batch size's best candidate, ascending.
+
+    ``confirmed``: the optimum was chosen among confirmation runs; otherwise from single search trials.
+    """
+
+    optimal: Candidate
+    by_batch: Mapping[int, Candidate]
+    confirmed: bool
+
+    @cached_property
+    def flat_range(self) -> tuple[int, int]:
+        """Return the batch sizes around the optimum whose median is within 5 % of it, without a gap."""
+        sizes = list(self.by_batch)
+        low = high = sizes.index(self.optimal.configuration.batch_size)
+        while low > 0 and self._is_flat(sizes[low - 1]):
+            low -= 1
+        while high < len(sizes) - 1 and self._is_flat(sizes[high + 1]):
+            high += 1
+        return sizes[low], sizes[high]
+
+    @cached_property
+    def tied(self) -> list[int]:
+        """Return the batch sizes *shown* to be within 5 %: the upper bound of the ratio is. The optimum is one."""
+        found = []
+        for size, candidate in self.by_batch.items():
+            bound = ratio_upper_bound(candidate.estimate, self.optimal.estimate)
+            if candidate is self.optimal or (bound is not None and bound <= FLAT):
+                found.append(size)
+        return found
+
+    def _is_flat(self, batch_size: int) -> bool:
+        candidate = self.by_batch[batch_size]
+        judged = not self.confirmed or candidate.runs[0].phase is Phase.CONFIRM
+        return judged and candidate.seconds <= FLAT * self.optimal.seconds
+
+
+def candidates(trials: Sequence[TrialRecord]) -> list[Candidate]:
+    """Return the configurations with finished runs that say something, the repeats of each together."""
+    groups: dict[str, list[TrialRecord]] = {}
+    for trial in trials:
+        if trial.state.is_finished and not trial.state.is_missing:
+            groups.setdefault(trial.configuration.key, []).append(trial)
+    return [Candidate(runs[0].configuration, tuple(runs)) for runs in groups.values()]
+
+
+def decide(trials: Sequence[TrialRecord]) -> Verdict | None:
+    """Return the verdict over a study's trials, or None where no trial reached the target.
+
+    Where there are confirmation runs that reached the target, they alone decide; a batch size without any keeps its
+    best search trial in ``by_batch``, for the table.
+    """
+    confirmed = candidates([trial for trial in trials if trial.phase is Phase.CONFIRM])
+    searched = [one for trial in trials if trial.phase is Phase.SEARCH for one in candidates([trial])]
+    sizes = sorted({one.configuration.batch_size for one in [*confirmed, *searched]})
+    by_batch = {}
+    for size in sizes:
+        for pool in (confirmed, searched):
+            here = [one for one in pool if one.configuration.batch_size == size]
+            if here:
+                by_batch[size] = min(here, key=lambda one: (one.seconds, -_best_metric_order(one)))
+                break
+    finished = [one for one in confirmed if math.isfinite(one.seconds)]
+    pool = finished or [one for one in searched if math.isfinite(one.seconds)]
+    if not pool:
+        return None
+    optimal = min(pool, key=lambda one: one.seconds)
+    by_batch[optimal.configuration.batch_size] = optimal
+    return Verdict(optimal=optimal, by_batch=by_batch, confirmed=bool(finished))
+
+
+def regime(batch_sizes: Sequence[int], steps: Sequence[float | None], index: int) -> str | None:
+    """Return how steps-to-target respond to the batch size there: the slope of log steps over log batch.
+
+    perfect: steps halve as the batch doubles (slope below −0.75); maximal: they no longer fall (above −0.25);
+    diminishing between (Shallue et al. 2019, arXiv 1811.03600). Taken from the next smaller batch size with steps.
+    """
+    here = steps[index]
+    for smaller in range(index - 1, -1, -1):
+        before = steps[smaller]
+        if here and before:
+            slope = math.log(here / before) / math.log(batch_sizes[index] / batch_sizes[smaller])
+            return "perfect" if slope < -0.75 else "maximal" if slope > -0.25 else "diminishing"
+    return None
+
+
+def fastest(trials: Sequence[TrialRecord]) -> TrialRecord | None:
+    """Return the trial with the least time-to-target among those that reached it."""
+    reached = [(value, trial.number, trial) for trial in trials if (value := seconds_to_target(trial)) is not None]
+    return min(reached)[2] if reached else None
+
+
+def _best_metric_order(candidate: Candidate) -> float:
+    """Return how long the candidate's runs were watched: of two that missed, the one seen longer is kept."""
+    return max((run.outcome.train_seconds for run in candidate.runs if run.outcome), default=0.0)
+
+
+__all__ = ["Candidate", "TrialState", "Verdict", "candidates", "decide", "fastest", "regime"]

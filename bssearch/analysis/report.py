@@ -1,0 +1,373 @@
+"""The answer of a study, in the shape that ``bssearch best --format json`` prints and its JSON Schema describes."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from bssearch.analysis.notices import Notice, notices
+from bssearch.analysis.optimum import Candidate, Verdict, decide, fastest, regime
+from bssearch.analysis.time_to_target import Basis
+from bssearch.errors import TargetNotReachedError
+from bssearch.records import Configuration, Goal, Phase, ProbeRecord, StudyRecord, TrialRecord, TrialState
+from bssearch.space import REGULAR
+from bssearch.spec import StudySpec
+
+Parameters = dict[str, bool | int | float | str | None]
+
+
+class Model(BaseModel):
+    """A part of the answer: numbers are finite, missing is null."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class TargetAnswer(Model):
+    """What was to be reached."""
+
+    metric: str
+    value: float
+    goal: Goal
+
+
+class Device(Model):
+    """Where it was measured; the answer holds for this kind of device."""
+
+    name: str
+    type: str
+    memory_bytes: int | None
+    precision: str
+    torch_version: str
+
+
+class Time(Model):
+    """Seconds over seeds: median, 95 % interval (null below three runs or where a run missed), runs that count."""
+
+    median: float
+    low: float | None
+    high: float | None
+    runs: int
+    basis: Basis
+
+
+class Ratio(Model):
+    """A ratio of times; ``at_least`` where the slower side never finished."""
+
+    value: float
+    at_least: bool
+
+
+class Optimal(Model):
+    """The recommended configuration, whole."""
+
+    batch_size: int
+    micro_batch_size: int
+    accumulation_steps: int
+    parameters: Parameters
+    time_to_target_s: Time | None
+    steps_to_target: int | None
+    samples_to_target: float | None
+    test_metric: float | None
+    peak_memory_bytes: int | None
+    trial_numbers: list[int]
+
+
+class Largest(Model):
+    """The largest batch size that ran without accumulation."""
+
+    batch_size: int
+    time_to_target_s: Time | None
+    lower_bound_s: float | None
+    reason: str
+
+
+class Speedup(Model):
+    """How much faster the optimum is."""
+
+    over_largest: Ratio | None
+    over_default: Ratio | None
+
+
+class BestTrial(Model):
+    """The fastest trial of a batch size."""
+
+    trial: int
+    parameters: Parameters
+
+
+class Batch(Model):
+    """One batch size: its best time-to-target, or why it has none."""
+
+    batch_size: int
+    trials: int
+    reached: int
+    best: BestTrial | None
+    time_to_target_s: Time | None
+    lower_bound_s: float | None
+    steps_to_target: int | None
+    step_time_s: float | None
+    final_metric: float | None
+    regime: Literal["perfect", "diminishing", "maximal"] | None
+    untuned: bool
+    ended: dict[str, int]
+
+
+class CriticalBatch(Model):
+    """The critical batch size with its interval."""
+
+    estimate: float
+    low: float
+    high: float
+
+
+class Fit(Model):
+    """The law S = S_min (1 + B_crit / B) fitted to the tuned trials."""
+
+    s_min: float
+    b_crit: CriticalBatch
+    alpha_s: float | None
+    beta_s: float | None
+    b_star: float | None
+    max_residual: float
+    verdict: Literal["fits", "poor", "too_few_points"]
+
+
+class Answer(Model):
+    """Which batch size is optimal, and the evidence."""
+
+    schema_version: Literal[1] = 1
+    study: str
+    objective: str
+    target: TargetAnswer
+    device: Device
+    optimal: Optimal
+    flat_range: Annotated[list[int], Field(min_length=2, max_length=2)]
+    tied: list[int]
+    largest_that_fits: Largest
+    speedup: Speedup
+    batches: list[Batch]
+    fit: Fit | None
+    warnings: list[Notice]
+
+
+def build_answer(
+    study: StudyRecord, spec: StudySpec, trials: Sequence[TrialRecord], probes: Mapping[int, ProbeRecord]
+) -> Answer:
+    """Return the answer that a study's records give; raise `TargetNotReachedError` where no trial reached the target."""
+    verdict = decide(trials)
+    if verdict is None or study.environment is None:
+        raise _not_reached(study, trials)
+    batches = _batches(spec, trials, probes, verdict)
+    largest = _largest(verdict, batches, probes)
+    environment = study.environment
+    return Answer(
+        study=study.name,
+        objective=study.objective,
+        target=TargetAnswer(metric=study.target.metric, value=study.target.value, goal=study.target.goal),
+        device=Device(
+            name=environment.device_name,
+            type=environment.device_type,
+            memory_bytes=environment.device_memory_bytes,
+            precision=environment.precision,
+            torch_version=environment.torch_version,
+        ),
+        optimal=_optimal(verdict.optimal),
+        flat_range=list(verdict.flat_range),
+        tied=verdict.tied,
+        largest_that_fits=largest,
+        speedup=Speedup(
+            over_largest=_ratio(verdict, verdict.by_batch.get(largest.batch_size)),
+            over_default=_ratio(verdict, _default(spec, trials)),
+        ),
+        batches=batches,
+        fit=None,
+        warnings=notices(spec, trials, verdict),
+    )
+
+
+def parameters_of(configuration: Configuration) -> Parameters:
+    """Return everything of a configuration but its batch sizes, by name."""
+    named: Parameters = {"learning_rate": configuration.learning_rate}
+    named |= {name: getattr(configuration, name) for name in REGULAR}
+    return {**named, "optimizer": configuration.optimizer, **configuration.parameters}
+
+
+def headline(answer: Answer) -> str:
+    """Return the answer in words: the optimum, how sure, how much faster, and what else would do."""
+    optimal, target = answer.optimal, answer.target
+    time = optimal.time_to_target_s
+    assert time is not None, "an optimum has reached the target"
+    wanted = f"{target.metric} {'≥' if target.goal is Goal.MAXIMIZE else '≤'} {target.value:g}"
+    interval = f" [{time.low:.3g}, {time.high:.3g}]" if time.low is not None and time.high is not None else ""
+    text = f"Batch {optimal.batch_size} reaches {wanted} in {time.median:.3g} s{interval}"
+    text += f" ({time.runs} run{'s' if time.runs > 1 else ''})"
+    largest = answer.largest_that_fits.batch_size
+    comparisons = [
+        (answer.speedup.over_largest, f"the largest that fits ({largest})", largest == optimal.batch_size),
+        (answer.speedup.over_default, "your default", False),
+    ]
+    faster = [_faster(ratio, versus) for ratio, versus, same in comparisons if ratio is not None and not same]
+    text += f", {' and '.join(faster)}." if faster else "."
+    low, high = answer.flat_range
+    if low < high:
+        return f"{text} Anything from {low} to {high} is within 5 %."
+    return f"{text} No other batch size tried is within 5 %."
+
+
+def _faster(ratio: Ratio, versus: str) -> str:
+    if not ratio.at_least and abs(ratio.value - 1) < 0.005:
+        return f"as fast as {versus}"
+    if ratio.value < 1 and not ratio.at_least:
+        return f"{1 / ratio.value:.2g}× slower than {versus}"
+    return f"{'at least ' if ratio.at_least else ''}{ratio.value:.2g}× faster than {versus}"
+
+
+def _time(candidate: Candidate) -> Time | None:
+    measured = candidate.estimate
+    if measured.median is None:
+        return None
+    return Time(
+        median=measured.median, low=measured.low, high=measured.high, runs=measured.reached, basis=measured.basis
+    )
+
+
+def _steps(candidate: Candidate) -> int | None:
+    steps = [run.outcome.steps_to_target for run in candidate.runs if run.outcome]
+    known = [value for value in steps if value is not None]
+    return math.ceil(statistics.median(known)) if known and candidate.estimate.median is not None else None
+
+
+def _optimal(candidate: Candidate) -> Optimal:
+    configuration = candidate.configuration
+    steps = _steps(candidate)
+    outcomes = [run.outcome for run in candidate.runs if run.outcome]
+    tests = [outcome.test_metric for outcome in outcomes if outcome.test_metric is not None]
+    peaks = [outcome.peak_memory_bytes for outcome in outcomes if outcome.peak_memory_bytes is not None]
+    return Optimal(
+        batch_size=configuration.batch_size,
+        micro_batch_size=configuration.micro_batch_size,
+        accumulation_steps=configuration.accumulation_steps,
+        parameters=parameters_of(configuration),
+        time_to_target_s=_time(candidate),
+        steps_to_target=steps,
+        samples_to_target=None if steps is None else float(steps * configuration.batch_size),
+        test_metric=statistics.median(tests) if tests else None,
+        peak_memory_bytes=max(peaks, default=None),
+        trial_numbers=[run.number for run in candidate.runs],
+    )
+
+
+def _batches(
+    spec: StudySpec, trials: Sequence[TrialRecord], probes: Mapping[int, ProbeRecord], verdict: Verdict
+) -> list[Batch]:
+    sizes = sorted({*probes, *verdict.by_batch})
+    steps = [_steps(verdict.by_batch[size]) if size in verdict.by_batch else None for size in sizes]
+    by_size: dict[int, list[TrialRecord]] = {size: [] for size in sizes}
+    for trial in trials:
+        by_size.setdefault(trial.configuration.batch_size, []).append(trial)
+    rows = []
+    for index, size in enumerate(sizes):
+        finished = [trial for trial in by_size[size] if trial.state.is_finished]
+        best = fastest([trial for trial in finished if trial.phase is Phase.SEARCH])
+        candidate = verdict.by_batch.get(size)
+        reached = [trial for trial in finished if trial.state is TrialState.REACHED]
+        missed = [trial.outcome.train_seconds for trial in finished if trial.state.is_censored and trial.outcome]
+        previous = next((value for value in reversed(steps[:index]) if value), None)
+        here = steps[index]
+        rising = here is not None and previous is not None and here > 1.1 * previous
+        final = [trial.outcome.final_metric for trial in finished if trial.outcome and trial.outcome.final_metric]
+        shown = best or (candidate.runs[0] if candidate else None)
+        probe = probes.get(size)
+        rows.append(
+            Batch(
+                batch_size=size,
+                trials=len(finished),
+                reached=len(reached),
+                best=BestTrial(trial=best.number, parameters=parameters_of(best.configuration)) if best else None,
+                time_to_target_s=_time(candidate) if candidate else None,
+                lower_bound_s=max(missed, default=None) if not reached else None,
+                steps_to_target=here,
+                step_time_s=probe.step_seconds if probe else None,
+                final_metric=shown.outcome.final_metric if shown and shown.outcome else max(final, default=None),
+                regime=regime(sizes, steps, index),  # type: ignore[arg-type]
+                untuned=bool(best and spec.space.at_edge(best.configuration)) or rising,
+                ended=_ended(finished, probe),
+            )
+        )
+    return rows
+
+
+def _ended(finished: Sequence[TrialRecord], probe: ProbeRecord | None) -> dict[str, int]:
+    ended = Counter(trial.state.value for trial in finished)
+    if probe is not None and probe.out_of_memory:
+        ended[TrialState.OOM.value] += 1
+    return dict(sorted(ended.items()))
+
+
+def _largest(verdict: Verdict, batches: Sequence[Batch], probes: Mapping[int, ProbeRecord]) -> Largest:
+    fitting = [
+        row
+        for row in batches
+        if row.batch_size in verdict.by_batch
+        and verdict.by_batch[row.batch_size].configuration.accumulation_steps == 1
+        and set(row.ended) != {TrialState.OOM.value}
+    ]
+    row = fitting[-1] if fitting else batches[-1]
+    beyond = [size for size, probe in sorted(probes.items()) if probe.out_of_memory and size > row.batch_size]
+    accumulated = any(probe.micro_batch_size < size for size, probe in probes.items() if size > row.batch_size)
+    reason = "the largest batch size of the study"
+    if beyond:
+        reason = f"batch size {beyond[0]} ran out of memory"
+    elif accumulated:
+        reason = "larger batch sizes of the study accumulate micro-batches"
+    candidate = verdict.by_batch[row.batch_size]
+    return Largest(
+        batch_size=row.batch_size,
+        time_to_target_s=row.time_to_target_s,
+        lower_bound_s=candidate.lower_bound_s if row.time_to_target_s is None else None,
+        reason=reason,
+    )
+
+
+def _default(spec: StudySpec, trials: Sequence[TrialRecord]) -> Candidate | None:
+    key = spec.default_configuration.key
+    for phase in (Phase.CONFIRM, Phase.SEARCH):
+        runs = [trial for trial in trials if trial.phase is phase and trial.configuration.key == key]
+        counted = tuple(run for run in runs if run.state.is_finished and not run.state.is_missing)
+        if counted:
+            return Candidate(counted[0].configuration, counted)
+    return None
+
+
+def _ratio(verdict: Verdict, other: Candidate | None) -> Ratio | None:
+    if other is None:
+        return None
+    if math.isfinite(other.seconds):
+        return Ratio(value=other.seconds / verdict.optimal.seconds, at_least=False)
+    bound = other.lower_bound_s
+    return Ratio(value=bound / verdict.optimal.seconds, at_least=True) if bound else None
+
+
+def _not_reached(study: StudyRecord, trials: Sequence[TrialRecord]) -> TargetNotReachedError:
+    target = study.target
+    tried = [
+        (target.shortfall(trial.outcome.best_metric), trial.number, trial)
+        for trial in trials
+        if trial.outcome is not None and trial.outcome.best_metric is not None
+    ]
+    if not tried:
+        return TargetNotReachedError(
+            f"study {study.name!r} has no finished trial yet", hint="bssearch run goes on with it"
+        )
+    nearest: Any = min(tried)[2]
+    return TargetNotReachedError(
+        f"none of {len(tried)} trials reached {target.metric} {target.value:g}; nearest came trial {nearest.number} "
+        f"(batch {nearest.configuration.batch_size}) with {nearest.outcome.best_metric:.4g} "
+        f"after {nearest.outcome.train_seconds:.3g} s",
+        hint="raise budget.trial_train_seconds, ask for an easier target under a new name, or widen the space",
+    )

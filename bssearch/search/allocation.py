@@ -1,0 +1,80 @@
+"""Which batch size the next trial is for: the search gives every rung its trials, it leaves none to luck.
+
+In this order:
+
+1. the default configuration, under the full limit: the baseline of every speed-up and the first incumbent;
+2. every feasible batch size until each has had `FLOOR` trials, nearest to the incumbent's first;
+3. from the middle of the budget, evidence: the largest batch size that runs without accumulation, and one batch size
+   a factor four or more to each side of the incumbent's, under the full limit where they have not reached the target.
+   A cap would hide what the answer needs: how much slower they are;
+4. the rest in proportion to (incumbent's seconds / batch size's best seconds)².
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from bssearch.search.history import History, octaves, seconds
+
+FLOOR = 2
+EVIDENCE_FROM = 0.5
+EVIDENCE_TRIES = 2
+BRACKET_OCTAVES = 2
+UNREACHED = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """The batch size of the next trial, and where its other parameters come from.
+
+    default: the spec's own. transfer: the best coordinates of the nearest batch size. sample: the sampler's choice.
+    """
+
+    batch_size: int
+    source: Literal["default", "transfer", "sample"]
+    evidence: bool = False
+
+
+def propose(history: History) -> Proposal | None:
+    """Return what to try next, or None where no batch size is feasible."""
+    default = history.spec.default_configuration
+    if default.batch_size in history.feasible and not history.tried(default):
+        return Proposal(default.batch_size, "default", evidence=True)
+    if not history.feasible:
+        return None
+    centre = _centre(history)
+    counts = {size: len(history.at(size)) for size in history.feasible}
+    fewest = min(counts.values())
+    if fewest < FLOOR:
+        nearest = min((size for size in counts if counts[size] == fewest), key=lambda size: octaves(size, centre))
+        return Proposal(nearest, "transfer" if fewest == 0 else "sample")
+    if history.spent >= EVIDENCE_FROM * history.spec.budget.trials:
+        for size in evidence_sizes(history):
+            tries = sum(trial.evidence for trial in history.at(size))
+            if history.best_at(size) is None and tries < EVIDENCE_TRIES:
+                return Proposal(size, "transfer" if tries == 0 else "sample", evidence=True)
+    return Proposal(max(counts, key=lambda size: _weight(history, size) / (counts[size] + 1)), "sample")
+
+
+def evidence_sizes(history: History) -> list[int]:
+    """Return the batch sizes whose time-to-target the answer needs even where it is long."""
+    centre = _centre(history)
+    smaller = [size for size in history.feasible if math.log2(centre / size) >= BRACKET_OCTAVES]
+    larger = [size for size in history.feasible if math.log2(size / centre) >= BRACKET_OCTAVES]
+    wanted = [history.largest, max(smaller, default=None), min(larger, default=None)]
+    return list(dict.fromkeys(size for size in wanted if size is not None))
+
+
+def _centre(history: History) -> int:
+    best = history.incumbent
+    return best.configuration.batch_size if best else history.spec.default.batch_size
+
+
+def _weight(history: History, batch_size: int) -> float:
+    if history.incumbent is None:
+        return 1.0
+    best = history.best_at(batch_size)
+    ratio = seconds(best) / history.incumbent_seconds if best else UNREACHED
+    return float(max(ratio, 1.0) ** -2)

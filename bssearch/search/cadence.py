@@ -1,0 +1,38 @@
+"""How often a trial is evaluated: fixed once per batch size, in steps, so that a seed gives the same steps-to-target."""
+
+from __future__ import annotations
+
+import math
+
+from bssearch.records import ProbeRecord, StepTime
+
+EVALUATIONS_PER_LIMIT = 200
+EVALUATION_SHARE = 0.2
+
+
+def eval_every_steps(step_seconds: float, evaluation_seconds: float, full_limit: float) -> int:
+    """Return the evaluation cadence in optimizer steps.
+
+    At most `EVALUATIONS_PER_LIMIT` evaluations in the full limit of train seconds, and evaluation at most
+    `EVALUATION_SHARE` of train and evaluation seconds together: e / (n·t + e) ≤ share gives n ≥ e·(1/share − 1) / t.
+    """
+    by_number = full_limit / (EVALUATIONS_PER_LIMIT * step_seconds)
+    by_share = evaluation_seconds * (1 / EVALUATION_SHARE - 1) / step_seconds
+    return max(1, math.ceil(max(by_number, by_share)))
+
+
+def probe_record(measured: StepTime, full_limit: float) -> ProbeRecord:
+    """Return a step-time measurement with the cadence that follows from it."""
+    cadence = None
+    if measured.step_seconds is not None and measured.evaluation_seconds is not None:
+        cadence = eval_every_steps(measured.step_seconds, measured.evaluation_seconds, full_limit)
+    return ProbeRecord(
+        batch_size=measured.batch_size,
+        micro_batch_size=measured.micro_batch_size,
+        step_seconds=measured.step_seconds,
+        evaluation_seconds=measured.evaluation_seconds,
+        steps_timed=measured.steps_timed,
+        peak_memory_bytes=measured.peak_memory_bytes,
+        out_of_memory=measured.out_of_memory,
+        eval_every_steps=cadence,
+    )

@@ -1,0 +1,74 @@
+"""Confirmation: the finalists again with fresh seeds, interleaved, one at a time. Only these runs give the verdict.
+
+The best of many single-seed trials is partly luck, so the search's own figures are not quoted as the answer.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from bssearch.records import Configuration, Phase, TrialRecord, TrialState
+from bssearch.search.history import History, seconds
+from bssearch.search.seeds import trial_seed
+
+CONFIGURATIONS_PER_BATCH = 2
+FAILURES_ALLOWED = 1
+
+
+@dataclass(frozen=True, slots=True)
+class ConfirmationRun:
+    """One run still to be made: a finalist with one of the fresh seeds."""
+
+    configuration: Configuration
+    seed: int
+
+
+def finalists(history: History) -> list[Configuration]:
+    """Return the configurations to confirm, each once.
+
+    The two best of each of the ``confirm.top`` best batch sizes, the default, and the best known of the largest batch
+    size that runs without accumulation (the one that came nearest where none reached the target).
+    """
+    reached = [(seconds(best), size) for size in history.feasible if (best := history.best_at(size))]
+    if not reached:
+        return []
+    chosen = []
+    for _, size in sorted(reached)[: history.spec.confirm.top]:
+        ranked = sorted((trial for trial in history.at(size) if trial.state is TrialState.REACHED), key=seconds)
+        unlike = list(dict.fromkeys(trial.configuration.key for trial in ranked))[:CONFIGURATIONS_PER_BATCH]
+        chosen += [next(trial.configuration for trial in ranked if trial.configuration.key == key) for key in unlike]
+    if history.spec.default.batch_size in history.feasible:
+        chosen.append(history.spec.default_configuration)
+    if history.largest is not None and (nearest := _nearest_at(history, history.largest)):
+        chosen.append(nearest.configuration)
+    return list({configuration.key: configuration for configuration in chosen}.values())
+
+
+def remaining(history: History, trials: Sequence[TrialRecord]) -> list[ConfirmationRun]:
+    """Return the runs still missing, seed by seed over all finalists, each round in its own shuffled order.
+
+    Lost and cancelled runs are made again; a failed one once more.
+    """
+    done: dict[tuple[str, int], int] = {}
+    for trial in trials:
+        if trial.phase is Phase.CONFIRM and trial.state not in {TrialState.LOST, TrialState.CANCELLED}:
+            weight = 1 if trial.state is TrialState.FAILED else FAILURES_ALLOWED + 1
+            key = (trial.configuration.key, trial.seed)
+            done[key] = done.get(key, 0) + weight
+    runs = []
+    for index in range(history.spec.confirm.runs):
+        seed = trial_seed(history.spec.seed, Phase.CONFIRM, index)
+        in_order = [ConfirmationRun(configuration, seed) for configuration in finalists(history)]
+        random.Random(seed).shuffle(in_order)
+        runs += [run for run in in_order if done.get((run.configuration.key, seed), 0) <= FAILURES_ALLOWED]
+    return runs
+
+
+def _nearest_at(history: History, batch_size: int) -> TrialRecord | None:
+    """Return the trial at a batch size that reached the target first, else the one with the best metric."""
+    target = history.spec.record_target
+    measured = [trial for trial in history.at(batch_size) if trial.outcome and trial.outcome.best_metric is not None]
+    best = history.best_at(batch_size)
+    return best or min(measured, key=lambda trial: target.shortfall(trial.outcome.best_metric), default=None)  # type: ignore[union-attr,arg-type]

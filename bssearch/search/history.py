@@ -1,0 +1,104 @@
+"""What a search has seen so far, as questions with answers: the incumbent, each batch size's trials, what is left."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+
+from bssearch.analysis.time_to_target import seconds_to_target
+from bssearch.records import Configuration, ParameterValue, Phase, ProbeRecord, TrialRecord, TrialState
+from bssearch.spec import StudySpec
+
+
+class History:
+    """A study's search trials in the order of their numbers, running ones included, and its step-time probes."""
+
+    def __init__(self, spec: StudySpec, trials: Sequence[TrialRecord], probes: Mapping[int, ProbeRecord]) -> None:
+        self.spec = spec
+        self.probes = probes
+        self.length = len(trials)
+        self.trials = [trial for trial in trials if trial.phase is Phase.SEARCH]
+
+    @cached_property
+    def spent(self) -> int:
+        """Return how many trials count against the budget: all but the missing."""
+        return sum(not trial.state.is_missing for trial in self.trials)
+
+    @cached_property
+    def incumbent(self) -> TrialRecord | None:
+        """Return the trial with the least time-to-target, if any reached it."""
+        return self.best_of(self.trials)
+
+    @cached_property
+    def incumbent_seconds(self) -> float:
+        """Return the incumbent's time-to-target, infinite without one."""
+        return seconds(self.incumbent)
+
+    @cached_property
+    def reference(self) -> TrialRecord | None:
+        """Return the trial that others are compared with at equal time: the incumbent, else the first that ran on."""
+        ran = (trial for trial in self.trials if trial.state.is_censored)
+        return self.incumbent or next(ran, None)
+
+    @cached_property
+    def feasible(self) -> tuple[int, ...]:
+        """Return the batch sizes that may run, ascending. An out-of-memory at a micro-batch excludes all larger."""
+        failed = [probe.micro_batch_size for probe in self.probes.values() if probe.out_of_memory]
+        failed += [trial.configuration.micro_batch_size for trial in self.trials if trial.state is TrialState.OOM]
+        bound = min(failed, default=math.inf)
+        return tuple(size for size, probe in sorted(self.probes.items()) if probe.micro_batch_size < bound)
+
+    @cached_property
+    def largest(self) -> int | None:
+        """Return the largest feasible batch size that runs without accumulation."""
+        whole = [size for size in self.feasible if self.probes[size].micro_batch_size == size]
+        return max(whole, default=None)
+
+    def at(self, batch_size: int) -> list[TrialRecord]:
+        """Return the trials at a batch size that are running or say something about it."""
+        here = (trial for trial in self.trials if trial.configuration.batch_size == batch_size)
+        return [trial for trial in here if not trial.state.is_missing]
+
+    def best_at(self, batch_size: int) -> TrialRecord | None:
+        """Return the fastest trial at a batch size that reached the target."""
+        return self.best_of(self.at(batch_size))
+
+    def tried(self, configuration: Configuration) -> bool:
+        """Return whether a configuration runs or has run; one whose trial is missing will be tried again."""
+        return any(
+            trial.configuration == configuration and trial.state not in {TrialState.LOST, TrialState.CANCELLED}
+            for trial in self.trials
+        )
+
+    def coordinates_near(self, batch_size: int) -> Mapping[str, ParameterValue] | None:
+        """Return the best coordinates known at the nearest batch size that reached the target, else the default's."""
+        winners = [trial for size in self.feasible if (trial := self.best_at(size)) and trial.sampled is not None]
+        if not winners:
+            return self.spec.space.encode(self.spec.default_configuration)
+        return min(winners, key=lambda trial: (octaves(trial.configuration.batch_size, batch_size), seconds(trial))).sampled
+
+    def to_retry(self) -> TrialRecord | None:
+        """Return a trial to run again: a lost one, or a failed one that is not itself a second try."""
+        retried = {trial.retry_of for trial in self.trials}
+        for trial in self.trials:
+            again = trial.state is TrialState.LOST or (trial.state is TrialState.FAILED and trial.retry_of is None)
+            if again and trial.number not in retried and trial.configuration.batch_size in self.feasible:
+                return trial
+        return None
+
+    @staticmethod
+    def best_of(trials: Sequence[TrialRecord]) -> TrialRecord | None:
+        """Return the fastest trial that reached the target."""
+        return min((trial for trial in trials if trial.state is TrialState.REACHED), key=seconds, default=None)
+
+
+def seconds(trial: TrialRecord | None) -> float:
+    """Return a trial's time-to-target, infinite where it did not reach the target."""
+    value = seconds_to_target(trial) if trial is not None else None
+    return math.inf if value is None else value
+
+
+def octaves(one: int, other: int) -> float:
+    """Return how many doublings lie between two batch sizes."""
+    return abs(math.log2(one / other))

@@ -1,0 +1,38 @@
+"""Ctrl-C: once to stop in good order, twice to stop at once."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable
+from types import FrameType
+from typing import Any, Self
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Interrupts:
+    """Counts SIGINT and SIGTERM while it is entered; on the second, calls ``on_second`` and raises KeyboardInterrupt.
+
+    Outside the main thread, where Python allows no handlers, it leaves signals as they are.
+    """
+
+    def __init__(self, on_second: Callable[[], None]) -> None:
+        self.count = 0
+        self._on_second = on_second
+        self._previous: dict[int, Any] = {}
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():
+            self._previous = {number: signal.signal(number, self._handle) for number in SIGNALS}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        self.count += 1
+        if self.count > 1:
+            self._on_second()
+            raise KeyboardInterrupt
