@@ -1,0 +1,189 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import jsonschema
+import pytest
+
+from bssearch.analysis.optimum import regime
+from bssearch.analysis.report import Answer, build_answer, headline
+from bssearch.errors import TargetNotReachedError
+from bssearch.records import Phase, StudyRecord, TrialRecord, TrialState
+from bssearch.spec import StudySpec
+from tests.factories import EPOCH, make_environment, make_probe, make_spec, make_trial
+
+SPEC = make_spec()
+SIZES = (8, 16, 32, 64, 128)
+
+
+def study(spec: StudySpec = SPEC) -> StudyRecord:
+    return StudyRecord(
+        name=spec.name,
+        spec=spec.model_dump(mode="json"),
+        spec_hash=spec.question_hash,
+        objective=spec.objective,
+        target=spec.record_target,
+        created_by="tester",
+        created_at=EPOCH,
+        environment=make_environment(),
+    )
+
+
+def answer(trials: list[TrialRecord], **probes: Any) -> Answer:
+    found = {size: make_probe(size) for size in SIZES} | probes.get("probes", {})
+    return build_answer(study(), SPEC, trials, found)
+
+
+def confirmed(
+    batch_size: int, *seconds: float, start: int = 100, rate: float = 0.1, **changes: Any
+) -> list[TrialRecord]:
+    return [
+        make_trial(
+            start + batch_size + n, batch_size=batch_size, seconds=value, phase=Phase.CONFIRM, seed=n,
+            learning_rate=rate, test_metric=0.88, **changes,
+        )
+        for n, value in enumerate(seconds)
+    ]  # fmt: skip
+
+
+def searched() -> list[TrialRecord]:
+    times = {8: 4.0, 16: 2.0, 32: 0.5, 64: 1.02, 128: 3.0}
+    return [make_trial(n, batch_size=size, seconds=value) for n, (size, value) in enumerate(times.items())]
+
+
+def default_runs(*seconds: float) -> list[TrialRecord]:
+    configuration = SPEC.default_configuration
+    return [
+        make_trial(300 + n, configuration=configuration, seconds=value, phase=Phase.CONFIRM, seed=n)
+        for n, value in enumerate(seconds)
+    ]
+
+
+def test_the_verdict_uses_confirmation_runs_only() -> None:
+    # In the search, batch 32 looked twice as fast as it is.
+    trials = [
+        *searched(),
+        *confirmed(32, 1.5, 1.6, 1.4),
+        *confirmed(64, 1.0, 1.05, 1.1),
+        *confirmed(128, 3.0, 3.1, 2.9),
+    ]
+    found = answer([*trials, *default_runs(2.0, 2.1, 2.2)])
+    assert found.optimal.batch_size == 64
+    assert found.optimal.time_to_target_s is not None
+    assert (found.optimal.time_to_target_s.median, found.optimal.time_to_target_s.runs) == (1.05, 3)
+    assert found.optimal.test_metric == 0.88
+    assert found.optimal.trial_numbers == [264 - 100, 265 - 100, 266 - 100]
+    assert found.speedup.over_largest is not None
+    assert found.speedup.over_largest.value == pytest.approx(3.0 / 1.05)
+    assert found.speedup.over_default is not None
+    assert found.speedup.over_default.value == pytest.approx(2.0)
+    assert {notice.code for notice in found.warnings}.isdisjoint({"unconfirmed", "optimum_at_edge"})
+
+
+def test_before_confirmation_it_says_so() -> None:
+    found = answer(searched())
+    assert found.optimal.batch_size == 32
+    assert "unconfirmed" in {notice.code for notice in found.warnings}
+    assert found.optimal.time_to_target_s is not None
+    assert found.optimal.time_to_target_s.low is None
+
+
+def test_unlike_the_flat_range_a_tie_must_be_shown() -> None:
+    noisy = [*searched(), *confirmed(32, 1.0, 2.0, 0.6), *confirmed(64, 1.01, 2.1, 0.5)]
+    steady = [*searched(), *confirmed(32, 1.0, 1.001, 0.999), *confirmed(64, 1.01, 1.011, 1.009)]
+    assert (answer(noisy).flat_range, answer(noisy).tied) == ([32, 64], [32])
+    assert (answer(steady).flat_range, answer(steady).tied) == ([32, 64], [32, 64])
+
+
+def test_a_flat_range_has_no_gap_and_no_unconfirmed_batch() -> None:
+    trials = [
+        *searched(),
+        *confirmed(16, 1.0, 1.0, 1.0),
+        *confirmed(64, 1.01, 1.01, 1.01),
+        *confirmed(32, 2.0, 2.0, 2.0),
+    ]
+    assert answer(trials).flat_range == [16, 16]
+    trials = [*searched(), *confirmed(16, 0.5, 0.5, 0.5)]
+    assert answer(trials).flat_range == [16, 16]  # batch 32's single search trial took 0.5 s too
+
+
+def test_slower_sides_that_never_finish_give_at_least() -> None:
+    missing = confirmed(128, 10.0, 10.0, 10.0, state=TrialState.EXHAUSTED)
+    found = answer([*searched(), *confirmed(32, 1.0, 1.1, 0.9), *missing])
+    assert found.largest_that_fits.time_to_target_s is None
+    assert found.largest_that_fits.lower_bound_s == 10.0
+    assert found.speedup.over_largest is not None
+    assert (found.speedup.over_largest.value, found.speedup.over_largest.at_least) == (10.0, True)
+    assert "at least 10× faster than the largest that fits (128)" in headline(found)
+
+
+def test_a_missed_run_of_the_optimum_is_told() -> None:
+    trials = [*confirmed(32, 1.0, 1.1), *confirmed(32, 10.0, state=TrialState.EXHAUSTED, start=150), *searched()]
+    found = answer(trials)
+    assert "missed_runs" in {notice.code for notice in found.warnings}
+
+
+def test_largest_that_fits_leaves_out_what_ran_out_of_memory() -> None:
+    probes = {128: make_probe(128, out_of_memory=True, step_seconds=None)}
+    trials = [trial for trial in searched() if trial.configuration.batch_size != 128]
+    found = answer(trials, probes=probes)
+    assert found.largest_that_fits.batch_size == 64
+    assert "128 ran out of memory" in found.largest_that_fits.reason
+    assert found.batches[-1].ended == {"oom": 1}
+
+
+def test_largest_that_fits_runs_without_accumulation() -> None:
+    split = searched()[-1]
+    accumulated = replace(split, configuration=replace(split.configuration, micro_batch_size=64, accumulation_steps=2))
+    found = answer([*searched()[:-1], accumulated], probes={128: make_probe(128, micro_batch_size=64)})
+    assert found.largest_that_fits.batch_size == 64
+
+
+def test_headline_says_it_in_words() -> None:
+    trials = [*searched(), *confirmed(32, 1.0, 1.1, 0.9), *confirmed(128, 3.0, 3.1, 2.9), *default_runs(2.0, 2.1, 2.2)]
+    assert headline(answer(trials)) == (
+        "Batch 32 reaches accuracy ≥ 0.9 in 1 s [0.777, 1.28] (3 runs), 3× faster than the largest that fits (128) "
+        "and 2.1× faster than your default. No other batch size tried is within 5 %."
+    )
+
+
+def test_every_batch_has_its_time_or_why_not() -> None:
+    trials = [*searched()[:4], make_trial(9, batch_size=128, state=TrialState.CAPPED, seconds=4.5, best_metric=0.7)]
+    rows = {row.batch_size: row for row in answer(trials).batches}
+    assert rows[128].time_to_target_s is None
+    assert (rows[128].lower_bound_s, rows[128].ended, rows[128].final_metric) == (4.5, {"capped": 1}, 0.7)
+    assert rows[64].best is not None
+    assert rows[64].best.trial == 3
+    assert rows[8].lower_bound_s is None
+
+
+def test_no_hit_says_how_near_it_came() -> None:
+    trials = [make_trial(4, batch_size=16, state=TrialState.EXHAUSTED, seconds=9.0, best_metric=0.85)]
+    with pytest.raises(TargetNotReachedError, match=r"nearest came trial 4 \(batch 16\) with 0.85 after 9 s"):
+        answer(trials)
+    with pytest.raises(TargetNotReachedError, match="no finished trial"):
+        answer([])
+
+
+def test_regimes_by_slope() -> None:
+    sizes, steps = (8, 16, 32, 64), [1000.0, 500.0, 350.0, 340.0]
+    assert [regime(sizes, steps, i) for i in range(4)] == [None, "perfect", "diminishing", "maximal"]
+    assert regime(sizes, [1000.0, None, 250.0, None], 2) == "perfect"
+
+
+def test_steps_that_rise_with_the_batch_are_marked_untuned() -> None:
+    trials = [make_trial(0, batch_size=8, steps=100, seconds=2.0), make_trial(1, batch_size=16, steps=150, seconds=1.0)]
+    rows = {row.batch_size: row for row in answer(trials).batches}
+    assert rows[16].untuned
+    assert not rows[8].untuned
+
+
+def test_the_answer_fits_its_schema_and_holds_no_nan() -> None:
+    found = answer([*searched(), *confirmed(32, 1.0, 1.1, 0.9)])
+    document = json.loads(json.dumps(found.model_dump(mode="json"), allow_nan=False))
+    jsonschema.validate(document, Answer.model_json_schema(mode="serialization"))
+    assert document["fit"] is None
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate({**document, "tied": "none"}, Answer.model_json_schema(mode="serialization"))

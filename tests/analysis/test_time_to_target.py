@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+import math
+import random
+import statistics
+
+import pytest
+
+from bssearch.analysis.time_to_target import estimate, ratio_upper_bound, seconds_to_target, student_t
+from bssearch.records import TrialState
+from tests.factories import make_trial
+
+
+def test_only_reached_trials_have_a_time() -> None:
+    assert seconds_to_target(make_trial(0, seconds=2.0)) == 2.0
+    for state in TrialState:
+        if state is not TrialState.REACHED:
+            assert seconds_to_target(make_trial(0, state=state, seconds=2.0)) is None
+
+
+def test_contended_runs_are_judged_by_steps_times_step_time() -> None:
+    contended = make_trial(0, seconds=5.0, contended=True, product=2.0)
+    assert seconds_to_target(contended) == 2.0
+    both = estimate([contended, make_trial(1, seconds=1.0, product=1.5)])
+    assert (both.median, both.basis) == (1.75, "steps_x_step_time")
+    alone = estimate([make_trial(1, seconds=1.0, product=1.5)])
+    assert (alone.median, alone.basis) == (1.0, "measured")
+
+
+def test_interval_is_students_t_on_logarithms() -> None:
+    seconds = [2.0, 2.5, 3.2]
+    found = estimate([make_trial(n, seconds=value) for n, value in enumerate(seconds)])
+    logs = [math.log(value) for value in seconds]
+    half = 4.302652729911275 * statistics.stdev(logs) / math.sqrt(3)  # t(0.975, 2), any table
+    assert found.median == 2.5
+    assert found.low == pytest.approx(math.exp(statistics.fmean(logs) - half))
+    assert found.high == pytest.approx(math.exp(statistics.fmean(logs) + half))
+    assert student_t(1e9) == pytest.approx(1.959964, abs=1e-5)
+
+
+def test_two_runs_have_no_interval() -> None:
+    found = estimate([make_trial(0, seconds=1.0), make_trial(1, seconds=2.0)])
+    assert (found.low, found.high, found.runs) == (None, None, 2)
+
+
+def test_missed_runs_count_as_longer_than_all() -> None:
+    missed = make_trial(9, state=TrialState.EXHAUSTED, seconds=10.0)
+    found = estimate([make_trial(0, seconds=1.0), make_trial(1, seconds=2.0), missed])
+    assert (found.median, found.low, found.high, found.reached) == (2.0, None, None, 2)
+    assert estimate([make_trial(0, seconds=1.0), missed]).median is None
+
+
+def test_interval_covers_the_true_median_as_often_as_it_says() -> None:
+    generator = random.Random(0)
+    covered = 0
+    for _ in range(1000):
+        runs = [make_trial(n, seconds=3.0 * math.exp(generator.gauss(0, 0.2))) for n in range(5)]
+        found = estimate(runs)
+        covered += bool(found.low and found.high and found.low <= 3.0 <= found.high)
+    assert 930 <= covered <= 970
+
+
+def test_ratio_bound_needs_three_runs_on_both_sides() -> None:
+    three = estimate([make_trial(n, seconds=1.0 + 0.01 * n) for n in range(3)])
+    two = estimate([make_trial(n, seconds=1.0) for n in range(2)])
+    assert ratio_upper_bound(three, two) is None
+    bound = ratio_upper_bound(three, three)
+    assert bound is not None
+    assert 1.0 < bound < 1.05

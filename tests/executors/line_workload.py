@@ -1,0 +1,189 @@
+"""A tiny workload that can be told to misbehave, and an executor that runs it in real processes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+
+from bssearch.executors.base import Ended, Event, Observed
+from bssearch.executors.local import LocalExecutor
+from bssearch.records import Configuration, ParameterValue, Target, TrialOutcome, TrialRequest, TrialState
+
+# What the workload does in a trial is chosen by the trial's dropout, so that one worker can do all of it in turn.
+BEHAVIOURS = [
+    "learn",
+    "raise",
+    "sys.exit",
+    "segfault",
+    "exit",
+    "hang",
+    "hold_lock",
+    "print",
+    "environment",
+    "start_child",
+    "fork_and_segfault",
+]
+
+WORKLOAD = """
+import ctypes
+import json
+import os
+import subprocess
+import sys
+import time
+
+import torch
+
+from bssearch.records import MetricInfo
+from bssearch.workloads.base import Data, Part
+
+BEHAVIOURS = %(behaviours)r
+
+
+class Line:
+    metrics = {"score": MetricInfo(low=0.0, high=1.0, chance=0.0)}
+
+    def __init__(self, fault="", at=40, report=""):
+        self.fault, self.at, self.report = fault, at, report
+        self.behaviour = "learn"
+        self.calls = 0
+
+    def load(self, device):
+        if self.fault == "load raises":
+            raise ValueError("no such table")
+        if self.fault == "load segfaults":
+            ctypes.string_at(0)
+        generator = torch.Generator().manual_seed(0)
+        inputs = torch.randn(96, 4, generator=generator)
+        targets = inputs @ torch.tensor([[1.0], [-2.0], [0.5], [3.0]])
+        parts = [Part(inputs[s].to(device), targets[s].to(device)) for s in (slice(64), slice(64, 80), slice(80, 96))]
+        return Data(*parts)
+
+    def build_model(self, *, dropout):
+        self.behaviour = BEHAVIOURS[round(dropout * 100)]
+        self.calls = 0
+        return torch.nn.Linear(4, 1)
+
+    def loss(self, model, inputs, targets, *, label_smoothing):
+        self.calls += 1
+        if self.calls == self.at:
+            self.misbehave()
+        return torch.nn.functional.mse_loss(model(inputs), targets)
+
+    def misbehave(self):
+        if self.behaviour == "raise":
+            raise RuntimeError("the user's own mistake")
+        if self.behaviour == "sys.exit":
+            sys.exit("enough")
+        if self.behaviour == "fork_and_segfault" and os.fork() == 0:
+            time.sleep(1000)
+        if self.behaviour in ("segfault", "fork_and_segfault"):
+            ctypes.string_at(0)
+        if self.behaviour == "hang":
+            time.sleep(1000)
+        if self.behaviour == "hold_lock":
+            ctypes.PyDLL(None).sleep(1000)
+        if self.behaviour == "exit":
+            os._exit(3)
+        if self.behaviour == "print":
+            print('{"kind": "exit"}', flush=True)
+            os.write(1, b"not json\\n")
+            subprocess.run(["echo", "from a child"], check=True)
+            assert sys.stdin.read() == ""
+        if self.behaviour == "environment":
+            with open(self.report, "w") as file:
+                json.dump(dict(os.environ), file)
+        if self.behaviour == "start_child":
+            subprocess.Popen(["sleep", "1000"])
+
+    def evaluate(self, model, part):
+        error = torch.nn.functional.mse_loss(model(part.inputs), part.targets).item()
+        return {"score": 1.0 / (1.0 + error)}
+"""
+
+
+def write_workload(folder: Path) -> Path:
+    path = folder / "line.py"
+    path.write_text(WORKLOAD % {"behaviours": BEHAVIOURS})
+    return path
+
+
+def request_trial(number: int, behaviour: str = "learn", *, seconds: float = 30.0, target: float = 0.9) -> TrialRequest:
+    return TrialRequest(
+        number=number,
+        configuration=Configuration(
+            batch_size=8, micro_batch_size=8, learning_rate=0.05, dropout=BEHAVIOURS.index(behaviour) / 100
+        ),
+        seed=1,
+        target=Target(metric="score", value=target),
+        train_seconds_limit=seconds,
+        limit_state=TrialState.EXHAUSTED,
+        eval_every_steps=2,
+    )
+
+
+def request_endless_trial(number: int, behaviour: str = "learn", *, seconds: float = 60.0) -> TrialRequest:
+    """Return a request whose target is out of reach, for as long as a test may take."""
+    request = request_trial(number, behaviour, seconds=seconds, target=2.0)
+    return replace(request, configuration=replace(request.configuration, learning_rate=0.001))
+
+
+def wait_for(executor: LocalExecutor, satisfied: Callable[[list[Event]], bool], seconds: float = 30.0) -> list[Event]:
+    """Return the events up to where they satisfy; fail where they do not in time."""
+    events: list[Event] = []
+    deadline = time.monotonic() + seconds
+    while not satisfied(events):
+        assert time.monotonic() < deadline, f"not in {seconds} s; so far {events[-3:]}"
+        events += executor.events(0.5)
+    return events
+
+
+def outcomes(events: list[Event]) -> dict[int, TrialOutcome]:
+    """Return the outcome of each ended trial; none may have ended twice."""
+    ended = [event for event in events if isinstance(event, Ended)]
+    numbers = [event.number for event in ended]
+    assert len(numbers) == len(set(numbers)), f"ended twice: {numbers}"
+    return {event.number: event.outcome for event in ended}
+
+
+def run_to_the_end(executor: LocalExecutor, request: TrialRequest) -> tuple[TrialOutcome, list[Observed]]:
+    executor.submit(request)
+    events = wait_for(executor, lambda events: request.number in outcomes(events))
+    assert executor.events(0.0) == []
+    return outcomes(events)[request.number], [event for event in events if isinstance(event, Observed)]
+
+
+def worker_pids(executor: LocalExecutor) -> list[int]:
+    """Return the process ids of the executor's living workers."""
+    pids = [slot.worker.pid for slot in executor._slots if slot.worker]
+    return [pid for pid in pids if psutil.Process(pid).status() != psutil.STATUS_ZOMBIE]
+
+
+@contextmanager
+def opened(
+    folder: Path,
+    *,
+    slots: int = 1,
+    hang_seconds: float = 60.0,
+    device: str = "cpu",
+    log_folder: Path | None = None,
+    **settings: ParameterValue,
+) -> Iterator[LocalExecutor]:
+    """Yield an executor of the tiny workload, and close it."""
+    write_workload(folder)
+    executor = LocalExecutor(
+        "line.py:Line",
+        settings,
+        folder,
+        slots=slots,
+        hang_seconds=hang_seconds,
+        device=device,
+        log_folder=log_folder,
+    )
+    with closing(executor):
+        yield executor

@@ -1,0 +1,91 @@
+"""How endings are told apart and put into words."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from bssearch.errors import UsageError
+from bssearch.executors import failures
+from bssearch.executors.failures import (
+    describe_exception,
+    describe_exit,
+    judge_exit,
+    kernel_memory_kills,
+    tail,
+)
+from bssearch.records import TrialState
+
+
+@pytest.mark.parametrize(
+    ("return_code", "words"),
+    [
+        (0, "worker exited with code 0"),
+        (3, "worker exited with code 3"),
+        (-signal.SIGSEGV, "worker killed by SIGSEGV (signal 11)"),
+        (-signal.SIGKILL, "worker killed by SIGKILL (signal 9)"),
+        (-signal.SIGRTMIN - 1, f"worker killed by a signal (signal {signal.SIGRTMIN + 1})"),
+    ],
+)
+def test_an_exit_is_told_by_its_code_or_signal(return_code: int, words: str) -> None:
+    assert describe_exit(return_code) == words
+
+
+@pytest.mark.parametrize(
+    ("return_code", "before", "after", "state"),
+    [
+        (-signal.SIGKILL, 4, 5, TrialState.OOM),
+        (-signal.SIGKILL, 4, 4, TrialState.FAILED),
+        (-signal.SIGKILL, None, None, TrialState.FAILED),
+        (-signal.SIGSEGV, 4, 5, TrialState.FAILED),
+        (1, 4, 5, TrialState.FAILED),
+    ],
+)
+def test_a_sigkill_while_the_kernel_killed_for_memory_is_out_of_memory(
+    return_code: int,
+    before: int | None,
+    after: int | None,
+    state: TrialState,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(failures, "kernel_memory_kills", lambda: after)
+    found, reason = judge_exit(return_code, before)
+    assert found is state
+    assert reason.startswith(describe_exit(return_code))
+    assert ("out of host memory" in reason) == (state is TrialState.OOM)
+
+
+def test_the_kernels_counter_is_a_number_or_not_there() -> None:
+    kills = kernel_memory_kills()
+    assert kills is None or kills >= 0
+
+
+def test_an_exception_is_told_with_the_users_own_line_not_the_librarys(tmp_path: Path) -> None:
+    code = tmp_path / "own.py"
+    code.write_text("import json\n\ndef read():\n    return json.loads('nonsense')\n")
+    names: dict[str, object] = {}
+    exec(compile(code.read_text(), str(code), "exec"), names)
+    with pytest.raises(ValueError) as caught:
+        names["read"]()  # type: ignore[operator]
+    words = describe_exception(caught.value)
+    assert words.startswith("JSONDecodeError: ")
+    assert words.endswith(f"({code}:4: return json.loads('nonsense'))")
+
+
+def test_an_error_of_our_own_speaks_for_itself() -> None:
+    try:
+        raise UsageError("batch_size = 0 must be > 0")
+    except UsageError as error:
+        assert describe_exception(error) == "batch_size = 0 must be > 0"
+
+
+def test_a_tail_is_the_last_lines_from_a_place_on(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_bytes(b"before\n" + b"".join(b"line %d\n" % number for number in range(100)) + b"\xff\n")
+    lines = tail(log, len(b"before\n")).splitlines()
+    assert len(lines) == 40
+    assert lines[0] == "line 61" and lines[-1] == "\N{REPLACEMENT CHARACTER}"
+    assert "before" not in tail(log, len(b"before\n"))
+    assert tail(log, log.stat().st_size) == ""

@@ -1,0 +1,334 @@
+"""Trials in real worker processes: what goes well, and every way in which it does not."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+from line_workload import (
+    opened,
+    outcomes,
+    request_endless_trial,
+    request_trial,
+    run_to_the_end,
+    wait_for,
+    worker_pids,
+)
+
+from bssearch.errors import LaunchError, WorkloadError
+from bssearch.executors.base import Observed
+from bssearch.executors.local import LocalExecutor
+from bssearch.records import StepTimeRequest, TrialState
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalExecutor]:
+    """Yield an executor for the tests that leave its worker alive."""
+    folder = tmp_path_factory.mktemp("shared")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("BSSEARCH_DB_URL", "postgresql://me:secret-word@host/db")
+        patch.setenv("BSSEARCH_DB_URL_FILE", "/run/secret-word")
+        patch.setenv("PGPASSWORD", "secret-word")
+        patch.setenv("OMP_NUM_THREADS", "7")
+        patch.setenv("HARMLESS", "kept")
+        with opened(folder, log_folder=folder / "logs", report=str(folder / "environment.json")) as executor:
+            executor.describe()
+            yield executor
+
+
+def log_of(executor: LocalExecutor) -> str:
+    return executor._slots[0].log.read_text()
+
+
+def test_the_workload_is_described(shared: LocalExecutor) -> None:
+    description = shared.describe()
+    sizes = description.train_samples, description.validation_samples, description.test_samples
+    assert sizes == (64, 16, 16)
+    assert description.metrics["score"].chance == 0.0
+    assert description.environment.device_type == "cpu"
+    assert description.environment.workload_revision is not None
+
+
+def test_a_trial_runs_end_to_end(shared: LocalExecutor) -> None:
+    outcome, observed = run_to_the_end(shared, request_trial(1))
+    assert outcome.state is TrialState.REACHED
+    assert [event.observation.step for event in observed] == list(range(0, outcome.steps + 1, 2))
+    assert outcome.final_metric == observed[-1].observation.metric
+    assert outcome.best_metric is not None and outcome.best_metric >= 0.9
+    assert outcome.wall_seconds > 0
+
+
+def test_the_same_request_twice_takes_the_same_steps(shared: LocalExecutor) -> None:
+    first, _ = run_to_the_end(shared, request_trial(1))
+    second, _ = run_to_the_end(shared, request_trial(1))
+    assert first.steps_to_target == second.steps_to_target is not None
+    assert first.final_metric == second.final_metric
+
+
+def test_step_times_are_measured(shared: LocalExecutor) -> None:
+    step_time = shared.measure_step_time(StepTimeRequest(configuration=request_trial(1).configuration))
+    assert step_time.batch_size == 8
+    assert step_time.step_seconds is not None and step_time.step_seconds > 0
+
+
+def test_prints_go_to_the_log_and_not_into_the_protocol(shared: LocalExecutor) -> None:
+    outcome, _ = run_to_the_end(shared, request_endless_trial(2, "print", seconds=0.2))
+    assert outcome.state is TrialState.EXHAUSTED
+    for text in ('{"kind": "exit"}', "not json", "from a child"):
+        assert text in log_of(shared)
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "reason", "line"),
+    [
+        ("raise", "RuntimeError: the user's own mistake (", 'raise RuntimeError("the user\'s own mistake")'),
+        ("sys.exit", "SystemExit: enough (", 'sys.exit("enough")'),
+    ],
+)
+def test_an_exception_fails_the_trial_and_the_worker_lives_on(
+    behaviour: str, reason: str, line: str, shared: LocalExecutor
+) -> None:
+    before = worker_pids(shared)
+    outcome, observed = run_to_the_end(shared, request_endless_trial(3, behaviour))
+    assert outcome.state is TrialState.FAILED
+    assert outcome.reason.startswith(reason) and "line.py:" in outcome.reason and line in outcome.reason
+    assert outcome.traceback is not None and "Traceback" in outcome.traceback and line in outcome.traceback
+    assert outcome.steps == observed[-1].observation.step > 0
+    assert outcome.final_metric == observed[-1].observation.metric
+    assert run_to_the_end(shared, request_trial(4))[0].state is TrialState.REACHED
+    assert worker_pids(shared) == before
+
+
+def test_a_configuration_that_cannot_be_trained_fails_in_our_own_words(shared: LocalExecutor) -> None:
+    request = request_trial(5)
+    too_large = replace(request.configuration, batch_size=65, micro_batch_size=65)
+    outcome, _ = run_to_the_end(shared, replace(request, configuration=too_large))
+    assert outcome.state is TrialState.FAILED
+    assert outcome.reason == "batch_size = 65 must be <= 64, the number of training samples"
+
+
+def test_a_stop_is_honoured_at_once(shared: LocalExecutor) -> None:
+    shared.submit(request_endless_trial(6))
+    wait_for(shared, lambda events: len(events) >= 3)
+    asked = time.monotonic()
+    shared.stop(6, TrialState.PRUNED, "behind the incumbent")
+    shared.stop(77, TrialState.PRUNED, "no such trial")
+    events = wait_for(shared, lambda events: 6 in outcomes(events))
+    assert time.monotonic() - asked < 1.0
+    outcome = outcomes(events)[6]
+    assert (outcome.state, outcome.reason) == (TrialState.PRUNED, "behind the incumbent")
+    shared.stop(6, TrialState.PRUNED, "it is over")
+    assert run_to_the_end(shared, request_trial(7))[0].state is TrialState.REACHED
+
+
+def test_a_stop_right_after_the_submission_counts(shared: LocalExecutor) -> None:
+    shared.submit(request_endless_trial(8))
+    shared.stop(8, TrialState.CANCELLED, "changed my mind")
+    events = wait_for(shared, lambda events: 8 in outcomes(events))
+    outcome = outcomes(events)[8]
+    assert (outcome.state, outcome.reason) == (TrialState.CANCELLED, "changed my mind")
+    assert outcome.steps <= 1
+
+
+def test_a_worker_knows_no_database_and_the_number_of_its_threads(shared: LocalExecutor) -> None:
+    run_to_the_end(shared, request_endless_trial(9, "environment", seconds=0.2))
+    environment = json.loads((shared._slots[0].log.parents[1] / "environment.json").read_text())
+    assert "secret-word" not in json.dumps(environment)
+    assert environment["HARMLESS"] == "kept"
+    assert environment["OMP_NUM_THREADS"] == "1"
+
+
+def test_a_full_house_and_a_number_twice_are_the_callers_mistakes(shared: LocalExecutor) -> None:
+    shared.submit(request_endless_trial(10))
+    with pytest.raises(ValueError, match="no slot is free for trial 11"):
+        shared.submit(request_trial(11))
+    with pytest.raises(ValueError, match="while no trial runs"):
+        shared.measure_step_time(StepTimeRequest(configuration=request_trial(1).configuration))
+    shared.stop(10, TrialState.CANCELLED, "enough")
+    wait_for(shared, lambda events: 10 in outcomes(events))
+
+
+def test_events_wait_no_longer_than_asked(shared: LocalExecutor) -> None:
+    before = time.monotonic()
+    assert shared.events(0.3) == []
+    assert 0.25 < time.monotonic() - before < 0.6
+
+
+def test_workers_that_die_are_told_once_and_replaced(tmp_path: Path) -> None:
+    with opened(tmp_path) as executor:
+        outcome, observed = run_to_the_end(executor, request_endless_trial(1, "segfault"))
+        assert outcome.state is TrialState.FAILED
+        assert outcome.reason == "worker killed by SIGSEGV (signal 11)"
+        assert outcome.traceback is not None
+        assert "Segmentation fault" in outcome.traceback and "in misbehave" in outcome.traceback
+        last = observed[-1].observation
+        assert (outcome.steps, outcome.samples, outcome.train_seconds) == (
+            last.step,
+            last.samples,
+            last.train_seconds,
+        )
+        assert outcome.final_metric == last.metric and outcome.wall_seconds > 0
+        assert outcome.best_metric == max(event.observation.metric for event in observed)
+
+        executor.submit(request_endless_trial(2))
+        wait_for(executor, lambda events: len(events) >= 3)
+        (pid,) = worker_pids(executor)
+        os.kill(pid, signal.SIGKILL)
+        outcome = outcomes(wait_for(executor, lambda events: 2 in outcomes(events)))[2]
+        assert outcome.state is TrialState.FAILED
+        assert outcome.reason == "worker killed by SIGKILL (signal 9), from outside"
+
+        outcome, _ = run_to_the_end(executor, request_trial(3))
+        assert outcome.state is TrialState.REACHED
+
+
+def test_a_worker_that_dies_idle_is_replaced(tmp_path: Path) -> None:
+    with opened(tmp_path) as executor:
+        executor.describe()
+        (pid,) = worker_pids(executor)
+        os.kill(pid, signal.SIGKILL)
+        while worker_pids(executor):
+            time.sleep(0.01)
+        outcome, _ = run_to_the_end(executor, request_endless_trial(1, "exit"))
+        assert (outcome.state, outcome.reason) == (TrialState.FAILED, "worker exited with code 3")
+
+
+def test_a_hang_is_killed_and_shows_where_it_hung(tmp_path: Path) -> None:
+    with opened(tmp_path, hang_seconds=2.0) as executor:
+        executor.describe()
+        before = time.monotonic()
+        outcome, _ = run_to_the_end(executor, request_endless_trial(1, "hang"))
+        assert time.monotonic() - before < 6.0
+        assert outcome.state is TrialState.FAILED
+        assert outcome.reason == "hang: no training progress for 2 s; worker killed"
+        assert outcome.traceback is not None and "in misbehave" in outcome.traceback
+
+
+@pytest.mark.slow
+def test_a_hang_that_holds_the_interpreters_lock_is_killed(tmp_path: Path) -> None:
+    with opened(tmp_path, hang_seconds=2.0) as executor:
+        outcome, _ = run_to_the_end(executor, request_endless_trial(1, "hold_lock"))
+        assert outcome.state is TrialState.FAILED
+        assert outcome.reason.startswith("hang: ")
+
+
+@pytest.mark.slow
+def test_a_long_trial_that_makes_progress_is_no_hang(tmp_path: Path) -> None:
+    with opened(tmp_path, hang_seconds=2.0) as executor:
+        request = replace(request_endless_trial(1, seconds=5.0), eval_every_steps=10**9)
+        outcome, _ = run_to_the_end(executor, request)
+        assert outcome.state is TrialState.EXHAUSTED
+
+
+@pytest.mark.slow
+def test_a_forked_child_that_holds_the_pipe_does_not_delay_the_end(tmp_path: Path) -> None:
+    with opened(tmp_path) as executor:
+        executor.describe()
+        before = time.monotonic()
+        outcome, _ = run_to_the_end(executor, request_endless_trial(1, "fork_and_segfault"))
+        assert outcome.reason == "worker killed by SIGSEGV (signal 11)"
+        assert time.monotonic() - before < 10.0
+
+
+def test_kill_cancels_at_once_and_close_leaves_nothing_behind(tmp_path: Path) -> None:
+    process = psutil.Process()
+    before = process.num_fds(), threading.active_count()
+    children = {child.pid for child in process.children()}
+    with opened(tmp_path, slots=2) as executor:
+        executor.submit(request_endless_trial(1, "hang"))
+        executor.submit(request_endless_trial(2))
+        wait_for(executor, lambda events: {event.number for event in events} == {1, 2})
+        asked = time.monotonic()
+        executor.kill()
+        assert time.monotonic() - asked < 2.0
+        assert {child.pid for child in process.children()} == children
+        ended = outcomes(executor.events(0.0))
+        assert {number: outcome.state for number, outcome in ended.items()} == {
+            1: TrialState.CANCELLED,
+            2: TrialState.CANCELLED,
+        }
+        executor.submit(request_endless_trial(3))
+        executor.close()
+        assert outcomes(executor.events(0.0))[3].state is TrialState.CANCELLED
+    assert (process.num_fds(), threading.active_count()) == before
+    assert {child.pid for child in process.children()} == children, "a zombie"
+
+
+def test_trials_that_share_a_device_are_contended(tmp_path: Path) -> None:
+    with opened(tmp_path, slots=2) as executor:
+        executor.submit(request_endless_trial(1))
+        executor.submit(request_trial(2))
+        events = wait_for(executor, lambda events: 2 in outcomes(events))
+        executor.stop(1, TrialState.CANCELLED, "enough")
+        events += wait_for(executor, lambda events: 1 in outcomes(events))
+        ended = outcomes(events)
+        assert ended[1].contended and ended[2].contended
+        assert {event.number for event in events if isinstance(event, Observed)} == {1, 2}
+        assert not any(executor._trials_on("cpu"))
+
+
+@pytest.mark.parametrize(
+    ("fault", "error", "words"),
+    [
+        (
+            "load raises",
+            WorkloadError,
+            ["does not load", "ValueError: no such table", "line.py:", 'raise ValueError("no such table")'],
+        ),
+        (
+            "load segfaults",
+            LaunchError,
+            ["slot 0: worker killed by SIGSEGV (signal 11)", "Segmentation fault", "in load"],
+        ),
+    ],
+)
+def test_a_load_that_fails_is_raised(fault: str, error: type[Exception], words: list[str], tmp_path: Path) -> None:
+    with opened(tmp_path, fault=fault) as executor:
+        with pytest.raises(error) as caught:
+            executor.describe()
+        for word in words:
+            assert word in str(caught.value)
+        assert worker_pids(executor) == []
+
+
+def test_a_workload_that_does_not_import_shows_the_users_line_and_can_be_mended(tmp_path: Path) -> None:
+    with opened(tmp_path) as executor:
+        good = (tmp_path / "line.py").read_text()
+        (tmp_path / "line.py").write_text("import torch\nimport no_such_module\n")
+        with pytest.raises(WorkloadError, match=r"line\.py:2: import no_such_module") as caught:
+            executor.submit(request_trial(1))
+        assert "No module named 'no_such_module'" in str(caught.value)
+        (tmp_path / "line.py").write_text(good)
+        assert run_to_the_end(executor, request_trial(1))[0].state is TrialState.REACHED
+
+
+@pytest.mark.parametrize("device", ["cuda:77", "gpu"])
+def test_a_device_that_is_not_there_is_named_with_those_that_are(device: str, tmp_path: Path) -> None:
+    with (
+        opened(tmp_path, device=device) as executor,
+        pytest.raises(LaunchError, match=f"device '{device}' is not there; this machine has cpu"),
+    ):
+        executor.describe()
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "error", "words"),
+    [
+        ("raise", WorkloadError, "timing steps of batch size 8 failed: RuntimeError: the user's own mistake"),
+        ("segfault", LaunchError, "worker killed by SIGSEGV"),
+    ],
+)
+def test_a_measurement_that_fails_is_raised(behaviour: str, error: type[Exception], words: str, tmp_path: Path) -> None:
+    with opened(tmp_path, at=2) as executor:
+        configuration = request_trial(1, behaviour).configuration
+        with pytest.raises(error, match=words) as caught:
+            executor.measure_step_time(StepTimeRequest(configuration=configuration))
+        assert "in misbehave" in str(caught.value) or "line.py:" in str(caught.value)

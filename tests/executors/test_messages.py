@@ -1,0 +1,134 @@
+"""Messages survive the way through a pipe, and NaN does not get onto it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+from line_workload import request_trial
+
+from bssearch.errors import LaunchError, WorkloadError
+from bssearch.executors import messages
+from bssearch.executors.messages import Command, Lines, Reply, decode_command, decode_reply, encode
+from bssearch.records import (
+    Environment,
+    MetricInfo,
+    Observation,
+    StepTime,
+    StepTimeRequest,
+    TrialOutcome,
+    TrialState,
+    WorkloadDescription,
+)
+
+REQUEST = replace(
+    request_trial(7),
+    configuration=replace(
+        request_trial(7).configuration,
+        parameters={"momentum": 0.9, "nesterov": True, "horizon": 100, "name": "1", "one": 1.0, "none": None},
+    ),
+)
+OBSERVATION = Observation(step=4, samples=32, train_seconds=0.1 + 0.2, metric=1e-17, loss=None, learning_rate=0.1)
+DESCRIPTION = WorkloadDescription(
+    train_samples=1,
+    validation_samples=2,
+    test_samples=3,
+    metrics={"accuracy": MetricInfo(low=0.0, chance=0.1), "loss": MetricInfo()},
+    environment=Environment(
+        device_name="Grünes Gerät",
+        device_type="cpu",
+        device_memory_bytes=1 << 40,
+        precision="float32",
+        compile_mode="off",
+        torch_version="2",
+        cuda_version=None,
+        driver_version=None,
+        python_version="3",
+        host="here",
+        workload_revision=None,
+    ),
+)
+STEP_TIME = StepTime(
+    batch_size=8,
+    micro_batch_size=4,
+    step_seconds=0.1,
+    evaluation_seconds=None,
+    steps_timed=3,
+    peak_memory_bytes=None,
+)
+OUTCOME = TrialOutcome(state=TrialState.REACHED, reason="two\nlines", steps_to_target=3, traceback="a\n\tb\u2028c")
+
+COMMANDS: list[Command] = [
+    messages.Load(
+        workload="a.py:B",
+        workload_settings={"x": 1, "y": "2"},
+        folder="/a b",
+        device="auto",
+        slot=1,
+        threads=2,
+    ),
+    messages.MeasureStepTime(request=StepTimeRequest(configuration=REQUEST.configuration, threads=3)),
+    messages.Run(request=REQUEST),
+    messages.Stop(number=3, state=TrialState.PRUNED, reason="too slow"),
+    messages.Exit(),
+]
+REPLIES: list[Reply] = [
+    messages.Loaded(device="cuda:1", description=DESCRIPTION),
+    messages.Refused(error="workload", message="no", hint=None),
+    messages.Heartbeat(),
+    messages.StepTimeMeasured(step_time=STEP_TIME),
+    messages.TrialObserved(number=3, observation=OBSERVATION),
+    messages.TrialEnded(number=3, outcome=OUTCOME, broken=True),
+]
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.kind)
+def test_a_command_arrives_as_it_was_sent(command: Command) -> None:
+    line = encode(command)
+    assert line.count(b"\n") == 1
+    assert decode_command(line) == command
+
+
+@pytest.mark.parametrize("reply", REPLIES, ids=lambda reply: reply.kind)
+def test_a_reply_arrives_as_it_was_sent(reply: Reply) -> None:
+    line = encode(reply)
+    assert line.count(b"\n") == 1
+    assert decode_reply(line) == reply
+
+
+def test_parameters_keep_their_types_and_with_them_the_configurations_key() -> None:
+    decoded = decode_command(encode(messages.Run(request=REQUEST)))
+    assert isinstance(decoded, messages.Run)
+    parameters = decoded.request.configuration.parameters
+    assert {name: type(value) for name, value in parameters.items()} == {
+        name: type(value) for name, value in REQUEST.configuration.parameters.items()
+    }
+    assert decoded.request.configuration.key == REQUEST.configuration.key
+
+
+@pytest.mark.parametrize("metric", [math.nan, math.inf, -math.inf])
+def test_nan_and_infinities_are_refused(metric: float) -> None:
+    with pytest.raises(ValueError):
+        encode(messages.TrialObserved(number=1, observation=replace(OBSERVATION, metric=metric)))
+
+
+@pytest.mark.parametrize("line", [b"", b"hello", b"{}", b'{"kind": "run"}', b'{"kind": "heartbeat"}'])
+def test_what_is_no_command_is_refused(line: bytes) -> None:
+    with pytest.raises(ValueError):
+        decode_command(line)
+
+
+def test_refusals_become_the_error_they_name() -> None:
+    workload = messages.Refused(error="workload", message="a", hint="b").as_error()
+    launch = messages.Refused(error="launch", message="c").as_error()
+    assert isinstance(workload, WorkloadError) and (workload.message, workload.hint) == ("a", "b")
+    assert isinstance(launch, LaunchError) and (launch.message, launch.hint) == ("c", None)
+
+
+def test_lines_are_put_together_from_any_chunks() -> None:
+    stream = b"one\ntwo\n\nunfinished"
+    lines = Lines()
+    found = [line for byte in stream for line in lines.feed(bytes([byte]))]
+    assert found == [b"one", b"two", b""]
+    assert Lines().feed(stream) == found

@@ -1,0 +1,145 @@
+"""Records for tests, with only what a test cares about spelled out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from bssearch.records import (
+    Configuration,
+    Environment,
+    Observation,
+    ParameterValue,
+    Phase,
+    ProbeRecord,
+    TrialOutcome,
+    TrialRecord,
+    TrialState,
+)
+from bssearch.spec import StudySpec
+
+EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
+
+SPEC: dict[str, Any] = {
+    "schema_version": 1,
+    "name": "toy",
+    "workload": "digits",
+    "target": {"metric": "accuracy", "value": 0.9, "goal": "maximize"},
+    "space": {
+        "batch_size": {"low": 8, "high": 128},
+        "learning_rate": {"reference_batch": 32, "low": 0.01, "high": 1.0, "rule": "sqrt"},
+        "weight_decay": [0.0, 1e-4, 1e-3],
+        "dropout": {"low": 0.0, "high": 0.5},
+    },
+    "default": {"batch_size": 32, "learning_rate": 0.1, "weight_decay": 0.0, "dropout": 0.1},
+    "budget": {"trials": 20, "trial_train_seconds": 10.0},
+}
+
+
+def make_spec(**changes: Any) -> StudySpec:
+    return StudySpec.model_validate({**SPEC, **changes})
+
+
+def make_environment(**changes: Any) -> Environment:
+    values: dict[str, Any] = {
+        "device_name": "Test CPU",
+        "device_type": "cpu",
+        "device_memory_bytes": 8 * 2**30,
+        "precision": "fp32",
+        "compile_mode": "none",
+        "torch_version": "2.13.0",
+        "cuda_version": None,
+        "driver_version": None,
+        "python_version": "3.11.7",
+        "host": "test",
+        "workload_revision": "abc",
+    }
+    return Environment(**{**values, **changes})
+
+
+def make_trial(
+    number: int,
+    *,
+    batch_size: int = 32,
+    state: TrialState = TrialState.REACHED,
+    seconds: float = 1.0,
+    steps: int = 100,
+    phase: Phase = Phase.SEARCH,
+    learning_rate: float = 0.1,
+    sampled: Mapping[str, ParameterValue] | None = None,
+    best_metric: float | None = 0.9,
+    contended: bool = False,
+    product: float | None = None,
+    evidence: bool = False,
+    retry_of: int | None = None,
+    seed: int = 0,
+    configuration: Configuration | None = None,
+    **outcome: Any,
+) -> TrialRecord:
+    """Return a trial: `seconds` is its time-to-target where it reached the target, else how long it trained."""
+    reached = state is TrialState.REACHED
+    ended = None
+    if state.is_finished:
+        ended = TrialOutcome(
+            state=state,
+            reason="as the test has it",
+            train_seconds=seconds,
+            wall_seconds=seconds,
+            time_to_target_s=seconds if reached else None,
+            steps_to_target=steps if reached else None,
+            best_metric=best_metric,
+            final_metric=best_metric,
+            contended=contended,
+            **outcome,
+        )
+    created = EPOCH + timedelta(seconds=10 * number)
+    return TrialRecord(
+        number=number,
+        state=state,
+        phase=phase,
+        evidence=evidence,
+        configuration=configuration
+        or Configuration(batch_size=batch_size, micro_batch_size=batch_size, learning_rate=learning_rate),
+        sampled=sampled,
+        seed=seed,
+        train_seconds_limit=10.0,
+        eval_every_steps=5,
+        threads=1,
+        retry_of=retry_of,
+        lease_owner=None,
+        lease_expires_at=None,
+        created_at=created,
+        ended_at=created + timedelta(seconds=5) if state.is_finished else None,
+        steps_x_step_time_s=product,
+        outcome=ended,
+    )
+
+
+def make_probe(batch_size: int, **changes: Any) -> ProbeRecord:
+    values: dict[str, Any] = {
+        "batch_size": batch_size,
+        "micro_batch_size": batch_size,
+        "step_seconds": 0.001 * batch_size,
+        "evaluation_seconds": 0.01,
+        "steps_timed": 10,
+        "peak_memory_bytes": None,
+        "out_of_memory": False,
+        "eval_every_steps": 5,
+    }
+    return ProbeRecord(**{**values, **changes})
+
+
+def make_curve(*points: tuple[float, float], batch_size: int = 32) -> list[Observation]:
+    """Return observations at (train seconds, metric), ten steps apart."""
+    return [
+        Observation(
+            step=10 * index,
+            samples=10 * index * batch_size,
+            train_seconds=seconds,
+            metric=metric,
+            loss=None,
+            learning_rate=0.1,
+        )
+        for index, (seconds, metric) in enumerate(points)
+    ]

@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+from collections import Counter
+
+from bssearch.records import ProbeRecord, TrialRecord, TrialState
+from bssearch.search.allocation import evidence_sizes, propose
+from bssearch.search.history import History
+from tests.factories import make_probe, make_spec, make_trial
+
+SIZES = (8, 16, 32, 64, 128)
+
+
+def history(*trials: TrialRecord, probes: dict[int, ProbeRecord] | None = None) -> History:
+    return History(make_spec(), trials, probes or {size: make_probe(size) for size in SIZES})
+
+
+def default_trial(**changes: object) -> TrialRecord:
+    return make_trial(0, configuration=make_spec().default_configuration, **changes)  # type: ignore[arg-type]
+
+
+def test_the_default_comes_first_and_under_the_full_limit() -> None:
+    proposal = propose(history())
+    assert proposal is not None
+    assert (proposal.batch_size, proposal.source, proposal.evidence) == (32, "default", True)
+
+
+def test_a_lost_default_is_tried_again_a_failed_one_is_not() -> None:
+    lost = propose(history(default_trial(state=TrialState.LOST)))
+    failed = propose(history(default_trial(state=TrialState.FAILED)))
+    assert lost is not None
+    assert failed is not None
+    assert (lost.source, failed.source) == ("default", "transfer")
+
+
+def test_every_batch_size_gets_its_trials_nearest_to_the_incumbent_first() -> None:
+    trials = [default_trial(seconds=2.0)]
+    order = []
+    for number in range(1, 10):
+        proposal = propose(history(*trials))
+        assert proposal is not None
+        order.append(proposal.batch_size)
+        trials.append(make_trial(number, batch_size=proposal.batch_size, seconds=3.0, state=TrialState.CAPPED))
+    assert set(order[:2]) == {16, 64}
+    assert set(order[:4]) == {8, 16, 64, 128}
+    assert Counter([32, *order]) == dict.fromkeys(SIZES, 2)
+
+
+def test_running_trials_count_so_that_slots_spread_out() -> None:
+    proposal = propose(history(default_trial(), make_trial(1, batch_size=16, state=TrialState.RUNNING)))
+    assert proposal is not None
+    assert proposal.batch_size == 64
+
+
+def test_evidence_is_the_largest_and_a_rung_each_side_four_times_away() -> None:
+    assert evidence_sizes(history(default_trial())) == [128, 8]
+    sizes = (8, 16, 32, 64, 128, 256, 512)
+    wide = history(default_trial(), probes={size: make_probe(size) for size in sizes})
+    assert evidence_sizes(wide) == [512, 8, 128]
+
+
+def test_from_half_the_budget_evidence_runs_where_the_target_was_not_reached() -> None:
+    trials = [default_trial()]
+    trials += [make_trial(n, batch_size=16, seconds=1.0) for n in range(1, 4)]
+    for n, size in enumerate([8, 8, 32, 64, 64, 128, 128], start=4):
+        trials.append(make_trial(n, batch_size=size, seconds=2.0, state=TrialState.CAPPED))
+    proposal = propose(history(*trials))
+    assert proposal is not None
+    assert (proposal.batch_size, proposal.source, proposal.evidence) == (128, "transfer", True)
+
+
+def test_out_of_memory_excludes_every_larger_micro_batch() -> None:
+    probes = {size: make_probe(size, out_of_memory=size >= 64) for size in SIZES}
+    assert history(probes=probes).feasible == (8, 16, 32)
+    assert history(make_trial(0, batch_size=32, state=TrialState.OOM)).feasible == (8, 16)
+    assert history(probes={8: make_probe(8, out_of_memory=True)}).feasible == ()
+    accumulated = {64: make_probe(64, micro_batch_size=16), 32: make_probe(32, out_of_memory=True)}
+    assert history(probes=accumulated).feasible == (64,)
+
+
+def test_the_rest_goes_where_the_target_is_reached_soonest() -> None:
+    trials = [default_trial(seconds=1.0)]
+    for _ in range(60):
+        number = len(trials)
+        proposal = propose(history(*trials))
+        assert proposal is not None
+        slowness = {8: 4.0, 16: 2.0, 32: 1.0, 64: 1.1, 128: 3.0}[proposal.batch_size]
+        trials.append(make_trial(number, batch_size=proposal.batch_size, seconds=slowness))
+    counts = Counter(trial.configuration.batch_size for trial in trials)
+    assert counts[32] > counts[16] > counts[8] >= 2
+    assert counts[64] > counts[16]
+    assert min(counts.values()) >= 2

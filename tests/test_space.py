@@ -1,0 +1,140 @@
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from bssearch.scaling import LearningRateRule, learning_rate_factor
+from bssearch.space import SearchSpace, split_batch
+
+WIDE: dict[str, Any] = {
+    "batch_size": {"low": 4, "high": 1000},
+    "learning_rate": {"reference_batch": 64, "low": 0.01, "high": 1.0, "rule": "sqrt"},
+    "warmup_epochs": [0, 1, 2],
+    "weight_decay": {"low": 1e-5, "high": 1e-2},
+    "dropout": {"low": 0.0, "high": 0.5},
+    "label_smoothing": 0.1,
+    "clip_norm": [0.5, 1.0],
+    "optimizer": [{"name": "sgd", "momentum": [0.8, 0.9]}, {"name": "adamw", "learning_rate_scale": 0.01}],
+    "schedule": {"name": ["constant", "cosine"], "horizon_samples": {"low": 1000, "high": 9000}},
+}
+
+
+def space(**changes: Any) -> SearchSpace:
+    return SearchSpace.model_validate({**WIDE, **changes})
+
+
+def test_ladder_holds_the_powers_of_two_between_its_bounds() -> None:
+    assert space(batch_size={"low": 5, "high": 70}).rungs == (8, 16, 32, 64)
+    assert space(batch_size=[96, 32, 96]).rungs == (32, 96)
+    assert space(batch_size=48).rungs == (48,)
+
+
+@pytest.mark.parametrize(
+    ("rule", "factor"), [(LearningRateRule.LINEAR, 4.0), (LearningRateRule.SQRT, 2.0), (LearningRateRule.NONE, 1.0)]
+)
+def test_learning_rate_rules_at_four_times_the_batch(rule: LearningRateRule, factor: float) -> None:
+    assert learning_rate_factor(rule, 256, 64) == factor
+    assert learning_rate_factor(rule, 64, 256) == 1 / factor
+    relative = {"reference_batch": 64, "low": 0.01, "high": 1.0, "rule": rule}
+    plain = SearchSpace.model_validate({"batch_size": [64, 256], "learning_rate": relative})
+    configuration = plain.decode(256, {"reference_learning_rate": 0.1})
+    assert configuration.learning_rate == pytest.approx(0.1 * factor)
+
+
+@given(st.data())
+def test_what_is_sampled_comes_back_from_the_configuration(data: st.DataObject) -> None:
+    wide = space()
+    batch_size = data.draw(st.sampled_from(wide.rungs))
+    sampled = {
+        dimension.name: data.draw(
+            st.sampled_from(dimension.choices) if dimension.choices else st.floats(dimension.low, dimension.high)
+        )
+        for dimension in wide.dimensions()
+    }
+    configuration = wide.decode(batch_size, sampled)
+    back = wide.encode(configuration)
+    assert back is not None
+    assert math.isclose(float(back["reference_learning_rate"] or 0), float(sampled["reference_learning_rate"] or 0))
+    again = wide.decode(batch_size, back)
+    assert again.parameters == configuration.parameters
+    assert again.dropout == configuration.dropout
+
+
+def test_configuration_outside_the_space_has_no_coordinates() -> None:
+    wide = space()
+    inside = wide.decode(64, {dimension.name: dimension.any_value for dimension in wide.dimensions()})
+    assert wide.encode(inside) is not None
+    assert space(batch_size=[32]).encode(inside) is None
+    assert space(learning_rate={"low": 0.5, "high": 1.0}).encode(inside) is None
+    assert space(label_smoothing=0.0).encode(inside) is None
+    assert space(optimizer={"name": "adamw"}).encode(inside) is None
+
+
+def test_an_adamw_trial_carries_its_own_parameters_and_learning_rate_scale() -> None:
+    configuration = space().decode(
+        64,
+        {
+            "reference_learning_rate": 0.5,
+            "warmup_epochs": 0,
+            "weight_decay": 1e-3,
+            "dropout": 0.0,
+            "clip_norm": 1.0,
+            "optimizer": "adamw",
+            "sgd.momentum": 0.8,
+            "schedule": "cosine",
+            "horizon_samples": 2000.4,
+        },
+    )
+    assert configuration.learning_rate == pytest.approx(0.005)
+    assert configuration.parameters == {
+        "beta1": 0.9,
+        "beta2": 0.999,
+        "epsilon": 1e-8,
+        "schedule": "cosine",
+        "horizon_samples": 2000,
+        "clip_norm": 1.0,
+    }
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "largest", "split"), [(64, None, (64, 1)), (64, 64, (64, 1)), (64, 48, (32, 2)), (96, 50, (48, 2))]
+)
+def test_batches_beyond_the_micro_batch_accumulate(
+    batch_size: int, largest: int | None, split: tuple[int, int]
+) -> None:
+    assert split_batch(batch_size, largest) == split
+
+
+def test_learning_rate_at_the_edge_of_its_range_is_noticed() -> None:
+    one = space(optimizer={"name": "sgd"})
+    values = {dimension.name: dimension.any_value for dimension in one.dimensions()}
+    for rate, at_edge in [(0.0101, True), (0.1, False), (0.99, True)]:
+        assert one.at_edge(one.decode(256, {**values, "reference_learning_rate": rate})) is at_edge
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("batch_size", {"low": 33, "high": 60}, "no power of two between low = 33 and high = 60"),
+        ("batch_size", [], "at least 1 item"),
+        ("learning_rate", {"low": 1.0, "high": 0.1}, "low = 1 must be < high = 0.1"),
+        ("dropout", 1.0, "1 must be in [0, 1)"),
+        ("dropout", {"low": 0.3, "high": 0.1}, "low = 0.3 must be < high = 0.1"),
+        ("weight_decay", {"low": 0, "high": 0.1, "log": True}, "must be > 0 on a log scale"),
+        ("weight_decay", [-0.1], "-0.1 must be >= 0"),
+        ("optimizer", {"name": "sgd", "momentum": 0.0}, "nesterov needs momentum > 0"),
+        ("optimizer", {"name": "lion"}, "does not match any of the expected tags"),
+        ("schedule", {"name": "cosine"}, "a cosine schedule needs horizon_samples"),
+        ("schedule", {"horizon_samples": 5}, "a constant schedule takes no horizon_samples"),
+        ("max_micro_batch_size", 0, "greater than or equal to 1"),
+    ],
+)
+def test_wrong_spaces_say_what_is_wrong(field: str, value: object, message: str) -> None:
+    with pytest.raises(ValidationError) as caught:
+        space(**{field: value})
+    assert message in str(caught.value)

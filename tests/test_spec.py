@@ -1,0 +1,159 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import jsonschema
+import pytest
+import yaml
+
+from bssearch import settings
+from bssearch.errors import NotFoundError, SpecError
+from bssearch.spec import StudySpec, load_spec
+from bssearch.spec.model import changes
+from tests.factories import SPEC, make_spec
+
+
+def write(folder: Path, text: str, name: str = "study.yaml") -> Path:
+    path = folder / name
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+GOOD = """\
+schema_version: 1
+name: toy
+workload: digits
+target: {metric: accuracy, value: 0.9}
+space:
+  batch_size: {low: 8, high: 64}
+  learning_rate: {low: 1e-3, high: 5e-1}
+  dropout: {low: 0.0, high: 0.3}
+default: {batch_size: 32, learning_rate: 1e-1, dropout: 0.1}
+budget: {trials: 20, trial_train_seconds: 5}
+"""
+
+
+def test_exponents_without_a_point_are_numbers(tmp_path: Path) -> None:
+    spec = load_spec(write(tmp_path, GOOD))
+    assert spec.default.learning_rate == 0.1
+    assert spec.space.dimensions()[0].low == 0.001
+
+
+def test_toml_gives_the_same_study(tmp_path: Path) -> None:
+    toml = """\
+schema_version = 1
+name = "toy"
+workload = "digits"
+target = {metric = "accuracy", value = 0.9}
+default = {batch_size = 32, learning_rate = 0.1, dropout = 0.1}
+[space]
+batch_size = {low = 8, high = 64}
+learning_rate = {low = 1e-3, high = 0.5}
+dropout = {low = 0.0, high = 0.3}
+[budget]
+trials = 20
+trial_train_seconds = 5
+"""
+    assert load_spec(write(tmp_path, toml, "study.toml")) == load_spec(write(tmp_path, GOOD))
+
+
+def test_set_overrides_fields_and_makes_missing_groups(tmp_path: Path) -> None:
+    path = write(tmp_path, GOOD)
+    spec = load_spec(path, ["space.learning_rate.high=2e-1", "executor.slots=2", "name=other"])
+    assert (spec.space.dimensions()[0].high, spec.executor.slots, spec.name) == (0.2, 2, "other")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("dropout: {low", "dropuot: {low", "space.dropuot: unknown key; did you mean 'dropout'? ({path}:8)"),
+        ("high: 5e-1", "high: 1e-4", "space.learning_rate: low = 0.001 must be < high = 0.0001 ({path}:7)"),
+        ("{low: 8, high: 64}", "[]", "({path}:6)"),
+        ("high: 64", "high: 7", "space.batch_size: low = 8 must be <= high = 7 ({path}:6)"),
+        ("target: {metric: accuracy, value: 0.9}\n", "", "target: field required ({path})"),
+        ("value: 0.9", "value: high", "target.value = 'high': input should be a valid number"),
+        ("value: 0.9", "value: .nan", "target.value"),
+        (", dropout: 0.1}", "}", "dropout is searched, so the default must give it ({path}:9)"),
+        ("trials: 20", "trials: 3", "budget.trials = 3 must be >= 4"),
+        ("name: toy", "name: to/y", "name = 'to/y'"),
+        ("schema_version: 1", "schema_version: 2", "schema_version = 2"),
+        ("name: toy", "name: toy\nname: toy", "{path}:3: not valid YAML: the key 'name' stands twice"),
+        ("space:", "space: [", "{path}:7: not valid YAML"),
+        ("space:", "- space:", "not valid YAML"),
+    ],
+)
+def test_errors_name_file_line_and_field(tmp_path: Path, old: str, new: str, said: str) -> None:
+    path = write(tmp_path, GOOD.replace(old, new))
+    with pytest.raises(SpecError) as caught:
+        load_spec(path)
+    assert said.replace("{path}", str(path)) in str(caught.value)
+    assert caught.value.exit_code == 2
+
+
+def test_wrong_overrides_are_named_as_given(tmp_path: Path) -> None:
+    path = write(tmp_path, GOOD)
+    for override, said in [
+        ("budget.trials=none", "budget.trials = 'none'"),
+        ("budget", "it takes the form field.name=value"),
+        ("name.x=1", "name is no group of fields"),
+        ("spaec.dropout=0", "spaec: unknown key; did you mean 'space'?"),
+    ]:
+        with pytest.raises(SpecError, match="--set") as caught:
+            load_spec(path, [override])
+        assert said in str(caught.value)
+
+
+def test_missing_and_unreadable_files(tmp_path: Path) -> None:
+    with pytest.raises(NotFoundError) as caught:
+        load_spec("digit")
+    assert caught.value.hint == "did you mean the shipped study 'digits'?"
+    with pytest.raises(SpecError, match=r"a spec is \.yaml"):
+        load_spec(write(tmp_path, GOOD, "study.json"))
+    binary = tmp_path / "binary.yaml"
+    binary.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(SpecError, match="cannot be read"):
+        load_spec(binary)
+    with pytest.raises(SpecError, match="a spec is a mapping"):
+        load_spec(write(tmp_path, "- 1\n"))
+
+
+def test_shipped_studies_load_and_fit_the_printed_schema() -> None:
+    shipped = settings.shipped_studies()
+    assert "digits" in shipped
+    for name, path in shipped.items():
+        assert load_spec(name).name == name
+        jsonschema.validate(yaml.safe_load(path.read_text().replace("1e-", "1.0e-")), StudySpec.model_json_schema())
+
+
+def test_question_hash_follows_the_question_only() -> None:
+    base = make_spec()
+    same = make_spec(budget={"trials": 99, "trial_train_seconds": 1.0}, seed=5, pruner={"name": "none"}, name="other")
+    assert same.question_hash == base.question_hash
+    for change in (
+        {"target": {"metric": "accuracy", "value": 0.91}},
+        {"workload_settings": {"width": 3}},
+        {"default": {**SPEC["default"], "learning_rate": 0.2}},
+        {"space": {**SPEC["space"], "dropout": 0.1}},
+    ):
+        assert make_spec(**change).question_hash != base.question_hash
+
+
+def test_spec_survives_its_own_json() -> None:
+    spec = make_spec(
+        space={**SPEC["space"], "optimizer": [{"name": "sgd"}, {"name": "adamw"}]},
+        default={**SPEC["default"], "optimizer": {"name": "sgd"}},
+    )
+    assert StudySpec.model_validate(json.loads(json.dumps(spec.model_dump(mode="json")))) == spec
+
+
+def test_changes_name_the_fields_that_differ() -> None:
+    old = {"target": {"value": 0.9, "metric": "a"}, "workload": "x"}
+    new = {"target": {"value": 0.8, "metric": "a"}, "workload": "x", "extra": 1}
+    assert changes(old, new) == {"target.value": (0.9, 0.8), "extra": (None, 1)}
+
+
+def test_default_takes_the_fixed_values_of_the_space() -> None:
+    configuration = make_spec().default_configuration
+    assert (configuration.batch_size, configuration.learning_rate, configuration.dropout) == (32, 0.1, 0.1)
+    assert configuration.parameters == {"momentum": 0.9, "nesterov": True, "schedule": "constant"}
