@@ -22,7 +22,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from bssearch.errors import WorkloadError
-from bssearch.records import MetricInfo, ParameterValue
+from bssearch.records import MetricInfo
 
 if TYPE_CHECKING:
     import torch
@@ -42,7 +42,8 @@ class Part:
 
     def chunks(self, size: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Yield (inputs, targets) in order, ``size`` samples at a time; the last chunk may be smaller."""
-        yield from zip(self.inputs.split(size), self.targets.split(size), strict=True)
+        for start in range(0, len(self), size):
+            yield self.inputs[start : start + size], self.targets[start : start + size]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +88,7 @@ class Workload(Protocol):
 METHODS = ("load", "build_model", "loss", "evaluate")
 
 
-def resolve(name: str, settings: Mapping[str, ParameterValue], folder: Path) -> Workload:
+def resolve(name: str, settings: Mapping[str, Any], folder: Path) -> Workload:
     """Return the workload that a spec's string names, built with the spec's settings.
 
     Relative files are looked up in ``folder``. Raises `WorkloadError` with the user's own error line where the code

@@ -50,6 +50,8 @@ class Line:
 
     def __init__(self, fault="", at=40, report=""):
         self.fault, self.at, self.report = fault, at, report
+        if fault == "infinite bound":
+            self.metrics = {"score": MetricInfo(low=float("-inf"))}
         self.behaviour = "learn"
         self.calls = 0
 

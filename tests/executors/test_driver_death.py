@@ -19,7 +19,7 @@ import sys
 import time
 from pathlib import Path
 
-from line_workload import opened, request_endless_trial
+from tests.executors.line_workload import opened, request_endless_trial
 from bssearch.executors.base import Observed
 
 with opened(Path(sys.argv[1]), slots=2) as executor:
@@ -49,7 +49,7 @@ def marked(mark: str) -> dict[int, list[str]]:
 
 def test_a_killed_driver_leaves_no_process(tmp_path: Path) -> None:
     mark = uuid.uuid4().hex
-    path = os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])
+    path = os.pathsep.join([str(Path(__file__).parents[2]), *filter(None, sys.path)])
     driver = subprocess.Popen(
         [sys.executable, "-c", DRIVER, str(tmp_path)],
         env=os.environ | {MARK: mark, "PYTHONPATH": path},

@@ -13,7 +13,12 @@ from pathlib import Path
 
 import psutil
 import pytest
-from line_workload import (
+
+from bssearch.errors import LaunchError, WorkloadError
+from bssearch.executors.base import Observed
+from bssearch.executors.local import LocalExecutor
+from bssearch.records import StepTimeRequest, TrialState
+from tests.executors.line_workload import (
     opened,
     outcomes,
     request_endless_trial,
@@ -22,11 +27,6 @@ from line_workload import (
     wait_for,
     worker_pids,
 )
-
-from bssearch.errors import LaunchError, WorkloadError
-from bssearch.executors.base import Observed
-from bssearch.executors.local import LocalExecutor
-from bssearch.records import StepTimeRequest, TrialState
 
 
 @pytest.fixture(scope="module")
@@ -193,9 +193,10 @@ def test_workers_that_die_are_told_once_and_replaced(tmp_path: Path) -> None:
 def test_a_worker_that_dies_idle_is_replaced(tmp_path: Path) -> None:
     with opened(tmp_path) as executor:
         executor.describe()
-        (pid,) = worker_pids(executor)
-        os.kill(pid, signal.SIGKILL)
-        while worker_pids(executor):
+        worker = executor._slots[0].worker
+        assert worker is not None
+        os.kill(worker.pid, signal.SIGKILL)
+        while not worker.has_exited():
             time.sleep(0.01)
         outcome, _ = run_to_the_end(executor, request_endless_trial(1, "exit"))
         assert (outcome.state, outcome.reason) == (TrialState.FAILED, "worker exited with code 3")
@@ -282,6 +283,11 @@ def test_trials_that_share_a_device_are_contended(tmp_path: Path) -> None:
             "load raises",
             WorkloadError,
             ["does not load", "ValueError: no such table", "line.py:", 'raise ValueError("no such table")'],
+        ),
+        (
+            "infinite bound",
+            WorkloadError,
+            ["metrics must map names to MetricInfo with finite bounds or None", "low=-inf"],
         ),
         (
             "load segfaults",

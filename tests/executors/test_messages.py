@@ -6,7 +6,6 @@ import math
 from dataclasses import replace
 
 import pytest
-from line_workload import request_trial
 
 from bssearch.errors import LaunchError, WorkloadError
 from bssearch.executors import messages
@@ -21,6 +20,7 @@ from bssearch.records import (
     TrialState,
     WorkloadDescription,
 )
+from tests.executors.line_workload import request_trial
 
 REQUEST = replace(
     request_trial(7),

@@ -1,0 +1,87 @@
+"""Why a trial or a worker failed, in words a person understands."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sysconfig
+import traceback
+from pathlib import Path
+
+from bssearch.errors import BSSearchError
+from bssearch.records import TrialState
+
+_TAIL_BYTES = 64 * 1024
+_TAIL_LINES = 40
+
+_PACKAGE = str(Path(__file__).resolve().parents[1]) + os.sep
+_SHIPPED_WORKLOADS = _PACKAGE + "workloads" + os.sep
+_LIBRARIES = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+
+
+def describe_exception(error: BaseException) -> str:
+    """Return ``ExceptionType: message (file:line: code)``, the place being the last in the user's own code.
+
+    Frames of the standard library, of installed packages and of bssearch are passed over where there are
+    others. An error of bssearch's own speaks for itself.
+    """
+    if isinstance(error, BSSearchError):
+        return str(error)
+    text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    frames = list(traceback.extract_tb(error.__traceback__))
+    own = [frame for frame in frames if _is_users(frame.filename)] or frames
+    return f"{text} ({own[-1].filename}:{own[-1].lineno}: {own[-1].line})" if own else text
+
+
+def _is_users(filename: str) -> bool:
+    if filename.startswith(_SHIPPED_WORKLOADS):
+        return True
+    return not filename.startswith(("<", _PACKAGE, *_LIBRARIES))
+
+
+def describe_exit(return_code: int) -> str:
+    """Return how a worker process ended, from its return code (negative: the signal that killed it)."""
+    if return_code >= 0:
+        return f"worker exited with code {return_code}"
+    try:
+        name = signal.Signals(-return_code).name
+    except ValueError:
+        name = "a signal"
+    return f"worker killed by {name} (signal {-return_code})"
+
+
+def judge_exit(return_code: int, kernel_kills_before: int | None) -> tuple[TrialState, str]:
+    """Return the state and the reason of a trial whose worker process ended under it.
+
+    ``kernel_kills_before`` is `kernel_memory_kills` from when the trial started: where it has grown and the
+    worker fell to SIGKILL, the kernel took it for want of memory.
+    """
+    reason = describe_exit(return_code)
+    kills = kernel_memory_kills()
+    if return_code == -signal.SIGKILL and kernel_kills_before is not None and kills is not None:
+        if kills > kernel_kills_before:
+            return TrialState.OOM, f"{reason} by the kernel, out of host memory"
+        return TrialState.FAILED, f"{reason}, from outside"
+    return TrialState.FAILED, reason
+
+
+def kernel_memory_kills() -> int | None:
+    """Return how many processes the kernel has killed for want of memory; None if it does not say."""
+    try:
+        counters = Path("/proc/vmstat").read_text()
+    except OSError:
+        return None
+    for line in counters.splitlines():
+        name, _, value = line.partition(" ")
+        if name == "oom_kill":
+            return int(value)
+    return None
+
+
+def tail(log: Path, start: int) -> str:
+    """Return the last lines of a log file, none from before byte ``start``."""
+    with log.open("rb") as file:
+        end = file.seek(0, 2)
+        file.seek(max(start, end - _TAIL_BYTES))
+        text = file.read().decode(errors="replace")
+    return "\n".join(text.splitlines()[-_TAIL_LINES:])

@@ -1,0 +1,56 @@
+"""A worker process does not outlive its driver, and nothing that the worker started does either.
+
+Three strings, each for a case that the others miss when the driver is killed outright:
+
+* the kernel kills the worker (``PR_SET_PDEATHSIG``, Linux), even one stuck with the interpreter's lock held;
+* a thread sees the end of the command stream and kills the worker's process group (everywhere);
+* a tiny shell in that process group holds the read end of a pipe whose only writer is the driver, and kills
+  the group when it closes: the processes that the user's code started (data loaders, say) go too.
+
+A process that leaves the group, for a session of its own say, is out of reach.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+from typing import NoReturn
+
+_PR_SET_PDEATHSIG = 1
+_WATCH = "read line; kill -9 0"
+
+
+def die_with_parent(parent: int) -> None:
+    """Ask the kernel to kill this process when the thread that started it ends. Does nothing outside Linux.
+
+    ``parent`` is the process id of the driver: where it is no longer our parent, it died before we could ask.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        end_group()
+
+
+def end_group() -> NoReturn:
+    """Kill this process and all others of its group; only this process where it does not lead its group."""
+    if os.getpgrp() == os.getpid():
+        os.killpg(os.getpgrp(), signal.SIGKILL)
+    os._exit(1)
+
+
+class Watcher:
+    """The shell that kills this process group when the driver's end of the pipe ``lifeline`` closes."""
+
+    def __init__(self, lifeline: int) -> None:
+        self._shell = subprocess.Popen(
+            ["/bin/sh", "-c", _WATCH], stdin=lifeline, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        os.close(lifeline)
+
+    def dismiss(self) -> None:
+        """End the shell alone."""
+        self._shell.kill()
+        self._shell.wait()

@@ -1,0 +1,337 @@
+"""Runs trials on this machine: one long-lived worker process per slot."""
+
+from __future__ import annotations
+
+import queue
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TypeVar
+
+from bssearch.errors import BSSearchError, LaunchError
+from bssearch.executors.base import Ended, Event, Observed
+from bssearch.executors.failures import describe_exit, judge_exit, kernel_memory_kills, tail
+from bssearch.executors.messages import (
+    Exit,
+    Heartbeat,
+    Load,
+    Loaded,
+    MeasureStepTime,
+    Refused,
+    Reply,
+    Run,
+    StepTimeMeasured,
+    Stop,
+    TrialEnded,
+    TrialObserved,
+)
+from bssearch.executors.process import WorkerProcess
+from bssearch.records import (
+    Observation,
+    ParameterValue,
+    StepTime,
+    StepTimeRequest,
+    TrialOutcome,
+    TrialRequest,
+    TrialState,
+    WorkloadDescription,
+)
+
+T = TypeVar("T")
+
+JOB_SECONDS = 3600.0
+"""A worker that loads the workload, or times steps, for longer than this is taken to hang."""
+
+_CLOSE_SECONDS = 3.0
+_KILL_SECONDS = 5.0
+_TICK_SECONDS = 0.2
+
+
+@dataclass(slots=True)
+class _Trial:
+    """A running trial, and what is known of it should its worker die."""
+
+    request: TrialRequest
+    log_start: int
+    started: float = field(default_factory=time.monotonic)
+    kernel_kills: int | None = field(default_factory=kernel_memory_kills)
+    contended: bool = False
+    last: Observation | None = None
+    best_metric: float | None = None
+
+    def observe(self, observation: Observation) -> None:
+        gain = self.request.target.gain
+        if self.best_metric is None or gain(observation.metric) > gain(self.best_metric):
+            self.best_metric = observation.metric
+        self.last = observation
+
+    def finished(self, outcome: TrialOutcome) -> TrialOutcome:
+        """Return the outcome with what the driver knows: contention, and what a failed trial had reached."""
+        outcome = replace(outcome, contended=outcome.contended or self.contended)
+        if self.last is not None and outcome.final_metric is None:
+            outcome = replace(
+                outcome,
+                steps=self.last.step,
+                samples=self.last.samples,
+                train_seconds=self.last.train_seconds,
+                final_metric=self.last.metric,
+                best_metric=self.best_metric,
+            )
+        if outcome.wall_seconds == 0.0:
+            outcome = replace(outcome, wall_seconds=time.monotonic() - self.started)
+        return outcome
+
+
+@dataclass(slots=True)
+class _Slot:
+    """One slot: its worker, if it has one, and the answers to what that was asked last."""
+
+    index: int
+    log: Path
+    worker: WorkerProcess | None = None
+    description: WorkloadDescription | None = None
+    device: str | None = None
+    step_time: StepTime | None = None
+    error: BSSearchError | None = None
+    trial: _Trial | None = None
+    verdict: tuple[TrialState, str] | None = None
+    """Why we killed the worker, where we did."""
+
+
+class LocalExecutor:
+    """Runs trials in ``slots`` worker processes on this machine; see `bssearch.executors.base.Executor`.
+
+    ``device`` is ``auto`` (slots take turns over the CUDA devices, else the CPU), ``cpu``, ``cuda`` or
+    ``cuda:N``. A trial whose worker shows no training progress for ``hang_seconds`` is killed. What workers
+    write to stdout and stderr is kept in ``log_folder`` (by default for as long as the executor is open), one
+    file per slot.
+
+    Call it from one thread, and from one that outlives it: the kernel ends the workers with the thread that
+    started them.
+    """
+
+    def __init__(
+        self,
+        workload: str,
+        workload_settings: Mapping[str, Any],
+        folder: Path,
+        *,
+        slots: int = 1,
+        threads: int = 1,
+        device: str = "auto",
+        hang_seconds: float = 300.0,
+        log_folder: Path | None = None,
+    ) -> None:
+        if slots < 1:
+            raise ValueError(f"slots = {slots} must be at least 1")
+        self.slots = slots
+        self._workload = workload
+        self._workload_settings = dict(workload_settings)
+        self._folder = folder.resolve()
+        self._threads = threads
+        self._device = device
+        self._hang_seconds = hang_seconds
+        self._temporary = None
+        if log_folder is None:
+            self._temporary = tempfile.TemporaryDirectory(prefix="bssearch-logs-", ignore_cleanup_errors=True)
+            log_folder = Path(self._temporary.name)
+        log_folder.mkdir(parents=True, exist_ok=True)
+        self._slots = [_Slot(index, log_folder / f"slot-{index}.log") for index in range(slots)]
+        self._inbox: queue.SimpleQueue[tuple[WorkerProcess, Reply | None]] = queue.SimpleQueue()
+        self._events: list[Event] = []
+
+    def describe(self) -> WorkloadDescription:
+        """Load the workload and return what it offers; raise `WorkloadError` or `LaunchError`."""
+        slot = self._slots[0]
+        self._make_ready(slot)
+        assert slot.description is not None, "a slot is ready when its workload is described"
+        return slot.description
+
+    def measure_step_time(self, request: StepTimeRequest) -> StepTime:
+        """Time isolated steps while no trial runs; raise `LaunchError` if the worker dies of it.
+
+        Raises `WorkloadError` where the user's code does.
+        """
+        if any(slot.trial for slot in self._slots):
+            raise ValueError("step times are measured while no trial runs")
+        slot = self._slots[0]
+        worker = self._make_ready(slot)
+        slot.step_time = None
+        worker.send(MeasureStepTime(request=request))
+        return self._await(slot, lambda: slot.step_time)
+
+    def submit(self, request: TrialRequest) -> None:
+        """Start a trial in a free slot; raise `LaunchError` if no worker can be started.
+
+        The first submission starts the workers of all slots: they load side by side, and not beside trials.
+        """
+        self._pump(0.0)
+        running = [slot.trial.request.number for slot in self._slots if slot.trial]
+        if len(running) == self.slots:
+            raise ValueError(f"no slot is free for trial {request.number}: {running} are running")
+        if request.number in running:
+            raise ValueError(f"trial {request.number} is running already")
+        for slot in self._slots:
+            if slot.worker is None:
+                self._start(slot)
+        slot = min(
+            (slot for slot in self._slots if not slot.trial),
+            key=lambda slot: (len(self._trials_on(slot.device)), slot.index),
+        )
+        worker = self._make_ready(slot)
+        trial = _Trial(request, log_start=slot.log.stat().st_size)
+        for neighbour in self._trials_on(slot.device):
+            neighbour.contended = trial.contended = True
+        slot.trial = trial
+        worker.send(Run(request=request))
+
+    def stop(self, number: int, state: TrialState, reason: str) -> None:
+        """Ask a running trial to end in ``state``; it does within one step. Unknown numbers are ignored."""
+        for slot in self._slots:
+            if slot.worker and slot.trial and slot.trial.request.number == number:
+                slot.worker.send(Stop(number=number, state=state, reason=reason))
+
+    def events(self, timeout: float) -> list[Event]:
+        """Return what has happened since the last call, waiting up to ``timeout`` seconds for the first."""
+        deadline = time.monotonic() + timeout
+        self._pump(0.0)
+        while not self._events and (left := deadline - time.monotonic()) > 0:
+            self._pump(min(left, _TICK_SECONDS))
+        events, self._events = self._events, []
+        return events
+
+    def kill(self) -> None:
+        """End every worker at once, without waiting for its trial; running trials end as cancelled."""
+        for slot in self._slots:
+            if slot.worker:
+                slot.verdict = slot.verdict or (TrialState.CANCELLED, "killed: the run was stopped")
+                slot.worker.kill()
+        self._wait_for_burials(_KILL_SECONDS)
+
+    def close(self) -> None:
+        """Let the workers go in peace; kill those that do not. Running trials end as cancelled."""
+        for slot in self._slots:
+            if slot.worker:
+                slot.worker.send(Exit())
+        self._wait_for_burials(_CLOSE_SECONDS)
+        self.kill()
+        if self._temporary is not None:
+            self._temporary.cleanup()
+
+    def _wait_for_burials(self, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while any(slot.worker for slot in self._slots) and time.monotonic() < deadline:
+            self._pump(_TICK_SECONDS)
+
+    def _trials_on(self, device: str | None) -> list[_Trial]:
+        return [slot.trial for slot in self._slots if slot.trial and slot.device == device]
+
+    def _start(self, slot: _Slot) -> None:
+        try:
+            worker = WorkerProcess(slot=slot.index, threads=self._threads, log=slot.log, inbox=self._inbox)
+        except OSError as error:
+            raise LaunchError(f"the worker of slot {slot.index} cannot be started: {error}") from error
+        slot.worker, slot.error, slot.verdict = worker, None, None
+        worker.send(
+            Load(
+                workload=self._workload,
+                workload_settings=self._workload_settings,
+                folder=str(self._folder),
+                device=self._device,
+                slot=slot.index,
+                threads=self._threads,
+            )
+        )
+
+    def _make_ready(self, slot: _Slot) -> WorkerProcess:
+        """Return the slot's worker with the workload loaded, started anew where the last one has died."""
+        while slot.worker is not None and (slot.verdict or slot.worker.has_exited()):
+            self._pump(_TICK_SECONDS)
+        if slot.worker is None:
+            self._start(slot)
+        self._await(slot, lambda: slot.description)
+        assert slot.worker is not None, "only a living worker describes its workload"
+        return slot.worker
+
+    def _await(self, slot: _Slot, answer: Callable[[], T | None]) -> T:
+        """Wait for the worker's answer; raise the error that it, its death or its silence is."""
+        deadline = time.monotonic() + JOB_SECONDS
+        while (found := answer()) is None:
+            if slot.error is not None:
+                self._discard(slot)
+                raise slot.error
+            if slot.worker and not slot.verdict and time.monotonic() > deadline:
+                slot.verdict = TrialState.FAILED, f"worker killed: no answer for {JOB_SECONDS:.0f} s"
+                slot.worker.write_stack()
+                slot.worker.kill()
+            self._pump(_TICK_SECONDS)
+        return found
+
+    def _discard(self, slot: _Slot) -> None:
+        """Kill a worker that answered with an error: user code half loaded is nothing to go on from."""
+        if slot.worker is not None:
+            slot.worker.kill()
+        while slot.worker is not None:
+            self._pump(_TICK_SECONDS)
+
+    def _pump(self, timeout: float) -> None:
+        """Take in what the workers said, waiting up to ``timeout`` seconds for the first; look for hangs."""
+        try:
+            self._take(*self._inbox.get(block=timeout > 0, timeout=timeout or None))
+            while True:
+                self._take(*self._inbox.get_nowait())
+        except queue.Empty:
+            pass
+        for slot in self._slots:
+            if slot.worker and slot.trial and not slot.verdict:
+                silence = time.monotonic() - max(slot.worker.last_heard, slot.trial.started)
+                if silence > self._hang_seconds:
+                    slot.verdict = (
+                        TrialState.FAILED,
+                        f"hang: no training progress for {silence:.0f} s; worker killed",
+                    )
+                    slot.worker.write_stack()
+                    slot.worker.kill()
+
+    def _take(self, worker: WorkerProcess, reply: Reply | None) -> None:
+        slot = self._slots[worker.slot]
+        match reply:
+            case Loaded():
+                slot.device, slot.description = reply.device, reply.description
+            case Refused():
+                slot.error = reply.as_error()
+            case StepTimeMeasured():
+                slot.step_time = reply.step_time
+            case TrialObserved():
+                if slot.trial is not None:
+                    slot.trial.observe(reply.observation)
+                    self._events.append(Observed(reply.number, reply.observation))
+            case TrialEnded():
+                self._end_trial(slot, reply.outcome)
+                if reply.broken:
+                    slot.verdict = TrialState.FAILED, "worker killed: its device failed"
+                    worker.kill()
+            case None:
+                self._bury(slot, worker)
+            case Heartbeat():
+                pass
+
+    def _end_trial(self, slot: _Slot, outcome: TrialOutcome) -> None:
+        if slot.trial is not None:
+            self._events.append(Ended(slot.trial.request.number, slot.trial.finished(outcome)))
+            slot.trial = None
+
+    def _bury(self, slot: _Slot, worker: WorkerProcess) -> None:
+        """Close the books on a dead worker: all that it said has been taken in before."""
+        return_code = worker.bury()
+        slot.worker = slot.description = None
+        if slot.trial is not None:
+            state, reason = slot.verdict or judge_exit(return_code, slot.trial.kernel_kills)
+            words = tail(slot.log, slot.trial.log_start)
+            self._end_trial(slot, TrialOutcome(state=state, reason=reason, traceback=words or None))
+        elif slot.error is None:
+            reason = slot.verdict[1] if slot.verdict else describe_exit(return_code)
+            words = tail(slot.log, worker.log_start)
+            slot.error = LaunchError(f"slot {slot.index}: {reason}" + (f"\n{words}" if words else ""))

@@ -1,0 +1,164 @@
+"""What the driver and a worker say to each other: one JSON object a line, told by its ``kind``.
+
+The driver sends a `Command`, the worker answers with a `Reply`. Records travel as they are stored, through
+`bssearch.records.to_json`, which refuses NaN and infinities; decoding validates every field.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from pydantic import Field, TypeAdapter
+
+from bssearch.errors import BSSearchError, LaunchError, WorkloadError
+from bssearch.records import (
+    Observation,
+    ParameterValue,
+    StepTime,
+    StepTimeRequest,
+    TrialOutcome,
+    TrialRequest,
+    TrialState,
+    WorkloadDescription,
+    to_json,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """Resolve and load a workload on a device (``auto``, ``cpu``, ``cuda`` or ``cuda:N``)."""
+
+    workload: str
+    workload_settings: Mapping[str, Any]
+    folder: str
+    device: str
+    slot: int
+    threads: int
+    kind: Literal["load"] = "load"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasureStepTime:
+    """Time optimizer steps."""
+
+    request: StepTimeRequest
+    kind: Literal["measure_step_time"] = "measure_step_time"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """Run a trial."""
+
+    request: TrialRequest
+    kind: Literal["run"] = "run"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stop:
+    """End the running trial of this number in ``state``, within one step."""
+
+    number: int
+    state: TrialState
+    reason: str
+    kind: Literal["stop"] = "stop"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exit:
+    """Leave; a running trial ends as cancelled first."""
+
+    kind: Literal["exit"] = "exit"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded:
+    """The workload is loaded; ``device`` is the one it is on."""
+
+    device: str
+    description: WorkloadDescription
+    kind: Literal["loaded"] = "loaded"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refused:
+    """A load or a measurement failed: through the user's ``workload``, or at ``launch``."""
+
+    error: Literal["workload", "launch"]
+    message: str
+    hint: str | None = None
+    kind: Literal["refused"] = "refused"
+
+    def as_error(self) -> BSSearchError:
+        """Return the error that the driver raises for it."""
+        kind = WorkloadError if self.error == "workload" else LaunchError
+        return kind(self.message, hint=self.hint)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heartbeat:
+    """The running trial has made progress since the last heartbeat."""
+
+    kind: Literal["heartbeat"] = "heartbeat"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTimeMeasured:
+    """The answer to `MeasureStepTime`."""
+
+    step_time: StepTime
+    kind: Literal["step_time_measured"] = "step_time_measured"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialObserved:
+    """The running trial was evaluated."""
+
+    number: int
+    observation: Observation
+    kind: Literal["trial_observed"] = "trial_observed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialEnded:
+    """The trial ended; the last that is said of it. A ``broken`` worker (its device failed) can run no other."""
+
+    number: int
+    outcome: TrialOutcome
+    broken: bool = False
+    kind: Literal["trial_ended"] = "trial_ended"
+
+
+Command = Load | MeasureStepTime | Run | Stop | Exit
+Reply = Loaded | Refused | Heartbeat | StepTimeMeasured | TrialObserved | TrialEnded
+
+_COMMANDS: TypeAdapter[Command] = TypeAdapter(Annotated[Command, Field(discriminator="kind")])
+_REPLIES: TypeAdapter[Reply] = TypeAdapter(Annotated[Reply, Field(discriminator="kind")])
+
+
+def encode(message: Command | Reply) -> bytes:
+    """Return the message as one line; raise `ValueError` where it holds NaN or an infinity."""
+    return to_json(message).encode() + b"\n"
+
+
+def decode_command(line: bytes) -> Command:
+    """Return the command on the line; raise `ValueError` where it is none."""
+    return _COMMANDS.validate_json(line)
+
+
+def decode_reply(line: bytes) -> Reply:
+    """Return the reply on the line; raise `ValueError` where it is none."""
+    return _REPLIES.validate_json(line)
+
+
+class Lines:
+    """Cuts a stream of bytes into whole lines; keeps the unfinished last one for the next chunk."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, chunk: bytes) -> list[bytes]:
+        """Return the lines that this chunk completes, without their line ends."""
+        *whole, self._rest = (self._rest + chunk).split(b"\n")
+        return whole

@@ -1,0 +1,166 @@
+"""One worker process as the driver sees it: spawned, spoken to, listened to by a thread, and buried."""
+
+from __future__ import annotations
+
+import os
+import queue
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from bssearch.executors.messages import Command, Lines, Reply, decode_reply, encode
+from bssearch.settings import DATABASE_URL_VARIABLE
+
+# What a trial process has no business knowing.
+SECRETS = frozenset(
+    {
+        DATABASE_URL_VARIABLE,
+        f"{DATABASE_URL_VARIABLE}_FILE",
+        "PGPASSWORD",
+        "PGPASSFILE",
+        "PGSERVICE",
+        "PGSERVICEFILE",
+        "PGSSLKEY",
+        "PGSSLPASSWORD",
+    }
+)
+# Read once by the numerical libraries, when they are loaded.
+THREAD_VARIABLES = (
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "NUMEXPR_NUM_THREADS",
+    "VECLIB_MAXIMUM_THREADS",
+)
+
+_POLL_SECONDS = 0.2
+_STACK_SECONDS = 0.3
+_CHUNK_BYTES = 1 << 16
+
+
+def worker_environment(environment: Mapping[str, str], threads: int) -> dict[str, str]:
+    """Return the environment of a worker: without the database's secrets, with the thread count set."""
+    scrubbed = {name: value for name, value in environment.items() if name not in SECRETS}
+    return scrubbed | dict.fromkeys(THREAD_VARIABLES, str(threads))
+
+
+class WorkerProcess:
+    """A child process in a session of its own; its replies arrive in ``inbox``, a None last.
+
+    Make it in a thread that lives as long as the worker shall: on Linux the kernel ends it with the thread.
+    Raises `OSError` where the process cannot be started.
+    """
+
+    def __init__(
+        self,
+        *,
+        slot: int,
+        threads: int,
+        log: Path,
+        inbox: queue.SimpleQueue[tuple[WorkerProcess, Reply | None]],
+    ) -> None:
+        self.slot = slot
+        self.log = log
+        self.last_heard = time.monotonic()
+        self._inbox = inbox
+        lifeline, self._lifeline = os.pipe()
+        try:
+            with log.open("ab") as errors:
+                self.log_start = errors.tell()
+                self._process = subprocess.Popen(
+                    [
+                        *(sys.executable, "-m", "bssearch.executors.worker"),
+                        *("--parent", str(os.getpid()), "--lifeline", str(lifeline), "--slot", str(slot)),
+                    ],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=errors,
+                    bufsize=0,
+                    pass_fds=(lifeline,),
+                    start_new_session=True,
+                    env=worker_environment(os.environ, threads),
+                )
+        except OSError:
+            os.close(self._lifeline)
+            raise
+        finally:
+            os.close(lifeline)
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._commands, self._replies = self._process.stdin, self._process.stdout
+        self._listener = threading.Thread(target=self._listen, name=f"bssearch slot {slot}", daemon=True)
+        self._listener.start()
+
+    @property
+    def pid(self) -> int:
+        """The process id, which is also that of its group and session."""
+        return self._process.pid
+
+    def send(self, command: Command) -> None:
+        """Send a command; one to a dead worker is lost, its death is told through the inbox."""
+        with suppress(BrokenPipeError):
+            self._commands.write(encode(command))
+
+    def has_exited(self) -> bool:
+        """Return whether the process has ended; leaves it to `bury` to reap it, so that its id stays ours."""
+        if hasattr(os, "waitid"):
+            if self._process.returncode is not None:
+                return True
+            try:
+                return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+            except ChildProcessError:  # someone else in this process reaped it
+                return True
+        return self._process.poll() is not None
+
+    def write_stack(self) -> None:
+        """Have the worker write to its log where its main thread stands."""
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGUSR1)
+        time.sleep(_STACK_SECONDS)
+
+    def kill(self) -> None:
+        """Kill the worker and all that it started."""
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+
+    def bury(self) -> int:
+        """Kill what is left of the group, reap the worker, close its pipes; return its return code."""
+        self.kill()
+        return_code = self._process.wait()
+        self._listener.join()
+        self._commands.close()
+        self._replies.close()
+        os.close(self._lifeline)
+        return return_code
+
+    def _listen(self) -> None:
+        """Put each reply into the inbox, and a None once the process is dead and its pipe is empty.
+
+        A process that the worker forked may hold the pipe open: its end alone does not tell.
+        """
+        lines = Lines()
+        poll = select.poll()
+        poll.register(self._replies, select.POLLIN)
+        try:
+            while True:
+                dead = self.has_exited()
+                if not poll.poll(0 if dead else _POLL_SECONDS * 1000):
+                    if dead:
+                        break
+                    continue
+                chunk = os.read(self._replies.fileno(), _CHUNK_BYTES)
+                if not chunk:
+                    break
+                self.last_heard = time.monotonic()
+                for line in lines.feed(chunk):
+                    self._inbox.put((self, decode_reply(line)))
+        except ValueError:
+            self.kill()
+            raise
+        finally:
+            self._inbox.put((self, None))

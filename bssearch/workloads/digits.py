@@ -1,0 +1,129 @@
+"""scikit-learn's handwritten digits: 1,797 images of 8 × 8 pixels, and a small convolutional network.
+
+A trial takes about a second on one CPU core, so a whole search is watched rather than waited for. The images
+(E. Alpaydin, C. Kaynak, "Optical Recognition of Handwritten Digits", UCI, 1998) come with scikit-learn's package and
+are read from its file: importing `sklearn.datasets` would take longer than most trials.
+"""
+
+from __future__ import annotations
+
+import gzip
+import importlib.util
+import math
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional
+
+from bssearch.errors import WorkloadError
+from bssearch.records import MetricInfo
+from bssearch.workloads.base import Data, Part
+
+CLASSES = 10
+_BRIGHTEST = 16.0
+_EVALUATION_CHUNK = 2048
+
+
+class Digits:
+    """Classify the digits; 1,077 images train, 360 validate and 360 test unless asked otherwise.
+
+    The split is one fixed shuffle, stratified by digit: the same images for every seed and on every machine.
+    """
+
+    metrics: Mapping[str, MetricInfo] = {
+        "accuracy": MetricInfo(low=0.0, high=1.0, chance=1 / CLASSES),
+        "loss": MetricInfo(low=0.0, chance=math.log(CLASSES)),
+    }
+
+    def __init__(self, validation_samples: int = 360, test_samples: int = 360) -> None:
+        if validation_samples < 1 or test_samples < 1:
+            raise ValueError(
+                f"validation_samples = {validation_samples} and test_samples = {test_samples} must be >= 1"
+            )
+        self.validation_samples = validation_samples
+        self.test_samples = test_samples
+
+    def load(self, device: torch.device) -> Data:
+        """Return images (samples, 1, 8, 8) scaled to mean 0 and deviation 1 over all pixels, and their digits."""
+        images, labels = _read()
+        held_out = self.validation_samples + self.test_samples
+        if held_out >= len(labels):
+            raise WorkloadError(
+                f"validation_samples + test_samples = {held_out} leave nothing to train on; "
+                f"they must be < {len(labels)}"
+            )
+        order = _stratified_order(labels)
+        validation = _evenly(order, self.validation_samples)
+        rest = order[~np.isin(order, validation)]
+        test = _evenly(rest, self.test_samples)
+        train = rest[~np.isin(rest, test)]
+        train_images = images[train]
+        images = (images - train_images.mean()) / train_images.std()
+
+        def part(rows: np.ndarray) -> Part:
+            return Part(
+                torch.from_numpy(images[rows]).unsqueeze(1).to(device), torch.from_numpy(labels[rows]).to(device)
+            )
+
+        return Data(train=part(train), validation=part(validation), test=part(test))
+
+    def build_model(self, *, dropout: float) -> nn.Module:
+        """Return three convolutions of 16, 32 and 32 channels, each group-normalised, and a linear layer."""
+        return nn.Sequential(
+            nn.Conv2d(1, 16, kernel_size=3, padding=1),
+            nn.GroupNorm(4, 16),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(16, 32, kernel_size=3, padding=1),
+            nn.GroupNorm(4, 32),
+            nn.ReLU(),
+            nn.Conv2d(32, 32, kernel_size=3, padding=1),
+            nn.GroupNorm(4, 32),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Flatten(),
+            nn.Dropout(dropout),
+            nn.Linear(32 * 2 * 2, CLASSES),
+        )
+
+    def loss(
+        self, model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor, *, label_smoothing: float
+    ) -> torch.Tensor:
+        """Return the mean cross-entropy."""
+        return functional.cross_entropy(model(inputs), targets, label_smoothing=label_smoothing)
+
+    def evaluate(self, model: nn.Module, part: Part) -> Mapping[str, float]:
+        """Return the accuracy and the mean cross-entropy over the part."""
+        scores = torch.cat([model(inputs) for inputs, _ in part.chunks(_EVALUATION_CHUNK)])
+        correct = (scores.argmax(1) == part.targets).sum()
+        return {
+            "accuracy": correct.item() / len(part),
+            "loss": functional.cross_entropy(scores, part.targets).item(),
+        }
+
+
+def _read() -> tuple[np.ndarray, np.ndarray]:
+    """Return the images (1797, 8, 8) as float32 in 0 … 1 and the digits (1797,) as int64."""
+    found = importlib.util.find_spec("sklearn")
+    if found is None or found.origin is None:
+        raise WorkloadError("the digits come with scikit-learn, which is not installed")
+    path = Path(found.origin).parent / "datasets" / "data" / "digits.csv.gz"
+    if not path.is_file():
+        raise WorkloadError(f"this scikit-learn has no digits data: no file {path}")
+    with gzip.open(path, "rt", encoding="ascii") as lines:
+        table = np.loadtxt(lines, delimiter=",", dtype=np.float32)
+    return table[:, :-1].reshape(-1, 8, 8) / _BRIGHTEST, table[:, -1].astype(np.int64)
+
+
+def _stratified_order(labels: np.ndarray) -> np.ndarray:
+    """Return all row numbers sorted by digit, shuffled within each digit by a generator whose stream is frozen."""
+    shuffled = np.random.RandomState(0).permutation(len(labels))
+    return shuffled[np.argsort(labels[shuffled], kind="stable")]
+
+
+def _evenly(rows: np.ndarray, count: int) -> np.ndarray:
+    """Return ``count`` of the rows at even distances."""
+    return rows[np.arange(count) * len(rows) // count]

@@ -1,0 +1,97 @@
+"""A user's own workload and spec, small enough to run a whole study in a few seconds, and the command line to run it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import yaml
+
+WORKLOAD = """
+import ctypes
+import os
+import time
+
+import torch
+
+import bssearch
+
+
+class Task:
+    metrics = {"accuracy": bssearch.MetricInfo(low=0, high=1, chance=0.5)}
+
+    def __init__(self, step_seconds=0.0, fault=""):
+        self.step_seconds, self.fault = step_seconds, fault
+
+    def load(self, device):
+        generator = torch.Generator().manual_seed(0)
+        inputs = torch.randn(900, 10, generator=generator).to(device)
+        targets = (inputs[:, :5].sum(1) > inputs[:, 5:].sum(1)).long()
+        cut = lambda a, b: bssearch.Part(inputs[a:b], targets[a:b])
+        return bssearch.Data(train=cut(0, 500), validation=cut(500, 700), test=cut(700, 900))
+
+    def build_model(self, *, dropout):
+        self.calls = 0
+        return torch.nn.Sequential(torch.nn.Linear(10, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+
+    def loss(self, model, inputs, targets, *, label_smoothing):
+        self.calls += 1
+        if len(inputs) == 16 and self.calls == 60:
+            if self.fault == "raise":
+                raise RuntimeError("this batch size is cursed")
+            if self.fault == "segfault":
+                ctypes.string_at(0)
+            if self.fault == "kill":
+                os.kill(os.getpid(), 9)
+            if self.fault == "hang":
+                time.sleep(1000)
+        time.sleep(self.step_seconds)
+        return torch.nn.functional.cross_entropy(model(inputs), targets, label_smoothing=label_smoothing)
+
+    def evaluate(self, model, part):
+        return {"accuracy": (model(part.inputs).argmax(1) == part.targets).float().mean().item()}
+"""
+
+SPEC = {
+    "schema_version": 1,
+    "name": "task",
+    "workload": "task.py:Task",
+    "target": {"metric": "accuracy", "value": 0.93},
+    "space": {
+        "batch_size": {"low": 8, "high": 128},
+        "learning_rate": {"reference_batch": 32, "low": 0.02, "high": 1.0, "rule": "sqrt"},
+        "warmup_epochs": [0, 1],
+    },
+    "default": {"batch_size": 32, "learning_rate": 0.1, "warmup_epochs": 0},
+    "confirm": {"top": 1, "runs": 3},
+    "budget": {"trials": 12, "trial_train_seconds": 2.0},
+    "executor": {"device": "cpu"},
+}
+
+
+def write_task(folder: Path, **changes: object) -> Path:
+    """Write the workload and its spec into a folder; return the spec's path."""
+    (folder / "task.py").write_text(WORKLOAD)
+    path = folder / "task.yaml"
+    path.write_text(yaml.safe_dump({**SPEC, **changes}))
+    return path
+
+
+def bssearch(*arguments: str | Path, cwd: Path, timeout: float = 120.0) -> subprocess.CompletedProcess[str]:
+    """Run the command line in a folder."""
+    return subprocess.run(
+        command(*arguments), cwd=cwd, env=environment(), capture_output=True, text=True, timeout=timeout, check=False
+    )
+
+
+def command(*arguments: str | Path) -> list[str]:
+    return [sys.executable, "-m", "bssearch.cli.app", *map(str, arguments)]
+
+
+def environment() -> dict[str, str]:
+    """Return the environment of a command: this checkout's code, whatever the folder."""
+    root = Path(__file__).resolve().parents[2]
+    paths = [str(root), os.environ.get("PYTHONPATH", "")]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in paths if path), "COLUMNS": "200"}

@@ -1,0 +1,149 @@
+"""Drivers that are stopped or killed in mid-study, and what the same command then makes of it."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.cli.task import bssearch, command, environment, write_task
+
+SLOW = {"workload_settings": {"step_seconds": 0.004}, "executor": {"device": "cpu", "slots": 2}}
+
+HARD = {
+    "target": {"metric": "accuracy", "value": 0.96},
+    "space": {"batch_size": [16, 64], "learning_rate": {"reference_batch": 32, "low": 0.02, "high": 0.2}},
+    "default": {"batch_size": 64, "learning_rate": 0.2},
+    "budget": {"trials": 8, "trial_train_seconds": 3.0},
+}
+
+
+@contextmanager
+def driver(folder: Path) -> Iterator[subprocess.Popen[str]]:
+    """Start a run, yield it in mid-study with trials running, and leave nothing of it."""
+    process = subprocess.Popen(
+        command("run", "task.yaml"), cwd=folder, env=environment(), stderr=subprocess.PIPE, text=True
+    )
+    family = [psutil.Process(process.pid)]
+    try:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if line.startswith("search 4/"):
+                break
+        family += psutil.Process(process.pid).children(recursive=True)
+        yield process
+    finally:
+        for member in family:
+            if member.is_running():
+                member.kill()
+        process.wait()
+        assert process.stderr is not None
+        process.stderr.close()
+
+
+def alive(processes: list[psutil.Process]) -> list[psutil.Process]:
+    return [one for one in processes if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
+
+
+def trials(folder: Path) -> list[dict[str, object]]:
+    found = json.loads(bssearch("trials", "--format", "json", cwd=folder).stdout)
+    assert isinstance(found, list)
+    return found
+
+
+def check_complete(folder: Path) -> list[dict[str, object]]:
+    """Run the study to its end; every number stands once, the counts add up, nothing that finished is repeated."""
+    before = {trial["number"]: trial for trial in trials(folder) if trial["state"] != "running"}
+    done = bssearch("run", "task.yaml", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    found = trials(folder)
+    assert [trial["number"] for trial in found] == list(range(len(found)))
+    states = Counter(trial["state"] for trial in found if trial["phase"] == "search")
+    assert states.total() - states["lost"] - states["cancelled"] - states["failed"] == 12
+    assert not states["running"]
+    assert all(found[int(str(number))] == trial for number, trial in before.items())
+    return found
+
+
+def test_after_kill_nine_no_process_is_left_and_the_same_command_completes(tmp_path: Path) -> None:
+    write_task(tmp_path, **SLOW)
+    with driver(tmp_path) as process:
+        workers = psutil.Process(process.pid).children(recursive=True)
+        assert len(workers) >= 2
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        deadline = time.monotonic() + 5
+        while alive(workers) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert not alive(workers)
+    running = [trial["number"] for trial in trials(tmp_path) if trial["state"] == "running"]
+    assert running
+    found = check_complete(tmp_path)
+    assert [found[int(str(number))]["state"] for number in running] == ["lost"] * len(running)
+    retried = {trial["retry_of"]: trial for trial in found if trial["retry_of"] is not None}
+    assert set(retried) == set(running)
+    for number, again in retried.items():
+        same = ("batch_size", "learning_rate", "seed", "warmup_epochs", "phase")
+        assert [again[key] for key in same] == [found[int(str(number))][key] for key in same]
+
+
+def test_ctrl_c_stores_what_ran_and_exits_with_130(tmp_path: Path) -> None:
+    write_task(tmp_path, **SLOW)
+    with driver(tmp_path) as process:
+        workers = psutil.Process(process.pid).children(recursive=True)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=20)
+        assert process.returncode == 130, errors
+        assert "stopped; every trial is stored" in errors
+        assert not alive(workers)
+    states = Counter(trial["state"] for trial in trials(tmp_path))
+    assert states["cancelled"] >= 1
+    assert not states["running"]
+    check_complete(tmp_path)
+
+
+@pytest.mark.slow
+def test_a_second_ctrl_c_kills_at_once(tmp_path: Path) -> None:
+    write_task(tmp_path, workload_settings={"step_seconds": 30.0}, budget={"trials": 12, "trial_train_seconds": 500})
+    process = subprocess.Popen(
+        command("run", "task.yaml"), cwd=tmp_path, env=environment(), stderr=subprocess.PIPE, text=True
+    )
+    time.sleep(8)
+    workers = psutil.Process(process.pid).children(recursive=True)
+    process.send_signal(signal.SIGINT)
+    time.sleep(1)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=10)
+    assert process.returncode == 130, errors
+    time.sleep(0.5)
+    assert not alive(workers)
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [("raise", "this batch size is cursed"), ("segfault", "SIGSEGV"), ("kill", "SIGKILL"), ("hang", "hang")],
+)
+def test_a_broken_trial_is_stored_with_its_reason_and_the_study_goes_on(tmp_path: Path, fault: str, said: str) -> None:
+    executor = {"device": "cpu", "hang_seconds": 3}
+    confirm = {"top": 1, "runs": 0}
+    # The target is out of reach before step 60 of the cursed batch size only.
+    write_task(tmp_path, workload_settings={"fault": fault}, executor=executor, confirm=confirm, **HARD)
+    done = bssearch("run", "task.yaml", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    found = trials(tmp_path)
+    failed = [trial for trial in found if trial["state"] == "failed"]
+    assert failed
+    assert {trial["batch_size"] for trial in failed} == {16}
+    assert all(said in str(trial["reason"]) for trial in failed)
+    shown = bssearch("trial", str(failed[0]["number"]), cwd=tmp_path).stdout
+    assert "task.py" in shown
+    assert sum(trial["state"] != "failed" for trial in found) == 8
+    assert any(trial["state"] == "reached" for trial in found)

@@ -1,0 +1,151 @@
+"""One small study from the command line, from an empty folder, and everything that can be asked of it afterwards."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import sqlite3
+from collections import Counter
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+import bssearch as library
+from tests.cli.task import bssearch, write_task
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("study")
+    spec = write_task(place)
+    done = bssearch("run", spec.name, cwd=place)
+    assert done.returncode == 0, done.stderr
+    (place / "stdout.txt").write_text(done.stdout)
+    (place / "stderr.txt").write_text(done.stderr)
+    return place
+
+
+def load(folder: Path, *arguments: str) -> object:
+    done = bssearch(*arguments, "--format", "json", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_it_answers_in_words_and_a_table(folder: Path) -> None:
+    out = (folder / "stdout.txt").read_text()
+    assert "reaches accuracy ≥ 0.93 in" in out
+    assert "Train with: batch_size" in out
+    for size in (8, 16, 32, 64, 128):
+        assert any(line.split()[:1] == [str(size)] for line in out.splitlines()), out
+    progress = (folder / "stderr.txt").read_text()
+    assert "new study task in sqlite:///bssearch.db" in progress
+    assert "search 12/12" in progress
+    assert "\x1b[" not in out + progress
+
+
+def test_best_as_json_fits_the_printed_schema(folder: Path) -> None:
+    schema = json.loads(bssearch("schema", "best", cwd=folder).stdout)
+    answer = load(folder, "best", "task")
+    jsonschema.validate(answer, schema)
+    assert isinstance(answer, dict)
+    assert answer["optimal"]["time_to_target_s"]["runs"] == 3
+    assert [row["batch_size"] for row in answer["batches"]] == [8, 16, 32, 64, 128]
+    assert all(row["trials"] >= 2 for row in answer["batches"])
+    assert answer["optimal"]["test_metric"] > 0.8
+
+
+def test_trials_add_up_and_the_default_came_first(folder: Path) -> None:
+    trials = load(folder, "trials")
+    assert isinstance(trials, list)
+    phases = Counter(trial["phase"] for trial in trials)
+    assert phases["search"] == 12
+    assert phases["confirm"] % 3 == 0
+    assert [trial["number"] for trial in trials] == list(range(len(trials)))
+    first = trials[0]
+    assert (first["batch_size"], first["learning_rate"], first["evidence"]) == (32, 0.1, True)
+    assert all(trial["learning_rate"] > 0 and trial["train_seconds"] is not None for trial in trials)
+    for trial in trials:
+        ledgers = sum(trial[f"{name}_seconds"] for name in ("train", "evaluation", "warmup", "other"))
+        assert ledgers == pytest.approx(trial["wall_seconds"], rel=0.01, abs=0.003)
+        assert (trial["time_to_target_s"] is not None) == (trial["state"] == "reached")
+    confirming = [trial["seed"] for trial in trials if trial["phase"] == "confirm"]
+    assert set(confirming).isdisjoint(trial["seed"] for trial in trials if trial["phase"] == "search")
+
+
+def test_steps_times_step_time_stands_beside_the_measured_seconds(folder: Path) -> None:
+    trials = load(folder, "trials", "--state", "reached")
+    assert isinstance(trials, list)
+    assert all(trial["steps_x_step_time_s"] > 0 for trial in trials)
+
+
+def test_lists_come_in_every_format(folder: Path) -> None:
+    rows = load(folder, "studies")
+    assert isinstance(rows, list)
+    assert {"name", "target", "trials", "reached"} <= set(rows[0])
+    lines = bssearch("trials", "task", "--format", "jsonl", cwd=folder).stdout.splitlines()
+    assert [json.loads(line)["number"] for line in lines] == list(range(len(lines)))
+    table = list(csv.DictReader(io.StringIO(bssearch("best", "--format", "csv", cwd=folder).stdout)))
+    assert [row["batch_size"] for row in table] == ["8", "16", "32", "64", "128"]
+    assert "12 of 12 search trials" in bssearch("status", cwd=folder).stdout
+
+
+def test_one_trial_shows_configuration_curve_and_why_it_ended(folder: Path) -> None:
+    for arguments in (("trial", "task", "0"), ("trial", "0")):
+        shown = bssearch(*arguments, cwd=folder).stdout
+        assert "trial 0 of task (search) reached: accuracy" in shown
+        assert "learning_rate" in shown
+        assert "█" in shown
+    done = bssearch("trial", "task", "999", cwd=folder)
+    assert done.returncode == 3
+    assert "999" in done.stderr
+
+
+def test_the_same_command_again_repeats_nothing(folder: Path) -> None:
+    before = load(folder, "trials")
+    done = bssearch("run", "task.yaml", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assert "going on with study task" in done.stderr
+    assert load(folder, "trials") == before
+
+
+def test_library_and_command_line_give_the_same(folder: Path) -> None:
+    answer = library.best("task", db=f"sqlite:///{folder / 'bssearch.db'}")
+    assert answer.model_dump(mode="json") == load(folder, "best")
+    frame = library.trials_frame("task", db=f"sqlite:///{folder / 'bssearch.db'}")
+    assert len(frame) == len(load(folder, "trials"))  # type: ignore[arg-type]
+    assert {"batch_size", "learning_rate", "momentum", "time_to_target_s", "state"} <= set(frame.columns)
+
+
+def test_observations_start_at_step_zero_and_keep_one_cadence(folder: Path) -> None:
+    with sqlite3.connect(folder / "bssearch.db") as connection:
+        rows = connection.execute(
+            "select t.number, t.batch_size, t.eval_every_steps, o.step from bss_observation o "
+            "join bss_trial t on t.id = o.trial_id order by t.number, o.step"
+        ).fetchall()
+    connection.close()
+    cadence: dict[int, set[int]] = {}
+    steps: dict[int, list[int]] = {}
+    for number, size, every, step in rows:
+        cadence.setdefault(size, set()).add(every)
+        steps.setdefault(number, []).append(step)
+        assert step % every == 0
+    assert all(len(values) == 1 for values in cadence.values())
+    assert all(values[0] == 0 for values in steps.values())
+
+
+def test_a_changed_question_is_refused_and_named(folder: Path) -> None:
+    before = (folder / "bssearch.db").read_bytes()
+    done = bssearch("run", "task.yaml", "--set", "target.value=0.9", cwd=folder)
+    assert done.returncode == 2
+    assert "target.value: 0.93 → 0.9" in done.stderr
+    assert (folder / "bssearch.db").read_bytes() == before
+
+
+def test_a_larger_budget_extends_the_study(folder: Path) -> None:
+    done = bssearch("run", "task.yaml", "--set", "budget.trials=14", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    trials = load(folder, "trials", "--phase", "search")
+    assert isinstance(trials, list)
+    assert len(trials) == 14

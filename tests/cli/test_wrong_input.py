@@ -1,0 +1,134 @@
+"""Wrong input: the message names the thing and the bound, the exit code is right, nothing is written."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from tests.cli.task import SPEC, WORKLOAD, bssearch, write_task
+
+SPACE = dict(SPEC["space"])  # type: ignore[call-overload]
+
+
+def refuse(folder: Path, *arguments: str, code: int, said: str) -> None:
+    before = sorted(path.name for path in folder.iterdir())
+    done = bssearch(*arguments, cwd=folder)
+    assert done.returncode == code, done.stderr
+    assert said in done.stderr, done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+    after = sorted(path.name for path in folder.iterdir() if path.name != "__pycache__")
+    assert after == [name for name in before if name != "__pycache__"]
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("space.learning_rat=0.1", "space.learning_rat: unknown key; did you mean 'learning_rate'?"),
+        ("space.learning_rate.low=5", "low = 5 must be < high = 1"),
+        ("space.batch_size.high=4", "space.batch_size: low = 8 must be <= high = 4"),
+        ("space.batch_size=[]", "space.batch_size"),
+        ("target=null", "target"),
+        ("executor.device=tpu", "executor.device"),
+    ],
+)
+def test_specs_that_say_nothing_runnable(tmp_path: Path, override: str, said: str) -> None:
+    write_task(tmp_path)
+    refuse(tmp_path, "run", "task.yaml", "--set", override, code=2, said=said)
+
+
+def test_a_batch_larger_than_the_training_set(tmp_path: Path) -> None:
+    write_task(tmp_path)
+    said = "space.batch_size = 512: larger than the training set of 500 samples"
+    refuse(tmp_path, "run", "task.yaml", "--set", "space.batch_size.high=600", code=2, said=said)
+    said = "default.batch_size = 501: larger than the training set of 500 samples"
+    refuse(tmp_path, "run", "task.yaml", "--set", "default.batch_size=501", code=2, said=said)
+
+
+def test_a_target_the_metric_cannot_have(tmp_path: Path) -> None:
+    write_task(tmp_path)
+    refuse(
+        tmp_path,
+        "run",
+        "task.yaml",
+        "--set",
+        "target.value=93",
+        code=2,
+        said="target.value = 93: accuracy lies in [0, 1]",
+    )
+    refuse(tmp_path, "run", "task.yaml", "--set", "target.metric=f1", code=2, said="the workload measures accuracy")
+
+
+def test_a_workload_that_does_not_import_shows_the_users_own_line(tmp_path: Path) -> None:
+    write_task(tmp_path)
+    (tmp_path / "task.py").write_text("import torch\nx = no_such_thing\n")
+    refuse(tmp_path, "run", "task.yaml", code=2, said="task.py:2: x = no_such_thing")
+    (tmp_path / "task.py").write_text(WORKLOAD.replace("def evaluate", "def valuate"))
+    refuse(tmp_path, "run", "task.yaml", code=2, said="lacks evaluate")
+    (tmp_path / "task.py").unlink()
+    refuse(tmp_path, "run", "task.yaml", code=2, said="no file")
+
+
+def test_files_that_are_missing_or_broken(tmp_path: Path) -> None:
+    refuse(tmp_path, "run", "nothing.yaml", code=3, said="no spec 'nothing.yaml'")
+    (tmp_path / "broken.yaml").write_text("name: [\n")
+    refuse(tmp_path, "run", "broken.yaml", code=2, said="broken.yaml:2: not valid YAML")
+
+
+def test_databases_that_are_none(tmp_path: Path) -> None:
+    write_task(tmp_path)
+    refuse(tmp_path, "best", "task", code=4, said="bssearch.db")
+    refuse(tmp_path, "best", "task", "--db", "not a url", code=2, said="not a url")
+    refuse(tmp_path, "best", "task", "--db", "nosuch://x/y", code=2, said="nosuch")
+    (tmp_path / "notes.db").write_text("these are not the tables you are looking for\n" * 100)
+    refuse(tmp_path, "best", "task", "--db", "sqlite:///notes.db", code=4, said="notes.db")
+    refuse(tmp_path, "run", "task.yaml", "--db", "sqlite:///no/such/folder/x.db", code=4, said="no/such/folder")
+
+
+def test_a_newer_schema_and_an_unknown_study(tmp_path: Path) -> None:
+    done = bssearch("db", "upgrade", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    refuse(tmp_path, "best", "nothing", code=3, said="nothing")
+    refuse(tmp_path, "trials", code=3, said="no study")
+    with sqlite3.connect(tmp_path / "bssearch.db") as connection:
+        connection.execute("update bss_alembic_version set version_num = '9999'")
+    connection.close()
+    refuse(tmp_path, "best", "nothing", code=4, said="newer")
+    write_task(tmp_path)
+    refuse(tmp_path, "run", "task.yaml", code=4, said="newer")
+
+
+def test_a_read_only_database_is_read_but_not_written(tmp_path: Path) -> None:
+    write_task(tmp_path)
+    assert bssearch("db", "upgrade", cwd=tmp_path).returncode == 0
+    (tmp_path / "bssearch.db").chmod(0o444)
+    refuse(tmp_path, "run", "task.yaml", code=4, said="read-only")
+    listed = bssearch("studies", "--format", "json", cwd=tmp_path)
+    assert (listed.returncode, listed.stdout.strip()) == (0, "[]")
+
+
+def test_usage_errors_exit_with_two(tmp_path: Path) -> None:
+    assert bssearch("best", "--format", "xml", cwd=tmp_path).returncode == 2
+    assert bssearch("frobnicate", cwd=tmp_path).returncode == 2
+    refuse(tmp_path, "trial", "first", code=2, said="trial 'first'")
+
+
+def test_a_target_nobody_reaches_says_how_near_it_came(tmp_path: Path) -> None:
+    write_task(tmp_path, space={**SPACE, "batch_size": [64]}, default={**SPEC["default"], "batch_size": 64})  # type: ignore[dict-item]
+    overrides = ("target.value=1.0", "budget.trials=2", "budget.trial_train_seconds=0.05")
+    done = bssearch("run", "task.yaml", *(word for one in overrides for word in ("--set", one)), cwd=tmp_path)
+    assert done.returncode == 5
+    assert "nearest came trial" in done.stderr
+    assert "hint: raise budget.trial_train_seconds" in done.stderr
+    assert bssearch("best", cwd=tmp_path).returncode == 5
+
+
+def test_dry_run_says_how_long_and_runs_nothing(tmp_path: Path) -> None:
+    write_task(tmp_path)
+    done = bssearch("run", "task.yaml", "--dry-run", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "12 trials of at most 2 train seconds" in done.stdout
+    assert "the longest it can take: 60 s (30 s of search, 30 s of confirmation" in done.stdout
+    assert not (tmp_path / "bssearch.db").exists()

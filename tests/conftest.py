@@ -1,0 +1,12 @@
+from __future__ import annotations
+
+import pytest
+
+from bssearch.settings import DATABASE_URL_VARIABLE
+
+
+@pytest.fixture(autouse=True)
+def _no_database_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test reads or writes the database that the developer's shell names."""
+    monkeypatch.delenv(DATABASE_URL_VARIABLE, raising=False)
+    monkeypatch.delenv("NO_COLOR", raising=False)
