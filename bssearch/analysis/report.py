@@ -158,7 +158,7 @@ class Answer(Model):
 def build_answer(
     study: StudyRecord, spec: StudySpec, trials: Sequence[TrialRecord], probes: Mapping[int, ProbeRecord]
 ) -> Answer:
-    """Return the answer that a study's records give; raise `TargetNotReachedError` where no trial reached the target."""
+    """Return the answer that a study's records give; raise `TargetNotReachedError` where none reached the target."""
     verdict = decide(trials)
     if verdict is None or study.environment is None:
         raise _not_reached(study, trials)

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from bssearch.errors import BSSearchError, LaunchError
 from bssearch.executors.base import Ended, Event, Observed
@@ -30,7 +30,6 @@ from bssearch.executors.messages import (
 from bssearch.executors.process import WorkerProcess
 from bssearch.records import (
     Observation,
-    ParameterValue,
     StepTime,
     StepTimeRequest,
     TrialOutcome,

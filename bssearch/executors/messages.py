@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, TypeAdapter
 
 from bssearch.errors import BSSearchError, LaunchError, WorkloadError
 from bssearch.records import (
     Observation,
-    ParameterValue,
     StepTime,
     StepTimeRequest,
     TrialOutcome,

@@ -1,4 +1,4 @@
-"""How often a trial is evaluated: fixed once per batch size, in steps, so that a seed gives the same steps-to-target."""
+"""How often a trial is evaluated: fixed once per batch size, in steps, so that a seed repeats its steps-to-target."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The driver: ask, run, record, tell, over any number of slots, until the budget is spent and the finalists confirmed."""
+"""The driver: ask, run, record, tell, over any number of slots, until the budget is spent and the best confirmed."""
 
 from __future__ import annotations
 
@@ -96,7 +96,9 @@ class Driver:
             with self._interrupts:
                 lost = self.store.mark_lost(self.spec.name, is_alive=may_be_alive)
                 if lost:
-                    self.listener.note(f"trials {', '.join(map(str, lost))} were lost with their driver; trying them again")
+                    self.listener.note(
+                        f"trials {', '.join(map(str, lost))} were lost with their driver; trying them again"
+                    )
                 self._probe_step_times()
                 self._run(self._next_search_job, self.executor.slots)
                 self._run(self._next_confirmation_job, 1)
@@ -244,7 +246,6 @@ class Driver:
         if now - self._beat > HEARTBEAT_SECONDS:
             self.store.heartbeat(self.spec.name, self.owner, LEASE_SECONDS)
             self._beat = now
-        self.listener.tick()
 
     def _start(self, job: Job) -> None:
         cadence = self.store.probes(self.spec.name)[job.configuration.batch_size].eval_every_steps
@@ -299,7 +300,7 @@ class Driver:
         running = self._running.pop(number)
         step_seconds = self.store.probes(self.spec.name)[running.job.configuration.batch_size].step_seconds
         reached = outcome.steps_to_target is not None and step_seconds is not None
-        product = outcome.steps_to_target * step_seconds if reached else None  # type: ignore[operator]
+        product = outcome.steps_to_target * step_seconds if reached else None
         self.store.finish_trial(self.spec.name, number, outcome, steps_x_step_time_s=product)
         self._failures = self._failures + 1 if outcome.state is TrialState.FAILED else 0
         self.listener.ended(self.store.trial(self.spec.name, number), self._history())

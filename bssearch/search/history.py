@@ -76,7 +76,9 @@ class History:
         winners = [trial for size in self.feasible if (trial := self.best_at(size)) and trial.sampled is not None]
         if not winners:
             return self.spec.space.encode(self.spec.default_configuration)
-        return min(winners, key=lambda trial: (octaves(trial.configuration.batch_size, batch_size), seconds(trial))).sampled
+        return min(
+            winners, key=lambda trial: (octaves(trial.configuration.batch_size, batch_size), seconds(trial))
+        ).sampled
 
     def to_retry(self) -> TrialRecord | None:
         """Return a trial to run again: a lost one, or a failed one that is not itself a second try."""

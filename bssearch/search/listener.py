@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
 from bssearch.records import StudyRecord, TrialRecord
 from bssearch.search.history import History
 
 
-class Listener(Protocol):
-    """Watches a run; every method may be left as it is."""
+class Listener:
+    """Watches a run; as it is, silently. Override what is of interest."""
 
     def opened(self, study: StudyRecord, database: str, continued: bool) -> None:
         """The study is open in a database (password masked)."""
@@ -22,10 +20,3 @@ class Listener(Protocol):
 
     def ended(self, trial: TrialRecord, history: History) -> None:
         """A trial has ended; the history includes it."""
-
-    def tick(self) -> None:
-        """Called a few times a second while trials run."""
-
-
-class Silent(Listener):
-    """Watches nothing."""

@@ -124,7 +124,7 @@ def _is_ordinal(dimension: Dimension) -> bool:
 
 
 def _ordered(dimension: Dimension) -> list[Any]:
-    return sorted(dimension.choices)  # type: ignore[type-var]
+    return sorted(dimension.choices)
 
 
 def _shortfall(history: History, trial: TrialRecord, reference: Envelope | None) -> float:

@@ -12,7 +12,7 @@ from bssearch.analysis.report import Answer, build_answer
 from bssearch.errors import QuestionChangedError, SpecError
 from bssearch.executors.base import Executor
 from bssearch.records import StudyRecord, WorkloadDescription
-from bssearch.search.listener import Listener, Silent
+from bssearch.search.listener import Listener
 from bssearch.spec import StudySpec
 from bssearch.spec.model import changes
 from bssearch.storage.repository import Store, open_store
@@ -40,7 +40,7 @@ def run_study(
     """
     from bssearch.search.driver import Driver
 
-    listener = listener or Silent()
+    listener = listener or Listener()
     executor = (make_executor or local_executor)(spec, Path(folder))
     try:
         description = executor.describe()
@@ -48,7 +48,7 @@ def run_study(
         with open_store(db) as store:
             _open_study(spec, store, description, listener)
             Driver(spec, store, executor, description.environment, listener).run()
-            return _answer(store, spec.name)
+            return answer(store, spec.name)
     finally:
         executor.close()
 
@@ -56,7 +56,7 @@ def run_study(
 def best(study: str, *, db: str | None = None) -> Answer:
     """Return what a study's trials say; raises `NotFoundError`, `DatabaseError` or `TargetNotReachedError`."""
     with open_store(db, write=False) as store:
-        return _answer(store, study)
+        return answer(store, study)
 
 
 def trials_frame(study: str, *, db: str | None = None) -> pd.DataFrame:
@@ -139,6 +139,7 @@ def _open_study(spec: StudySpec, store: Store, found: WorkloadDescription, liste
     listener.opened(study, store.masked_url, continued=stored is not None)
 
 
-def _answer(store: Store, name: str) -> Answer:
+def answer(store: Store, name: str) -> Answer:
+    """Return the answer of a study in an open store."""
     study = store.study(name)
     return build_answer(study, StudySpec.model_validate(study.spec), store.trials(name), store.probes(name))

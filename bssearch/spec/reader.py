@@ -53,6 +53,8 @@ def load_spec(path_or_name: str | Path, overrides: Sequence[str] = ()) -> StudyS
     origins: dict[Location, str] = {location: f"{path}:{line}" for location, line in lines.items()}
     for override in overrides:
         location = _override(data, override)
+        for depth in range(1, len(location)):
+            origins.setdefault(location[:depth], f"--set {override}")
         origins[location] = f"--set {override}"
     try:
         return StudySpec.model_validate(data)
