@@ -1,0 +1,66 @@
+"""The ``bssearch`` command. Commands import what they need when they run, so that ``--help`` is quick."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from bssearch.cli import db, query, run
+from bssearch.errors import BSSearchError
+
+app = typer.Typer(
+    name="bssearch",
+    help="Find the batch size that reaches your target soonest: optimal, not maximal.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    epilog="Exit codes: 0 done · 1 unexpected · 2 usage or invalid spec · 3 not found · 4 database · "
+    "5 no trial reached the target · 6 device, memory or launch · 130 interrupted",
+)
+app.command("run")(run.run)
+app.command("status")(query.status)
+app.command("studies")(query.studies)
+app.command("trials")(query.trials)
+app.command("trial")(query.trial)
+app.command("best")(query.best)
+app.command("schema")(query.schema)
+app.add_typer(db.app, name="db")
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        from importlib.metadata import version
+
+        typer.echo(f"bssearch {version('bssearch')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+def main() -> None:
+    """Run the command line; errors that bssearch raises on purpose become a message and their exit code."""
+    try:
+        app()
+    except BSSearchError as error:
+        sys.stderr.write(f"error: {error}\n")
+        if error.hint:
+            sys.stderr.write(f"hint: {error.hint}\n")
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
+
+
+if __name__ == "__main__":
+    main()

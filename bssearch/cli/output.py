@@ -1,0 +1,99 @@
+"""How results are printed: one definition of ``--format`` and ``--db`` for every command. Data goes to stdout."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from bssearch.settings import DATABASE_URL_VARIABLE
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+class Format(StrEnum):
+    """How data is printed."""
+
+    TABLE = "table"
+    JSON = "json"
+    CSV = "csv"
+    JSONL = "jsonl"
+
+
+FormatOption = Annotated[Format, typer.Option("--format", "-f", help="How to print: for people or for programs.")]
+DatabaseOption = Annotated[
+    str | None,
+    typer.Option(
+        "--db",
+        metavar="URL",
+        envvar=DATABASE_URL_VARIABLE,
+        show_default="sqlite:///bssearch.db",
+        help="Database of the studies.",
+    ),
+]
+StudyArgument = Annotated[
+    str | None, typer.Argument(metavar="[STUDY]", help="Name of the study; may be left out where there is only one.")
+]
+Row = Mapping[str, Any]
+
+
+def console(*, stderr: bool = False) -> Console:
+    """Return a rich console; it minds NO_COLOR and whether it writes to a terminal."""
+    from rich.console import Console
+
+    return Console(stderr=stderr, highlight=False, soft_wrap=True)
+
+
+def print_rows(rows: Sequence[Row], columns: Sequence[str], form: Format) -> None:
+    """Print rows: as a table the given columns only, to programs all keys."""
+    if form is Format.TABLE:
+        print_table(rows, columns)
+    elif form is Format.JSON:
+        print_json(list(rows))
+    elif form is Format.JSONL:
+        for row in rows:
+            sys.stdout.write(json.dumps(row, allow_nan=False, default=str) + "\n")
+    else:
+        names = list(dict.fromkeys(key for row in rows for key in row)) or list(columns)
+        writer = csv.DictWriter(sys.stdout, names, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows({key: _flat(value) for key, value in row.items()} for row in rows)
+
+
+def print_json(value: object) -> None:
+    """Print a JSON value, indented."""
+    sys.stdout.write(json.dumps(value, indent=2, allow_nan=False, default=str) + "\n")
+
+
+def print_table(rows: Sequence[Row], columns: Sequence[str]) -> None:
+    """Print rows as a table for people."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in columns:
+        numeric = all(isinstance(row.get(column), int | float | None) for row in rows)
+        table.add_column(column.replace("_", " "), justify="right" if numeric else "left", no_wrap=True)
+    for row in rows:
+        table.add_row(*(cell(row.get(column)) for column in columns))
+    screen = console()
+    screen.print(table, width=None if screen.is_terminal else 200)
+
+
+def cell(value: Any) -> str:
+    """Return a value as a table cell."""
+    if value is None:
+        return "–"
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return str(value)
+
+
+def _flat(value: Any) -> Any:
+    return json.dumps(value, allow_nan=False) if isinstance(value, dict | list) else value

@@ -1,0 +1,317 @@
+"""The commands that ask a database: status, studies, trials, trial, best, schema."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from bssearch.cli.output import (
+    DatabaseOption,
+    Format,
+    FormatOption,
+    StudyArgument,
+    cell,
+    console,
+    print_json,
+    print_rows,
+    print_table,
+)
+from bssearch.errors import NotFoundError, UsageError
+from bssearch.records import Phase, TrialRecord, TrialState
+
+if TYPE_CHECKING:
+    from bssearch.analysis.report import Answer
+    from bssearch.storage.repository import Store
+
+TRIAL_COLUMNS = (
+    "number",
+    "phase",
+    "state",
+    "batch_size",
+    "learning_rate",
+    "seed",
+    "train_seconds",
+    "time_to_target_s",
+    "steps_to_target",
+    "final_metric",
+    "reason",
+)
+BATCH_COLUMNS = (
+    "batch_size",
+    "trials",
+    "reached",
+    "time_to_target",
+    "steps_to_target",
+    "step_time_ms",
+    "learning_rate",
+    "final_metric",
+    "regime",
+    "ended",
+)
+
+
+class Schema(StrEnum):
+    """What a JSON Schema can be printed of."""
+
+    SPEC = "spec"
+    BEST = "best"
+
+
+def studies(db: DatabaseOption = None, form: FormatOption = Format.TABLE) -> None:
+    """List the studies of a database."""
+    with _store(db) as store:
+        rows = [
+            {
+                "name": one.name,
+                "workload": one.workload,
+                "target": one.target,
+                "objective": one.objective,
+                "trials": one.trials,
+                "reached": one.reached,
+                "running": one.running,
+                "created_by": one.created_by,
+                "created_at": one.created_at.isoformat(timespec="seconds"),
+            }
+            for one in store.studies()
+        ]
+    columns = ("name", "workload", "target", "trials", "reached", "running", "created_by", "created_at")
+    print_rows(rows, columns, form)
+
+
+def status(study: StudyArgument = None, db: DatabaseOption = None, form: FormatOption = Format.TABLE) -> None:
+    """Show how far a study is: trials by phase and state, the budget, the fastest trial so far."""
+    from bssearch.analysis.optimum import fastest
+    from bssearch.analysis.time_to_target import seconds_to_target
+    from bssearch.spec import StudySpec
+
+    with _store(db) as store:
+        name = _study_name(store, study)
+        spec = StudySpec.model_validate(store.study(name).spec)
+        found = store.trials(name)
+    searched = [trial for trial in found if trial.phase is Phase.SEARCH]
+    best_trial = fastest(searched)
+    counts: dict[str, dict[str, int]] = {}
+    for trial in found:
+        by_state = counts.setdefault(trial.phase.value, {})
+        by_state[trial.state.value] = by_state.get(trial.state.value, 0) + 1
+    summary = {
+        "study": name,
+        "budget_trials": spec.budget.trials,
+        "spent_trials": sum(not trial.state.is_missing for trial in searched),
+        "running": [trial.number for trial in found if trial.state is TrialState.RUNNING],
+        "train_seconds": sum(trial.outcome.train_seconds for trial in found if trial.outcome),
+        "fastest": None
+        if best_trial is None
+        else {
+            "trial": best_trial.number,
+            "batch_size": best_trial.configuration.batch_size,
+            "time_to_target_s": seconds_to_target(best_trial),
+        },
+        "trials": counts,
+    }
+    if form is not Format.TABLE:
+        print_json(summary) if form is Format.JSON else print_rows([summary], list(summary), form)
+        return
+    out = console()
+    out.print(f"{name}: {summary['spent_trials']} of {spec.budget.trials} search trials", end="")
+    out.print(f", {len(summary['running'])} running" if summary["running"] else "")
+    if best_trial is not None:
+        seconds = cell(seconds_to_target(best_trial))
+        out.print(
+            f"fastest so far: trial {best_trial.number}, batch {best_trial.configuration.batch_size}, {seconds} s"
+        )
+    rows = [
+        {"phase": phase, "state": state, "trials": count}
+        for phase, states in counts.items()
+        for state, count in states.items()
+    ]
+    print_table(rows, ("phase", "state", "trials"))
+
+
+def trials(
+    study: StudyArgument = None,
+    db: DatabaseOption = None,
+    form: FormatOption = Format.TABLE,
+    phase: Annotated[Phase | None, typer.Option(help="Only this phase.")] = None,
+    state: Annotated[TrialState | None, typer.Option(help="Only this state.")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Only this batch size.")] = None,
+) -> None:
+    """List the trials of a study."""
+    with _store(db) as store:
+        found = store.trials(_study_name(store, study))
+    rows = [
+        trial_row(trial)
+        for trial in found
+        if (phase is None or trial.phase is phase)
+        and (state is None or trial.state is state)
+        and (batch_size is None or trial.configuration.batch_size == batch_size)
+    ]
+    print_rows(rows, TRIAL_COLUMNS, form)
+
+
+def trial(
+    study_or_number: Annotated[str, typer.Argument(metavar="[STUDY] NUMBER", help="The trial, and its study.")],
+    number: Annotated[int | None, typer.Argument(hidden=True)] = None,
+    db: DatabaseOption = None,
+    form: FormatOption = Format.TABLE,
+) -> None:
+    """Show one trial: its configuration, its curve, and why it ended."""
+    from bssearch.curves import sparkline
+
+    study = None if number is None else study_or_number
+    if number is None:
+        if not study_or_number.isdecimal():
+            raise UsageError(f"trial {study_or_number!r}: it takes the number of a trial, after the name of its study")
+        number = int(study_or_number)
+    with _store(db) as store:
+        name = _study_name(store, study)
+        found = store.trial(name, number)
+        curve = store.observations(name, number)
+    if form is not Format.TABLE:
+        row = {
+            **trial_row(found),
+            "traceback": found.outcome.traceback if found.outcome else None,
+            "observations": [
+                {"step": one.step, "train_seconds": one.train_seconds, "metric": one.metric, "loss": one.loss}
+                for one in curve
+            ],
+        }
+        print_json(row) if form is Format.JSON else print_rows([row], list(row), form)
+        return
+    out = console()
+    outcome = found.outcome
+    reason = f": {outcome.reason}" if outcome else ""
+    out.print(f"trial {number} of {name} ({found.phase.value}) {found.state.value}{reason}", markup=False)
+    for key, value in trial_row(found).items():
+        if key not in {"number", "phase", "state", "reason"} and value is not None:
+            out.print(f"  {key:22} {cell(value)}", markup=False)
+    if curve:
+        metrics = [one.metric for one in curve]
+        out.print(f"  metric {cell(metrics[0])} {sparkline(metrics)} {cell(metrics[-1])}, best {cell(max(metrics))}")
+        out.print(f"  {len(curve)} evaluations over {cell(curve[-1].train_seconds)} train seconds")
+    if outcome and outcome.traceback:
+        out.print(outcome.traceback, markup=False)
+
+
+def best(study: StudyArgument = None, db: DatabaseOption = None, form: FormatOption = Format.TABLE) -> None:
+    """Say which batch size is optimal, with which configuration, and how sure that is."""
+    from bssearch.search.study import answer
+
+    with _store(db) as store:
+        found = answer(store, _study_name(store, study))
+    if form is Format.TABLE:
+        print_answer(found)
+    elif form is Format.JSON:
+        print_json(found.model_dump(mode="json"))
+    else:
+        print_rows([row.model_dump(mode="json") for row in found.batches], (), form)
+
+
+def schema(
+    of: Annotated[Schema, typer.Argument(help="spec: what a study file holds; best: what best prints.")],
+) -> None:
+    """Print a JSON Schema."""
+    if of is Schema.SPEC:
+        from bssearch.spec import StudySpec
+
+        print_json(StudySpec.model_json_schema())
+    else:
+        from bssearch.analysis.report import Answer
+
+        print_json(Answer.model_json_schema(mode="serialization"))
+
+
+def print_answer(found: Answer) -> None:
+    """Print an answer for people: the sentence, the configuration, the batch sizes, the caveats."""
+    from bssearch.analysis.report import headline
+
+    out = console()
+    out.print(headline(found), style="bold", markup=False)
+    parameters = ", ".join(f"{key} {cell(value)}" for key, value in found.optimal.parameters.items())
+    accumulated = found.optimal.accumulation_steps
+    micro = f" ({accumulated} × {found.optimal.micro_batch_size})" if accumulated > 1 else ""
+    out.print(f"Train with: batch_size {found.optimal.batch_size}{micro}, {parameters}", markup=False)
+    if found.optimal.test_metric is not None:
+        metric = f"{found.target.metric} {cell(found.optimal.test_metric)}"
+        out.print(f"Test {metric} at the target; measured on {found.device.name}.", markup=False)
+    print_table(batch_rows(found), BATCH_COLUMNS)
+    for warning in found.warnings:
+        out.print(f"note: {warning.message}", markup=False)
+
+
+def batch_rows(found: Answer) -> list[dict[str, Any]]:
+    """Return the batch sizes of an answer as rows for people."""
+    rows = []
+    for row in found.batches:
+        parameters = row.best.parameters if row.best else {}
+        mark = " ←" if row.batch_size == found.optimal.batch_size else ""
+        rows.append(
+            {
+                "batch_size": f"{row.batch_size}{mark}",
+                "trials": row.trials,
+                "reached": row.reached,
+                "time_to_target": _time(row.time_to_target_s, row.lower_bound_s),
+                "steps_to_target": row.steps_to_target,
+                "step_time_ms": None if row.step_time_s is None else 1000 * row.step_time_s,
+                "learning_rate": parameters.get("learning_rate"),
+                "final_metric": row.final_metric,
+                "regime": f"{row.regime or '–'}{' (untuned?)' if row.untuned else ''}",
+                "ended": ", ".join(f"{count} {state}" for state, count in row.ended.items()),
+            }
+        )
+    return rows
+
+
+def trial_row(record: TrialRecord) -> dict[str, Any]:
+    """Return a trial as a flat row: the contract of ``trials --format json``, and more."""
+    from dataclasses import asdict
+
+    outcome = asdict(record.outcome) if record.outcome else {}
+    outcome.pop("traceback", None)
+    outcome.pop("state", None)
+    configuration = asdict(record.configuration)
+    empty = dict.fromkeys(("train_seconds", "time_to_target_s", "steps_to_target", "final_metric", "reason"))
+    return {
+        "number": record.number,
+        "state": record.state.value,
+        "phase": record.phase.value,
+        **configuration.pop("parameters"),
+        **configuration,
+        "seed": record.seed,
+        "evidence": record.evidence,
+        "retry_of": record.retry_of,
+        "sampled": None if record.sampled is None else dict(record.sampled),
+        "train_seconds_limit": record.train_seconds_limit,
+        "eval_every_steps": record.eval_every_steps,
+        "threads": record.threads,
+        **empty,
+        **outcome,
+        "steps_x_step_time_s": record.steps_x_step_time_s,
+    }
+
+
+def _time(time: Any, bound: float | None) -> str | None:
+    if time is None:
+        return None if bound is None else f"> {bound:.3g} s"
+    interval = "" if time.low is None else f" [{time.low:.3g}, {time.high:.3g}]"
+    return f"{time.median:.3g} s{interval} ({time.runs})"
+
+
+def _store(db: str | None) -> Store:
+    from bssearch.storage.repository import open_store
+
+    return open_store(db, write=False)
+
+
+def _study_name(store: Store, given: str | None) -> str:
+    if given is not None:
+        return given
+    names: Sequence[str] = [one.name for one in store.studies()]
+    if not names:
+        raise NotFoundError("the database holds no study yet", hint="bssearch run SPEC makes one")
+    if len(names) > 1:
+        raise UsageError(f"name the study: {', '.join(names)}")
+    return names[0]

@@ -1,0 +1,86 @@
+"""``bssearch run``: launch a study, or go on with it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from bssearch.cli.output import DatabaseOption, Format, FormatOption, console, print_json, print_rows
+from bssearch.settings import database_url
+
+if TYPE_CHECKING:
+    from bssearch.spec import StudySpec
+
+SpecArgument = Annotated[str, typer.Argument(metavar="SPEC", help="A .yaml or .toml file, or a shipped study's name.")]
+SetOption = Annotated[
+    list[str] | None, typer.Option("--set", metavar="FIELD=VALUE", help="Override a field; may be repeated.")
+]
+
+
+def run(
+    spec: SpecArgument,
+    db: DatabaseOption = None,
+    overrides: SetOption = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would run and how long; run nothing.")] = False,
+    form: FormatOption = Format.TABLE,
+) -> None:
+    """Run a study to its end and print the answer; the same command again goes on where it stopped."""
+    from bssearch.spec import find_spec, load_spec
+
+    path = find_spec(spec)
+    study = load_spec(path, overrides or [])
+    if dry_run:
+        print_plan(study)
+        return
+    from bssearch.cli.live import watch
+    from bssearch.cli.query import print_answer
+    from bssearch.search.study import run_study
+
+    with watch(study) as listener:
+        answer = run_study(study, db=database_url(db), folder=_workload_folder(path), listener=listener)
+    if form is Format.TABLE:
+        print_answer(answer)
+    elif form is Format.JSON:
+        print_json(answer.model_dump(mode="json"))
+    else:
+        print_rows([row.model_dump(mode="json") for row in answer.batches], (), form)
+
+
+def print_plan(study: StudySpec) -> None:
+    """Print the trials of a study, their limits, and the longest it can take."""
+    from bssearch.search.cadence import EVALUATION_SHARE
+
+    out = console()
+    limit, trials = study.budget.trial_train_seconds, study.budget.trials
+    finalists = 2 * study.confirm.top + 2
+    runs = finalists * study.confirm.runs if study.confirm.runs else 0
+    search = trials * limit / (1 - EVALUATION_SHARE) / study.executor.slots
+    if study.budget.wall_seconds is not None:
+        search = min(search, study.budget.wall_seconds + limit / (1 - EVALUATION_SHARE))
+    confirmation = runs * limit / (1 - EVALUATION_SHARE)
+    sizes = ", ".join(str(size) for size in study.batch_sizes)
+    searched = ", ".join(dimension.name for dimension in study.space.dimensions()) or "nothing"
+    for line in (
+        f"study {study.name}: {study.target.metric} {study.target.value:g} on workload {study.workload}",
+        f"batch sizes: {sizes}",
+        f"searched at each: {searched}",
+        f"search: {trials} trials of at most {limit:g} train seconds, {study.executor.slots} at once",
+        f"confirmation: at most {finalists} configurations × {study.confirm.runs} runs, one at a time",
+        f"the longest it can take: {_duration(search + confirmation)} "
+        f"({_duration(search)} of search, {_duration(confirmation)} of confirmation, evaluation included)",
+        "most trials end far sooner: at the target, or by the pruner",
+    ):
+        out.print(line, markup=False)
+
+
+def _workload_folder(spec: Path) -> Path:
+    return spec.resolve().parent
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes = seconds / 60
+    return f"{minutes:.0f} min" if minutes < 90 else f"{minutes / 60:.1f} h"

@@ -1,0 +1,246 @@
+"""Database URLs, and engines that behave alike: SQLite for one machine, PostgreSQL for several."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
+from sqlalchemy.exc import ArgumentError, SQLAlchemyError
+from sqlalchemy.pool import QueuePool
+
+from bssearch.errors import DatabaseError, UsageError
+
+BUSY_TIMEOUT_S = 30.0
+CONNECT_TIMEOUT_S = 10
+OTHER_DATABASE_HINT = "name another database with --db or BSSEARCH_DB_URL"
+URL_FORMS = "a database URL is sqlite:///FILE (a path from this folder), sqlite:////PATH or postgresql://USER@HOST/NAME"
+
+_WRITES = "bss_writes"
+_SQLITE_HEADER = b"SQLite format 3\x00"
+_DRIVERS = {
+    "sqlite": "sqlite",
+    "sqlite+pysqlite": "sqlite",
+    "postgres": "postgresql+psycopg",
+    "postgresql": "postgresql+psycopg",
+    "postgresql+psycopg": "postgresql+psycopg",
+}
+
+
+def masked(url: str | URL) -> str:
+    """Return the URL fit to be printed: its password as ``***``, in a malformed one too."""
+    if isinstance(url, URL):
+        return url.render_as_string(hide_password=True)
+    text = re.sub(r"(://[^:/@]*):.*@", r"\1:***@", url, flags=re.DOTALL)
+    return re.sub(r"(password=)[^&\s]*", r"\1***", text, flags=re.IGNORECASE)
+
+
+def parse_url(text: str | URL) -> URL:
+    """Return the URL of a database that bssearch can speak to; raise `UsageError` for any other text."""
+    try:
+        url = make_url(text)
+    except (ArgumentError, ValueError) as error:
+        raise UsageError(f"{masked(text)!r} is not a database URL", hint=_form_for(text)) from error
+    driver = _DRIVERS.get(url.drivername)
+    if driver is None:
+        raise UsageError(f"{masked(text)!r} names a database that bssearch does not speak: {url.drivername}", hint=URL_FORMS)
+    url = url.set(drivername=driver)
+    if driver == "sqlite":
+        return _checked_sqlite(url)
+    try:
+        url.get_dialect().import_dbapi()
+    except ImportError as error:
+        raise UsageError(
+            f"{masked(url)!r} needs the PostgreSQL driver psycopg",
+            hint="install it with: pip install 'bssearch[postgres]'",
+        ) from error
+    return url
+
+
+def _form_for(text: object) -> str:
+    if isinstance(text, str) and text and "://" not in text:
+        return f"for a file write sqlite:///{text}; {URL_FORMS}"
+    return URL_FORMS
+
+
+def _checked_sqlite(url: URL) -> URL:
+    given = masked(url)
+    if url.host or url.username:
+        raise UsageError(f"{given!r} names a host; a file takes three slashes", hint=URL_FORMS)
+    if url.query or (url.database or "").startswith("file:"):
+        raise UsageError(f"{given!r}: a SQLite URL is a path alone, without options", hint=URL_FORMS)
+    if url.database in {None, "", ":memory:"}:
+        raise UsageError(f"{given!r} names no file: a database in memory would be forgotten", hint=URL_FORMS)
+    return url
+
+
+def sqlite_file(url: URL) -> Path | None:
+    """Return the file of a SQLite database, None for a server's."""
+    return Path(url.database) if url.get_backend_name() == "sqlite" and url.database else None
+
+
+def create_engine_for(url: str | URL, *, write: bool = True, foreign_keys: bool = True) -> Engine:
+    """Return an engine for the URL; raise `UsageError` or `DatabaseError` before anything is opened or made.
+
+    For reading a SQLite file must exist and is opened read-only. Every transaction of `writing` begins with
+    ``BEGIN IMMEDIATE``, so that it waits for another writer at its start and never fails in its middle.
+    """
+    url = parse_url(url)
+    path = sqlite_file(url)
+    if path is None:
+        return create_engine(
+            url,
+            connect_args={"connect_timeout": CONNECT_TIMEOUT_S},
+            pool_pre_ping=True,
+            json_serializer=_to_json,
+        )
+    _check_file(path, write=write)
+    engine = create_engine(
+        url,
+        creator=partial(_connect_sqlite, path, write=write, foreign_keys=foreign_keys),
+        poolclass=QueuePool,
+        json_serializer=_to_json,
+    )
+    event.listen(engine, "begin", _begin)
+    return engine
+
+
+@contextmanager
+def reading(engine: Engine) -> Iterator[Connection]:
+    """Give a transaction that sees one state of the database; its errors come as `DatabaseError`."""
+    with _translated(engine.url), engine.connect() as connection:
+        yield connection
+
+
+@contextmanager
+def writing(engine: Engine) -> Iterator[Connection]:
+    """Give a transaction that is committed at the end, or rolled back by an exception."""
+    with _translated(engine.url), engine.execution_options(**{_WRITES: True}).begin() as connection:
+        yield connection
+
+
+@contextmanager
+def _translated(url: URL) -> Iterator[None]:
+    try:
+        yield
+    except SQLAlchemyError as error:
+        raise _as_database_error(error, url) from error
+
+
+def _as_database_error(error: SQLAlchemyError, url: URL) -> DatabaseError:
+    cause = str(getattr(error, "orig", None) or error).strip()
+    where = str(sqlite_file(url) or masked(url))
+    if "readonly" in cause:
+        return read_only(where)
+    if "file is not a database" in cause:
+        return DatabaseError(f"{where} is not a SQLite database", hint=OTHER_DATABASE_HINT)
+    if "database is locked" in cause:
+        return DatabaseError(f"{where} is locked by another process (waited {BUSY_TIMEOUT_S:g} s)")
+    if url.password:
+        cause = cause.replace(str(url.password), "***")
+    return DatabaseError(f"{where}: {cause}")
+
+
+def read_only(where: str) -> DatabaseError:
+    """Return the error for a database that cannot be written."""
+    return DatabaseError(f"{where} is read-only", hint=f"make it writable, or {OTHER_DATABASE_HINT}")
+
+
+def _check_file(path: Path, *, write: bool) -> None:
+    if not path.parent.is_dir():
+        raise DatabaseError(f"there is no folder {path.parent} for the database {path.name}", hint=OTHER_DATABASE_HINT)
+    if path.is_dir():
+        raise DatabaseError(f"{path} is a folder, not a database", hint=OTHER_DATABASE_HINT)
+    exists = path.exists()
+    if not exists and not write:
+        raise DatabaseError(f"no database at {path}", hint=f"the first run makes it; {OTHER_DATABASE_HINT}")
+    if exists:
+        try:
+            with path.open("rb") as file:
+                start = file.read(len(_SQLITE_HEADER))
+        except OSError as error:
+            raise DatabaseError(f"{path} cannot be read: {error.strerror}", hint=OTHER_DATABASE_HINT) from error
+        if start not in {b"", _SQLITE_HEADER}:
+            raise DatabaseError(f"{path} is not a SQLite database", hint=OTHER_DATABASE_HINT)
+    if write and exists and not (path.stat().st_mode & 0o222 and os.access(path, os.W_OK)):
+        raise read_only(str(path))
+    if write and not os.access(path.parent, os.W_OK):
+        raise read_only(f"the folder {path.parent.resolve()}")
+
+
+def _connect_sqlite(path: Path, *, write: bool, foreign_keys: bool) -> sqlite3.Connection:
+    connection = _open_for_writing(path) if write else _open_for_reading(path)
+    connection.execute(f"PRAGMA foreign_keys = {'ON' if foreign_keys else 'OFF'}")
+    return connection
+
+
+def _open(path: Path, options: str) -> sqlite3.Connection:
+    # isolation_level=None: the driver begins no transaction of its own; `_begin` does.
+    return sqlite3.connect(
+        f"file:{quote(str(path.absolute()))}?{options}",
+        uri=True,
+        timeout=BUSY_TIMEOUT_S,
+        isolation_level=None,
+        check_same_thread=False,
+    )
+
+
+def _open_for_writing(path: Path) -> sqlite3.Connection:
+    connection = _open(path, "mode=rwc")
+    try:
+        connection.execute("PRAGMA journal_mode = WAL")
+        # In WAL mode this keeps every commit when a process is killed; only a power cut can take the last ones.
+        connection.execute("PRAGMA synchronous = NORMAL")
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _open_for_reading(path: Path) -> sqlite3.Connection:
+    connection = _open(path, "mode=ro")
+    try:
+        connection.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchall()
+    except sqlite3.OperationalError:
+        connection.close()
+        # In WAL mode a reader makes a shared-memory file, which a folder that is read-only forbids. Where no
+        # log is left to be read, the file alone is the whole database and cannot change under us.
+        log = path.with_name(path.name + "-wal")
+        if log.exists() and log.stat().st_size:
+            raise
+        return _open(path, "mode=ro&immutable=1")
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _begin(connection: Connection) -> None:
+    writes = connection.get_execution_options().get(_WRITES, False)
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+
+
+def _to_json(value: Any) -> str:
+    return json.dumps(value, allow_nan=False, ensure_ascii=False)
+
+
+def copy_sqlite(source: Path, copy: Path) -> None:
+    """Copy a database with all that is committed, its write-ahead log included; the copy appears whole or not at all."""
+    partial_copy = copy.with_name(copy.name + ".part")
+    partial_copy.unlink(missing_ok=True)
+    try:
+        with closing(_open_for_reading(source)) as read, closing(sqlite3.connect(partial_copy)) as written:
+            read.backup(written)
+        partial_copy.replace(copy)
+    except (sqlite3.Error, OSError) as error:
+        raise DatabaseError(f"{source} cannot be copied to {copy}: {error}") from error
+    finally:
+        partial_copy.unlink(missing_ok=True)

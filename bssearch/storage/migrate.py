@@ -1,0 +1,171 @@
+"""The schema's revisions. Alembic is imported only where a migration runs."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from sqlalchemy import URL, Connection, Engine, inspect, text
+from sqlalchemy.exc import OperationalError, ProgrammingError
+
+from bssearch.errors import DatabaseError, SchemaError
+from bssearch.settings import packaged_folder
+from bssearch.storage.engine import copy_sqlite, create_engine_for, masked, parse_url, reading, sqlite_file, writing
+
+REVISIONS: Final = ("0001",)
+"""Every revision that this version knows, the oldest first."""
+
+SCHEMA_HEAD: Final = "0001"
+VERSION_TABLE: Final = "bss_alembic_version"
+UPGRADE_COMMAND: Final = "bssearch db upgrade"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Upgrade:
+    """What an upgrade did: the revisions before and after (equal: nothing) and the copy of the file made first."""
+
+    before: str | None
+    after: str
+    copy: Path | None = None
+
+    def __str__(self) -> str:
+        kept = f" (the file as it was is kept as {self.copy})" if self.copy else ""
+        return f"{self.after}{kept}"
+
+
+def current(database: str | URL | Engine) -> str | None:
+    """Return the schema's revision, None where the database has no table of ours."""
+    if isinstance(database, Engine):
+        return _current(database)
+    engine = create_engine_for(database, write=False)
+    try:
+        return _current(engine)
+    finally:
+        engine.dispose()
+
+
+def check(database: str | URL | Engine) -> None:
+    """Raise `SchemaError` unless the schema is this version's."""
+    revision = current(database)
+    if revision == SCHEMA_HEAD:
+        return
+    name = _name(database.url if isinstance(database, Engine) else parse_url(database))
+    if revision is None:
+        raise SchemaError(
+            f"{name} has no tables of bssearch", hint=f"`{UPGRADE_COMMAND}` makes them; is it the right --db?"
+        )
+    _refuse_newer(revision, name)
+    raise SchemaError(
+        f"the schema of {name} is at revision {revision}, this version needs {SCHEMA_HEAD}",
+        hint=f"upgrade it with `{UPGRADE_COMMAND}`",
+    )
+
+
+def prepare(engine: Engine) -> None:
+    """Make a database fit for writing: upgrade a SQLite file; for a server raise `SchemaError` where it is behind."""
+    if current(engine) == SCHEMA_HEAD:
+        return
+    if sqlite_file(engine.url) is None:
+        check(engine)
+    upgrade(engine.url)
+
+
+def upgrade(url: str | URL) -> Upgrade:
+    """Bring the schema to this version's, in one transaction; copy a SQLite file that holds a schema first.
+
+    Several processes may do so at once: one upgrades, the others wait and find it done. Raises `SchemaError`
+    where a newer version wrote the database.
+    """
+    url = parse_url(url)
+    # Without foreign keys: rebuilding a table on SQLite drops the old one, which would cascade.
+    engine = create_engine_for(url, foreign_keys=False)
+    path = sqlite_file(url)
+    try:
+        before = _current(engine)
+        with writing(engine) as connection:
+            _wait_for_others(connection)
+            before = None if before is None and not _has_version_table(connection) else _revision(connection)
+            if before is not None:
+                _refuse_newer(before, _name(url))
+            if before == SCHEMA_HEAD:
+                return Upgrade(before=before, after=SCHEMA_HEAD)
+            copy = _copy_first(path) if path and before else None
+            _run_migrations(connection)
+            _check_references(connection)
+        return Upgrade(before=before, after=SCHEMA_HEAD, copy=copy)
+    finally:
+        engine.dispose()
+
+
+def is_ours(name: str | None, kind: str, parents: object) -> bool:
+    """Tell Alembic which names to look at: our tables, never those of another program in the same database."""
+    return kind != "table" or (name is not None and name.startswith("bss_") and name != VERSION_TABLE)
+
+
+def _current(engine: Engine) -> str | None:
+    with reading(engine) as connection:
+        try:
+            return _revision(connection)
+        except (OperationalError, ProgrammingError):
+            connection.rollback()
+            if _has_version_table(connection):
+                raise
+            return None
+
+
+def _revision(connection: Connection) -> str | None:
+    revisions = list(connection.scalars(text(f"SELECT version_num FROM {VERSION_TABLE}")))
+    if len(revisions) > 1:
+        raise SchemaError(f"{VERSION_TABLE} holds several revisions: {', '.join(revisions)}")
+    return str(revisions[0]) if revisions else None
+
+
+def _has_version_table(connection: Connection) -> bool:
+    return inspect(connection).has_table(VERSION_TABLE)
+
+
+def _refuse_newer(revision: str, name: str) -> None:
+    if revision not in REVISIONS:
+        raise SchemaError(
+            f"{name} was written by a newer bssearch: its schema is at revision {revision}, "
+            f"this version knows them up to {SCHEMA_HEAD}",
+            hint="update bssearch, or name another database with --db or BSSEARCH_DB_URL",
+        )
+
+
+def _name(url: URL) -> str:
+    return str(sqlite_file(url) or masked(url))
+
+
+def _wait_for_others(connection: Connection) -> None:
+    """Let one process upgrade at a time; on SQLite the write transaction itself does."""
+    if connection.dialect.name == "postgresql":
+        connection.execute(text("SELECT pg_advisory_xact_lock(hashtext(:name))"), {"name": VERSION_TABLE})
+
+
+def _copy_first(path: Path) -> Path:
+    # Named by the revision it is from, so that the copy of an older one is never overwritten by a newer one's.
+    copy = path.with_name(f"{path.name}.before-{SCHEMA_HEAD}.bak")
+    copy_sqlite(path, copy)
+    return copy
+
+
+def _run_migrations(connection: Connection) -> None:
+    from alembic import command
+    from alembic.config import Config
+
+    config = Config(stdout=io.StringIO())
+    config.set_main_option("script_location", str(packaged_folder("migrations")).replace("%", "%%"))
+    config.set_main_option("path_separator", "os")
+    config.attributes["connection"] = connection
+    command.upgrade(config, "head")
+
+
+def _check_references(connection: Connection) -> None:
+    if connection.dialect.name != "sqlite":
+        return
+    broken = connection.exec_driver_sql("PRAGMA foreign_key_check").all()
+    if any(str(row[0]).startswith("bss_") for row in broken):
+        raise DatabaseError(f"the upgrade would leave {len(broken)} rows without the row they refer to; nothing was changed")

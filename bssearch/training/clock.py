@@ -1,0 +1,138 @@
+"""The clock of a trial: four ledgers, each timed on its own, and the wall time they must add up to.
+
+Only the ``train`` ledger counts toward a time-to-target. It is entered once per segment between two evaluations. On
+CUDA a segment is timed by two events and ends in one synchronisation; there is none per step.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Literal
+
+import torch
+
+Ledger = Literal["train", "evaluation", "warmup", "other"]
+LEDGERS: tuple[Ledger, ...] = ("train", "evaluation", "warmup", "other")
+
+MINIMUM_CPU_SHARE = 0.9
+"""A single-threaded trial that had the processor for less of its train seconds than this was contended."""
+
+
+class Clock:
+    """Times a trial on the CPU. ``now`` gives wall seconds, ``cpu_now`` the seconds of CPU this thread has had."""
+
+    def __init__(
+        self,
+        now: Callable[[], float] = time.perf_counter,
+        cpu_now: Callable[[], float] = time.thread_time,
+    ) -> None:
+        self._now = now
+        self._cpu_now = cpu_now
+        self.start()
+
+    def start(self) -> None:
+        """Set the wall time and every ledger to zero."""
+        self._started = self._now()
+        self._seconds: dict[Ledger, float] = dict.fromkeys(LEDGERS, 0.0)
+        self._cpu_seconds = 0.0
+        self._host_train_seconds = 0.0
+        self._train_entered: float | None = None
+
+    @contextmanager
+    def ledger(self, name: Ledger) -> Iterator[None]:
+        """Book the seconds of the block in a ledger, also where the block raises. Ledgers do not nest."""
+        if name == "train":
+            with self._train():
+                yield
+            return
+        entered = self._now()
+        try:
+            yield
+        finally:
+            self._synchronize()
+            self._seconds[name] += self._now() - entered
+
+    def seconds(self, name: Ledger) -> float:
+        """Return what has been booked in a ledger so far; an open block is not in it."""
+        return self._seconds[name]
+
+    @property
+    def wall_seconds(self) -> float:
+        """Return the seconds since the start, whatever was booked."""
+        return self._now() - self._started
+
+    @property
+    def train_seconds_so_far(self) -> float:
+        """Return the train seconds including those of the open block, by the host's clock: no synchronisation."""
+        open_seconds = 0.0 if self._train_entered is None else self._now() - self._train_entered
+        return self._seconds["train"] + open_seconds
+
+    @property
+    def cpu_share(self) -> float | None:
+        """Return the share of the train seconds in which this thread had a processor; None before any."""
+        return self._cpu_seconds / self._host_train_seconds if self._host_train_seconds > 0 else None
+
+    def is_contended(self, threads: int) -> bool:
+        """Return whether another program took the processor from a single-threaded trial.
+
+        With more threads the main one also waits for the others, so its share says nothing: False.
+        """
+        share = self.cpu_share
+        return threads == 1 and share is not None and share < MINIMUM_CPU_SHARE
+
+    @contextmanager
+    def _train(self) -> Iterator[None]:
+        device_start = self._mark()
+        cpu_entered = self._cpu_now()
+        entered = self._train_entered = self._now()
+        try:
+            yield
+        finally:
+            device_end = self._mark()
+            self._synchronize()
+            host_seconds = self._now() - entered
+            self._cpu_seconds += self._cpu_now() - cpu_entered
+            self._host_train_seconds += host_seconds
+            self._train_entered = None
+            self._seconds["train"] += self._between(device_start, device_end, host_seconds)
+
+    def _mark(self) -> torch.cuda.Event | None:
+        return None
+
+    def _between(self, start: torch.cuda.Event | None, end: torch.cuda.Event | None, host_seconds: float) -> float:
+        return host_seconds
+
+    def _synchronize(self) -> None:
+        """Wait until the device has done what was asked of it; nothing to do on the CPU."""
+
+
+class CudaClock(Clock):
+    """Times a trial on a CUDA device: train segments by events, the rest by the host after a synchronisation."""
+
+    def __init__(self, device: torch.device, now: Callable[[], float] = time.perf_counter) -> None:
+        self._device = device
+        super().__init__(now)
+
+    @property
+    def cpu_share(self) -> float | None:
+        """Return None: the host's thread waits for the device most of the time."""
+        return None
+
+    def _mark(self) -> torch.cuda.Event | None:
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record(torch.cuda.current_stream(self._device))
+        return event
+
+    def _between(self, start: torch.cuda.Event | None, end: torch.cuda.Event | None, host_seconds: float) -> float:
+        assert start is not None and end is not None
+        return float(start.elapsed_time(end)) / 1e3
+
+    def _synchronize(self) -> None:
+        torch.cuda.synchronize(self._device)
+
+
+def clock_for(device: torch.device) -> Clock:
+    """Return the clock that times work on a device."""
+    return CudaClock(device) if device.type == "cuda" else Clock()

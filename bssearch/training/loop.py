@@ -1,0 +1,279 @@
+"""One trial: train, evaluate at a fixed cadence, stop at the target or for one of the reasons below.
+
+* the target is met at an evaluation                      → `REACHED`
+* the train seconds pass the request's limit              → the request's ``limit_state``
+* the caller says stop, asked after every step            → what it says
+* the schedule's horizon ends                             → evaluated once more, then `EXHAUSTED`
+* the loss or the metric is not finite at an evaluation   → `DIVERGED`
+* it never left chance in half of its whole budget        → `DIVERGED`
+* memory runs out                                         → `OOM`
+
+Any other exception is the caller's. On the CPU the same request, with the same number of threads, takes the same
+steps to the target, bit for bit: neither the clock nor the warm-up decides where an evaluation happens.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+
+from bssearch.curves import Crossing, crossing
+from bssearch.records import Observation, TrialOutcome, TrialRequest, TrialState
+from bssearch.training.clock import Clock
+from bssearch.training.memory import is_out_of_memory, peak_memory_bytes, reset_peak_memory
+from bssearch.training.trainer import Trainer, warm_up
+from bssearch.workloads.base import Data, Workload
+
+CHANCE_MARGIN = 0.05
+"""A metric within this share of the way from chance to the target is no better than chance."""
+
+TESTED_STATES = frozenset({TrialState.REACHED, TrialState.EXHAUSTED, TrialState.CAPPED})
+
+Stop = Callable[[], tuple[TrialState, str] | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a trial ended."""
+
+    state: TrialState
+    reason: str
+
+
+def run_trial(
+    request: TrialRequest,
+    workload: Workload,
+    data: Data,
+    device: torch.device,
+    *,
+    clock: Clock,
+    on_observation: Callable[[Observation], None],
+    stop: Stop,
+    on_progress: Callable[[], None] = lambda: None,
+) -> TrialOutcome:
+    """Run a trial to its end and return what it measured.
+
+    ``on_observation`` gets each evaluation, never a NaN; ``stop`` is asked and ``on_progress`` called after every
+    step. Raises `WorkloadError` for a workload or batch size that cannot be trained, `UsageError` for a configuration
+    that means nothing, and lets the workload's own exceptions through, except for those that say that memory ran out.
+    """
+    return Trial(
+        request,
+        workload,
+        data,
+        device,
+        clock=clock,
+        on_observation=on_observation,
+        stop=stop,
+        on_progress=on_progress,
+    ).run()
+
+
+class Trial:
+    """The parts of one run of a request; `run_trial` is the way in."""
+
+    def __init__(
+        self,
+        request: TrialRequest,
+        workload: Workload,
+        data: Data,
+        device: torch.device,
+        *,
+        clock: Clock,
+        on_observation: Callable[[Observation], None],
+        stop: Stop,
+        on_progress: Callable[[], None],
+    ) -> None:
+        self._request = request
+        self._workload = workload
+        self._data = data
+        self._device = device
+        self._clock = clock
+        self._on_observation = on_observation
+        self._stop = stop
+        self._on_progress = on_progress
+        self._trainer: Trainer | None = None
+        self._last: Observation | None = None
+        self._best: float | None = None
+        self._crossing: Crossing | None = None
+        self._test_metric: float | None = None
+
+    def run(self) -> TrialOutcome:
+        """Run to the end, whichever it is."""
+        self._clock.start()
+        try:
+            ending = self._run()
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            ending = self._out_of_memory(error)
+        return self._outcome(ending)
+
+    def _run(self) -> Ending:
+        trainer = self.prepare()
+        ending = self._evaluate(trainer)
+        while ending is None:
+            ending = self.train_segment(trainer) or self._evaluate(trainer)
+        if self._request.evaluate_test and ending.state in TESTED_STATES:
+            with self._clock.ledger("evaluation"):
+                metric = trainer.evaluate(self._data.test, self._request.target.metric)
+            self._test_metric = metric if math.isfinite(metric) else None
+        return ending
+
+    def prepare(self) -> Trainer:
+        """Warm up on a throw-away model, then build the trial's own from its seed."""
+        request = self._request
+        with self._clock.ledger("warmup"):
+            warm_up(
+                self._workload,
+                request.configuration,
+                self._data,
+                self._device,
+                request.target.metric,
+                request.seed,
+            )
+        self._on_progress()
+        with self._clock.ledger("other"):
+            reset_peak_memory(self._device)
+            self._trainer = Trainer(self._workload, request.configuration, self._data.train, self._device, request.seed)
+        return self._trainer
+
+    def train_segment(self, trainer: Trainer) -> Ending | None:
+        """Train until the next evaluation is due; return the ending if the trial ends before it.
+
+        The time limit ends a trial between evaluations only: one that is due is made, so that whether a crossing is
+        seen does not hang on the last step's microseconds.
+        """
+        with self._clock.ledger("train"):
+            while True:
+                ending = self._stopped() or self._limited()
+                if ending is not None:
+                    return ending
+                trainer.step()
+                self._on_progress()
+                if self._evaluation_is_due(trainer):
+                    return self._stopped()
+
+    def _evaluation_is_due(self, trainer: Trainer) -> bool:
+        return trainer.steps % self._request.eval_every_steps == 0 or trainer.schedule.is_over(trainer.steps)
+
+    def _stopped(self) -> Ending | None:
+        asked = self._stop()
+        return None if asked is None else Ending(*asked)
+
+    def _limited(self) -> Ending | None:
+        limit = self._request.train_seconds_limit
+        if self._clock.train_seconds_so_far <= limit:
+            return None
+        return Ending(self._request.limit_state, f"the limit of {limit:.4g} train seconds passed")
+
+    def _evaluate(self, trainer: Trainer) -> Ending | None:
+        """Observe the validation part; return the ending that follows from what was seen."""
+        with self._clock.ledger("evaluation"):
+            loss = trainer.take_mean_loss()
+            metric = trainer.evaluate(self._data.validation, self._request.target.metric)
+        self._on_progress()
+        if not math.isfinite(metric) or (loss is not None and not math.isfinite(loss)):
+            return self._not_finite(trainer, loss, metric)
+        observation = Observation(
+            step=trainer.steps,
+            samples=trainer.samples,
+            train_seconds=self._clock.seconds("train"),
+            metric=metric,
+            loss=loss,
+            learning_rate=trainer.learning_rate,
+        )
+        previous, self._last = self._last, observation
+        with self._clock.ledger("other"):
+            self._on_observation(observation)
+        return self._judge(trainer, previous, observation)
+
+    def _judge(self, trainer: Trainer, previous: Observation | None, observation: Observation) -> Ending | None:
+        target = self._request.target
+        if self._best is None or target.gain(observation.metric) > target.gain(self._best):
+            self._best = observation.metric
+        if target.is_met_by(observation.metric):
+            self._crossing = crossing(previous, observation, target)
+            return Ending(TrialState.REACHED, f"{target.metric} = {observation.metric:.6g} at step {trainer.steps}")
+        if trainer.schedule.is_over(trainer.steps):
+            return Ending(TrialState.EXHAUSTED, f"the schedule's horizon ended at step {trainer.steps}")
+        return self._stuck_at_chance(trainer)
+
+    def _stuck_at_chance(self, trainer: Trainer) -> Ending | None:
+        """End a trial that never left chance in half of its whole budget.
+
+        Only there: a limit that the incumbent set may be shorter than a large batch's warmup, and such a trial has
+        not failed, it is slow. A single good evaluation, ever, is enough to go on.
+        """
+        request, target = self._request, self._request.target
+        info = self._workload.metrics.get(target.metric)
+        if (
+            info is None
+            or info.chance is None
+            or request.limit_state is not TrialState.EXHAUSTED
+            or self._clock.seconds("train") <= request.train_seconds_limit / 2
+            or trainer.steps <= trainer.schedule.warmup_steps
+        ):
+            return None
+        assert self._best is not None
+        bound = target.gain(info.chance) + CHANCE_MARGIN * target.shortfall(info.chance)
+        if target.gain(self._best) > bound:
+            return None
+        return Ending(
+            TrialState.DIVERGED,
+            f"{target.metric} = {self._best:.4g} at best is no better than chance ({info.chance:.4g}) "
+            f"after half of the train seconds: {self._where(trainer)}",
+        )
+
+    def _not_finite(self, trainer: Trainer, loss: float | None, metric: float) -> Ending:
+        what = self._request.target.metric if not math.isfinite(metric) else "the training loss"
+        return Ending(TrialState.DIVERGED, f"{what} is not finite: {self._where(trainer)}")
+
+    def _out_of_memory(self, error: Exception) -> Ending:
+        when = "before the first step" if self._trainer is None else self._where(self._trainer)
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        return Ending(
+            TrialState.OOM,
+            f"out of memory, micro-batch {self._request.configuration.micro_batch_size}, {when}: {lines[0]}",
+        )
+
+    def _where(self, trainer: Trainer) -> str:
+        configuration = self._request.configuration
+        return (
+            f"batch size {configuration.batch_size}, learning rate {configuration.learning_rate:.4g}, "
+            f"step {trainer.steps}"
+        )
+
+    def _outcome(self, ending: Ending) -> TrialOutcome:
+        trainer, clock = self._trainer, self._clock
+        outcome = TrialOutcome(
+            state=ending.state,
+            reason=ending.reason,
+            steps=0 if trainer is None else trainer.steps,
+            samples=0 if trainer is None else trainer.samples,
+            train_seconds=clock.seconds("train"),
+            evaluation_seconds=clock.seconds("evaluation"),
+            warmup_seconds=clock.seconds("warmup"),
+            other_seconds=clock.seconds("other"),
+            wall_seconds=clock.wall_seconds,
+            final_metric=None if self._last is None else self._last.metric,
+            best_metric=self._best,
+            test_metric=self._test_metric,
+            peak_memory_bytes=peak_memory_bytes(self._device),
+            dropped_samples_per_epoch=None if trainer is None else trainer.dropped_samples,
+            contended=clock.is_contended(self._request.threads),
+        )
+        if self._crossing is None:
+            return outcome
+        return replace(
+            outcome,
+            time_to_target_s=self._crossing.train_seconds,
+            steps_to_target=self._crossing.steps,
+            last_miss_step=self._crossing.last_miss_step,
+            last_miss_seconds=self._crossing.last_miss_seconds,
+            first_hit_step=self._crossing.first_hit_step,
+            first_hit_seconds=self._crossing.first_hit_seconds,
+        )

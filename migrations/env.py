@@ -1,0 +1,22 @@
+"""Runs migrations on the connection that `bssearch.storage.migrate` hands over; knows no URL and no logging."""
+
+from __future__ import annotations
+
+from alembic import context
+
+from bssearch.storage.migrate import VERSION_TABLE, is_ours
+from bssearch.storage.models import Base
+
+connection = context.config.attributes.get("connection")
+if connection is None:
+    raise RuntimeError("migrations run through `bssearch db upgrade`, which hands them a connection")
+
+context.configure(
+    connection=connection,
+    target_metadata=Base.metadata,
+    version_table=VERSION_TABLE,
+    include_name=is_ours,
+    render_as_batch=connection.dialect.name == "sqlite",
+)
+with context.begin_transaction():
+    context.run_migrations()

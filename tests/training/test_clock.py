@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from toys import FakeTime
+
+from bssearch.training.clock import LEDGERS, Clock, clock_for
+
+
+def test_each_ledger_books_only_its_own_blocks() -> None:
+    time = FakeTime()
+    clock = time.clock()
+    for seconds, name in enumerate(LEDGERS, start=1):
+        for _ in range(2):
+            with clock.ledger(name):
+                time.pass_by(seconds)
+    time.pass_by(5)
+    assert [clock.seconds(name) for name in LEDGERS] == [2, 4, 6, 8]
+    assert clock.wall_seconds == 25
+
+
+def test_a_block_that_raises_is_booked() -> None:
+    time = FakeTime()
+    clock = time.clock()
+    for name in LEDGERS:
+        with pytest.raises(MemoryError), clock.ledger(name):
+            time.pass_by(3)
+            raise MemoryError
+    assert [clock.seconds(name) for name in LEDGERS] == [3, 3, 3, 3]
+
+
+def test_train_seconds_so_far_include_the_open_block() -> None:
+    time = FakeTime()
+    clock = time.clock()
+    with clock.ledger("train"):
+        time.pass_by(2)
+    time.pass_by(100)
+    with clock.ledger("train"):
+        time.pass_by(1)
+        assert clock.train_seconds_so_far == 3
+        assert clock.seconds("train") == 2
+    assert clock.train_seconds_so_far == 3
+
+
+def test_start_sets_everything_to_zero() -> None:
+    time = FakeTime()
+    clock = time.clock()
+    with clock.ledger("train"):
+        time.pass_by(2, cpu_share=0.1)
+    clock.start()
+    assert (clock.seconds("train"), clock.wall_seconds, clock.cpu_share) == (0, 0, None)
+
+
+@pytest.mark.parametrize(("cpu_share", "contended"), [(1.0, False), (0.92, False), (0.88, True), (0.5, True)])
+def test_one_thread_that_lost_the_processor_while_training_was_contended(cpu_share: float, contended: bool) -> None:
+    time = FakeTime()
+    clock = time.clock()
+    with clock.ledger("train"):
+        time.pass_by(2, cpu_share)
+    with clock.ledger("evaluation"):
+        time.pass_by(100, cpu_share=0)
+    assert clock.cpu_share == pytest.approx(cpu_share)
+    assert clock.is_contended(threads=1) is contended
+    assert clock.is_contended(threads=2) is False
+
+
+def test_a_trial_that_never_trained_was_not_contended() -> None:
+    assert not Clock().is_contended(threads=1)
+
+
+def test_the_cpu_is_timed_by_the_plain_clock() -> None:
+    assert type(clock_for(torch.device("cpu"))) is Clock
+
+
+@pytest.mark.gpu
+def test_cuda_train_seconds_are_those_of_the_device_not_of_the_launches() -> None:
+    device = torch.device("cuda")
+    clock = clock_for(device)
+    matrix = torch.randn(4096, 4096, device=device)
+    with clock.ledger("warmup"):
+        matrix @ matrix
+    with clock.ledger("train"):
+        for _ in range(50):
+            matrix = torch.nn.functional.normalize(matrix @ matrix)
+        launched = clock.train_seconds_so_far
+    assert clock.seconds("train") > 2 * launched
+    assert sum(clock.seconds(name) for name in LEDGERS) == pytest.approx(clock.wall_seconds, rel=0.02)

@@ -1,0 +1,350 @@
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from toys import FakeTime, Run, Toy, configuration, request, toy_data
+
+from bssearch.curves import crossing
+from bssearch.errors import WorkloadError
+from bssearch.records import Goal, Observation, Target, TrialOutcome, TrialState
+from bssearch.training import loop
+
+
+def timeless(outcome: TrialOutcome) -> TrialOutcome:
+    seconds = [name for name in outcome.__slots__ if name.endswith(("seconds", "_s"))]
+    return replace(outcome, contended=False, **dict.fromkeys(seconds, 0.0))
+
+
+def curve(run: Run) -> list[tuple[int, float, float | None]]:
+    return [(seen.step, seen.metric, seen.loss) for seen in run.observations]
+
+
+def metric_by_evaluation(values: list[float], metric: str = "accuracy") -> Callable[[Any], Mapping[str, float]]:
+    """Return what replaces the metric of the trial's evaluations; the first of all is the warm-up's."""
+    scripted = itertools.chain([values[0]], values, itertools.repeat(values[-1]))
+    return lambda metrics: {**metrics, metric: next(scripted)}
+
+
+def test_the_target_ends_a_trial_at_the_first_evaluation_that_meets_it() -> None:
+    run = Run(request(target=0.9, evaluate_test=True))
+    outcome = run.outcome
+    assert outcome.state is TrialState.REACHED
+    assert [seen.step for seen in run.observations] == list(range(0, outcome.steps + 1, 5))
+    assert all(seen.metric < 0.9 for seen in run.observations[:-1])
+    assert run.observations[-1].metric == outcome.final_metric == outcome.best_metric
+    assert (outcome.final_metric or 0) >= 0.9
+    assert outcome.samples == 20 * outcome.steps
+    assert outcome.test_metric is not None and 0.5 < outcome.test_metric <= 1
+    assert outcome.peak_memory_bytes is None
+
+
+def test_the_crossing_is_kept_as_an_interval_and_interpolated_inside_it() -> None:
+    time = FakeTime()
+    toy = Toy(on_loss=lambda: time.pass_by(0.5), on_evaluate=metric_by_evaluation([0.5, 0.6, 0.8, 0.95]))
+    run = Run(request(target=0.9), toy, clock=time.clock())
+    expected = crossing(run.observations[-2], run.observations[-1], run_target := Target(metric="accuracy", value=0.9))
+    outcome = run.outcome
+    assert run_target.is_met_by(run.observations[-1].metric)
+    assert (outcome.last_miss_step, outcome.first_hit_step) == (10, 15)
+    assert (outcome.last_miss_seconds, outcome.first_hit_seconds) == (5.0, 7.5)
+    assert outcome.steps_to_target == expected.steps == 14
+    assert outcome.time_to_target_s == expected.train_seconds == pytest.approx(5 + 2.5 * 2 / 3)
+
+
+def test_a_target_met_at_step_zero_costs_nothing() -> None:
+    outcome = Run(request(target=0.0)).outcome
+    assert (outcome.state, outcome.steps, outcome.steps_to_target) == (TrialState.REACHED, 0, 0)
+    assert (outcome.time_to_target_s, outcome.train_seconds) == (0.0, 0.0)
+
+
+def test_a_metric_can_be_minimized() -> None:
+    target = Target(metric="loss", value=0.4, goal=Goal.MINIMIZE)
+    outcome = Run(replace(request(), target=target)).outcome
+    assert outcome.state is TrialState.REACHED
+    assert outcome.final_metric is not None and outcome.final_metric <= 0.4
+
+
+def test_observations_say_what_had_been_done_by_then() -> None:
+    run = Run(request(configuration(20, warmup_epochs=2.0, learning_rate=0.11), target=0.9))
+    first, second, third = run.observations[:3]
+    assert (first.step, first.samples, first.train_seconds, first.loss) == (0, 0, 0.0, None)
+    assert [seen.samples for seen in (second, third)] == [100, 200]
+    assert [seen.learning_rate for seen in (first, second, third)] == pytest.approx([0.01, 0.05, 0.1])
+    assert all(seen.loss is not None for seen in (second, third))
+    assert all(one.train_seconds < other.train_seconds for one, other in itertools.pairwise(run.observations))
+
+
+def test_the_same_request_gives_the_same_trial_bit_for_bit() -> None:
+    dropping = configuration(dropout=0.3)
+    first, second = (Run(request(dropping, evaluate_test=True)) for _ in range(2))
+    other = Run(request(dropping, seed=4))
+    assert curve(first) == curve(second) != curve(other)
+    assert timeless(first.outcome) == timeless(second.outcome)
+    assert first.outcome.steps_to_target == second.outcome.steps_to_target
+
+
+def test_the_warm_up_leaves_no_trace_in_the_trial(monkeypatch: pytest.MonkeyPatch) -> None:
+    dropping = request(configuration(dropout=0.3, warmup_epochs=1.0))
+    warmed = Run(dropping)
+    calls: list[object] = []
+    monkeypatch.setattr(loop, "warm_up", lambda *arguments: calls.append(arguments))
+    cold = Run(dropping)
+    assert len(calls) == 1
+    assert curve(warmed) == curve(cold)
+    assert timeless(warmed.outcome) == timeless(cold.outcome)
+
+
+def test_neither_the_clock_nor_the_limit_moves_an_evaluation() -> None:
+    """A trial that a limit ends has seen the beginning of the same curve, and not one evaluation more."""
+    whole = Run(request(target=0.95))
+    time = FakeTime()
+    toy = Toy(on_loss=lambda: time.pass_by(1.0))
+    cut = Run(request(target=0.95, train_seconds_limit=12.5, limit_state=TrialState.CAPPED), toy, clock=time.clock())
+    assert (cut.outcome.state, cut.outcome.steps) == (TrialState.CAPPED, 13)
+    assert "12.5 train seconds" in cut.outcome.reason
+    assert [seen.step for seen in cut.observations] == [0, 5, 10]
+    assert curve(cut) == curve(whole)[:3]
+    assert cut.outcome.train_seconds == 13.0
+    assert cut.outcome.time_to_target_s is None and cut.outcome.steps_to_target is None
+
+
+def test_an_evaluation_that_is_due_at_the_limit_still_counts() -> None:
+    time = FakeTime()
+    toy = Toy(on_loss=lambda: time.pass_by(1.0), on_evaluate=metric_by_evaluation([0.5, 0.95]))
+    outcome = Run(request(train_seconds_limit=4.5), toy, clock=time.clock()).outcome
+    assert (outcome.state, outcome.first_hit_seconds) == (TrialState.REACHED, 5.0)
+
+
+def test_the_limit_counts_train_seconds_only() -> None:
+    time = FakeTime()
+
+    def slowly(metrics: Mapping[str, float]) -> Mapping[str, float]:
+        time.pass_by(100.0)
+        return {**metrics, "accuracy": 0.6}
+
+    toy = Toy(on_loss=lambda: time.pass_by(1.0), on_evaluate=slowly)
+    outcome = Run(
+        request(train_seconds_limit=20.0), toy, clock=time.clock(), on_observation=lambda: time.pass_by(7.0)
+    ).outcome
+    assert (outcome.state, outcome.steps, outcome.train_seconds) == (TrialState.EXHAUSTED, 21, 21.0)
+    assert outcome.evaluation_seconds == 500.0
+    assert outcome.warmup_seconds == 102.0
+    assert outcome.other_seconds == 35.0
+    assert outcome.wall_seconds == 21 + 500 + 102 + 35
+
+
+def test_the_four_ledgers_of_a_real_run_add_up_to_its_wall_time() -> None:
+    toy = Toy(on_loss=lambda: time.sleep(0.001))
+    outcome = Run(
+        request(target=2.0, train_seconds_limit=0.2, evaluate_test=True),
+        toy,
+        on_observation=lambda: time.sleep(0.002),
+    ).outcome
+    ledgers = (
+        outcome.train_seconds,
+        outcome.evaluation_seconds,
+        outcome.warmup_seconds,
+        outcome.other_seconds,
+    )
+    assert all(seconds > 0 for seconds in ledgers)
+    assert sum(ledgers) == pytest.approx(outcome.wall_seconds, rel=0.01)
+    assert outcome.train_seconds >= 0.2
+    assert outcome.other_seconds >= 0.002 * outcome.steps / 5
+
+
+def test_a_trial_that_lost_the_processor_is_marked() -> None:
+    for share, contended in ((1.0, False), (0.5, True)):
+        time = FakeTime()
+        toy = Toy(on_loss=lambda time=time, share=share: time.pass_by(1.0, share))  # type: ignore[misc]
+        outcome = Run(request(), toy, clock=time.clock()).outcome
+        assert outcome.contended is contended
+
+
+@pytest.mark.parametrize("asked_at", [1, 5, 12])
+def test_a_stop_is_honoured_within_one_step_and_not_evaluated(asked_at: int) -> None:
+    steps = 0
+
+    def step_done() -> None:
+        nonlocal steps
+        steps += 1
+
+    toy = Toy(on_loss=step_done)
+    warm_up_steps = 2
+    run = Run(
+        request(target=2.0, evaluate_test=True),
+        toy,
+        stop=lambda: (TrialState.PRUNED, "worse than most") if steps >= asked_at + warm_up_steps else None,
+    )
+    assert (run.outcome.state, run.outcome.reason) == (TrialState.PRUNED, "worse than most")
+    assert run.outcome.steps == asked_at
+    assert max(seen.step for seen in run.observations) == 5 * ((asked_at - 1) // 5)
+    assert run.outcome.test_metric is None
+
+
+def test_a_stop_before_the_first_step_runs_none() -> None:
+    outcome = Run(request(), stop=lambda: (TrialState.CANCELLED, "closed")).outcome
+    assert (outcome.state, outcome.steps, outcome.train_seconds < 0.1) == (TrialState.CANCELLED, 0, True)
+
+
+def test_progress_is_told_at_every_step_and_evaluation() -> None:
+    told: list[None] = []
+    run = Run(request(), on_progress=lambda: told.append(None))
+    assert len(told) == 1 + run.outcome.steps + len(run.observations)
+
+
+def test_the_horizon_ends_a_trial_with_an_evaluation() -> None:
+    decaying = configuration(20, parameters={"schedule": "linear", "horizon_samples": 130})
+    run = Run(request(decaying, target=2.0, evaluate_test=True))
+    assert (run.outcome.state, run.outcome.steps) == (TrialState.EXHAUSTED, 7)
+    assert "horizon ended at step 7" in run.outcome.reason
+    assert [seen.step for seen in run.observations] == [0, 5, 7]
+    assert run.outcome.test_metric is not None
+
+
+def test_a_target_met_at_the_horizon_is_reached() -> None:
+    decaying = configuration(20, parameters={"horizon_samples": 130})
+    toy = Toy(on_evaluate=metric_by_evaluation([0.5, 0.6, 0.95]))
+    outcome = Run(request(decaying), toy).outcome
+    assert (outcome.state, outcome.first_hit_step) == (TrialState.REACHED, 7)
+
+
+def test_a_learning_rate_that_blows_up_is_divergence_and_names_it() -> None:
+    run = Run(request(configuration(20, learning_rate=1e38), target=2.0))
+    assert run.outcome.state is TrialState.DIVERGED
+    assert "not finite: batch size 20, learning rate 1e+38, step 5" in run.outcome.reason
+    assert all(math.isfinite(seen.metric) and math.isfinite(seen.loss or 0) for seen in run.observations)
+    assert run.outcome.final_metric is not None and math.isfinite(run.outcome.final_metric)
+
+
+def test_a_metric_that_is_not_finite_is_divergence() -> None:
+    run = Run(request(), Toy(on_evaluate=metric_by_evaluation([0.5, 0.6, math.nan])))
+    assert run.outcome.state is TrialState.DIVERGED
+    assert run.outcome.reason.startswith("accuracy is not finite")
+    assert [seen.metric for seen in run.observations] == [0.5, 0.6]
+
+
+CHANCE_CASES = [
+    ([0.5], TrialState.EXHAUSTED, TrialState.DIVERGED, 20),
+    ([0.51], TrialState.EXHAUSTED, TrialState.DIVERGED, 20),
+    ([0.53], TrialState.EXHAUSTED, TrialState.EXHAUSTED, 31),
+    ([0.5, 0.7, 0.5], TrialState.EXHAUSTED, TrialState.EXHAUSTED, 31),
+    ([0.5], TrialState.CAPPED, TrialState.CAPPED, 31),
+]
+
+
+@pytest.mark.parametrize(("metrics", "limit_state", "state", "steps"), CHANCE_CASES)
+def test_only_a_trial_that_never_left_chance_in_half_its_budget_diverged(
+    metrics: list[float], limit_state: TrialState, state: TrialState, steps: int
+) -> None:
+    time = FakeTime()
+    toy = Toy(on_loss=lambda: time.pass_by(1.0), on_evaluate=metric_by_evaluation(metrics))
+    outcome = Run(request(train_seconds_limit=30.0, limit_state=limit_state), toy, clock=time.clock()).outcome
+    assert (outcome.state, outcome.steps) == (state, steps)
+    assert ("no better than chance (0.5)" in outcome.reason) is (state is TrialState.DIVERGED)
+
+
+def test_warmup_is_no_time_to_judge_chance() -> None:
+    time = FakeTime()
+    toy = Toy(on_loss=lambda: time.pass_by(1.0), on_evaluate=metric_by_evaluation([0.5]))
+    slow = configuration(20, warmup_epochs=5.0)
+    outcome = Run(request(slow, train_seconds_limit=40.0), toy, clock=time.clock()).outcome
+    assert (outcome.state, outcome.steps) == (TrialState.DIVERGED, 30)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
+        MemoryError(),
+        RuntimeError("[enforce fail at alloc_cpu.cpp:121] DefaultCPUAllocator: can't allocate memory: you tried"),
+    ],
+)
+@pytest.mark.parametrize("at_loss", [1, 9])
+def test_running_out_of_memory_is_an_outcome(error: Exception, at_loss: int) -> None:
+    calls = itertools.count(1)
+
+    def fail() -> None:
+        if next(calls) == at_loss:
+            raise error
+
+    outcome = Run(request(target=2.0), Toy(on_loss=fail)).outcome
+    assert outcome.state is TrialState.OOM
+    assert "micro-batch 20" in outcome.reason
+    assert ("before the first step" if at_loss == 1 else "step 6") in outcome.reason
+    assert outcome.wall_seconds > 0
+
+
+def test_a_real_allocation_that_fails_is_out_of_memory() -> None:
+    outcome = Run(request(), Toy(on_loss=lambda: torch.empty(2**60, dtype=torch.uint8))).outcome
+    assert outcome.state is TrialState.OOM
+
+
+@pytest.mark.parametrize("error", [RuntimeError("shapes cannot be multiplied"), KeyError("x"), KeyboardInterrupt()])
+def test_other_exceptions_are_the_callers(error: BaseException) -> None:
+    def fail() -> None:
+        raise error
+
+    with pytest.raises(type(error)):
+        Run(request(), Toy(on_loss=fail))
+
+
+def test_an_incomplete_batch_is_said_to_be_dropped() -> None:
+    assert Run(request(configuration(30))).outcome.dropped_samples_per_epoch == 10
+
+
+def test_a_batch_larger_than_the_data_is_refused() -> None:
+    with pytest.raises(WorkloadError, match="batch_size = 200 must be <= 100"):
+        Run(request(configuration(200)))
+
+
+def test_a_metric_the_workload_does_not_return_is_refused_with_those_it_does() -> None:
+    with pytest.raises(WorkloadError, match="no metric 'f1'; it offers accuracy, loss"):
+        Run(request(metric="f1"))
+
+
+@pytest.mark.parametrize(
+    ("state", "tested"),
+    [(TrialState.CAPPED, True), (TrialState.EXHAUSTED, True), (TrialState.PRUNED, False)],
+)
+def test_the_test_part_is_seen_only_when_asked_and_only_at_the_end(state: TrialState, tested: bool) -> None:
+    seen: list[int] = []
+
+    class Watched(Toy):
+        def evaluate(self, model: torch.nn.Module, part: Any) -> Mapping[str, float]:
+            seen.append(len(part))
+            return super().evaluate(model, part)
+
+    for asked in (False, True):
+        seen.clear()
+        time = FakeTime()
+        toy = Watched(on_loss=lambda time=time: time.pass_by(1.0))  # type: ignore[misc]
+        outcome = Run(
+            request(target=2.0, train_seconds_limit=8.5, limit_state=state, evaluate_test=asked),
+            toy,
+            clock=time.clock(),
+        ).outcome
+        test_samples = len(toy_data().test)
+        assert (seen[-1] == test_samples) is (outcome.test_metric is not None) is (asked and tested)
+        assert test_samples not in seen[:-1]
+
+
+def test_observations_reach_the_caller_before_the_trial_goes_on() -> None:
+    """What the observer decides, such as a prune, holds at the very next step."""
+    wanted: list[tuple[TrialState, str]] = []
+    run = Run(
+        request(target=2.0),
+        stop=lambda: wanted[0] if wanted else None,
+        on_observation=lambda: wanted.append((TrialState.PRUNED, "enough")),
+    )
+    assert (run.outcome.steps, len(run.observations)) == (0, 1)
+
+
+def test_every_observation_is_a_record() -> None:
+    assert all(isinstance(seen, Observation) for seen in Run(request()).observations)

@@ -1,0 +1,139 @@
+"""A workload small enough for a test, with hooks to make it misbehave."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from bssearch.records import Configuration, MetricInfo, Observation, Target, TrialOutcome, TrialRequest, TrialState
+from bssearch.training.clock import Clock
+from bssearch.training.loop import run_trial
+from bssearch.workloads.base import Data, Part
+
+CPU = torch.device("cpu")
+
+
+def _part(samples: int, seed: int, dtype: torch.dtype) -> Part:
+    generator = torch.Generator().manual_seed(seed)
+    inputs = torch.randn(samples, 6, generator=generator, dtype=torch.float64)
+    targets = (inputs[:, 0] * inputs[:, 1] + inputs[:, 2] > 0).long()
+    return Part(inputs.to(dtype), targets)
+
+
+def toy_data(train_samples: int = 100, dtype: torch.dtype = torch.float32) -> Data:
+    """Return a two-class problem in six dimensions, which a small network learns in some hundred steps."""
+    return Data(train=_part(train_samples, 1, dtype), validation=_part(60, 2, dtype), test=_part(50, 3, dtype))
+
+
+class Toy:
+    """A two-layer network; ``on_loss`` and ``on_evaluate`` run at each call."""
+
+    def __init__(
+        self,
+        dtype: torch.dtype = torch.float32,
+        on_loss: Callable[[], object] = lambda: None,
+        on_evaluate: Callable[[Mapping[str, float]], Mapping[str, float]] = lambda metrics: metrics,
+    ) -> None:
+        self.metrics: Mapping[str, MetricInfo] = {
+            "accuracy": MetricInfo(low=0.0, high=1.0, chance=0.5),
+            "loss": MetricInfo(low=0.0),
+        }
+        self.dtype = dtype
+        self.on_loss = on_loss
+        self.on_evaluate = on_evaluate
+
+    def load(self, device: torch.device) -> Data:
+        return toy_data(dtype=self.dtype)
+
+    def build_model(self, *, dropout: float) -> nn.Module:
+        return nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Dropout(dropout), nn.Linear(16, 2)).to(self.dtype)
+
+    def loss(
+        self, model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor, *, label_smoothing: float
+    ) -> torch.Tensor:
+        self.on_loss()
+        return functional.cross_entropy(model(inputs), targets, label_smoothing=label_smoothing)
+
+    def evaluate(self, model: nn.Module, part: Part) -> Mapping[str, float]:
+        assert not model.training and not torch.is_grad_enabled()
+        scores = model(part.inputs)
+        return self.on_evaluate(
+            {
+                "accuracy": (scores.argmax(1) == part.targets).double().mean().item(),
+                "loss": functional.cross_entropy(scores, part.targets).item(),
+            }
+        )
+
+
+class FakeTime:
+    """Seconds that pass only when a test says so."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self.cpu_seconds = 0.0
+
+    def pass_by(self, seconds: float, cpu_share: float = 1.0) -> None:
+        self.seconds += seconds
+        self.cpu_seconds += seconds * cpu_share
+
+    def clock(self) -> Clock:
+        return Clock(now=lambda: self.seconds, cpu_now=lambda: self.cpu_seconds)
+
+
+def configuration(batch_size: int = 20, **changes: Any) -> Configuration:
+    settings: dict[str, Any] = {"learning_rate": 0.1, "micro_batch_size": batch_size, **changes}
+    return Configuration(batch_size=batch_size, **settings)
+
+
+def request(
+    changed_configuration: Configuration | None = None, *, target: float = 0.9, metric: str = "accuracy", **changes: Any
+) -> TrialRequest:
+    settings: dict[str, Any] = {
+        "number": 7,
+        "seed": 3,
+        "target": Target(metric=metric, value=target),
+        "train_seconds_limit": 30.0,
+        "limit_state": TrialState.EXHAUSTED,
+        "eval_every_steps": 5,
+        **changes,
+    }
+    return TrialRequest(configuration=changed_configuration or configuration(), **settings)
+
+
+class Run:
+    """Runs a request on the toy workload and keeps what it told on the way."""
+
+    def __init__(
+        self,
+        trial_request: TrialRequest,
+        workload: Any = None,
+        data: Data | None = None,
+        *,
+        clock: Clock | None = None,
+        stop: Callable[[], tuple[TrialState, str] | None] = lambda: None,
+        on_observation: Callable[[], object] = lambda: None,
+        on_progress: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.observations: list[Observation] = []
+
+        def observed(observation: Observation) -> None:
+            self.observations.append(observation)
+            on_observation()
+
+        self.run: Callable[[], TrialOutcome] = functools.partial(
+            run_trial,
+            trial_request,
+            workload or Toy(),
+            data or toy_data(),
+            CPU,
+            clock=clock or Clock(),
+            on_observation=observed,
+            stop=stop,
+            on_progress=on_progress,
+        )
+        self.outcome = self.run()
