@@ -51,7 +51,9 @@ def parse_url(text: str | URL) -> URL:
         raise UsageError(f"{masked(text)!r} is not a database URL", hint=_form_for(text)) from error
     driver = _DRIVERS.get(url.drivername)
     if driver is None:
-        raise UsageError(f"{masked(text)!r} names a database that bssearch does not speak: {url.drivername}", hint=URL_FORMS)
+        raise UsageError(
+            f"{masked(text)!r} names a database that bssearch does not speak: {url.drivername}", hint=URL_FORMS
+        )
     url = url.set(drivername=driver)
     if driver == "sqlite":
         return _checked_sqlite(url)
@@ -233,7 +235,7 @@ def _to_json(value: Any) -> str:
 
 
 def copy_sqlite(source: Path, copy: Path) -> None:
-    """Copy a database with all that is committed, its write-ahead log included; the copy appears whole or not at all."""
+    """Copy a database with all that is committed, its log included; the copy appears whole or not at all."""
     partial_copy = copy.with_name(copy.name + ".part")
     partial_copy.unlink(missing_ok=True)
     try:

@@ -83,10 +83,9 @@ def upgrade(url: str | URL) -> Upgrade:
     engine = create_engine_for(url, foreign_keys=False)
     path = sqlite_file(url)
     try:
-        before = _current(engine)
         with writing(engine) as connection:
             _wait_for_others(connection)
-            before = None if before is None and not _has_version_table(connection) else _revision(connection)
+            before = _revision(connection) if _has_version_table(connection) else None
             if before is not None:
                 _refuse_newer(before, _name(url))
             if before == SCHEMA_HEAD:
@@ -146,7 +145,6 @@ def _wait_for_others(connection: Connection) -> None:
 
 
 def _copy_first(path: Path) -> Path:
-    # Named by the revision it is from, so that the copy of an older one is never overwritten by a newer one's.
     copy = path.with_name(f"{path.name}.before-{SCHEMA_HEAD}.bak")
     copy_sqlite(path, copy)
     return copy
@@ -168,4 +166,6 @@ def _check_references(connection: Connection) -> None:
         return
     broken = connection.exec_driver_sql("PRAGMA foreign_key_check").all()
     if any(str(row[0]).startswith("bss_") for row in broken):
-        raise DatabaseError(f"the upgrade would leave {len(broken)} rows without the row they refer to; nothing was changed")
+        raise DatabaseError(
+            f"the upgrade would leave {len(broken)} rows without the row they refer to; nothing was changed"
+        )

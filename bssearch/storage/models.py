@@ -261,9 +261,7 @@ class ObservationRow(Base):
     __tablename__ = "bss_observation"
     __table_args__ = (*_not_negative("step", "samples", "train_seconds"),)
 
-    trial_id: Mapped[int] = mapped_column(
-        Integer, ForeignKey("bss_trial.id", ondelete="CASCADE"), primary_key=True
-    )
+    trial_id: Mapped[int] = mapped_column(Integer, ForeignKey("bss_trial.id", ondelete="CASCADE"), primary_key=True)
     step: Mapped[int] = mapped_column(BigInteger, primary_key=True)
     samples: Mapped[int]
     train_seconds: Mapped[float]

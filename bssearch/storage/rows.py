@@ -12,6 +12,8 @@ from dataclasses import fields
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from sqlalchemy import RowMapping
+
 from bssearch.records import Configuration, Environment, Target, TrialOutcome
 
 if TYPE_CHECKING:
@@ -61,7 +63,7 @@ def to_columns(record: DataclassInstance, prefix: str = "") -> dict[str, Any]:
 
 
 def from_columns(
-    record_type: type[Record], columns: Mapping[str, Any], *, absent: str | None = None, prefix: str = ""
+    record_type: type[Record], columns: Mapping[str, Any] | RowMapping, *, absent: str | None = None, prefix: str = ""
 ) -> Record:
     """Return the record whose fields these columns hold; the inner record ``absent`` is None."""
     values: dict[str, Any] = {}

@@ -120,9 +120,7 @@ def upgrade() -> None:
         sa.Column("traceback", sa.Text(), nullable=True),
         sa.PrimaryKeyConstraint("id", name="pk_bss_trial"),
         sa.UniqueConstraint("study_id", "number", name="uq_bss_trial_study_id_number"),
-        sa.ForeignKeyConstraint(
-            ["study_id"], ["bss_study.id"], name="fk_bss_trial_study_id", ondelete="CASCADE"
-        ),
+        sa.ForeignKeyConstraint(["study_id"], ["bss_study.id"], name="fk_bss_trial_study_id", ondelete="CASCADE"),
         sa.ForeignKeyConstraint(
             ["environment_id"],
             ["bss_environment.id"],
@@ -158,9 +156,7 @@ def upgrade() -> None:
             name="ck_bss_trial_environment_when_started",
         ),
         sa.CheckConstraint("dropout >= 0 AND dropout < 1", name="ck_bss_trial_dropout_share"),
-        sa.CheckConstraint(
-            "label_smoothing >= 0 AND label_smoothing < 1", name="ck_bss_trial_label_smoothing_share"
-        ),
+        sa.CheckConstraint("label_smoothing >= 0 AND label_smoothing < 1", name="ck_bss_trial_label_smoothing_share"),
         *positive("bss_trial", "number", "batch_size", "micro_batch_size", "accumulation_steps", "world_size"),
         *positive("bss_trial", "learning_rate", "train_seconds_limit", "eval_every_steps", "threads"),
         *not_negative("bss_trial", "warmup_epochs", "weight_decay", "steps", "samples", "train_seconds"),
@@ -180,9 +176,7 @@ def upgrade() -> None:
         sa.Column("loss", NUMBER, nullable=True),
         sa.Column("learning_rate", NUMBER, nullable=False),
         sa.PrimaryKeyConstraint("trial_id", "step", name="pk_bss_observation"),
-        sa.ForeignKeyConstraint(
-            ["trial_id"], ["bss_trial.id"], name="fk_bss_observation_trial_id", ondelete="CASCADE"
-        ),
+        sa.ForeignKeyConstraint(["trial_id"], ["bss_trial.id"], name="fk_bss_observation_trial_id", ondelete="CASCADE"),
         *not_negative("bss_observation", "step", "samples", "train_seconds"),
     )
     op.create_table(
@@ -208,9 +202,7 @@ def upgrade() -> None:
             "batch_size",
             name="uq_bss_probe_study_id_environment_id_kind_batch_size",
         ),
-        sa.ForeignKeyConstraint(
-            ["study_id"], ["bss_study.id"], name="fk_bss_probe_study_id", ondelete="CASCADE"
-        ),
+        sa.ForeignKeyConstraint(["study_id"], ["bss_study.id"], name="fk_bss_probe_study_id", ondelete="CASCADE"),
         sa.ForeignKeyConstraint(
             ["environment_id"],
             ["bss_environment.id"],

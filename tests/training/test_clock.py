@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from toys import FakeTime
 
 from bssearch.training.clock import LEDGERS, Clock, clock_for
+from tests.training.toys import FakeTime
 
 
 def test_each_ledger_books_only_its_own_blocks() -> None:

@@ -4,10 +4,10 @@ import hashlib
 from pathlib import Path
 
 import torch
-import toys
-from toys import CPU, Toy
 
 from bssearch.training.environment import describe_environment, workload_revision
+from tests.training import toys
+from tests.training.toys import CPU, Toy
 
 
 def test_the_cpu_is_named_with_its_versions() -> None:

@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from toys import Toy, configuration
 
 from bssearch.errors import UsageError
 from bssearch.training.optimizers import build_optimizer
+from tests.training.toys import Toy, configuration
 
 MODEL = Toy().build_model(dropout=0.0)
 

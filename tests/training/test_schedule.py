@@ -3,10 +3,10 @@ from __future__ import annotations
 import math
 
 import pytest
-from toys import configuration
 
 from bssearch.errors import UsageError
 from bssearch.training.schedule import Schedule, horizon_steps, schedule_of, warmup_steps
+from tests.training.toys import configuration
 
 
 @pytest.mark.parametrize(("batch_size", "steps"), [(10, 20), (20, 10), (30, 7), (400, 0)])

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from toys import CPU, Toy, configuration, toy_data
 
 from bssearch.errors import UsageError, WorkloadError
 from bssearch.records import Configuration
 from bssearch.training.trainer import Trainer, warm_up
+from tests.training.toys import CPU, Toy, configuration, toy_data
 
 
 def trainer_of(trial_configuration: Configuration, workload: Any = None, seed: int = 3) -> Trainer:
@@ -54,7 +54,7 @@ def test_a_step_is_what_a_handwritten_loop_does() -> None:
     seed, batch_size, data = 5, 30, toy_data()
     torch.manual_seed(seed)
     model = Toy().build_model(dropout=0.2)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, nesterov=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9, nesterov=True)
     generator = torch.Generator().manual_seed(seed)
     for _ in range(2):
         order = torch.randperm(100, generator=generator)

@@ -21,7 +21,7 @@ CPU = torch.device("cpu")
 def _part(samples: int, seed: int, dtype: torch.dtype) -> Part:
     generator = torch.Generator().manual_seed(seed)
     inputs = torch.randn(samples, 6, generator=generator, dtype=torch.float64)
-    targets = (inputs[:, 0] * inputs[:, 1] + inputs[:, 2] > 0).long()
+    targets = (0.5 * inputs[:, 0] * inputs[:, 1] + inputs[:, 2] + inputs[:, 3] > 0).long()
     return Part(inputs.to(dtype), targets)
 
 
@@ -86,7 +86,7 @@ class FakeTime:
 
 
 def configuration(batch_size: int = 20, **changes: Any) -> Configuration:
-    settings: dict[str, Any] = {"learning_rate": 0.1, "micro_batch_size": batch_size, **changes}
+    settings: dict[str, Any] = {"learning_rate": 0.02, "micro_batch_size": batch_size, **changes}
     return Configuration(batch_size=batch_size, **settings)
 
 
@@ -97,7 +97,7 @@ def request(
         "number": 7,
         "seed": 3,
         "target": Target(metric=metric, value=target),
-        "train_seconds_limit": 30.0,
+        "train_seconds_limit": 5.0,
         "limit_state": TrialState.EXHAUSTED,
         "eval_every_steps": 5,
         **changes,

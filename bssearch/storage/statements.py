@@ -1,0 +1,165 @@
+"""The statements of the store, and how rows become records and their absence errors."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, RowMapping, Select, case, func, select, update
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql.compiler import SQLCompiler
+from sqlalchemy.sql.functions import FunctionElement
+
+from bssearch.errors import NotFoundError
+from bssearch.records import Environment, Goal, Observation, ProbeRecord, StudyRecord, TrialRecord, TrialState
+from bssearch.storage.models import (
+    Base,
+    EnvironmentRow,
+    ObservationRow,
+    ProbeKind,
+    ProbeRow,
+    StudyRow,
+    TrialRow,
+    UtcDateTime,
+)
+from bssearch.storage.rows import PREFIXES, column_names, from_columns
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StudySummary:
+    """A study as a list shows it; ``target`` is text, ``trials`` counts all of them, ``reached`` those that did."""
+
+    name: str
+    workload: str
+    target: str
+    objective: str
+    trials: int
+    reached: int
+    running: int
+    created_by: str
+    created_at: datetime
+
+
+class database_now(FunctionElement[datetime]):  # noqa: N801 - it reads as the SQL function that it is
+    """The database's clock, in UTC: what leases are measured by, whatever the clocks of the drivers say."""
+
+    type = UtcDateTime()
+    inherit_cache = True
+
+
+@compiles(database_now)
+def _server_now(element: database_now, compiler: SQLCompiler, **options: Any) -> str:
+    return "clock_timestamp()"
+
+
+@compiles(database_now, "sqlite")
+def _sqlite_now(element: database_now, compiler: SQLCompiler, **options: Any) -> str:
+    return "strftime('%Y-%m-%d %H:%M:%f000', 'now')"
+
+
+def _columns(table: type[Base], record_type: type, *, without: str | None = None) -> list[Any]:
+    return [getattr(table, name) for name in column_names(record_type, without=without)]
+
+
+STUDY: Select[Any] = select(
+    *_columns(StudyRow, StudyRecord, without="environment"),
+    StudyRow.id,
+    StudyRow.environment_id,
+    *(getattr(EnvironmentRow, name).label(PREFIXES[Environment] + name) for name in column_names(Environment)),
+).join(EnvironmentRow, isouter=True)
+
+STUDIES: Select[Any] = (
+    select(
+        *_columns(StudyRow, StudyRecord, without="environment"),
+        func.count(TrialRow.id).label("trials"),
+        func.count(case((TrialRow.state == TrialState.REACHED, 1))).label("reached"),
+        func.count(case((TrialRow.state == TrialState.RUNNING, 1))).label("running"),
+    )
+    .join(TrialRow, TrialRow.study_id == StudyRow.id, isouter=True)
+    .group_by(StudyRow.id)
+    .order_by(StudyRow.id)
+)
+
+TRIALS: Select[Any] = select(*_columns(TrialRow, TrialRecord)).order_by(TrialRow.number)
+
+OBSERVATIONS: Select[Any] = (
+    select(TrialRow.number, *_columns(ObservationRow, Observation))
+    .join(TrialRow, TrialRow.id == ObservationRow.trial_id)
+    .order_by(TrialRow.number, ObservationRow.step)
+)
+
+PROBES: Select[Any] = (
+    select(*_columns(ProbeRow, ProbeRecord))
+    .where(ProbeRow.kind == ProbeKind.STEP_TIME)
+    .order_by(ProbeRow.batch_size, ProbeRow.measured_at)
+)
+
+
+def study_record(row: RowMapping) -> StudyRecord:
+    """Return the study of a row of `STUDY`."""
+    return from_columns(StudyRecord, row, absent="environment" if row["environment_id"] is None else None)
+
+
+def study_summary(row: RowMapping) -> StudySummary:
+    """Return the summary of a row of `STUDIES`."""
+    sign = "≥" if row["target_goal"] is Goal.MAXIMIZE else "≤"
+    return StudySummary(
+        name=row["name"],
+        workload=str(row["spec"].get("workload", "")),
+        target=f"{row['target_metric']} {sign} {row['target_value']:g}",
+        objective=row["objective"],
+        trials=row["trials"],
+        reached=row["reached"],
+        running=row["running"],
+        created_by=row["created_by"],
+        created_at=row["created_at"],
+    )
+
+
+def trial_record(row: RowMapping) -> TrialRecord:
+    """Return the trial of a row of `TRIALS`; one that has not finished has no outcome."""
+    return from_columns(TrialRecord, row, absent=None if row["state"].is_finished else "outcome")
+
+
+def is_running(study_id: int) -> tuple[ColumnElement[bool], ColumnElement[bool]]:
+    """Return the conditions of a study's running trials."""
+    return TrialRow.study_id == study_id, TrialRow.state == TrialState.RUNNING
+
+
+def end_trial(connection: Connection, trial_id: int, columns: Mapping[str, Any]) -> bool:
+    """End a trial if it is running; its lease is over, its owner stays known."""
+    result = connection.execute(
+        update(TrialRow)
+        .where(TrialRow.id == trial_id, TrialRow.state == TrialState.RUNNING)
+        .values(**columns, ended_at=database_now(), lease_expires_at=None)
+    )
+    return result.rowcount == 1
+
+
+def trial_id_of(connection: Connection, study: str, study_id: int, number: int) -> int:
+    """Return the id of a trial; raise `NotFoundError` naming the numbers there are."""
+    query = select(TrialRow.id).where(TrialRow.study_id == study_id, TrialRow.number == number)
+    found = connection.scalar(query)
+    if found is None:
+        raise no_trial(connection, study, study_id, number)
+    return found
+
+
+def no_trial(connection: Connection, study: str, study_id: int, number: int) -> NotFoundError:
+    """Return the error for a trial that is not, naming the numbers there are."""
+    low, high = connection.execute(
+        select(func.min(TrialRow.number), func.max(TrialRow.number)).where(TrialRow.study_id == study_id)
+    ).one()
+    there_are = "it has none yet" if low is None else f"its trials are {low} to {high}"
+    return NotFoundError(f"the study {study!r} has no trial {number}: {there_are}")
+
+
+def no_study(connection: Connection, name: str) -> NotFoundError:
+    """Return the error for a study that is not, naming those with a name like it."""
+    names = connection.scalars(select(StudyRow.name).order_by(StudyRow.name)).all()
+    near = difflib.get_close_matches(name, names, n=3)
+    guess = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
+    return NotFoundError(f"no study {name!r} in this database", hint=f"{guess}`bssearch studies` lists them")
