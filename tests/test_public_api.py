@@ -35,7 +35,7 @@ HEAVY = ("torch", "optuna", "pandas", "sqlalchemy", "scipy", "pydantic")
         ("import bssearch; bssearch.Workload; bssearch.StudySpec", ("pydantic",)),
         ("import bssearch; [getattr(bssearch, n) for n in bssearch.__all__]", ("pydantic", "sqlalchemy")),
         (
-            "import sys; sys.argv = ['bssearch', '--help']; from bssearch.cli.app import app; app(standalone_mode=False)",
+            "from bssearch.cli.app import app; app(['--help'], standalone_mode=False)",
             (),
         ),
     ],

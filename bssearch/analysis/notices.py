@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from pydantic import BaseModel, ConfigDict
 
 from bssearch.analysis.optimum import Verdict
+from bssearch.analysis.time_to_target import Estimate
 from bssearch.records import Phase, TrialRecord, TrialState
 from bssearch.spec import StudySpec
 
@@ -52,14 +53,17 @@ def _notices(spec: StudySpec, trials: Sequence[TrialRecord], verdict: Verdict) -
             f"differences below that are not settled by {optimal.estimate.runs} runs",
         )
     if verdict.confirmed:
-        lowest = optimal.estimate.low is not None
-        rivals = [
-            size
-            for size, other in verdict.by_batch.items()
-            if other is not optimal and other.estimate.low is not None and _overlap(other, optimal)
-        ]
-        if lowest and rivals:
-            yield "not_separated", f"the intervals of batch {', '.join(map(str, rivals))} overlap that of {best}"
+        others = [(size, one) for size, one in verdict.by_batch.items() if one is not optimal]
+        overlapping = [str(size) for size, one in others if _overlap(one.estimate, optimal.estimate)]
+        if overlapping:
+            yield "not_separated", f"the intervals of batch {', '.join(overlapping)} overlap that of {best}"
+        single = [str(size) for size, one in others if not one.is_confirmed and one.seconds < optimal.seconds]
+        if single:
+            yield (
+                "unconfirmed_rival",
+                f"batch {', '.join(single)} was faster than {best} in a single search trial, which is partly luck; "
+                "a larger confirm.top confirms it too",
+            )
     default = [trial for trial in trials if trial.configuration.key == spec.default_configuration.key]
     if default and not any(trial.state is TrialState.REACHED for trial in default):
         yield "default_missed", "the default configuration never reached the target within its limit"
@@ -75,6 +79,7 @@ def _notices(spec: StudySpec, trials: Sequence[TrialRecord], verdict: Verdict) -
         yield "default_outside_space", "the default configuration lies outside the search space"
 
 
-def _overlap(one: object, other: object) -> bool:
-    first, second = one.estimate, other.estimate  # type: ignore[attr-defined]
-    return bool(first.low <= second.high and second.low <= first.high)
+def _overlap(one: Estimate, other: Estimate) -> bool:
+    if one.low is None or one.high is None or other.low is None or other.high is None:
+        return False
+    return one.low <= other.high and other.low <= one.high

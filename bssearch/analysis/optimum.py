@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from bssearch.analysis.time_to_target import Estimate, estimate, ratio_upper_bound, seconds_to_target
-from bssearch.records import Configuration, Phase, TrialRecord, TrialState
+from bssearch.records import Configuration, Phase, TrialRecord
 
 FLAT = 1.05
 
@@ -26,9 +26,19 @@ class Candidate:
         return estimate(self.runs)
 
     @property
+    def is_confirmed(self) -> bool:
+        """Return whether the runs are confirmation runs."""
+        return self.runs[0].phase is Phase.CONFIRM
+
+    @property
     def seconds(self) -> float:
         """Return the median seconds to the target, infinite where half of the runs or more missed it."""
         return math.inf if self.estimate.median is None else self.estimate.median
+
+    @property
+    def watched_seconds(self) -> float:
+        """Return the train seconds of the longest run."""
+        return max((run.outcome.train_seconds for run in self.runs if run.outcome), default=0.0)
 
     @property
     def lower_bound_s(self) -> float | None:
@@ -71,8 +81,7 @@ class Verdict:
 
     def _is_flat(self, batch_size: int) -> bool:
         candidate = self.by_batch[batch_size]
-        judged = not self.confirmed or candidate.runs[0].phase is Phase.CONFIRM
-        return judged and candidate.seconds <= FLAT * self.optimal.seconds
+        return (candidate.is_confirmed or not self.confirmed) and candidate.seconds <= FLAT * self.optimal.seconds
 
 
 def candidates(trials: Sequence[TrialRecord]) -> list[Candidate]:
@@ -98,7 +107,7 @@ def decide(trials: Sequence[TrialRecord]) -> Verdict | None:
         for pool in (confirmed, searched):
             here = [one for one in pool if one.configuration.batch_size == size]
             if here:
-                by_batch[size] = min(here, key=lambda one: (one.seconds, -_best_metric_order(one)))
+                by_batch[size] = min(here, key=lambda one: (one.seconds, -one.watched_seconds))
                 break
     finished = [one for one in confirmed if math.isfinite(one.seconds)]
     pool = finished or [one for one in searched if math.isfinite(one.seconds)]
@@ -128,11 +137,3 @@ def fastest(trials: Sequence[TrialRecord]) -> TrialRecord | None:
     """Return the trial with the least time-to-target among those that reached it."""
     reached = [(value, trial.number, trial) for trial in trials if (value := seconds_to_target(trial)) is not None]
     return min(reached)[2] if reached else None
-
-
-def _best_metric_order(candidate: Candidate) -> float:
-    """Return how long the candidate's runs were watched: of two that missed, the one seen longer is kept."""
-    return max((run.outcome.train_seconds for run in candidate.runs if run.outcome), default=0.0)
-
-
-__all__ = ["Candidate", "TrialState", "Verdict", "candidates", "decide", "fastest", "regime"]

@@ -43,11 +43,16 @@ StudyArgument = Annotated[
 Row = Mapping[str, Any]
 
 
+WIDE = 200
+"""Columns of a table that no terminal limits."""
+
+
 def console(*, stderr: bool = False) -> Console:
-    """Return a rich console; it minds NO_COLOR and whether it writes to a terminal."""
+    """Return a rich console; it minds NO_COLOR, and as wide as the terminal where it writes to one."""
     from rich.console import Console
 
-    return Console(stderr=stderr, highlight=False, soft_wrap=True)
+    screen = Console(stderr=stderr, highlight=False)
+    return screen if screen.is_terminal else Console(stderr=stderr, highlight=False, width=WIDE)
 
 
 def print_rows(rows: Sequence[Row], columns: Sequence[str], form: Format) -> None:
@@ -79,11 +84,10 @@ def print_table(rows: Sequence[Row], columns: Sequence[str]) -> None:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for column in columns:
         numeric = all(isinstance(row.get(column), int | float | None) for row in rows)
-        table.add_column(column.replace("_", " "), justify="right" if numeric else "left", no_wrap=True)
+        table.add_column(column.replace("_", " "), justify="right" if numeric else "left", no_wrap=numeric)
     for row in rows:
         table.add_row(*(cell(row.get(column)) for column in columns))
-    screen = console()
-    screen.print(table, width=None if screen.is_terminal else 200)
+    console().print(table)
 
 
 def cell(value: Any) -> str:

@@ -39,18 +39,7 @@ TRIAL_COLUMNS = (
     "final_metric",
     "reason",
 )
-BATCH_COLUMNS = (
-    "batch_size",
-    "trials",
-    "reached",
-    "time_to_target",
-    "steps_to_target",
-    "step_time_ms",
-    "learning_rate",
-    "final_metric",
-    "regime",
-    "ended",
-)
+BATCH_COLUMNS = ("batch", "time_to_target", "steps", "ms/step", "learning_rate", "regime", "trials")
 
 
 class Schema(StrEnum):
@@ -92,6 +81,7 @@ def status(study: StudyArgument = None, db: DatabaseOption = None, form: FormatO
         spec = StudySpec.model_validate(store.study(name).spec)
         found = store.trials(name)
     searched = [trial for trial in found if trial.phase is Phase.SEARCH]
+    running = [trial.number for trial in found if trial.state is TrialState.RUNNING]
     best_trial = fastest(searched)
     counts: dict[str, dict[str, int]] = {}
     for trial in found:
@@ -101,7 +91,7 @@ def status(study: StudyArgument = None, db: DatabaseOption = None, form: FormatO
         "study": name,
         "budget_trials": spec.budget.trials,
         "spent_trials": sum(not trial.state.is_missing for trial in searched),
-        "running": [trial.number for trial in found if trial.state is TrialState.RUNNING],
+        "running": running,
         "train_seconds": sum(trial.outcome.train_seconds for trial in found if trial.outcome),
         "fastest": None
         if best_trial is None
@@ -117,7 +107,7 @@ def status(study: StudyArgument = None, db: DatabaseOption = None, form: FormatO
         return
     out = console()
     out.print(f"{name}: {summary['spent_trials']} of {spec.budget.trials} search trials", end="")
-    out.print(f", {len(summary['running'])} running" if summary["running"] else "")
+    out.print(f", {len(running)} running" if running else "")
     if best_trial is not None:
         seconds = cell(seconds_to_target(best_trial))
         out.print(
@@ -190,7 +180,7 @@ def trial(
             out.print(f"  {key:22} {cell(value)}", markup=False)
     if curve:
         metrics = [one.metric for one in curve]
-        out.print(f"  metric {cell(metrics[0])} {sparkline(metrics)} {cell(metrics[-1])}, best {cell(max(metrics))}")
+        out.print(f"  metric {cell(metrics[0])} {sparkline(metrics)} {cell(metrics[-1])}")
         out.print(f"  {len(curve)} evaluations over {cell(curve[-1].train_seconds)} train seconds")
     if outcome and outcome.traceback:
         out.print(outcome.traceback, markup=False)
@@ -247,19 +237,15 @@ def batch_rows(found: Answer) -> list[dict[str, Any]]:
     rows = []
     for row in found.batches:
         parameters = row.best.parameters if row.best else {}
-        mark = " ←" if row.batch_size == found.optimal.batch_size else ""
         rows.append(
             {
-                "batch_size": f"{row.batch_size}{mark}",
-                "trials": row.trials,
-                "reached": row.reached,
+                "batch": f"{row.batch_size}{' ←' if row.batch_size == found.optimal.batch_size else ''}",
                 "time_to_target": _time(row.time_to_target_s, row.lower_bound_s),
-                "steps_to_target": row.steps_to_target,
-                "step_time_ms": None if row.step_time_s is None else 1000 * row.step_time_s,
+                "steps": row.steps_to_target,
+                "ms/step": None if row.step_time_s is None else round(1000 * row.step_time_s, 2),
                 "learning_rate": parameters.get("learning_rate"),
-                "final_metric": row.final_metric,
-                "regime": f"{row.regime or '–'}{' (untuned?)' if row.untuned else ''}",
-                "ended": ", ".join(f"{count} {state}" for state, count in row.ended.items()),
+                "regime": f"{row.regime or '–'}{', untuned?' if row.untuned else ''}",
+                "trials": ", ".join(f"{count} {state}" for state, count in row.ended.items()) or None,
             }
         )
     return rows
@@ -297,7 +283,7 @@ def _time(time: Any, bound: float | None) -> str | None:
     if time is None:
         return None if bound is None else f"> {bound:.3g} s"
     interval = "" if time.low is None else f" [{time.low:.3g}, {time.high:.3g}]"
-    return f"{time.median:.3g} s{interval} ({time.runs})"
+    return f"{time.median:.3g} s{interval} ({time.runs} run{'' if time.runs == 1 else 's'})"
 
 
 def _store(db: str | None) -> Store:

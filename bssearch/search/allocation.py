@@ -7,7 +7,8 @@ In this order:
 3. from the middle of the budget, evidence: the largest batch size that runs without accumulation, and one batch size
    a factor four or more to each side of the incumbent's, under the full limit where they have not reached the target.
    A cap would hide what the answer needs: how much slower they are;
-4. the rest in proportion to (incumbent's seconds / batch size's best seconds)².
+4. the rest in proportion to (incumbent's seconds / batch size's best seconds)², the incumbent's neighbours on the
+   ladder at least half as often as itself: one lucky seed decides between them more easily than the truth.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ EVIDENCE_FROM = 0.5
 EVIDENCE_TRIES = 2
 BRACKET_OCTAVES = 2
 UNREACHED = 2.0
+NEIGHBOUR = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,4 +79,6 @@ def _weight(history: History, batch_size: int) -> float:
         return 1.0
     best = history.best_at(batch_size)
     ratio = seconds(best) / history.incumbent_seconds if best else UNREACHED
-    return float(max(ratio, 1.0) ** -2)
+    ladder, centre = history.feasible, _centre(history)
+    is_neighbour = centre in ladder and abs(ladder.index(batch_size) - ladder.index(centre)) == 1
+    return max(ratio**-2, NEIGHBOUR if is_neighbour else 0.0)

@@ -299,8 +299,9 @@ class Driver:
         self._flush()
         running = self._running.pop(number)
         step_seconds = self.store.probes(self.spec.name)[running.job.configuration.batch_size].step_seconds
-        reached = outcome.steps_to_target is not None and step_seconds is not None
-        product = outcome.steps_to_target * step_seconds if reached else None
+        product = None
+        if outcome.steps_to_target is not None and step_seconds is not None:
+            product = outcome.steps_to_target * step_seconds
         self.store.finish_trial(self.spec.name, number, outcome, steps_x_step_time_s=product)
         self._failures = self._failures + 1 if outcome.state is TrialState.FAILED else 0
         self.listener.ended(self.store.trial(self.spec.name, number), self._history())

@@ -10,6 +10,8 @@ from bssearch.analysis.time_to_target import seconds_to_target
 from bssearch.records import Configuration, ParameterValue, Phase, ProbeRecord, TrialRecord, TrialState
 from bssearch.spec import StudySpec
 
+FAILURES = 3
+
 
 class History:
     """A study's search trials in the order of their numbers, running ones included, and its step-time probes."""
@@ -43,11 +45,16 @@ class History:
 
     @cached_property
     def feasible(self) -> tuple[int, ...]:
-        """Return the batch sizes that may run, ascending. An out-of-memory at a micro-batch excludes all larger."""
+        """Return the batch sizes that may run, ascending.
+
+        An out-of-memory at a micro-batch excludes all that are as large; `FAILURES` failed trials, and none that ran
+        to an end, exclude a batch size.
+        """
         failed = [probe.micro_batch_size for probe in self.probes.values() if probe.out_of_memory]
         failed += [trial.configuration.micro_batch_size for trial in self.trials if trial.state is TrialState.OOM]
         bound = min(failed, default=math.inf)
-        return tuple(size for size, probe in sorted(self.probes.items()) if probe.micro_batch_size < bound)
+        fitting = (size for size, probe in sorted(self.probes.items()) if probe.micro_batch_size < bound)
+        return tuple(size for size in fitting if not self._is_broken(size))
 
     @cached_property
     def largest(self) -> int | None:
@@ -88,6 +95,11 @@ class History:
             if again and trial.number not in retried and trial.configuration.batch_size in self.feasible:
                 return trial
         return None
+
+    def _is_broken(self, batch_size: int) -> bool:
+        here = [trial.state for trial in self.trials if trial.configuration.batch_size == batch_size]
+        ran = any(state.is_finished and not state.is_missing for state in here)
+        return not ran and here.count(TrialState.FAILED) >= FAILURES
 
     @staticmethod
     def best_of(trials: Sequence[TrialRecord]) -> TrialRecord | None:

@@ -39,7 +39,7 @@ def masked(url: str | URL) -> str:
     """Return the URL fit to be printed: its password as ``***``, in a malformed one too."""
     if isinstance(url, URL):
         return url.render_as_string(hide_password=True)
-    text = re.sub(r"(://[^:/@]*):.*@", r"\1:***@", url, flags=re.DOTALL)
+    text = re.sub(r"^((?:[^:/@]*:?//)?[^:/@]*):.*@", r"\1:***@", url, flags=re.DOTALL)
     return re.sub(r"(password=)[^&\s]*", r"\1***", text, flags=re.IGNORECASE)
 
 
@@ -68,7 +68,7 @@ def parse_url(text: str | URL) -> URL:
 
 
 def _form_for(text: object) -> str:
-    if isinstance(text, str) and text and "://" not in text:
+    if isinstance(text, str) and text and not set(text) & set(":@"):
         return f"for a file write sqlite:///{text}; {URL_FORMS}"
     return URL_FORMS
 
@@ -172,10 +172,15 @@ def _check_file(path: Path, *, write: bool) -> None:
             raise DatabaseError(f"{path} cannot be read: {error.strerror}", hint=OTHER_DATABASE_HINT) from error
         if start not in {b"", _SQLITE_HEADER}:
             raise DatabaseError(f"{path} is not a SQLite database", hint=OTHER_DATABASE_HINT)
-    if write and exists and not (path.stat().st_mode & 0o222 and os.access(path, os.W_OK)):
+    if write and exists and not _is_writable(path):
         raise read_only(str(path))
     if write and not os.access(path.parent, os.W_OK):
         raise read_only(f"the folder {path.parent.resolve()}")
+
+
+def _is_writable(path: Path) -> bool:
+    """Return whether a file may be written; one without any write permission is not, even for root."""
+    return bool(path.stat().st_mode & 0o222) and os.access(path, os.W_OK)
 
 
 def _connect_sqlite(path: Path, *, write: bool, foreign_keys: bool) -> sqlite3.Connection:
@@ -208,6 +213,11 @@ def _open_for_writing(path: Path) -> sqlite3.Connection:
 
 
 def _open_for_reading(path: Path) -> sqlite3.Connection:
+    if _is_writable(path) and os.access(path.parent, os.W_OK):
+        # A reader that could write takes the log away when it is the last to close; `query_only` keeps it a reader.
+        connection = _open(path, "mode=rw")
+        connection.execute("PRAGMA query_only = ON")
+        return connection
     connection = _open(path, "mode=ro")
     try:
         connection.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchall()

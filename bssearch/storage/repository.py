@@ -95,13 +95,7 @@ class Store:
         return masked(self._engine.url)
 
     def create_study(
-        self,
-        name: str,
-        spec: Mapping[str, object],
-        spec_hash: str,
-        objective: str,
-        target: Target,
-        created_by: str,
+        self, name: str, spec: Mapping[str, object], spec_hash: str, objective: str, target: Target, created_by: str
     ) -> StudyRecord:
         """Store a new study; raise `UsageError` where the name is taken."""
         with self._writing() as connection:

@@ -15,11 +15,11 @@ NUMBER = sa.Float(53)
 
 
 def positive(table: str, *columns: str) -> list[sa.CheckConstraint]:
-    return [sa.CheckConstraint(f"{column} > 0", name=f"ck_{table}_{column}_positive") for column in columns]
+    return [sa.CheckConstraint(f"{column} > 0", name=op.f(f"ck_{table}_{column}_positive")) for column in columns]
 
 
 def not_negative(table: str, *columns: str) -> list[sa.CheckConstraint]:
-    return [sa.CheckConstraint(f"{column} >= 0", name=f"ck_{table}_{column}_not_negative") for column in columns]
+    return [sa.CheckConstraint(f"{column} >= 0", name=op.f(f"ck_{table}_{column}_not_negative")) for column in columns]
 
 
 def upgrade() -> None:
@@ -62,8 +62,8 @@ def upgrade() -> None:
             name="fk_bss_study_environment_id",
             ondelete="RESTRICT",
         ),
-        sa.CheckConstraint("name <> ''", name="ck_bss_study_name_not_empty"),
-        sa.CheckConstraint("target_goal IN ('maximize', 'minimize')", name="ck_bss_study_target_goal"),
+        sa.CheckConstraint("name <> ''", name=op.f("ck_bss_study_name_not_empty")),
+        sa.CheckConstraint("target_goal IN ('maximize', 'minimize')", name=op.f("ck_bss_study_target_goal")),
     )
     op.create_index("ix_bss_study_environment_id", "bss_study", ["environment_id"])
     op.create_table(
@@ -136,27 +136,29 @@ def upgrade() -> None:
         sa.CheckConstraint(
             "state IN ('queued', 'running', 'paused', 'reached', 'pruned', 'capped', 'exhausted', 'oom', "
             "'diverged', 'failed', 'lost', 'cancelled')",
-            name="ck_bss_trial_state",
+            name=op.f("ck_bss_trial_state"),
         ),
-        sa.CheckConstraint("phase IN ('search', 'confirm', 'audit', 'probe')", name="ck_bss_trial_phase"),
+        sa.CheckConstraint("phase IN ('search', 'confirm', 'audit', 'probe')", name=op.f("ck_bss_trial_phase")),
         sa.CheckConstraint(
             "(ended_at IS NULL) = (state IN ('queued', 'running', 'paused'))",
-            name="ck_bss_trial_ended_at_when_finished",
+            name=op.f("ck_bss_trial_ended_at_when_finished"),
         ),
         sa.CheckConstraint(
             "time_to_target_s IS NULL OR state = 'reached'",
-            name="ck_bss_trial_time_to_target_s_when_reached",
+            name=op.f("ck_bss_trial_time_to_target_s_when_reached"),
         ),
         sa.CheckConstraint(
             "state <> 'running' OR (lease_owner IS NOT NULL AND lease_expires_at IS NOT NULL)",
-            name="ck_bss_trial_lease_when_running",
+            name=op.f("ck_bss_trial_lease_when_running"),
         ),
         sa.CheckConstraint(
             "state = 'queued' OR environment_id IS NOT NULL",
-            name="ck_bss_trial_environment_when_started",
+            name=op.f("ck_bss_trial_environment_when_started"),
         ),
-        sa.CheckConstraint("dropout >= 0 AND dropout < 1", name="ck_bss_trial_dropout_share"),
-        sa.CheckConstraint("label_smoothing >= 0 AND label_smoothing < 1", name="ck_bss_trial_label_smoothing_share"),
+        sa.CheckConstraint("dropout >= 0 AND dropout < 1", name=op.f("ck_bss_trial_dropout_share")),
+        sa.CheckConstraint(
+            "label_smoothing >= 0 AND label_smoothing < 1", name=op.f("ck_bss_trial_label_smoothing_share")
+        ),
         *positive("bss_trial", "number", "batch_size", "micro_batch_size", "accumulation_steps", "world_size"),
         *positive("bss_trial", "learning_rate", "train_seconds_limit", "eval_every_steps", "threads"),
         *not_negative("bss_trial", "warmup_epochs", "weight_decay", "steps", "samples", "train_seconds"),
@@ -209,7 +211,7 @@ def upgrade() -> None:
             name="fk_bss_probe_environment_id",
             ondelete="RESTRICT",
         ),
-        sa.CheckConstraint("kind IN ('memory', 'step_time', 'noise_scale')", name="ck_bss_probe_kind"),
+        sa.CheckConstraint("kind IN ('memory', 'step_time', 'noise_scale')", name=op.f("ck_bss_probe_kind")),
         *positive("bss_probe", "batch_size", "micro_batch_size", "step_seconds", "eval_every_steps"),
         *not_negative("bss_probe", "evaluation_seconds", "steps_timed"),
     )

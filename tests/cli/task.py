@@ -1,4 +1,4 @@
-"""A user's own workload and spec, small enough to run a whole study in a few seconds, and the command line to run it."""
+"""A user's own workload and spec, small enough for a whole study in a few seconds, and the command line."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Task:
 
     def loss(self, model, inputs, targets, *, label_smoothing):
         self.calls += 1
-        if len(inputs) == 16 and self.calls == 60:
+        if len(inputs) == 16 and self.calls == 40:
             if self.fault == "raise":
                 raise RuntimeError("this batch size is cursed")
             if self.fault == "segfault":

@@ -62,7 +62,7 @@ def test_trials_add_up_and_the_default_came_first(folder: Path) -> None:
     phases = Counter(trial["phase"] for trial in trials)
     assert phases["search"] == 12
     assert phases["confirm"] % 3 == 0
-    assert [trial["number"] for trial in trials] == list(range(len(trials)))
+    assert [trial["number"] for trial in trials] == list(range(1, len(trials) + 1))
     first = trials[0]
     assert (first["batch_size"], first["learning_rate"], first["evidence"]) == (32, 0.1, True)
     assert all(trial["learning_rate"] > 0 and trial["train_seconds"] is not None for trial in trials)
@@ -85,16 +85,16 @@ def test_lists_come_in_every_format(folder: Path) -> None:
     assert isinstance(rows, list)
     assert {"name", "target", "trials", "reached"} <= set(rows[0])
     lines = bssearch("trials", "task", "--format", "jsonl", cwd=folder).stdout.splitlines()
-    assert [json.loads(line)["number"] for line in lines] == list(range(len(lines)))
+    assert [json.loads(line)["number"] for line in lines] == list(range(1, len(lines) + 1))
     table = list(csv.DictReader(io.StringIO(bssearch("best", "--format", "csv", cwd=folder).stdout)))
     assert [row["batch_size"] for row in table] == ["8", "16", "32", "64", "128"]
     assert "12 of 12 search trials" in bssearch("status", cwd=folder).stdout
 
 
 def test_one_trial_shows_configuration_curve_and_why_it_ended(folder: Path) -> None:
-    for arguments in (("trial", "task", "0"), ("trial", "0")):
+    for arguments in (("trial", "task", "1"), ("trial", "1")):
         shown = bssearch(*arguments, cwd=folder).stdout
-        assert "trial 0 of task (search) reached: accuracy" in shown
+        assert "trial 1 of task (search) reached: accuracy" in shown
         assert "learning_rate" in shown
         assert "█" in shown
     done = bssearch("trial", "task", "999", cwd=folder)

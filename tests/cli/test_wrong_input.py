@@ -117,7 +117,7 @@ def test_usage_errors_exit_with_two(tmp_path: Path) -> None:
 
 def test_a_target_nobody_reaches_says_how_near_it_came(tmp_path: Path) -> None:
     write_task(tmp_path, space={**SPACE, "batch_size": [64]}, default={**SPEC["default"], "batch_size": 64})  # type: ignore[dict-item]
-    overrides = ("target.value=1.0", "budget.trials=2", "budget.trial_train_seconds=0.05")
+    overrides = ("target.value=1.0", "budget.trials=2", "budget.trial_train_seconds=0.003")
     done = bssearch("run", "task.yaml", *(word for one in overrides for word in ("--set", one)), cwd=tmp_path)
     assert done.returncode == 5
     assert "nearest came trial" in done.stderr

@@ -89,3 +89,20 @@ def test_the_rest_goes_where_the_target_is_reached_soonest() -> None:
     assert counts[32] > counts[16] > counts[8] >= 2
     assert counts[64] > counts[16]
     assert min(counts.values()) >= 2
+
+
+def test_a_batch_size_whose_trials_only_fail_is_given_up() -> None:
+    failures = [make_trial(n, batch_size=16, state=TrialState.FAILED) for n in range(3)]
+    assert 16 in history(*failures[:2]).feasible
+    assert 16 not in history(*failures).feasible
+    assert 16 in history(*failures, make_trial(3, batch_size=16)).feasible
+
+
+def test_lost_trials_are_retried_failed_ones_once() -> None:
+    lost = make_trial(0, state=TrialState.LOST)
+    failed = make_trial(1, state=TrialState.FAILED)
+    again = make_trial(2, state=TrialState.FAILED, retry_of=1)
+    assert history(lost).to_retry() is lost
+    assert history(failed).to_retry() is failed
+    assert history(failed, again).to_retry() is None
+    assert history(lost, make_trial(1, retry_of=0)).to_retry() is None

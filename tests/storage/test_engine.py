@@ -1,0 +1,265 @@
+from __future__ import annotations
+
+import sqlite3
+import stat
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from datetime import UTC, datetime, timedelta, timezone
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+from sqlalchemy import text
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.schema import CreateTable
+
+from bssearch.errors import BSSearchError, DatabaseError, SchemaError, UsageError
+from bssearch.storage.engine import create_engine_for, masked, parse_url, reading, writing
+from bssearch.storage.models import Base, FiniteFloat, UtcDateTime
+from bssearch.storage.repository import open_store
+from tests.storage.conftest import add_study, start
+
+
+class TestUrls:
+    @pytest.mark.parametrize(
+        "text",
+        ["runs.db", "", "sqlite", "://", "postgresql//u:secret@h/d", "postgresql://u:secret@h:port/d", "u:secret@h"],
+    )
+    def test_a_text_that_is_not_a_url_is_a_usage_error_without_its_password(self, text: str) -> None:
+        with pytest.raises(UsageError, match="is not a database URL") as caught:
+            parse_url(text)
+        assert "sqlite:///" in str(caught.value.hint)
+        assert "postgresql://" in str(caught.value.hint)
+        assert "secret" not in str(caught.value) + str(caught.value.hint)
+
+    def test_a_file_name_is_answered_with_its_url(self) -> None:
+        with pytest.raises(UsageError) as caught:
+            parse_url("out/runs.db")
+        assert "sqlite:///out/runs.db" in str(caught.value.hint)
+
+    @pytest.mark.parametrize("text", ["mysql://u:secret@h/d", "nosuch://h/d", "sqlite+aiosqlite:///a.db"])
+    def test_another_kind_of_database_is_a_usage_error(self, text: str) -> None:
+        with pytest.raises(UsageError, match="does not speak") as caught:
+            parse_url(text)
+        assert "secret" not in str(caught.value)
+
+    @pytest.mark.parametrize(
+        "text",
+        ["sqlite://", "sqlite:///:memory:", "sqlite:///a.db?mode=ro", "sqlite:///file:a.db", "sqlite://runs.db"],
+    )
+    def test_a_sqlite_url_is_a_path_alone(self, text: str) -> None:
+        with pytest.raises(UsageError):
+            parse_url(text)
+
+    def test_a_missing_driver_is_answered_with_the_extra(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(sys.modules, "psycopg", None)
+        for scheme in ("postgres", "postgresql", "postgresql+psycopg"):
+            with pytest.raises(UsageError, match="psycopg") as caught:
+                parse_url(f"{scheme}://u:secret@h/d")
+            assert "bssearch[postgres]" in str(caught.value.hint)
+            assert "secret" not in str(caught.value)
+
+    def test_masking_hides_the_password_alone(self) -> None:
+        assert masked("postgresql://u:se:c@ret@h/d") == "postgresql://u:***@h/d"
+        assert masked("sqlite:///a.db") == "sqlite:///a.db"
+        assert masked("postgresql://h/d?user=u&password=secret&x=1") == "postgresql://h/d?user=u&password=***&x=1"
+        assert masked(parse_url("sqlite:///a.db")) == "sqlite:///a.db"
+
+
+class TestSqlite:
+    def test_a_database_has_a_write_ahead_log_foreign_keys_and_patience(self, path: Path) -> None:
+        for write in (True, False):
+            engine = create_engine_for(f"sqlite:///{path}", write=write)
+            with reading(engine) as connection:
+                values = [
+                    connection.exec_driver_sql(f"PRAGMA {name}").scalar_one()
+                    for name in ("journal_mode", "foreign_keys", "busy_timeout")
+                ]
+            engine.dispose()
+            assert values == ["wal", 1, 30_000]
+
+    def test_a_writer_waits_for_another_at_its_start(self, path: Path) -> None:
+        engine = create_engine_for(f"sqlite:///{path}")
+        with writing(engine) as connection:
+            connection.execute(text("CREATE TABLE counter (value INTEGER)"))
+            connection.execute(text("INSERT INTO counter VALUES (0)"))
+
+        def count() -> None:
+            for _ in range(20):
+                with writing(engine) as connection:
+                    value = connection.execute(text("SELECT value FROM counter")).scalar_one()
+                    time.sleep(0.001)
+                    connection.execute(text("UPDATE counter SET value = :value"), {"value": value + 1})
+
+        threads = [threading.Thread(target=count) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        with reading(engine) as connection:
+            assert connection.execute(text("SELECT value FROM counter")).scalar_one() == 80
+        engine.dispose()
+
+    def test_a_reader_sees_one_state_and_keeps_no_writer_waiting(self, path: Path) -> None:
+        engine = create_engine_for(f"sqlite:///{path}")
+        with writing(engine) as connection:
+            connection.execute(text("CREATE TABLE t (a INTEGER)"))
+        with reading(engine) as reader:
+            assert reader.execute(text("SELECT count(*) FROM t")).scalar_one() == 0
+            with writing(engine) as writer:
+                writer.execute(text("INSERT INTO t VALUES (1)"))
+            assert reader.execute(text("SELECT count(*) FROM t")).scalar_one() == 0
+        engine.dispose()
+
+    def test_an_exception_rolls_back_definitions_too(self, path: Path) -> None:
+        engine = create_engine_for(f"sqlite:///{path}")
+        with pytest.raises(RuntimeError), writing(engine) as connection:
+            connection.execute(text("CREATE TABLE t (a INTEGER)"))
+            raise RuntimeError
+        with reading(engine) as connection:
+            assert connection.execute(text("SELECT count(*) FROM sqlite_master")).scalar_one() == 0
+        engine.dispose()
+
+    def test_a_missing_folder_is_named(self, tmp_path: Path) -> None:
+        for write in (True, False):
+            with pytest.raises(DatabaseError, match=r"no folder .*nowhere"):
+                open_store(f"sqlite:///{tmp_path}/nowhere/runs.db", write=write)
+
+    def test_a_folder_is_not_a_database(self, tmp_path: Path) -> None:
+        with pytest.raises(DatabaseError, match="is a folder"):
+            open_store(f"sqlite:///{tmp_path}")
+
+    def test_a_file_to_be_read_must_exist_and_is_not_made(self, path: Path) -> None:
+        with pytest.raises(DatabaseError, match="no database at") as caught:
+            open_store(f"sqlite:///{path}", write=False)
+        assert "--db" in str(caught.value.hint)
+        assert "BSSEARCH_DB_URL" in str(caught.value.hint)
+        assert caught.value.exit_code == 4
+        assert list(path.parent.iterdir()) == []
+
+    @pytest.mark.parametrize("write", [True, False])
+    @pytest.mark.parametrize("content", [b"name: toy\n" * 300, b"x", b"SQLite format 3\x00" + b"\xff" * 5000])
+    def test_a_file_that_is_not_a_database_is_left_alone(self, path: Path, content: bytes, write: bool) -> None:
+        path.write_bytes(content)
+        with pytest.raises(DatabaseError, match="is not a SQLite database"):
+            open_store(f"sqlite:///{path}", write=write)
+        assert path.read_bytes() == content
+
+    def test_an_empty_file_has_no_tables_to_read(self, path: Path) -> None:
+        path.touch()
+        with pytest.raises(SchemaError, match="no tables") as caught:
+            open_store(f"sqlite:///{path}", write=False)
+        assert "bssearch db upgrade" in str(caught.value.hint)
+
+    def test_a_read_only_file_can_be_read_and_not_written(self, path: Path) -> None:
+        with open_store(f"sqlite:///{path}") as store:
+            add_study(store)
+        path.chmod(0o444)
+        with pytest.raises(DatabaseError, match="is read-only"):
+            open_store(f"sqlite:///{path}")
+        with open_store(f"sqlite:///{path}", write=False) as store:
+            assert store.study("toy").name == "toy"
+
+    def test_a_file_locked_for_long_is_a_database_error(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("bssearch.storage.engine.BUSY_TIMEOUT_S", 0.05)
+        with open_store(f"sqlite:///{path}") as store, closing(sqlite3.connect(path, isolation_level=None)) as other:
+            add_study(store)
+            other.execute("BEGIN IMMEDIATE")
+            with pytest.raises(DatabaseError, match="locked by another process"):
+                start(store)
+            assert store.trials("toy") == []
+            other.execute("ROLLBACK")
+            start(store)
+
+
+OPEN_WITHOUT_RIGHTS = """
+import os, sys
+from bssearch.errors import BSSearchError
+from bssearch.storage.engine import parse_url
+from bssearch.storage.repository import open_store
+parse_url(sys.argv[1]).get_dialect()  # nothing is left to import when the rights are gone
+if os.getuid() == 0:
+    os.setgid(65534)
+    os.setuid(65534)
+try:
+    with open_store(sys.argv[1], write=sys.argv[2] == "write") as store:
+        print(store.study("toy").name)
+except BSSearchError as error:
+    print(type(error).__name__, error)
+"""
+
+
+class TestReadOnlyFolder:
+    @pytest.fixture
+    def folder(self) -> Iterator[Path]:
+        # Not tmp_path: another user must be able to walk into it.
+        with TemporaryDirectory() as name:
+            folder = Path(name)
+            folder.chmod(0o755)
+            yield folder
+            folder.chmod(0o755)
+
+    def _run_without_rights(self, path: Path, mode: str) -> str:
+        """Open the store as a user who may not write to the folder: nobody, where we are root."""
+        path.parent.chmod(stat.S_IRUSR | stat.S_IXUSR | stat.S_IROTH | stat.S_IXOTH)
+        command = [sys.executable, "-W", "error", "-c", OPEN_WITHOUT_RIGHTS, f"sqlite:///{path}", mode]
+        result = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert result.returncode == 0, result.stderr
+        return result.stdout.strip()
+
+    @pytest.fixture
+    def path(self, folder: Path) -> Path:
+        path = folder / "runs.db"
+        with open_store(f"sqlite:///{path}") as store:
+            add_study(store)
+        path.chmod(0o666)
+        return path
+
+    def test_it_can_be_read_and_not_written(self, path: Path) -> None:
+        assert self._run_without_rights(path, "read") == "toy"
+        assert [file.name for file in path.parent.iterdir()] == ["runs.db"]
+        answer = self._run_without_rights(path, "write")
+        assert answer.startswith("DatabaseError the folder ")
+        assert answer.endswith("is read-only")
+
+    def test_a_log_that_cannot_be_read_is_not_passed_over(self, path: Path) -> None:
+        copy = path.with_name("copy.db")
+        with open_store(f"sqlite:///{path}") as store:
+            start(store)
+            copy.write_bytes(path.read_bytes())
+            log = Path(f"{path}-wal").read_bytes()
+        Path(f"{copy}-wal").write_bytes(log)
+        assert self._run_without_rights(copy, "read").startswith("DatabaseError")
+
+
+class TestTypes:
+    def test_a_moment_is_stored_as_utc_and_must_say_its_offset(self) -> None:
+        dialect = sqlite.dialect()
+        moment = datetime(2026, 7, 1, 12, tzinfo=timezone(timedelta(hours=2)))
+        stored = UtcDateTime().process_bind_param(moment, dialect)
+        assert stored == datetime(2026, 7, 1, 10, tzinfo=UTC)
+        assert UtcDateTime().process_result_value(datetime(2026, 7, 1, 10), dialect) == moment
+        assert UtcDateTime().process_result_value(moment, dialect) == moment
+        assert UtcDateTime().process_bind_param(None, dialect) is None
+        with pytest.raises(ValueError, match="time zone"):
+            UtcDateTime().process_bind_param(datetime(2026, 7, 1), dialect)
+
+    @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+    def test_a_float_is_finite(self, value: float) -> None:
+        with pytest.raises(ValueError, match="finite"):
+            FiniteFloat().process_bind_param(value, sqlite.dialect())
+
+    def test_the_tables_can_be_made_on_postgresql(self) -> None:
+        dialect = postgresql.dialect()  # type: ignore[no-untyped-call,unused-ignore]
+        made = "".join(str(CreateTable(table).compile(dialect=dialect)) for table in Base.metadata.sorted_tables)
+        assert "created_at TIMESTAMP WITH TIME ZONE NOT NULL" in made
+        assert "TIMESTAMP WITHOUT" not in made
+        assert "train_seconds FLOAT(53) NOT NULL" in made
+
+    def test_every_error_of_the_room_is_one_of_ours(self) -> None:
+        assert issubclass(SchemaError, DatabaseError)
+        assert issubclass(DatabaseError, BSSearchError)

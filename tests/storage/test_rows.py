@@ -1,0 +1,79 @@
+"""That columns and dataclass fields agree: a new one is one field, one column and one migration."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+
+import pytest
+
+from bssearch.records import Environment, Observation, ProbeRecord, StudyRecord, TrialOutcome, TrialRecord, TrialState
+from bssearch.storage.models import Base, EnvironmentRow, ObservationRow, ProbeRow, StudyRow, TrialRow
+from bssearch.storage.rows import PREFIXES, column_names, from_columns, layout, to_columns
+from tests.factories import make_environment, make_trial
+
+TABLES: list[tuple[type[Base], type, set[str]]] = [
+    (EnvironmentRow, Environment, {"id", "digest"}),
+    (StudyRow, StudyRecord, {"id", "environment_id"}),
+    (TrialRow, TrialRecord, {"id", "study_id", "environment_id"}),
+    (ObservationRow, Observation, {"trial_id"}),
+    (ProbeRow, ProbeRecord, {"id", "study_id", "environment_id", "kind", "measured_at"}),
+]
+
+
+def _fields(record_type: type, prefix: str = "") -> dict[str, object]:
+    """Return the columns that a record needs, with the types that its fields say."""
+    hints = typing.get_type_hints(record_type)
+    found: dict[str, object] = {}
+    for name, nested in layout(record_type).items():
+        if nested is None:
+            found[prefix + name] = hints[name]
+        elif nested is not Environment:
+            found.update(_fields(nested, PREFIXES[nested]))
+    return found
+
+
+@pytest.mark.parametrize(("table", "record_type", "own"), TABLES, ids=lambda value: getattr(value, "__name__", ""))
+def test_the_columns_are_the_fields_and_a_column_is_nullable_where_its_field_may_be_none(
+    table: type[Base], record_type: type, own: set[str]
+) -> None:
+    expected = _fields(record_type)
+    columns = {column.name: column for column in table.__table__.columns}
+    assert set(columns) - own == set(expected)
+    for name, hint in expected.items():
+        may_be_none = isinstance(hint, types.UnionType) and types.NoneType in hint.__args__
+        assert columns[name].nullable == may_be_none, name
+
+
+@pytest.mark.parametrize(("table", "record_type", "own"), TABLES, ids=lambda value: getattr(value, "__name__", ""))
+def test_the_columns_are_annotated_as_the_fields(table: type[Base], record_type: type, own: set[str]) -> None:
+    annotations = {name: typing.get_args(hint)[0] for name, hint in typing.get_type_hints(table).items() if hint}
+    assert {name: hint for name, hint in annotations.items() if name in _fields(record_type)} == _fields(record_type)
+
+
+def test_a_finished_trial_comes_back_from_its_columns() -> None:
+    trial = make_trial(3, sampled={"lr": 0.5, "momentum": None}, peak_memory_bytes=2**40, traceback="…")
+    columns = to_columns(trial)
+    assert set(columns) == set(column_names(TrialRecord))
+    assert from_columns(TrialRecord, columns) == trial
+
+
+def test_an_inner_record_can_be_absent() -> None:
+    trial = make_trial(3, state=TrialState.RUNNING)
+    columns = to_columns(trial)
+    assert columns["state"] is TrialState.RUNNING
+    assert "reason" not in columns
+    assert from_columns(TrialRecord, columns, absent="outcome") == trial
+
+
+def test_no_two_fields_of_a_trial_share_a_column_but_the_state() -> None:
+    names = [field.name for field in dataclasses.fields(TrialRecord) if field.name not in {"configuration", "outcome"}]
+    inner = [name for nested in PREFIXES if nested is TrialOutcome for name in column_names(nested)]
+    assert set(names) & set(inner) == {"state"}
+
+
+def test_an_environment_of_a_joined_row_has_its_prefix() -> None:
+    environment = make_environment()
+    columns = {f"environment_{name}": value for name, value in to_columns(environment).items()}
+    assert from_columns(Environment, columns, prefix="environment_") == environment
