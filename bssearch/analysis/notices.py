@@ -64,7 +64,8 @@ def _notices(spec: StudySpec, trials: Sequence[TrialRecord], verdict: Verdict) -
                 f"batch {', '.join(single)} was faster than {best} in a single search trial, which is partly luck; "
                 "a larger confirm.top confirms it too",
             )
-    default = [trial for trial in trials if trial.configuration.key == spec.default_configuration.key]
+    baseline = spec.default_configuration
+    default = [trial for trial in trials if trial.configuration == baseline]
     if default and not any(trial.state is TrialState.REACHED for trial in default):
         yield "default_missed", "the default configuration never reached the target within its limit"
     if any(trial.outcome is not None and trial.outcome.contended for trial in optimal.runs):
@@ -75,7 +76,7 @@ def _notices(spec: StudySpec, trials: Sequence[TrialRecord], verdict: Verdict) -
     failed = sum(trial.state is TrialState.FAILED for trial in trials)
     if failed:
         yield "failed_trials", f"{failed} trials failed; bssearch trials {spec.name} shows them"
-    if spec.space.encode(spec.default_configuration) is None and any(trial.phase is Phase.SEARCH for trial in trials):
+    if spec.space.encode(baseline) is None and any(trial.phase is Phase.SEARCH for trial in trials):
         yield "default_outside_space", "the default configuration lies outside the search space"
 
 

@@ -84,12 +84,11 @@ class Verdict:
         return (candidate.is_confirmed or not self.confirmed) and candidate.seconds <= FLAT * self.optimal.seconds
 
 
-def candidates(trials: Sequence[TrialRecord]) -> list[Candidate]:
-    """Return the configurations with finished runs that say something, the repeats of each together."""
+def repeats(trials: Sequence[TrialRecord]) -> list[Candidate]:
+    """Return the configurations of the trials that say something, the repeats of each together."""
     groups: dict[str, list[TrialRecord]] = {}
     for trial in trials:
-        if trial.state.is_finished and not trial.state.is_missing:
-            groups.setdefault(trial.configuration.key, []).append(trial)
+        groups.setdefault(trial.configuration.key, []).append(trial)
     return [Candidate(runs[0].configuration, tuple(runs)) for runs in groups.values()]
 
 
@@ -99,8 +98,9 @@ def decide(trials: Sequence[TrialRecord]) -> Verdict | None:
     Where there are confirmation runs that reached the target, they alone decide; a batch size without any keeps its
     best search trial in ``by_batch``, for the table.
     """
-    confirmed = candidates([trial for trial in trials if trial.phase is Phase.CONFIRM])
-    searched = [one for trial in trials if trial.phase is Phase.SEARCH for one in candidates([trial])]
+    counted = [trial for trial in trials if trial.state.is_finished and not trial.state.is_missing]
+    confirmed = repeats([trial for trial in counted if trial.phase is Phase.CONFIRM])
+    searched = [Candidate(trial.configuration, (trial,)) for trial in counted if trial.phase is Phase.SEARCH]
     sizes = sorted({one.configuration.batch_size for one in [*confirmed, *searched]})
     by_batch = {}
     for size in sizes:

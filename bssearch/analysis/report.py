@@ -335,9 +335,9 @@ def _largest(verdict: Verdict, batches: Sequence[Batch], probes: Mapping[int, Pr
 
 
 def _default(spec: StudySpec, trials: Sequence[TrialRecord]) -> Candidate | None:
-    key = spec.default_configuration.key
+    default = spec.default_configuration
     for phase in (Phase.CONFIRM, Phase.SEARCH):
-        runs = [trial for trial in trials if trial.phase is phase and trial.configuration.key == key]
+        runs = [trial for trial in trials if trial.phase is phase and trial.configuration == default]
         counted = tuple(run for run in runs if run.state.is_finished and not run.state.is_missing)
         if counted:
             return Candidate(counted[0].configuration, counted)

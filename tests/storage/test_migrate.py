@@ -221,7 +221,7 @@ class TestUpgrade:
 
     def test_a_server_is_never_upgraded_unasked(self, monkeypatch: pytest.MonkeyPatch) -> None:
         elsewhere = create_engine(
-            "postgresql+psycopg2://u:secret@h/d", module=_NoDriver, creator=lambda: pytest.fail("connected")
+            "postgresql+pg8000://u:secret@h/d", module=_NoDriver, creator=lambda: pytest.fail("connected")
         )
         for revision, message in ((None, "no tables"), ("0001", "at revision 0001")):
             monkeypatch.setattr(migrate, "SCHEMA_HEAD", "0002")
@@ -235,8 +235,7 @@ class TestUpgrade:
 class _NoDriver:
     """Stands for a database driver that is never called."""
 
-    __version__ = "2.9"
-    paramstyle = "pyformat"
+    paramstyle = "format"
 
 
 class TestForeignTables:

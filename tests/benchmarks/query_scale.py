@@ -1,0 +1,119 @@
+"""How ``bssearch best`` scales: its time at 4,000 trials and 290,000 observations over its time at 40 trials.
+
+Whole processes, interleaved, ratio of medians. Bar: at most 1.5. Run: python tests/benchmarks/query_scale.py
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from bssearch.records import Configuration, Observation, Phase, TrialOutcome, TrialState
+from bssearch.storage.repository import Store, open_store
+from tests.factories import make_environment, make_probe, make_spec
+
+BAR = 1.5
+RUNS = 15
+SIZES = {"40 trials": (40, 72), "4,000 trials": (4000, 72)}
+LADDER = (8, 16, 32, 64, 128)
+
+
+def fill(url: str, trials: int, observations: int) -> int:
+    """Store a study of search trials, and of confirmation runs for every tenth; return how many observations."""
+    spec, environment, dice = make_spec(), make_environment(), random.Random(0)
+    with open_store(url) as store:
+        store.create_study(
+            spec.name, spec.model_dump(mode="json"), spec.question_hash, spec.objective, spec.record_target, "benchmark"
+        )
+        store.bind_environment(spec.name, environment)
+        for size in LADDER:
+            store.save_probe(spec.name, environment, make_probe(size))
+        for index in range(trials):
+            confirms = index % 10 == 9
+            size = 32 if confirms else dice.choice(LADDER)
+            rate = 0.1 if confirms else dice.uniform(0.01, 1.0)
+            add_trial(store, spec.name, size, rate, Phase.CONFIRM if confirms else Phase.SEARCH, observations, dice)
+        return store.observation_count(spec.name)
+
+
+def add_trial(
+    store: Store, study: str, size: int, rate: float, phase: Phase, observations: int, dice: random.Random
+) -> None:
+    """Store one trial from its start to its end."""
+    seconds = dice.lognormvariate(0.0, 0.2) * (1 + abs(size - 32) / 32)
+    number = store.start_trial(
+        study,
+        configuration=Configuration(batch_size=size, micro_batch_size=size, learning_rate=rate),
+        sampled={"reference_learning_rate": rate, "weight_decay": 0.0, "dropout": 0.1},
+        phase=phase,
+        evidence=False,
+        seed=dice.randrange(2**31),
+        train_seconds_limit=10.0,
+        eval_every_steps=5,
+        threads=1,
+        retry_of=None,
+        environment=make_environment(),
+        lease_owner="benchmark/1/1.00/x",
+        lease_seconds=60.0,
+    )
+    curve = [
+        Observation(
+            step=5 * n,
+            samples=5 * n * size,
+            train_seconds=seconds * n / observations,
+            metric=0.9 * n / observations,
+            loss=1.0,
+            learning_rate=rate,
+        )
+        for n in range(observations)
+    ]
+    store.append_observations(study, [(number, observation) for observation in curve])
+    outcome = TrialOutcome(
+        state=TrialState.REACHED,
+        reason="accuracy = 0.9",
+        steps=5 * observations,
+        train_seconds=seconds,
+        wall_seconds=seconds,
+        time_to_target_s=seconds,
+        steps_to_target=5 * observations,
+        final_metric=0.9,
+        best_metric=0.9,
+    )
+    store.finish_trial(study, number, outcome, steps_x_step_time_s=seconds)
+
+
+def run_seconds(url: str) -> float:
+    """Return how long one ``bssearch best`` takes as a whole process."""
+    command = [sys.executable, "-m", "bssearch.cli.app", "best", "toy", "--db", url, "--format", "json"]
+    start = time.perf_counter()
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    return time.perf_counter() - start
+
+
+def main() -> int:
+    """Measure and print; return 1 above the bar."""
+    with tempfile.TemporaryDirectory() as folder:
+        urls = {}
+        for index, (name, size) in enumerate(SIZES.items()):
+            urls[name] = f"sqlite:///{Path(folder) / f'{index}.db'}"
+            print(f"{name}: {fill(urls[name], *size):,} observations")
+        times: dict[str, list[float]] = {name: [] for name in SIZES}
+        for turn in range(RUNS + 1):
+            for name, url in urls.items():
+                seconds = run_seconds(url)
+                if turn:
+                    times[name].append(seconds)
+    small, large = (statistics.median(times[name]) for name in SIZES)
+    for name in SIZES:
+        print(f"{name}: {statistics.median(times[name]) * 1e3:.0f} ms (median of {RUNS})")
+    print(f"ratio {large / small:.2f}; bar {BAR:g}")
+    return 0 if large / small <= BAR else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
