@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import os
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -132,7 +133,7 @@ def _open_study(spec: StudySpec, store: Store, found: WorkloadDescription, liste
         spec_hash=spec.question_hash,
         objective=spec.objective,
         target=spec.record_target,
-        created_by=getpass.getuser(),
+        created_by=_user(),
     )
     store.bind_environment(spec.name, found.environment)
     store.update_spec(spec.name, spec.model_dump(mode="json"))
@@ -143,3 +144,11 @@ def answer(store: Store, name: str) -> Answer:
     """Return the answer of a study in an open store."""
     study = store.study(name)
     return build_answer(study, StudySpec.model_validate(study.spec), store.trials(name), store.probes(name))
+
+
+def _user() -> str:
+    """Return the user's name, or number where the machine has no name for it."""
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError, ImportError):
+        return str(os.getuid())

@@ -25,7 +25,7 @@ OTHER_DATABASE_HINT = "name another database with --db or BSSEARCH_DB_URL"
 URL_FORMS = "a database URL is sqlite:///FILE (a path from this folder), sqlite:////PATH or postgresql://USER@HOST/NAME"
 
 _WRITES = "bss_writes"
-_SQLITE_HEADER = b"SQLite format 3\x00"
+_SMALLEST_PAGE = 512
 _DRIVERS = {
     "sqlite": "sqlite",
     "sqlite+pysqlite": "sqlite",
@@ -157,6 +157,10 @@ def read_only(where: str) -> DatabaseError:
 
 
 def _check_file(path: Path, *, write: bool) -> None:
+    """Raise `DatabaseError` for what SQLite would report in riddles.
+
+    It looks, and never opens: closing a file drops all locks that this process holds on it through SQLite.
+    """
     if not path.parent.is_dir():
         raise DatabaseError(f"there is no folder {path.parent} for the database {path.name}", hint=OTHER_DATABASE_HINT)
     if path.is_dir():
@@ -164,14 +168,8 @@ def _check_file(path: Path, *, write: bool) -> None:
     exists = path.exists()
     if not exists and not write:
         raise DatabaseError(f"no database at {path}", hint=f"the first run makes it; {OTHER_DATABASE_HINT}")
-    if exists:
-        try:
-            with path.open("rb") as file:
-                start = file.read(len(_SQLITE_HEADER))
-        except OSError as error:
-            raise DatabaseError(f"{path} cannot be read: {error.strerror}", hint=OTHER_DATABASE_HINT) from error
-        if start not in {b"", _SQLITE_HEADER}:
-            raise DatabaseError(f"{path} is not a SQLite database", hint=OTHER_DATABASE_HINT)
+    if exists and 0 < path.stat().st_size < _SMALLEST_PAGE:
+        raise DatabaseError(f"{path} is not a SQLite database", hint=OTHER_DATABASE_HINT)
     if write and exists and not _is_writable(path):
         raise read_only(str(path))
     if write and not os.access(path.parent, os.W_OK):
@@ -241,7 +239,10 @@ def _begin(connection: Connection) -> None:
 
 
 def _to_json(value: Any) -> str:
-    return json.dumps(value, allow_nan=False, ensure_ascii=False)
+    try:
+        return json.dumps(value, allow_nan=False, ensure_ascii=False)
+    except ValueError as error:
+        raise DatabaseError(f"{value!r} cannot be stored: it holds what is not a finite number") from error
 
 
 def copy_sqlite(source: Path, copy: Path) -> None:

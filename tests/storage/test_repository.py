@@ -25,6 +25,7 @@ from bssearch.records import (
     TrialOutcome,
     TrialState,
 )
+from bssearch.storage.models import TrialRow
 from bssearch.storage.repository import Store, open_store
 from tests.factories import make_curve, make_environment, make_probe
 from tests.storage.conftest import add_study, start
@@ -241,15 +242,16 @@ class TestTrials:
         nan = dataclasses.replace(CANCELLED, final_metric=float("nan"))
         with pytest.raises(DatabaseError, match="not a finite number"):
             store.finish_trial("toy", number, nan, steps_x_step_time_s=None)
-        with pytest.raises(DatabaseError):
+        with pytest.raises(DatabaseError, match="not a finite number"):
             start(store, sampled={"lr": float("inf")})
+        assert len(store.trials("toy")) == 1
 
     def test_four_thousand_trials_are_read_in_seconds(self, store: Store) -> None:
         add_study(store)
         start(store, sampled={"lr": 0.1})
         store.finish_trial("toy", 1, OUTCOME, steps_x_step_time_s=1.0)
+        names = [column.name for column in TrialRow.__table__.columns if column.name != "id"]
         with store._writing() as connection:
-            names = [row[1] for row in connection.execute(text("PRAGMA table_info(bss_trial)")) if row[1] != "id"]
             values = ", ".join("n.i" if name == "number" else name for name in names)
             connection.execute(
                 text(
