@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing
-from datetime import UTC, datetime, timedelta, timezone
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -241,7 +241,7 @@ class TestTypes:
         dialect = sqlite.dialect()
         moment = datetime(2026, 7, 1, 12, tzinfo=timezone(timedelta(hours=2)))
         stored = UtcDateTime().process_bind_param(moment, dialect)
-        assert stored == datetime(2026, 7, 1, 10, tzinfo=UTC)
+        assert str(stored) == "2026-07-01 10:00:00+00:00"  # its text: equal moments may have other offsets
         assert UtcDateTime().process_result_value(datetime(2026, 7, 1, 10), dialect) == moment
         assert UtcDateTime().process_result_value(moment, dialect) == moment
         assert UtcDateTime().process_bind_param(None, dialect) is None

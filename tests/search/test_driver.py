@@ -1,0 +1,259 @@
+"""The driver against an executor that answers at once, from a law of steps and step times."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from bssearch.analysis.report import Answer
+from bssearch.errors import BSSearchError, LaunchError, TargetNotReachedError
+from bssearch.executors.base import Ended, Event, Observed
+from bssearch.records import (
+    Configuration,
+    MetricInfo,
+    Observation,
+    Phase,
+    StepTime,
+    StepTimeRequest,
+    TrialOutcome,
+    TrialRequest,
+    TrialState,
+    WorkloadDescription,
+)
+from bssearch.search.study import run_study
+from bssearch.spec import StudySpec
+from bssearch.storage.repository import open_store
+from tests.factories import SPEC, make_environment, make_spec
+
+BUDGET = {"trials": 40, "trial_train_seconds": 100.0}
+
+
+def step_seconds(batch_size: int) -> float:
+    return 0.001 + 0.0001 * batch_size
+
+
+def steps_needed(configuration: Configuration) -> float:
+    """Return S_min (1 + B_crit / B), times how far the learning rate is from its best."""
+    best = 0.1 * math.sqrt(configuration.batch_size / 32)
+    return 100 * (1 + 30 / configuration.batch_size) * (1 + math.log(configuration.learning_rate / best) ** 2)
+
+
+@dataclass
+class LawExecutor:
+    """Ends each trial with the outcome that the law gives; broken batch sizes fail, large ones run out of memory."""
+
+    slots: int = 1
+    fails: frozenset[int] = frozenset()
+    fits_up_to: int = 10**9
+    reachable: bool = True
+    requests: list[TrialRequest] = field(default_factory=list)
+    running: list[TrialRequest] = field(default_factory=list)
+    most_at_once: int = 0
+    stopped: dict[int, tuple[TrialState, str]] = field(default_factory=dict)
+
+    def describe(self) -> WorkloadDescription:
+        metrics = {"accuracy": MetricInfo(low=0.0, high=1.0, chance=0.1)}
+        return WorkloadDescription(
+            train_samples=1000,
+            validation_samples=100,
+            test_samples=100,
+            metrics=metrics,
+            environment=make_environment(),
+        )
+
+    def measure_step_time(self, request: StepTimeRequest) -> StepTime:
+        assert not self.running, "step times are measured alone"
+        size = request.configuration.batch_size
+        fits = size <= self.fits_up_to
+        return StepTime(
+            batch_size=size,
+            micro_batch_size=size,
+            step_seconds=step_seconds(size) if fits else None,
+            evaluation_seconds=0.001 if fits else None,
+            steps_timed=5,
+            peak_memory_bytes=None,
+            out_of_memory=not fits,
+        )
+
+    def submit(self, request: TrialRequest) -> None:
+        self.requests.append(request)
+        self.running.append(request)
+        self.most_at_once = max(self.most_at_once, len(self.running))
+
+    def stop(self, number: int, state: TrialState, reason: str) -> None:
+        self.stopped[number] = (state, reason)
+
+    def events(self, timeout: float) -> list[Event]:
+        if not self.running:
+            return []
+        request = self.running.pop(0)
+        if request.configuration.batch_size in self.fails:
+            return [Ended(request.number, TrialOutcome(state=TrialState.FAILED, reason="broken"))]
+        per_step = step_seconds(request.configuration.batch_size)
+        seconds = steps_needed(request.configuration) * per_step
+        reached = self.reachable and seconds <= request.train_seconds_limit
+        end = min(seconds, request.train_seconds_limit)
+        events: list[Event] = [Observed(request.number, self.observe(request, share, seconds)) for share in (0.0, 0.5)]
+        state = TrialState.REACHED if reached else request.limit_state
+        outcome = TrialOutcome(
+            state=state,
+            reason="by the law",
+            steps=round(end / per_step),
+            train_seconds=end,
+            wall_seconds=end,
+            time_to_target_s=seconds if reached else None,
+            steps_to_target=math.ceil(seconds / per_step) if reached else None,
+            best_metric=0.9 if reached else 0.9 * end / seconds,
+            final_metric=0.9,
+            test_metric=0.89 if request.evaluate_test else None,
+        )
+        return [*events, Ended(request.number, outcome)]
+
+    def observe(self, request: TrialRequest, share: float, seconds: float) -> Observation:
+        end = min(seconds, request.train_seconds_limit)
+        return Observation(
+            step=round(share * 100),
+            samples=round(share * 100) * request.configuration.batch_size,
+            train_seconds=share * end,
+            metric=0.9 * share * end / seconds,
+            loss=None,
+            learning_rate=request.configuration.learning_rate,
+        )
+
+    def kill(self) -> None:
+        self.running.clear()
+
+    def close(self) -> None:
+        self.kill()
+
+
+def run(spec: StudySpec, folder: Path, executor: LawExecutor) -> Answer:
+    return run_study(spec, db=f"sqlite:///{folder / 'study.db'}", make_executor=lambda *_: executor)
+
+
+@pytest.mark.parametrize("slots", [1, 4])
+def test_it_finds_the_optimum_of_the_law(tmp_path: Path, slots: int) -> None:
+    executor = LawExecutor(slots=slots)
+    answer = run(make_spec(budget=BUDGET), tmp_path, executor)
+    # B* = sqrt(B_crit * alpha / beta) = sqrt(30 * 10) = 17.3
+    assert answer.optimal.batch_size in (16, 32)
+    assert answer.optimal.test_metric == 0.89
+    assert answer.speedup.over_largest is not None
+    assert answer.speedup.over_largest.value > 1.5
+    assert executor.most_at_once == slots
+    with open_store(f"sqlite:///{tmp_path / 'study.db'}", write=False) as store:
+        trials = store.trials("toy")
+    searched = [trial for trial in trials if trial.phase is Phase.SEARCH]
+    assert len(searched) == 40
+    assert min(Counter(trial.configuration.batch_size for trial in searched).values()) >= 2
+    confirming = [request for request in executor.requests if request.evaluate_test]
+    assert len(confirming) == len(trials) - 40
+    assert all(request.limit_state is TrialState.EXHAUSTED for request in confirming)
+
+
+def test_the_first_trial_is_the_default_and_evidence_runs_to_the_full_limit(tmp_path: Path) -> None:
+    executor = LawExecutor()
+    run(make_spec(budget=BUDGET), tmp_path, executor)
+    first = executor.requests[0]
+    assert first.configuration == make_spec().default_configuration
+    assert first.train_seconds_limit == 100.0
+    capped = [request for request in executor.requests if request.limit_state is TrialState.CAPPED]
+    assert capped
+    fastest = min(steps_needed(r.configuration) * step_seconds(r.configuration.batch_size) for r in executor.requests)
+    assert min(request.train_seconds_limit for request in capped) >= 1.3 * fastest
+
+
+def test_each_batch_size_keeps_one_cadence_in_search_and_confirmation(tmp_path: Path) -> None:
+    executor = LawExecutor()
+    run(make_spec(budget=BUDGET), tmp_path, executor)
+    cadences = {(request.configuration.batch_size, request.eval_every_steps) for request in executor.requests}
+    assert len(cadences) == len({size for size, _ in cadences})
+
+
+def test_out_of_memory_sizes_are_never_run_and_bound_the_largest(tmp_path: Path) -> None:
+    executor = LawExecutor(fits_up_to=64)
+    answer = run(make_spec(budget=BUDGET), tmp_path, executor)
+    assert max(request.configuration.batch_size for request in executor.requests) == 64
+    assert answer.largest_that_fits.batch_size == 64
+    with pytest.raises(LaunchError, match="not even 8"):
+        run(make_spec(name="tiny", budget=BUDGET), tmp_path, LawExecutor(fits_up_to=4))
+
+
+def test_a_broken_batch_size_is_given_up_and_the_study_completes(tmp_path: Path) -> None:
+    executor = LawExecutor(fails=frozenset({16}))
+    answer = run(make_spec(budget=BUDGET), tmp_path, executor)
+    row = next(row for row in answer.batches if row.batch_size == 16)
+    assert row.ended == {"failed": 3}
+    assert {notice.code for notice in answer.warnings} >= {"failed_trials"}
+
+
+def test_where_all_trials_fail_it_stops_and_says_why(tmp_path: Path) -> None:
+    with pytest.raises(LaunchError, match=r"5 trials in a row failed, the last one .* broken"):
+        run(make_spec(budget=BUDGET), tmp_path, LawExecutor(fails=frozenset(range(1000))))
+
+
+def test_limits_grow_until_the_first_hit_and_the_end_says_how_near_it_came(tmp_path: Path) -> None:
+    executor = LawExecutor(reachable=False)
+    with pytest.raises(TargetNotReachedError, match="nearest came"):
+        run(make_spec(budget={"trials": 20, "trial_train_seconds": 100.0}), tmp_path, executor)
+    limits = [request.train_seconds_limit for request in executor.requests]
+    assert limits == [100.0, *[25.0] * 4, *[50.0] * 5, *[100.0] * 10]
+    assert len(executor.requests) == 20  # nothing to confirm
+
+
+def test_a_space_without_dimensions_still_compares_batch_sizes(tmp_path: Path) -> None:
+    space = {"batch_size": [8, 32, 128], "learning_rate": 0.1}
+    default = {"batch_size": 32, "learning_rate": 0.1}
+    spec = make_spec(space=space, default=default, budget={"trials": 9, "trial_train_seconds": 100.0})
+    assert run(spec, tmp_path, LawExecutor()).optimal.batch_size == 32
+
+
+def test_a_default_off_the_ladder_is_run_and_compared(tmp_path: Path) -> None:
+    spec = make_spec(default={**SPEC["default"], "batch_size": 100}, budget=BUDGET)
+    answer = run(spec, tmp_path, LawExecutor())
+    assert 100 in [row.batch_size for row in answer.batches]
+    assert answer.speedup.over_default is not None
+    assert "default_outside_space" in {notice.code for notice in answer.warnings}
+
+
+def test_the_wall_clock_budget_ends_the_search(tmp_path: Path) -> None:
+    executor = LawExecutor()
+    spec = make_spec(budget={"trials": 4000, "trial_train_seconds": 100.0, "wall_seconds": 0.2}, confirm={"runs": 0})
+    run(spec, tmp_path, executor)
+    assert 1 <= len(executor.requests) < 400
+
+
+def test_an_error_in_mid_study_leaves_no_trial_running(tmp_path: Path) -> None:
+    class Breaking(LawExecutor):
+        def submit(self, request: TrialRequest) -> None:
+            if len(self.requests) == 5:
+                raise LaunchError("no worker can be started")
+            super().submit(request)
+
+    with pytest.raises(LaunchError, match="no worker"):
+        run(make_spec(budget=BUDGET), tmp_path, Breaking())
+    with open_store(f"sqlite:///{tmp_path / 'study.db'}", write=False) as store:
+        states = Counter(trial.state for trial in store.trials("toy"))
+    assert states[TrialState.RUNNING] == 0
+    assert states[TrialState.CANCELLED] == 1
+
+
+def test_another_device_under_one_name_is_refused(tmp_path: Path) -> None:
+    class Elsewhere(LawExecutor):
+        def describe(self) -> WorkloadDescription:
+            found = super().describe()
+            return WorkloadDescription(
+                train_samples=found.train_samples,
+                validation_samples=found.validation_samples,
+                test_samples=found.test_samples,
+                metrics=found.metrics,
+                environment=make_environment(device_name="Another GPU"),
+            )
+
+    run(make_spec(budget=BUDGET), tmp_path, LawExecutor())
+    with pytest.raises(BSSearchError, match="Another GPU"):
+        run(make_spec(budget=BUDGET), tmp_path, Elsewhere())
