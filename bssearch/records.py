@@ -237,18 +237,24 @@ class StepTime:
     peak_memory_bytes: int | None
     out_of_memory: bool = False
 
+    @classmethod
+    def where_memory_ran_out(cls, configuration: Configuration) -> StepTime:
+        """Return the answer for a configuration that does not fit."""
+        return StepTime(
+            batch_size=configuration.batch_size,
+            micro_batch_size=configuration.micro_batch_size,
+            step_seconds=None,
+            evaluation_seconds=None,
+            steps_timed=0,
+            peak_memory_bytes=None,
+            out_of_memory=True,
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProbeRecord:
-    """A stored measurement of one batch size: its step time and the evaluation cadence fixed from it."""
+class ProbeRecord(StepTime):
+    """A stored step time and the evaluation cadence fixed from it; None where the batch size does not fit."""
 
-    batch_size: int
-    micro_batch_size: int
-    step_seconds: float | None
-    evaluation_seconds: float | None
-    steps_timed: int
-    peak_memory_bytes: int | None
-    out_of_memory: bool
     eval_every_steps: int | None
 
 

@@ -32,16 +32,7 @@ def measure_step_time(request: StepTimeRequest, workload: Workload, data: Data, 
     except Exception as error:
         if not is_out_of_memory(error):
             raise
-    configuration = request.configuration
-    return StepTime(
-        batch_size=configuration.batch_size,
-        micro_batch_size=configuration.micro_batch_size,
-        step_seconds=None,
-        evaluation_seconds=None,
-        steps_timed=0,
-        peak_memory_bytes=None,
-        out_of_memory=True,
-    )
+    return StepTime.where_memory_ran_out(request.configuration)
 
 
 def _measure(request: StepTimeRequest, workload: Workload, data: Data, device: torch.device) -> StepTime:

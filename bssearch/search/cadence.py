@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import asdict
 
 from bssearch.records import ProbeRecord, StepTime
 
@@ -26,13 +27,4 @@ def probe_record(measured: StepTime, full_limit: float) -> ProbeRecord:
     cadence = None
     if measured.step_seconds is not None and measured.evaluation_seconds is not None:
         cadence = eval_every_steps(measured.step_seconds, measured.evaluation_seconds, full_limit)
-    return ProbeRecord(
-        batch_size=measured.batch_size,
-        micro_batch_size=measured.micro_batch_size,
-        step_seconds=measured.step_seconds,
-        evaluation_seconds=measured.evaluation_seconds,
-        steps_timed=measured.steps_timed,
-        peak_memory_bytes=measured.peak_memory_bytes,
-        out_of_memory=measured.out_of_memory,
-        eval_every_steps=cadence,
-    )
+    return ProbeRecord(**asdict(measured), eval_every_steps=cadence)

@@ -17,6 +17,7 @@ from bssearch.records import (
     ParameterValue,
     Phase,
     ProbeRecord,
+    StepTime,
     StepTimeRequest,
     TrialOutcome,
     TrialRecord,
@@ -141,25 +142,17 @@ class Driver:
 
     def _probe(self, batch_size: int, known: Mapping[int, ProbeRecord]) -> ProbeRecord:
         micro, accumulation = split_batch(batch_size, self.spec.space.max_micro_batch_size)
-        if any(probe.out_of_memory and probe.micro_batch_size <= micro for probe in known.values()):
-            return ProbeRecord(
-                batch_size=batch_size,
-                micro_batch_size=micro,
-                step_seconds=None,
-                evaluation_seconds=None,
-                steps_timed=0,
-                peak_memory_bytes=None,
-                out_of_memory=True,
-                eval_every_steps=None,
-            )
         configuration = replace(
             self.spec.default_configuration,
             batch_size=batch_size,
             micro_batch_size=micro,
             accumulation_steps=accumulation,
         )
+        full_limit = self.spec.budget.trial_train_seconds
+        if any(probe.out_of_memory and probe.micro_batch_size <= micro for probe in known.values()):
+            return probe_record(StepTime.where_memory_ran_out(configuration), full_limit)
         request = StepTimeRequest(configuration=configuration, threads=self.spec.executor.threads)
-        return probe_record(self.executor.measure_step_time(request), self.spec.budget.trial_train_seconds)
+        return probe_record(self.executor.measure_step_time(request), full_limit)
 
     # What runs next.
 

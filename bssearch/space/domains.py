@@ -1,0 +1,124 @@
+"""What a parameter may be: fixed, a range, or a list of choices, within what the parameter can be at all."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Self
+
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationInfo, model_validator
+from pydantic_core import PydanticCustomError
+
+from bssearch.records import ParameterValue
+
+
+class StrictModel(BaseModel):
+    """A part of a spec: unknown keys are errors, values do not change, infinities are no numbers."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known_keys(cls, data: Any) -> Any:
+        unknown = [key for key in data if key not in cls.model_fields] if isinstance(data, Mapping) else []
+        if unknown:
+            key = str(unknown[0])
+            near = difflib.get_close_matches(key, cls.model_fields, n=1, cutoff=0.4)
+            advice = f"did you mean {near[0]!r}?" if near else f"it takes {', '.join(cls.model_fields)}"
+            raise PydanticCustomError("unknown_key", "unknown key; {advice}", {"key": key, "advice": advice})
+        return data
+
+
+class Range(StrictModel):
+    """A continuous range, searched on a log scale where ``log`` is true (default: where low > 0)."""
+
+    low: float
+    high: float
+    log: bool | None = None
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if self.low >= self.high:
+            raise ValueError(f"low = {self.low:g} must be < high = {self.high:g}")
+        if self.log and self.low <= 0:
+            raise ValueError(f"low = {self.low:g} must be > 0 on a log scale")
+        return self
+
+    @property
+    def is_log(self) -> bool:
+        """Return whether the range is searched on a log scale."""
+        return self.low > 0 if self.log is None else self.log
+
+
+Scalar = bool | int | float
+
+
+def domain_kind(value: Any) -> str:
+    """Return which form a value in a spec has: range (a mapping), choices (a list) or fixed."""
+    if isinstance(value, Mapping | BaseModel):
+        return "range"
+    return "choices" if isinstance(value, list | tuple) else "fixed"
+
+
+Domain = Annotated[
+    Annotated[Scalar, Tag("fixed")]
+    | Annotated[Range, Tag("range")]
+    | Annotated[tuple[Scalar, ...], Field(min_length=1), Tag("choices")],
+    Discriminator(domain_kind),
+]
+LIMITS: dict[str, tuple[float, float, str]] = {
+    "warmup_epochs": (0.0, math.inf, "must be >= 0"),
+    "weight_decay": (0.0, math.inf, "must be >= 0"),
+    "dropout": (0.0, math.nextafter(1.0, 0.0), "must be in [0, 1)"),
+    "label_smoothing": (0.0, math.nextafter(1.0, 0.0), "must be in [0, 1)"),
+    "clip_norm": (math.nextafter(0.0, 1.0), math.inf, "must be > 0"),
+    "momentum": (0.0, math.nextafter(1.0, 0.0), "must be in [0, 1)"),
+    "beta1": (0.0, math.nextafter(1.0, 0.0), "must be in [0, 1)"),
+    "beta2": (0.0, math.nextafter(1.0, 0.0), "must be in [0, 1)"),
+    "epsilon": (math.nextafter(0.0, 1.0), math.inf, "must be > 0"),
+    "horizon_samples": (1.0, math.inf, "must be >= 1"),
+}
+REGULAR = ("warmup_epochs", "weight_decay", "dropout", "label_smoothing")
+
+
+def bounds(domain: Domain) -> tuple[float, float]:
+    """Return the least and the greatest value of a domain."""
+    if isinstance(domain, Range):
+        return domain.low, domain.high
+    if isinstance(domain, tuple):
+        return min(domain), max(domain)
+    return domain, domain
+
+
+def within_limits(domain: Domain | None, info: ValidationInfo) -> Domain | None:
+    """Return the domain of a parameter; raise ValueError where it leaves what the parameter can be."""
+    if domain is not None and info.field_name is not None:
+        low, high, rule = LIMITS[info.field_name]
+        for value in bounds(domain):
+            if not low <= value <= high:
+                raise ValueError(f"{value:g} {rule}")
+    return domain
+
+
+@dataclass(frozen=True, slots=True)
+class Dimension:
+    """One searched coordinate: a range (low, high, log) or choices."""
+
+    name: str
+    low: float = 0.0
+    high: float = 0.0
+    log: bool = False
+    choices: tuple[ParameterValue, ...] = ()
+
+    @property
+    def any_value(self) -> ParameterValue:
+        """Return some value of the dimension, for a coordinate that a configuration does not use."""
+        return self.choices[0] if self.choices else self.low
+
+    def nearest(self, value: ParameterValue) -> ParameterValue:
+        """Return the value itself where it lies in the dimension, else one that does."""
+        if self.choices:
+            return value if value in self.choices else self.choices[0]
+        return min(max(float(value or 0.0), self.low), self.high)

@@ -1,0 +1,115 @@
+"""The parts of a space that are more than a domain: ladder, relative learning rate, optimizers, schedule."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Discriminator, Field, Tag, field_validator, model_validator
+
+from bssearch.scaling import LearningRateRule
+from bssearch.space.domains import Domain, StrictModel, bounds, domain_kind, within_limits
+
+
+class BatchLadder(StrictModel):
+    """Powers of two from low to high."""
+
+    low: int = Field(ge=1)
+    high: int = Field(ge=1)
+
+    @model_validator(mode="after")
+    def _not_empty(self) -> Self:
+        if self.low > self.high:
+            raise ValueError(f"low = {self.low} must be <= high = {self.high}")
+        if not self.rungs:
+            raise ValueError(f"no power of two between low = {self.low} and high = {self.high}: the ladder is empty")
+        return self
+
+    @property
+    def rungs(self) -> tuple[int, ...]:
+        """Return the batch sizes, ascending."""
+        powers = (2**exponent for exponent in range(self.high.bit_length()))
+        return tuple(power for power in powers if self.low <= power <= self.high)
+
+
+BatchSize = Annotated[int, Field(ge=1)]
+
+
+class RelativeLearningRate(StrictModel):
+    """The learning rate at ``reference_batch``, from low to high on a log scale, and the rule that carries it over."""
+
+    low: float = Field(gt=0)
+    high: float = Field(gt=0)
+    reference_batch: int = Field(default=64, ge=1)
+    rule: LearningRateRule = LearningRateRule.SQRT
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if self.low >= self.high:
+            raise ValueError(f"low = {self.low:g} must be < high = {self.high:g}")
+        return self
+
+
+PositiveRate = Annotated[float, Field(gt=0)]
+
+
+class Sgd(StrictModel):
+    """Stochastic gradient descent with (Nesterov) momentum."""
+
+    name: Literal["sgd"] = "sgd"
+    learning_rate_scale: float = Field(default=1.0, gt=0)
+    momentum: Domain = 0.9
+    nesterov: bool = True
+
+    _limits = field_validator("momentum")(within_limits)
+
+    @model_validator(mode="after")
+    def _momentum_for_nesterov(self) -> Self:
+        if self.nesterov and (low := bounds(self.momentum)[0]) <= 0:
+            raise ValueError(f"nesterov needs momentum > 0, not {low:g}; set nesterov: false")
+        return self
+
+
+class AdamW(StrictModel):
+    """Adam with decoupled weight decay."""
+
+    name: Literal["adamw"]
+    learning_rate_scale: float = Field(default=1.0, gt=0)
+    beta1: Domain = 0.9
+    beta2: Domain = 0.999
+    epsilon: Domain = 1e-8
+
+    _limits = field_validator("beta1", "beta2", "epsilon")(within_limits)
+
+
+Optimizer = Annotated[Sgd | AdamW, Field(discriminator="name")]
+OPTIMIZER_SETTINGS = {"name", "learning_rate_scale"}
+ScheduleName = Literal["constant", "cosine", "linear"]
+
+
+class Schedule(StrictModel):
+    """What the learning rate does after warmup.
+
+    Under ``cosine`` and ``linear`` it falls to zero at ``horizon_samples``, where the trial ends; the horizon is in
+    samples, so that every batch size sees as much data.
+    """
+
+    name: (
+        Annotated[ScheduleName, Tag("fixed")] | Annotated[tuple[ScheduleName, ...], Field(min_length=1), Tag("choices")]
+    ) = Field(default="constant", discriminator=Discriminator(domain_kind))
+    horizon_samples: Domain | None = None
+
+    _limits = field_validator("horizon_samples")(within_limits)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Return the schedules to choose from."""
+        return (self.name,) if isinstance(self.name, str) else self.name
+
+    @model_validator(mode="after")
+    def _horizon_goes_with_decay(self) -> Self:
+        decays = [name for name in self.names if name != "constant"]
+        if decays and self.horizon_samples is None:
+            raise ValueError(f"a {decays[0]} schedule needs horizon_samples")
+        if not decays and self.horizon_samples is not None:
+            raise ValueError("a constant schedule takes no horizon_samples")
+        return self

@@ -1,0 +1,188 @@
+"""The search space as a whole: its coordinates, and the way from them to a configuration and back."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Annotated, Any, Self
+
+from pydantic import Discriminator, Field, Tag, field_validator, model_validator
+
+from bssearch.records import Configuration, ParameterValue
+from bssearch.scaling import learning_rate_factor
+from bssearch.space.domains import REGULAR, Dimension, Domain, Range, StrictModel, domain_kind, within_limits
+from bssearch.space.parts import (
+    OPTIMIZER_SETTINGS,
+    AdamW,
+    BatchLadder,
+    BatchSize,
+    Optimizer,
+    PositiveRate,
+    RelativeLearningRate,
+    Schedule,
+    Sgd,
+)
+
+REFERENCE_LEARNING_RATE = "reference_learning_rate"
+
+
+class SearchSpace(StrictModel):
+    """Everything that trials may differ in."""
+
+    batch_size: Annotated[
+        Annotated[BatchSize, Tag("fixed")]
+        | Annotated[BatchLadder, Tag("range")]
+        | Annotated[tuple[BatchSize, ...], Field(min_length=1), Tag("choices")],
+        Discriminator(domain_kind),
+    ]
+    learning_rate: Annotated[
+        Annotated[PositiveRate, Tag("fixed")]
+        | Annotated[RelativeLearningRate, Tag("range")]
+        | Annotated[tuple[PositiveRate, ...], Field(min_length=1), Tag("choices")],
+        Discriminator(domain_kind),
+    ]
+    warmup_epochs: Domain = 0.0
+    weight_decay: Domain = 0.0
+    dropout: Domain = 0.0
+    label_smoothing: Domain = 0.0
+    clip_norm: Domain | None = None
+    optimizer: (
+        Annotated[Optimizer, Tag("range")] | Annotated[tuple[Optimizer, ...], Field(min_length=1), Tag("choices")]
+    ) = Field(default=Sgd(), discriminator=Discriminator(domain_kind))
+    schedule: Schedule = Schedule()
+    max_micro_batch_size: int | None = Field(default=None, ge=1)
+
+    _limits = field_validator(*REGULAR, "clip_norm")(within_limits)
+
+    @model_validator(mode="after")
+    def _optimizers_differ(self) -> Self:
+        names = [optimizer.name for optimizer in self.optimizers]
+        if len(set(names)) < len(names):
+            raise ValueError(f"optimizer lists {max(names, key=names.count)!r} twice")
+        return self
+
+    @property
+    def optimizers(self) -> tuple[Sgd | AdamW, ...]:
+        """Return the optimizers to choose from."""
+        return self.optimizer if isinstance(self.optimizer, tuple) else (self.optimizer,)
+
+    @property
+    def rungs(self) -> tuple[int, ...]:
+        """Return the batch sizes to try, ascending, each once."""
+        if isinstance(self.batch_size, BatchLadder):
+            return self.batch_size.rungs
+        sizes = (self.batch_size,) if isinstance(self.batch_size, int) else self.batch_size
+        return tuple(sorted(set(sizes)))
+
+    def dimensions(self) -> tuple[Dimension, ...]:
+        """Return what is searched at each batch size; fixed parameters are no dimensions."""
+        return tuple(dimension for name, domain in self._domains() if (dimension := _dimension(name, domain)))
+
+    def decode(self, batch_size: int, sampled: Mapping[str, ParameterValue]) -> Configuration:
+        """Return the configuration to run at a batch size for sampled coordinates; the fixed ones are filled in."""
+        values: dict[str, Any] = {name: sampled.get(name, domain) for name, domain in self._domains()}
+        optimizer = self._optimizer(values["optimizer"])
+        parameters = {name: values[self._coordinate(optimizer, name)] for name in _parameters(optimizer)}
+        parameters["schedule"] = values["schedule"]
+        if values["schedule"] != "constant":
+            parameters["horizon_samples"] = round(values["horizon_samples"])
+        if values["clip_norm"] is not None:
+            parameters["clip_norm"] = float(values["clip_norm"])
+        regular: dict[str, Any] = {name: float(values[name]) for name in REGULAR}
+        micro_batch_size, accumulation_steps = split_batch(batch_size, self.max_micro_batch_size)
+        return Configuration(
+            batch_size=batch_size,
+            micro_batch_size=micro_batch_size,
+            accumulation_steps=accumulation_steps,
+            learning_rate=float(values[REFERENCE_LEARNING_RATE]) * self._learning_rate_factor(batch_size, optimizer),
+            optimizer=optimizer.name,
+            parameters=parameters,
+            **regular,
+        )
+
+    def encode(self, configuration: Configuration) -> dict[str, ParameterValue] | None:
+        """Return a configuration in the space's coordinates, or None where it lies outside the space."""
+        if configuration.batch_size not in self.rungs or configuration.optimizer not in self._optimizer_names:
+            return None
+        optimizer = self._optimizer(configuration.optimizer)
+        factor = self._learning_rate_factor(configuration.batch_size, optimizer)
+        values: dict[str, ParameterValue] = {
+            REFERENCE_LEARNING_RATE: configuration.learning_rate / factor,
+            "optimizer": configuration.optimizer,
+            **{name: getattr(configuration, name) for name in REGULAR},
+            **{self._coordinate(optimizer, name): value for name, value in configuration.parameters.items()},
+        }
+        sampled = {
+            dimension.name: dimension.nearest(values.get(dimension.name, dimension.any_value))
+            for dimension in self.dimensions()
+        }
+        again = self.decode(configuration.batch_size, sampled)
+        same_rate = math.isclose(again.learning_rate, configuration.learning_rate, rel_tol=1e-9)
+        return (
+            sampled
+            if same_rate and replace(again, learning_rate=configuration.learning_rate) == configuration
+            else None
+        )
+
+    def at_edge(self, configuration: Configuration) -> bool:
+        """Return whether the learning rate lies within 5 % (in log) of an end of its range, or beyond it."""
+        if not isinstance(self.learning_rate, RelativeLearningRate):
+            return False
+        optimizer = self._optimizer(configuration.optimizer)
+        rate = configuration.learning_rate / self._learning_rate_factor(configuration.batch_size, optimizer)
+        low, high = math.log(self.learning_rate.low), math.log(self.learning_rate.high)
+        return not 0.05 < (math.log(rate) - low) / (high - low) < 0.95
+
+    @property
+    def _optimizer_names(self) -> tuple[str, ...]:
+        return tuple(optimizer.name for optimizer in self.optimizers)
+
+    def _optimizer(self, name: str) -> Sgd | AdamW:
+        return next((optimizer for optimizer in self.optimizers if optimizer.name == name), self.optimizers[0])
+
+    def _coordinate(self, optimizer: Sgd | AdamW, parameter: str) -> str:
+        shared = len(self.optimizers) == 1 or parameter not in _parameters(optimizer)
+        return parameter if shared else f"{optimizer.name}.{parameter}"
+
+    def _learning_rate_factor(self, batch_size: int, optimizer: Sgd | AdamW) -> float:
+        rate = self.learning_rate
+        if not isinstance(rate, RelativeLearningRate):
+            return optimizer.learning_rate_scale
+        return optimizer.learning_rate_scale * learning_rate_factor(rate.rule, batch_size, rate.reference_batch)
+
+    def _domains(self) -> Iterator[tuple[str, Any]]:
+        """Yield each coordinate's name and domain; a list of one is fixed."""
+        rate: Any = self.learning_rate
+        if isinstance(rate, RelativeLearningRate):
+            rate = Range(low=rate.low, high=rate.high, log=True)
+        domains: list[tuple[str, Any]] = [
+            (REFERENCE_LEARNING_RATE, rate),
+            *((name, getattr(self, name)) for name in (*REGULAR, "clip_norm")),
+            ("optimizer", self._optimizer_names),
+        ]
+        for optimizer in self.optimizers:
+            own = _parameters(optimizer).items()
+            domains += [(self._coordinate(optimizer, name), domain) for name, domain in own]
+        domains += [("schedule", self.schedule.names), ("horizon_samples", self.schedule.horizon_samples)]
+        for name, domain in domains:
+            yield name, domain[0] if isinstance(domain, tuple) and len(domain) == 1 else domain
+
+
+def split_batch(batch_size: int, max_micro_batch_size: int | None) -> tuple[int, int]:
+    """Return (micro-batch, accumulation steps): the largest divisor of the batch size that may run at once."""
+    if max_micro_batch_size is None or batch_size <= max_micro_batch_size:
+        return batch_size, 1
+    micro = max(size for size in range(1, max_micro_batch_size + 1) if batch_size % size == 0)
+    return micro, batch_size // micro
+
+
+def _parameters(optimizer: Sgd | AdamW) -> dict[str, Any]:
+    names = [name for name in type(optimizer).model_fields if name not in OPTIMIZER_SETTINGS]
+    return {name: getattr(optimizer, name) for name in names}
+
+
+def _dimension(name: str, domain: Any) -> Dimension | None:
+    if isinstance(domain, Range):
+        return Dimension(name, low=domain.low, high=domain.high, log=domain.is_log)
+    return Dimension(name, choices=domain) if isinstance(domain, tuple) else None
