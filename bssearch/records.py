@@ -148,7 +148,8 @@ class TrialOutcome:
 
     train + evaluation + warm-up + other seconds are four ledgers, each timed on its own; ``wall_seconds`` is timed
     apart. The crossing of the target is kept as the interval (last miss, first hit); ``time_to_target_s`` and
-    ``steps_to_target`` are interpolated inside it by the same fraction.
+    ``steps_to_target`` are interpolated inside it by the same fraction. Without a crossing the last miss is the last
+    evaluation: all that is known of the time to the target is that it is longer.
     """
 
     state: TrialState

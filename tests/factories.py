@@ -87,6 +87,7 @@ def make_trial(
             train_seconds=seconds,
             wall_seconds=seconds,
             time_to_target_s=seconds if reached else None,
+            last_miss_seconds=None if reached else seconds,
             steps_to_target=steps if reached else None,
             best_metric=best_metric,
             final_metric=best_metric,

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from pydantic import BaseModel, ConfigDict
 
-from bssearch.analysis.optimum import Verdict
+from bssearch.analysis.optimum import Verdict, is_complete
 from bssearch.analysis.time_to_target import Estimate
 from bssearch.records import Phase, TrialRecord, TrialState
 from bssearch.spec import StudySpec
@@ -33,8 +33,13 @@ def _notices(spec: StudySpec, trials: Sequence[TrialRecord], verdict: Verdict) -
     best = optimal.configuration.batch_size
     if any(not trial.state.is_finished for trial in trials):
         yield "running", "trials are still running; the answer may change"
+    confirming = [trial for trial in trials if trial.phase is Phase.CONFIRM]
     if not verdict.confirmed:
         yield "unconfirmed", "from single search trials: the best of many is partly luck until it is confirmed"
+        if confirming and is_complete(trials, spec.confirm.runs):
+            yield "confirmation_missed", "no finalist reached the target in half of its confirmation runs or more"
+        elif confirming:
+            yield "confirmation_incomplete", "its confirmation has begun and is not complete; bssearch run completes it"
     if len(spec.batch_sizes) > 1 and best in (min(spec.batch_sizes), max(spec.batch_sizes)):
         end = "smallest" if best == min(spec.batch_sizes) else "largest"
         yield "optimum_at_edge", f"batch {best} is the {end} of the study; the optimum may lie beyond"
@@ -70,6 +75,13 @@ def _notices(spec: StudySpec, trials: Sequence[TrialRecord], verdict: Verdict) -
         yield "default_missed", "the default configuration never reached the target within its limit"
     if any(trial.outcome is not None and trial.outcome.contended for trial in optimal.runs):
         yield "contended", "the device was not the optimum's alone: times are steps × step time measured in isolation"
+    hits = [run.outcome for run in optimal.runs if run.outcome and run.state is TrialState.REACHED]
+    if hits and all(outcome.last_miss_step == 0 for outcome in hits):
+        yield (
+            "coarse_evaluation",
+            f"batch {best} met the target at its first evaluation: the time is interpolated from step 0; "
+            "a smaller budget.trial_train_seconds under a new name evaluates more often, or ask for a harder target",
+        )
     dropped = max((run.outcome.dropped_samples_per_epoch or 0 for run in optimal.runs if run.outcome), default=0)
     if dropped:
         yield "incomplete_batch_dropped", f"batch {best} leaves {dropped} samples of each epoch out (incomplete batch)"

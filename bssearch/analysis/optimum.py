@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from bssearch.analysis.time_to_target import Estimate, estimate, ratio_upper_bound, seconds_to_target
-from bssearch.records import Configuration, Phase, TrialRecord
+from bssearch.records import Configuration, Phase, TrialRecord, TrialState
 
 FLAT = 1.05
 
@@ -37,14 +38,31 @@ class Candidate:
 
     @property
     def watched_seconds(self) -> float:
-        """Return the train seconds of the longest run."""
-        return max((run.outcome.train_seconds for run in self.runs if run.outcome), default=0.0)
+        """Return the train seconds at which the target was last seen to be missed, in the longest run."""
+        return max((missed_until(run) or 0.0 for run in self.runs), default=0.0)
 
     @property
     def lower_bound_s(self) -> float | None:
-        """Return the seconds after which the target was still missed, where the median is not known."""
-        missed = [run.outcome.train_seconds for run in self.runs if run.state.is_censored and run.outcome]
-        return min(missed) if missed and self.estimate.median is None else None
+        """Return what the median is longer than, where it is not known: the median with last misses for times.
+
+        None where a run says nothing (it diverged) or shared its device, so that its seconds are not comparable.
+        """
+        if self.estimate.median is not None:
+            return None
+        known = [seconds_to_target(run, "measured") or missed_until(run) for run in self.runs]
+        return statistics.median([value for value in known if value]) if all(known) else None
+
+    @property
+    def fits(self) -> bool:
+        """Return whether a run came to an end of its own, without running out of memory."""
+        return any(run.state is not TrialState.OOM for run in self.runs)
+
+
+def missed_until(run: TrialRecord) -> float | None:
+    """Return the train seconds at which a stopped run was last seen to miss the target, on a device of its own."""
+    if run.outcome is None or not run.state.is_censored or run.outcome.contended:
+        return None
+    return run.outcome.last_miss_seconds
 
 
 @dataclass(frozen=True)
@@ -85,22 +103,28 @@ class Verdict:
 
 
 def repeats(trials: Sequence[TrialRecord]) -> list[Candidate]:
-    """Return the configurations of the trials that say something, the repeats of each together."""
-    groups: dict[str, list[TrialRecord]] = {}
+    """Return the configurations of the trials that say something, the repeats of each together, each seed once."""
+    groups: dict[str, dict[int, TrialRecord]] = {}
     for trial in trials:
-        groups.setdefault(trial.configuration.key, []).append(trial)
-    return [Candidate(runs[0].configuration, tuple(runs)) for runs in groups.values()]
+        groups.setdefault(trial.configuration.key, {}).setdefault(trial.seed, trial)
+    return [Candidate(next(iter(runs.values())).configuration, tuple(runs.values())) for runs in groups.values()]
 
 
-def decide(trials: Sequence[TrialRecord]) -> Verdict | None:
+def decide(trials: Sequence[TrialRecord], confirmation_runs: int) -> Verdict | None:
     """Return the verdict over a study's trials, or None where no trial reached the target.
 
-    Where there are confirmation runs that reached the target, they alone decide; a batch size without any keeps its
-    best search trial in ``by_batch``, for the table.
+    Where every finalist has had its confirmation runs, they alone decide; a batch size without any keeps its best
+    search trial in ``by_batch``, for the table. A confirmation half done decides nothing, and a configuration whose
+    fresh seeds missed the target is not recommended for the one seed that reached it.
     """
     counted = [trial for trial in trials if trial.state.is_finished and not trial.state.is_missing]
     confirmed = repeats([trial for trial in counted if trial.phase is Phase.CONFIRM])
+    if not is_complete(trials, confirmation_runs):
+        confirmed = []
+    refuted = {one.configuration.key for one in confirmed if not math.isfinite(one.seconds)}
     searched = [Candidate(trial.configuration, (trial,)) for trial in counted if trial.phase is Phase.SEARCH]
+    if refuted:
+        searched = [one for one in searched if one.configuration.key not in refuted]
     sizes = sorted({one.configuration.batch_size for one in [*confirmed, *searched]})
     by_batch = {}
     for size in sizes:
@@ -116,6 +140,17 @@ def decide(trials: Sequence[TrialRecord]) -> Verdict | None:
     optimal = min(pool, key=lambda one: one.seconds)
     by_batch[optimal.configuration.batch_size] = optimal
     return Verdict(optimal=optimal, by_batch=by_batch, confirmed=bool(finished))
+
+
+def is_complete(trials: Sequence[TrialRecord], confirmation_runs: int) -> bool:
+    """Return whether every configuration in confirmation has had its runs; failed ones count, lost ones do not."""
+    seeds: dict[str, set[int]] = {}
+    for trial in trials:
+        if trial.phase is Phase.CONFIRM:
+            had = seeds.setdefault(trial.configuration.key, set())
+            if trial.state.is_finished and trial.state not in {TrialState.LOST, TrialState.CANCELLED}:
+                had.add(trial.seed)
+    return all(len(had) >= confirmation_runs for had in seeds.values())
 
 
 def regime(batch_sizes: Sequence[int], steps: Sequence[float | None], index: int) -> str | None:

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from bssearch.analysis.notices import Notice, notices
-from bssearch.analysis.optimum import Candidate, Verdict, decide, fastest, regime
+from bssearch.analysis.optimum import FLAT, Candidate, Verdict, decide, fastest, regime
 from bssearch.analysis.time_to_target import Basis
 from bssearch.errors import TargetNotReachedError
 from bssearch.records import Configuration, Goal, Phase, ProbeRecord, StudyRecord, TrialRecord, TrialState
@@ -159,11 +159,11 @@ def build_answer(
     study: StudyRecord, spec: StudySpec, trials: Sequence[TrialRecord], probes: Mapping[int, ProbeRecord]
 ) -> Answer:
     """Return the answer that a study's records give; raise `TargetNotReachedError` where none reached the target."""
-    verdict = decide(trials)
+    verdict = decide(trials, spec.confirm.runs)
     if verdict is None or study.environment is None:
         raise _not_reached(study, trials)
     batches = _batches(spec, trials, probes, verdict)
-    largest = _largest(verdict, batches, probes)
+    largest = _largest(verdict, batches)
     environment = study.environment
     return Answer(
         study=study.name,
@@ -213,18 +213,33 @@ def headline(answer: Answer) -> str:
     ]
     faster = [_faster(ratio, versus) for ratio, versus, same in comparisons if ratio is not None and not same]
     text += f", {' and '.join(faster)}." if faster else "."
+    return " ".join([text, *_what_else(answer, time)])
+
+
+def _what_else(answer: Answer, best: Time) -> list[str]:
+    """Return the sentence on other batch sizes within 5 %, of those with as many runs; none where it is not known."""
     low, high = answer.flat_range
     if low < high:
-        return f"{text} Anything from {low} to {high} is within 5 %."
-    return f"{text} No other batch size tried is within 5 %."
+        inside = {row.batch_size for row in answer.batches if low <= row.batch_size <= high}
+        verb = "is" if inside <= {*answer.tied} else "has a median"
+        return [f"Anything from {low} to {high} {verb} within 5 %."]
+    times = {row.batch_size: row.time_to_target_s for row in answer.batches if row.time_to_target_s}
+    rivals = {
+        size: time for size, time in times.items() if time.runs >= best.runs and size != answer.optimal.batch_size
+    }
+    near = [str(size) for size, time in rivals.items() if time.median <= FLAT * best.median]
+    if near:
+        return [f"The median of batch {', '.join(near)} is within 5 %, too."]
+    undecided = {"not_separated", "unconfirmed"} & {notice.code for notice in answer.warnings}
+    return ["No other batch size confirmed is within 5 %."] if rivals and not undecided else []
 
 
 def _faster(ratio: Ratio, versus: str) -> str:
-    if not ratio.at_least and abs(ratio.value - 1) < 0.005:
+    factor = max(ratio.value, 1 / ratio.value)
+    if factor < 1.005 and not ratio.at_least:
         return f"as fast as {versus}"
-    if ratio.value < 1 and not ratio.at_least:
-        return f"{1 / ratio.value:.2g}× slower than {versus}"
-    return f"{'at least ' if ratio.at_least else ''}{ratio.value:.2g}× faster than {versus}"
+    amount = f"{factor - 1:.0%}".replace("%", " %") if factor < 1.1 else f"{factor:.2g}×"
+    return f"{'at least ' if ratio.at_least else ''}{amount} {'faster' if ratio.value > 1 else 'slower'} than {versus}"
 
 
 def _time(candidate: Candidate) -> Time | None:
@@ -238,15 +253,16 @@ def _time(candidate: Candidate) -> Time | None:
 
 def _steps(candidate: Candidate) -> int | None:
     steps = [run.outcome.steps_to_target for run in candidate.runs if run.outcome]
-    known = [value for value in steps if value is not None]
-    return math.ceil(statistics.median(known)) if known and candidate.estimate.median is not None else None
+    median = statistics.median([math.inf if value is None else value for value in steps])
+    return math.ceil(median) if math.isfinite(median) else None
 
 
 def _optimal(candidate: Candidate) -> Optimal:
     configuration = candidate.configuration
     steps = _steps(candidate)
     outcomes = [run.outcome for run in candidate.runs if run.outcome]
-    tests = [outcome.test_metric for outcome in outcomes if outcome.test_metric is not None]
+    at_target = [outcome for outcome in outcomes if outcome.state is TrialState.REACHED]
+    tests = [outcome.test_metric for outcome in at_target if outcome.test_metric is not None]
     peaks = [outcome.peak_memory_bytes for outcome in outcomes if outcome.peak_memory_bytes is not None]
     return Optimal(
         batch_size=configuration.batch_size,
@@ -276,11 +292,10 @@ def _batches(
         best = fastest([trial for trial in finished if trial.phase is Phase.SEARCH])
         candidate = verdict.by_batch.get(size)
         reached = [trial for trial in finished if trial.state is TrialState.REACHED]
-        missed = [trial.outcome.train_seconds for trial in finished if trial.state.is_censored and trial.outcome]
         previous = next((value for value in reversed(steps[:index]) if value), None)
         here = steps[index]
         rising = here is not None and previous is not None and here > 1.1 * previous
-        final = [trial.outcome.final_metric for trial in finished if trial.outcome and trial.outcome.final_metric]
+        best = best or (fastest(candidate.runs) if candidate else None)
         shown = best or (candidate.runs[0] if candidate else None)
         probe = probes.get(size)
         rows.append(
@@ -290,10 +305,10 @@ def _batches(
                 reached=len(reached),
                 best=BestTrial(trial=best.number, parameters=parameters_of(best.configuration)) if best else None,
                 time_to_target_s=_time(candidate) if candidate else None,
-                lower_bound_s=max(missed, default=None) if not reached else None,
+                lower_bound_s=candidate.lower_bound_s if candidate else None,
                 steps_to_target=here,
                 step_time_s=probe.step_seconds if probe else None,
-                final_metric=shown.outcome.final_metric if shown and shown.outcome else max(final, default=None),
+                final_metric=shown.outcome.final_metric if shown and shown.outcome else None,
                 regime=regime(sizes, steps, index),  # type: ignore[arg-type]
                 untuned=bool(best and spec.space.at_edge(best.configuration)) or rising,
                 ended=_ended(finished, probe),
@@ -309,28 +324,23 @@ def _ended(finished: Sequence[TrialRecord], probe: ProbeRecord | None) -> dict[s
     return dict(sorted(ended.items()))
 
 
-def _largest(verdict: Verdict, batches: Sequence[Batch], probes: Mapping[int, ProbeRecord]) -> Largest:
-    fitting = [
-        row
-        for row in batches
-        if row.batch_size in verdict.by_batch
-        and verdict.by_batch[row.batch_size].configuration.accumulation_steps == 1
-        and set(row.ended) != {TrialState.OOM.value}
-    ]
-    row = fitting[-1] if fitting else batches[-1]
-    beyond = [size for size, probe in sorted(probes.items()) if probe.out_of_memory and size > row.batch_size]
-    accumulated = any(probe.micro_batch_size < size for size, probe in probes.items() if size > row.batch_size)
-    reason = "the largest batch size of the study"
+def _largest(verdict: Verdict, batches: Sequence[Batch]) -> Largest:
+    """Return the largest batch size that ran without accumulation; where none did, the largest that ran."""
+    ran = [one for one in verdict.by_batch.values() if one.fits]
+    whole = [one for one in ran if one.configuration.accumulation_steps == 1]
+    candidate = (whole or ran)[-1]
+    size = candidate.configuration.batch_size
+    beyond = [row.batch_size for row in batches if row.batch_size > size and TrialState.OOM.value in row.ended]
     if beyond:
         reason = f"batch size {beyond[0]} ran out of memory"
-    elif accumulated:
-        reason = "larger batch sizes of the study accumulate micro-batches"
-    candidate = verdict.by_batch[row.batch_size]
+    elif not whole:
+        reason = "every batch size of the study accumulates micro-batches; this is the largest that ran"
+    elif any(row.batch_size > size for row in batches):
+        reason = "larger batch sizes of the study accumulate micro-batches, or did not run"
+    else:
+        reason = "the largest batch size of the study"
     return Largest(
-        batch_size=row.batch_size,
-        time_to_target_s=row.time_to_target_s,
-        lower_bound_s=candidate.lower_bound_s if row.time_to_target_s is None else None,
-        reason=reason,
+        batch_size=size, time_to_target_s=_time(candidate), lower_bound_s=candidate.lower_bound_s, reason=reason
     )
 
 
@@ -349,8 +359,8 @@ def _ratio(verdict: Verdict, other: Candidate | None) -> Ratio | None:
         return None
     if math.isfinite(other.seconds):
         return Ratio(value=other.seconds / verdict.optimal.seconds, at_least=False)
-    bound = other.lower_bound_s
-    return Ratio(value=bound / verdict.optimal.seconds, at_least=True) if bound else None
+    bound = other.lower_bound_s or 0.0
+    return Ratio(value=bound / verdict.optimal.seconds, at_least=True) if bound > verdict.optimal.seconds else None
 
 
 def _not_reached(study: StudyRecord, trials: Sequence[TrialRecord]) -> TargetNotReachedError:
@@ -360,9 +370,13 @@ def _not_reached(study: StudyRecord, trials: Sequence[TrialRecord]) -> TargetNot
         for trial in trials
         if trial.outcome is not None and trial.outcome.best_metric is not None
     ]
+    if not trials:
+        return TargetNotReachedError(f"study {study.name!r} has no trial yet", hint="bssearch run goes on with it")
     if not tried:
+        ended = ", ".join(f"{count} {state.value}" for state, count in Counter(trial.state for trial in trials).items())
         return TargetNotReachedError(
-            f"study {study.name!r} has no finished trial yet", hint="bssearch run goes on with it"
+            f"no trial of study {study.name!r} measured anything: {ended}",
+            hint=f"bssearch trial {study.name} {trials[-1].number} says why one ended",
         )
     nearest: Any = min(tried)[2]
     return TargetNotReachedError(

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from typing import Annotated
 
 import typer
 
 from bssearch.cli import db, query, run
+from bssearch.cli.output import end_of_pipe
 from bssearch.errors import BSSearchError
 
 app = typer.Typer(
@@ -58,8 +58,7 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.exit(130)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(0)
+        end_of_pipe()
 
 
 if __name__ == "__main__":

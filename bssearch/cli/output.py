@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
@@ -41,6 +43,15 @@ StudyArgument = Annotated[
     str | None, typer.Argument(metavar="[STUDY]", help="Name of the study; may be left out where there is only one.")
 ]
 Row = Mapping[str, Any]
+HEADINGS = {
+    "number": "#",
+    "batch_size": "batch",
+    "learning_rate": "lr",
+    "train_seconds": "trained s",
+    "time_to_target_s": "to target s",
+    "steps_to_target": "steps",
+    "final_metric": "metric",
+}
 
 
 WIDE = 200
@@ -51,8 +62,27 @@ def console(*, stderr: bool = False) -> Console:
     """Return a rich console; it minds NO_COLOR, and as wide as the terminal where it writes to one."""
     from rich.console import Console
 
-    screen = Console(stderr=stderr, highlight=False)
-    return screen if screen.is_terminal else Console(stderr=stderr, highlight=False, width=WIDE)
+    class QuietOnBrokenPipe(Console):
+        def on_broken_pipe(self) -> None:
+            end_of_pipe()
+
+    screen = QuietOnBrokenPipe(stderr=stderr, highlight=False)
+    return screen if screen.is_terminal else QuietOnBrokenPipe(stderr=stderr, highlight=False, width=WIDE)
+
+
+def end_of_pipe() -> NoReturn:
+    """Exit in peace: whoever read our output has had enough of it."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(0)
+
+
+def write(text: str) -> None:
+    """Write data to stdout."""
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        end_of_pipe()
 
 
 def print_rows(rows: Sequence[Row], columns: Sequence[str], form: Format) -> None:
@@ -62,18 +92,19 @@ def print_rows(rows: Sequence[Row], columns: Sequence[str], form: Format) -> Non
     elif form is Format.JSON:
         print_json(list(rows))
     elif form is Format.JSONL:
-        for row in rows:
-            sys.stdout.write(json.dumps(row, allow_nan=False, default=str) + "\n")
+        write("".join(json.dumps(row, allow_nan=False, default=str) + "\n" for row in rows))
     else:
         names = list(dict.fromkeys(key for row in rows for key in row)) or list(columns)
-        writer = csv.DictWriter(sys.stdout, names, lineterminator="\n")
+        text = io.StringIO()
+        writer = csv.DictWriter(text, names, lineterminator="\n")
         writer.writeheader()
         writer.writerows({key: _flat(value) for key, value in row.items()} for row in rows)
+        write(text.getvalue())
 
 
 def print_json(value: object) -> None:
     """Print a JSON value, indented."""
-    sys.stdout.write(json.dumps(value, indent=2, allow_nan=False, default=str) + "\n")
+    write(json.dumps(value, indent=2, allow_nan=False, default=str) + "\n")
 
 
 def print_table(rows: Sequence[Row], columns: Sequence[str]) -> None:
@@ -84,7 +115,9 @@ def print_table(rows: Sequence[Row], columns: Sequence[str]) -> None:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for column in columns:
         numeric = all(isinstance(row.get(column), int | float | None) for row in rows)
-        table.add_column(column.replace("_", " "), justify="right" if numeric else "left", no_wrap=numeric)
+        table.add_column(
+            HEADINGS.get(column, column.replace("_", " ")), justify="right" if numeric else "left", no_wrap=numeric
+        )
     for row in rows:
         table.add_row(*(cell(row.get(column)) for column in columns))
     console().print(table)

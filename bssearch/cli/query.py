@@ -26,13 +26,13 @@ if TYPE_CHECKING:
     from bssearch.analysis.report import Answer
     from bssearch.storage.repository import Store
 
+ROOMY = 120
 TRIAL_COLUMNS = (
     "number",
     "phase",
     "state",
     "batch_size",
     "learning_rate",
-    "seed",
     "train_seconds",
     "time_to_target_s",
     "steps_to_target",
@@ -139,7 +139,7 @@ def trials(
         and (state is None or trial.state is state)
         and (batch_size is None or trial.configuration.batch_size == batch_size)
     ]
-    print_rows(rows, TRIAL_COLUMNS, form)
+    print_rows(rows, TRIAL_COLUMNS if console().width >= ROOMY else TRIAL_COLUMNS[:-2], form)
 
 
 def trial(
@@ -158,6 +158,8 @@ def trial(
         number = int(study_or_number)
     with _store(db) as store:
         name = _study_name(store, study)
+        if number >= 2**31:
+            raise NotFoundError(f"study {name!r} has no trial {number}")
         found = store.trial(name, number)
         curve = store.observations(name, number)
     if form is not Format.TABLE:

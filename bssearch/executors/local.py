@@ -77,6 +77,8 @@ class _Trial:
                 train_seconds=self.last.train_seconds,
                 final_metric=self.last.metric,
                 best_metric=self.best_metric,
+                last_miss_step=self.last.step,
+                last_miss_seconds=self.last.train_seconds,
             )
         if outcome.wall_seconds == 0.0:
             outcome = replace(outcome, wall_seconds=time.monotonic() - self.started)
@@ -151,15 +153,22 @@ class LocalExecutor:
     def measure_step_time(self, request: StepTimeRequest) -> StepTime:
         """Time isolated steps while no trial runs; raise `LaunchError` if the worker dies of it.
 
-        Raises `WorkloadError` where the user's code does.
+        Where the kernel killed it for want of memory, that is the answer. Raises `WorkloadError` where the user's
+        code does.
         """
         if any(slot.trial for slot in self._slots):
             raise ValueError("step times are measured while no trial runs")
         slot = self._slots[0]
         worker = self._make_ready(slot)
         slot.step_time = None
+        kills = kernel_memory_kills()
         worker.send(MeasureStepTime(request=request))
-        return self._await(slot, lambda: slot.step_time)
+        try:
+            return self._await(slot, lambda: slot.step_time)
+        except LaunchError:
+            if kills is not None and (kernel_memory_kills() or 0) > kills:
+                return StepTime.where_memory_ran_out(request.configuration)
+            raise
 
     def submit(self, request: TrialRequest) -> None:
         """Start a trial in a free slot; raise `LaunchError` if no worker can be started.

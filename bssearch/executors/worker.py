@@ -152,13 +152,13 @@ class Worker:
             from bssearch.executors.devices import choose_device
             from bssearch.training.environment import describe_environment
             from bssearch.training.memory import is_out_of_memory
-            from bssearch.workloads.base import resolve
+            from bssearch.workloads.base import check_data, resolve
 
             torch.set_num_threads(command.threads)
             device = choose_device(command.device, command.slot)
             workload = resolve(command.workload, command.workload_settings, Path(command.folder))
             try:
-                data = workload.load(device)
+                data = check_data(workload.load(device))
                 sizes = [len(part) for part in (data.train, data.validation, data.test)]
             except BaseException as error:
                 if is_out_of_memory(error):

@@ -3,10 +3,10 @@
 In this order:
 
 1. the default configuration, under the full limit: the baseline of every speed-up and the first incumbent;
-2. every feasible batch size until each has had `FLOOR` trials, nearest to the incumbent's first;
-3. from the middle of the budget, evidence: the largest batch size that runs without accumulation, and one batch size
-   a factor four or more to each side of the incumbent's, under the full limit where they have not reached the target.
-   A cap would hide what the answer needs: how much slower they are;
+2. every feasible batch size once, nearest to the incumbent's first, then until each has had `FLOOR` trials;
+3. from the middle of the budget, before anything but a first trial, evidence: the largest batch size that runs
+   without accumulation, and one batch size a factor four or more to each side of the incumbent's, under the full limit
+   where they have not reached the target. A cap would hide what the answer needs: how much slower they are;
 4. the rest in proportion to (incumbent's seconds / batch size's best seconds)², the incumbent's neighbours on the
    ladder at least half as often as itself: one lucky seed decides between them more easily than the truth.
 """
@@ -49,14 +49,16 @@ def propose(history: History) -> Proposal | None:
     centre = _centre(history)
     counts = {size: len(history.at(size)) for size in history.feasible}
     fewest = min(counts.values())
-    if fewest < FLOOR:
-        nearest = min((size for size in counts if counts[size] == fewest), key=lambda size: octaves(size, centre))
-        return Proposal(nearest, "transfer" if fewest == 0 else "sample")
+    nearest = min((size for size in counts if counts[size] == fewest), key=lambda size: octaves(size, centre))
+    if fewest == 0:
+        return Proposal(nearest, "transfer")
     if history.spent >= EVIDENCE_FROM * history.spec.budget.trials:
         for size in evidence_sizes(history):
             tries = sum(trial.evidence for trial in history.at(size))
             if history.best_at(size) is None and tries < EVIDENCE_TRIES:
                 return Proposal(size, "transfer" if tries == 0 else "sample", evidence=True)
+    if fewest < FLOOR:
+        return Proposal(nearest, "sample")
     return Proposal(max(counts, key=lambda size: _weight(history, size) / (counts[size] + 1)), "sample")
 
 

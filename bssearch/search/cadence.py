@@ -7,8 +7,9 @@ from dataclasses import asdict
 
 from bssearch.records import ProbeRecord, StepTime
 
-EVALUATIONS_PER_LIMIT = 200
+EVALUATIONS_PER_LIMIT = 1000
 EVALUATION_SHARE = 0.2
+FEWEST_EVALUATIONS = 20
 
 
 def eval_every_steps(step_seconds: float, evaluation_seconds: float, full_limit: float) -> int:
@@ -16,10 +17,13 @@ def eval_every_steps(step_seconds: float, evaluation_seconds: float, full_limit:
 
     At most `EVALUATIONS_PER_LIMIT` evaluations in the full limit of train seconds, and evaluation at most
     `EVALUATION_SHARE` of train and evaluation seconds together: e / (n·t + e) ≤ share gives n ≥ e·(1/share − 1) / t.
+    Where that would leave fewer than `FEWEST_EVALUATIONS` in the full limit the share gives way: a target that is not
+    looked for is not seen.
     """
     by_number = full_limit / (EVALUATIONS_PER_LIMIT * step_seconds)
     by_share = evaluation_seconds * (1 / EVALUATION_SHARE - 1) / step_seconds
-    return max(1, math.ceil(max(by_number, by_share)))
+    most = full_limit / (FEWEST_EVALUATIONS * step_seconds)
+    return max(1, math.ceil(min(max(by_number, by_share), most)))
 
 
 def probe_record(measured: StepTime, full_limit: float) -> ProbeRecord:

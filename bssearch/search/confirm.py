@@ -19,10 +19,11 @@ FAILURES_ALLOWED = 1
 
 @dataclass(frozen=True, slots=True)
 class ConfirmationRun:
-    """One run still to be made: a finalist with one of the fresh seeds."""
+    """One run still to be made: a finalist with one of the fresh seeds, ``retry_of`` a run that came to nothing."""
 
     configuration: Configuration
     seed: int
+    retry_of: int | None = None
 
 
 def finalists(history: History) -> list[Configuration]:
@@ -47,22 +48,29 @@ def finalists(history: History) -> list[Configuration]:
 
 
 def remaining(history: History, trials: Sequence[TrialRecord]) -> list[ConfirmationRun]:
-    """Return the runs still missing, seed by seed over all finalists, each round in its own shuffled order.
+    """Return the runs still missing after the confirmation trials so far.
+
+    Seed by seed over all finalists, each round in its own shuffled order.
 
     Lost and cancelled runs are made again; a failed one once more.
     """
     done: dict[tuple[str, int], int] = {}
+    in_vain: dict[tuple[str, int], int] = {}
     for trial in trials:
-        if trial.phase is Phase.CONFIRM and trial.state not in {TrialState.LOST, TrialState.CANCELLED}:
+        key = (trial.configuration.key, trial.seed)
+        if trial.state.is_missing:
+            in_vain[key] = trial.number
+        if trial.state not in {TrialState.LOST, TrialState.CANCELLED}:
             weight = 1 if trial.state is TrialState.FAILED else FAILURES_ALLOWED + 1
-            key = (trial.configuration.key, trial.seed)
             done[key] = done.get(key, 0) + weight
+    chosen = finalists(history)
     runs = []
     for index in range(history.spec.confirm.runs):
         seed = trial_seed(history.spec.seed, Phase.CONFIRM, index)
-        in_order = [ConfirmationRun(configuration, seed) for configuration in finalists(history)]
-        random.Random(seed).shuffle(in_order)
-        runs += [run for run in in_order if done.get((run.configuration.key, seed), 0) <= FAILURES_ALLOWED]
+        for configuration in random.Random(seed).sample(chosen, len(chosen)):
+            key = (configuration.key, seed)
+            if done.get(key, 0) <= FAILURES_ALLOWED:
+                runs.append(ConfirmationRun(configuration, seed, in_vain.get(key)))
     return runs
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from bssearch.curves import Envelope, envelope
-from bssearch.errors import BSSearchError, InterruptedRunError, LaunchError
+from bssearch.errors import BSSearchError, InterruptedRunError, LaunchError, SpecError
 from bssearch.executors.base import Ended, Executor, Observed
 from bssearch.records import (
     Configuration,
@@ -26,10 +26,10 @@ from bssearch.records import (
 )
 from bssearch.search import allocation, confirm, pruners
 from bssearch.search.cadence import probe_record
-from bssearch.search.history import History
+from bssearch.search.history import FAILURES, History, measured_seconds
 from bssearch.search.interrupts import Interrupts
 from bssearch.search.listener import Listener
-from bssearch.search.owner import may_be_alive, this_driver
+from bssearch.search.owner import is_alive, this_driver
 from bssearch.search.sampler import Sampler
 from bssearch.search.seeds import trial_seed
 from bssearch.space import split_batch
@@ -88,6 +88,7 @@ class Driver:
         self._curves: dict[int, Envelope] = {}
         self._incumbent: pruners.Incumbent | None = None
         self._failures = 0
+        self._any_ran = False
         self._beat = self._flushed = time.monotonic()
         self._interrupts = Interrupts(on_second=executor.kill)
 
@@ -95,11 +96,9 @@ class Driver:
         """Search, then confirm. Raises `InterruptedRunError` on Ctrl-C, with every trial stored."""
         try:
             with self._interrupts:
-                lost = self.store.mark_lost(self.spec.name, is_alive=may_be_alive)
-                if lost:
-                    self.listener.note(
-                        f"trials {', '.join(map(str, lost))} were lost with their driver; trying them again"
-                    )
+                self._take_over()
+                for trial in self.store.trials(self.spec.name):
+                    self._refuse_target_met_at_once(trial)
                 self._probe_step_times()
                 self._run(self._next_search_job, self.executor.slots)
                 self._run(self._next_confirmation_job, 1)
@@ -108,12 +107,18 @@ class Driver:
         finally:
             self._abandon()
 
+    def _take_over(self) -> None:
+        """Mark the trials of drivers that died as lost; the search tries them again."""
+        lost = self.store.mark_lost(self.spec.name, is_alive=is_alive)
+        if lost:
+            self.listener.note(f"trials {', '.join(map(str, lost))} were lost with their driver; trying them again")
+
     def _history(self) -> History:
         trials = self.store.trials(self.spec.name)
         history = History(self.spec, trials, self.store.probes(self.spec.name))
         best = history.incumbent
         if best is not None and (self._incumbent is None or best.number != self._incumbent.number):
-            self._incumbent = pruners.Incumbent(best.number, history.incumbent_seconds, self._curve(best.number))
+            self._incumbent = pruners.Incumbent(best.number, measured_seconds(best), self._curve(best.number))
         return history
 
     def _curve(self, number: int) -> Envelope:
@@ -132,7 +137,8 @@ class Driver:
         for size in missing:
             self._stop_if_interrupted()
             known = self.store.probes(self.spec.name)
-            self.store.save_probe(self.spec.name, self.environment, self._probe(size, known))
+            if size not in known:
+                self.store.save_probe(self.spec.name, self.environment, self._probe(size, known))
         if all(probe.out_of_memory for probe in self.store.probes(self.spec.name).values()):
             raise LaunchError(
                 f"no batch size of the study fits into the memory of {self.environment.device_name}, "
@@ -190,7 +196,8 @@ class Driver:
         limit = full = self.spec.budget.trial_train_seconds
         if not evidence:
             sweeps = history.spent // len(history.feasible)
-            limit = pruners.train_seconds_limit(self.spec.pruner, full, history.incumbent_seconds, sweeps)
+            limit = pruners.train_seconds_limit(self.spec.pruner, full, measured_seconds(history.incumbent), sweeps)
+            limit = min(full, max(limit, _seconds_to_look_twice(history.probes[configuration.batch_size])))
         return Job(
             configuration=configuration,
             sampled=sampled,
@@ -212,21 +219,32 @@ class Driver:
             phase=Phase.CONFIRM,
             seed=runs[0].seed,
             train_seconds_limit=self.spec.budget.trial_train_seconds,
+            retry_of=runs[0].retry_of,
         )
 
     # Running trials.
 
     def _run(self, next_job: Callable[[], Job | None], slots: int) -> None:
-        """Start jobs while there are any and slots are free; return when all have ended."""
+        """Start jobs while there are any and slots are free; return when all have ended.
+
+        Where there is none, it is asked for again when a trial has ended: only then can there be one.
+        """
+        ask = True
         while True:
             self._stop_if_interrupted()
-            while len(self._running) < slots and (job := next_job()) is not None:
-                self._start(job)
+            while ask and len(self._running) < slots:
+                job = next_job()
+                if job is None:
+                    ask = False
+                else:
+                    self._start(job)
             if not self._running:
                 return
-            self._wait()
+            ask = self._wait() or ask
 
-    def _wait(self) -> None:
+    def _wait(self) -> bool:
+        """Take in what has happened, and keep the store and the leases up to date; return whether a trial ended."""
+        running = len(self._running)
         for event in self.executor.events(timeout=POLL_SECONDS):
             match event:
                 case Observed(number, observation):
@@ -238,7 +256,9 @@ class Driver:
             self._flush()
         if now - self._beat > HEARTBEAT_SECONDS:
             self.store.heartbeat(self.spec.name, self.owner, LEASE_SECONDS)
+            self._take_over()
             self._beat = now
+        return len(self._running) < running
 
     def _start(self, job: Job) -> None:
         cadence = self.store.probes(self.spec.name)[job.configuration.batch_size].eval_every_steps
@@ -295,10 +315,28 @@ class Driver:
         product = None
         if outcome.steps_to_target is not None and step_seconds is not None:
             product = outcome.steps_to_target * step_seconds
+        if self.store.trial(self.spec.name, number).state is not TrialState.RUNNING:
+            self.listener.note(f"trial {number} was taken over by another driver; what it measured here is left out")
+            return
         self.store.finish_trial(self.spec.name, number, outcome, steps_x_step_time_s=product)
-        self._failures = self._failures + 1 if outcome.state is TrialState.FAILED else 0
         self.listener.ended(self.store.trial(self.spec.name, number), self._history())
-        if self._failures >= FAILURES_IN_A_ROW:
+        self._refuse_target_met_at_once(self.store.trial(self.spec.name, number))
+        self._count_failures(number, outcome)
+
+    def _refuse_target_met_at_once(self, trial: TrialRecord) -> None:
+        if trial.outcome is not None and trial.outcome.steps_to_target == 0:
+            raise SpecError(
+                f"target.value = {self.spec.target.value:g} is met before the first step: "
+                f"trial {trial.number} starts with {self.spec.target.metric} = {trial.outcome.best_metric:.4g}",
+                hint="ask for a harder target, under a new name; this one takes no training",
+            )
+
+    def _count_failures(self, number: int, outcome: TrialOutcome) -> None:
+        """Give up where nothing works: after a few failures without a success, after many even so."""
+        self._failures = self._failures + 1 if outcome.state is TrialState.FAILED else 0
+        self._any_ran |= outcome.state is not TrialState.FAILED
+        allowed = FAILURES * len(self.spec.batch_sizes) if self._any_ran else FAILURES_IN_A_ROW
+        if self._failures >= allowed:
             raise LaunchError(
                 f"{self._failures} trials in a row failed, the last one ({number}) with: {outcome.reason}",
                 hint=f"bssearch trial {self.spec.name} {number} shows the traceback",
@@ -345,6 +383,12 @@ class Driver:
 
 
 CONTINUE = "the same command goes on where this one stopped"
+
+
+def _seconds_to_look_twice(probe: ProbeRecord) -> float:
+    """Return the train seconds until the second evaluation after step 0: before it, nothing is known of a trial."""
+    assert probe.eval_every_steps is not None and probe.step_seconds is not None, "the batch size is feasible"
+    return 2 * probe.eval_every_steps * probe.step_seconds
 
 
 def busy_seconds(trials: Sequence[TrialRecord], now: float) -> float:

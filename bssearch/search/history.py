@@ -47,12 +47,13 @@ class History:
     def feasible(self) -> tuple[int, ...]:
         """Return the batch sizes that may run, ascending.
 
-        An out-of-memory at a micro-batch excludes all that are as large; `FAILURES` failed trials, and none that ran
-        to an end, exclude a batch size.
+        An out-of-memory at a micro-batch excludes all that are as large, unless a trial as large has run: then it was
+        a neighbour's memory. `FAILURES` failed trials, and none that ran, exclude a batch size.
         """
+        ran = max((trial.configuration.micro_batch_size for trial in self.trials if _has_run(trial)), default=0)
         failed = [probe.micro_batch_size for probe in self.probes.values() if probe.out_of_memory]
         failed += [trial.configuration.micro_batch_size for trial in self.trials if trial.state is TrialState.OOM]
-        bound = min(failed, default=math.inf)
+        bound = min((micro for micro in failed if micro > ran), default=math.inf)
         fitting = (size for size, probe in sorted(self.probes.items()) if probe.micro_batch_size < bound)
         return tuple(size for size in fitting if not self._is_broken(size))
 
@@ -97,9 +98,9 @@ class History:
         return None
 
     def _is_broken(self, batch_size: int) -> bool:
-        here = [trial.state for trial in self.trials if trial.configuration.batch_size == batch_size]
-        ran = any(state.is_finished and not state.is_missing for state in here)
-        return not ran and here.count(TrialState.FAILED) >= FAILURES
+        here = [trial for trial in self.trials if trial.configuration.batch_size == batch_size]
+        failures = sum(trial.state is TrialState.FAILED for trial in here)
+        return failures >= FAILURES and not any(_has_run(trial) for trial in here)
 
     @staticmethod
     def best_of(trials: Sequence[TrialRecord]) -> TrialRecord | None:
@@ -107,9 +108,20 @@ class History:
         return min((trial for trial in trials if trial.state is TrialState.REACHED), key=seconds, default=None)
 
 
+def _has_run(trial: TrialRecord) -> bool:
+    """Return whether a trial came to an end of its own, and so fits and works."""
+    return trial.state.is_finished and not trial.state.is_missing and trial.state is not TrialState.OOM
+
+
 def seconds(trial: TrialRecord | None) -> float:
     """Return a trial's time-to-target, infinite where it did not reach the target."""
     value = seconds_to_target(trial) if trial is not None else None
+    return math.inf if value is None else value
+
+
+def measured_seconds(trial: TrialRecord | None) -> float:
+    """Return a trial's time-to-target on the clock that its curve and all running trials have, contended or not."""
+    value = trial.outcome.time_to_target_s if trial is not None and trial.outcome is not None else None
     return math.inf if value is None else value
 
 

@@ -15,11 +15,11 @@ def this_driver() -> str:
     return f"{socket.gethostname()}/{os.getpid()}/{started:.2f}/{uuid.uuid4().hex[:8]}"
 
 
-def may_be_alive(owner: str) -> bool:
-    """Return whether the driver named in a lease may still run; a driver of another host always may."""
+def is_alive(owner: str) -> bool | None:
+    """Return whether the driver named in a lease still runs; None for one of another host."""
     host, pid, started, _ = owner.rsplit("/", 3)
     if host != socket.gethostname():
-        return True
+        return None
     try:
         process = psutil.Process(int(pid))
         return abs(process.create_time() - float(started)) < 1 and process.status() != psutil.STATUS_ZOMBIE

@@ -113,13 +113,16 @@ def check_question(spec: StudySpec, stored: StudyRecord) -> None:
     """Raise `QuestionChangedError` where a spec asks another question than the stored study of its name."""
     asked = StudySpec.model_validate(stored.spec).question
     differing = changes(asked, spec.question)
+    threads = StudySpec.model_validate(stored.spec).executor.threads
+    if threads != spec.executor.threads:  # seconds on another number of threads do not compare
+        differing["executor.threads"] = (threads, spec.executor.threads)
     if differing:
         listed = "; ".join(f"{field}: {old!r} → {new!r}" for field, (old, new) in differing.items())
         raise QuestionChangedError(
             f"study {spec.name!r} exists and asks another question: {listed}",
             changes=differing,
             hint="give the spec another name, or undo the change; budget, sampler, pruner, confirm, seed and "
-            "executor may change",
+            "slots may change",
         )
 
 

@@ -6,10 +6,11 @@ helps at the next. Every other parameter is fixed (a scalar), a range (``{low, h
 """
 
 from bssearch.space.domains import REGULAR, Dimension, Domain, StrictModel, bounds, within_limits
-from bssearch.space.parts import AdamW, Optimizer, Sgd
+from bssearch.space.parts import OPTIMIZER_SETTINGS, AdamW, Optimizer, Sgd
 from bssearch.space.search_space import SearchSpace, split_batch
 
 __all__ = [
+    "OPTIMIZER_SETTINGS",
     "REGULAR",
     "AdamW",
     "Dimension",

@@ -10,7 +10,17 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, JsonValue, ValidationInfo, field_validator, model_validator
 
 from bssearch.records import Configuration, Goal, ParameterValue, Target
-from bssearch.space import REGULAR, Domain, Optimizer, SearchSpace, StrictModel, bounds, split_batch, within_limits
+from bssearch.space import (
+    OPTIMIZER_SETTINGS,
+    REGULAR,
+    Domain,
+    Optimizer,
+    SearchSpace,
+    StrictModel,
+    bounds,
+    split_batch,
+    within_limits,
+)
 
 QUESTION_FIELDS = ("workload", "workload_settings", "target", "objective", "space", "default")
 Positive = Annotated[float, Field(gt=0)]
@@ -74,9 +84,9 @@ class ConfirmSpec(StrictModel):
 class BudgetSpec(StrictModel):
     """What the search may spend; confirmation comes on top. ``wall_seconds`` counts the time trials were running."""
 
-    trials: int = Field(ge=1)
-    trial_train_seconds: Positive
-    wall_seconds: Positive | None = None
+    trials: int = Field(ge=1, le=1_000_000)
+    trial_train_seconds: float = Field(gt=0, le=1e9)
+    wall_seconds: float | None = Field(default=None, gt=0, le=1e9)
 
 
 class ExecutorSpec(StrictModel):
@@ -106,7 +116,7 @@ class StudySpec(StrictModel):
     pruner: PrunerSpec = PrunerSpec()
     confirm: ConfirmSpec = ConfirmSpec()
     budget: BudgetSpec
-    seed: int = Field(default=0, ge=0)
+    seed: int = Field(default=0, ge=0, lt=2**31)
     executor: ExecutorSpec = ExecutorSpec()
 
     @field_validator("default")
@@ -176,7 +186,7 @@ def _default_configuration(default: DefaultSpec, space: SearchSpace) -> Configur
     optimizer = default.optimizer or _only(space.optimizers, "optimizer")
     parameters: dict[str, ParameterValue] = {}
     for name in type(optimizer).model_fields:
-        if name == "nesterov" or name not in {"name", "learning_rate_scale"}:
+        if name not in OPTIMIZER_SETTINGS:
             value = getattr(optimizer, name)
             parameters[name] = value if isinstance(value, bool) else fixed(f"optimizer.{name}", None, value)
     schedule = default.schedule or _only(space.schedule.names, "schedule")

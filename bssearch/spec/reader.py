@@ -48,11 +48,14 @@ def load_spec(path_or_name: str | Path, overrides: Sequence[str] = ()) -> StudyS
         data, lines = _read_toml(path, text)
     else:
         raise SpecError(f"{path}: a spec is .yaml, .yml or .toml, not {path.suffix or 'without a suffix'!r}")
+    if data is None:
+        raise SpecError(f"{path} is empty", hint="bssearch schema spec prints every field")
     if not isinstance(data, dict):
         raise SpecError(f"{path}: a spec is a mapping of fields, not {type(data).__name__}")
     origins: dict[Location, str] = {location: f"{path}:{line}" for location, line in lines.items()}
     for override in overrides:
         location = _override(data, override)
+        origins = {known: line for known, line in origins.items() if known[: len(location)] != location}
         for depth in range(1, len(location)):
             origins.setdefault(location[:depth], f"--set {override}")
         origins[location] = f"--set {override}"

@@ -9,7 +9,7 @@ from datetime import timedelta
 from types import TracebackType
 from typing import Self
 
-from sqlalchemy import URL, Connection, delete, func, insert, or_, select, update
+from sqlalchemy import URL, Connection, and_, delete, func, insert, or_, select, update
 from sqlalchemy.exc import IntegrityError
 
 from bssearch.errors import DatabaseError, UsageError
@@ -254,19 +254,30 @@ class Store:
                 .values(lease_expires_at=expires_at)
             )
 
-    def mark_lost(self, study: str, *, is_alive: Callable[[str], bool]) -> list[int]:
-        """End the running trials whose lease is over or whose owner is dead as lost; return their numbers."""
+    def mark_lost(self, study: str, *, is_alive: Callable[[str], bool | None]) -> list[int]:
+        """End the running trials of dead owners as lost; return their numbers.
+
+        ``is_alive`` says True or False of an owner, or None where it cannot know: then the lease decides.
+        """
         with self._reading() as connection:
             study_id = self._study_id(connection, study)
             owners = connection.scalars(select(TrialRow.lease_owner).where(*is_running(study_id)).distinct()).all()
         if not owners:
             return []
-        dead = {owner for owner in owners if owner is not None and not is_alive(owner)}
+        known = {owner: is_alive(owner) for owner in owners if owner is not None}
+        dead = {owner for owner, alive in known.items() if alive is False}
+        alive = {owner for owner, alive in known.items() if alive}
         with self._writing() as connection:
             now = connection.execute(select(database_now())).scalar_one()
             rows = connection.execute(
                 select(TrialRow.id, TrialRow.number, TrialRow.lease_owner, TrialRow.lease_expires_at)
-                .where(*is_running(study_id), or_(TrialRow.lease_owner.in_(dead), TrialRow.lease_expires_at <= now))
+                .where(
+                    *is_running(study_id),
+                    or_(
+                        TrialRow.lease_owner.in_(dead),
+                        and_(TrialRow.lease_expires_at <= now, TrialRow.lease_owner.not_in(alive)),
+                    ),
+                )
                 .order_by(TrialRow.number)
                 .with_for_update()
             ).all()

@@ -267,7 +267,9 @@ class Trial:
             contended=clock.is_contended(self._request.threads),
         )
         if self._crossing is None:
-            return outcome
+            if self._last is None:
+                return outcome
+            return replace(outcome, last_miss_step=self._last.step, last_miss_seconds=self._last.train_seconds)
         return replace(
             outcome,
             time_to_target_s=self._crossing.train_seconds,

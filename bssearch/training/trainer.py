@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from bssearch.errors import UsageError, WorkloadError
-from bssearch.records import Configuration
+from bssearch.records import Configuration, MetricInfo
 from bssearch.training.optimizers import build_optimizer
 from bssearch.training.schedule import schedule_of
 from bssearch.workloads.base import Data, Part, Workload
@@ -95,9 +95,15 @@ class Trainer:
             offered = ", ".join(sorted(metrics)) or "nothing"
             raise WorkloadError(f"evaluate() returned no metric {metric!r}; it offers {offered}")
         try:
-            return float(metrics[metric])
+            value = float(metrics[metric])
         except (TypeError, ValueError) as error:
             raise WorkloadError(f"evaluate() returned {metrics[metric]!r} as {metric!r}: not a number") from error
+        info = self._workload.metrics.get(metric, MetricInfo())
+        if (info.low is not None and value < info.low) or (info.high is not None and value > info.high):
+            raise WorkloadError(
+                f"evaluate() returned {metric} = {value:g}, outside the [{info.low}, {info.high}] declared"
+            )
+        return value
 
     def _micro_batch_loss(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         loss = self._workload.loss(self.model, inputs, targets, label_smoothing=self._configuration.label_smoothing)

@@ -85,6 +85,23 @@ class Workload(Protocol):
         ...
 
 
+def check_data(data: object) -> Data:
+    """Return what ``load`` returned; raise `WorkloadError` where it is not three parts with samples in them."""
+    for name in ("train", "validation", "test"):
+        part = getattr(data, name, None)
+        if not isinstance(part, Part):
+            raise WorkloadError(
+                f"load() returned a {type(data).__name__} whose {name} is a {type(part).__name__}; "
+                "it must return bssearch.Data of three bssearch.Part"
+            )
+        if len(part.inputs) != len(part.targets) or not len(part):
+            raise WorkloadError(
+                f"load() returned {len(part.inputs)} inputs and {len(part.targets)} targets as {name}; "
+                "there must be as many of both, and at least one"
+            )
+    return cast(Data, data)
+
+
 METHODS = ("load", "build_model", "loss", "evaluate")
 
 

@@ -8,7 +8,7 @@ from bssearch.search.cadence import eval_every_steps, probe_record
 from bssearch.search.confirm import finalists, remaining
 from bssearch.search.driver import busy_seconds
 from bssearch.search.history import History
-from bssearch.search.owner import may_be_alive, this_driver
+from bssearch.search.owner import is_alive, this_driver
 from bssearch.search.seeds import trial_seed
 from tests.factories import make_probe, make_spec, make_trial
 
@@ -77,11 +77,16 @@ def test_what_is_confirmed_is_not_repeated_what_was_lost_is_and_failures_once() 
 
 
 def test_cadence_bounds_the_number_of_evaluations_and_their_share() -> None:
-    assert eval_every_steps(step_seconds=0.01, evaluation_seconds=0.0, full_limit=10.0) == 5
-    every = eval_every_steps(step_seconds=0.001, evaluation_seconds=0.02, full_limit=1.0)
+    assert eval_every_steps(step_seconds=0.01, evaluation_seconds=0.0, full_limit=10.0) == 1
+    assert eval_every_steps(step_seconds=0.001, evaluation_seconds=0.0, full_limit=10.0) == 10
+    every = eval_every_steps(step_seconds=0.001, evaluation_seconds=0.02, full_limit=10.0)
     assert 0.02 / (every * 0.001 + 0.02) <= 0.2
     assert 0.02 / ((every - 1) * 0.001 + 0.02) > 0.2
     assert eval_every_steps(step_seconds=10.0, evaluation_seconds=0.1, full_limit=100.0) == 1
+
+
+def test_a_dear_evaluation_still_leaves_twenty_looks_at_the_target() -> None:
+    assert eval_every_steps(step_seconds=0.01, evaluation_seconds=3.0, full_limit=10.0) * 0.01 == 10.0 / 20
 
 
 def test_a_probe_that_ran_out_of_memory_has_no_cadence() -> None:
@@ -114,9 +119,9 @@ def test_seeds_differ_by_phase_and_index() -> None:
 
 def test_a_driver_is_alive_while_its_process_is() -> None:
     owner = this_driver()
-    assert may_be_alive(owner)
+    assert is_alive(owner)
     host, _, started, mark = owner.rsplit("/", 3)
-    assert not may_be_alive(f"{host}/999999999/{started}/{mark}")
+    assert not is_alive(f"{host}/999999999/{started}/{mark}")
     recycled = owner.replace(f"/{started}/", f"/{float(started) - 100:.2f}/")
-    assert not may_be_alive(recycled)
-    assert may_be_alive(f"elsewhere/1/{started}/{mark}")
+    assert not is_alive(recycled)
+    assert is_alive(f"elsewhere/1/{started}/{mark}") is None

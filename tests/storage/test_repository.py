@@ -315,7 +315,7 @@ class TestLeases:
         start(store, lease_owner="late", lease_seconds=-5.0)
         start(store, lease_owner="dead")
         store.finish_trial("toy", 4, OUTCOME, steps_x_step_time_s=None)
-        assert store.mark_lost("toy", is_alive=lambda owner: owner != "dead") == [2, 3]
+        assert store.mark_lost("toy", is_alive={"dead": False}.get) == [2, 3]
         one, dead, late, ended = store.trials("toy")
         assert [one.state, dead.state, late.state, ended.state] == ["running", "lost", "lost", "reached"]
         assert dead.outcome == TrialOutcome(state=TrialState.LOST, reason="its driver dead is gone")
@@ -332,7 +332,8 @@ class TestLeases:
         store.finish_trial("toy", 3, OUTCOME, steps_x_step_time_s=None)
         store.heartbeat("toy", "a", 60.0)
         assert store.trial("toy", 3).lease_expires_at is None
-        assert store.mark_lost("toy", is_alive=lambda owner: True) == [2]
+        assert store.mark_lost("toy", is_alive=lambda owner: True) == []
+        assert store.mark_lost("toy", is_alive=lambda owner: None) == [2]
 
     def test_a_lost_trial_cannot_be_finished_by_its_driver(self, store: Store) -> None:
         add_study(store)
