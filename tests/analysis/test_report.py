@@ -191,3 +191,103 @@ def test_the_answer_fits_its_schema_and_holds_no_nan() -> None:
     assert document["fit"] is None
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate({**document, "tied": "none"}, Answer.model_json_schema(mode="serialization"))
+
+
+def test_a_confirmation_half_done_decides_nothing() -> None:
+    found = answer([*searched(), *confirmed(128, 3.0, 3.1), *confirmed(32, 1.0, 1.1, 0.9)])
+    assert found.optimal.batch_size == 32
+    assert found.optimal.time_to_target_s is not None
+    assert found.optimal.time_to_target_s.runs == 1
+    assert {notice.code for notice in found.warnings} >= {"unconfirmed", "confirmation_incomplete"}
+
+
+def test_what_fresh_seeds_refuted_is_not_recommended() -> None:
+    lucky = [*searched(), make_trial(50, batch_size=32, seconds=0.1, learning_rate=0.2)]
+    missed = confirmed(32, 10.0, 10.0, 10.0, rate=0.2, state=TrialState.EXHAUSTED)
+    found = answer([*lucky, *missed])
+    assert found.optimal.parameters["learning_rate"] == 0.1
+    assert "confirmation_missed" in {notice.code for notice in found.warnings}
+
+
+def test_a_seed_that_ran_twice_counts_once() -> None:
+    runs = confirmed(32, 1.0, 1.1, 0.9)
+    again = make_trial(500, batch_size=32, seconds=0.2, phase=Phase.CONFIRM, seed=0)
+    time = answer([*searched(), *runs, again]).optimal.time_to_target_s
+    assert time is not None
+    assert (time.runs, time.median) == (3, 1.0)
+
+
+def test_a_bound_is_the_last_miss_that_was_seen_and_none_where_the_device_was_shared() -> None:
+    base = searched()[:4]
+    unseen = make_trial(9, batch_size=128, state=TrialState.CAPPED, seconds=9.0)
+    assert unseen.outcome is not None
+    for outcome, bound in [
+        (replace(unseen.outcome, last_miss_seconds=0.5), 0.5),
+        (replace(unseen.outcome, last_miss_seconds=None), None),
+        (replace(unseen.outcome, contended=True), None),
+    ]:
+        rows = {row.batch_size: row for row in answer([*base, replace(unseen, outcome=outcome)]).batches}
+        assert rows[128].lower_bound_s == bound
+
+
+def test_half_reached_half_missed_bounds_the_median_between() -> None:
+    missed = confirmed(64, 10.0, 10.0, state=TrialState.EXHAUSTED, start=150, first_seed=1)
+    trials = [*searched(), *confirmed(64, 1.0), *missed, *confirmed(32, 0.5, 0.5, 0.5)]
+    rows = {row.batch_size: row for row in answer(trials).batches}
+    assert (rows[64].time_to_target_s, rows[64].lower_bound_s) == (None, 10.0)
+
+
+def test_a_bound_below_the_optimum_says_nothing() -> None:
+    short = make_trial(9, batch_size=128, state=TrialState.PRUNED, seconds=0.2)
+    assert answer([*searched()[:4], short]).speedup.over_largest is None
+
+
+def test_steps_take_missed_runs_for_longer_too() -> None:
+    runs = [
+        make_trial(100 + n, batch_size=32, seconds=1.0 + n, steps=100 * (n + 1), phase=Phase.CONFIRM, seed=n)
+        for n in range(2)
+    ]
+    missed = confirmed(32, 10.0, state=TrialState.EXHAUSTED, start=150, first_seed=5)
+    found = answer([*searched(), *runs, *missed])
+    assert found.optimal.time_to_target_s is not None
+    assert (found.optimal.time_to_target_s.median, found.optimal.steps_to_target) == (2.0, 200)
+
+
+def test_where_all_accumulate_the_largest_that_ran_is_named() -> None:
+    trials = [
+        replace(trial, configuration=replace(trial.configuration, micro_batch_size=4, accumulation_steps=2))
+        for trial in searched()[:2]
+    ]
+    found = answer(trials)
+    assert found.largest_that_fits.batch_size == 16
+    assert "accumulates" in found.largest_that_fits.reason
+
+
+def test_a_time_interpolated_from_step_zero_is_told() -> None:
+    trials = [replace_last_miss(trial, 0) for trial in searched()]
+    assert "coarse_evaluation" in {notice.code for notice in answer(trials).warnings}
+    trials = [replace_last_miss(trial, 50) for trial in searched()]
+    assert "coarse_evaluation" not in {notice.code for notice in answer(trials).warnings}
+
+
+def replace_last_miss(trial: TrialRecord, step: int) -> TrialRecord:
+    assert trial.outcome is not None
+    return replace(trial, outcome=replace(trial.outcome, last_miss_step=step))
+
+
+def test_a_loss_to_minimise_is_answered_the_right_way_round() -> None:
+    spec = make_spec(target={"metric": "loss", "value": 0.5, "goal": "minimize"})
+    trials = [
+        make_trial(1, batch_size=16, state=TrialState.EXHAUSTED, best_metric=0.9, seconds=9.0),
+        make_trial(2, batch_size=32, state=TrialState.EXHAUSTED, best_metric=0.6, seconds=9.0),
+    ]
+    with pytest.raises(TargetNotReachedError, match=r"nearest came trial 2 \(batch 32\) with 0.6"):
+        build_answer(study(spec), spec, trials, {})
+    found = build_answer(study(spec), spec, [*trials, make_trial(3, batch_size=64, best_metric=0.5)], {})
+    assert headline(found).startswith("Batch 64 reaches loss ≤ 0.5 in 1 s (1 run)")
+
+
+def test_trials_that_measured_nothing_are_counted() -> None:
+    trials = [make_trial(n, state=TrialState.OOM, best_metric=None) for n in range(3)]
+    with pytest.raises(TargetNotReachedError, match="measured anything: 3 oom"):
+        answer(trials)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sqlite3
+import subprocess
 from pathlib import Path
 
 import pytest
 
-from tests.cli.task import SPEC, WORKLOAD, bssearch, write_task
+from tests.cli.task import SPEC, WORKLOAD, bssearch, command, environment, write_task
 
 SPACE = dict(SPEC["space"])  # type: ignore[call-overload]
 
@@ -132,3 +133,33 @@ def test_dry_run_says_how_long_and_runs_nothing(tmp_path: Path) -> None:
     assert "12 trials of at most 2 train seconds" in done.stdout
     assert "the longest it can take: 60 s (30 s of search, 30 s of confirmation" in done.stdout
     assert not (tmp_path / "bssearch.db").exists()
+
+
+def test_numbers_beyond_all_bounds(tmp_path: Path) -> None:
+    write_task(tmp_path)
+    refuse(tmp_path, "run", "task.yaml", "--set", "seed=4294967296", code=2, said="seed = 4294967296")
+    refuse(tmp_path, "run", "task.yaml", "--set", "budget.trial_train_seconds=1e308", code=2, said="budget.trial_train")
+    assert bssearch("db", "upgrade", cwd=tmp_path).returncode == 0
+
+
+def test_a_metric_outside_its_declared_range_and_data_that_is_none(tmp_path: Path) -> None:
+    write_task(tmp_path)
+    (tmp_path / "task.py").write_text(WORKLOAD.replace(".float().mean().item()", ".float().mean().item() * 100"))
+    done = bssearch("run", "task.yaml", cwd=tmp_path)
+    assert done.returncode == 2, done.stderr
+    assert "outside the [0, 1] declared" in done.stderr
+    (tmp_path / "task.py").write_text(WORKLOAD.replace("return bssearch.Data(", "return dict("))
+    done = bssearch("run", "task.yaml", "--set", "name=other", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "load() returned a dict" in done.stderr
+
+
+def test_a_reader_that_has_had_enough_is_no_error(tmp_path: Path) -> None:
+    for arguments in (["run", "digits", "--dry-run"], ["schema", "spec"]):
+        process = subprocess.Popen(
+            command(*arguments), cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+        assert process.stdout is not None
+        process.stdout.close()
+        _, errors = process.communicate(timeout=30)
+        assert (process.returncode, errors) == (0, b"")

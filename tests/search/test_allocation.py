@@ -106,3 +106,23 @@ def test_lost_trials_are_retried_failed_ones_once() -> None:
     assert history(failed).to_retry() is failed
     assert history(failed, again).to_retry() is None
     assert history(lost, make_trial(1, retry_of=0)).to_retry() is None
+
+
+def test_one_out_of_memory_does_not_take_back_what_has_run() -> None:
+    ran = make_trial(0, batch_size=64)
+    assert history(ran, make_trial(1, batch_size=64, state=TrialState.OOM)).feasible == SIZES
+    assert history(ran, make_trial(1, batch_size=128, state=TrialState.OOM)).feasible == (8, 16, 32, 64)
+
+
+def test_a_small_budget_still_buys_evidence_before_second_trials() -> None:
+    spec = make_spec(budget={"trials": 9, "trial_train_seconds": 10.0})
+    trials = [
+        default_trial(),
+        *(
+            make_trial(n, batch_size=size, state=TrialState.CAPPED, seconds=2.0)
+            for n, size in enumerate((8, 16, 64, 128), start=1)
+        ),
+    ]
+    proposal = propose(History(spec, trials, {size: make_probe(size) for size in SIZES}))
+    assert proposal is not None
+    assert (proposal.batch_size, proposal.evidence) == (128, True)

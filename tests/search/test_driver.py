@@ -10,7 +10,13 @@ from pathlib import Path
 import pytest
 
 from bssearch.analysis.report import Answer
-from bssearch.errors import BSSearchError, LaunchError, TargetNotReachedError
+from bssearch.errors import (
+    BSSearchError,
+    LaunchError,
+    QuestionChangedError,
+    SpecError,
+    TargetNotReachedError,
+)
 from bssearch.executors.base import Ended, Event, Observed
 from bssearch.records import (
     Configuration,
@@ -257,3 +263,53 @@ def test_another_device_under_one_name_is_refused(tmp_path: Path) -> None:
     run(make_spec(budget=BUDGET), tmp_path, LawExecutor())
     with pytest.raises(BSSearchError, match="Another GPU"):
         run(make_spec(budget=BUDGET), tmp_path, Elsewhere())
+
+
+def test_a_target_met_before_the_first_step_is_refused_each_time(tmp_path: Path) -> None:
+    class AtOnce(LawExecutor):
+        def events(self, timeout: float) -> list[Event]:
+            request = self.running.pop(0)
+            outcome = TrialOutcome(
+                state=TrialState.REACHED, reason="", time_to_target_s=0.0, steps_to_target=0, best_metric=0.95
+            )
+            return [Ended(request.number, outcome)]
+
+    for _ in range(2):
+        with pytest.raises(SpecError, match=r"target.value = 0.9 is met before the first step: trial 1 .* = 0.95"):
+            run(make_spec(budget=BUDGET), tmp_path, AtOnce())
+
+
+def test_two_broken_batch_sizes_side_by_side_do_not_end_the_study(tmp_path: Path) -> None:
+    answer = run(make_spec(budget=BUDGET), tmp_path, LawExecutor(fails=frozenset({64, 128})))
+    assert answer.largest_that_fits.batch_size == 32
+
+
+def test_another_number_of_threads_is_another_question(tmp_path: Path) -> None:
+    run(make_spec(budget=BUDGET), tmp_path, LawExecutor())
+    with pytest.raises(QuestionChangedError, match=r"executor\.threads: 1 → 2"):
+        run(make_spec(budget=BUDGET, executor={"threads": 2}), tmp_path, LawExecutor())
+
+
+def test_no_trial_is_capped_before_its_second_evaluation(tmp_path: Path) -> None:
+    executor = LawExecutor()
+    run(make_spec(budget=BUDGET), tmp_path, executor)
+    for request in executor.requests:
+        two = 2 * request.eval_every_steps * step_seconds(request.configuration.batch_size)
+        assert request.train_seconds_limit >= min(100.0, two)
+
+
+def test_a_trial_that_another_driver_took_over_is_left_to_it(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'study.db'}"
+
+    class Overtaken(LawExecutor):
+        def events(self, timeout: float) -> list[Event]:
+            if self.running and self.running[0].number == 3:
+                with open_store(url) as other:
+                    assert other.mark_lost("toy", is_alive=lambda owner: False) == [3]
+            return super().events(timeout)
+
+    run(make_spec(budget=BUDGET), tmp_path, Overtaken())
+    with open_store(url, write=False) as store:
+        trials = store.trials("toy")
+    assert trials[2].state is TrialState.LOST
+    assert [trial.number for trial in trials if trial.retry_of == 3] == [4]
