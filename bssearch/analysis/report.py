@@ -94,7 +94,7 @@ class Speedup(Model):
 
 
 class BestTrial(Model):
-    """The fastest trial of a batch size."""
+    """The configuration whose time-to-target stands for a batch size, and its fastest trial."""
 
     trial: int
     parameters: Parameters
@@ -289,13 +289,12 @@ def _batches(
     rows = []
     for index, size in enumerate(sizes):
         finished = [trial for trial in by_size[size] if trial.state.is_finished]
-        best = fastest([trial for trial in finished if trial.phase is Phase.SEARCH])
         candidate = verdict.by_batch.get(size)
         reached = [trial for trial in finished if trial.state is TrialState.REACHED]
         previous = next((value for value in reversed(steps[:index]) if value), None)
         here = steps[index]
         rising = here is not None and previous is not None and here > 1.1 * previous
-        best = best or (fastest(candidate.runs) if candidate else None)
+        best = fastest(candidate.runs) if candidate else None
         shown = best or (candidate.runs[0] if candidate else None)
         probe = probes.get(size)
         rows.append(
