@@ -48,7 +48,7 @@ class History:
         """Return the batch sizes that may run, ascending.
 
         An out-of-memory at a micro-batch excludes all that are as large, unless a trial as large has run: then it was
-        a neighbour's memory. `FAILURES` failed trials, and none that ran, exclude a batch size.
+        a neighbour's memory. `FAILURES` failed trials, and more than ran, exclude a batch size.
         """
         ran = max((trial.configuration.micro_batch_size for trial in self.trials if _has_run(trial)), default=0)
         failed = [probe.micro_batch_size for probe in self.probes.values() if probe.out_of_memory]
@@ -100,7 +100,7 @@ class History:
     def _is_broken(self, batch_size: int) -> bool:
         here = [trial for trial in self.trials if trial.configuration.batch_size == batch_size]
         failures = sum(trial.state is TrialState.FAILED for trial in here)
-        return failures >= FAILURES and not any(_has_run(trial) for trial in here)
+        return failures >= FAILURES and failures > sum(_has_run(trial) for trial in here)
 
     @staticmethod
     def best_of(trials: Sequence[TrialRecord]) -> TrialRecord | None:

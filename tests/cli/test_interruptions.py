@@ -130,7 +130,12 @@ def test_a_second_ctrl_c_kills_at_once(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("fault", "said"),
-    [("raise", "this batch size is cursed"), ("segfault", "SIGSEGV"), ("kill", "SIGKILL"), ("hang", "hang")],
+    [
+        ("raise", "this batch size is cursed"),
+        pytest.param("segfault", "SIGSEGV", marks=pytest.mark.slow),
+        pytest.param("kill", "SIGKILL", marks=pytest.mark.slow),
+        pytest.param("hang", "hang", marks=pytest.mark.slow),
+    ],
 )
 def test_a_broken_trial_is_stored_with_its_reason_and_the_study_goes_on(tmp_path: Path, fault: str, said: str) -> None:
     executor = {"device": "cpu", "hang_seconds": 3}

@@ -91,11 +91,12 @@ def test_the_rest_goes_where_the_target_is_reached_soonest() -> None:
     assert min(counts.values()) >= 2
 
 
-def test_a_batch_size_whose_trials_only_fail_is_given_up() -> None:
+def test_a_batch_size_whose_trials_mostly_fail_is_given_up() -> None:
     failures = [make_trial(n, batch_size=16, state=TrialState.FAILED) for n in range(3)]
     assert 16 in history(*failures[:2]).feasible
     assert 16 not in history(*failures).feasible
-    assert 16 in history(*failures, make_trial(3, batch_size=16)).feasible
+    assert 16 not in history(*failures, make_trial(3, batch_size=16)).feasible
+    assert 16 in history(*failures, *(make_trial(n, batch_size=16) for n in (3, 4, 5))).feasible
 
 
 def test_lost_trials_are_retried_failed_ones_once() -> None:
