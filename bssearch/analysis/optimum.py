@@ -7,11 +7,13 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Literal
 
 from bssearch.analysis.time_to_target import Estimate, estimate, ratio_upper_bound, seconds_to_target
 from bssearch.records import Configuration, Phase, TrialRecord, TrialState
 
 FLAT = 1.05
+Regime = Literal["perfect", "diminishing", "maximal"]
 
 
 @dataclass(frozen=True)
@@ -153,7 +155,7 @@ def is_complete(trials: Sequence[TrialRecord], confirmation_runs: int) -> bool:
     return all(len(had) >= confirmation_runs for had in seeds.values())
 
 
-def regime(batch_sizes: Sequence[int], steps: Sequence[float | None], index: int) -> str | None:
+def regime(batch_sizes: Sequence[int], steps: Sequence[float | None], index: int) -> Regime | None:
     """Return how steps-to-target respond to the batch size there: the slope of log steps over log batch.
 
     perfect: steps halve as the batch doubles (slope below −0.75); maximal: they no longer fall (above −0.25);

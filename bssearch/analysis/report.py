@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from bssearch.analysis.notices import Notice, notices
-from bssearch.analysis.optimum import FLAT, Candidate, Verdict, decide, fastest, regime
+from bssearch.analysis.optimum import FLAT, Candidate, Regime, Verdict, decide, fastest, regime
 from bssearch.analysis.time_to_target import Basis
 from bssearch.errors import TargetNotReachedError
 from bssearch.records import Configuration, Goal, Phase, ProbeRecord, StudyRecord, TrialRecord, TrialState
@@ -112,7 +112,7 @@ class Batch(Model):
     steps_to_target: int | None
     step_time_s: float | None
     final_metric: float | None
-    regime: Literal["perfect", "diminishing", "maximal"] | None
+    regime: Regime | None
     untuned: bool
     ended: dict[str, int]
 
@@ -308,7 +308,7 @@ def _batches(
                 steps_to_target=here,
                 step_time_s=probe.step_seconds if probe else None,
                 final_metric=shown.outcome.final_metric if shown and shown.outcome else None,
-                regime=regime(sizes, steps, index),  # type: ignore[arg-type]
+                regime=regime(sizes, steps, index),
                 untuned=bool(best and spec.space.at_edge(best.configuration)) or rising,
                 ended=_ended(finished, probe),
             )

@@ -76,7 +76,13 @@ def remaining(history: History, trials: Sequence[TrialRecord]) -> list[Confirmat
 
 def _nearest_at(history: History, batch_size: int) -> TrialRecord | None:
     """Return the trial at a batch size that reached the target first, else the one with the best metric."""
-    target = history.spec.record_target
-    measured = [trial for trial in history.at(batch_size) if trial.outcome and trial.outcome.best_metric is not None]
     best = history.best_at(batch_size)
-    return best or min(measured, key=lambda trial: target.shortfall(trial.outcome.best_metric), default=None)  # type: ignore[union-attr,arg-type]
+    if best is not None:
+        return best
+    shortfall = history.spec.record_target.shortfall
+    measured = [
+        (shortfall(trial.outcome.best_metric), trial.number, trial)
+        for trial in history.at(batch_size)
+        if trial.outcome is not None and trial.outcome.best_metric is not None
+    ]
+    return min(measured)[2] if measured else None
