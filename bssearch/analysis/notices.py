@@ -73,8 +73,13 @@ def _notices(spec: StudySpec, trials: Sequence[TrialRecord], verdict: Verdict) -
     default = [trial for trial in trials if trial.configuration == baseline]
     if default and not any(trial.state is TrialState.REACHED for trial in default):
         yield "default_missed", "the default configuration never reached the target within its limit"
-    if any(trial.outcome is not None and trial.outcome.contended for trial in optimal.runs):
-        yield "contended", "the device was not the optimum's alone: times are steps × step time measured in isolation"
+    shared = sum(trial.outcome is not None and trial.outcome.contended for trial in optimal.runs)
+    if shared:
+        yield (
+            "contended",
+            f"in {shared} of {optimal.estimate.runs} runs the device was not the optimum's alone: "
+            "they count with steps × step time measured in isolation",
+        )
     hits = [run.outcome for run in optimal.runs if run.outcome and run.state is TrialState.REACHED]
     if hits and all(outcome.last_miss_step == 0 for outcome in hits):
         yield (

@@ -58,13 +58,15 @@ def trial_basis(trial: TrialRecord) -> Basis:
 def estimate(runs: Sequence[TrialRecord]) -> Estimate:
     """Return the time-to-target of one configuration from repeats of it.
 
-    All repeats are taken on one basis: steps × step time as soon as one was contended. A run that missed the target
-    counts as longer than all others. The interval is Student's t on the logarithms of the seconds: seed noise is
-    multiplicative, and the exponential of the mean logarithm is the median of a log-normal.
+    Each repeat counts with the seconds it would take alone: the measured ones, or steps × step time where it was
+    contended; ``basis`` names what most have. A run that missed the target counts as longer than all others.
+
+    The interval is Student's t on the logarithms of the seconds: seed noise is multiplicative, and the exponential of
+    the mean logarithm is the median of a log-normal.
     """
-    contended = any(trial_basis(run) == "steps_x_step_time" for run in runs)
-    basis: Basis = "steps_x_step_time" if contended else "measured"
-    seconds = [value for run in runs if (value := seconds_to_target(run, basis)) is not None and value > 0]
+    products = sum(trial_basis(run) == "steps_x_step_time" for run in runs)
+    basis: Basis = "steps_x_step_time" if products and 2 * products >= len(runs) else "measured"
+    seconds = [value for run in runs if (value := seconds_to_target(run)) is not None and value > 0]
     logs = [math.log(value) for value in seconds]
     mean = statistics.fmean(logs) if logs else math.nan
     deviation = statistics.stdev(logs) if len(logs) > 1 else 0.0

@@ -21,10 +21,13 @@ def test_only_reached_trials_have_a_time() -> None:
 def test_contended_runs_are_judged_by_steps_times_step_time() -> None:
     contended = make_trial(0, seconds=5.0, contended=True, product=2.0)
     assert seconds_to_target(contended) == 2.0
-    both = estimate([contended, make_trial(1, seconds=1.0, product=1.5)])
-    assert (both.median, both.basis) == (1.75, "steps_x_step_time")
-    alone = estimate([make_trial(1, seconds=1.0, product=1.5)])
-    assert (alone.median, alone.basis) == (1.0, "measured")
+    alone = [make_trial(n, seconds=1.0 + n, product=0.1) for n in (1, 2)]
+    mostly_alone = estimate([contended, *alone])
+    assert (mostly_alone.median, mostly_alone.basis) == (2.0, "measured")
+    assert mostly_alone.low is not None
+    mostly_shared = estimate([contended, make_trial(8, seconds=9.0, contended=True, product=4.0), alone[0]])
+    assert (mostly_shared.median, mostly_shared.basis) == (2.0, "steps_x_step_time")
+    assert estimate(alone).basis == "measured"
 
 
 def test_interval_is_students_t_on_logarithms() -> None:
