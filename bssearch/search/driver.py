@@ -319,8 +319,9 @@ class Driver:
             self.listener.note(f"trial {number} was taken over by another driver; what it measured here is left out")
             return
         self.store.finish_trial(self.spec.name, number, outcome, steps_x_step_time_s=product)
-        self.listener.ended(self.store.trial(self.spec.name, number), self._history())
-        self._refuse_target_met_at_once(self.store.trial(self.spec.name, number))
+        trial = self.store.trial(self.spec.name, number)
+        self.listener.ended(trial, self._history())
+        self._refuse_target_met_at_once(trial)
         self._count_failures(number, outcome)
 
     def _refuse_target_met_at_once(self, trial: TrialRecord) -> None:

@@ -111,11 +111,11 @@ def check_against_workload(spec: StudySpec, found: WorkloadDescription) -> None:
 
 def check_question(spec: StudySpec, stored: StudyRecord) -> None:
     """Raise `QuestionChangedError` where a spec asks another question than the stored study of its name."""
-    asked = StudySpec.model_validate(stored.spec).question
-    differing = changes(asked, spec.question)
-    threads = StudySpec.model_validate(stored.spec).executor.threads
-    if threads != spec.executor.threads:  # seconds on another number of threads do not compare
-        differing["executor.threads"] = (threads, spec.executor.threads)
+    before = StudySpec.model_validate(stored.spec)
+    differing = changes(before.question, spec.question)
+    threads = before.executor.threads, spec.executor.threads
+    if threads[0] != threads[1]:  # seconds on another number of threads do not compare
+        differing["executor.threads"] = threads
     if differing:
         listed = "; ".join(f"{field}: {old!r} → {new!r}" for field, (old, new) in differing.items())
         raise QuestionChangedError(
