@@ -45,6 +45,16 @@ def crossing(previous: Observation | None, hit: Observation, target: Target) -> 
     )
 
 
+def first_crossing(observations: Sequence[Observation], target: Target) -> Crossing | None:
+    """Return where a trial's observations, in time order, first meet a target; None where they never do."""
+    previous = None
+    for observation in observations:
+        if target.is_met_by(observation.metric):
+            return crossing(previous, observation, target)
+        previous = observation
+    return None
+
+
 @dataclass(frozen=True, slots=True)
 class Envelope:
     """The best gain so far over train seconds: a curve that never falls. More gain is better, whatever the goal."""

@@ -116,7 +116,8 @@ class TrialRequest:
     """All that a worker needs to run one trial.
 
     ``train_seconds_limit`` ends the trial in the state ``limit_state``: `CAPPED` where the incumbent set the limit,
-    `EXHAUSTED` where it is the whole budget of a trial.
+    `EXHAUSTED` where it is the whole budget of a trial. Without ``stop_at_target`` the trial goes on to its limit after
+    it has reached the target, and its time-to-target is that of the first crossing.
     """
 
     number: int
@@ -127,6 +128,7 @@ class TrialRequest:
     limit_state: TrialState
     eval_every_steps: int
     evaluate_test: bool = False
+    stop_at_target: bool = True
     threads: int = 1
 
 
@@ -149,13 +151,15 @@ class TrialOutcome:
     train + evaluation + warm-up + other seconds are four ledgers, each timed on its own; ``wall_seconds`` is timed
     apart. The crossing of the target is kept as the interval (last miss, first hit); ``time_to_target_s`` and
     ``steps_to_target`` are interpolated inside it by the same fraction. Without a crossing the last miss is the last
-    evaluation: all that is known of the time to the target is that it is longer.
+    evaluation: all that is known of the time to the target is that it is longer. ``tokens`` are those of the samples
+    seen, where the workload says how many a sample has.
     """
 
     state: TrialState
     reason: str
     steps: int = 0
     samples: int = 0
+    tokens: int | None = None
     train_seconds: float = 0.0
     evaluation_seconds: float = 0.0
     warmup_seconds: float = 0.0
@@ -208,14 +212,29 @@ class MetricInfo:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ModelDescription:
+    """What a worker found in a freshly initialised model.
+
+    ``parameters`` counts the trainable ones, ``batch_norm_layers`` the layers that normalise over the batch;
+    ``initial_metrics`` are those of the validation part before the first step, None where one is not finite.
+    """
+
+    parameters: int
+    batch_norm_layers: int
+    initial_metrics: Mapping[str, float | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadDescription:
-    """What a worker found when it loaded the workload."""
+    """What a worker found when it loaded the workload; ``tokens_per_sample`` where the workload counts tokens."""
 
     train_samples: int
     validation_samples: int
     test_samples: int
     metrics: Mapping[str, MetricInfo]
     environment: Environment
+    model: ModelDescription
+    tokens_per_sample: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -289,7 +308,10 @@ class TrialRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudyRecord:
-    """One stored study; ``spec`` is the whole spec as JSON values, ``environment`` the device it is bound to."""
+    """One stored study; ``spec`` is the whole spec as JSON values, ``environment`` the device it is bound to.
+
+    An archived study is left out of lists and takes no more trials.
+    """
 
     name: str
     spec: Mapping[str, object]
@@ -298,6 +320,7 @@ class StudyRecord:
     target: Target
     created_by: str
     created_at: datetime
+    archived_at: datetime | None = None
     environment: Environment | None
 
 

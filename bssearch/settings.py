@@ -5,13 +5,39 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from bssearch.errors import UsageError
+
 DEFAULT_DATABASE_URL = "sqlite:///bssearch.db"
 DATABASE_URL_VARIABLE = "BSSEARCH_DB_URL"
+DATABASE_URL_FILE_VARIABLE = "BSSEARCH_DB_URL_FILE"
+DATA_DIR_VARIABLE = "BSSEARCH_DATA_DIR"
 
 
 def database_url(given: str | None = None) -> str:
-    """Return the database URL: the one given, else ``BSSEARCH_DB_URL``, else a file in this folder."""
-    return given or os.environ.get(DATABASE_URL_VARIABLE) or DEFAULT_DATABASE_URL
+    """Return the database URL: the one given, else ``BSSEARCH_DB_URL``, else a file in this folder.
+
+    ``BSSEARCH_DB_URL_FILE``, which comes after ``BSSEARCH_DB_URL``, names a file whose first line is the URL, so that a
+    password need not stand in the environment. Raises `UsageError` where that file has none.
+    """
+    return given or os.environ.get(DATABASE_URL_VARIABLE) or _url_from_file() or DEFAULT_DATABASE_URL
+
+
+def _url_from_file() -> str | None:
+    name = os.environ.get(DATABASE_URL_FILE_VARIABLE)
+    if not name:
+        return None
+    try:
+        with Path(name).open(encoding="utf-8") as file:
+            url = file.readline().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not text"
+        raise UsageError(f"{DATABASE_URL_FILE_VARIABLE} names {name}, which cannot be read: {reason}") from None
+    if not url:
+        raise UsageError(
+            f"{DATABASE_URL_FILE_VARIABLE} names {name}, of which the first line is empty",
+            hint="its first line must be a database URL",
+        )
+    return url
 
 
 def packaged_folder(name: str) -> Path:

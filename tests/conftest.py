@@ -2,11 +2,15 @@ from __future__ import annotations
 
 import pytest
 
-from bssearch.settings import DATABASE_URL_VARIABLE
+from bssearch.settings import DATABASE_URL_FILE_VARIABLE, DATABASE_URL_VARIABLE
+from tests.postgres import own_postgres, postgres
+
+__all__ = ["own_postgres", "postgres"]  # fixtures for all tests
 
 
 @pytest.fixture(autouse=True)
 def _no_database_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
     """No test reads or writes the database that the developer's shell names."""
     monkeypatch.delenv(DATABASE_URL_VARIABLE, raising=False)
+    monkeypatch.delenv(DATABASE_URL_FILE_VARIABLE, raising=False)
     monkeypatch.delenv("NO_COLOR", raising=False)

@@ -55,3 +55,12 @@ def test_a_users_own_workload_runs_from_an_empty_folder(installed: Path, tmp_pat
     assert done.returncode == 0, done.stderr
     answer = run(installed, tmp_path, "best", "task", "--format", "json")
     assert json.loads(answer.stdout)["study"] == "task"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["image", "text", "tabular"])
+def test_templates_travel_in_the_wheel(installed: Path, tmp_path: Path, kind: str) -> None:
+    done = run(installed, tmp_path, "init", "mine", "--kind", kind)
+    assert done.returncode == 0, done.stderr
+    planned = run(installed, tmp_path, "run", "mine.yaml", "--dry-run")
+    assert planned.returncode == 0, planned.stderr

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict
 
 from bssearch.analysis.optimum import Verdict, is_complete
 from bssearch.analysis.time_to_target import Estimate
-from bssearch.records import Phase, TrialRecord, TrialState
+from bssearch.records import Phase, Target, TrialRecord, TrialState
 from bssearch.spec import StudySpec
 
 NOISE = 0.10
@@ -95,6 +95,15 @@ def _notices(spec: StudySpec, trials: Sequence[TrialRecord], verdict: Verdict) -
         yield "failed_trials", f"{failed} trials failed; bssearch trials {spec.name} shows them"
     if spec.space.encode(baseline) is None and any(trial.phase is Phase.SEARCH for trial in trials):
         yield "default_outside_space", "the default configuration lies outside the search space"
+
+
+def retargeted(target: Target) -> Notice:
+    """Return the caveat of an answer for an easier target than the one that the trials ran for."""
+    return Notice(
+        code="retargeted",
+        message=f"from the curves of trials that ran for {target.metric} {target.value:g}: the search and the choice "
+        "of finalists followed that target, so a batch size that is best at this one may have been passed over",
+    )
 
 
 def _overlap(one: Estimate, other: Estimate) -> bool:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from bssearch.cli import db, query, run
+from bssearch.cli import check, db, enqueue, init, keep, query, run
 from bssearch.cli.output import end_of_pipe
 from bssearch.errors import BSSearchError
 
@@ -19,12 +19,19 @@ app = typer.Typer(
     epilog="Exit codes: 0 done · 1 unexpected · 2 usage or invalid spec · 3 not found · 4 database · "
     "5 no trial reached the target · 6 device, memory or launch · 130 interrupted",
 )
+app.command("init")(init.init)
+app.command("check")(check.check)
+app.command("target")(check.target)
 app.command("run")(run.run)
+app.command("enqueue")(enqueue.enqueue)
 app.command("status")(query.status)
 app.command("studies")(query.studies)
 app.command("trials")(query.trials)
 app.command("trial")(query.trial)
 app.command("best")(query.best)
+app.command("rename")(keep.rename)
+app.command("archive")(keep.archive)
+app.command("delete")(keep.delete)
 app.command("schema")(query.schema)
 app.add_typer(db.app, name="db")
 

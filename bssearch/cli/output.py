@@ -9,11 +9,12 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from bssearch.settings import DATABASE_URL_VARIABLE
+from bssearch.settings import DATA_DIR_VARIABLE, DATABASE_URL_VARIABLE
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -37,6 +38,16 @@ DatabaseOption = Annotated[
         envvar=DATABASE_URL_VARIABLE,
         show_default="sqlite:///bssearch.db",
         help="Database of the studies.",
+    ),
+]
+DataDirOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--data-dir",
+        metavar="FOLDER",
+        envvar=DATA_DIR_VARIABLE,
+        show_default=False,
+        help="Where the shipped workloads look for their data.",
     ),
 ]
 StudyArgument = Annotated[

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from bssearch.cli.export import Export, exported
 from bssearch.cli.output import (
     DatabaseOption,
     Format,
@@ -18,6 +19,7 @@ from bssearch.cli.output import (
     print_json,
     print_rows,
     print_table,
+    write,
 )
 from bssearch.errors import NotFoundError, UsageError
 from bssearch.records import Phase, TrialRecord, TrialState
@@ -49,7 +51,11 @@ class Schema(StrEnum):
     BEST = "best"
 
 
-def studies(db: DatabaseOption = None, form: FormatOption = Format.TABLE) -> None:
+def studies(
+    db: DatabaseOption = None,
+    form: FormatOption = Format.TABLE,
+    everything: Annotated[bool, typer.Option("--all", help="The archived ones, too.")] = False,
+) -> None:
     """List the studies of a database."""
     with _store(db) as store:
         rows = [
@@ -63,11 +69,13 @@ def studies(db: DatabaseOption = None, form: FormatOption = Format.TABLE) -> Non
                 "running": one.running,
                 "created_by": one.created_by,
                 "created_at": one.created_at.isoformat(timespec="seconds"),
+                "archived_at": one.archived_at and one.archived_at.isoformat(timespec="seconds"),
             }
             for one in store.studies()
+            if everything or one.archived_at is None
         ]
-    columns = ("name", "workload", "target", "trials", "reached", "running", "created_by", "created_at")
-    print_rows(rows, columns, form)
+    columns = ["name", "workload", "target", "trials", "reached", "running", "created_by", "created_at"]
+    print_rows(rows, [*columns, "archived_at"] if everything else columns, form)
 
 
 def status(study: StudyArgument = None, db: DatabaseOption = None, form: FormatOption = Format.TABLE) -> None:
@@ -147,6 +155,7 @@ def trial(
     number: Annotated[int | None, typer.Argument(hidden=True)] = None,
     db: DatabaseOption = None,
     form: FormatOption = Format.TABLE,
+    log: Annotated[bool, typer.Option("--log", help="Print only what the training code printed in it.")] = False,
 ) -> None:
     """Show one trial: its configuration, its curve, and why it ended."""
     from bssearch.curves import sparkline
@@ -161,6 +170,9 @@ def trial(
         if number >= 2**31:
             raise NotFoundError(f"study {name!r} has no trial {number}")
         found = store.trial(name, number)
+        if log:
+            write(store.log(name, number) or "")
+            return
         curve = store.observations(name, number)
     if form is not Format.TABLE:
         row = {
@@ -188,13 +200,25 @@ def trial(
         out.print(outcome.traceback, markup=False)
 
 
-def best(study: StudyArgument = None, db: DatabaseOption = None, form: FormatOption = Format.TABLE) -> None:
+def best(
+    study: StudyArgument = None,
+    db: DatabaseOption = None,
+    form: FormatOption = Format.TABLE,
+    export: Annotated[Export | None, typer.Option(help="Print only what to train with, for a program to read.")] = None,
+    target: Annotated[
+        float | None, typer.Option(help="Answer for a target easier than the study's, from the stored curves.")
+    ] = None,
+) -> None:
     """Say which batch size is optimal, with which configuration, and how sure that is."""
     from bssearch.search.study import answer
 
+    if export is not None and form is not Format.TABLE:
+        raise UsageError(f"--export {export} and --format {form} exclude each other: leave one out")
     with _store(db) as store:
-        found = answer(store, _study_name(store, study))
-    if form is Format.TABLE:
+        found = answer(store, _study_name(store, study), target)
+    if export is not None:
+        write(exported(found, export))
+    elif form is Format.TABLE:
         print_answer(found)
     elif form is Format.JSON:
         print_json(found.model_dump(mode="json"))
@@ -297,8 +321,11 @@ def _store(db: str | None) -> Store:
 def _study_name(store: Store, given: str | None) -> str:
     if given is not None:
         return given
-    names: Sequence[str] = [one.name for one in store.studies()]
+    found = store.studies()
+    names: Sequence[str] = [one.name for one in found if one.archived_at is None]
     if not names:
+        if found:
+            raise NotFoundError("every study of the database is archived", hint="bssearch studies --all lists them")
         raise NotFoundError("the database holds no study yet", hint="bssearch run SPEC makes one")
     if len(names) > 1:
         raise UsageError(f"name the study: {', '.join(names)}")

@@ -7,8 +7,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bssearch.cli.output import DatabaseOption, Format, FormatOption, console, print_json, print_rows
-from bssearch.settings import database_url
+from bssearch.cli.output import (
+    DatabaseOption,
+    DataDirOption,
+    Format,
+    FormatOption,
+    console,
+    print_json,
+    print_rows,
+)
 
 if TYPE_CHECKING:
     from bssearch.spec import StudySpec
@@ -22,6 +29,7 @@ SetOption = Annotated[
 def run(
     spec: SpecArgument,
     db: DatabaseOption = None,
+    data_dir: DataDirOption = None,
     overrides: SetOption = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would run and how long; run nothing.")] = False,
     form: FormatOption = Format.TABLE,
@@ -39,7 +47,7 @@ def run(
     from bssearch.search.study import run_study
 
     with watch(study) as listener:
-        answer = run_study(study, db=database_url(db), folder=_workload_folder(path), listener=listener)
+        answer = run_study(study, db=db, folder=workload_folder(path), data_dir=data_dir, listener=listener)
     if form is Format.TABLE:
         print_answer(answer)
     elif form is Format.JSON:
@@ -50,16 +58,11 @@ def run(
 
 def print_plan(study: StudySpec) -> None:
     """Print the trials of a study, their limits, and the longest it can take."""
-    from bssearch.search.cadence import EVALUATION_SHARE
+    from bssearch.search.estimates import finalists, longest_seconds
 
     out = console()
     limit, trials = study.budget.trial_train_seconds, study.budget.trials
-    finalists = 2 * study.confirm.top + 2
-    runs = finalists * study.confirm.runs if study.confirm.runs else 0
-    search = trials * limit / (1 - EVALUATION_SHARE) / study.executor.slots
-    if study.budget.wall_seconds is not None:
-        search = min(search, study.budget.wall_seconds + limit / (1 - EVALUATION_SHARE))
-    confirmation = runs * limit / (1 - EVALUATION_SHARE)
+    search, confirmation = longest_seconds(study)
     sizes = ", ".join(str(size) for size in study.batch_sizes)
     searched = ", ".join(dimension.name for dimension in study.space.dimensions()) or "nothing"
     for line in (
@@ -67,19 +70,21 @@ def print_plan(study: StudySpec) -> None:
         f"batch sizes: {sizes}",
         f"searched at each: {searched}",
         f"search: {trials} trials of at most {limit:g} train seconds, {study.executor.slots} at once",
-        f"confirmation: at most {finalists} configurations × {study.confirm.runs} runs, one at a time",
-        f"the longest it can take: {_duration(search + confirmation)} "
-        f"({_duration(search)} of search, {_duration(confirmation)} of confirmation, evaluation included)",
+        f"confirmation: at most {finalists(study)} configurations × {study.confirm.runs} runs, one at a time",
+        f"the longest it can take: {duration(search + confirmation)} "
+        f"({duration(search)} of search, {duration(confirmation)} of confirmation, evaluation included)",
         "most trials end far sooner: at the target, or by the pruner",
     ):
         out.print(line, markup=False)
 
 
-def _workload_folder(spec: Path) -> Path:
+def workload_folder(spec: Path) -> Path:
+    """Return the folder that a spec's workload file is relative to: its own."""
     return spec.resolve().parent
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """Return seconds as people say them."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     minutes = seconds / 60

@@ -26,10 +26,11 @@ class Observed:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A trial ended, for whatever reason; its slot is free again."""
+    """A trial ended, for whatever reason; its slot is free again. ``log`` is what the user's code printed in it."""
 
     number: int
     outcome: TrialOutcome
+    log: str = ""
 
 
 Event = Observed | Ended

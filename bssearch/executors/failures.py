@@ -13,6 +13,7 @@ from bssearch.records import TrialState
 
 _TAIL_BYTES = 64 * 1024
 _TAIL_LINES = 40
+_LOG_BYTES = 64 * 1024
 
 _PACKAGE = str(Path(__file__).resolve().parents[1]) + os.sep
 _SHIPPED_WORKLOADS = _PACKAGE + "workloads" + os.sep
@@ -85,3 +86,16 @@ def tail(log: Path, start: int) -> str:
         file.seek(max(start, end - _TAIL_BYTES))
         text = file.read().decode(errors="replace")
     return "\n".join(text.splitlines()[-_TAIL_LINES:])
+
+
+def printed(log: Path, start: int) -> str:
+    """Return what a log file holds from byte ``start`` on; of more than 64 KiB the first and the last half of that."""
+    with log.open("rb") as file:
+        size = file.seek(0, 2) - start
+        file.seek(start)
+        if size <= _LOG_BYTES:
+            return file.read().decode(errors="replace")
+        head = file.read(_LOG_BYTES // 2)
+        file.seek(-(_LOG_BYTES // 2), 2)
+        left_out = f"\n… {size - _LOG_BYTES} bytes left out …\n".encode()
+        return (head + left_out + file.read()).decode(errors="replace")

@@ -12,8 +12,10 @@ from typing import Any, TypeVar
 
 from bssearch.errors import BSSearchError, LaunchError
 from bssearch.executors.base import Ended, Event, Observed
-from bssearch.executors.failures import describe_exit, judge_exit, kernel_memory_kills, tail
+from bssearch.executors.failures import describe_exit, judge_exit, kernel_memory_kills, printed, tail
 from bssearch.executors.messages import (
+    Describe,
+    Described,
     Exit,
     Heartbeat,
     Load,
@@ -77,9 +79,9 @@ class _Trial:
                 train_seconds=self.last.train_seconds,
                 final_metric=self.last.metric,
                 best_metric=self.best_metric,
-                last_miss_step=self.last.step,
-                last_miss_seconds=self.last.train_seconds,
             )
+            if self.best_metric is not None and not self.request.target.is_met_by(self.best_metric):
+                outcome = replace(outcome, last_miss_step=self.last.step, last_miss_seconds=self.last.train_seconds)
         if outcome.wall_seconds == 0.0:
             outcome = replace(outcome, wall_seconds=time.monotonic() - self.started)
         return outcome
@@ -105,9 +107,9 @@ class LocalExecutor:
     """Runs trials in ``slots`` worker processes on this machine; see `bssearch.executors.base.Executor`.
 
     ``device`` is ``auto`` (slots take turns over the CUDA devices, else the CPU), ``cpu``, ``cuda`` or
-    ``cuda:N``. A trial whose worker shows no training progress for ``hang_seconds`` is killed. What workers
-    write to stdout and stderr is kept in ``log_folder`` (by default for as long as the executor is open), one
-    file per slot.
+    ``cuda:N``. A trial whose worker shows no training progress for ``hang_seconds`` is killed. ``environment`` is
+    added to the workers' environment variables. What they write to stdout and stderr comes with the end of the trial,
+    and is kept in ``log_folder`` (by default for as long as the executor is open), one file per slot.
 
     Call it from one thread, and from one that outlives it: the kernel ends the workers with the thread that
     started them.
@@ -123,6 +125,7 @@ class LocalExecutor:
         threads: int = 1,
         device: str = "auto",
         hang_seconds: float = 300.0,
+        environment: Mapping[str, str] | None = None,
         log_folder: Path | None = None,
     ) -> None:
         if slots < 1:
@@ -134,6 +137,7 @@ class LocalExecutor:
         self._threads = threads
         self._device = device
         self._hang_seconds = hang_seconds
+        self._environment = dict(environment or {})
         self._temporary = None
         if log_folder is None:
             self._temporary = tempfile.TemporaryDirectory(prefix="bssearch-logs-", ignore_cleanup_errors=True)
@@ -146,9 +150,10 @@ class LocalExecutor:
     def describe(self) -> WorkloadDescription:
         """Load the workload and return what it offers; raise `WorkloadError` or `LaunchError`."""
         slot = self._slots[0]
-        self._make_ready(slot)
-        assert slot.description is not None, "a slot is ready when its workload is described"
-        return slot.description
+        worker = self._make_ready(slot)
+        slot.description = None
+        worker.send(Describe())
+        return self._await(slot, lambda: slot.description)
 
     def measure_step_time(self, request: StepTimeRequest) -> StepTime:
         """Time isolated steps while no trial runs; raise `LaunchError` if the worker dies of it.
@@ -238,7 +243,13 @@ class LocalExecutor:
 
     def _start(self, slot: _Slot) -> None:
         try:
-            worker = WorkerProcess(slot=slot.index, threads=self._threads, log=slot.log, inbox=self._inbox)
+            worker = WorkerProcess(
+                slot=slot.index,
+                threads=self._threads,
+                log=slot.log,
+                inbox=self._inbox,
+                environment=self._environment,
+            )
         except OSError as error:
             raise LaunchError(f"the worker of slot {slot.index} cannot be started: {error}") from error
         slot.worker, slot.error, slot.verdict = worker, None, None
@@ -259,8 +270,8 @@ class LocalExecutor:
             self._pump(_TICK_SECONDS)
         if slot.worker is None:
             self._start(slot)
-        self._await(slot, lambda: slot.description)
-        assert slot.worker is not None, "only a living worker describes its workload"
+        self._await(slot, lambda: slot.device)
+        assert slot.worker is not None, "only a living worker has loaded its workload"
         return slot.worker
 
     def _await(self, slot: _Slot, answer: Callable[[], T | None]) -> T:
@@ -307,7 +318,9 @@ class LocalExecutor:
         slot = self._slots[worker.slot]
         match reply:
             case Loaded():
-                slot.device, slot.description = reply.device, reply.description
+                slot.device = reply.device
+            case Described():
+                slot.description = reply.description
             case Refused():
                 slot.error = reply.as_error()
             case StepTimeMeasured():
@@ -328,13 +341,14 @@ class LocalExecutor:
 
     def _end_trial(self, slot: _Slot, outcome: TrialOutcome) -> None:
         if slot.trial is not None:
-            self._events.append(Ended(slot.trial.request.number, slot.trial.finished(outcome)))
+            log = printed(slot.log, slot.trial.log_start)
+            self._events.append(Ended(slot.trial.request.number, slot.trial.finished(outcome), log))
             slot.trial = None
 
     def _bury(self, slot: _Slot, worker: WorkerProcess) -> None:
         """Close the books on a dead worker: all that it said has been taken in before."""
         return_code = worker.bury()
-        slot.worker = slot.description = None
+        slot.worker = slot.device = slot.description = None
         if slot.trial is not None:
             state, reason = slot.verdict or judge_exit(return_code, slot.trial.kernel_kills)
             words = tail(slot.log, slot.trial.log_start)

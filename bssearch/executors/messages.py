@@ -39,6 +39,13 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Describe:
+    """Say what the workload offers and what its model is before it is trained."""
+
+    kind: Literal["describe"] = "describe"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MeasureStepTime:
     """Time optimizer steps."""
 
@@ -76,13 +83,20 @@ class Loaded:
     """The workload is loaded; ``device`` is the one it is on."""
 
     device: str
-    description: WorkloadDescription
     kind: Literal["loaded"] = "loaded"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Described:
+    """The answer to `Describe`."""
+
+    description: WorkloadDescription
+    kind: Literal["described"] = "described"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Refused:
-    """A load or a measurement failed: through the user's ``workload``, or at ``launch``."""
+    """A load, a description or a measurement failed: through the user's ``workload``, or at ``launch``."""
 
     error: Literal["workload", "launch"]
     message: str
@@ -129,8 +143,8 @@ class TrialEnded:
     kind: Literal["trial_ended"] = "trial_ended"
 
 
-Command = Load | MeasureStepTime | Run | Stop | Exit
-Reply = Loaded | Refused | Heartbeat | StepTimeMeasured | TrialObserved | TrialEnded
+Command = Load | Describe | MeasureStepTime | Run | Stop | Exit
+Reply = Loaded | Described | Refused | Heartbeat | StepTimeMeasured | TrialObserved | TrialEnded
 
 _COMMANDS: TypeAdapter[Command] = TypeAdapter(Annotated[Command, Field(discriminator="kind")])
 _REPLIES: TypeAdapter[Reply] = TypeAdapter(Annotated[Reply, Field(discriminator="kind")])

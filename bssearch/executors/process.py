@@ -53,7 +53,8 @@ def worker_environment(environment: Mapping[str, str], threads: int) -> dict[str
 class WorkerProcess:
     """A child process in a session of its own; its replies arrive in ``inbox``, a None last.
 
-    Make it in a thread that lives as long as the worker shall: on Linux the kernel ends it with the thread.
+    ``environment`` is added to what it inherits. Make it in a thread that lives as long as the worker shall: on Linux
+    the kernel ends it with the thread.
     Raises `OSError` where the process cannot be started.
     """
 
@@ -64,6 +65,7 @@ class WorkerProcess:
         threads: int,
         log: Path,
         inbox: queue.SimpleQueue[tuple[WorkerProcess, Reply | None]],
+        environment: Mapping[str, str],
     ) -> None:
         self.slot = slot
         self.log = log
@@ -84,7 +86,7 @@ class WorkerProcess:
                     bufsize=0,
                     pass_fds=(lifeline,),
                     start_new_session=True,
-                    env=worker_environment(os.environ, threads),
+                    env=worker_environment(os.environ, threads) | dict(environment),
                 )
         except OSError:
             os.close(self._lifeline)

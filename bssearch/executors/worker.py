@@ -28,6 +28,8 @@ from bssearch.executors.failures import describe_exception
 from bssearch.executors.lifeline import Watcher, die_with_parent, end_group
 from bssearch.executors.messages import (
     Command,
+    Describe,
+    Described,
     Exit,
     Heartbeat,
     Lines,
@@ -105,6 +107,8 @@ class Worker:
             match command:
                 case Load():
                     self._load(command)
+                case Describe():
+                    self._describe()
                 case MeasureStepTime():
                     self._measure_step_time(command)
                 case Run():
@@ -150,7 +154,6 @@ class Worker:
             import torch
 
             from bssearch.executors.devices import choose_device
-            from bssearch.training.environment import describe_environment
             from bssearch.training.memory import is_out_of_memory
             from bssearch.workloads.base import check_data, resolve
 
@@ -159,34 +162,56 @@ class Worker:
             workload = resolve(command.workload, command.workload_settings, Path(command.folder))
             try:
                 data = check_data(workload.load(device))
-                sizes = [len(part) for part in (data.train, data.validation, data.test)]
             except BaseException as error:
                 if is_out_of_memory(error):
                     raise
                 message = f"workload {command.workload!r} does not load: {describe_exception(error)}"
                 raise WorkloadError(message) from error
             self._loaded = workload, data, device
+            self._channel.send(Loaded(device=str(device)))
+        except BaseException as error:
+            self._refuse(error)
+
+    def _describe(self) -> None:
+        try:
+            from bssearch.training.environment import describe_environment
+            from bssearch.training.inspection import describe_model, tokens_per_sample
+
+            assert self._loaded is not None, "the driver loads before it asks"
+            workload, data, device = self._loaded
+            try:
+                model = describe_model(workload, data, device)
+            except WorkloadError:
+                raise
+            except Exception as error:
+                message = f"the workload's model cannot be built and evaluated: {describe_exception(error)}"
+                raise WorkloadError(message) from error
             description = WorkloadDescription(
-                train_samples=sizes[0],
-                validation_samples=sizes[1],
-                test_samples=sizes[2],
+                train_samples=len(data.train),
+                validation_samples=len(data.validation),
+                test_samples=len(data.test),
                 metrics=dict(workload.metrics),
                 environment=describe_environment(device, workload),
+                model=model,
+                tokens_per_sample=tokens_per_sample(workload),
             )
             try:
-                self._channel.send(Loaded(device=str(device), description=description))
+                self._channel.send(Described(description=description))
             except (TypeError, ValueError) as error:
-                message = f"workload {command.workload!r}: metrics must map names to MetricInfo with finite bounds"
-                raise WorkloadError(f"{message} or None; they are {dict(workload.metrics)}") from error
+                message = "the workload's metrics must map names to MetricInfo with finite bounds or None; they are"
+                raise WorkloadError(f"{message} {dict(workload.metrics)}") from error
         except BaseException as error:
-            traceback.print_exc()
-            self._channel.send(
-                Refused(
-                    error="workload" if isinstance(error, WorkloadError) else "launch",
-                    message=describe_exception(error),
-                    hint=error.hint if isinstance(error, BSSearchError) else None,
-                )
+            self._refuse(error)
+
+    def _refuse(self, error: BaseException) -> None:
+        traceback.print_exception(error)
+        self._channel.send(
+            Refused(
+                error="workload" if isinstance(error, WorkloadError) else "launch",
+                message=describe_exception(error),
+                hint=error.hint if isinstance(error, BSSearchError) else None,
             )
+        )
 
     def _measure_step_time(self, command: MeasureStepTime) -> None:
         try:

@@ -14,12 +14,16 @@ FAILURES = 3
 
 
 class History:
-    """A study's search trials in the order of their numbers, running ones included, and its step-time probes."""
+    """A study's search trials in the order of their numbers, running ones included, and its step-time probes.
+
+    ``all_trials`` are those of every phase, ``length`` is how many that are: the number of the newest.
+    """
 
     def __init__(self, spec: StudySpec, trials: Sequence[TrialRecord], probes: Mapping[int, ProbeRecord]) -> None:
         self.spec = spec
         self.probes = probes
         self.length = len(trials)
+        self.all_trials = trials
         self.trials = [trial for trial in trials if trial.phase is Phase.SEARCH]
 
     @cached_property

@@ -4,22 +4,30 @@ from __future__ import annotations
 
 import getpass
 import os
-from collections.abc import Callable
-from dataclasses import asdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from bssearch.analysis.notices import retargeted
 from bssearch.analysis.report import Answer, build_answer
-from bssearch.errors import QuestionChangedError, SpecError
+from bssearch.analysis.retarget import at_target, easier_target
+from bssearch.errors import QuestionChangedError, SpecError, UsageError
 from bssearch.executors.base import Executor
 from bssearch.records import StudyRecord, WorkloadDescription
 from bssearch.search.listener import Listener
+from bssearch.settings import DATA_DIR_VARIABLE
 from bssearch.spec import StudySpec
 from bssearch.spec.model import changes
 from bssearch.storage.repository import Store, open_store
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from bssearch.search.advice import Advice, Run
+    from bssearch.search.check import Check
 
 ExecutorFactory = Callable[[StudySpec, Path], Executor]
 
@@ -29,35 +37,88 @@ def run_study(
     *,
     db: str | None = None,
     folder: Path | str = ".",
+    data_dir: Path | str | None = None,
     listener: Listener | None = None,
     make_executor: ExecutorFactory | None = None,
 ) -> Answer:
     """Run a study to its end, or on from where it stopped, and return the answer.
 
     ``db`` is a database URL (default: ``BSSEARCH_DB_URL``, else a file here); a workload file is looked up relative to
-    ``folder``. Nothing is written before the spec has been checked against the workload. Raises `SpecError`,
-    `WorkloadError`, `DatabaseError`, `LaunchError`, `InterruptedRunError`, and `TargetNotReachedError` where no trial
-    reached the target.
+    ``folder``, and ``data_dir`` is where the shipped workloads look for their data (default: ``BSSEARCH_DATA_DIR``).
+    Several processes, on several machines, may run one study at once. Nothing is written before the spec has been
+    checked against the workload. Raises `SpecError`, `WorkloadError`, `DatabaseError`, `LaunchError`,
+    `InterruptedRunError`, and `TargetNotReachedError` where no trial reached the target.
     """
     from bssearch.search.driver import Driver
 
     listener = listener or Listener()
-    executor = (make_executor or local_executor)(spec, Path(folder))
-    try:
-        description = executor.describe()
-        check_against_workload(spec, description)
-        with open_store(db) as store:
-            _open_study(spec, store, description, listener)
-            Driver(spec, store, executor, description.environment, listener).run()
+    with described(spec, folder, data_dir, make_executor) as (executor, found):
+        check_target(spec, found)
+        with open_store(db, notify=listener.note) as store:
+            _open_study(spec, store, found, listener)
+            Driver(spec, store, executor, found.environment, listener).run()
             return answer(store, spec.name)
+
+
+def check(
+    spec: StudySpec,
+    *,
+    folder: Path | str = ".",
+    data_dir: Path | str | None = None,
+    make_executor: ExecutorFactory | None = None,
+) -> Check:
+    """Try a study's workload for a few seconds and return what its spec leads to; nothing is stored.
+
+    Raises what `run_study` raises before its first trial.
+    """
+    from bssearch.search.check import check_study
+
+    with described(spec, folder, data_dir, make_executor) as (executor, found):
+        check_target(spec, found)
+        return check_study(spec, executor, found)
+
+
+def advise_target(
+    spec: StudySpec,
+    *,
+    runs: int = 5,
+    margin: float | None = None,
+    on_run: Callable[[Run], None] = lambda run: None,
+    folder: Path | str = ".",
+    data_dir: Path | str | None = None,
+    make_executor: ExecutorFactory | None = None,
+) -> Advice:
+    """Run the default configuration to its limit with several seeds and propose a target; nothing is stored.
+
+    The spec's own target may be anything. ``on_run`` gets each run as it ends. See `bssearch.search.advice.advise`.
+    """
+    from bssearch.search.advice import advise
+
+    with described(spec, folder, data_dir, make_executor) as (executor, _):
+        return advise(spec, executor, runs=runs, margin=margin, on_run=on_run)
+
+
+@contextmanager
+def described(
+    spec: StudySpec, folder: Path | str, data_dir: Path | str | None, make_executor: ExecutorFactory | None
+) -> Iterator[tuple[Executor, WorkloadDescription]]:
+    """Give an executor for a spec, closed at the end, and what its workload is, checked against the spec."""
+    executor = (make_executor or partial(local_executor, data_dir=data_dir))(spec, Path(folder))
+    try:
+        found = executor.describe()
+        check_against_workload(spec, found)
+        yield executor, found
     finally:
         executor.close()
 
 
-def best(study: str, *, db: str | None = None) -> Answer:
-    """Return what a study's trials say; raises `NotFoundError`, `DatabaseError` or `TargetNotReachedError`."""
+def best(study: str, *, db: str | None = None, target: float | None = None) -> Answer:
+    """Return what a study's trials say, for another target at or easier than its own too.
+
+    Raises `NotFoundError`, `DatabaseError`, `TargetNotReachedError`, and `UsageError` for a harder target.
+    """
     with open_store(db, write=False) as store:
-        return answer(store, study)
+        return answer(store, study, target)
 
 
 def trials_frame(study: str, *, db: str | None = None) -> pd.DataFrame:
@@ -76,7 +137,7 @@ def trials_frame(study: str, *, db: str | None = None) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def local_executor(spec: StudySpec, folder: Path) -> Executor:
+def local_executor(spec: StudySpec, folder: Path, data_dir: Path | str | None = None) -> Executor:
     """Return the executor that runs trials in worker processes on this machine."""
     from bssearch.executors.local import LocalExecutor
 
@@ -88,6 +149,7 @@ def local_executor(spec: StudySpec, folder: Path) -> Executor:
         threads=spec.executor.threads,
         device=spec.executor.device,
         hang_seconds=spec.executor.hang_seconds,
+        environment={} if data_dir is None else {DATA_DIR_VARIABLE: str(data_dir)},
     )
 
 
@@ -96,17 +158,29 @@ def check_against_workload(spec: StudySpec, found: WorkloadDescription) -> None:
     target = spec.target
     if target.metric not in found.metrics:
         raise SpecError(f"target.metric = {target.metric!r}: the workload measures {', '.join(sorted(found.metrics))}")
-    metric = found.metrics[target.metric]
-    low, high = metric.low, metric.high
-    if (low is not None and target.value < low) or (high is not None and target.value > high):
-        bound = f"[{'-∞' if low is None else f'{low:g}'}, {'∞' if high is None else f'{high:g}'}]"
-        raise SpecError(f"target.value = {target.value:g}: {target.metric} lies in {bound}")
     for field, sizes in (("space.batch_size", spec.space.rungs), ("default.batch_size", [spec.default.batch_size])):
         if sizes[-1] > found.train_samples:
             raise SpecError(
                 f"{field} = {sizes[-1]}: larger than the training set of {found.train_samples} samples",
                 hint=f"the largest batch size possible is {found.train_samples}",
             )
+
+
+def check_target(spec: StudySpec, found: WorkloadDescription) -> None:
+    """Raise `SpecError` where the target is no value of its metric, or takes no training."""
+    target = spec.target
+    metric = found.metrics[target.metric]
+    low, high = metric.low, metric.high
+    if (low is not None and target.value < low) or (high is not None and target.value > high):
+        bound = f"[{'-∞' if low is None else f'{low:g}'}, {'∞' if high is None else f'{high:g}'}]"
+        raise SpecError(f"target.value = {target.value:g}: {target.metric} lies in {bound}")
+    untrained = found.model.initial_metrics.get(target.metric)
+    if untrained is not None and spec.record_target.is_met_by(untrained):
+        raise SpecError(
+            f"target.value = {target.value:g} is met before the first step: "
+            f"an untrained model has {target.metric} = {untrained:.4g}",
+            hint="ask for a harder target; `bssearch target` proposes one",
+        )
 
 
 def check_question(spec: StudySpec, stored: StudyRecord) -> None:
@@ -128,25 +202,49 @@ def check_question(spec: StudySpec, stored: StudyRecord) -> None:
 
 def _open_study(spec: StudySpec, store: Store, found: WorkloadDescription, listener: Listener) -> None:
     stored = store.find_study(spec.name)
-    if stored is not None:
-        check_question(spec, stored)
-    study = stored or store.create_study(
-        spec.name,
-        spec=spec.model_dump(mode="json"),
-        spec_hash=spec.question_hash,
-        objective=spec.objective,
-        target=spec.record_target,
-        created_by=_user(),
-    )
+    study = stored or _create_study(spec, store)
+    if study.archived_at is not None:
+        raise UsageError(
+            f"the study {spec.name!r} is archived and takes no more trials",
+            hint=f"bssearch archive {spec.name} --undo",
+        )
+    check_question(spec, study)
     store.bind_environment(spec.name, found.environment)
     store.update_spec(spec.name, spec.model_dump(mode="json"))
     listener.opened(study, store.masked_url, continued=stored is not None)
 
 
-def answer(store: Store, name: str) -> Answer:
-    """Return the answer of a study in an open store."""
+def _create_study(spec: StudySpec, store: Store) -> StudyRecord:
+    """Return the new study; where another driver made it in this moment, that one."""
+    try:
+        return store.create_study(
+            spec.name,
+            spec=spec.model_dump(mode="json"),
+            spec_hash=spec.question_hash,
+            objective=spec.objective,
+            target=spec.record_target,
+            created_by=_user(),
+        )
+    except UsageError:
+        return store.study(spec.name)
+
+
+def answer(store: Store, name: str, target: float | None = None) -> Answer:
+    """Return the answer of a study in an open store; for another target from the stored curves."""
     study = store.study(name)
-    return build_answer(study, StudySpec.model_validate(study.spec), store.trials(name), store.probes(name))
+    spec = StudySpec.model_validate(study.spec)
+    trials, probes = store.trials(name), store.probes(name)
+    if target is None or target == study.target.value:
+        return build_answer(study, spec, trials, probes)
+    easier = easier_target(study.target, target)
+    curves = store.curves(name, [trial.number for trial in trials])
+    step_seconds = {size: probe.step_seconds for size, probe in probes.items()}
+    moved = [
+        at_target(trial, curves[trial.number], easier, step_seconds.get(trial.configuration.batch_size))
+        for trial in trials
+    ]
+    found = build_answer(replace(study, target=easier), spec, moved, probes)
+    return found.model_copy(update={"warnings": [retargeted(study.target), *found.warnings]})
 
 
 def _user() -> str:

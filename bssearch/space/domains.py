@@ -92,6 +92,35 @@ def bounds(domain: Domain) -> tuple[float, float]:
     return domain, domain
 
 
+def holds(domain: Any, value: Any) -> bool:
+    """Return whether a value lies in a domain; at its ends up to rounding. Without a domain anything does."""
+    if isinstance(domain, Range):
+        inside = domain.low <= value <= domain.high
+        return inside or any(math.isclose(value, end, rel_tol=1e-9) for end in (domain.low, domain.high))
+    choices = domain if isinstance(domain, tuple) else (domain,)
+    return domain is None or any(
+        value == choice or (_is_number(choice) and _is_number(value) and math.isclose(value, choice, rel_tol=1e-9))
+        for choice in choices
+    )
+
+
+def describe(domain: Any, factor: float = 1.0) -> str:
+    """Return a domain in words; numbers times ``factor``."""
+
+    def shown(value: Any) -> str:
+        return f"{value * factor:g}" if _is_number(value) else str(value)
+
+    if isinstance(domain, Range):
+        return f"in [{shown(domain.low)}, {shown(domain.high)}]"
+    if isinstance(domain, tuple):
+        return f"one of {', '.join(map(shown, domain))}"
+    return f"the fixed {shown(domain)}"
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
 def within_limits(domain: Domain | None, info: ValidationInfo) -> Domain | None:
     """Return the domain of a parameter; raise ValueError where it leaves what the parameter can be."""
     if domain is not None and info.field_name is not None:

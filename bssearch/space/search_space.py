@@ -11,7 +11,17 @@ from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
 from bssearch.records import Configuration, ParameterValue
 from bssearch.scaling import learning_rate_factor
-from bssearch.space.domains import REGULAR, Dimension, Domain, Range, StrictModel, domain_kind, within_limits
+from bssearch.space.domains import (
+    REGULAR,
+    Dimension,
+    Domain,
+    Range,
+    StrictModel,
+    describe,
+    domain_kind,
+    holds,
+    within_limits,
+)
 from bssearch.space.parts import (
     OPTIMIZER_SETTINGS,
     AdamW,
@@ -105,14 +115,7 @@ class SearchSpace(StrictModel):
         """Return a configuration in the space's coordinates, or None where it lies outside the space."""
         if configuration.batch_size not in self.rungs or configuration.optimizer not in self._optimizer_names:
             return None
-        optimizer = self._optimizer(configuration.optimizer)
-        factor = self._learning_rate_factor(configuration.batch_size, optimizer)
-        values: dict[str, ParameterValue] = {
-            REFERENCE_LEARNING_RATE: configuration.learning_rate / factor,
-            "optimizer": configuration.optimizer,
-            **{name: getattr(configuration, name) for name in REGULAR},
-            **{self._coordinate(optimizer, name): value for name, value in configuration.parameters.items()},
-        }
+        values = self._coordinates(configuration)
         sampled = {
             dimension.name: dimension.nearest(values.get(dimension.name, dimension.any_value))
             for dimension in self.dimensions()
@@ -125,6 +128,28 @@ class SearchSpace(StrictModel):
             else None
         )
 
+    def outside(self, configuration: Configuration) -> list[str]:
+        """Return what puts a configuration outside the space, each as ``name = value is not …``; often nothing."""
+        found = []
+        if configuration.batch_size not in self.rungs:
+            found.append(f"batch_size = {configuration.batch_size} is not one of {', '.join(map(str, self.rungs))}")
+        if configuration.optimizer not in self._optimizer_names:
+            return [*found, f"optimizer = {configuration.optimizer!r} is not {' or '.join(self._optimizer_names)}"]
+        values = self._coordinates(configuration)
+        for name, domain in self._domains():
+            value = values.get(name)
+            if value is None or holds(domain, value):
+                continue
+            if name != REFERENCE_LEARNING_RATE:
+                found.append(f"{name} = {value} is not {describe(domain)}")
+                continue
+            factor = configuration.learning_rate / float(value)
+            found.append(
+                f"learning_rate = {configuration.learning_rate:g} at batch_size {configuration.batch_size} "
+                f"is not {describe(domain, factor)}"
+            )
+        return found
+
     def at_edge(self, configuration: Configuration) -> bool:
         """Return whether the learning rate lies within 5 % (in log) of an end of its range, or beyond it."""
         if not isinstance(self.learning_rate, RelativeLearningRate):
@@ -133,6 +158,24 @@ class SearchSpace(StrictModel):
         rate = configuration.learning_rate / self._learning_rate_factor(configuration.batch_size, optimizer)
         low, high = math.log(self.learning_rate.low), math.log(self.learning_rate.high)
         return not 0.05 < (math.log(rate) - low) / (high - low) < 0.95
+
+    def learning_rate_factor(self, batch_size: int) -> float:
+        """Return what the space's rule multiplies the learning rate with, from its reference batch to another."""
+        rate = self.learning_rate
+        if not isinstance(rate, RelativeLearningRate):
+            return 1.0
+        return learning_rate_factor(rate.rule, batch_size, rate.reference_batch)
+
+    def _coordinates(self, configuration: Configuration) -> dict[str, ParameterValue]:
+        """Return all of a configuration by the names of the space's coordinates; its optimizer must be offered."""
+        optimizer = self._optimizer(configuration.optimizer)
+        factor = self._learning_rate_factor(configuration.batch_size, optimizer)
+        return {
+            REFERENCE_LEARNING_RATE: configuration.learning_rate / factor,
+            "optimizer": configuration.optimizer,
+            **{name: getattr(configuration, name) for name in REGULAR},
+            **{self._coordinate(optimizer, name): value for name, value in configuration.parameters.items()},
+        }
 
     @property
     def _optimizer_names(self) -> tuple[str, ...]:
@@ -146,10 +189,7 @@ class SearchSpace(StrictModel):
         return parameter if shared else f"{optimizer.name}.{parameter}"
 
     def _learning_rate_factor(self, batch_size: int, optimizer: Sgd | AdamW) -> float:
-        rate = self.learning_rate
-        if not isinstance(rate, RelativeLearningRate):
-            return optimizer.learning_rate_scale
-        return optimizer.learning_rate_scale * learning_rate_factor(rate.rule, batch_size, rate.reference_batch)
+        return optimizer.learning_rate_scale * self.learning_rate_factor(batch_size)
 
     def _domains(self) -> Iterator[tuple[str, Any]]:
         """Yield each coordinate's name and domain; a list of one is fixed."""

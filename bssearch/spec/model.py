@@ -124,7 +124,7 @@ class StudySpec(StrictModel):
     def _default_is_whole(cls, default: DefaultSpec, info: ValidationInfo) -> DefaultSpec:
         space = info.data.get("space")
         if isinstance(space, SearchSpace):
-            _default_configuration(default, space)
+            whole_configuration(default, space)
         return default
 
     @model_validator(mode="after")
@@ -144,7 +144,7 @@ class StudySpec(StrictModel):
     @property
     def default_configuration(self) -> Configuration:
         """Return the default as a configuration to run."""
-        return _default_configuration(self.default, self.space)
+        return whole_configuration(self.default, self.space)
 
     @property
     def batch_sizes(self) -> tuple[int, ...]:
@@ -172,8 +172,11 @@ def changes(old: Any, new: Any, path: str = "") -> dict[str, tuple[object, objec
     return {} if old == new else {path: (old, new)}
 
 
-def _default_configuration(default: DefaultSpec, space: SearchSpace) -> Configuration:
-    """Return the whole default; raise ValueError naming what the space searches and the default does not give."""
+def whole_configuration(default: DefaultSpec, space: SearchSpace) -> Configuration:
+    """Return a default as a whole configuration: what it leaves out takes the space's fixed value.
+
+    Raises `ValueError` naming what the space searches and the default does not give.
+    """
 
     def fixed(name: str, given: Any, domain: Domain | None) -> Any:
         if given is not None or domain is None:

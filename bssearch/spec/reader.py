@@ -126,15 +126,20 @@ def _toml_lines(text: str) -> Iterable[tuple[Location, int]]:
             yield (*table, *key[1].split(".")), number
 
 
+def parse_value(text: str, origin: str) -> Any:
+    """Return a value given on the command line, read as it would be in a spec; raise `SpecError` naming its origin."""
+    try:
+        return yaml.load(text, Loader=_Loader)
+    except yaml.YAMLError:
+        raise SpecError(f"{origin}: the value is not valid YAML") from None
+
+
 def _override(data: dict[str, Any], override: str) -> Location:
     path, separator, text = override.partition("=")
     keys = path.strip().split(".")
     if not separator or not all(keys):
         raise SpecError(f"--set {override}: it takes the form field.name=value")
-    try:
-        value = yaml.load(text, Loader=_Loader)
-    except yaml.YAMLError:
-        raise SpecError(f"--set {override}: the value is not valid YAML") from None
+    value = parse_value(text, f"--set {override}")
     inner = data
     for depth, key in enumerate(keys[:-1]):
         inner = inner.setdefault(key, {})

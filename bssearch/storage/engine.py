@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -13,80 +12,27 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
-from sqlalchemy.exc import ArgumentError, SQLAlchemyError
+from sqlalchemy import URL, Connection, Engine, create_engine, event
+from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.pool import QueuePool
 
-from bssearch.errors import DatabaseError, UsageError
+from bssearch.errors import DatabaseError
+from bssearch.storage.faults import BUSY_TIMEOUT_S, OTHER_DATABASE_HINT, as_database_error, read_only
+from bssearch.storage.urls import parse_url, sqlite_file, without_secrets
 
-BUSY_TIMEOUT_S = 30.0
-CONNECT_TIMEOUT_S = 10
-OTHER_DATABASE_HINT = "name another database with --db or BSSEARCH_DB_URL"
-URL_FORMS = "a database URL is sqlite:///FILE (a path from this folder), sqlite:////PATH or postgresql://USER@HOST/NAME"
+SERVER_OPTIONS: dict[str, int] = {
+    # Each address of a host is tried for so long: two of them (IPv6, IPv4) within ten seconds.
+    "connect_timeout": 5,
+    # A server whose network is cut is noticed within half a minute, not after the two hours of most systems.
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 30_000,
+}
+"""How long to wait for a server; what the URL itself says comes first."""
 
 _WRITES = "bss_writes"
 _SMALLEST_PAGE = 512
-_DRIVERS = {
-    "sqlite": "sqlite",
-    "sqlite+pysqlite": "sqlite",
-    "postgres": "postgresql+psycopg",
-    "postgresql": "postgresql+psycopg",
-    "postgresql+psycopg": "postgresql+psycopg",
-}
-
-
-def masked(url: str | URL) -> str:
-    """Return the URL fit to be printed: its password as ``***``, in a malformed one too."""
-    if isinstance(url, URL):
-        return url.render_as_string(hide_password=True)
-    text = re.sub(r"^((?:[^:/@]*:?//)?[^:/@]*):.*@", r"\1:***@", url, flags=re.DOTALL)
-    return re.sub(r"(password=)[^&\s]*", r"\1***", text, flags=re.IGNORECASE)
-
-
-def parse_url(text: str | URL) -> URL:
-    """Return the URL of a database that bssearch can speak to; raise `UsageError` for any other text."""
-    try:
-        url = make_url(text)
-    except (ArgumentError, ValueError) as error:
-        raise UsageError(f"{masked(text)!r} is not a database URL", hint=_form_for(text)) from error
-    driver = _DRIVERS.get(url.drivername)
-    if driver is None:
-        raise UsageError(
-            f"{masked(text)!r} names a database that bssearch does not speak: {url.drivername}", hint=URL_FORMS
-        )
-    url = url.set(drivername=driver)
-    if driver == "sqlite":
-        return _checked_sqlite(url)
-    try:
-        url.get_dialect().import_dbapi()
-    except ImportError as error:
-        raise UsageError(
-            f"{masked(url)!r} needs the PostgreSQL driver psycopg",
-            hint="install it with: pip install 'bssearch[postgres]'",
-        ) from error
-    return url
-
-
-def _form_for(text: object) -> str:
-    if isinstance(text, str) and text and not set(text) & set(":@"):
-        return f"for a file write sqlite:///{text}; {URL_FORMS}"
-    return URL_FORMS
-
-
-def _checked_sqlite(url: URL) -> URL:
-    given = masked(url)
-    if url.host or url.username:
-        raise UsageError(f"{given!r} names a host; a file takes three slashes", hint=URL_FORMS)
-    if url.query or (url.database or "").startswith("file:"):
-        raise UsageError(f"{given!r}: a SQLite URL is a path alone, without options", hint=URL_FORMS)
-    if url.database in {None, "", ":memory:"}:
-        raise UsageError(f"{given!r} names no file: a database in memory would be forgotten", hint=URL_FORMS)
-    return url
-
-
-def sqlite_file(url: URL) -> Path | None:
-    """Return the file of a SQLite database, None for a server's."""
-    return Path(url.database) if url.get_backend_name() == "sqlite" and url.database else None
 
 
 def create_engine_for(url: str | URL, *, write: bool = True, foreign_keys: bool = True) -> Engine:
@@ -100,7 +46,7 @@ def create_engine_for(url: str | URL, *, write: bool = True, foreign_keys: bool 
     if path is None:
         return create_engine(
             url,
-            connect_args={"connect_timeout": CONNECT_TIMEOUT_S},
+            connect_args={name: value for name, value in SERVER_OPTIONS.items() if name not in url.query},
             pool_pre_ping=True,
             json_serializer=_to_json,
         )
@@ -118,7 +64,9 @@ def create_engine_for(url: str | URL, *, write: bool = True, foreign_keys: bool 
 @contextmanager
 def reading(engine: Engine) -> Iterator[Connection]:
     """Give a transaction that sees one state of the database; its errors come as `DatabaseError`."""
-    with _translated(engine.url), engine.connect() as connection:
+    # SQLite's transactions see one state anyway, and know no such level.
+    level = {"isolation_level": "REPEATABLE READ"} if engine.dialect.name == "postgresql" else {}
+    with _translated(engine.url), engine.execution_options(**level).connect() as connection:
         yield connection
 
 
@@ -134,26 +82,10 @@ def _translated(url: URL) -> Iterator[None]:
     try:
         yield
     except SQLAlchemyError as error:
-        raise _as_database_error(error, url) from error
-
-
-def _as_database_error(error: SQLAlchemyError, url: URL) -> DatabaseError:
-    cause = str(getattr(error, "orig", None) or error).strip()
-    where = str(sqlite_file(url) or masked(url))
-    if "readonly" in cause:
-        return read_only(where)
-    if "file is not a database" in cause:
-        return DatabaseError(f"{where} is not a SQLite database", hint=OTHER_DATABASE_HINT)
-    if "database is locked" in cause:
-        return DatabaseError(f"{where} is locked by another process (waited {BUSY_TIMEOUT_S:g} s)")
-    if url.password:
-        cause = cause.replace(str(url.password), "***")
-    return DatabaseError(f"{where}: {cause}")
-
-
-def read_only(where: str) -> DatabaseError:
-    """Return the error for a database that cannot be written."""
-    return DatabaseError(f"{where} is read-only", hint=f"make it writable, or {OTHER_DATABASE_HINT}")
+        fault = as_database_error(error, url)
+        text = str(error)
+        # The cause is shown with a traceback, so it goes where it names the password.
+        raise fault from (error if text == without_secrets(text, url) else None)
 
 
 def _check_file(path: Path, *, write: bool) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -12,12 +13,14 @@ from sqlalchemy.exc import OperationalError, ProgrammingError
 
 from bssearch.errors import DatabaseError, SchemaError
 from bssearch.settings import packaged_folder
-from bssearch.storage.engine import copy_sqlite, create_engine_for, masked, parse_url, reading, sqlite_file, writing
+from bssearch.storage.engine import copy_sqlite, create_engine_for, reading, writing
+from bssearch.storage.faults import missing_right
+from bssearch.storage.urls import parse_url, shown, sqlite_file
 
-REVISIONS: Final = ("0001",)
+REVISIONS: Final = ("0001", "0002")
 """Every revision that this version knows, the oldest first."""
 
-SCHEMA_HEAD: Final = "0001"
+SCHEMA_HEAD: Final = "0002"
 VERSION_TABLE: Final = "bss_alembic_version"
 UPGRADE_COMMAND: Final = "bssearch db upgrade"
 
@@ -51,7 +54,7 @@ def check(database: str | URL | Engine) -> None:
     revision = current(database)
     if revision == SCHEMA_HEAD:
         return
-    name = _name(database.url if isinstance(database, Engine) else parse_url(database))
+    name = shown(database.url if isinstance(database, Engine) else parse_url(database))
     if revision is None:
         raise SchemaError(
             f"{name} has no tables of bssearch", hint=f"`{UPGRADE_COMMAND}` makes them; is it the right --db?"
@@ -63,13 +66,18 @@ def check(database: str | URL | Engine) -> None:
     )
 
 
-def prepare(engine: Engine) -> None:
-    """Make a database fit for writing: upgrade a SQLite file; for a server raise `SchemaError` where it is behind."""
+def prepare(engine: Engine, notify: Callable[[str], None]) -> None:
+    """Make a database fit for writing: upgrade a SQLite file; for a server raise `SchemaError` where it is behind.
+
+    ``notify`` is told of an upgrade that changed a file which held something.
+    """
     if current(engine) == SCHEMA_HEAD:
         return
     if sqlite_file(engine.url) is None:
         check(engine)
-    upgrade(engine.url)
+    done = upgrade(engine.url)
+    if done.copy is not None:
+        notify(f"the schema of {shown(engine.url)} went from {done.before} to {done}")
 
 
 def upgrade(url: str | URL) -> Upgrade:
@@ -87,7 +95,7 @@ def upgrade(url: str | URL) -> Upgrade:
             _wait_for_others(connection)
             before = _revision(connection) if _has_version_table(connection) else None
             if before is not None:
-                _refuse_newer(before, _name(url))
+                _refuse_newer(before, shown(url))
             if before == SCHEMA_HEAD:
                 return Upgrade(before=before, after=SCHEMA_HEAD)
             copy = _copy_first(path) if path and before else None
@@ -111,6 +119,7 @@ def _current(engine: Engine) -> str | None:
             connection.rollback()
             if _has_version_table(connection):
                 raise
+            _check_schema_is_visible(connection)
             return None
 
 
@@ -125,6 +134,14 @@ def _has_version_table(connection: Connection) -> bool:
     return inspect(connection).has_table(VERSION_TABLE)
 
 
+def _check_schema_is_visible(connection: Connection) -> None:
+    """Raise `DatabaseError` where a server's tables are not seen because the role has no right on their schema."""
+    if connection.dialect.name == "postgresql":
+        role, schema = connection.execute(text("SELECT current_user, current_schema()")).one()
+        if schema is None:
+            raise missing_right(role, "USAGE", "schema public", shown(connection.engine.url))
+
+
 def _refuse_newer(revision: str, name: str) -> None:
     if revision not in REVISIONS:
         raise SchemaError(
@@ -132,10 +149,6 @@ def _refuse_newer(revision: str, name: str) -> None:
             f"this version knows them up to {SCHEMA_HEAD}",
             hint="update bssearch, or name another database with --db or BSSEARCH_DB_URL",
         )
-
-
-def _name(url: URL) -> str:
-    return str(sqlite_file(url) or masked(url))
 
 
 def _wait_for_others(connection: Connection) -> None:

@@ -85,6 +85,19 @@ class FiniteFloat(TypeDecorator[float]):
         return value
 
 
+class StorableText(TypeDecorator[str]):
+    """A text without what a database cannot hold: NUL (PostgreSQL) and lone surrogates become replacement marks."""
+
+    impl = Text
+    cache_ok = True
+
+    def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
+        """Return the text fit to be stored: what a worker wrote may hold anything."""
+        if value is None:
+            return None
+        return value.replace("\0", "\N{REPLACEMENT CHARACTER}").encode("utf-8", "replace").decode("utf-8")
+
+
 def _enum(kind: type[StrEnum], name: str) -> Enum:
     """Return a text column type with a CHECK of its values, the same on every database."""
     return Enum(
@@ -123,7 +136,7 @@ class Base(DeclarativeBase):
     type_annotation_map = {  # noqa: RUF012 - SQLAlchemy reads it from the class
         int: BigInteger,
         float: FiniteFloat,
-        str: Text,
+        str: StorableText,
         datetime: UtcDateTime,
     }
 
@@ -165,6 +178,7 @@ class StudyRow(Base):
     target_goal: Mapped[Goal] = mapped_column(_enum(Goal, "target_goal"))
     created_by: Mapped[str]
     created_at: Mapped[datetime]
+    archived_at: Mapped[datetime | None]
     environment_id: Mapped[EnvironmentId | None]
 
 
@@ -196,7 +210,7 @@ class TrialRow(Base):
         *_positive("learning_rate", "train_seconds_limit", "eval_every_steps", "threads"),
         *_not_negative("warmup_epochs", "weight_decay", "steps", "samples", "train_seconds"),
         *_not_negative("evaluation_seconds", "warmup_seconds", "other_seconds", "wall_seconds"),
-        *_not_negative("time_to_target_s", "steps_to_target", "steps_x_step_time_s"),
+        *_not_negative("tokens", "time_to_target_s", "steps_to_target", "steps_x_step_time_s"),
         *_share("dropout", "label_smoothing"),
     )
 
@@ -235,6 +249,7 @@ class TrialRow(Base):
     reason: Mapped[str]
     steps: Mapped[int]
     samples: Mapped[int]
+    tokens: Mapped[int | None]
     train_seconds: Mapped[float]
     evaluation_seconds: Mapped[float]
     warmup_seconds: Mapped[float]
@@ -293,3 +308,23 @@ class ProbeRow(Base):
     peak_memory_bytes: Mapped[int | None]
     out_of_memory: Mapped[bool]
     eval_every_steps: Mapped[int | None]
+
+
+class LogRow(Base):
+    """The last lines that a trial's worker wrote."""
+
+    __tablename__ = "bss_log"
+
+    trial_id: Mapped[int] = mapped_column(Integer, ForeignKey("bss_trial.id", ondelete="CASCADE"), primary_key=True)
+    text: Mapped[str]
+
+
+class ClaimRow(Base):
+    """A named lease inside a study: what only one driver at a time may do."""
+
+    __tablename__ = "bss_claim"
+
+    study_id: Mapped[int] = mapped_column(Integer, ForeignKey("bss_study.id", ondelete="CASCADE"), primary_key=True)
+    name: Mapped[str] = mapped_column(primary_key=True)
+    owner: Mapped[str]
+    expires_at: Mapped[datetime]

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from datetime import timedelta
-from types import TracebackType
-from typing import Self
+from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 
-from sqlalchemy import URL, Connection, and_, delete, func, insert, or_, select, update
+from sqlalchemy import URL, Connection, func, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
-from bssearch.errors import DatabaseError, UsageError
+from bssearch.errors import DatabaseError
 from bssearch.records import (
     Configuration,
     Environment,
@@ -25,12 +21,12 @@ from bssearch.records import (
     TrialOutcome,
     TrialRecord,
     TrialState,
-    to_json,
 )
 from bssearch.settings import database_url
-from bssearch.storage import migrate
-from bssearch.storage.engine import create_engine_for, masked, reading, writing
-from bssearch.storage.models import EnvironmentRow, ObservationRow, ProbeKind, ProbeRow, StudyRow, TrialRow
+from bssearch.storage import keeping, leases, starting
+from bssearch.storage.database import Database, Notify, patiently
+from bssearch.storage.leases import IsAlive
+from bssearch.storage.models import LogRow, ObservationRow, ProbeKind, ProbeRow, StudyRow, TrialRow
 from bssearch.storage.rows import from_columns, to_columns
 from bssearch.storage.statements import (
     OBSERVATIONS,
@@ -39,9 +35,8 @@ from bssearch.storage.statements import (
     STUDY,
     TRIALS,
     StudySummary,
-    database_now,
     end_trial,
-    is_running,
+    insert_if_absent,
     no_study,
     no_trial,
     study_record,
@@ -51,69 +46,60 @@ from bssearch.storage.statements import (
 )
 
 
-def open_store(url: str | URL | None = None, *, write: bool = True) -> Store:
+def open_store(url: str | URL | None = None, *, write: bool = True, notify: Notify | None = None) -> Store:
     """Open the database of the URL, of ``BSSEARCH_DB_URL``, or the file in this folder.
 
-    For writing a SQLite file is made or upgraded; for reading it must exist and is not touched. Raises `UsageError`
-    for a text that is no URL, `DatabaseError` where it cannot be opened, `SchemaError` where its schema is not ours.
+    For writing a SQLite file is made or upgraded; for reading it must exist and is not touched. ``notify`` gets
+    one-line messages for people: schema upgraded, connection lost, connection back. Raises `UsageError` for a text that
+    is no URL, `DatabaseError` where it cannot be opened, `SchemaError` where its schema is not ours.
     """
-    return Store(url if isinstance(url, URL) else database_url(url), write=write)
+    return Store(url if isinstance(url, URL) else database_url(url), write=write, notify=notify)
 
 
-class Store:
-    """An open database. Every method may raise `DatabaseError`; those that take a study's name `NotFoundError`."""
+class Store(Database):
+    """An open database. Every method may raise `DatabaseError`; those that take a study's name `NotFoundError`.
 
-    def __init__(self, url: str | URL, *, write: bool = True) -> None:
-        self._engine = create_engine_for(url, write=write)
-        self._write = write
-        self._study_ids: dict[str, int] = {}
-        self._environment_ids: dict[Environment, int] = {}
-        try:
-            if write:
-                migrate.prepare(self._engine)
-            else:
-                migrate.check(self._engine)
-        except BaseException:
-            self.close()
-            raise
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Close all connections."""
-        self._engine.dispose()
-
-    @property
-    def masked_url(self) -> str:
-        """The URL, fit to be printed."""
-        return masked(self._engine.url)
+    Threads may share one. One that is open for writing waits for a server that is away (`Patience`).
+    """
 
     def create_study(
         self, name: str, spec: Mapping[str, object], spec_hash: str, objective: str, target: Target, created_by: str
     ) -> StudyRecord:
-        """Store a new study; raise `UsageError` where the name is taken."""
-        with self._writing() as connection:
-            study = StudyRecord(
-                name=name,
-                spec=spec,
-                spec_hash=spec_hash,
-                objective=objective,
-                target=target,
-                created_by=created_by,
-                created_at=connection.execute(select(database_now())).scalar_one(),
-                environment=None,
-            )
-            if connection.scalar(select(StudyRow.id).where(StudyRow.name == name)) is not None:
-                raise UsageError(f"there is a study {name!r} already", hint="continue it, or choose another name")
-            connection.execute(insert(StudyRow).values(**to_columns(study)))
-        return study
+        """Store a new study; raise `UsageError` where the name is taken. Of two that create it at once one does."""
+        study: StudyRecord | None = None
 
+        def create() -> StudyRecord:
+            nonlocal study
+            with self._writing() as connection:
+                again = study is not None
+                study = study or StudyRecord(
+                    name=name,
+                    spec=spec,
+                    spec_hash=spec_hash,
+                    objective=objective,
+                    target=target,
+                    created_by=created_by,
+                    created_at=leases.now(connection),
+                    environment=None,
+                )
+                keeping.create(connection, study, again=again)
+            return study
+
+        return self._patience.run(create)
+
+    def rename_study(self, old: str, new: str) -> None:
+        """Rename a study; raise `UsageError` for a name that is taken or ill-formed, or where a trial of it runs."""
+        self._on_study(old, partial(keeping.rename, old=old, new=new))
+
+    def archive_study(self, name: str, archived: bool = True) -> None:
+        """Archive a study, or bring it back."""
+        self._on_study(name, partial(keeping.archive, archived=archived))
+
+    def delete_study(self, name: str) -> None:
+        """Delete a study with all its trials; raise `UsageError` where one of them runs."""
+        self._on_study(name, partial(keeping.delete_all, name=name))
+
+    @patiently
     def study(self, name: str) -> StudyRecord:
         """Return a study; raise `NotFoundError` naming those with a name like it."""
         found = self.find_study(name)
@@ -122,12 +108,14 @@ class Store:
                 raise no_study(connection, name)
         return found
 
+    @patiently
     def find_study(self, name: str) -> StudyRecord | None:
         """Return a study, or None."""
         with self._reading() as connection:
             row = connection.execute(STUDY.where(StudyRow.name == name)).mappings().first()
         return None if row is None else study_record(row)
 
+    @patiently
     def studies(self) -> list[StudySummary]:
         """Return all studies, the oldest first, with the counts of their trials."""
         with self._reading() as connection:
@@ -135,27 +123,15 @@ class Store:
 
     def update_spec(self, name: str, spec: Mapping[str, object]) -> None:
         """Replace the spec of a study, of which the question is the same."""
-        with self._writing() as connection:
-            study_id = self._study_id(connection, name)
-            connection.execute(update(StudyRow).where(StudyRow.id == study_id).values(spec=dict(spec)))
+        self._on_study(name, partial(keeping.update_spec, spec=spec))
 
     def bind_environment(self, name: str, environment: Environment) -> None:
         """Bind a study to the kind of device of its first run; raise `UsageError` on any other kind."""
-        with self._writing() as connection:
-            study_id = self._lock_study(connection, name)
-            row = connection.execute(STUDY.where(StudyRow.id == study_id)).mappings().one()
-            bound = study_record(row).environment
-            if bound is None:
-                environment_id = self._environment_id(connection, environment)
-                connection.execute(
-                    update(StudyRow).where(StudyRow.id == study_id).values(environment_id=environment_id)
-                )
-            elif bound.fingerprint != environment.fingerprint:
-                raise UsageError(
-                    f"the study {name!r} was measured on {bound.fingerprint}, this is {environment.fingerprint}: "
-                    "seconds of two kinds of device are never pooled",
-                    hint="give the spec another name to ask the question on this device",
-                )
+
+        def bind(connection: Connection, study_id: int) -> None:
+            keeping.bind(connection, study_id, environment, self._environment_id(connection, environment))
+
+        self._on_study(name, bind)
 
     def start_trial(
         self,
@@ -173,42 +149,97 @@ class Store:
         environment: Environment,
         lease_owner: str,
         lease_seconds: float,
+        after: int | None = None,
+    ) -> int | None:
+        """Store a running trial and return its number: the study's next, counted from 1, given to one caller only.
+
+        With ``after``, the newest trial that the caller has seen (0: none), only where there is no newer one; else
+        None, and the caller looks again. So drivers decide one after the other, each knowing what the others started.
+        """
+        fields = {
+            "configuration": configuration,
+            "sampled": sampled,
+            "phase": phase,
+            "evidence": evidence,
+            "seed": seed,
+            "train_seconds_limit": train_seconds_limit,
+            "eval_every_steps": eval_every_steps,
+            "threads": threads,
+            "retry_of": retry_of,
+            "lease_owner": lease_owner,
+        }
+        trial = starting.NewTrial(fields, lease_seconds)
+
+        def start(connection: Connection, study_id: int) -> int | None:
+            environment_id = self._environment_id(connection, environment)
+            if after is None:
+                return trial.add(connection, study_id, environment_id)
+            return trial.add_after(connection, study_id, environment_id, after)
+
+        return self._on_study(study, start)
+
+    def enqueue_trial(
+        self,
+        study: str,
+        *,
+        configuration: Configuration,
+        sampled: Mapping[str, ParameterValue] | None,
+        seed: int,
+        train_seconds_limit: float,
+        eval_every_steps: int,
+        threads: int,
     ) -> int:
-        """Store a running trial and return its number: the study's next, counted from 1, given to one caller only."""
-        with self._writing() as connection:
-            study_id = self._lock_study(connection, study)
-            last = connection.scalar(select(func.max(TrialRow.number)).where(TrialRow.study_id == study_id))
-            now = connection.execute(select(database_now())).scalar_one()
-            trial = TrialRecord(
-                number=(last or 0) + 1,
-                state=TrialState.RUNNING,
-                phase=phase,
-                evidence=evidence,
-                configuration=configuration,
-                sampled=sampled,
-                seed=seed,
+        """Store a trial that some driver shall start, and return its number."""
+        fields = {
+            "configuration": configuration,
+            "sampled": sampled,
+            "phase": Phase.SEARCH,
+            "evidence": True,
+            "seed": seed,
+            "train_seconds_limit": train_seconds_limit,
+            "eval_every_steps": eval_every_steps,
+            "threads": threads,
+            "retry_of": None,
+            "lease_owner": None,
+        }
+        trial = starting.NewTrial(fields, lease_seconds=None)
+        return self._on_study(study, partial(trial.add, environment_id=None))
+
+    def start_queued(
+        self,
+        study: str,
+        number: int,
+        *,
+        train_seconds_limit: float,
+        eval_every_steps: int,
+        threads: int,
+        environment: Environment,
+        lease_owner: str,
+        lease_seconds: float,
+    ) -> bool:
+        """Start a queued trial; return False where it is not queued any more, True where it runs for this owner."""
+
+        def start(connection: Connection, study_id: int) -> bool:
+            return starting.start_queued(
+                connection,
+                study_id,
+                number,
+                self._environment_id(connection, environment),
+                lease_owner=lease_owner,
+                lease_seconds=lease_seconds,
                 train_seconds_limit=train_seconds_limit,
                 eval_every_steps=eval_every_steps,
                 threads=threads,
-                retry_of=retry_of,
-                lease_owner=lease_owner,
-                lease_expires_at=now + timedelta(seconds=lease_seconds),
-                created_at=now,
-                ended_at=None,
-                steps_x_step_time_s=None,
-                outcome=TrialOutcome(state=TrialState.RUNNING, reason=""),
             )
-            connection.execute(
-                insert(TrialRow).values(
-                    study_id=study_id,
-                    environment_id=self._environment_id(connection, environment),
-                    **to_columns(trial),
-                )
-            )
-        return trial.number
 
+        return self._on_study(study, start)
+
+    @patiently
     def append_observations(self, study: str, rows: Sequence[tuple[int, Observation]]) -> None:
-        """Store observations with the numbers of their trials, all or none; raise `DatabaseError` for a step twice."""
+        """Store observations with the numbers of their trials, all or none.
+
+        Raises `DatabaseError` for a step twice, unless all are stored already as they are: an earlier try made it.
+        """
         if not rows:
             return
         try:
@@ -219,75 +250,78 @@ class Store:
                     insert(ObservationRow), [{"trial_id": ids[number], **to_columns(one)} for number, one in rows]
                 )
         except DatabaseError as error:
-            twice = self._stored_twice(study, rows) if isinstance(error.__cause__, IntegrityError) else None
+            if not isinstance(error.__cause__, IntegrityError):
+                raise
+            curves = self.curves(study, dict(rows))
+            stored = {(number, one.step): one for number, curve in curves.items() for one in curve}
+            if all(stored.get((number, one.step)) == one for number, one in rows):
+                return  # an earlier try was committed although its connection broke
+            twice = _first_twice(stored, rows)
             if twice is None:
                 raise
-            number, step = twice
-            raise DatabaseError(f"trial {number} of {study!r} already has an observation at step {step}") from error
+            raise DatabaseError(
+                f"trial {twice[0]} of {study!r} already has an observation at step {twice[1]}"
+            ) from error
 
+    @patiently
     def finish_trial(
         self, study: str, number: int, outcome: TrialOutcome, *, steps_x_step_time_s: float | None
     ) -> None:
-        """Store how a running trial ended; raise `DatabaseError` where it is not running any more."""
+        """Store how a running trial ended; raise `DatabaseError` where it has ended in another way already."""
         if not outcome.state.is_finished:
             raise ValueError(f"{outcome.state} is not how a trial ends")
         with self._writing() as connection:
             study_id = self._study_id(connection, study)
             trial_id = trial_id_of(connection, study, study_id, number)
-            changed = end_trial(
-                connection, trial_id, {**to_columns(outcome), "steps_x_step_time_s": steps_x_step_time_s}
-            )
-            if not changed:
-                state = connection.execute(select(TrialRow.state).where(TrialRow.id == trial_id)).scalar_one()
+            columns = {**to_columns(outcome), "steps_x_step_time_s": steps_x_step_time_s}
+            if end_trial(connection, trial_id, columns):
+                return
+            stored = trial_record(connection.execute(TRIALS.where(TrialRow.id == trial_id)).mappings().one())
+            if stored.outcome != outcome:  # else an earlier try made it
                 raise DatabaseError(
-                    f"trial {number} of {study!r} cannot end as {outcome.state}: it is not running but {state}"
+                    f"trial {number} of {study!r} cannot end as {outcome.state}: it is not running but {stored.state}"
                 )
 
     def heartbeat(self, study: str, owner: str, lease_seconds: float) -> None:
-        """Extend the leases of the owner's running trials to ``lease_seconds`` from now, by the database's clock."""
-        with self._writing() as connection:
-            study_id = self._study_id(connection, study)
-            expires_at = connection.execute(select(database_now())).scalar_one() + timedelta(seconds=lease_seconds)
-            connection.execute(
-                update(TrialRow)
-                .where(*is_running(study_id), TrialRow.lease_owner == owner)
-                .values(lease_expires_at=expires_at)
-            )
+        """Extend the leases of the owner's running trials and its claims to ``lease_seconds`` from now."""
+        self._on_study(study, partial(leases.heartbeat, owner=owner, lease_seconds=lease_seconds))
 
-    def mark_lost(self, study: str, *, is_alive: Callable[[str], bool | None]) -> list[int]:
+    def mark_lost(self, study: str, *, is_alive: IsAlive) -> list[int]:
         """End the running trials of dead owners as lost; return their numbers.
 
         ``is_alive`` says True or False of an owner, or None where it cannot know: then the lease decides.
         """
-        with self._reading() as connection:
-            study_id = self._study_id(connection, study)
-            owners = connection.scalars(select(TrialRow.lease_owner).where(*is_running(study_id)).distinct()).all()
-        if not owners:
-            return []
-        known = {owner: is_alive(owner) for owner in owners if owner is not None}
-        dead = {owner for owner, alive in known.items() if alive is False}
-        alive = {owner for owner, alive in known.items() if alive}
-        with self._writing() as connection:
-            now = connection.execute(select(database_now())).scalar_one()
-            rows = connection.execute(
-                select(TrialRow.id, TrialRow.number, TrialRow.lease_owner, TrialRow.lease_expires_at)
-                .where(
-                    *is_running(study_id),
-                    or_(
-                        TrialRow.lease_owner.in_(dead),
-                        and_(TrialRow.lease_expires_at <= now, TrialRow.lease_owner.not_in(alive)),
-                    ),
-                )
-                .order_by(TrialRow.number)
-                .with_for_update()
-            ).all()
-            for trial_id, _, owner, expired_at in rows:
-                gone = f"its driver {owner} is gone"
-                late = f"its lease ended at {expired_at:%Y-%m-%d %H:%M:%S} UTC, not renewed by {owner}"
-                outcome = TrialOutcome(state=TrialState.LOST, reason=gone if owner in dead else late)
-                end_trial(connection, trial_id, to_columns(outcome))
-            return [row.number for row in rows]
+        return self._on_study(study, partial(leases.mark_lost, is_alive=is_alive))
 
+    def claim(self, study: str, name: str, *, owner: str, lease_seconds: float, is_alive: IsAlive) -> bool:
+        """Claim what one driver of a study does at a time; return whether the owner has it now.
+
+        A claim is free, held by its owner until the lease ends (`heartbeat` extends it), or left by one that is dead.
+        """
+        return self._on_study(
+            study, partial(leases.claim, name=name, owner=owner, lease_seconds=lease_seconds, is_alive=is_alive)
+        )
+
+    def release(self, study: str, name: str, *, owner: str) -> None:
+        """Give a claim back; one that another holds is left alone."""
+        self._on_study(study, partial(leases.release, name=name, owner=owner))
+
+    @patiently
+    def save_log(self, study: str, number: int, text: str) -> None:
+        """Store the last lines of a trial's worker, in the place of earlier ones."""
+        with self._writing() as connection:
+            trial_id = trial_id_of(connection, study, self._study_id(connection, study), number)
+            if not insert_if_absent(connection, LogRow, {"trial_id": trial_id, "text": text}):
+                connection.execute(update(LogRow).where(LogRow.trial_id == trial_id).values(text=text))
+
+    @patiently
+    def log(self, study: str, number: int) -> str | None:
+        """Return the last lines of a trial's worker, None where none were stored."""
+        with self._reading() as connection:
+            trial_id = trial_id_of(connection, study, self._study_id(connection, study), number)
+            return connection.scalar(select(LogRow.text).where(LogRow.trial_id == trial_id))
+
+    @patiently
     def trials(
         self, study: str, *, phase: Phase | None = None, states: Collection[TrialState] | None = None
     ) -> list[TrialRecord]:
@@ -300,6 +334,7 @@ class Store:
                 query = query.where(TrialRow.state.in_(states))
             return [trial_record(row) for row in connection.execute(query).mappings()]
 
+    @patiently
     def trial(self, study: str, number: int) -> TrialRecord:
         """Return one trial; raise `NotFoundError` naming the numbers there are."""
         with self._reading() as connection:
@@ -310,12 +345,14 @@ class Store:
                 raise no_trial(connection, study, study_id, number)
         return trial_record(row)
 
+    @patiently
     def observations(self, study: str, number: int) -> list[Observation]:
         """Return the observations of one trial by step; raise `NotFoundError` for a trial that is not."""
         with self._reading() as connection:
             trial_id_of(connection, study, self._study_id(connection, study), number)
         return self.curves(study, [number])[number]
 
+    @patiently
     def curves(self, study: str, numbers: Collection[int]) -> dict[int, list[Observation]]:
         """Return the observations of some trials, by trial and step; a trial without any has an empty list."""
         found: dict[int, list[Observation]] = {number: [] for number in numbers}
@@ -327,6 +364,7 @@ class Store:
                 found[row["number"]].append(from_columns(Observation, row))
         return found
 
+    @patiently
     def observation_count(self, study: str) -> int:
         """Return how many observations a study has."""
         with self._reading() as connection:
@@ -335,72 +373,35 @@ class Store:
             return connection.execute(query.where(TrialRow.study_id == study_id)).scalar_one()
 
     def save_probe(self, study: str, environment: Environment, probe: ProbeRecord) -> None:
-        """Store the step time of a batch size, in the place of an earlier one in the same environment."""
-        with self._writing() as connection:
+        """Store the step time of a batch size, unless the same environment has one: its cadence must never change."""
+
+        def save(connection: Connection, study_id: int) -> None:
             place = {
-                "study_id": self._lock_study(connection, study),
+                "study_id": study_id,
                 "environment_id": self._environment_id(connection, environment),
                 "kind": ProbeKind.STEP_TIME,
                 "batch_size": probe.batch_size,
+                "measured_at": leases.now(connection),
             }
-            connection.execute(delete(ProbeRow).filter_by(**place))
-            now = connection.execute(select(database_now())).scalar_one()
-            connection.execute(insert(ProbeRow).values({**to_columns(probe), **place, "measured_at": now}))
+            insert_if_absent(connection, ProbeRow, {**to_columns(probe), **place})
 
+        self._on_study(study, save)
+
+    @patiently
     def probes(self, study: str) -> dict[int, ProbeRecord]:
-        """Return the step times of a study by batch size; of several environments the latest measurement."""
+        """Return the step times of a study by batch size; of several environments the first measurement."""
         with self._reading() as connection:
             query = PROBES.where(ProbeRow.study_id == self._study_id(connection, study))
             return {row["batch_size"]: from_columns(ProbeRecord, row) for row in connection.execute(query).mappings()}
 
-    @contextmanager
-    def _reading(self) -> Iterator[Connection]:
-        with reading(self._engine) as connection:
-            yield connection
 
-    @contextmanager
-    def _writing(self) -> Iterator[Connection]:
-        if not self._write:
-            raise DatabaseError(f"{self.masked_url} was opened for reading")
-        with writing(self._engine) as connection:
-            yield connection
-
-    def _study_id(self, connection: Connection, name: str) -> int:
-        if name not in self._study_ids:
-            found = connection.scalar(select(StudyRow.id).where(StudyRow.name == name))
-            if found is None:
-                raise no_study(connection, name)
-            self._study_ids[name] = found
-        return self._study_ids[name]
-
-    def _lock_study(self, connection: Connection, name: str) -> int:
-        """Return the study's id, and keep other writers of the study out until the transaction ends."""
-        study_id = self._study_id(connection, name)
-        connection.execute(select(StudyRow.id).where(StudyRow.id == study_id).with_for_update())
-        return study_id
-
-    def _environment_id(self, connection: Connection, environment: Environment) -> int:
-        if environment in self._environment_ids:
-            return self._environment_ids[environment]
-        digest = hashlib.sha256(to_json(environment).encode()).hexdigest()
-        query = select(EnvironmentRow.id).where(EnvironmentRow.digest == digest)
-        found = connection.scalar(query)
-        if found is not None:
-            # Only what another transaction committed is remembered: this one may yet be rolled back.
-            self._environment_ids[environment] = found
-            return found
-        try:
-            with connection.begin_nested():
-                connection.execute(insert(EnvironmentRow).values(digest=digest, **to_columns(environment)))
-        except IntegrityError:
-            pass  # another driver, of another study, was faster
-        return connection.execute(query).scalar_one()
-
-    def _stored_twice(self, study: str, rows: Sequence[tuple[int, Observation]]) -> tuple[int, int] | None:
-        stored = self.curves(study, dict(rows))
-        known = {(number, one.step) for number, curve in stored.items() for one in curve}
-        for number, one in rows:
-            if (number, one.step) in known:
-                return number, one.step
-            known.add((number, one.step))
-        return None
+def _first_twice(
+    stored: Collection[tuple[int, int]], rows: Sequence[tuple[int, Observation]]
+) -> tuple[int, int] | None:
+    """Return the first (trial, step) of the rows that is stored already, or earlier among the rows."""
+    known = set(stored)
+    for number, one in rows:
+        if (number, one.step) in known:
+            return number, one.step
+        known.add((number, one.step))
+    return None

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, RowMapping, Select, case, func, select, update
+from sqlalchemy import ColumnElement, Connection, RowMapping, Select, case, func, literal_column, select, update
+from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.functions import FunctionElement
@@ -41,6 +42,7 @@ class StudySummary:
     running: int
     created_by: str
     created_at: datetime
+    archived_at: datetime | None = None
 
 
 class database_now(FunctionElement[datetime]):  # noqa: N801 - it reads as the SQL function that it is
@@ -58,6 +60,23 @@ def _server_now(element: database_now, compiler: SQLCompiler, **options: Any) ->
 @compiles(database_now, "sqlite")
 def _sqlite_now(element: database_now, compiler: SQLCompiler, **options: Any) -> str:
     return "strftime('%Y-%m-%d %H:%M:%f000', 'now')"
+
+
+class database_started(FunctionElement[datetime]):  # noqa: N801 - it reads as the SQL function that it is
+    """When the database's server was started; NULL where there is no server."""
+
+    type = UtcDateTime()
+    inherit_cache = True
+
+
+@compiles(database_started)
+def _server_started(element: database_started, compiler: SQLCompiler, **options: Any) -> str:
+    return "pg_postmaster_start_time()"
+
+
+@compiles(database_started, "sqlite")
+def _sqlite_started(element: database_started, compiler: SQLCompiler, **options: Any) -> str:
+    return "NULL"
 
 
 def _columns(table: type[Base], record_type: type, *, without: str | None = None) -> list[Any]:
@@ -94,7 +113,7 @@ OBSERVATIONS: Select[Any] = (
 PROBES: Select[Any] = (
     select(*_columns(ProbeRow, ProbeRecord))
     .where(ProbeRow.kind == ProbeKind.STEP_TIME)
-    .order_by(ProbeRow.batch_size, ProbeRow.measured_at)
+    .order_by(ProbeRow.batch_size, ProbeRow.measured_at.desc(), ProbeRow.id.desc())
 )
 
 
@@ -116,12 +135,20 @@ def study_summary(row: RowMapping) -> StudySummary:
         running=row["running"],
         created_by=row["created_by"],
         created_at=row["created_at"],
+        archived_at=row["archived_at"],
     )
 
 
 def trial_record(row: RowMapping) -> TrialRecord:
     """Return the trial of a row of `TRIALS`; one that has not finished has no outcome."""
     return from_columns(TrialRecord, row, absent=None if row["state"].is_finished else "outcome")
+
+
+def insert_if_absent(connection: Connection, table: type[Base], columns: Mapping[str, Any]) -> bool:
+    """Insert a row unless one has the same key; return whether it was inserted. The first of two writers wins."""
+    kind = postgresql if connection.dialect.name == "postgresql" else sqlite
+    statement = kind.insert(table).values(columns).on_conflict_do_nothing().returning(literal_column("1"))
+    return connection.execute(statement).first() is not None
 
 
 def is_running(study_id: int) -> tuple[ColumnElement[bool], ColumnElement[bool]]:

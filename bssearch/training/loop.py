@@ -8,6 +8,9 @@
 * it never left chance in half of its whole budget        → `DIVERGED`
 * memory runs out                                         → `OOM`
 
+A request that does not stop at the target goes on, at the same cadence, until one of the other reasons ends it. It is
+`REACHED` all the same once the target was met, unless the caller calls it off.
+
 Any other exception is the caller's. On the CPU the same request, with the same number of threads, takes the same
 steps to the target, bit for bit: neither the clock nor the warm-up decides where an evaluation happens.
 """
@@ -23,6 +26,7 @@ import torch
 from bssearch.curves import Crossing, crossing
 from bssearch.records import Observation, TrialOutcome, TrialRequest, TrialState
 from bssearch.training.clock import Clock
+from bssearch.training.inspection import tokens_per_sample
 from bssearch.training.memory import is_out_of_memory, peak_memory_bytes, reset_peak_memory
 from bssearch.training.trainer import Trainer, warm_up
 from bssearch.workloads.base import Data, Workload
@@ -91,6 +95,7 @@ class Trial:
         self._workload = workload
         self._data = data
         self._device = device
+        self._tokens_per_sample = tokens_per_sample(workload)
         self._clock = clock
         self._on_observation = on_observation
         self._stop = stop
@@ -99,6 +104,7 @@ class Trial:
         self._last: Observation | None = None
         self._best: float | None = None
         self._crossing: Crossing | None = None
+        self._reached = ""
         self._test_metric: float | None = None
 
     def run(self) -> TrialOutcome:
@@ -110,7 +116,7 @@ class Trial:
             if not is_out_of_memory(error):
                 raise
             ending = self._out_of_memory(error)
-        return self._outcome(ending)
+        return self._outcome(self._reached_before(ending))
 
     def _run(self) -> Ending:
         trainer = self.prepare()
@@ -195,12 +201,23 @@ class Trial:
         target = self._request.target
         if self._best is None or target.gain(observation.metric) > target.gain(self._best):
             self._best = observation.metric
-        if target.is_met_by(observation.metric):
+        if self._crossing is None and target.is_met_by(observation.metric):
             self._crossing = crossing(previous, observation, target)
-            return Ending(TrialState.REACHED, f"{target.metric} = {observation.metric:.6g} at step {trainer.steps}")
+            self._reached = f"{target.metric} = {observation.metric:.6g} at step {trainer.steps}"
+            if self._request.stop_at_target:
+                return Ending(TrialState.REACHED, self._reached)
         if trainer.schedule.is_over(trainer.steps):
             return Ending(TrialState.EXHAUSTED, f"the schedule's horizon ended at step {trainer.steps}")
-        return self._stuck_at_chance(trainer)
+        return self._stuck_at_chance(trainer) if self._crossing is None else None
+
+    def _reached_before(self, ending: Ending) -> Ending:
+        """Return how a trial ended whose target may have been met on the way: nothing after that takes it back.
+
+        Only a trial that says nothing at all, one that was called off, stays what it is.
+        """
+        if self._crossing is None or ending.state is TrialState.REACHED or ending.state.is_missing:
+            return ending
+        return Ending(TrialState.REACHED, f"{self._reached}, then trained on: {ending.reason}")
 
     def _stuck_at_chance(self, trainer: Trainer) -> Ending | None:
         """End a trial that never left chance in half of its whole budget.
@@ -249,11 +266,13 @@ class Trial:
 
     def _outcome(self, ending: Ending) -> TrialOutcome:
         trainer, clock = self._trainer, self._clock
+        samples = 0 if trainer is None else trainer.samples
         outcome = TrialOutcome(
             state=ending.state,
             reason=ending.reason,
             steps=0 if trainer is None else trainer.steps,
-            samples=0 if trainer is None else trainer.samples,
+            samples=samples,
+            tokens=None if self._tokens_per_sample is None else samples * self._tokens_per_sample,
             train_seconds=clock.seconds("train"),
             evaluation_seconds=clock.seconds("evaluation"),
             warmup_seconds=clock.seconds("warmup"),
@@ -266,10 +285,10 @@ class Trial:
             dropped_samples_per_epoch=None if trainer is None else trainer.dropped_samples,
             contended=clock.is_contended(self._request.threads),
         )
-        if self._crossing is None:
-            if self._last is None:
-                return outcome
+        if self._crossing is None and self._last is not None:
             return replace(outcome, last_miss_step=self._last.step, last_miss_seconds=self._last.train_seconds)
+        if self._crossing is None or ending.state is not TrialState.REACHED:
+            return outcome
         return replace(
             outcome,
             time_to_target_s=self._crossing.train_seconds,

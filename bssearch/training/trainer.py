@@ -6,6 +6,7 @@ import math
 import random
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -85,25 +86,7 @@ class Trainer:
 
         Raises `WorkloadError` where the workload does not return that metric as a number.
         """
-        self.model.eval()
-        with torch.no_grad():
-            metrics = self._workload.evaluate(self.model, part)
-        self.model.train()
-        if not isinstance(metrics, Mapping):
-            raise WorkloadError(f"evaluate() returned a {type(metrics).__name__}; it must be a mapping of metrics")
-        if metric not in metrics:
-            offered = ", ".join(sorted(metrics)) or "nothing"
-            raise WorkloadError(f"evaluate() returned no metric {metric!r}; it offers {offered}")
-        try:
-            value = float(metrics[metric])
-        except (TypeError, ValueError) as error:
-            raise WorkloadError(f"evaluate() returned {metrics[metric]!r} as {metric!r}: not a number") from error
-        info = self._workload.metrics.get(metric, MetricInfo())
-        if (info.low is not None and value < info.low) or (info.high is not None and value > info.high):
-            raise WorkloadError(
-                f"evaluate() returned {metric} = {value:g}, outside the [{info.low}, {info.high}] declared"
-            )
-        return value
+        return metric_value(self._workload, measure(self._workload, self.model, part), metric)
 
     def _micro_batch_loss(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         loss = self._workload.loss(self.model, inputs, targets, label_smoothing=self._configuration.label_smoothing)
@@ -125,6 +108,38 @@ class Trainer:
     def _add_loss(self, loss: torch.Tensor) -> None:
         self._loss_sum = loss if self._loss_sum is None else self._loss_sum + loss
         self._losses += 1
+
+
+def measure(workload: Workload, model: torch.nn.Module, part: Part) -> Mapping[str, Any]:
+    """Return what a workload's ``evaluate`` says of a whole part, and leave the model in training mode.
+
+    Raises `WorkloadError` where that is no mapping; what is in it `metric_value` checks.
+    """
+    model.eval()
+    with torch.no_grad():
+        metrics = workload.evaluate(model, part)
+    model.train()
+    if not isinstance(metrics, Mapping):
+        raise WorkloadError(f"evaluate() returned a {type(metrics).__name__}; it must be a mapping of metrics")
+    return metrics
+
+
+def metric_value(workload: Workload, metrics: Mapping[str, Any], metric: str) -> float:
+    """Return one of the metrics as a float, which may be NaN.
+
+    Raises `WorkloadError` where it is missing, no number, or outside the bounds that the workload declares.
+    """
+    if metric not in metrics:
+        offered = ", ".join(sorted(metrics)) or "nothing"
+        raise WorkloadError(f"evaluate() returned no metric {metric!r}; it offers {offered}")
+    try:
+        value = float(metrics[metric])
+    except (TypeError, ValueError) as error:
+        raise WorkloadError(f"evaluate() returned {metrics[metric]!r} as {metric!r}: not a number") from error
+    info = workload.metrics.get(metric, MetricInfo())
+    if (info.low is not None and value < info.low) or (info.high is not None and value > info.high):
+        raise WorkloadError(f"evaluate() returned {metric} = {value:g}, outside the [{info.low}, {info.high}] declared")
+    return value
 
 
 def warm_up(

@@ -27,7 +27,11 @@ from bssearch.records import MetricInfo
 if TYPE_CHECKING:
     import torch
 
-SHIPPED = {"digits": "bssearch.workloads.digits:Digits"}
+SHIPPED = {
+    "char_lm": "bssearch.workloads.char_lm:CharLM",
+    "digits": "bssearch.workloads.digits:Digits",
+    "fashion_mnist": "bssearch.workloads.fashion_mnist:FashionMnist",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +60,17 @@ class Data:
 
 
 class Workload(Protocol):
-    """One training problem: data, model, loss and metrics. bssearch does the rest."""
+    """One training problem: data, model, loss and metrics. bssearch does the rest.
+
+    A workload may also have ``tokens_per_sample: int``, for what is counted in tokens rather than samples: the tokens
+    that one training sample predicts. Trials then tell the tokens that they have seen.
+    """
 
     metrics: Mapping[str, MetricInfo]
-    """The metrics that `evaluate` returns, with their bounds and the value that guessing gives."""
+    """The metrics that `evaluate` returns, with their bounds and the value that guessing gives.
+
+    Read again after `load`, which may refine what only the data tell, such as chance.
+    """
 
     def load(self, device: torch.device) -> Data:
         """Return the three parts on the device. Called once per worker process; must not depend on a seed."""

@@ -61,6 +61,7 @@ def add_trial(
         lease_owner="benchmark/1/1.00/x",
         lease_seconds=60.0,
     )
+    assert number is not None
     curve = [
         Observation(
             step=5 * n,

@@ -34,6 +34,7 @@ class Task:
 
     def build_model(self, *, dropout):
         self.calls = 0
+        print("a new model")
         return torch.nn.Sequential(torch.nn.Linear(10, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
 
     def loss(self, model, inputs, targets, *, label_smoothing):

@@ -102,6 +102,32 @@ def test_one_trial_shows_configuration_curve_and_why_it_ended(folder: Path) -> N
     assert "999" in done.stderr
 
 
+def test_what_a_trial_printed_is_kept(folder: Path) -> None:
+    shown = bssearch("trial", "task", "3", "--log", cwd=folder)
+    assert shown.returncode == 0
+    assert set(shown.stdout.splitlines()) == {"a new model"}
+
+
+def test_an_easier_target_is_answered_from_the_stored_curves(folder: Path) -> None:
+    answer = load(folder, "best", "--target", "0.85")
+    own = load(folder, "best")
+    assert isinstance(answer, dict) and isinstance(own, dict)
+    jsonschema.validate(answer, json.loads(bssearch("schema", "best", cwd=folder).stdout))
+    assert answer["target"]["value"] == 0.85
+    assert answer["warnings"][0]["code"] == "retargeted"
+    assert answer["optimal"]["test_metric"] is None
+    assert answer["optimal"]["time_to_target_s"]["median"] < own["optimal"]["time_to_target_s"]["median"]
+    assert sum(row["reached"] for row in answer["batches"]) >= sum(row["reached"] for row in own["batches"])
+    assert load(folder, "best", "--target", "0.93") == own
+    assert library.best("task", db=f"sqlite:///{folder / 'bssearch.db'}", target=0.85).target.value == 0.85
+    harder = bssearch("best", "--target", "0.95", cwd=folder)
+    assert harder.returncode == 2
+    assert "target 0.95 is harder than the study's accuracy of 0.93" in harder.stderr
+    at_once = bssearch("best", "--target", "0.0", cwd=folder)
+    assert at_once.returncode == 2
+    assert "met before the first step" in at_once.stderr
+
+
 def test_the_same_command_again_repeats_nothing(folder: Path) -> None:
     before = load(folder, "trials")
     done = bssearch("run", "task.yaml", cwd=folder)
@@ -149,3 +175,34 @@ def test_a_larger_budget_extends_the_study(folder: Path) -> None:
     trials = load(folder, "trials", "--phase", "search")
     assert isinstance(trials, list)
     assert len(trials) == 14
+
+
+def test_a_configuration_of_ones_own_is_tried_next(folder: Path) -> None:
+    queued = bssearch("enqueue", "task", "batch_size=64", "warmup_epochs=1", cwd=folder)
+    assert queued.returncode == 0, queued.stderr
+    trials = load(folder, "trials", "--state", "queued")
+    assert isinstance(trials, list)
+    assert f"trial {trials[0]['number']} of task is queued: batch_size 64, learning_rate 0.1414" in queued.stdout
+    assert load(folder, "status")["trials"]["search"]["queued"] == 1  # type: ignore[index]
+    assert bssearch("run", "task.yaml", "--set", "budget.trials=15", cwd=folder).returncode == 0
+    ran = load(folder, "trial", str(trials[0]["number"]))
+    assert isinstance(ran, dict)
+    assert (ran["batch_size"], ran["warmup_epochs"], ran["evidence"]) == (64, 1.0, True)
+    assert ran["state"] in {"reached", "exhausted", "diverged"}
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        (["batch_size=100"], "batch_size = 100 is not one of 8, 16, 32, 64, 128"),
+        (["learning_rate=7"], "learning_rate = 7 at batch_size 32 is not in [0.02, 1]"),
+        (["warmup_epochs=0.5"], "warmup_epochs = 0.5 is not one of 0, 1"),
+        (["batch_size"], "it takes the form KEY=VALUE"),
+    ],
+)
+def test_what_lies_outside_the_space_is_not_queued(folder: Path, values: list[str], said: str) -> None:
+    before = load(folder, "trials")
+    done = bssearch("enqueue", "task", *values, cwd=folder)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert load(folder, "trials") == before

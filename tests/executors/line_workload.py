@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -174,6 +174,7 @@ def opened(
     hang_seconds: float = 60.0,
     device: str = "cpu",
     log_folder: Path | None = None,
+    environment: Mapping[str, str] | None = None,
     **settings: ParameterValue,
 ) -> Iterator[LocalExecutor]:
     """Yield an executor of the tiny workload, and close it."""
@@ -186,6 +187,7 @@ def opened(
         hang_seconds=hang_seconds,
         device=device,
         log_folder=log_folder,
+        environment=environment,
     )
     with closing(executor):
         yield executor

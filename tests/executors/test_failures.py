@@ -14,6 +14,7 @@ from bssearch.executors.failures import (
     describe_exit,
     judge_exit,
     kernel_memory_kills,
+    printed,
     tail,
 )
 from bssearch.records import TrialState
@@ -89,3 +90,14 @@ def test_a_tail_is_the_last_lines_from_a_place_on(tmp_path: Path) -> None:
     assert lines[0] == "line 61" and lines[-1] == "\N{REPLACEMENT CHARACTER}"
     assert "before" not in tail(log, len(b"before\n"))
     assert tail(log, log.stat().st_size) == ""
+
+
+def test_of_a_long_log_the_beginning_and_the_end_are_kept(tmp_path: Path) -> None:
+    log = tmp_path / "slot.log"
+    log.write_bytes(b"before\n" + b"first" + b"." * 200_000 + b"last")
+    text = printed(log, start=7)
+    assert text.startswith("first..")
+    assert text.endswith("..last")
+    assert f"… {200_009 - 65_536} bytes left out …" in text
+    assert len(text) < 66_000
+    assert printed(log, start=log.stat().st_size) == ""

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from bssearch.errors import LaunchError, WorkloadError
-from bssearch.executors.base import Observed
+from bssearch.executors.base import Ended, Observed
 from bssearch.executors.local import LocalExecutor
 from bssearch.records import StepTimeRequest, TrialState
 from tests.executors.line_workload import (
@@ -39,7 +39,12 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalExecutor]:
         patch.setenv("PGPASSWORD", "secret-word")
         patch.setenv("OMP_NUM_THREADS", "7")
         patch.setenv("HARMLESS", "kept")
-        with opened(folder, log_folder=folder / "logs", report=str(folder / "environment.json")) as executor:
+        with opened(
+            folder,
+            log_folder=folder / "logs",
+            environment={"GIVEN": "by the driver"},
+            report=str(folder / "environment.json"),
+        ) as executor:
             executor.describe()
             yield executor
 
@@ -55,6 +60,21 @@ def test_the_workload_is_described(shared: LocalExecutor) -> None:
     assert description.metrics["score"].chance == 0.0
     assert description.environment.device_type == "cpu"
     assert description.environment.workload_revision is not None
+    assert description.model.parameters > 0
+    assert description.model.batch_norm_layers == 0
+    assert description.model.initial_metrics.keys() == {"score"}
+    assert description.tokens_per_sample is None
+
+
+def test_what_a_trial_prints_comes_with_its_end_and_is_its_own(shared: LocalExecutor) -> None:
+    logs = []
+    for number, behaviour in [(1, "print"), (2, "learn"), (3, "print")]:
+        shared.submit(request_endless_trial(number, behaviour, seconds=0.2))
+        ended = wait_for(shared, lambda events: any(isinstance(event, Ended) for event in events))
+        logs += [event.log for event in ended if isinstance(event, Ended)]
+    assert '{"kind": "exit"}' in logs[0]
+    assert logs[1] == ""
+    assert '{"kind": "exit"}' in logs[2]
 
 
 def test_a_trial_runs_end_to_end(shared: LocalExecutor) -> None:
@@ -143,6 +163,7 @@ def test_a_worker_knows_no_database_and_the_number_of_its_threads(shared: LocalE
     environment = json.loads((shared._slots[0].log.parents[1] / "environment.json").read_text())
     assert "secret-word" not in json.dumps(environment)
     assert environment["HARMLESS"] == "kept"
+    assert environment["GIVEN"] == "by the driver"
     assert environment["OMP_NUM_THREADS"] == "1"
 
 

@@ -13,6 +13,7 @@ from bssearch.executors.messages import Command, Lines, Reply, decode_command, d
 from bssearch.records import (
     Environment,
     MetricInfo,
+    ModelDescription,
     Observation,
     StepTime,
     StepTimeRequest,
@@ -48,6 +49,8 @@ DESCRIPTION = WorkloadDescription(
         host="here",
         workload_revision=None,
     ),
+    model=ModelDescription(parameters=4, batch_norm_layers=1, initial_metrics={"accuracy": 0.1, "loss": None}),
+    tokens_per_sample=64,
 )
 STEP_TIME = StepTime(
     batch_size=8,
@@ -68,13 +71,15 @@ COMMANDS: list[Command] = [
         slot=1,
         threads=2,
     ),
+    messages.Describe(),
     messages.MeasureStepTime(request=StepTimeRequest(configuration=REQUEST.configuration, threads=3)),
     messages.Run(request=REQUEST),
     messages.Stop(number=3, state=TrialState.PRUNED, reason="too slow"),
     messages.Exit(),
 ]
 REPLIES: list[Reply] = [
-    messages.Loaded(device="cuda:1", description=DESCRIPTION),
+    messages.Loaded(device="cuda:1"),
+    messages.Described(description=DESCRIPTION),
     messages.Refused(error="workload", message="no", hint=None),
     messages.Heartbeat(),
     messages.StepTimeMeasured(step_time=STEP_TIME),

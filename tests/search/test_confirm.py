@@ -6,9 +6,9 @@ from dataclasses import replace
 from bssearch.records import Phase, StepTime, TrialRecord, TrialState
 from bssearch.search.cadence import eval_every_steps, probe_record
 from bssearch.search.confirm import finalists, remaining
-from bssearch.search.driver import busy_seconds
 from bssearch.search.history import History
 from bssearch.search.owner import is_alive, this_driver
+from bssearch.search.planner import busy_seconds
 from bssearch.search.seeds import trial_seed
 from tests.factories import make_probe, make_spec, make_trial
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,14 +16,9 @@ from bssearch.errors import (
     SpecError,
     TargetNotReachedError,
 )
-from bssearch.executors.base import Ended, Event, Observed
+from bssearch.executors.base import Ended, Event
 from bssearch.records import (
-    Configuration,
-    MetricInfo,
-    Observation,
     Phase,
-    StepTime,
-    StepTimeRequest,
     TrialOutcome,
     TrialRequest,
     TrialState,
@@ -34,107 +28,9 @@ from bssearch.search.study import run_study
 from bssearch.spec import StudySpec
 from bssearch.storage.repository import open_store
 from tests.factories import SPEC, make_environment, make_spec
+from tests.search.law import LawExecutor, step_seconds, steps_needed
 
 BUDGET = {"trials": 40, "trial_train_seconds": 100.0}
-
-
-def step_seconds(batch_size: int) -> float:
-    return 0.001 + 0.0001 * batch_size
-
-
-def steps_needed(configuration: Configuration) -> float:
-    """Return S_min (1 + B_crit / B), times how far the learning rate is from its best."""
-    best = 0.1 * math.sqrt(configuration.batch_size / 32)
-    return 100 * (1 + 30 / configuration.batch_size) * (1 + math.log(configuration.learning_rate / best) ** 2)
-
-
-@dataclass
-class LawExecutor:
-    """Ends each trial with the outcome that the law gives; broken batch sizes fail, large ones run out of memory."""
-
-    slots: int = 1
-    fails: frozenset[int] = frozenset()
-    fits_up_to: int = 10**9
-    reachable: bool = True
-    requests: list[TrialRequest] = field(default_factory=list)
-    running: list[TrialRequest] = field(default_factory=list)
-    most_at_once: int = 0
-    stopped: dict[int, tuple[TrialState, str]] = field(default_factory=dict)
-
-    def describe(self) -> WorkloadDescription:
-        metrics = {"accuracy": MetricInfo(low=0.0, high=1.0, chance=0.1)}
-        return WorkloadDescription(
-            train_samples=1000,
-            validation_samples=100,
-            test_samples=100,
-            metrics=metrics,
-            environment=make_environment(),
-        )
-
-    def measure_step_time(self, request: StepTimeRequest) -> StepTime:
-        assert not self.running, "step times are measured alone"
-        size = request.configuration.batch_size
-        fits = size <= self.fits_up_to
-        return StepTime(
-            batch_size=size,
-            micro_batch_size=size,
-            step_seconds=step_seconds(size) if fits else None,
-            evaluation_seconds=0.001 if fits else None,
-            steps_timed=5,
-            peak_memory_bytes=None,
-            out_of_memory=not fits,
-        )
-
-    def submit(self, request: TrialRequest) -> None:
-        self.requests.append(request)
-        self.running.append(request)
-        self.most_at_once = max(self.most_at_once, len(self.running))
-
-    def stop(self, number: int, state: TrialState, reason: str) -> None:
-        self.stopped[number] = (state, reason)
-
-    def events(self, timeout: float) -> list[Event]:
-        if not self.running:
-            return []
-        request = self.running.pop(0)
-        if request.configuration.batch_size in self.fails:
-            return [Ended(request.number, TrialOutcome(state=TrialState.FAILED, reason="broken"))]
-        per_step = step_seconds(request.configuration.batch_size)
-        seconds = steps_needed(request.configuration) * per_step
-        reached = self.reachable and seconds <= request.train_seconds_limit
-        end = min(seconds, request.train_seconds_limit)
-        events: list[Event] = [Observed(request.number, self.observe(request, share, seconds)) for share in (0.0, 0.5)]
-        state = TrialState.REACHED if reached else request.limit_state
-        outcome = TrialOutcome(
-            state=state,
-            reason="by the law",
-            steps=round(end / per_step),
-            train_seconds=end,
-            wall_seconds=end,
-            time_to_target_s=seconds if reached else None,
-            steps_to_target=math.ceil(seconds / per_step) if reached else None,
-            best_metric=0.9 if reached else 0.9 * end / seconds,
-            final_metric=0.9,
-            test_metric=0.89 if request.evaluate_test else None,
-        )
-        return [*events, Ended(request.number, outcome)]
-
-    def observe(self, request: TrialRequest, share: float, seconds: float) -> Observation:
-        end = min(seconds, request.train_seconds_limit)
-        return Observation(
-            step=round(share * 100),
-            samples=round(share * 100) * request.configuration.batch_size,
-            train_seconds=share * end,
-            metric=0.9 * share * end / seconds,
-            loss=None,
-            learning_rate=request.configuration.learning_rate,
-        )
-
-    def kill(self) -> None:
-        self.running.clear()
-
-    def close(self) -> None:
-        self.kill()
 
 
 def run(spec: StudySpec, folder: Path, executor: LawExecutor) -> Answer:
@@ -251,14 +147,7 @@ def test_an_error_in_mid_study_leaves_no_trial_running(tmp_path: Path) -> None:
 def test_another_device_under_one_name_is_refused(tmp_path: Path) -> None:
     class Elsewhere(LawExecutor):
         def describe(self) -> WorkloadDescription:
-            found = super().describe()
-            return WorkloadDescription(
-                train_samples=found.train_samples,
-                validation_samples=found.validation_samples,
-                test_samples=found.test_samples,
-                metrics=found.metrics,
-                environment=make_environment(device_name="Another GPU"),
-            )
+            return replace(super().describe(), environment=make_environment(device_name="Another GPU"))
 
     run(make_spec(budget=BUDGET), tmp_path, LawExecutor())
     with pytest.raises(BSSearchError, match="Another GPU"):

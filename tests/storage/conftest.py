@@ -7,8 +7,23 @@ from typing import Any
 import pytest
 
 from bssearch.records import Configuration, Phase, StudyRecord, Target
+from bssearch.storage import leases
 from bssearch.storage.repository import Store, open_store
 from tests.factories import make_environment
+from tests.postgres import Postgres
+
+LEASE: dict[str, Any] = {"lease_owner": "driver", "lease_seconds": 60.0}
+TRIAL: dict[str, Any] = {
+    "configuration": Configuration(batch_size=32, micro_batch_size=32, learning_rate=0.1),
+    "sampled": None,
+    "phase": Phase.SEARCH,
+    "evidence": False,
+    "seed": 0,
+    "train_seconds_limit": 10.0,
+    "eval_every_steps": 5,
+    "threads": 1,
+    "retry_of": None,
+}
 
 
 @pytest.fixture
@@ -17,11 +32,33 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "runs 100%#.db"
 
 
-@pytest.fixture(params=["sqlite"])
+@pytest.fixture(params=["sqlite", "postgresql"])
 def url(request: pytest.FixtureRequest, path: Path) -> str:
-    """An empty database of each kind that keeps the store's contract."""
-    assert request.param == "sqlite"
+    """A database of each kind that keeps the store's contract: it can be opened for writing, and holds nothing."""
+    if request.param == "sqlite":
+        return f"sqlite:///{path}"
+    postgres: Postgres = request.getfixturevalue("postgres")
+    return postgres.cleared_database()
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def empty_url(request: pytest.FixtureRequest, path: Path) -> str:
+    """A database of each kind without any tables."""
+    if request.param == "sqlite":
+        return f"sqlite:///{path}"
+    postgres: Postgres = request.getfixturevalue("postgres")
+    return postgres.create_database(schema=False)
+
+
+@pytest.fixture
+def sqlite_url(path: Path) -> str:
     return f"sqlite:///{path}"
+
+
+@pytest.fixture(autouse=True)
+def _no_grace_after_a_restart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tests' server has just been started: without this no lease of a test would ever end."""
+    monkeypatch.setattr(leases, "RESTART_GRACE_S", 0.0)
 
 
 @pytest.fixture
@@ -42,18 +79,29 @@ def add_study(store: Store, name: str = "toy", **changes: Any) -> StudyRecord:
 
 
 def start(store: Store, study: str = "toy", **changes: Any) -> int:
-    values: dict[str, Any] = {
-        "configuration": Configuration(batch_size=32, micro_batch_size=32, learning_rate=0.1),
-        "sampled": None,
-        "phase": Phase.SEARCH,
-        "evidence": False,
-        "seed": 0,
-        "train_seconds_limit": 10.0,
-        "eval_every_steps": 5,
-        "threads": 1,
-        "retry_of": None,
-        "environment": make_environment(),
-        "lease_owner": "driver",
-        "lease_seconds": 60.0,
-    }
-    return store.start_trial(study, **{**values, **changes})
+    number = store.start_trial(study, **{**TRIAL, "environment": make_environment(), **LEASE, **changes})
+    assert number is not None
+    return number
+
+
+def start_after(store: Store, after: int, owner: str, study: str = "toy") -> int | None:
+    changes = {**LEASE, "lease_owner": owner, "after": after}
+    return store.start_trial(study, **{**TRIAL, "environment": make_environment(), **changes})
+
+
+def enqueue(store: Store) -> int:
+    return store.enqueue_trial(
+        "toy",
+        configuration=TRIAL["configuration"],
+        sampled={"lr": 0.1},
+        seed=7,
+        train_seconds_limit=5.0,
+        eval_every_steps=3,
+        threads=2,
+    )
+
+
+def start_queued(store: Store, number: int, owner: str, **changes: Any) -> bool:
+    limits = {"train_seconds_limit": 5.0, "eval_every_steps": 3, "threads": 2, **changes}
+    lease = {**LEASE, "lease_owner": owner}
+    return store.start_queued("toy", number, environment=make_environment(), **limits, **lease)

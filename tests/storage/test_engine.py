@@ -18,9 +18,10 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.schema import CreateTable
 
 from bssearch.errors import BSSearchError, DatabaseError, SchemaError, UsageError
-from bssearch.storage.engine import create_engine_for, masked, parse_url, reading, writing
+from bssearch.storage.engine import create_engine_for, reading, writing
 from bssearch.storage.models import Base, FiniteFloat, UtcDateTime
 from bssearch.storage.repository import open_store
+from bssearch.storage.urls import masked, parse_url
 from tests.storage.conftest import add_study, start
 
 
@@ -68,6 +69,19 @@ class TestUrls:
         assert masked("sqlite:///a.db") == "sqlite:///a.db"
         assert masked("postgresql://h/d?user=u&password=secret&x=1") == "postgresql://h/d?user=u&password=***&x=1"
         assert masked(parse_url("sqlite:///a.db")) == "sqlite:///a.db"
+        assert masked(parse_url("postgresql://u:x@h/d?password=secret")).endswith("://u:***@h/d?password=***")
+
+
+def test_a_reader_sees_one_state_and_keeps_no_writer_waiting(empty_url: str) -> None:
+    engine = create_engine_for(empty_url)
+    with writing(engine) as connection:
+        connection.execute(text("CREATE TABLE t (a INTEGER)"))
+    with reading(engine) as reader:
+        assert reader.execute(text("SELECT count(*) FROM t")).scalar_one() == 0
+        with writing(engine) as writer:
+            writer.execute(text("INSERT INTO t VALUES (1)"))
+        assert reader.execute(text("SELECT count(*) FROM t")).scalar_one() == 0
+    engine.dispose()
 
 
 class TestSqlite:
@@ -102,17 +116,6 @@ class TestSqlite:
             thread.join()
         with reading(engine) as connection:
             assert connection.execute(text("SELECT value FROM counter")).scalar_one() == 80
-        engine.dispose()
-
-    def test_a_reader_sees_one_state_and_keeps_no_writer_waiting(self, path: Path) -> None:
-        engine = create_engine_for(f"sqlite:///{path}")
-        with writing(engine) as connection:
-            connection.execute(text("CREATE TABLE t (a INTEGER)"))
-        with reading(engine) as reader:
-            assert reader.execute(text("SELECT count(*) FROM t")).scalar_one() == 0
-            with writing(engine) as writer:
-                writer.execute(text("INSERT INTO t VALUES (1)"))
-            assert reader.execute(text("SELECT count(*) FROM t")).scalar_one() == 0
         engine.dispose()
 
     def test_an_exception_rolls_back_definitions_too(self, path: Path) -> None:
@@ -179,7 +182,7 @@ class TestSqlite:
 OPEN_WITHOUT_RIGHTS = """
 import os, sys
 from bssearch.errors import BSSearchError
-from bssearch.storage.engine import parse_url
+from bssearch.storage.urls import parse_url
 from bssearch.storage.repository import open_store
 parse_url(sys.argv[1]).get_dialect()  # nothing is left to import when the rights are gone
 if os.getuid() == 0:

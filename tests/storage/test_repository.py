@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import multiprocessing
 import sqlite3
 import time
-from contextlib import closing, suppress
+from collections.abc import Callable
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sqlalchemy import Connection, event, text
@@ -28,7 +29,7 @@ from bssearch.records import (
 from bssearch.storage.models import TrialRow
 from bssearch.storage.repository import Store, open_store
 from tests.factories import make_curve, make_environment, make_probe
-from tests.storage.conftest import add_study, start
+from tests.storage.conftest import add_study, enqueue, start, start_after, start_queued
 
 OUTCOME = TrialOutcome(
     state=TrialState.REACHED,
@@ -265,6 +266,74 @@ class TestTrials:
         assert len(trials) == 4000
         assert trials[-1].outcome == OUTCOME
 
+    def test_a_trial_is_started_only_where_none_is_newer_than_the_caller_has_seen(self, store: Store) -> None:
+        add_study(store)
+        add_study(store, "other")
+        start(store, "other")
+        assert start_after(store, 0, "a") == 1
+        assert start_after(store, 0, "b") is None
+        assert start_after(store, 1, "b") == 2
+        enqueue(store)
+        assert start_after(store, 2, "a") is None
+        assert start_after(store, 3, "a") == 4
+        assert [trial.lease_owner for trial in store.trials("toy")] == ["a", "b", None, "a"]
+
+    def test_a_start_that_is_tried_again_finds_the_trial_of_the_first_try(self, store: Store) -> None:
+        add_study(store)
+        assert start_after(store, 0, "a") == start_after(store, 0, "a") == 1
+        store.finish_trial("toy", 1, CANCELLED, steps_x_step_time_s=None)
+        assert start_after(store, 0, "a") is None
+        assert len(store.trials("toy")) == 1
+
+    def test_an_end_that_is_told_again_is_fine_and_another_end_is_not(self, store: Store) -> None:
+        add_study(store)
+        start(store)
+        for _ in range(2):
+            store.finish_trial("toy", 1, OUTCOME, steps_x_step_time_s=1.5)
+        with pytest.raises(DatabaseError, match="not running but reached"):
+            store.finish_trial("toy", 1, dataclasses.replace(OUTCOME, steps=124), steps_x_step_time_s=1.5)
+
+    def test_a_queued_trial_waits_until_it_is_started_once(self, store: Store) -> None:
+        add_study(store)
+        number = enqueue(store)
+        queued = store.trial("toy", number)
+        assert (queued.state, queued.phase, queued.evidence) == (TrialState.QUEUED, Phase.SEARCH, True)
+        assert (queued.lease_owner, queued.lease_expires_at, queued.outcome) == (None, None, None)
+        assert (queued.sampled, queued.seed, queued.train_seconds_limit, queued.threads) == ({"lr": 0.1}, 7, 5.0, 2)
+        assert store.mark_lost("toy", is_alive=lambda owner: False) == []
+
+        assert start_queued(store, number, "a", train_seconds_limit=3.0, eval_every_steps=4, threads=1)
+        running = store.trial("toy", number)
+        assert (running.state, running.lease_owner) == (TrialState.RUNNING, "a")
+        assert (running.train_seconds_limit, running.eval_every_steps, running.threads) == (3.0, 4, 1)
+        assert running.configuration == queued.configuration
+        assert start_queued(store, number, "a"), "tried again"
+        assert not start_queued(store, number, "b")
+        store.finish_trial("toy", number, OUTCOME, steps_x_step_time_s=None)
+        assert not start_queued(store, number, "a")
+
+    def test_tokens_are_kept_and_never_negative(self, store: Store) -> None:
+        add_study(store)
+        start(store)
+        with pytest.raises(DatabaseError, match="tokens_not_negative"):
+            store.finish_trial("toy", 1, dataclasses.replace(OUTCOME, tokens=-1), steps_x_step_time_s=None)
+        store.finish_trial("toy", 1, dataclasses.replace(OUTCOME, tokens=2**40), steps_x_step_time_s=None)
+        outcome = store.trial("toy", 1).outcome
+        assert outcome is not None
+        assert outcome.tokens == 2**40
+
+    def test_a_log_is_kept_whatever_the_worker_wrote(self, store: Store) -> None:
+        add_study(store)
+        start(store)
+        assert store.log("toy", 1) is None
+        store.save_log("toy", 1, "first")
+        store.save_log("toy", 1, "NUL \0, a lone surrogate \udcff, and é\n")
+        assert store.log("toy", 1) == "NUL \N{REPLACEMENT CHARACTER}, a lone surrogate ?, and é\n"
+        calls: list[Callable[[], object]] = [lambda: store.log("toy", 2), lambda: store.save_log("toy", 2, "")]
+        for call in calls:
+            with pytest.raises(NotFoundError, match="no trial 2"):
+                call()
+
 
 class TestObservations:
     def test_observations_come_back_by_trial_and_step(self, store: Store) -> None:
@@ -293,6 +362,16 @@ class TestObservations:
         with pytest.raises(DatabaseError, match="trial 2 of 'toy' already has an observation at step 10"):
             store.append_observations("toy", [(2, two), (2, two)])
         assert store.curves("toy", [1, 2]) == {1: [one], 2: []}
+
+    def test_observations_that_are_stored_again_as_they_were_are_fine(self, store: Store) -> None:
+        add_study(store)
+        start(store)
+        curve = make_curve((0.0, 0.1), (1.0, 0.5), (2.0, 0.6))
+        for _ in range(2):
+            store.append_observations("toy", [(1, one) for one in curve[:2]])
+        with pytest.raises(DatabaseError, match="already has an observation at step 0"):
+            store.append_observations("toy", [(1, one) for one in curve])
+        assert store.observations("toy", 1) == curve[:2]
 
     def test_a_value_out_of_bounds_is_named(self, store: Store) -> None:
         add_study(store)
@@ -343,51 +422,148 @@ class TestLeases:
             store.finish_trial("toy", 1, OUTCOME, steps_x_step_time_s=None)
 
 
+NOBODY_KNOWS: Callable[[str], bool | None] = lambda owner: None  # noqa: E731
+
+
+class TestClaims:
+    def claim(self, store: Store, owner: str, **changes: Any) -> bool:
+        values: dict[str, Any] = {"name": "probe", "lease_seconds": 60.0, "is_alive": NOBODY_KNOWS}
+        return store.claim("toy", owner=owner, **{**values, **changes})
+
+    def test_one_owner_holds_a_claim_until_it_is_released(self, store: Store) -> None:
+        add_study(store)
+        add_study(store, "other")
+        assert self.claim(store, "a")
+        assert self.claim(store, "a"), "tried again"
+        assert not self.claim(store, "b")
+        assert self.claim(store, "b", name="confirm host")
+        assert store.claim("other", "probe", owner="b", lease_seconds=60.0, is_alive=NOBODY_KNOWS)
+        store.release("toy", "probe", owner="b")
+        assert not self.claim(store, "b")
+        store.release("toy", "probe", owner="a")
+        store.release("toy", "probe", owner="a")
+        assert self.claim(store, "b")
+
+    def test_a_claim_is_taken_over_from_a_dead_owner_or_after_its_lease(self, store: Store) -> None:
+        add_study(store)
+        assert self.claim(store, "a")
+        assert not self.claim(store, "b", is_alive=lambda owner: True)
+        assert self.claim(store, "b", is_alive={"a": False}.get, lease_seconds=-5.0)
+        assert not self.claim(store, "c", is_alive={"b": True}.get)
+        assert self.claim(store, "c")
+        assert not self.claim(store, "b")
+
+    def test_a_heartbeat_extends_the_claims_of_its_owner_alone(self, store: Store) -> None:
+        add_study(store)
+        assert self.claim(store, "a", lease_seconds=-5.0)
+        assert self.claim(store, "b", name="confirm host", lease_seconds=-5.0)
+        store.heartbeat("toy", "a", 60.0)
+        assert not self.claim(store, "c")
+        assert self.claim(store, "c", name="confirm host")
+
+    def test_what_a_study_does_not_have_is_not_found(self, store: Store) -> None:
+        with pytest.raises(NotFoundError):
+            self.claim(store, "a")
+        with pytest.raises(NotFoundError):
+            store.release("toy", "probe", owner="a")
+
+
+class TestKeeping:
+    def test_a_study_is_renamed_with_all_it_has(self, store: Store) -> None:
+        add_study(store)
+        store.finish_trial("toy", start(store), OUTCOME, steps_x_step_time_s=None)
+        store.rename_study("toy", "new.name-1")
+        assert store.find_study("toy") is None
+        assert [trial.number for trial in store.trials("new.name-1")] == [1]
+        store.rename_study("new.name-1", "new.name-1")
+        assert add_study(store).name == "toy"
+
+    @pytest.mark.parametrize("name", ["", "a b", "-x", "x" * 101, "a/b"])
+    def test_a_name_must_be_one_that_a_spec_could_have(self, store: Store, name: str) -> None:
+        add_study(store)
+        with pytest.raises(UsageError, match="is no name for a study") as caught:
+            store.rename_study("toy", name)
+        assert "100 characters" in str(caught.value.hint)
+
+    def test_a_taken_name_and_an_unknown_study_are_refused(self, store: Store) -> None:
+        add_study(store)
+        add_study(store, "other")
+        with pytest.raises(UsageError, match="there is a study 'other' already"):
+            store.rename_study("toy", "other")
+        calls: list[Callable[[], object]] = [
+            lambda: store.rename_study("nix", "new"),
+            lambda: store.delete_study("nix"),
+        ]
+        for call in calls:
+            with pytest.raises(NotFoundError):
+                call()
+
+    def test_a_study_that_a_driver_runs_is_neither_renamed_nor_deleted(self, store: Store) -> None:
+        add_study(store)
+        start(store, lease_owner="node-1/4711")
+        calls: list[Callable[[], object]] = [
+            lambda: store.rename_study("toy", "new"),
+            lambda: store.delete_study("toy"),
+        ]
+        for call in calls:
+            with pytest.raises(UsageError, match=r"its trial 1 is run by node-1/4711"):
+                call()
+        store.heartbeat("toy", "node-1/4711", -5.0)
+        store.rename_study("toy", "new")
+        store.delete_study("new")
+        assert store.studies() == []
+
+    def test_an_archived_study_keeps_its_moment_and_comes_back(self, store: Store) -> None:
+        add_study(store)
+        assert store.studies()[0].archived_at is None
+        store.archive_study("toy")
+        archived_at = store.study("toy").archived_at
+        assert archived_at is not None
+        assert abs(archived_at - datetime.now(UTC)) < timedelta(minutes=1)
+        store.archive_study("toy")
+        assert store.studies()[0].archived_at == archived_at
+        store.archive_study("toy", archived=False)
+        assert store.study("toy").archived_at is None
+
+    def test_deleting_a_study_deletes_what_belongs_to_it_alone(self, store: Store) -> None:
+        for name in ("toy", "other"):
+            add_study(store, name)
+            store.finish_trial(name, start(store, name), CANCELLED, steps_x_step_time_s=None)
+            store.finish_trial(name, start(store, name, retry_of=1), CANCELLED, steps_x_step_time_s=None)
+            store.append_observations(name, [(1, one) for one in make_curve((0.0, 0.1))])
+            store.save_log(name, 1, "text")
+            store.save_probe(name, make_environment(), make_probe(8))
+            assert store.claim(name, "probe", owner="a", lease_seconds=60.0, is_alive=NOBODY_KNOWS)
+        store.delete_study("toy")
+        assert [study.name for study in store.studies()] == ["other"]
+        with store._reading() as connection:
+            for table, rows in {"trial": 2, "observation": 1, "log": 1, "probe": 1, "claim": 1}.items():
+                assert connection.execute(text(f"SELECT count(*) FROM bss_{table}")).scalar_one() == rows, table
+
+    def test_a_deleted_study_is_not_taken_for_the_next_of_its_name(self, store: Store, url: str) -> None:
+        with open_store(url) as other:
+            add_study(store)
+            start(store, lease_seconds=-5.0)
+            other.delete_study("toy")
+            with pytest.raises(NotFoundError):
+                start(store)
+            add_study(other)
+            assert start(store) == 1
+
+
 class TestProbes:
-    def test_the_last_probe_of_a_batch_size_counts(self, store: Store) -> None:
+    def test_the_first_probe_of_a_batch_size_counts(self, store: Store) -> None:
         add_study(store)
         add_study(store, "other")
         environment = make_environment()
         small = make_probe(8, peak_memory_bytes=2**36)
         huge = make_probe(4096, step_seconds=None, evaluation_seconds=None, eval_every_steps=None, out_of_memory=True)
-        for probe in (make_probe(8, step_seconds=9.0), huge, small):
+        for probe in (small, huge, make_probe(8, step_seconds=9.0, eval_every_steps=1)):
             store.save_probe("toy", environment, probe)
         assert store.probes("toy") == {8: small, 4096: huge}
         assert store.probes("other") == {}
-        later = make_probe(8, step_seconds=3.0)
-        store.save_probe("toy", make_environment(driver_version="2"), later)
-        assert store.probes("toy")[8] == later
-
-
-def _start_many(url: str, count: int, numbers: multiprocessing.Queue[list[int]]) -> None:
-    with open_store(url) as store:
-        if store.find_study("toy") is None:
-            with suppress(UsageError):
-                add_study(store)
-        found = []
-        for _ in range(count):
-            number = start(store)
-            store.append_observations("toy", [(number, one) for one in make_curve((0.0, 0.1), (1.0, 0.5))])
-            store.finish_trial("toy", number, OUTCOME, steps_x_step_time_s=None)
-            found.append(number)
-    numbers.put(found)
-
-
-def test_four_processes_that_open_a_new_database_at_once_get_numbers_of_their_own(url: str) -> None:
-    context = multiprocessing.get_context("spawn")
-    numbers: multiprocessing.Queue[list[int]] = context.Queue()
-    processes = [context.Process(target=_start_many, args=(url, 15, numbers)) for _ in range(4)]
-    for process in processes:
-        process.start()
-    found = [number for _ in processes for number in numbers.get(timeout=60)]
-    for process in processes:
-        process.join()
-    numbers.close()
-    numbers.join_thread()
-    assert sorted(found) == list(range(1, 61))
-    with open_store(url, write=False) as store:
-        assert [trial.number for trial in store.trials("toy")] == list(range(1, 61))
-        assert store.observation_count("toy") == 120
+        store.save_probe("toy", make_environment(driver_version="2"), make_probe(8, step_seconds=3.0))
+        assert store.probes("toy")[8] == small
 
 
 def test_a_store_opened_for_reading_writes_nothing(url: str) -> None:
@@ -415,23 +591,11 @@ def test_the_url_comes_from_the_environment(path: Path, monkeypatch: pytest.Monk
     assert path.exists()
 
 
-def test_deleting_a_study_deletes_what_belongs_to_it(store: Store) -> None:
-    add_study(store)
-    start(store)
-    start(store, retry_of=1)
-    store.append_observations("toy", [(1, one) for one in make_curve((0.0, 0.1))])
-    store.save_probe("toy", make_environment(), make_probe(8))
-    with store._writing() as connection:
-        connection.execute(text("DELETE FROM bss_study"))
-        for table in ("bss_trial", "bss_observation", "bss_probe"):
-            assert connection.execute(text(f"SELECT count(*) FROM {table}")).scalar_one() == 0
-        assert connection.execute(text("SELECT count(*) FROM bss_environment")).scalar_one() == 1
-
-
-def test_times_are_stored_as_utc_text_that_sorts(store: Store, path: Path) -> None:
-    add_study(store)
-    number = start(store)
-    store.finish_trial("toy", number, OUTCOME, steps_x_step_time_s=None)
+def test_times_are_stored_as_utc_text_that_sorts(sqlite_url: str, path: Path) -> None:
+    with open_store(sqlite_url) as store:
+        add_study(store)
+        number = start(store)
+        store.finish_trial("toy", number, OUTCOME, steps_x_step_time_s=None)
     query = "SELECT t.created_at, t.ended_at, s.spec FROM bss_trial t JOIN bss_study s ON s.id = t.study_id"
     with closing(sqlite3.connect(path)) as connection:
         created, ended, spec = connection.execute(query).fetchone()

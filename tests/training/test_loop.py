@@ -3,7 +3,7 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -14,7 +14,7 @@ from bssearch.curves import crossing
 from bssearch.errors import WorkloadError
 from bssearch.records import Goal, Observation, Target, TrialOutcome, TrialState
 from bssearch.training import loop
-from tests.training.toys import FakeTime, Run, Toy, configuration, request, toy_data
+from tests.training.toys import FakeTime, Run, Toy, configuration, curve, metric_by_evaluation, request, toy_data
 
 
 def timeless(outcome: TrialOutcome) -> dict[str, Any]:
@@ -24,16 +24,6 @@ def timeless(outcome: TrialOutcome) -> dict[str, Any]:
         for name, value in asdict(outcome).items()
         if not name.endswith(("seconds", "_s")) and name != "contended"
     }
-
-
-def curve(run: Run) -> list[tuple[int, float, float | None]]:
-    return [(seen.step, seen.metric, seen.loss) for seen in run.observations]
-
-
-def metric_by_evaluation(values: list[float], metric: str = "accuracy") -> Callable[[Any], Mapping[str, float]]:
-    """Return what replaces the metric of the trial's evaluations; the first of all is the warm-up's."""
-    scripted = itertools.chain([values[0]], values, itertools.repeat(values[-1]))
-    return lambda metrics: {**metrics, metric: next(scripted)}
 
 
 def test_the_target_ends_a_trial_at_the_first_evaluation_that_meets_it() -> None:
@@ -337,6 +327,14 @@ def test_the_test_part_is_seen_only_when_asked_and_only_at_the_end(state: TrialS
         test_samples = len(toy_data().test)
         assert (seen[-1] == test_samples) is (outcome.test_metric is not None) is (asked and tested)
         assert test_samples not in seen[:-1]
+
+
+def test_tokens_are_those_of_the_samples_seen() -> None:
+    toy: Any = Toy()
+    assert Run(request(target=2.0, train_seconds_limit=0.01), toy).outcome.tokens is None
+    toy.tokens_per_sample = 32
+    outcome = Run(request(), toy).outcome
+    assert outcome.samples > 0 and outcome.tokens == 32 * outcome.samples
 
 
 def test_observations_reach_the_caller_before_the_trial_goes_on() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -137,3 +138,14 @@ class Run:
             on_progress=on_progress,
         )
         self.outcome = self.run()
+
+
+def curve(run: Run) -> list[tuple[int, float, float | None]]:
+    """Return what a run saw at each evaluation, but for its seconds."""
+    return [(seen.step, seen.metric, seen.loss) for seen in run.observations]
+
+
+def metric_by_evaluation(values: list[float], metric: str = "accuracy") -> Callable[[Any], Mapping[str, float]]:
+    """Return what replaces the metric of the trial's evaluations; the first of all is the warm-up's."""
+    scripted = itertools.chain([values[0]], values, itertools.repeat(values[-1]))
+    return lambda metrics: {**metrics, metric: next(scripted)}

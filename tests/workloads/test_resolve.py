@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from bssearch.errors import WorkloadError
-from bssearch.workloads.base import Part, resolve
+from bssearch.workloads.base import SHIPPED, Part, resolve
 from bssearch.workloads.digits import Digits
 
 WHOLE = """
@@ -58,7 +58,8 @@ def test_an_object_that_is_no_class_is_taken_as_it_is(folder: Path) -> None:
 
 @pytest.mark.parametrize("name", ["cifar", "mine.py", "mine.py:", ":Mine"])
 def test_a_name_of_no_known_form_is_refused_with_the_forms(name: str, folder: Path) -> None:
-    assert "neither a shipped workload (digits) nor of the form" in refused(name, folder)
+    shipped = ", ".join(sorted(SHIPPED))
+    assert f"neither a shipped workload ({shipped}) nor of the form" in refused(name, folder)
 
 
 def test_a_missing_file_is_named(folder: Path) -> None:

@@ -1,0 +1,142 @@
+"""``bssearch check`` and ``bssearch target``: what a study will be like, before it runs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from bssearch.cli.output import (
+    DataDirOption,
+    Format,
+    FormatOption,
+    cell,
+    console,
+    print_json,
+    print_rows,
+    print_table,
+)
+from bssearch.cli.run import SetOption, SpecArgument, duration, workload_folder
+from bssearch.errors import UsageError
+
+if TYPE_CHECKING:
+    from bssearch.search.advice import Advice, Run
+    from bssearch.search.check import Check
+
+BATCH_COLUMNS = ("batch_size", "ms/step", "evaluation_s", "left_out")
+TARGET_COLUMNS = ("target", "runs_that_reach_it", "time_to_target_s", "of_the_limit")
+
+
+def check(
+    spec: SpecArgument, data_dir: DataDirOption = None, overrides: SetOption = None, form: FormatOption = Format.TABLE
+) -> None:
+    """Try a study's workload for a few seconds: does it train, how long will it take, what is suspicious."""
+    from bssearch.search.study import check as try_out
+    from bssearch.spec import find_spec, load_spec
+
+    path = find_spec(spec)
+    study = load_spec(path, overrides or [])
+    found = try_out(study, folder=workload_folder(path), data_dir=data_dir)
+    if form is Format.TABLE:
+        print_check(found)
+    elif form is Format.JSON:
+        print_json(found.model_dump(mode="json"))
+    else:
+        print_rows([finding.model_dump() for finding in found.findings], ("code", "message"), form)
+
+
+def target(
+    spec: SpecArgument,
+    runs: Annotated[int, typer.Option(min=1, help="How many seeds of the default to run to the limit.")] = 5,
+    margin: Annotated[float | None, typer.Option(help="How far below the median best to aim.")] = None,
+    data_dir: DataDirOption = None,
+    overrides: SetOption = None,
+    form: FormatOption = Format.TABLE,
+) -> None:
+    """Propose a target: run the default to its limit with several seeds, and show what each target would take."""
+    from bssearch.search.study import advise_target
+    from bssearch.spec import find_spec, load_spec
+
+    path = find_spec(spec)
+    study = load_spec(path, overrides or [])
+    if margin is not None and margin < 0:
+        raise UsageError(f"--margin = {margin:g} must be >= 0")
+    screen = console(stderr=True)
+
+    def show(run: Run) -> None:
+        screen.print(
+            f"run {run.seed_index + 1} of {runs}: best {study.target.metric} {cell(run.best_metric)} "
+            f"at {cell(run.best_at_s)} of {cell(run.train_seconds)} train seconds",
+            markup=False,
+        )
+
+    advice = advise_target(
+        study, runs=runs, margin=margin, on_run=show, folder=workload_folder(path), data_dir=data_dir
+    )
+    if form is Format.TABLE:
+        print_advice(advice)
+    elif form is Format.JSON:
+        print_json(advice.model_dump(mode="json"))
+    else:
+        print_rows([row.model_dump() for row in advice.targets], (), form)
+
+
+def print_check(found: Check) -> None:
+    """Print a check for people."""
+    out = console()
+    untrained = ", ".join(f"{name} {cell(value)}" for name, value in found.untrained.items())
+    trial = found.trial
+    reached = (
+        f"reached the target in {cell(trial.time_to_target_s)} s"
+        if trial.time_to_target_s is not None
+        else f"best {cell(trial.best_metric)} ({trial.reason})"
+    )
+    likely = (
+        "" if found.likely_study_s is None else f"; if the default is hard to beat, {duration(found.likely_study_s)}"
+    )
+    for line in (
+        f"study {found.study} on {found.device}: {found.parameters:,} parameters; {found.train_samples:,} training, "
+        f"{found.validation_samples:,} validation, {found.test_samples:,} test samples",
+        f"untrained: {untrained}",
+        f"the default (batch {trial.batch_size}) for {cell(trial.train_seconds)} train seconds, {trial.steps} steps, "
+        f"{trial.evaluations} evaluations: {reached}",
+        f"a trial takes at most {duration(found.longest_trial_s)}, the study {duration(found.longest_study_s)}{likely}",
+    ):
+        out.print(line, markup=False)
+    rows = [
+        {
+            "batch_size": one.batch_size,
+            "ms/step": "out of memory" if one.step_seconds is None else round(1000 * one.step_seconds, 2),
+            "evaluation_s": one.evaluation_seconds,
+            "left_out": f"{one.dropped_share:.1%}",
+        }
+        for one in found.batches
+    ]
+    print_table(rows, BATCH_COLUMNS)
+    for finding in found.findings:
+        out.print(f"suspicious: {finding.message}", markup=False)
+    if not found.findings:
+        out.print("nothing suspicious")
+
+
+def print_advice(advice: Advice) -> None:
+    """Print a proposal for people."""
+    out = console()
+    rows = [
+        {
+            "target": f"{row.target:.5g}{' ← proposed' if row.target == advice.proposed else ''}",
+            "runs_that_reach_it": f"{row.reached} of {len(advice.runs)}",
+            "time_to_target_s": row.time_to_target_s,
+            "of_the_limit": None if row.share_of_limit is None else f"{row.share_of_limit:.0%}",
+        }
+        for row in advice.targets
+    ]
+    out.print(
+        f"proposed target: {advice.metric} {advice.proposed:g}: the median best of {len(advice.runs)} runs of the "
+        f"default, {advice.median_best:.5g}, less a margin of {advice.margin:.2g}",
+        markup=False,
+    )
+    print_table(rows, TARGET_COLUMNS)
+    for note in advice.notes:
+        out.print(f"note: {note}", markup=False)
+    out.print(f"--set target.value={advice.proposed:g}, or write it into the spec", markup=False)

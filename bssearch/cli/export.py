@@ -1,0 +1,68 @@
+"""``bssearch best --export``: the winner's values, for a training of one's own to read."""
+
+from __future__ import annotations
+
+import shlex
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from bssearch.records import Goal
+
+if TYPE_CHECKING:
+    from bssearch.analysis.report import Answer, Parameters
+
+
+class Export(StrEnum):
+    """What the winner's values are written as."""
+
+    YAML = "yaml"
+    ARGS = "args"
+    PYTHON = "python"
+
+
+def exported(answer: Answer, form: Export) -> str:
+    """Return the winner's values as a YAML mapping, as command line arguments, or as a Python dictionary.
+
+    Every value is read back as it was: floats are written in full, and so that plain YAML takes them for floats.
+    """
+    values = winner(answer)
+    if form is Export.YAML:
+        import yaml
+
+        return header(answer) + yaml.safe_dump(values, sort_keys=False)
+    if form is Export.ARGS:
+        return shlex.join(arguments(values)) + "\n"
+    return "{\n" + "".join(f"    {name!r}: {value!r},\n" for name, value in values.items()) + "}\n"
+
+
+def winner(answer: Answer) -> Parameters:
+    """Return the winner's values by name; the micro-batch only where batches are accumulated from some."""
+    best = answer.optimal
+    values: Parameters = {"batch_size": best.batch_size}
+    if best.accumulation_steps > 1:
+        values |= {"micro_batch_size": best.micro_batch_size, "accumulation_steps": best.accumulation_steps}
+    return values | best.parameters
+
+
+def header(answer: Answer) -> str:
+    """Return comment lines that say where the values are from."""
+    target, time = answer.target, answer.optimal.time_to_target_s
+    assert time is not None, "an optimum has reached the target"
+    interval = "" if time.low is None else f" [{time.low:.3g}, {time.high:.3g}]"
+    return (
+        f"# study {answer.study}: {target.metric} {'>=' if target.goal is Goal.MAXIMIZE else '<='} {target.value!r}\n"
+        f"# on {' '.join(answer.device.name.split())}, {answer.device.precision}\n"
+        f"# in {time.median:.3g} s{interval} of training (median of {time.runs} run{'s' * (time.runs > 1)})\n"
+    )
+
+
+def arguments(values: Parameters) -> list[str]:
+    """Return values as options: ``--name value``, and ``--name`` or ``--no-name`` for booleans; none for None."""
+    words: list[str] = []
+    for name, value in values.items():
+        option = name.replace("_", "-")
+        if isinstance(value, bool):
+            words.append(f"--{option}" if value else f"--no-{option}")
+        elif value is not None:
+            words += [f"--{option}", str(value)]
+    return words

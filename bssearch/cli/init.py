@@ -1,0 +1,111 @@
+"""``bssearch init``: a spec and a workload to start from, that run as they are."""
+
+from __future__ import annotations
+
+import importlib.util
+import keyword
+import os
+import re
+from collections.abc import Collection, Mapping
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bssearch.errors import UsageError
+
+TEMPLATES = Path(__file__).resolve().parents[1] / "templates"
+LONGEST_NAME = 100
+
+
+class Kind(StrEnum):
+    """What the data is."""
+
+    IMAGE = "image"
+    TEXT = "text"
+    TABULAR = "tabular"
+
+
+def init(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Letters, digits, dash, underscore; a letter first.")],
+    kind: Annotated[Kind, typer.Option(help="What your data is.")] = Kind.IMAGE,
+) -> None:
+    """Write NAME.yaml and NAME.py, a spec and a workload that run as they are, to be made yours."""
+    files = filled_in(name, kind)
+    check_new(files)
+    check_free(name)
+    write_new(files)
+    for path in files:
+        typer.echo(f"wrote {path}")
+    typer.echo(
+        f"next: bssearch check {name}.yaml\n"
+        f"      bssearch run {name}.yaml\n"
+        "then replace what is marked YOURS in both files"
+    )
+
+
+def filled_in(name: str, kind: Kind) -> dict[Path, str]:
+    """Return the two files of a kind's template, by path in this folder, under their new name.
+
+    A template is a study that runs where it stands, named as its kind is.
+    """
+    class_name = class_name_of(name)
+    spec = (TEMPLATES / f"{kind}.yaml").read_text(encoding="utf-8")
+    workload = (TEMPLATES / f"{kind}.py").read_text(encoding="utf-8")
+    own = kind.capitalize()
+    return {
+        Path(f"{name}.yaml"): spec.replace(f"name: {kind}\n", f"name: {name}\n").replace(
+            f"{kind}.py:{own}", f"{name}.py:{class_name}"
+        ),
+        Path(f"{name}.py"): workload.replace(f"class {own}:", f"class {class_name}:"),
+    }
+
+
+def class_name_of(name: str) -> str:
+    """Return the name in CamelCase; raise `UsageError` where it is none."""
+    if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]*", name) or len(name) > LONGEST_NAME:
+        raise UsageError(
+            f"NAME = {name!r} must be letters, digits, dashes and underscores, a letter first, "
+            f"at most {LONGEST_NAME} of them"
+        )
+    class_name = "".join(part[:1].upper() + part[1:] for part in re.split("[-_]+", name))
+    if keyword.iskeyword(class_name):
+        raise UsageError(f"NAME = {name!r}: no class can be called {class_name}", hint=f"bssearch init my-{name}")
+    return class_name
+
+
+def check_free(name: str) -> None:
+    """Raise `UsageError` where Python knows a module of that name already, which NAME.py would hide."""
+    module = importlib.util.find_spec(name)
+    if module is not None and module.origin is not None:
+        raise UsageError(
+            f"NAME = {name!r} is a module of Python or of an installed package, and {name}.py would hide it",
+            hint=f"bssearch init my-{name}",
+        )
+
+
+def check_new(files: Collection[Path]) -> None:
+    """Raise `UsageError` naming the files that exist."""
+    there = [str(path) for path in files if os.path.lexists(path)]
+    if there:
+        raise UsageError(f"{' and '.join(there)} exist{'s' * (len(there) == 1)}: nothing is overwritten")
+
+
+def write_new(files: Mapping[Path, str]) -> None:
+    """Write all files, or none; raise `UsageError` where one exists or cannot be written."""
+    written: list[Path] = []
+    try:
+        for path, text in files.items():
+            with path.open("x", encoding="utf-8") as file:
+                written.append(path)
+                file.write(text)
+    except BaseException as error:
+        for path in written:
+            path.unlink()
+        if isinstance(error, OSError):
+            raise UsageError(
+                f"{Path.cwd() / (error.filename or '')} cannot be written: {error.strerror}",
+                hint="go to a folder of yours that has room",
+            ) from error
+        raise

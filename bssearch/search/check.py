@@ -1,0 +1,271 @@
+"""Before a study: a step at the smallest and the largest batch size, a short trial, and what looks suspicious."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from pydantic import BaseModel, ConfigDict
+
+from bssearch.errors import LaunchError
+from bssearch.executors.base import Executor
+from bssearch.records import Observation, ProbeRecord, TrialOutcome, TrialState, WorkloadDescription
+from bssearch.search.alone import run_default, step_time_of_default
+from bssearch.search.cadence import EVALUATION_SHARE, FEWEST_EVALUATIONS
+from bssearch.search.estimates import longest_seconds, pruned_seconds
+from bssearch.spec import StudySpec
+
+TRIAL_SECONDS = 5.0
+"""Train seconds of the short trial, where the study's limit is not shorter."""
+
+CHANCE_TOLERANCE = 0.1
+DROPPED_SHARE = 0.2
+FEW_STEPS = 50
+TINY_BATCH = 16
+"""Below this many samples batch normalisation's statistics are poor (Wu & He 2018, arXiv 1803.08494, figure 1)."""
+
+
+class Model(BaseModel):
+    """A part of the report: numbers are finite, missing is null."""
+
+    model_config = ConfigDict(frozen=True, allow_inf_nan=False)
+
+
+class BatchCheck(Model):
+    """One batch size that was tried: seconds of a step and an evaluation (null where memory ran out)."""
+
+    batch_size: int
+    micro_batch_size: int
+    step_seconds: float | None
+    evaluation_seconds: float | None
+    dropped_share: float
+
+
+class ShortTrial(Model):
+    """The default configuration for a few train seconds; ``time_to_target_s`` where it got there."""
+
+    batch_size: int
+    train_seconds: float
+    steps: int
+    evaluations: int
+    best_metric: float | None
+    time_to_target_s: float | None
+    state: TrialState
+    reason: str
+
+
+class Finding(Model):
+    """Something suspicious, with a code for programs and a sentence for people."""
+
+    code: str
+    message: str
+
+
+class Check(Model):
+    """What a study's spec and workload are like before it runs."""
+
+    study: str
+    device: str
+    train_samples: int
+    validation_samples: int
+    test_samples: int
+    parameters: int
+    untrained: dict[str, float | None]
+    batches: list[BatchCheck]
+    trial: ShortTrial
+    longest_trial_s: float
+    longest_study_s: float
+    likely_study_s: float | None
+    findings: list[Finding]
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """All that the findings are drawn from."""
+
+    spec: StudySpec
+    found: WorkloadDescription
+    probes: Sequence[ProbeRecord]
+    outcome: TrialOutcome
+    curve: Sequence[Observation]
+
+
+def check_study(spec: StudySpec, executor: Executor, found: WorkloadDescription) -> Check:
+    """Time steps at the smallest, the default and the largest batch size, run the default for a few seconds.
+
+    Nothing is stored. ``found`` must have passed `check_against_workload`. Raises `LaunchError` where the default
+    configuration does not run, `WorkloadError` where the user's code fails.
+    """
+    default = spec.default.batch_size
+    probes = {
+        size: step_time_of_default(spec, executor, size)
+        for size in sorted({spec.batch_sizes[0], default, spec.batch_sizes[-1]})
+    }
+    cadence = probes[default].eval_every_steps
+    if cadence is None:
+        raise LaunchError(
+            f"the default batch size {default} does not fit into the memory of {found.environment.device_name}",
+            hint="set space.max_micro_batch_size, or a smaller default.batch_size",
+        )
+    limit = min(TRIAL_SECONDS, spec.budget.trial_train_seconds)
+    outcome, curve = run_default(spec, executor, 0, eval_every_steps=cadence, limit=limit, stop_at_target=True)
+    evidence = Evidence(spec, found, list(probes.values()), outcome, curve)
+    reached = outcome.time_to_target_s
+    return Check(
+        study=spec.name,
+        device=found.environment.device_name,
+        train_samples=found.train_samples,
+        validation_samples=found.validation_samples,
+        test_samples=found.test_samples,
+        parameters=found.model.parameters,
+        untrained=dict(found.model.initial_metrics),
+        batches=[
+            BatchCheck(
+                batch_size=probe.batch_size,
+                micro_batch_size=probe.micro_batch_size,
+                step_seconds=probe.step_seconds,
+                evaluation_seconds=probe.evaluation_seconds,
+                dropped_share=_dropped(found, probe.batch_size),
+            )
+            for probe in evidence.probes
+        ],
+        trial=ShortTrial(
+            batch_size=default,
+            train_seconds=outcome.train_seconds,
+            steps=outcome.steps,
+            evaluations=len(curve),
+            best_metric=outcome.best_metric,
+            time_to_target_s=reached,
+            state=outcome.state,
+            reason=outcome.reason,
+        ),
+        longest_trial_s=spec.budget.trial_train_seconds / (1 - EVALUATION_SHARE),
+        longest_study_s=sum(longest_seconds(spec)),
+        likely_study_s=None if reached is None else pruned_seconds(spec, reached),
+        findings=[Finding(code=code, message=message) for code, message in _findings(evidence)],
+    )
+
+
+def _findings(evidence: Evidence) -> Iterator[tuple[str, str]]:
+    yield from _about_the_metric(evidence)
+    yield from _about_the_trial(evidence)
+    yield from _about_the_batch_sizes(evidence)
+    yield from _about_the_spec(evidence)
+
+
+def _about_the_metric(evidence: Evidence) -> Iterator[tuple[str, str]]:
+    target = evidence.spec.record_target
+    info = evidence.found.metrics[target.metric]
+    untrained = evidence.found.model.initial_metrics.get(target.metric)
+    if untrained is None:
+        yield "metric_not_finite", f"an untrained model has no finite {target.metric}: trials would end as diverged"
+    elif info.chance is None:
+        yield (
+            "chance_unknown",
+            f"the workload declares no chance level of {target.metric}, so trials that do not train are only stopped "
+            f"at their limit; an untrained model has {untrained:.4g}",
+        )
+    elif abs(untrained - info.chance) > CHANCE_TOLERANCE * abs(target.value - info.chance):
+        yield (
+            "chance_differs",
+            f"an untrained model has {target.metric} = {untrained:.4g}, the workload declares chance = "
+            f"{info.chance:.4g}: the declared value may be wrong, or the model starts from more than nothing",
+        )
+    if target.value == (info.high if target.gain(1.0) > 0 else info.low):
+        yield "target_is_the_bound", f"target.value = {target.value:g} is the best {target.metric} there is"
+
+
+def _about_the_trial(evidence: Evidence) -> Iterator[tuple[str, str]]:
+    outcome, target = evidence.outcome, evidence.spec.record_target
+    if outcome.state is TrialState.DIVERGED:
+        yield "default_diverges", f"the default configuration does not train: {outcome.reason}"
+        return
+    metrics = {one.metric for one in evidence.curve}
+    if len(evidence.curve) > 1 and len(metrics) == 1:
+        yield (
+            "metric_never_moves",
+            f"{target.metric} stayed at {evidence.curve[0].metric:.4g} over {len(evidence.curve)} evaluations and "
+            f"{outcome.steps} steps: does evaluate() use the model it is given, and is the learning rate large enough?",
+        )
+    elif outcome.state is not TrialState.REACHED and evidence.curve and outcome.best_metric is not None:
+        start = target.shortfall(evidence.curve[0].metric)
+        covered = 1 - target.shortfall(outcome.best_metric) / start
+        if covered < 0.5 and outcome.train_seconds >= evidence.spec.budget.trial_train_seconds / 2:
+            yield (
+                "target_far",
+                f"after {outcome.train_seconds:.3g} train seconds, half of the limit or more, the default has covered "
+                f"{max(covered, 0.0):.0%} of the way to {target.value:g}: `bssearch target` says what it can reach",
+            )
+    if outcome.time_to_target_s is not None and len(evidence.curve) <= 2:
+        yield (
+            "target_too_easy",
+            f"the default meets {target.metric} {target.value:g} at its first evaluation, at step "
+            f"{outcome.first_hit_step}: there is little to compare; ask for a harder target",
+        )
+
+
+def _about_the_batch_sizes(evidence: Evidence) -> Iterator[tuple[str, str]]:
+    spec, found = evidence.spec, evidence.found
+    limit = spec.budget.trial_train_seconds
+    for probe in evidence.probes:
+        if probe.step_seconds is None or probe.evaluation_seconds is None:
+            yield "out_of_memory", f"batch {probe.batch_size} does not fit into memory and will not be run"
+            continue
+        if limit < FEW_STEPS * probe.step_seconds:
+            yield (
+                "few_steps",
+                f"budget.trial_train_seconds = {limit:g} is {limit / probe.step_seconds:.0f} steps at batch "
+                f"{probe.batch_size}",
+            )
+        if probe.evaluation_seconds * (1 / EVALUATION_SHARE - 1) > limit / FEWEST_EVALUATIONS:
+            yield (
+                "evaluation_dear",
+                f"an evaluation takes {probe.evaluation_seconds:.3g} s: {FEWEST_EVALUATIONS} looks in a limit of "
+                f"{limit:g} s cost more than {EVALUATION_SHARE:.0%} of it; a smaller validation part makes it cheaper",
+            )
+            break
+    smallest = min(probe.micro_batch_size for probe in evidence.probes)
+    if found.model.batch_norm_layers and smallest < TINY_BATCH:
+        yield (
+            "batch_norm_small_batch",
+            f"the model has {found.model.batch_norm_layers} batch normalisation layers, whose statistics are poor at "
+            f"{smallest} samples a micro-batch: GroupNorm compares batch sizes fairly",
+        )
+    if found.model.batch_norm_layers and any(one.micro_batch_size < one.batch_size for one in evidence.probes):
+        yield (
+            "batch_norm_accumulation",
+            "batch normalisation sees micro-batches, not batches: accumulated batch sizes train another model",
+        )
+    worst = max(spec.batch_sizes, key=lambda size: _dropped(found, size))
+    if _dropped(found, worst) >= DROPPED_SHARE:
+        yield (
+            "incomplete_batch_dropped",
+            f"batch {worst} leaves {found.train_samples % worst} of {found.train_samples} training samples out of "
+            f"each epoch ({_dropped(found, worst):.0%}): the incomplete last batch is dropped",
+        )
+
+
+def _about_the_spec(evidence: Evidence) -> Iterator[tuple[str, str]]:
+    spec = evidence.spec
+    for outside in spec.space.outside(spec.default_configuration):
+        yield "default_outside_space", f"the default lies outside the space: {outside}"
+    slowest = evidence.probes[0]
+    warmup = spec.default_configuration.warmup_epochs * evidence.found.train_samples / slowest.batch_size
+    if slowest.step_seconds is not None and warmup * slowest.step_seconds > spec.budget.trial_train_seconds:
+        yield (
+            "warmup_outlasts_limit",
+            f"the default's warmup of {spec.default_configuration.warmup_epochs:g} epochs takes "
+            f"{warmup * slowest.step_seconds:.3g} s at batch {slowest.batch_size}, longer than "
+            f"budget.trial_train_seconds = {spec.budget.trial_train_seconds:g}",
+        )
+    wanted, cores = spec.executor.slots * spec.executor.threads, os.cpu_count() or 1
+    if evidence.found.environment.device_type == "cpu" and wanted > cores:
+        yield (
+            "more_threads_than_cores",
+            f"executor.slots × executor.threads = {wanted} on {cores} cores: trials slow each other down",
+        )
+
+
+def _dropped(found: WorkloadDescription, batch_size: int) -> float:
+    return found.train_samples % batch_size / found.train_samples

@@ -1,0 +1,91 @@
+"""A person's own configuration as the next trial of a study."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import ValidationError
+
+from bssearch.errors import UsageError
+from bssearch.records import Configuration, ParameterValue, Phase
+from bssearch.search.seeds import trial_seed
+from bssearch.space import OPTIMIZER_SETTINGS
+from bssearch.spec import StudySpec
+from bssearch.spec.model import DefaultSpec, whole_configuration
+from bssearch.storage.repository import Store
+
+
+def enqueue(store: Store, study: str, values: Mapping[str, ParameterValue]) -> tuple[int, Configuration]:
+    """Queue a configuration under a study; return its trial's number and the whole configuration.
+
+    What ``values`` leave out is the default's; a learning rate left out follows the space's rule to the batch size. The
+    trial runs to the study's full limit, never pruned. Raises `UsageError` for an unknown name and for a configuration
+    outside the space, naming each value and its bound.
+    """
+    record = store.study(study)
+    if record.archived_at is not None:
+        raise UsageError(
+            f"the study {study!r} is archived and takes no more trials", hint=f"bssearch archive {study} --undo"
+        )
+    spec = StudySpec.model_validate(record.spec)
+    configuration = configuration_of(spec, values)
+    trials, probe = store.trials(study), store.probes(study).get(configuration.batch_size)
+    if probe is not None and probe.out_of_memory:
+        raise UsageError(f"batch_size = {configuration.batch_size} does not fit into memory: it was tried")
+    number = store.enqueue_trial(
+        study,
+        configuration=configuration,
+        sampled=spec.space.encode(configuration),
+        seed=trial_seed(spec.seed, Phase.SEARCH, len(trials)),
+        train_seconds_limit=spec.budget.trial_train_seconds,
+        eval_every_steps=(probe.eval_every_steps if probe else None) or 1,
+        threads=spec.executor.threads,
+    )
+    return number, configuration
+
+
+def configuration_of(spec: StudySpec, values: Mapping[str, ParameterValue]) -> Configuration:
+    """Return the default with some values replaced; raise `UsageError` where the result is not in the space."""
+    base = spec.default_configuration
+    optimizer = _optimizer(spec, str(values.get("optimizer", base.optimizer)))
+    names = [name for name in type(spec.default).model_fields if name != "optimizer"]
+    own = [name for name in optimizer if name not in OPTIMIZER_SETTINGS]
+    for name in values:
+        if name not in [*names, *own, "optimizer"]:
+            near = difflib.get_close_matches(name, [*names, *own], n=1)
+            advice = f"did you mean {near[0]!r}?" if near else f"it takes optimizer, {', '.join([*names, *own])}"
+            raise UsageError(f"unknown parameter {name!r}; {advice}")
+    fields = spec.default.model_dump(exclude_none=True)
+    fields |= {name: value for name, value in values.items() if name in names}
+    fields["optimizer"] = optimizer | {name: value for name, value in values.items() if name in own}
+    try:
+        given = DefaultSpec.model_validate(fields)
+        if "learning_rate" not in values:
+            before, after = (spec.space.learning_rate_factor(size) for size in (base.batch_size, given.batch_size))
+            given = given.model_copy(update={"learning_rate": base.learning_rate * after / before})
+        configuration = whole_configuration(given, spec.space)
+    except ValidationError as error:
+        raise UsageError("; ".join(_explain(problem) for problem in error.errors())) from None
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    outside = spec.space.outside(configuration)
+    if configuration.batch_size == base.batch_size:
+        outside = [one for one in outside if not one.startswith("batch_size")]
+    if outside:
+        raise UsageError(f"outside the study's space: {'; '.join(outside)}")
+    return configuration
+
+
+def _optimizer(spec: StudySpec, name: str) -> dict[str, Any]:
+    offered = {optimizer.name: optimizer for optimizer in spec.space.optimizers}
+    if name not in offered:
+        raise UsageError(f"optimizer = {name!r} is not {' or '.join(offered)}")
+    default = spec.default.optimizer
+    return (default if default is not None and default.name == name else offered[name]).model_dump()
+
+
+def _explain(problem: Any) -> str:
+    name = ".".join(str(part) for part in problem["loc"] if part not in {"sgd", "adamw", "optimizer"})
+    return f"{name} = {problem['input']!r}: {problem['msg'].removeprefix('Value error, ')}"

@@ -1,0 +1,135 @@
+"""What a driver runs next: pure decisions over the history, for the search and then for its confirmation."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import inf
+
+from bssearch.curves import Envelope
+from bssearch.records import Configuration, ParameterValue, Phase, ProbeRecord, TrialRecord, TrialState
+from bssearch.search import allocation, confirm, pruners
+from bssearch.search.history import History, measured_seconds
+from bssearch.search.sampler import Sampler
+from bssearch.search.seeds import trial_seed
+from bssearch.spec import StudySpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """A trial to start; ``queued`` is the number of one that waits in the store, None for a new one."""
+
+    configuration: Configuration
+    sampled: Mapping[str, ParameterValue] | None
+    phase: Phase
+    seed: int
+    train_seconds_limit: float
+    evidence: bool = False
+    retry_of: int | None = None
+    queued: int | None = None
+
+
+class Planner:
+    """Decides the next job of one spec; ``curve`` gives the best-so-far curve of a trial by its number."""
+
+    def __init__(self, spec: StudySpec, curve: Callable[[int], Envelope]) -> None:
+        self.spec = spec
+        self._curve = curve
+        self._sampler = Sampler(
+            spec.sampler.name,
+            spec.space.dimensions(),
+            seed=spec.seed,
+            startup_trials=spec.sampler.startup_trials,
+        )
+
+    def search_job(self, history: History) -> Job | None:
+        """Return the next search trial: what a person enqueued, what was lost, then what the budget allows."""
+        queued = next((trial for trial in history.trials if trial.state is TrialState.QUEUED), None)
+        if queued is not None:
+            return self._job(history, queued.configuration, queued.sampled, evidence=True, queued=queued)
+        budget = self.spec.budget
+        if history.spent >= budget.trials:
+            return None
+        if budget.wall_seconds is not None and busy_seconds(history.trials, time.time()) >= budget.wall_seconds:
+            return None
+        retry = history.to_retry()
+        if retry is not None:
+            return self._job(history, retry.configuration, retry.sampled, evidence=retry.evidence, retry=retry)
+        proposal = allocation.propose(history)
+        if proposal is None:
+            return None
+        if proposal.source == "default":
+            default = self.spec.default_configuration
+            return self._job(history, default, self.spec.space.encode(default), evidence=True)
+        sampled = history.coordinates_near(proposal.batch_size) if proposal.source == "transfer" else None
+        if sampled is None:
+            reference = self._curve(history.reference.number) if history.reference else None
+            sampled = self._sampler.ask(history, proposal.batch_size, reference)
+        configuration = self.spec.space.decode(proposal.batch_size, sampled)
+        return self._job(history, configuration, sampled, evidence=proposal.evidence)
+
+    def confirmation_job(self, history: History) -> Job | None:
+        """Return the next confirmation run, or None where all are made or running."""
+        made = [trial for trial in history.all_trials if trial.phase is Phase.CONFIRM]
+        runs = confirm.remaining(history, made)
+        if not runs:
+            return None
+        return Job(
+            configuration=runs[0].configuration,
+            sampled=self.spec.space.encode(runs[0].configuration),
+            phase=Phase.CONFIRM,
+            seed=runs[0].seed,
+            train_seconds_limit=self.spec.budget.trial_train_seconds,
+            retry_of=runs[0].retry_of,
+        )
+
+    def _job(
+        self,
+        history: History,
+        configuration: Configuration,
+        sampled: Mapping[str, ParameterValue] | None,
+        *,
+        evidence: bool,
+        retry: TrialRecord | None = None,
+        queued: TrialRecord | None = None,
+    ) -> Job:
+        earlier = retry or queued
+        return Job(
+            configuration=configuration,
+            sampled=sampled,
+            phase=Phase.SEARCH,
+            seed=earlier.seed if earlier else trial_seed(self.spec.seed, Phase.SEARCH, history.length),
+            train_seconds_limit=self._limit(history, configuration, evidence),
+            evidence=evidence,
+            retry_of=retry.number if retry else None,
+            queued=queued.number if queued else None,
+        )
+
+    def _limit(self, history: History, configuration: Configuration, evidence: bool) -> float:
+        full = self.spec.budget.trial_train_seconds
+        if evidence:
+            return full
+        sweeps = history.spent // len(history.feasible)
+        limit = pruners.train_seconds_limit(self.spec.pruner, full, measured_seconds(history.incumbent), sweeps)
+        return min(full, max(limit, _seconds_to_look_twice(history.probes[configuration.batch_size])))
+
+
+def _seconds_to_look_twice(probe: ProbeRecord) -> float:
+    """Return the train seconds until the second evaluation after step 0: before it, nothing is known of a trial."""
+    assert probe.eval_every_steps is not None and probe.step_seconds is not None, "the batch size is feasible"
+    return 2 * probe.eval_every_steps * probe.step_seconds
+
+
+def busy_seconds(trials: Sequence[TrialRecord], now: float) -> float:
+    """Return how long at least one of the trials was running, in seconds, overlaps counted once."""
+    spans = sorted(
+        (trial.created_at.timestamp(), trial.ended_at.timestamp() if trial.ended_at else now)
+        for trial in trials
+        if not trial.state.is_missing and trial.state is not TrialState.QUEUED
+    )
+    total, end = 0.0, -inf
+    for start, stop in spans:
+        total += max(0.0, stop - max(start, end))
+        end = max(end, stop)
+    return total

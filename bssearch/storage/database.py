@@ -1,0 +1,129 @@
+"""An open database: its transactions, who waits for it, and the ids behind names. The store stands on it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from types import TracebackType
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar
+
+from sqlalchemy import URL, Connection, Select, select
+
+from bssearch.errors import DatabaseError
+from bssearch.records import Environment, to_json
+from bssearch.storage import migrate
+from bssearch.storage.engine import create_engine_for, reading, writing
+from bssearch.storage.models import EnvironmentRow, StudyRow
+from bssearch.storage.patience import Patience
+from bssearch.storage.rows import to_columns
+from bssearch.storage.statements import insert_if_absent, no_study
+from bssearch.storage.urls import masked, shown
+
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
+Notify = Callable[[str], None]
+
+
+def patiently(
+    method: Callable[Concatenate[Any, Parameters], Result],
+) -> Callable[Concatenate[Any, Parameters], Result]:
+    """Make a method that bears to be done twice wait for a server that is away."""
+
+    @wraps(method)
+    def patient(self: Database, /, *args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
+        return self._patience.run(lambda: method(self, *args, **kwargs))
+
+    return patient
+
+
+class Database:
+    """An engine, the transactions over it, and the ids behind names."""
+
+    def __init__(self, url: str | URL, *, write: bool = True, notify: Notify | None = None) -> None:
+        self._engine = create_engine_for(url, write=write)
+        self._write = write
+        self._environment_ids: dict[Environment, int] = {}
+        notify = notify or _tell_nobody
+        self._patience = Patience(shown(self._engine.url), notify)
+        try:
+            if write:
+                migrate.prepare(self._engine, notify)
+            else:
+                self._patience.end()
+                migrate.check(self._engine)
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close all connections; who waits for the server in another thread fails."""
+        self._patience.end()
+        self._engine.dispose()
+
+    @property
+    def masked_url(self) -> str:
+        """The URL, fit to be printed."""
+        return masked(self._engine.url)
+
+    @contextmanager
+    def _reading(self) -> Iterator[Connection]:
+        with reading(self._engine) as connection:
+            yield connection
+
+    @contextmanager
+    def _writing(self) -> Iterator[Connection]:
+        if not self._write:
+            raise DatabaseError(f"{self.masked_url} was opened for reading")
+        with writing(self._engine) as connection:
+            yield connection
+
+    def _on_study(self, name: str, work: Callable[[Connection, int], Result]) -> Result:
+        """Do work on a study, alone; its id stays known where a first try renamed or deleted it unnoticed."""
+        study_id: int | None = None
+
+        def once() -> Result:
+            nonlocal study_id
+            with self._writing() as connection:
+                study_id = study_id or self._lock_study(connection, name)
+                return work(connection, study_id)
+
+        return self._patience.run(once)
+
+    def _study_id(self, connection: Connection, name: str) -> int:
+        return self._found(connection, name, select(StudyRow.id).where(StudyRow.name == name))
+
+    def _lock_study(self, connection: Connection, name: str) -> int:
+        """Return the study's id, and keep other writers of the study out until the transaction ends."""
+        return self._found(connection, name, select(StudyRow.id).where(StudyRow.name == name).with_for_update())
+
+    def _found(self, connection: Connection, name: str, query: Select[Any]) -> int:
+        # Looked up each time: another process may rename a study, or delete it and give its id to the next.
+        study_id: int | None = connection.scalar(query)
+        if study_id is None:
+            raise no_study(connection, name)
+        return study_id
+
+    def _environment_id(self, connection: Connection, environment: Environment) -> int:
+        if environment in self._environment_ids:
+            return self._environment_ids[environment]
+        digest = hashlib.sha256(to_json(environment).encode()).hexdigest()
+        inserted = insert_if_absent(connection, EnvironmentRow, {"digest": digest, **to_columns(environment)})
+        found = connection.execute(select(EnvironmentRow.id).where(EnvironmentRow.digest == digest)).scalar_one()
+        if not inserted:
+            # Only what another transaction committed is remembered: this one may yet be rolled back.
+            self._environment_ids[environment] = found
+        return found
+
+
+def _tell_nobody(message: str) -> None:
+    pass

@@ -1,0 +1,121 @@
+"""What a database's errors mean, as errors of ours: what is wrong, where, and what to do; never a password."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import re
+
+from sqlalchemy import URL
+from sqlalchemy.exc import DBAPIError, OperationalError, SQLAlchemyError
+
+from bssearch.errors import DatabaseError
+from bssearch.storage.urls import shown, sqlite_file, without_secrets
+
+BUSY_TIMEOUT_S = 30.0
+OTHER_DATABASE_HINT = "name another database with --db or BSSEARCH_DB_URL"
+
+_LOST_STATES = ("08", "57P01", "57P02", "57P03", "53300")
+"""SQLSTATEs of a connection that is gone, or not to be had just now (a server that starts, stops or is full).
+
+https://www.postgresql.org/docs/current/errcodes-appendix.html
+"""
+_NO_RIGHT = ("42501", "3F000")
+"""No privilege; no schema to create in, which is what a role without rights on the schema is told."""
+
+_NOT_POSTGRESQL = re.compile(r"invalid response to \w+ negotiation|expected authentication request|no response to")
+_REFUSED = {
+    # What libpq says of a connection that the server refused: it gives no SQLSTATE. Waiting would not help.
+    re.compile(r'database "[^"]*" does not exist'): "make it with createdb, or " + OTHER_DATABASE_HINT,
+    re.compile(r'role "[^"]*" does not exist'): "make it with createuser, or give the URL another user",
+    re.compile(r"password authentication failed|no password supplied|empty password"): (
+        "check user and password of the URL; BSSEARCH_DB_URL_FILE names a file that holds it"
+    ),
+    re.compile(r"authentication failed|no pg_hba\.conf entry"): "ask who runs the server to let this user in",
+    re.compile(
+        r"permission denied for database|not permitted to log in"
+    ): "ask who runs the server to let this user in",
+    re.compile(r"invalid (port number|\w+ value|connection option)[^()]*"): "check the port and the options of the URL",
+}
+
+
+class ConnectionLostError(DatabaseError):
+    """The server cannot be reached now; it may be later."""
+
+
+def as_database_error(error: SQLAlchemyError, url: URL) -> DatabaseError:
+    """Return the error of ours that says what a database's error means."""
+    cause = " ".join(without_secrets(str(getattr(error, "orig", None) or error), url).split())
+    where = shown(url)
+    if sqlite_file(url) is None:
+        return _of_server(error, cause, where, url)
+    if "readonly" in cause:
+        return read_only(where)
+    if "file is not a database" in cause:
+        return DatabaseError(f"{where} is not a SQLite database", hint=OTHER_DATABASE_HINT)
+    if "database is locked" in cause:
+        return DatabaseError(f"{where} is locked by another process (waited {BUSY_TIMEOUT_S:g} s)")
+    return DatabaseError(f"{where}: {cause}")
+
+
+def read_only(where: str) -> DatabaseError:
+    """Return the error for a database that cannot be written."""
+    return DatabaseError(f"{where} is read-only", hint=f"make it writable, or {OTHER_DATABASE_HINT}")
+
+
+def missing_right(role: str, right: str, thing: str, where: str) -> DatabaseError:
+    """Return the error for a role that lacks a right, with the statement that gives what bssearch needs."""
+    of_schema = thing.startswith("schema ")
+    on = f"SCHEMA {thing.removeprefix('schema ')}" if of_schema else "ALL TABLES IN SCHEMA public"
+    rights = "USAGE, CREATE" if of_schema else "SELECT, INSERT, UPDATE, DELETE"
+    return DatabaseError(
+        f"{where}: the role {role!r} lacks the right {right} on {thing}",
+        hint=f'let an owner of the database run: GRANT {rights} ON {on} TO "{role}"',
+    )
+
+
+def _of_server(error: SQLAlchemyError, cause: str, where: str, url: URL) -> DatabaseError:
+    state = getattr(getattr(error, "orig", None), "sqlstate", None) or ""
+    if state in _NO_RIGHT:
+        return _without_right(error, cause, where, url)
+    if state.startswith(_LOST_STATES) or getattr(error, "connection_invalidated", False):
+        return ConnectionLostError(f"{where}: the connection was lost: {cause}")
+    if state or not isinstance(error, DBAPIError):
+        return DatabaseError(f"{where}: {cause}")
+    if _NOT_POSTGRESQL.search(cause):
+        return DatabaseError(f"{where} is not a PostgreSQL server: {cause}", hint="check host and port of the URL")
+    for pattern, hint in _REFUSED.items():
+        found = pattern.search(cause)
+        if found:
+            return DatabaseError(f"{where}: {found.group()}", hint=hint)
+    if isinstance(error, OperationalError):
+        return ConnectionLostError(
+            f"{where} cannot be reached: {cause}", hint=f"check host and port, or {OTHER_DATABASE_HINT}"
+        )
+    return DatabaseError(f"{where}: {cause}")
+
+
+def _without_right(error: SQLAlchemyError, cause: str, where: str, url: URL) -> DatabaseError:
+    owned = re.search(r"must be owner of (\w+ \S+)", cause)
+    if owned:
+        return DatabaseError(
+            f"{where}: the role {_role(url)!r} does not own {owned.group(1)}, and so cannot change it",
+            hint="let its owner run `bssearch db upgrade`",
+        )
+    named = re.search(r"permission denied for (\w+ \S+)", cause)
+    thing = named.group(1) if named else "schema public"
+    return missing_right(_role(url), _right(getattr(error, "statement", None) or "", thing), thing, where)
+
+
+def _right(statement: str, thing: str) -> str:
+    if thing.startswith("schema"):
+        return "CREATE" if statement.lstrip().startswith(("CREATE", "ALTER")) else "USAGE"
+    # A SELECT that locks rows needs the right to update them.
+    return "UPDATE" if " FOR " in statement else (statement.split() or ["SELECT"])[0].upper()
+
+
+def _role(url: URL) -> str:
+    try:
+        return url.username or os.environ.get("PGUSER") or getpass.getuser()
+    except (OSError, KeyError, ImportError):
+        return str(os.getuid())

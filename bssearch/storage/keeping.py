@@ -1,0 +1,90 @@
+"""Study keeping: create, bind, rename, archive and delete studies."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated
+
+from sqlalchemy import Connection, delete, select, update
+from sqlalchemy.exc import IntegrityError
+
+from bssearch.errors import UsageError
+from bssearch.records import Environment, StudyRecord
+from bssearch.storage.leases import check_idle, now
+from bssearch.storage.models import StudyRow
+from bssearch.storage.rows import to_columns
+from bssearch.storage.statements import STUDY, insert_if_absent, study_record
+
+
+def create(connection: Connection, study: StudyRecord, *, again: bool) -> None:
+    """Store a study; raise `UsageError` where its name is taken. ``again``: an earlier try may have stored it."""
+    if insert_if_absent(connection, StudyRow, to_columns(study)):
+        return
+    stored = connection.execute(STUDY.where(StudyRow.name == study.name)).mappings().first()
+    if not again or stored is None or study_record(stored) != study:
+        raise _taken(study.name)
+
+
+def rename(connection: Connection, study_id: int, *, old: str, new: str) -> None:
+    """Give a study another name; raise `UsageError` where it is ill-formed, taken, or the study runs."""
+    check_name(new)
+    check_idle(connection, study_id, old, "renamed")
+    if connection.scalar(select(StudyRow.id).where(StudyRow.name == new, StudyRow.id != study_id)) is not None:
+        raise _taken(new)
+    try:
+        connection.execute(update(StudyRow).where(StudyRow.id == study_id).values(name=new))
+    except IntegrityError:  # made by another process meanwhile
+        raise _taken(new) from None
+
+
+def update_spec(connection: Connection, study_id: int, *, spec: Mapping[str, object]) -> None:
+    """Replace the spec of a study."""
+    connection.execute(update(StudyRow).where(StudyRow.id == study_id).values(spec=dict(spec)))
+
+
+def bind(connection: Connection, study_id: int, environment: Environment, environment_id: int) -> None:
+    """Bind a study to the kind of device of its first environment; raise `UsageError` on any other kind."""
+    study = study_record(connection.execute(STUDY.where(StudyRow.id == study_id)).mappings().one())
+    if study.environment is None:
+        connection.execute(update(StudyRow).where(StudyRow.id == study_id).values(environment_id=environment_id))
+    elif study.environment.fingerprint != environment.fingerprint:
+        raise UsageError(
+            f"the study {study.name!r} was measured on {study.environment.fingerprint}, this is "
+            f"{environment.fingerprint}: seconds of two kinds of device are never pooled",
+            hint="give the spec another name to ask the question on this device",
+        )
+
+
+def archive(connection: Connection, study_id: int, *, archived: bool) -> None:
+    """Put a study away, or take it out again; one that is archived keeps the moment it was."""
+    put_away = update(StudyRow).where(StudyRow.id == study_id)
+    if archived:
+        connection.execute(put_away.where(StudyRow.archived_at.is_(None)).values(archived_at=now(connection)))
+    else:
+        connection.execute(put_away.values(archived_at=None))
+
+
+def delete_all(connection: Connection, study_id: int, *, name: str) -> None:
+    """Delete a study and all that belongs to it; raise `UsageError` where it runs."""
+    check_idle(connection, study_id, name, "deleted")
+    connection.execute(delete(StudyRow).where(StudyRow.id == study_id))
+
+
+def check_name(name: str) -> None:
+    """Raise `UsageError` for a name that no spec could have."""
+    from pydantic import TypeAdapter, ValidationError
+
+    from bssearch.spec import StudySpec
+
+    try:
+        TypeAdapter(Annotated[str, StudySpec.model_fields["name"]]).validate_python(name)
+    except ValidationError:
+        raise UsageError(
+            f"{name!r} is no name for a study",
+            hint="a name is of letters, digits, '.', '_' and '-', starts with a letter or digit, "
+            "and has 100 characters at most",
+        ) from None
+
+
+def _taken(name: str) -> UsageError:
+    return UsageError(f"there is a study {name!r} already", hint="continue it, or choose another name")

@@ -1,0 +1,118 @@
+"""Leases: who runs a trial, or holds a claim, and until when by the database's clock.
+
+A driver renews its leases all the time; where one has run out nobody is taken to be there. What of a driver is known
+better (its process runs, or is gone) counts more than its lease.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+
+from sqlalchemy import Connection, and_, delete, insert, or_, select, update
+
+from bssearch.errors import UsageError
+from bssearch.records import TrialOutcome, TrialState
+from bssearch.storage.models import ClaimRow, TrialRow
+from bssearch.storage.rows import to_columns
+from bssearch.storage.statements import database_now, database_started, end_trial, is_running
+
+RESTART_GRACE_S = 60.0
+"""How long after a server's start no lease counts as ended: longer than drivers wait between two tries."""
+
+IsAlive = Callable[[str], bool | None]
+"""Whether an owner is there; None where it cannot be known."""
+
+
+def now(connection: Connection) -> datetime:
+    """Return the database's time."""
+    return connection.execute(select(database_now())).scalar_one()
+
+
+def ended_by(connection: Connection) -> datetime:
+    """Return the moment such that leases that expired until then have ended: now, or never yet.
+
+    While a server was down nobody could renew a lease, so those that ran out meanwhile say nothing about their owners:
+    after its start they all have a while to come back.
+    """
+    time, started = connection.execute(select(database_now(), database_started())).one()
+    if started is not None and time < started + timedelta(seconds=RESTART_GRACE_S):
+        return datetime.min.replace(tzinfo=UTC)
+    return time
+
+
+def heartbeat(connection: Connection, study_id: int, *, owner: str, lease_seconds: float) -> None:
+    """Extend the leases of an owner's running trials and its claims to ``lease_seconds`` from now."""
+    expires_at = now(connection) + timedelta(seconds=lease_seconds)
+    connection.execute(
+        update(TrialRow).where(*is_running(study_id), TrialRow.lease_owner == owner).values(lease_expires_at=expires_at)
+    )
+    connection.execute(
+        update(ClaimRow).where(ClaimRow.study_id == study_id, ClaimRow.owner == owner).values(expires_at=expires_at)
+    )
+
+
+def mark_lost(connection: Connection, study_id: int, *, is_alive: IsAlive) -> list[int]:
+    """End the running trials of owners that are dead, or unknown with their leases ended; return their numbers."""
+    owners = connection.scalars(select(TrialRow.lease_owner).where(*is_running(study_id)).distinct()).all()
+    known = {owner: is_alive(owner) for owner in owners if owner is not None}
+    dead = {owner for owner, alive in known.items() if alive is False}
+    alive = {owner for owner, alive in known.items() if alive}
+    rows = connection.execute(
+        select(TrialRow.id, TrialRow.number, TrialRow.lease_owner, TrialRow.lease_expires_at)
+        .where(
+            *is_running(study_id),
+            or_(
+                TrialRow.lease_owner.in_(dead),
+                and_(TrialRow.lease_expires_at <= ended_by(connection), TrialRow.lease_owner.not_in(alive)),
+            ),
+        )
+        .order_by(TrialRow.number)
+    ).all()
+    lost = []
+    for trial_id, number, owner, expired_at in rows:
+        gone = f"its driver {owner} is gone"
+        late = f"its lease ended at {expired_at:%Y-%m-%d %H:%M:%S} UTC, not renewed by {owner}"
+        outcome = TrialOutcome(state=TrialState.LOST, reason=gone if owner in dead else late)
+        if end_trial(connection, trial_id, to_columns(outcome)):  # or its driver has just ended it
+            lost.append(number)
+    return lost
+
+
+def claim(
+    connection: Connection, study_id: int, *, name: str, owner: str, lease_seconds: float, is_alive: IsAlive
+) -> bool:
+    """Take a claim that is free, the owner's own, or left by another; return whether the owner has it."""
+    place = ClaimRow.study_id == study_id, ClaimRow.name == name
+    held = connection.execute(select(ClaimRow.owner, ClaimRow.expires_at).where(*place)).first()
+    values = {"owner": owner, "expires_at": now(connection) + timedelta(seconds=lease_seconds)}
+    if held is None:
+        connection.execute(insert(ClaimRow).values(study_id=study_id, name=name, **values))
+        return True
+    if held.owner != owner:
+        alive = is_alive(held.owner)
+        if alive or (alive is None and held.expires_at > ended_by(connection)):
+            return False
+    connection.execute(update(ClaimRow).where(*place).values(values))
+    return True
+
+
+def release(connection: Connection, study_id: int, *, name: str, owner: str) -> None:
+    """Give a claim back; one that is not the owner's is left alone."""
+    connection.execute(
+        delete(ClaimRow).where(ClaimRow.study_id == study_id, ClaimRow.name == name, ClaimRow.owner == owner)
+    )
+
+
+def check_idle(connection: Connection, study_id: int, name: str, doing: str) -> None:
+    """Raise `UsageError` where a trial of the study runs under a lease that has not ended."""
+    running = connection.execute(
+        select(TrialRow.number, TrialRow.lease_owner)
+        .where(*is_running(study_id), TrialRow.lease_expires_at > ended_by(connection))
+        .order_by(TrialRow.number)
+    ).first()
+    if running is not None:
+        raise UsageError(
+            f"the study {name!r} cannot be {doing}: its trial {running.number} is run by {running.lease_owner}",
+            hint="stop that driver first (one that is gone is forgotten a minute after it was last heard of)",
+        )

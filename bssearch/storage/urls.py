@@ -1,0 +1,90 @@
+"""Database URLs: what they may name, and how they are shown."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from sqlalchemy import URL, make_url
+from sqlalchemy.exc import ArgumentError
+
+from bssearch.errors import UsageError
+
+URL_FORMS = "a database URL is sqlite:///FILE (a path from this folder), sqlite:////PATH or postgresql://USER@HOST/NAME"
+
+_DRIVERS = {
+    "sqlite": "sqlite",
+    "sqlite+pysqlite": "sqlite",
+    "postgres": "postgresql+psycopg",
+    "postgresql": "postgresql+psycopg",
+    "postgresql+psycopg": "postgresql+psycopg",
+}
+
+
+def masked(url: str | URL) -> str:
+    """Return the URL fit to be printed: its password as ``***``, in a malformed one too."""
+    if isinstance(url, URL):
+        text = url.render_as_string(hide_password=True)
+    else:
+        text = re.sub(r"^((?:[^:/@]*:?//)?[^:/@]*):.*@", r"\1:***@", url, flags=re.DOTALL)
+    return re.sub(r"(password=)[^&\s]*", r"\1***", text, flags=re.IGNORECASE)
+
+
+def parse_url(text: str | URL) -> URL:
+    """Return the URL of a database that bssearch can speak to; raise `UsageError` for any other text."""
+    try:
+        url = make_url(text)
+    except (ArgumentError, ValueError):
+        # Without the cause: its text holds the URL, or the part of it that was taken for a port.
+        raise UsageError(f"{masked(text)!r} is not a database URL", hint=_form_for(text)) from None
+    driver = _DRIVERS.get(url.drivername)
+    if driver is None:
+        raise UsageError(
+            f"{masked(text)!r} names a database that bssearch does not speak: {url.drivername}", hint=URL_FORMS
+        )
+    url = url.set(drivername=driver)
+    if driver == "sqlite":
+        return _checked_sqlite(url)
+    try:
+        url.get_dialect().import_dbapi()
+    except ImportError as error:
+        raise UsageError(
+            f"{masked(url)!r} needs the PostgreSQL driver psycopg",
+            hint="install it with: pip install 'bssearch[postgres]'",
+        ) from error
+    return url
+
+
+def _form_for(text: object) -> str:
+    if isinstance(text, str) and text and not set(text) & set(":@"):
+        return f"for a file write sqlite:///{text}; {URL_FORMS}"
+    return URL_FORMS
+
+
+def _checked_sqlite(url: URL) -> URL:
+    given = masked(url)
+    if url.host or url.username:
+        raise UsageError(f"{given!r} names a host; a file takes three slashes", hint=URL_FORMS)
+    if url.query or (url.database or "").startswith("file:"):
+        raise UsageError(f"{given!r}: a SQLite URL is a path alone, without options", hint=URL_FORMS)
+    if url.database in {None, "", ":memory:"}:
+        raise UsageError(f"{given!r} names no file: a database in memory would be forgotten", hint=URL_FORMS)
+    return url
+
+
+def sqlite_file(url: URL) -> Path | None:
+    """Return the file of a SQLite database, None for a server's."""
+    return Path(url.database) if url.get_backend_name() == "sqlite" and url.database else None
+
+
+def shown(url: URL) -> str:
+    """Return how messages name a database: a SQLite file by its path, a server by its URL without the password."""
+    return str(sqlite_file(url) or masked(url))
+
+
+def without_secrets(text: str, url: URL) -> str:
+    """Return the text with every password of the URL as ``***``."""
+    for secret in (url.password, *(value for key, value in url.query.items() if "password" in key.lower())):
+        for one in (secret,) if isinstance(secret, str) else secret or ():
+            text = text.replace(one, "***") if one else text
+    return text

@@ -1,0 +1,69 @@
+"""What bssearch trains: a network that sorts images into classes.
+
+It runs as it is; every place to change is marked YOURS. bssearch calls the five members of the class and does the rest:
+batches, optimizer, learning rate, clock, stopping at the target. It sets the seed: draw from torch's or numpy's global
+generator wherever you like, but in load().
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from sklearn.datasets import load_digits
+from torch import nn
+from torch.nn import functional
+
+import bssearch
+
+
+class Image:
+    """YOURS: in a few words, the data and the model. Here: digits of 8 × 8 pixels, a small convolutional network."""
+
+    # YOURS: what evaluate() returns, with its bounds, and what guessing gets; the target in the spec is one of these.
+    metrics: Mapping[str, bssearch.MetricInfo] = {"accuracy": bssearch.MetricInfo(low=0.0, high=1.0, chance=0.1)}
+
+    def load(self, device: torch.device) -> bssearch.Data:
+        """Return all samples, on the device, in three parts that are the same every time."""
+        # YOURS: images (samples, channels, height, width) as float32, classes (samples,) as int64.
+        digits = load_digits()
+        images = digits.images[:, np.newaxis].astype(np.float32) / 16
+        classes = digits.target.astype(np.int64)
+
+        order = np.random.default_rng(0).permutation(len(images))
+        train, validation, test = np.split(order, [len(order) * 6 // 10, len(order) * 8 // 10])
+        images = (images - images[train].mean()) / images[train].std()
+
+        def part(rows: np.ndarray) -> bssearch.Part:
+            return bssearch.Part(torch.from_numpy(images[rows]).to(device), torch.from_numpy(classes[rows]).to(device))
+
+        return bssearch.Data(train=part(train), validation=part(validation), test=part(test))
+
+    def build_model(self, *, dropout: float) -> nn.Module:
+        """Return a new model, on the CPU; a model without dropout ignores it."""
+        # YOURS. Normalise over groups or layers: what batch normalisation does depends on the batch size.
+        return nn.Sequential(
+            nn.Conv2d(1, 16, kernel_size=3, padding=1),
+            nn.GroupNorm(4, 16),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(16, 32, kernel_size=3, padding=1),
+            nn.GroupNorm(4, 32),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Flatten(),
+            nn.Dropout(dropout),
+            nn.Linear(32 * 2 * 2, 10),
+        )
+
+    def loss(
+        self, model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor, *, label_smoothing: float
+    ) -> torch.Tensor:
+        """Return the mean loss of one batch; random crops and flips of the inputs belong here, too."""
+        return functional.cross_entropy(model(inputs), targets, label_smoothing=label_smoothing)  # YOURS
+
+    def evaluate(self, model: nn.Module, part: bssearch.Part) -> Mapping[str, float]:
+        """Return every metric over a whole part; the model is in eval mode, gradients are off."""
+        correct = sum((model(inputs).argmax(1) == targets).sum().item() for inputs, targets in part.chunks(1024))
+        return {"accuracy": correct / len(part)}  # YOURS

@@ -1,0 +1,88 @@
+"""What bssearch trains: a language model that predicts the next byte of a text.
+
+It runs as it is; every place to change is marked YOURS. bssearch calls the members of the class and does the rest:
+batches, optimizer, learning rate, clock, stopping at the target. It sets the seed before each training.
+"""
+
+from __future__ import annotations
+
+import math
+import sysconfig
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+import bssearch
+
+LENGTH = 64  # YOURS: tokens that the model sees at once: one sample
+TOKENS = 256  # YOURS: the vocabulary
+
+
+class Text:
+    """YOURS: in a few words, the data and the model. Here: sources of Python's standard library, a transformer."""
+
+    # YOURS: what evaluate() returns, with its bounds, and what guessing gets; the target in the spec is one of these.
+    metrics: Mapping[str, bssearch.MetricInfo] = {"bits_per_byte": bssearch.MetricInfo(low=0.0, chance=8.0)}
+
+    def __init__(self, folder: str = sysconfig.get_path("stdlib"), pattern: str = "*.py") -> None:
+        """Take what the spec's workload_settings say; without any, this may be left out."""
+        self.folder = Path(folder).expanduser()
+        self.pattern = pattern
+
+    def load(self, device: torch.device) -> bssearch.Data:
+        """Return all samples, on the device, in three parts that are the same every time."""
+        # YOURS: tokens, one after the other, as int64; split between documents where they are alike.
+        text = b"\n".join(path.read_bytes() for path in sorted(self.folder.glob(self.pattern)))
+        if not text:
+            raise FileNotFoundError(f"no {self.pattern} in {self.folder}")
+        tokens = torch.frombuffer(bytearray(text), dtype=torch.uint8).long()
+
+        samples = (len(tokens) - 1) // LENGTH
+        inputs = tokens[: samples * LENGTH].view(samples, LENGTH)
+        targets = tokens[1 : samples * LENGTH + 1].view(samples, LENGTH)
+        train, held_out = torch.arange(samples * 4 // 5), torch.arange(samples * 4 // 5, samples)
+        held_out = held_out[:: max(1, len(held_out) // 256)]  # few samples: they are evaluated often
+
+        def part(rows: torch.Tensor) -> bssearch.Part:
+            return bssearch.Part(inputs[rows].to(device), targets[rows].to(device))
+
+        return bssearch.Data(train=part(train), validation=part(held_out[::2]), test=part(held_out[1::2]))
+
+    def build_model(self, *, dropout: float) -> nn.Module:
+        """Return a new model, on the CPU; a model without dropout ignores it."""
+        return _Transformer(width=64, heads=4, layers=1, dropout=dropout)  # YOURS
+
+    def loss(
+        self, model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor, *, label_smoothing: float
+    ) -> torch.Tensor:
+        """Return the mean loss of one batch."""
+        scores = model(inputs).flatten(0, 1)  # YOURS
+        return functional.cross_entropy(scores, targets.flatten(), label_smoothing=label_smoothing)
+
+    def evaluate(self, model: nn.Module, part: bssearch.Part) -> Mapping[str, float]:
+        """Return every metric over a whole part; the model is in eval mode, gradients are off."""
+        nats = 0.0  # YOURS
+        for inputs, targets in part.chunks(64):
+            nats += functional.cross_entropy(model(inputs).flatten(0, 1), targets.flatten(), reduction="sum").item()
+        return {"bits_per_byte": nats / part.targets.numel() / math.log(2)}
+
+
+class _Transformer(nn.Module):
+    """A causal transformer: tokens (samples, length) in, scores (samples, length, TOKENS) out."""
+
+    def __init__(self, width: int, heads: int, layers: int, dropout: float) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(TOKENS, width)
+        self.places = nn.Parameter(torch.zeros(LENGTH, width))
+        layer = nn.TransformerEncoderLayer(width, heads, 4 * width, dropout, batch_first=True, norm_first=True)
+        self.layers = nn.TransformerEncoder(layer, layers, nn.LayerNorm(width), enable_nested_tensor=False)
+        self.scores = nn.Linear(width, TOKENS)
+        self.register_buffer("mask", nn.Transformer.generate_square_subsequent_mask(LENGTH))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        hidden = self.tokens(inputs) + self.places
+        scores: torch.Tensor = self.scores(self.layers(hidden, mask=self.mask, is_causal=True))
+        return scores

@@ -1,0 +1,52 @@
+"""What a workload says of itself before it trains."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from bssearch.errors import WorkloadError
+from bssearch.records import ModelDescription
+from bssearch.training.trainer import measure, metric_value, seed_everything
+from bssearch.workloads.base import Data, Workload
+
+
+def describe_model(
+    workload: Workload, data: Data, device: torch.device, *, dropout: float = 0.0, seed: int = 0
+) -> ModelDescription:
+    """Build a model from a seed, evaluate it on the validation part, and return what was found.
+
+    Every metric that the workload declares is in ``initial_metrics``. Raises `WorkloadError` where ``evaluate`` does
+    not return one of them, and lets the workload's own exceptions through. It changes the random state.
+    """
+    seed_everything(seed)
+    model = workload.build_model(dropout=dropout).to(device)
+    metrics = measure(workload, model, data.validation)
+    values = {name: metric_value(workload, metrics, name) for name in workload.metrics}
+    return ModelDescription(
+        parameters=sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad),
+        batch_norm_layers=sum(map(_normalises_over_the_batch, model.modules())),
+        initial_metrics={name: value if math.isfinite(value) else None for name, value in values.items()},
+    )
+
+
+def tokens_per_sample(workload: Workload) -> int | None:
+    """Return the tokens of a training sample, None where the workload does not count them.
+
+    Raises `WorkloadError` where it is no whole number of at least one.
+    """
+    tokens = getattr(workload, "tokens_per_sample", None)
+    if tokens is not None and (type(tokens) is not int or tokens < 1):
+        raise WorkloadError(f"tokens_per_sample = {tokens!r} must be a whole number >= 1, or left out")
+    return tokens
+
+
+def _normalises_over_the_batch(module: nn.Module) -> bool:
+    """Return whether a module of a model in training mode takes its statistics from the batch.
+
+    A batch norm that the model keeps in evaluation mode uses its running ones, where it has them.
+    """
+    return isinstance(module, _BatchNorm) and (module.training or module.running_mean is None)

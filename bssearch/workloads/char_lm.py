@@ -1,0 +1,235 @@
+"""A character-level language model: the next character of a text, and a small GPT-style transformer.
+
+A sample is a sequence of ``context`` characters, so a batch of 8 is 8 × ``context`` tokens. The default text is there
+on every machine: the sources of Python's own standard library. They differ between Python versions, and with them the
+vocabulary and every loss: compare targets and times within one version only. The log of the worker says which text was
+read, by its SHA-256.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import sys
+import sysconfig
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from glob import glob
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from bssearch.errors import WorkloadError
+from bssearch.records import MetricInfo
+from bssearch.workloads.base import Data, Part
+
+_HELD_OUT_SHARE = 20
+"""One character in so many validates, and as many test."""
+
+_EVALUATION_CHARACTERS = 8192
+_COUNTS = ("max_characters", "context", "layers", "heads", "width", "validation_sequences")
+
+
+@dataclass(eq=False)
+class CharLM:
+    """Predict the next character: the first 90 % of the text train, the next 5 % validate, the last 5 % test.
+
+    ``text`` names a UTF-8 file, a folder (its files but hidden ones, no subfolders) or a glob (``**`` for any depth),
+    relative to the current folder. Files are read sorted by path until there are ``max_characters``. Without ``text``
+    they are the top-level modules of the standard library.
+
+    Each part is cut into windows of ``context`` + 1 characters that do not overlap; of those of the validation part at
+    most ``validation_sequences`` are kept, at even distances, because a search evaluates often.
+    """
+
+    text: str | None = None
+    max_characters: int = 1_000_000
+    context: int = 64
+    layers: int = 2
+    heads: int = 4
+    width: int = 64
+    validation_sequences: int = 128
+    vocabulary: str = field(default="", init=False)
+    """The characters of the training part in order, once loaded; the token after them stands for any other."""
+    metrics: Mapping[str, MetricInfo] = field(default_factory=lambda: {"loss": MetricInfo(low=0.0)}, init=False)
+    """The mean cross-entropy in nats per character; chance, ln(tokens), is known once loaded."""
+
+    def __post_init__(self) -> None:
+        for name in _COUNTS:
+            value = getattr(self, name)
+            if type(value) is not int or value < 1:
+                raise ValueError(f"{name} = {value!r} must be a whole number >= 1")
+        if not (self.text is None or isinstance(self.text, str)):
+            raise ValueError(f"text = {self.text!r} must be a path or a glob")
+        if self.width % self.heads:
+            raise ValueError(f"width = {self.width} must be a multiple of heads = {self.heads}")
+
+    @property
+    def tokens_per_sample(self) -> int:
+        """Return the characters that one sample predicts."""
+        return self.context
+
+    def load(self, device: torch.device) -> Data:
+        """Return sequences (sequences, context) of int64 tokens; the targets are the inputs one character later.
+
+        Raises `WorkloadError` where the text is not there, not readable, not UTF-8, or too short for a window in every
+        part.
+        """
+        text = _read(_files(self.text), self.max_characters)
+        held_out = len(text) // _HELD_OUT_SHARE
+        if held_out < self.context + 1:
+            raise WorkloadError(
+                f"the text has {len(text)} characters (max_characters = {self.max_characters}); they must be >= "
+                f"{_HELD_OUT_SHARE * (self.context + 1)}, {_HELD_OUT_SHARE} × (context + 1), for one window to validate"
+            )
+        # A worker's stderr is its slot's log file.
+        print(f"char_lm: {len(text)} characters, SHA-256 {hashlib.sha256(text.encode()).hexdigest()}", file=sys.stderr)
+        train, validation, test = (
+            text[: -2 * held_out],
+            text[-2 * held_out : -held_out],
+            text[-held_out:],
+        )
+        self.vocabulary = "".join(sorted(set(train)))
+        self.metrics = {"loss": MetricInfo(low=0.0, chance=math.log(len(self.vocabulary) + 1))}
+        return Data(
+            train=self._part(train, device),
+            validation=_evenly(self._part(validation, device), self.validation_sequences),
+            test=self._part(test, device),
+        )
+
+    def build_model(self, *, dropout: float) -> nn.Module:
+        """Return a transformer over the vocabulary of the text, which must have been loaded."""
+        if not self.vocabulary:
+            raise WorkloadError("char_lm builds its model over the characters of the text: call load() first")
+        return CharTransformer(
+            tokens=len(self.vocabulary) + 1,
+            context=self.context,
+            layers=self.layers,
+            heads=self.heads,
+            width=self.width,
+            dropout=dropout,
+        )
+
+    def loss(
+        self, model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor, *, label_smoothing: float
+    ) -> torch.Tensor:
+        """Return the mean cross-entropy in nats per character."""
+        return functional.cross_entropy(model(inputs).flatten(0, 1), targets.flatten(), label_smoothing=label_smoothing)
+
+    def evaluate(self, model: nn.Module, part: Part) -> Mapping[str, float]:
+        """Return the mean cross-entropy over the part, in nats per character."""
+        total = 0.0
+        for inputs, targets in part.chunks(max(1, _EVALUATION_CHARACTERS // self.context)):
+            scores = model(inputs).flatten(0, 1)
+            total += functional.cross_entropy(scores, targets.flatten(), reduction="sum").item()
+        return {"loss": total / part.targets.numel()}
+
+    def _part(self, text: str, device: torch.device) -> Part:
+        """Return the whole windows of a text; what is left at its end is dropped."""
+        token_of = {character: token for token, character in enumerate(self.vocabulary)}
+        tokens = torch.tensor([token_of.get(character, len(token_of)) for character in text], dtype=torch.int64)
+        window = self.context + 1
+        windows = tokens[: len(tokens) // window * window].view(-1, window).to(device)
+        return Part(windows[:, :-1].contiguous(), windows[:, 1:].contiguous())
+
+
+class CharTransformer(nn.Module):
+    """A decoder-only transformer (Radford et al. 2019, GPT-2): normalised before each block, learned positions.
+
+    The output layer shares the token embedding's weights. Matrices start at a deviation of 0.5 / √width, which at
+    GPT-2's width of 768 is its 0.02; those that write to the residual stream at 1 / √(2 × layers) of that. ``dropout``
+    acts on the embeddings and on what each block adds.
+    """
+
+    def __init__(self, *, tokens: int, context: int, layers: int, heads: int, width: int, dropout: float) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(tokens, width)
+        self.positions = nn.Embedding(context, width)
+        self.dropout = nn.Dropout(dropout)
+        self.blocks = nn.ModuleList(Block(width, heads, dropout) for _ in range(layers))
+        self.norm = nn.LayerNorm(width)
+        deviation = 0.5 / math.sqrt(width)
+        for name, parameter in self.named_parameters():
+            if parameter.ndim >= 2:
+                writes = name.endswith(("attention_out.weight", "mlp_out.weight"))
+                nn.init.normal_(parameter, std=deviation / math.sqrt(2 * layers) if writes else deviation)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Return the scores (sequences, characters, tokens) of what follows each of the inputs' characters."""
+        positions = self.positions.weight[: inputs.shape[1]]
+        stream = self.dropout(self.tokens(inputs) + positions)
+        for block in self.blocks:
+            stream = block(stream)
+        return functional.linear(self.norm(stream), self.tokens.weight)
+
+
+class Block(nn.Module):
+    """Causal self-attention and a two-layer network of four times the width, each added to the stream."""
+
+    def __init__(self, width: int, heads: int, dropout: float) -> None:
+        super().__init__()
+        self.heads = heads
+        self.attention_norm = nn.LayerNorm(width)
+        self.attention_in = nn.Linear(width, 3 * width)
+        self.attention_out = nn.Linear(width, width)
+        self.mlp_norm = nn.LayerNorm(width)
+        self.mlp_in = nn.Linear(width, 4 * width)
+        self.mlp_out = nn.Linear(4 * width, width)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, stream: torch.Tensor) -> torch.Tensor:
+        """Return the stream (sequences, characters, width) with both additions."""
+        stream = stream + self.dropout(self._attend(self.attention_norm(stream)))
+        hidden = functional.gelu(self.mlp_in(self.mlp_norm(stream)))
+        added: torch.Tensor = self.dropout(self.mlp_out(hidden))
+        return stream + added
+
+    def _attend(self, stream: torch.Tensor) -> torch.Tensor:
+        split = self.attention_in(stream).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        query, key, value = split.unbind()
+        seen = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        added: torch.Tensor = self.attention_out(seen.transpose(1, 2).flatten(2))
+        return added
+
+
+def _files(text: str | None) -> list[Path]:
+    """Return the files of a ``text`` setting, sorted; raise `WorkloadError` where there is none."""
+    if text is None:
+        library = sysconfig.get_path("stdlib")
+        missing = f"this Python comes without the sources of its standard library in {library}: name another text"
+        found = list(Path(library).glob("*.py"))
+    else:
+        missing = f"text = {text!r}: no file there; it is looked up in {Path.cwd()}"
+        if Path(text).is_dir():
+            found = [path for path in Path(text).iterdir() if not path.name.startswith(".")]
+        else:
+            found = [Path(text)] if Path(text).is_file() else [Path(path) for path in glob(text, recursive=True)]  # noqa: PTH207
+    files = sorted(path for path in found if path.is_file())
+    if not files:
+        raise WorkloadError(missing)
+    return files
+
+
+def _read(files: list[Path], max_characters: int) -> str:
+    """Return the files one after the other, cut off at ``max_characters``."""
+    text = ""
+    for file in files:
+        try:
+            text += file.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise WorkloadError(f"text {file} is not UTF-8: {error.reason} at byte {error.start}") from error
+        except OSError as error:
+            raise WorkloadError(f"text {file} cannot be read: {error.strerror}") from error
+        if len(text) >= max_characters:
+            break
+    return text[:max_characters]
+
+
+def _evenly(part: Part, count: int) -> Part:
+    """Return at most ``count`` samples of a part, at even distances."""
+    if len(part) <= count:
+        return part
+    rows = torch.arange(count, device=part.inputs.device) * len(part) // count
+    return Part(part.inputs[rows], part.targets[rows])

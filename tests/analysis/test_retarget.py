@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from bssearch.analysis.retarget import at_target, easier_target
+from bssearch.errors import UsageError
+from bssearch.records import Goal, Observation, Target, TrialState
+from tests.factories import make_trial
+
+ACCURACY = Target(metric="accuracy", value=0.9)
+
+
+def curve(*metrics: float) -> list[Observation]:
+    """One evaluation every 10 steps of 0.1 s, of batches of 4."""
+    return [
+        Observation(
+            step=10 * index,
+            samples=40 * index,
+            train_seconds=1.0 * index,
+            metric=metric,
+            loss=None,
+            learning_rate=0.1,
+        )
+        for index, metric in enumerate(metrics)
+    ]
+
+
+def test_a_trial_has_reached_an_easier_target_where_its_curve_first_meets_it() -> None:
+    trial = make_trial(1, seconds=4.0)
+    assert trial.outcome is not None
+    trial = replace(trial, outcome=replace(trial.outcome, samples=160, tokens=1600, test_metric=0.88))
+    moved = at_target(trial, curve(0.1, 0.5, 0.7, 0.6, 0.9), replace(ACCURACY, value=0.6), step_seconds=0.2)
+    outcome = moved.outcome
+    assert outcome is not None
+    assert moved.state is outcome.state is TrialState.REACHED
+    assert (outcome.last_miss_step, outcome.first_hit_step, outcome.steps_to_target) == (10, 20, 15)
+    assert outcome.time_to_target_s == pytest.approx(1.5)
+    assert moved.steps_x_step_time_s == pytest.approx(15 * 0.2)
+    assert (outcome.steps, outcome.samples, outcome.tokens, outcome.final_metric) == (20, 80, 800, 0.7)
+    assert outcome.test_metric is None
+
+
+@pytest.mark.parametrize("state", [TrialState.CAPPED, TrialState.PRUNED, TrialState.EXHAUSTED, TrialState.DIVERGED])
+def test_however_it_ended_later_what_it_reached_it_reached(state: TrialState) -> None:
+    trial = make_trial(1, state=state)
+    assert at_target(trial, curve(0.1, 0.7), replace(ACCURACY, value=0.6), 0.1).state is TrialState.REACHED
+    assert at_target(trial, curve(0.1, 0.5), replace(ACCURACY, value=0.6), 0.1) == trial
+
+
+@pytest.mark.parametrize("state", [TrialState.FAILED, TrialState.LOST, TrialState.CANCELLED])
+def test_a_trial_that_says_nothing_says_nothing_of_another_target_either(state: TrialState) -> None:
+    trial = make_trial(1, state=state)
+    assert at_target(trial, curve(0.1, 0.7), replace(ACCURACY, value=0.6), 0.1) == trial
+
+
+def test_a_target_met_before_the_first_step_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"target 0\.05 is met before the first step: trial 3 starts with .* 0\.1"):
+        at_target(make_trial(3, seconds=1.0), curve(0.1, 0.9), replace(ACCURACY, value=0.05), 0.1)
+
+
+@pytest.mark.parametrize(
+    ("goal", "own", "harder", "easier"), [(Goal.MAXIMIZE, 0.9, 0.91, 0.5), (Goal.MINIMIZE, 2.0, 1.9, 3.0)]
+)
+def test_only_a_target_as_easy_as_the_studys_can_be_answered(
+    goal: Goal, own: float, harder: float, easier: float
+) -> None:
+    target = Target(metric="m", value=own, goal=goal)
+    assert easier_target(target, easier).value == easier
+    assert easier_target(target, own) == target
+    with pytest.raises(UsageError, match=f"target {harder:g} is harder than the study's m of {own:g}"):
+        easier_target(target, harder)

@@ -1,0 +1,54 @@
+"""What can be asked before a study: ``bssearch check`` and ``bssearch target``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tests.cli.task import bssearch, write_task
+
+
+def test_check_tries_the_workload_and_stores_nothing(tmp_path: Path) -> None:
+    write_task(tmp_path)
+    shown = bssearch("check", "task.yaml", cwd=tmp_path)
+    assert shown.returncode == 0, shown.stderr
+    assert "106 parameters; 500 training, 200 validation, 200 test samples" in shown.stdout
+    assert "the default (batch 32) for" in shown.stdout
+    found = json.loads(bssearch("check", "task.yaml", "--format", "json", cwd=tmp_path).stdout)
+    assert [one["batch_size"] for one in found["batches"]] == [8, 32, 128]
+    assert all(one["step_seconds"] > 0 for one in found["batches"])
+    assert found["batches"][2]["dropped_share"] == (500 % 128) / 500
+    assert {finding["code"] for finding in found["findings"]} == {"incomplete_batch_dropped"}
+    assert not list(tmp_path.glob("*.db*"))
+
+
+def test_check_and_run_refuse_a_target_that_takes_no_training(tmp_path: Path) -> None:
+    write_task(tmp_path, target={"metric": "accuracy", "value": 0.1})
+    for command in ("check", "run"):
+        done = bssearch(command, "task.yaml", cwd=tmp_path)
+        assert done.returncode == 2
+        assert "target.value = 0.1 is met before the first step: an untrained model has accuracy =" in done.stderr
+        assert "Traceback" not in done.stderr
+    assert not list(tmp_path.glob("*.db*"))
+
+
+def test_target_proposes_what_every_run_of_the_default_reaches(tmp_path: Path) -> None:
+    write_task(tmp_path, target={"metric": "accuracy", "value": 0.1}, budget={"trials": 12, "trial_train_seconds": 0.5})
+    shown = bssearch("target", "task.yaml", "--runs", "3", cwd=tmp_path)
+    assert shown.returncode == 0, shown.stderr
+    assert "run 3 of 3: best accuracy" in shown.stderr
+    assert "← proposed" in shown.stdout
+    assert "less a margin of" in shown.stdout
+    advice = json.loads(bssearch("target", "task.yaml", "--runs", "2", "--format", "json", cwd=tmp_path).stdout)
+    row = next(row for row in advice["targets"] if row["target"] == advice["proposed"])
+    assert row["reached"] == 2
+    assert 0.8 < advice["proposed"] < advice["median_best"] <= 1.0
+    assert not list(tmp_path.glob("*.db*"))
+
+
+def test_wrong_options_are_refused(tmp_path: Path) -> None:
+    write_task(tmp_path)
+    assert "margin" in bssearch("target", "task.yaml", "--margin=-1", cwd=tmp_path).stderr
+    assert bssearch("target", "task.yaml", "--runs", "0", cwd=tmp_path).returncode == 2
+    missing = bssearch("check", "nowhere.yaml", cwd=tmp_path)
+    assert missing.returncode == 3

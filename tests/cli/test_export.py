@@ -1,0 +1,114 @@
+"""What ``best --export`` prints is read back, value for value, by what it is meant for."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from bssearch.analysis.report import Answer
+from bssearch.cli.export import Export, exported, winner
+from tests.cli.task import bssearch, write_task
+
+AWKWARD: dict[str, bool | int | float | str | None] = {
+    "learning_rate": 0.1 + 0.2,
+    "weight_decay": 1e-05,
+    "epsilon": 5e-324,
+    "horizon_samples": 10**7,
+    "clip_norm": 1e22,
+    "dropout": 0.0,
+    "optimizer": "no",
+    "schedule": "two words, $HOME 'quoted'",
+    "nesterov": True,
+    "amsgrad": False,
+    "nothing": None,
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("export")
+    done = bssearch("run", write_task(place).name, "--set", "budget.trials=6", cwd=place)
+    assert done.returncode == 0, done.stderr
+    return place
+
+
+def awkward(folder: Path, **changes: Any) -> Answer:
+    answer = Answer.model_validate_json(bssearch("best", "--format", "json", cwd=folder).stdout)
+    optimal = answer.optimal.model_copy(update={"parameters": AWKWARD, **changes})
+    return answer.model_copy(update={"optimal": optimal})
+
+
+def same(read: dict[str, Any], values: dict[str, Any]) -> bool:
+    return list(read.items()) == list(values.items()) and [*map(type, read.values())] == [*map(type, values.values())]
+
+
+def read_arguments(line: str, values: dict[str, Any]) -> dict[str, Any]:
+    """Read a line as a training script would."""
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    for name, value in values.items():
+        option = f"--{name.replace('_', '-')}"
+        if isinstance(value, bool):
+            parser.add_argument(option, action=argparse.BooleanOptionalAction)
+        else:
+            parser.add_argument(option, type=type(value))
+    return vars(parser.parse_args(shlex.split(line)))
+
+
+def test_yaml_is_read_back_and_says_where_it_is_from(folder: Path) -> None:
+    done = bssearch("best", "task", "--export", "yaml", cwd=folder)
+    answer = json.loads(bssearch("best", "--format", "json", cwd=folder).stdout)
+    values = yaml.safe_load(done.stdout)
+    assert same(values, {"batch_size": answer["optimal"]["batch_size"], **answer["optimal"]["parameters"]})
+    header = [line for line in done.stdout.splitlines() if line.startswith("#")]
+    assert header[0] == "# study task: accuracy >= 0.93"
+    assert answer["device"]["name"] in header[1]
+    time = answer["optimal"]["time_to_target_s"]
+    interval = "" if time["low"] is None else f" [{time['low']:.3g}, {time['high']:.3g}]"
+    assert f"{time['median']:.3g} s{interval} of training" in header[2]
+    assert set(AWKWARD) >= {"learning_rate", "optimizer", "schedule", "nesterov"} <= set(values)
+
+
+def test_arguments_are_one_line_that_argparse_reads_back(folder: Path) -> None:
+    values = yaml.safe_load(bssearch("best", "--export", "yaml", cwd=folder).stdout)
+    line = bssearch("best", "--export", "args", cwd=folder).stdout
+    assert line.startswith(f"--batch-size {values['batch_size']} --learning-rate ")
+    assert line.count("\n") == 1
+    assert same(read_arguments(line, values), values)
+
+
+def test_python_is_a_literal(folder: Path) -> None:
+    values = yaml.safe_load(bssearch("best", "--export", "yaml", cwd=folder).stdout)
+    assert same(ast.literal_eval(bssearch("best", "--export", "python", cwd=folder).stdout), values)
+
+
+def test_awkward_values_come_back_as_they_were(folder: Path) -> None:
+    answer = awkward(folder)
+    values = winner(answer)
+    assert same(yaml.safe_load(exported(answer, Export.YAML)), values)
+    assert same(ast.literal_eval(exported(answer, Export.PYTHON)), values)
+    given = {name: value for name, value in values.items() if value is not None}
+    line = exported(answer, Export.ARGS)
+    assert same(read_arguments(line, given), given)
+    assert "--nesterov" in shlex.split(line)
+    assert "--no-amsgrad" in shlex.split(line)
+    assert "nothing" not in line
+
+
+def test_the_micro_batch_is_there_where_batches_are_accumulated(folder: Path) -> None:
+    assert "micro_batch_size" not in winner(awkward(folder))
+    values = winner(awkward(folder, batch_size=64, micro_batch_size=16, accumulation_steps=4))
+    assert list(values.items())[:3] == [("batch_size", 64), ("micro_batch_size", 16), ("accumulation_steps", 4)]
+
+
+def test_export_and_format_exclude_each_other(folder: Path) -> None:
+    done = bssearch("best", "--export", "yaml", "--format", "json", cwd=folder)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "--export yaml and --format json exclude each other" in done.stderr
+    assert bssearch("best", "--export", "toml", cwd=folder).returncode == 2

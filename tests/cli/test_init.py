@@ -1,0 +1,147 @@
+"""What ``bssearch init`` writes runs as it is, and nothing that exists is touched."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+import yaml
+
+from bssearch.cli.init import TEMPLATES, Kind, check_free, class_name_of, write_new
+from bssearch.errors import UsageError
+from bssearch.spec import load_spec
+from bssearch.workloads.base import check_data, resolve
+from tests.cli.task import bssearch
+
+SMALL = {
+    Kind.IMAGE: ("budget.trials=8", "confirm.runs=1", "target.value=0.9"),
+    Kind.TEXT: ("budget.trials=6", "confirm.runs=1", "target.value=4.6", "space.learning_rate.low=4e-3"),
+}
+
+
+def files_in(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.mark.parametrize("kind", Kind)
+def test_both_files_appear_under_the_name_and_the_next_steps_are_said(tmp_path: Path, kind: Kind) -> None:
+    done = bssearch("init", "my-first_task", "--kind", kind, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert sorted(files_in(tmp_path)) == ["my-first_task.py", "my-first_task.yaml"]
+    assert "bssearch check my-first_task.yaml" in done.stdout
+    assert "bssearch run my-first_task.yaml" in done.stdout
+    spec = load_spec(tmp_path / "my-first_task.yaml")
+    assert (spec.name, spec.workload) == ("my-first_task", "my-first_task.py:MyFirstTask")
+    for path in ("my-first_task.yaml", "my-first_task.py"):
+        assert f"{kind}.py" not in (tmp_path / path).read_text()
+        assert "YOURS" in (tmp_path / path).read_text()
+
+
+@pytest.mark.parametrize("kind", Kind)
+def test_a_template_imports_no_more_than_it_may(kind: Kind) -> None:
+    tree = ast.parse((TEMPLATES / f"{kind}.py").read_text())
+    modules = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module}
+    modules |= {name.name for node in ast.walk(tree) if isinstance(node, ast.Import) for name in node.names}
+    standard = {"__future__", "collections", "math", "pathlib", "sysconfig"}
+    assert {name.split(".")[0] for name in modules} - standard <= {"torch", "numpy", "sklearn", "bssearch"}
+
+
+@pytest.mark.parametrize("kind", Kind)
+def test_a_template_is_a_workload_whose_largest_batch_fits_its_data(kind: Kind) -> None:
+    import torch
+
+    spec = load_spec(TEMPLATES / f"{kind}.yaml")
+    workload = resolve(spec.workload, spec.workload_settings, TEMPLATES)
+    data = check_data(workload.load(torch.device("cpu")))
+    assert len(data.train) >= 2 * spec.batch_sizes[-1]
+    again = workload.load(torch.device("cpu"))
+    assert torch.equal(data.validation.targets, again.validation.targets)
+    torch.manual_seed(0)
+    model = workload.build_model(dropout=0.0).eval()
+    with torch.no_grad():
+        metric = workload.evaluate(model, data.validation)[spec.target.metric]
+    chance = workload.metrics[spec.target.metric].chance
+    assert chance is not None
+    assert metric == pytest.approx(chance, abs=0.15 if spec.target.goal == "maximize" else 0.8)
+
+
+def test_the_text_template_reads_the_folder_of_the_settings_and_says_where_it_is_empty(tmp_path: Path) -> None:
+    import torch
+
+    (tmp_path / "a.txt").write_bytes(bytes(range(256)) * 50)
+    settings = {"folder": str(tmp_path), "pattern": "*.txt"}
+    data = resolve("text.py:Text", settings, TEMPLATES).load(torch.device("cpu"))
+    assert torch.equal(data.train.inputs[0, 1:], data.train.targets[0, :-1])
+    with pytest.raises(FileNotFoundError, match=r"no \*\.md in"):
+        resolve("text.py:Text", {**settings, "pattern": "*.md"}, TEMPLATES).load(torch.device("cpu"))
+
+
+@pytest.mark.parametrize("existing", ["task.yaml", "task.py"])
+def test_an_existing_file_is_named_and_nothing_is_written(tmp_path: Path, existing: str) -> None:
+    (tmp_path / existing).write_text("mine\n")
+    done = bssearch("init", "task", cwd=tmp_path)
+    assert done.returncode == 2
+    assert f"{existing} exists: nothing is overwritten" in done.stderr
+    assert files_in(tmp_path) == {existing: b"mine\n"}
+
+
+def test_a_dangling_link_is_an_existing_file(tmp_path: Path) -> None:
+    (tmp_path / "task.py").symlink_to("nowhere")
+    done = bssearch("init", "task", cwd=tmp_path)
+    assert (done.returncode, [path.name for path in tmp_path.iterdir()]) == (2, ["task.py"])
+    assert "task.py exists" in done.stderr
+
+
+def test_both_files_or_none_where_the_second_cannot_be_written(tmp_path: Path) -> None:
+    there, missing = tmp_path / "task.yaml", tmp_path / "no" / "task.py"
+    with pytest.raises(UsageError, match=r"task\.py cannot be written: No such file"):
+        write_new({there: "name: task\n", missing: ""})
+    assert not there.exists()
+
+
+def test_a_file_that_appears_meanwhile_is_not_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "task.py").write_text("mine\n")
+    with pytest.raises(UsageError, match=r"task\.py cannot be written: File exists"):
+        write_new({tmp_path / "task.yaml": "", tmp_path / "task.py": ""})
+    assert files_in(tmp_path) == {"task.py": b"mine\n"}
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a folder in which not even root can write")
+def test_a_folder_that_cannot_be_written_is_said() -> None:
+    done = bssearch("init", "task", cwd=Path("/proc"))
+    assert done.returncode == 2
+    assert "/proc/task.yaml cannot be written" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("name", ["", "3d", "_x", "a b", "a/b", "../a", "a.b", "ä", "x" * 101])
+def test_names_that_are_none(tmp_path: Path, name: str) -> None:
+    done = bssearch("init", name, cwd=tmp_path)
+    assert done.returncode == 2
+    assert f"NAME = {name!r} must be letters, digits, dashes and underscores" in done.stderr
+    assert files_in(tmp_path) == {}
+
+
+def test_names_that_would_hide_a_module_or_are_no_class() -> None:
+    for name in ("torch", "random", "sys"):
+        with pytest.raises(UsageError, match=rf"{name}\.py would hide it"):
+            check_free(name)
+    with pytest.raises(UsageError, match="no class can be called None"):
+        class_name_of("none")
+    assert class_name_of("resNet-50_v2--") == "ResNet50V2"
+    check_free("no-such-module")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", SMALL)
+def test_a_template_runs_as_it_is_and_its_winner_can_be_exported(tmp_path: Path, kind: Kind) -> None:
+    assert bssearch("init", "mine", "--kind", kind, cwd=tmp_path).returncode == 0
+    overrides = [word for one in SMALL[kind] for word in ("--set", one)]
+    done = bssearch("run", "mine.yaml", *overrides, cwd=tmp_path, timeout=300)
+    assert done.returncode == 0, done.stderr
+    values = yaml.safe_load(bssearch("best", "--export", "yaml", cwd=tmp_path).stdout)
+    spec = load_spec(tmp_path / "mine.yaml")
+    assert values["batch_size"] in spec.batch_sizes
+    assert values["optimizer"] == spec.space.optimizers[0].name
+    assert isinstance(values["learning_rate"], float)

@@ -1,0 +1,146 @@
+"""Studies are renamed, put away, brought back and deleted; nothing is lost without being asked for."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bssearch.storage.repository import open_store
+from tests.cli.task import bssearch, command, environment, write_task
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("measured")
+    write_task(place)
+    small = ("--set", "budget.trials=5", "--set", "confirm.runs=0")
+    for name in ("task", "other"):
+        done = bssearch("run", "task.yaml", "--set", f"name={name}", *small, cwd=place)
+        assert done.returncode == 0, done.stderr
+    return place
+
+
+@pytest.fixture
+def folder(measured: Path, tmp_path: Path) -> Path:
+    """A folder of its own with the studies task and other, of 5 trials each."""
+    return Path(shutil.copytree(measured, tmp_path / "folder"))
+
+
+def read(folder: Path, *arguments: str) -> Any:
+    done = bssearch(*arguments, "--format", "json", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def names(folder: Path) -> list[str]:
+    with open_store(f"sqlite:///{folder / 'bssearch.db'}", write=False) as store:
+        return [one.name for one in store.studies()]
+
+
+def do(folder: Path, *arguments: str) -> str:
+    done = bssearch(*arguments, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def refuse(folder: Path, *arguments: str, code: int, said: str) -> None:
+    before = names(folder)
+    done = bssearch(*arguments, cwd=folder)
+    assert done.returncode == code, done.stderr
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+    assert names(folder) == before
+
+
+def at_a_terminal(folder: Path, *arguments: str, typed: str) -> subprocess.CompletedProcess[str]:
+    """Run a command whose input is a terminal at which a line is typed."""
+    ours, theirs = pty.openpty()
+    try:
+        os.write(ours, typed.encode() + b"\n")
+        return subprocess.run(
+            command(*arguments),
+            cwd=folder,
+            env=environment(),
+            stdin=theirs,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    finally:
+        os.close(ours)
+        os.close(theirs)
+
+
+def test_a_renamed_study_keeps_its_trials_and_goes_on_under_its_new_name(folder: Path) -> None:
+    before = read(folder, "trials", "task")
+    assert "its spec must say name: better" in do(folder, "rename", "task", "better")
+    assert names(folder) == ["better", "other"]
+    assert read(folder, "trials", "better") == before
+    done = bssearch(
+        "run", "task.yaml", "--set", "name=better", "--set", "budget.trials=6", "--set", "confirm.runs=0", cwd=folder
+    )
+    assert done.returncode == 0, done.stderr
+    assert "going on with study better" in done.stderr
+    assert len(read(folder, "trials", "better")) == 6
+
+
+def test_names_that_are_taken_ill_formed_or_nobodys(folder: Path) -> None:
+    refuse(folder, "rename", "task", "other", code=2, said="'other'")
+    refuse(folder, "rename", "task", "a b", code=2, said="'a b'")
+    refuse(folder, "rename", "nothing", "something", code=3, said="nothing")
+    refuse(folder, "archive", "nothing", code=3, said="nothing")
+    refuse(folder, "delete", "nothing", "--yes", code=3, said="nothing")
+
+
+def test_an_archived_study_is_out_of_sight_until_it_is_brought_back(folder: Path) -> None:
+    do(folder, "archive", "other")
+    assert [row["name"] for row in read(folder, "studies")] == ["task"]
+    listed = read(folder, "studies", "--all")
+    assert [(row["name"], row["archived_at"] is not None) for row in listed] == [("task", False), ("other", True)]
+    assert "archived at" in do(folder, "studies", "--all")
+    assert read(folder, "status")["study"] == "task"
+    assert len(read(folder, "trials", "other")) == 5
+    do(folder, "archive", "task")
+    refuse(folder, "best", code=3, said="every study of the database is archived")
+    do(folder, "archive", "other", "--undo")
+    assert [row["name"] for row in read(folder, "studies")] == ["other"]
+
+
+def test_two_studies_that_are_not_archived_must_be_told_apart(folder: Path) -> None:
+    refuse(folder, "best", code=2, said="name the study: task, other")
+
+
+def test_deleting_without_a_terminal_takes_a_yes(folder: Path) -> None:
+    with open_store(f"sqlite:///{folder / 'bssearch.db'}", write=False) as store:
+        observations = sum(map(len, store.curves("task", range(1, 6)).values()))
+    what = f"study task with 5 trials and {observations} observations"
+    refuse(folder, "delete", "task", code=2, said=f"{what} would be deleted for good")
+    assert what in do(folder, "delete", "task", "--yes")
+    assert names(folder) == ["other"]
+    assert len(read(folder, "trials", "other")) == 5
+
+
+def test_at_a_terminal_deleting_asks_for_the_name(folder: Path) -> None:
+    wrong = at_a_terminal(folder, "delete", "task", typed="y")
+    assert wrong.returncode == 2, wrong.stderr
+    assert "nothing was deleted" in wrong.stderr
+    assert names(folder) == ["task", "other"]
+    right = at_a_terminal(folder, "delete", "task", typed="task")
+    assert right.returncode == 0, right.stderr
+    assert "this deletes study task with 5 trials and" in right.stdout
+    assert names(folder) == ["other"]
+
+
+@pytest.mark.parametrize("arguments", [("rename", "a", "b"), ("archive", "a"), ("delete", "a", "--yes")])
+def test_no_database_is_made_to_look_for_a_study(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    done = bssearch(*arguments, cwd=tmp_path)
+    assert done.returncode == 4, done.stderr
+    assert list(tmp_path.iterdir()) == []

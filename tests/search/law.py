@@ -1,0 +1,129 @@
+"""An executor that answers at once, from a law of steps and step times: for tests of what drives it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from bssearch.executors.base import Ended, Event, Observed
+from bssearch.records import (
+    Configuration,
+    MetricInfo,
+    ModelDescription,
+    Observation,
+    StepTime,
+    StepTimeRequest,
+    TrialOutcome,
+    TrialRequest,
+    TrialState,
+    WorkloadDescription,
+)
+from tests.factories import make_environment
+
+SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
+"""Where in a trial it is evaluated."""
+
+
+def step_seconds(batch_size: int) -> float:
+    return 0.001 + 0.0001 * batch_size
+
+
+def steps_needed(configuration: Configuration) -> float:
+    """Return S_min (1 + B_crit / B), times how far the learning rate is from its best."""
+    best = 0.1 * math.sqrt(configuration.batch_size / 32)
+    return 100 * (1 + 30 / configuration.batch_size) * (1 + math.log(configuration.learning_rate / best) ** 2)
+
+
+@dataclass
+class LawExecutor:
+    """Ends each trial with the outcome that the law gives; broken batch sizes fail, large ones run out of memory."""
+
+    slots: int = 1
+    fails: frozenset[int] = frozenset()
+    fits_up_to: int = 10**9
+    reachable: bool = True
+    untrained: float = 0.1
+    batch_norm_layers: int = 0
+    requests: list[TrialRequest] = field(default_factory=list)
+    running: list[TrialRequest] = field(default_factory=list)
+    most_at_once: int = 0
+    stopped: dict[int, tuple[TrialState, str]] = field(default_factory=dict)
+
+    def describe(self) -> WorkloadDescription:
+        metrics = {"accuracy": MetricInfo(low=0.0, high=1.0, chance=0.1)}
+        return WorkloadDescription(
+            train_samples=1000,
+            validation_samples=100,
+            test_samples=100,
+            metrics=metrics,
+            environment=make_environment(),
+            model=ModelDescription(
+                parameters=10, batch_norm_layers=self.batch_norm_layers, initial_metrics={"accuracy": self.untrained}
+            ),
+        )
+
+    def measure_step_time(self, request: StepTimeRequest) -> StepTime:
+        assert not self.running, "step times are measured alone"
+        size = request.configuration.batch_size
+        micro = request.configuration.micro_batch_size
+        fits = micro <= self.fits_up_to
+        return StepTime(
+            batch_size=size,
+            micro_batch_size=micro,
+            step_seconds=step_seconds(size) if fits else None,
+            evaluation_seconds=0.001 if fits else None,
+            steps_timed=5,
+            peak_memory_bytes=None,
+            out_of_memory=not fits,
+        )
+
+    def submit(self, request: TrialRequest) -> None:
+        self.requests.append(request)
+        self.running.append(request)
+        self.most_at_once = max(self.most_at_once, len(self.running))
+
+    def stop(self, number: int, state: TrialState, reason: str) -> None:
+        self.stopped[number] = (state, reason)
+
+    def events(self, timeout: float) -> list[Event]:
+        if not self.running:
+            return []
+        request = self.running.pop(0)
+        if request.configuration.batch_size in self.fails:
+            return [Ended(request.number, TrialOutcome(state=TrialState.FAILED, reason="broken"))]
+        per_step = step_seconds(request.configuration.batch_size)
+        seconds = steps_needed(request.configuration) * per_step
+        reached = self.reachable and seconds <= request.train_seconds_limit
+        end = min(seconds, request.train_seconds_limit)
+        events: list[Event] = [Observed(request.number, self.observe(request, share, seconds)) for share in SHARES]
+        state = TrialState.REACHED if reached else request.limit_state
+        outcome = TrialOutcome(
+            state=state,
+            reason="by the law",
+            steps=round(end / per_step),
+            train_seconds=end,
+            wall_seconds=end,
+            time_to_target_s=seconds if reached else None,
+            steps_to_target=math.ceil(seconds / per_step) if reached else None,
+            best_metric=0.9 if reached else 0.9 * end / seconds,
+            final_metric=0.9,
+            test_metric=0.89 if request.evaluate_test else None,
+        )
+        return [*events, Ended(request.number, outcome)]
+
+    def observe(self, request: TrialRequest, share: float, seconds: float) -> Observation:
+        end = min(seconds, request.train_seconds_limit)
+        return Observation(
+            step=round(share * 100),
+            samples=round(share * 100) * request.configuration.batch_size,
+            train_seconds=share * end,
+            metric=0.9 * share * end / seconds,
+            loss=None,
+            learning_rate=request.configuration.learning_rate,
+        )
+
+    def kill(self) -> None:
+        self.running.clear()
+
+    def close(self) -> None:
+        self.kill()

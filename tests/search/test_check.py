@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from bssearch.errors import LaunchError, SpecError
+from bssearch.executors.base import Ended, Event, Observed
+from bssearch.records import Observation, TrialOutcome, TrialState
+from bssearch.search.check import Check
+from bssearch.search.study import check
+from tests.factories import SPEC, make_spec
+from tests.search.law import LawExecutor
+
+HEALTHY = {"trials": 20, "trial_train_seconds": 10.0}
+
+
+def codes(law: LawExecutor, **changes: Any) -> set[str]:
+    return {finding.code for finding in look(law, **changes).findings}
+
+
+def look(law: LawExecutor, **changes: Any) -> Check:
+    return check(make_spec(**{"budget": HEALTHY, **changes}), make_executor=lambda *_: law)
+
+
+def test_a_healthy_study_has_nothing_suspicious_and_says_how_long_it_can_take() -> None:
+    executor = LawExecutor()
+    found = look(executor)
+    assert found.findings == []
+    assert [one.batch_size for one in found.batches] == [8, 32, 128]
+    assert found.longest_trial_s == pytest.approx(12.5)
+    assert found.longest_study_s == pytest.approx(12.5 * (20 + 6 * 3))
+    assert found.trial.time_to_target_s is not None
+    assert found.likely_study_s is not None
+    assert found.likely_study_s < found.longest_study_s
+    (request,) = executor.requests
+    assert request.train_seconds_limit == 5.0
+
+
+@pytest.mark.parametrize(
+    ("code", "executor", "changes"),
+    [
+        ("out_of_memory", LawExecutor(fits_up_to=64), {}),
+        ("batch_norm_small_batch", LawExecutor(batch_norm_layers=3), {}),
+        (
+            "batch_norm_accumulation",
+            LawExecutor(batch_norm_layers=3),
+            {"space": {**SPEC["space"], "max_micro_batch_size": 64}},
+        ),
+        ("chance_differs", LawExecutor(untrained=0.3), {}),
+        ("few_steps", LawExecutor(), {"budget": {"trials": 20, "trial_train_seconds": 0.5}}),
+        ("evaluation_dear", LawExecutor(), {"budget": {"trials": 20, "trial_train_seconds": 0.05}}),
+        ("default_outside_space", LawExecutor(), {"default": {**SPEC["default"], "learning_rate": 7.0}}),
+        ("incomplete_batch_dropped", LawExecutor(), {"space": {**SPEC["space"], "batch_size": [8, 400]}}),
+        ("warmup_outlasts_limit", LawExecutor(), {"default": {**SPEC["default"], "warmup_epochs": 50.0}}),
+        ("more_threads_than_cores", LawExecutor(), {"executor": {"slots": 4096}}),
+        ("target_is_the_bound", LawExecutor(), {"target": {"metric": "accuracy", "value": 1.0}}),
+        ("target_far", LawExecutor(reachable=False), {"budget": {"trials": 20, "trial_train_seconds": 0.2}}),
+    ],
+)
+def test_what_is_suspicious_is_named(code: str, executor: LawExecutor, changes: dict[str, Any]) -> None:
+    assert code in codes(executor, **changes)
+
+
+def test_a_metric_that_never_moves_is_named() -> None:
+    class Stuck(LawExecutor):
+        def events(self, timeout: float) -> list[Event]:
+            request = self.running.pop(0)
+            seen = [
+                Observation(step=step, samples=step, train_seconds=step, metric=0.1, loss=1.0, learning_rate=0.1)
+                for step in range(4)
+            ]
+            outcome = TrialOutcome(state=TrialState.CAPPED, reason="limit", steps=3, best_metric=0.1)
+            return [*(Observed(request.number, one) for one in seen), Ended(request.number, outcome)]
+
+    assert "metric_never_moves" in codes(Stuck())
+
+
+def test_a_default_that_fails_is_an_error_with_its_reason() -> None:
+    with pytest.raises(LaunchError, match=r"the default configuration \(batch 32\) fails: broken"):
+        look(LawExecutor(fails=frozenset({32})))
+    with pytest.raises(LaunchError, match="default batch size 32 does not fit"):
+        look(LawExecutor(fits_up_to=16))
+
+
+def test_a_target_that_an_untrained_model_meets_is_refused_before_anything_runs() -> None:
+    executor = LawExecutor(untrained=0.95)
+    with pytest.raises(SpecError, match=r"target\.value = 0\.9 is met before the first step: an untrained .* 0\.95"):
+        look(executor)
+    assert executor.requests == []

@@ -1,0 +1,157 @@
+"""Several drivers on one study at once, each with its own store and executor, in threads."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+
+from bssearch.analysis.report import Answer
+from bssearch.executors.base import Event
+from bssearch.records import Phase, StepTime, StepTimeRequest, TrialRequest, TrialState
+from bssearch.search import heartbeat
+from bssearch.search.listener import Listener
+from bssearch.search.study import run_study
+from bssearch.storage.repository import open_store
+from tests.factories import make_spec
+from tests.search.law import LawExecutor
+
+SPEC = make_spec(budget={"trials": 60, "trial_train_seconds": 100.0}, confirm={"top": 2, "runs": 2})
+
+
+class SlowLaw(LawExecutor):
+    """Takes a moment for a trial, so that drivers take turns; knows what runs anywhere."""
+
+    everywhere: ClassVar[Counter[str]]
+    probed: ClassVar[Counter[int]]
+    most_confirmations_at_once = 0
+    lock = threading.Lock()
+
+    def measure_step_time(self, request: StepTimeRequest) -> StepTime:
+        with self.lock:
+            self.probed[request.configuration.batch_size] += 1
+        return super().measure_step_time(request)
+
+    def submit(self, request: TrialRequest) -> None:
+        with self.lock:
+            if request.evaluate_test:
+                self.everywhere["confirm"] += 1
+                type(self).most_confirmations_at_once = max(self.most_confirmations_at_once, self.everywhere["confirm"])
+        super().submit(request)
+
+    def events(self, timeout: float) -> list[Event]:
+        threading.Event().wait(0.002)
+        confirming = bool(self.running and self.running[0].evaluate_test)
+        events = super().events(timeout)
+        with self.lock:
+            self.everywhere["confirm"] -= confirming
+        return events
+
+
+@pytest.fixture
+def law() -> type[SlowLaw]:
+    """A class of its own for each test: it counts over all its drivers."""
+    return type("Law", (SlowLaw,), {"everywhere": Counter(), "probed": Counter(), "most_confirmations_at_once": 0})
+
+
+def run_together(url: str, executors: list[LawExecutor]) -> list[Answer]:
+    def run(executor: LawExecutor) -> Answer:
+        return run_study(SPEC, db=url, make_executor=lambda *_: executor)
+
+    with ThreadPoolExecutor(len(executors)) as pool:
+        return list(pool.map(run, executors))
+
+
+def test_three_drivers_share_one_budget_and_one_confirmation(url: str, law: type[SlowLaw]) -> None:
+    executors: list[LawExecutor] = [law(), law(), law(slots=2)]
+    answers = run_together(url, executors)
+    with open_store(url, write=False) as store:
+        trials = store.trials(SPEC.name)
+    assert [trial.number for trial in trials] == list(range(1, len(trials) + 1))
+    assert (
+        sum(trial.configuration == SPEC.default_configuration for trial in trials if trial.phase is Phase.SEARCH) == 1
+    )
+    confirmed = [(trial.configuration.key, trial.seed) for trial in trials if trial.phase is Phase.CONFIRM]
+    assert len(confirmed) == len(set(confirmed)) > 0
+    assert all(trial.state.is_finished for trial in trials)
+    assert sum(len(executor.requests) for executor in executors) == len(trials)
+    assert min(len(executor.requests) for executor in executors) > 0
+    assert answers[0] == answers[1] == answers[2]
+    assert law.most_confirmations_at_once == 1
+    assert set(law.probed.values()) == {1}
+
+
+def test_what_a_dead_driver_leaves_behind_is_tried_again_by_one_of_the_others(
+    url: str, law: type[SlowLaw], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bssearch.search.driver.HEARTBEAT_SECONDS", 0.05)
+
+    class Dies(BaseException):
+        pass
+
+    class Doomed(law):  # type: ignore[misc, valid-type]
+        def events(self, timeout: float) -> list[Event]:
+            if len(self.requests) == 4:
+                raise Dies
+            return super().events(timeout)  # type: ignore[no-any-return]
+
+    monkeypatch.setattr("bssearch.search.driver.Driver._abandon", lambda driver: None)
+    with pytest.raises(Dies):
+        run_study(SPEC, db=url, make_executor=lambda *_: Doomed())
+    monkeypatch.undo()
+    with open_store(url) as store:
+        (left,) = store.trials(SPEC.name, states=[TrialState.RUNNING])
+        assert left.number == 4
+    monkeypatch.setattr("bssearch.search.driver.is_alive", lambda owner: owner != left.lease_owner)
+    run_together(url, [law(), law()])
+    with open_store(url, write=False) as store:
+        trials = store.trials(SPEC.name)
+    assert trials[3].state is TrialState.LOST
+    assert len([trial for trial in trials if trial.retry_of == 4]) == 1
+    assert sum(not trial.state.is_missing for trial in trials if trial.phase is Phase.SEARCH) == 60
+
+
+def test_leases_are_renewed_while_the_main_loop_waits(
+    url: str, law: type[SlowLaw], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(heartbeat, "HEARTBEAT_SECONDS", 0.05)
+    renewed = threading.Event()
+
+    class Waits(law):  # type: ignore[misc, valid-type]
+        def events(self, timeout: float) -> list[Event]:
+            if len(self.requests) == 3 and self.running:
+                with open_store(url, write=False) as store:
+                    before = store.trial(SPEC.name, 3).lease_expires_at
+                    for _ in range(100):
+                        threading.Event().wait(0.02)
+                        if store.trial(SPEC.name, 3).lease_expires_at != before:
+                            renewed.set()
+                            break
+            return super().events(timeout)  # type: ignore[no-any-return]
+
+    run_study(SPEC, db=url, make_executor=lambda *_: Waits())
+    assert renewed.is_set()
+
+
+def test_an_enqueued_configuration_is_next_and_runs_past_the_budget(tmp_path: Path) -> None:
+    from bssearch.search.enqueue import enqueue
+
+    url = f"sqlite:///{tmp_path / 'study.db'}"
+    run_study(SPEC, db=url, make_executor=lambda *_: LawExecutor())
+    with open_store(url) as store:
+        before = len(store.trials(SPEC.name))
+        number, configuration = enqueue(store, SPEC.name, {"batch_size": 64, "dropout": 0.25})
+        assert store.trial(SPEC.name, number).state is TrialState.QUEUED
+    assert number == before + 1
+    assert configuration.learning_rate == pytest.approx(0.1 * 2**0.5)
+    executor = LawExecutor()
+    run_study(SPEC, db=url, listener=Listener(), make_executor=lambda *_: executor)
+    assert executor.requests[0].number == number
+    assert executor.requests[0].configuration == configuration
+    assert executor.requests[0].train_seconds_limit == 100.0
+    with open_store(url, write=False) as store:
+        assert store.trial(SPEC.name, number).state is TrialState.REACHED

@@ -1,0 +1,272 @@
+"""A PostgreSQL server that goes away while a study runs, and comes back or not."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection, event
+
+from bssearch.errors import DatabaseError, NotFoundError
+from bssearch.records import TrialOutcome, TrialState
+from bssearch.storage import leases, patience
+from bssearch.storage.repository import Store, open_store
+from tests.factories import make_curve, make_environment, make_probe
+from tests.postgres import Postgres
+from tests.storage.conftest import add_study, enqueue, start, start_after, start_queued
+
+ENDED = TrialOutcome(state=TrialState.CANCELLED, reason="stopped")
+
+
+@pytest.fixture
+def url(own_postgres: Postgres) -> str:
+    own_postgres.start_if_stopped()
+    return own_postgres.cleared_database()
+
+
+@pytest.fixture
+def told() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def store(url: str, told: list[str]) -> Iterator[Store]:
+    with open_store(url, notify=told.append) as opened:
+        yield opened
+
+
+def _until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_restart_between_two_calls_goes_unnoticed(store: Store, told: list[str], own_postgres: Postgres) -> None:
+    add_study(store)
+    own_postgres.restart()
+    assert start(store) == 1
+    assert told == []
+
+
+def test_all_threads_wait_for_a_server_that_is_away_and_it_is_told_once(
+    store: Store, told: list[str], own_postgres: Postgres
+) -> None:
+    add_study(store)
+    own_postgres.stop()
+    done: list[object] = []
+    calls: list[Callable[[], object]] = [
+        lambda: start(store),
+        lambda: store.heartbeat("toy", "driver", 60.0),
+        lambda: store.trials("toy"),
+    ]
+    threads = [threading.Thread(target=lambda call=call: done.append(call())) for call in calls]
+    for thread in threads:
+        thread.start()
+    _until(lambda: told)
+    assert done == []
+    own_postgres.start()
+    for thread in threads:
+        thread.join()
+    assert len(done) == 3
+    assert [trial.number for trial in store.trials("toy")] == [1]
+    lost, back = told
+    assert "cannot be reached" in lost
+    assert lost.endswith("trying again for 15 minutes")
+    assert back == f"the connection to {store.masked_url} is back"
+    assert "\n" not in lost + back
+
+
+def test_a_server_that_stays_away_is_given_up(
+    store: Store, told: list[str], own_postgres: Postgres, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add_study(store)
+    own_postgres.stop()
+    monkeypatch.setattr(patience, "RETRY_FOR_S", 0.5)
+    with pytest.raises(DatabaseError, match=r"cannot be reached.*tried again") as caught:
+        start(store)
+    assert "the same command goes on" in str(caught.value.hint)
+    assert len(told) == 1
+
+
+def test_opening_and_reading_do_not_wait(url: str, told: list[str], own_postgres: Postgres) -> None:
+    with open_store(url, write=False, notify=told.append) as reader:
+        own_postgres.stop()
+        for call in (
+            lambda: open_store(url, notify=told.append),
+            lambda: open_store(url, write=False),
+            reader.studies,
+        ):
+            with pytest.raises(DatabaseError, match=r"cannot be reached|connection was lost"):
+                call()
+    assert told == []
+
+
+def test_an_answer_of_the_server_that_is_back_is_not_waited_for(
+    store: Store, told: list[str], own_postgres: Postgres
+) -> None:
+    own_postgres.stop()
+    found: list[BaseException] = []
+
+    def ask() -> None:
+        try:
+            store.trials("nix")
+        except NotFoundError as error:
+            found.append(error)
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    _until(lambda: told)
+    own_postgres.start()
+    thread.join()
+    assert len(found) == 1
+    assert len(told) == 2
+
+
+def test_ctrl_c_gets_through_and_what_comes_after_does_not_wait(store: Store, own_postgres: Postgres) -> None:
+    add_study(store)
+    own_postgres.stop()
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    previous = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, 0.5)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            start(store)
+    finally:
+        signal.signal(signal.SIGALRM, previous)
+    with pytest.raises(DatabaseError, match="cannot be reached"):
+        start(store)
+
+
+def test_closing_ends_the_wait_of_another_thread(url: str, told: list[str], own_postgres: Postgres) -> None:
+    store = open_store(url, notify=told.append)
+    own_postgres.stop()
+    failed: list[DatabaseError] = []
+
+    def ask() -> None:
+        try:
+            store.studies()
+        except DatabaseError as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    _until(lambda: told)
+    store.close()
+    thread.join()
+    assert len(failed) == 1
+
+
+def test_a_restart_gives_every_lease_a_while_to_be_renewed(
+    store: Store, own_postgres: Postgres, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add_study(store)
+    start(store, lease_owner="a", lease_seconds=-5.0)
+    start(store, lease_owner="gone", lease_seconds=-5.0)
+    store.claim("toy", "probe", owner="a", lease_seconds=-5.0, is_alive=lambda owner: None)
+    own_postgres.restart()
+    monkeypatch.setattr(leases, "RESTART_GRACE_S", 60.0)
+    assert store.mark_lost("toy", is_alive={"gone": False}.get) == [2]
+    assert not store.claim("toy", "probe", owner="b", lease_seconds=60.0, is_alive=lambda owner: None)
+    monkeypatch.setattr(leases, "RESTART_GRACE_S", 0.0)
+    assert store.mark_lost("toy", is_alive=lambda owner: None) == [1]
+    assert store.claim("toy", "probe", owner="b", lease_seconds=60.0, is_alive=lambda owner: None)
+
+
+def _break_after_commit(store: Store, postgres: Postgres) -> list[str]:
+    """Have the next transaction that writes committed, and its connection cut before its driver knows."""
+    cut: list[str] = []
+
+    def commit_and_cut(connection: Connection) -> None:
+        if cut or not connection.get_execution_options().get("bss_writes"):
+            return
+        process = connection.exec_driver_sql("SELECT pg_backend_pid()").scalar_one()
+        raw: Any = connection.connection.dbapi_connection
+        raw.commit()
+        cut.append(str(process))
+        postgres.execute(f"SELECT pg_terminate_backend({process}, 5000)")
+        connection.exec_driver_sql("SELECT 1")
+
+    event.listen(store._engine, "commit", commit_and_cut)
+    return cut
+
+
+def _numbers(store: Store) -> list[int]:
+    return [trial.number for trial in store.trials("toy")]
+
+
+CURVE = make_curve((0.0, 0.1), (1.0, 0.5))
+AGAIN: dict[str, tuple[Callable[[Store], object], object, Callable[[Store], object], object]] = {
+    "start": (start, 3, _numbers, [1, 2, 3]),
+    "start after": (lambda store: start_after(store, 2, "me"), 3, _numbers, [1, 2, 3]),
+    "enqueue": (enqueue, 3, _numbers, [1, 2, 3]),
+    "start queued": (lambda store: start_queued(store, 2, "me"), True, lambda s: s.trial("toy", 2).lease_owner, "me"),
+    "append": (
+        lambda store: store.append_observations("toy", [(1, one) for one in CURVE]),
+        None,
+        lambda store: store.observations("toy", 1),
+        CURVE,
+    ),
+    "finish": (
+        lambda store: store.finish_trial("toy", 1, ENDED, steps_x_step_time_s=None),
+        None,
+        lambda store: store.trial("toy", 1).outcome,
+        ENDED,
+    ),
+    "claim": (
+        lambda store: store.claim("toy", "probe", owner="me", lease_seconds=60.0, is_alive=lambda owner: None),
+        True,
+        lambda store: store.claim("toy", "probe", owner="you", lease_seconds=60.0, is_alive=lambda owner: None),
+        False,
+    ),
+    "create": (lambda store: add_study(store, "new").name, "new", lambda store: len(store.studies()), 2),
+    "probe": (
+        lambda store: store.save_probe("toy", make_environment(), make_probe(8)),
+        None,
+        lambda store: list(store.probes("toy")),
+        [8],
+    ),
+    "log": (lambda store: store.save_log("toy", 1, "text"), None, lambda store: store.log("toy", 1), "text"),
+    "mark lost": (
+        lambda store: store.mark_lost("toy", is_alive=lambda owner: False),
+        [],  # they were marked by the first try
+        lambda store: store.trial("toy", 1).state,
+        TrialState.LOST,
+    ),
+    "rename": (
+        lambda store: store.rename_study("idle", "renamed"),
+        None,
+        lambda store: [study.name for study in store.studies()],
+        ["toy", "renamed"],
+    ),
+    "delete": (
+        lambda store: store.delete_study("idle"),
+        None,
+        lambda store: [study.name for study in store.studies()],
+        ["toy"],
+    ),
+}
+
+
+@pytest.mark.parametrize("what", AGAIN)
+def test_what_was_committed_before_the_connection_broke_is_not_done_twice(
+    store: Store, told: list[str], own_postgres: Postgres, what: str
+) -> None:
+    do, returned, look, seen = AGAIN[what]
+    add_study(store)
+    start(store)
+    enqueue(store)
+    if what in ("rename", "delete"):
+        add_study(store, "idle")
+    cut = _break_after_commit(store, own_postgres)
+    assert do(store) == returned
+    assert len(cut) == 1
+    assert look(store) == seen
+    assert len(told) == 2

@@ -1,0 +1,342 @@
+from __future__ import annotations
+
+import gzip
+import hashlib
+import math
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from bssearch.errors import WorkloadError
+from bssearch.settings import DATA_DIR_VARIABLE
+from bssearch.spec import load_spec
+from bssearch.workloads import data_folder
+from bssearch.workloads.base import Data, Part, resolve
+from bssearch.workloads.data_folder import DEBIAN_FOLDER, FILES, find_fashion_mnist
+from bssearch.workloads.fashion_mnist import CLASSES, FashionMnist, read_images, split
+
+CPU = torch.device("cpu")
+IMAGES, LABELS = "train-images-idx3-ubyte", "train-labels-idx1-ubyte"
+
+
+def idx(values: np.ndarray) -> bytes:
+    header = bytes([0, 0, 8, values.ndim]) + b"".join(size.to_bytes(4, "big") for size in values.shape)
+    return header + values.astype(np.uint8).tobytes()
+
+
+def write_files(folder: Path, suffix: str = "") -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in FILES:
+        content = idx(np.arange(3 * 28 * 28).reshape(3, 28, 28) if "images" in name else np.array([9, 0, 3]))
+        (folder / f"{name}{suffix}").write_bytes(gzip.compress(content) if suffix else content)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """No data from outside: a cache of its own, no data folder in the environment."""
+    monkeypatch.delenv(DATA_DIR_VARIABLE, raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Threads that wait for each other make small models slow."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+# Finding the files.
+
+
+@pytest.mark.parametrize("place", ["", "fashion-mnist", "FashionMNIST/raw"])
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_the_files_are_found_in_the_folder_asked_for(
+    home: Path, monkeypatch: pytest.MonkeyPatch, place: str, suffix: str
+) -> None:
+    write_files(home / "data" / place, suffix)
+    monkeypatch.setenv(DATA_DIR_VARIABLE, str(home / "data"))
+    assert find_fashion_mnist() == {name: home / "data" / place / f"{name}{suffix}" for name in FILES}
+
+
+def test_a_folder_asked_for_without_the_files_is_an_error_though_they_are_elsewhere(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    debian = write_files(home / "debian", ".gz")
+    assert find_fashion_mnist(debian)[LABELS].parent == debian
+    monkeypatch.setenv(DATA_DIR_VARIABLE, str(home / "nothing"))
+    with pytest.raises(WorkloadError, match=f"{DATA_DIR_VARIABLE} = {home}/nothing holds no Fashion-MNIST") as error:
+        find_fashion_mnist(debian)
+    assert f"{home}/nothing/fashion-mnist" in str(error.value) and f"{home}/nothing/FashionMNIST/raw" in str(
+        error.value
+    )
+
+
+def test_a_missing_file_is_named_and_nothing_is_downloaded(home: Path, downloads: list[Path]) -> None:
+    debian = write_files(home / "debian", ".gz")
+    (debian / f"{LABELS}.gz").unlink()
+    with pytest.raises(WorkloadError, match=f"{debian} lacks {LABELS}, with or without .gz"):
+        find_fashion_mnist(debian)
+    assert not downloads
+
+
+def test_without_files_and_torchvision_the_error_names_three_ways(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torchvision", None)
+    with pytest.raises(WorkloadError) as error:
+        find_fashion_mnist(home / "nothing")
+    for way in ("apt-get install dataset-fashion-mnist", "pip install torchvision", "--data-dir DIR"):
+        assert way in str(error.value)
+
+
+@pytest.fixture
+def downloads(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Path]]:
+    """Put a torchvision in place that writes small files where the real one would, and lists where it did."""
+    calls: list[Path] = []
+
+    def download(root: str, *, download: bool) -> None:
+        assert download
+        calls.append(Path(root))
+        write_files(Path(root, "FashionMNIST", "raw"))
+        if (home / "fail").exists():
+            Path(root, "FashionMNIST", "raw", FILES[3]).unlink()
+            raise RuntimeError("Error downloading t10k-labels-idx1-ubyte.gz")
+
+    datasets = ModuleType("torchvision.datasets")
+    datasets.FashionMNIST = download  # type: ignore[attr-defined]
+    package = ModuleType("torchvision")
+    package.__spec__ = datasets.__spec__ = __spec__
+    monkeypatch.setitem(sys.modules, "torchvision", package)
+    monkeypatch.setitem(sys.modules, "torchvision.datasets", datasets)
+    yield calls
+
+
+def test_files_that_are_nowhere_are_downloaded_once(home: Path, downloads: list[Path]) -> None:
+    cache = home / "cache" / "bssearch" / "fashion-mnist"
+    assert find_fashion_mnist(home / "nothing") == {name: cache / name for name in FILES}
+    assert find_fashion_mnist(home / "nothing")[LABELS] == cache / LABELS
+    assert len(downloads) == 1
+    assert [path.name for path in cache.parent.iterdir()] == ["fashion-mnist"]
+    debian = write_files(home / "debian")
+    assert find_fashion_mnist(debian)[LABELS] == debian / LABELS
+
+
+def test_a_download_that_fails_leaves_nothing_and_is_tried_again(home: Path, downloads: list[Path]) -> None:
+    (home / "fail").touch()
+    with pytest.raises(WorkloadError, match=r"RuntimeError: Error downloading t10k-labels.*any of these"):
+        find_fashion_mnist(home / "nothing")
+    assert list((home / "cache" / "bssearch").iterdir()) == []
+    (home / "fail").unlink()
+    assert len(find_fashion_mnist(home / "nothing")) == len(FILES)
+
+
+def test_two_downloads_at_once_do_not_disturb_each_other(home: Path, downloads: list[Path]) -> None:
+    first = find_fashion_mnist(home / "nothing")
+    assert data_folder._downloaded(home / "cache" / "bssearch" / "fashion-mnist") == first
+    assert len(downloads) == 2
+
+
+# Reading them.
+
+
+def damaged(folder: Path, name: str, content: bytes) -> str:
+    """Replace a file of four good ones; return what is said of it after its path."""
+    files = {file: write_files(folder) / file for file in FILES}
+    plain = files[name.removesuffix(".gz")]
+    files[name.removesuffix(".gz")] = plain.with_name(name)
+    plain.with_name(name).write_bytes(content)
+    with pytest.raises(WorkloadError) as error:
+        read_images(files, "train")
+    assert str(error.value).startswith(f"{plain.with_name(name)} ") or str(error.value).startswith(f"{plain}: ")
+    return str(error.value)
+
+
+GOOD_LABELS, GOOD_IMAGES = idx(np.array([9, 0, 3])), idx(np.zeros((3, 28, 28)))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        (LABELS, GOOD_IMAGES, "starts with the bytes 00 00 08 03; an idx file of bytes in 1 dimension starts"),
+        (IMAGES, GOOD_LABELS, "an idx file of bytes in 3 dimensions starts with 00 00 08 03"),
+        (LABELS, b"", "starts with the bytes (none)"),
+        (IMAGES, GOOD_IMAGES[:9], "is 9 bytes long; its header alone takes 16"),
+        (IMAGES, GOOD_IMAGES[:-1], "holds 2351 bytes after its header, which says 3 × 28 × 28 = 2352"),
+        (LABELS, GOOD_LABELS + b"\0", "holds 4 bytes after its header, which says 3 = 3"),
+        (f"{IMAGES}.gz", gzip.compress(GOOD_IMAGES)[:-9], "ends early, after"),
+        (f"{IMAGES}.gz", GOOD_IMAGES, "cannot be read: Not a gzipped file"),
+        (f"{LABELS}.gz", gzip.compress(GOOD_LABELS)[:-8] + bytes(8), "cannot be read: CRC check failed"),
+        (f"{LABELS}.gz", gzip.compress(GOOD_LABELS)[:10] + b"\xff" * 20, "cannot be read: Error -3"),
+        (LABELS, idx(np.array([9, 10, 3])), "label 1 is 10; it must be < 10"),
+        (IMAGES, idx(np.zeros((3, 32, 30))), "holds images of 32 × 30 pixels; they must be 28 × 28"),
+        (IMAGES, idx(np.zeros((4, 28, 28))), "holds 4 images, but"),
+    ],
+)
+def test_a_damaged_file_is_told_with_what_is_wrong(tmp_path: Path, name: str, content: bytes, said: str) -> None:
+    assert said in damaged(tmp_path, name, content)
+
+
+def test_another_data_set_under_the_same_names_is_refused(tmp_path: Path) -> None:
+    files = {name: write_files(tmp_path) / name for name in FILES}
+    with pytest.raises(
+        WorkloadError, match=r"does not hold the labels of Fashion-MNIST: its 3 labels .*, not 2ed6e46a"
+    ):
+        read_images(files, "train")
+
+
+# The split.
+
+
+def test_the_split_is_the_same_on_every_machine_and_keeps_the_classes_in_proportion() -> None:
+    labels = np.arange(60_000) % CLASSES
+    train, validation = split(labels, 5000)
+    assert (len(train), len(validation)) == (55_000, 5000)
+    assert len(np.union1d(train, validation)) == 60_000
+    assert np.bincount(labels[validation]).tolist() == [500] * CLASSES
+    assert hashlib.sha256(validation.astype("<i8").tobytes()).hexdigest()[:16] == "64dd42328ed40c0d"
+
+
+def test_fewer_validation_samples_leave_the_training_part_as_it_is() -> None:
+    labels = np.arange(60_000) % CLASSES
+    train, validation = split(labels, 5000)
+    same, fewer = split(labels, 1000)
+    assert np.array_equal(train, same)
+    assert len(fewer) == 1000 and set(fewer) < set(validation)
+    assert np.bincount(labels[fewer]).tolist() == [100] * CLASSES
+
+
+@pytest.fixture(scope="module")
+def real() -> Data:
+    """Return the real data; without the files fail where tests run unattended, skip on a developer's machine."""
+    if not os.environ.get(DATA_DIR_VARIABLE) and not DEBIAN_FOLDER.is_dir():
+        message = f"no {DEBIAN_FOLDER}: apt-get install dataset-fashion-mnist, or set {DATA_DIR_VARIABLE}"
+        if os.environ.get("CI"):
+            pytest.fail(message)
+        pytest.skip(message)
+    return FashionMnist(validation_samples=2000).load(CPU)
+
+
+def test_the_real_images_have_the_sizes_and_the_scale_they_say(real: Data) -> None:
+    assert [len(part) for part in (real.train, real.validation, real.test)] == [55_000, 2000, 10_000]
+    for part in (real.train, real.validation, real.test):
+        assert part.inputs.shape[1:] == (1, 28, 28)
+        assert (part.inputs.dtype, part.targets.dtype) == (torch.float32, torch.int64)
+        assert part.targets.bincount().tolist() == [len(part) // CLASSES] * CLASSES
+    assert real.train.inputs.mean().item() == pytest.approx(0, abs=1e-4)
+    assert real.train.inputs.std().item() == pytest.approx(1, abs=1e-4)
+
+
+def test_the_real_split_is_the_same_on_every_machine(real: Data) -> None:
+    pixels = (real.validation.inputs * 90.02 + 72.94).round().to(torch.uint8)  # the files' own bytes again
+    assert hashlib.sha256(pixels.numpy().tobytes()).hexdigest()[:16] == "6fe21099063f4c6a"
+    assert real.test.targets[:10].tolist() == [9, 2, 1, 1, 6, 1, 4, 6, 5, 7]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("settings", [{"model": "resnet"}, {"model": "mlp"}])
+def test_the_models_learn_the_real_images(real: Data, settings: dict[str, str]) -> None:
+    workload = FashionMnist(**settings)  # type: ignore[arg-type]
+    torch.manual_seed(0)
+    model = workload.build_model(dropout=0.1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9, nesterov=True)
+    for rows in torch.randperm(len(real.train))[: 100 * 32].view(100, 32):
+        optimizer.zero_grad()
+        workload.loss(model, real.train.inputs[rows], real.train.targets[rows], label_smoothing=0.0).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+    some = Part(real.validation.inputs[::5], real.validation.targets[::5])
+    with torch.no_grad():
+        assert workload.evaluate(model.eval(), some)["accuracy"] > 0.5
+
+
+# The models.
+
+MODELS: list[dict[str, str]] = [{"model": "resnet"}, {"model": "resnet", "norm": "batch"}, {"model": "mlp"}]
+
+
+def build(settings: dict[str, str], dropout: float = 0.0) -> nn.Module:
+    torch.manual_seed(0)
+    return FashionMnist(**settings).build_model(dropout=dropout)  # type: ignore[arg-type]
+
+
+def images(count: int) -> torch.Tensor:
+    return torch.randn(count, 1, 28, 28, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize(("settings", "parameters"), list(zip(MODELS, (222_570, 222_570, 269_322), strict=True)))
+def test_a_model_scores_every_class_and_has_the_size_it_says(settings: dict[str, str], parameters: int) -> None:
+    model = build(settings)
+    assert model(images(3)).shape == (3, CLASSES)
+    assert sum(parameter.numel() for parameter in model.parameters()) == parameters
+
+
+@pytest.mark.parametrize("settings", MODELS)
+def test_the_gradient_reaches_every_parameter(settings: dict[str, str]) -> None:
+    model = build(settings)
+    FashionMnist().loss(model, images(8), torch.arange(8), label_smoothing=0.0).backward()  # type: ignore[no-untyped-call]
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None and parameter.grad.abs().sum() > 0, name
+
+
+@pytest.mark.parametrize("settings", MODELS)
+def test_dropout_is_random_and_without_it_training_is_not(settings: dict[str, str]) -> None:
+    still, random = build(settings), build(settings, dropout=0.5)
+    assert torch.equal(still(images(4)), still(images(4)))
+    assert not torch.equal(random(images(4)), random(images(4)))
+    assert torch.equal(random.eval()(images(4)), random(images(4)))
+
+
+def test_norm_decides_whether_the_other_images_of_a_batch_matter() -> None:
+    group, batch = build({"norm": "group"}), build({"norm": "batch"})
+    both, alone = images(4), images(4)[:2]
+    torch.testing.assert_close(group(both)[:2], group(alone))
+    assert not torch.allclose(batch(both)[:2], batch(alone), atol=0.01)
+    assert torch.equal(build({})(both), group(both))
+
+
+def test_metrics_and_label_smoothing_are_those_of_the_scores() -> None:
+    class Fixed(nn.Module):
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            return torch.eye(CLASSES)[[0, 1, 2, 3]] * math.log(3)
+
+    workload, targets = FashionMnist(), torch.tensor([0, 1, 2, 4])
+    hit, miss = math.log(12) - math.log(3), math.log(12)
+    metrics = workload.evaluate(Fixed(), Part(images(4), targets))
+    assert metrics == {"accuracy": 0.75, "loss": pytest.approx((3 * hit + miss) / 4)}
+    smoothed = workload.loss(Fixed(), images(4), targets, label_smoothing=0.1)
+    even = (hit + 9 * miss) / 10
+    assert smoothed.item() == pytest.approx(0.9 * (3 * hit + miss) / 4 + 0.1 * even)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"model": "vit"}, "model = 'vit' must be one of resnet, mlp"),
+        ({"norm": "layer"}, "norm = 'layer' must be one of group, batch"),
+        ({"model": "mlp", "norm": "batch"}, "norm = 'batch' changes nothing in model = 'mlp'"),
+        ({"validation_samples": 0}, "validation_samples = 0 must be a whole number from 1 to 5000"),
+        ({"validation_samples": 5001}, "validation_samples = 5001 must be"),
+        ({"validation_samples": 1.5}, "validation_samples = 1.5 must be"),
+        ({"validation_samples": True}, "validation_samples = True must be"),
+        ({"depth": 3}, "unexpected keyword argument 'depth'"),
+    ],
+)
+def test_settings_that_mean_nothing_are_refused(settings: dict[str, object], said: str) -> None:
+    with pytest.raises(WorkloadError) as error:
+        resolve("fashion_mnist", settings, Path())
+    assert said in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["fashion_mnist", "fashion_mnist_cpu"])
+def test_the_shipped_studies_load_and_their_settings_build_the_workload(name: str) -> None:
+    spec = load_spec(name)
+    assert isinstance(resolve(spec.workload, spec.workload_settings, Path()), FashionMnist)
+    assert len(spec.batch_sizes) >= 9 and spec.target.metric in FashionMnist.metrics
