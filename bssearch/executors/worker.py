@@ -166,7 +166,7 @@ class Worker:
                 if is_out_of_memory(error):
                     raise
                 message = f"workload {command.workload!r} does not load: {describe_exception(error)}"
-                raise WorkloadError(message) from error
+                raise WorkloadError(message, hint=getattr(error, "hint", None)) from error
             self._loaded = workload, data, device
             self._channel.send(Loaded(device=str(device)))
         except BaseException as error:

@@ -27,6 +27,8 @@ class Text:
     # YOURS: what evaluate() returns, with its bounds, and what guessing gets; the target in the spec is one of these.
     metrics: Mapping[str, bssearch.MetricInfo] = {"bits_per_byte": bssearch.MetricInfo(low=0.0, chance=8.0)}
 
+    tokens_per_sample = LENGTH  # may be left out: trials then count samples only
+
     def __init__(self, folder: str = sysconfig.get_path("stdlib"), pattern: str = "*.py") -> None:
         """Take what the spec's workload_settings say; without any, this may be left out."""
         self.folder = Path(folder).expanduser()

@@ -21,6 +21,7 @@ from torch.nn import functional
 from bssearch.errors import WorkloadError
 from bssearch.records import MetricInfo
 from bssearch.workloads.base import Data, Part
+from bssearch.workloads.split import evenly, stratified_order
 
 CLASSES = 10
 _BRIGHTEST = 16.0
@@ -55,10 +56,10 @@ class Digits:
                 f"validation_samples + test_samples = {held_out} leave nothing to train on; "
                 f"they must be < {len(labels)}"
             )
-        order = _stratified_order(labels)
-        validation = _evenly(order, self.validation_samples)
+        order = stratified_order(labels)
+        validation = evenly(order, self.validation_samples)
         rest = order[~np.isin(order, validation)]
-        test = _evenly(rest, self.test_samples)
+        test = evenly(rest, self.test_samples)
         train = rest[~np.isin(rest, test)]
         train_images = images[train]
         images = (images - train_images.mean()) / train_images.std()
@@ -116,14 +117,3 @@ def _read() -> tuple[np.ndarray, np.ndarray]:
     with gzip.open(path, "rt", encoding="ascii") as lines:
         table = np.loadtxt(lines, delimiter=",", dtype=np.float32)
     return table[:, :-1].reshape(-1, 8, 8) / _BRIGHTEST, table[:, -1].astype(np.int64)
-
-
-def _stratified_order(labels: np.ndarray) -> np.ndarray:
-    """Return all row numbers sorted by digit, shuffled within each digit by a generator whose stream is frozen."""
-    shuffled = np.random.RandomState(0).permutation(len(labels))
-    return shuffled[np.argsort(labels[shuffled], kind="stable")]
-
-
-def _evenly(rows: np.ndarray, count: int) -> np.ndarray:
-    """Return ``count`` of the rows at even distances."""
-    return rows[np.arange(count) * len(rows) // count]
