@@ -59,7 +59,7 @@ class Postgres:
     def stop(self) -> None:
         """Cut every connection and stop, where it runs."""
         if self._runs:
-            self._control("stop", "-m", "immediate")
+            self._control("stop", "-m", "fast")
 
     def restart(self) -> None:
         self.stop()

@@ -63,7 +63,7 @@ class Ratio(Model):
 
 
 class Optimal(Model):
-    """The recommended configuration, whole."""
+    """The recommended configuration, whole; tokens where the workload counts them."""
 
     batch_size: int
     micro_batch_size: int
@@ -72,6 +72,7 @@ class Optimal(Model):
     time_to_target_s: Time | None
     steps_to_target: int | None
     samples_to_target: float | None
+    tokens_to_target: float | None
     test_metric: float | None
     peak_memory_bytes: int | None
     trial_numbers: list[int]
@@ -263,6 +264,8 @@ def _optimal(candidate: Candidate) -> Optimal:
     outcomes = [run.outcome for run in candidate.runs if run.outcome]
     at_target = [outcome for outcome in outcomes if outcome.state is TrialState.REACHED]
     tests = [outcome.test_metric for outcome in at_target if outcome.test_metric is not None]
+    tokens = next((one.tokens / one.samples for one in at_target if one.tokens is not None and one.samples), None)
+    samples = None if steps is None else float(steps * configuration.batch_size)
     peaks = [outcome.peak_memory_bytes for outcome in outcomes if outcome.peak_memory_bytes is not None]
     return Optimal(
         batch_size=configuration.batch_size,
@@ -271,7 +274,8 @@ def _optimal(candidate: Candidate) -> Optimal:
         parameters=parameters_of(configuration),
         time_to_target_s=_time(candidate),
         steps_to_target=steps,
-        samples_to_target=None if steps is None else float(steps * configuration.batch_size),
+        samples_to_target=samples,
+        tokens_to_target=None if samples is None or tokens is None else samples * tokens,
         test_metric=statistics.median(tests) if tests else None,
         peak_memory_bytes=max(peaks, default=None),
         trial_numbers=[run.number for run in candidate.runs],

@@ -71,7 +71,7 @@ class Driver:
         self._failures = 0
         self._any_ran = False
         self._looked = self._flushed = self._next_look = time.monotonic()
-        self._interrupts = Interrupts(on_second=executor.kill)
+        self._interrupts = Interrupts(on_second=executor.kill, at_once=lambda: store.is_waiting)
 
     def run(self) -> None:
         """Search, then confirm. Raises `InterruptedRunError` on Ctrl-C, with every trial stored."""

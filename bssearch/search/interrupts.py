@@ -14,12 +14,14 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 class Interrupts:
     """Counts SIGINT and SIGTERM while it is entered; on the second, calls ``on_second`` and raises KeyboardInterrupt.
 
-    Outside the main thread, where Python allows no handlers, it leaves signals as they are.
+    Where ``at_once`` says so, because nobody would look at the count for long, the first one raises too. Outside the
+    main thread, where Python allows no handlers, it leaves signals as they are.
     """
 
-    def __init__(self, on_second: Callable[[], None]) -> None:
+    def __init__(self, on_second: Callable[[], None], at_once: Callable[[], bool] = lambda: False) -> None:
         self.count = 0
         self._on_second = on_second
+        self._at_once = at_once
         self._previous: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
@@ -35,4 +37,6 @@ class Interrupts:
         self.count += 1
         if self.count > 1:
             self._on_second()
+            raise KeyboardInterrupt
+        if self._at_once():
             raise KeyboardInterrupt

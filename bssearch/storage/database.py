@@ -75,6 +75,11 @@ class Database:
         """The URL, fit to be printed."""
         return masked(self._engine.url)
 
+    @property
+    def is_waiting(self) -> bool:
+        """Whether a call waits for a server that is away, and so may take long."""
+        return self._patience.is_waiting
+
     @contextmanager
     def _reading(self) -> Iterator[Connection]:
         with reading(self._engine) as connection:

@@ -23,7 +23,7 @@ https://www.postgresql.org/docs/current/errcodes-appendix.html
 _NO_RIGHT = ("42501", "3F000")
 """No privilege; no schema to create in, which is what a role without rights on the schema is told."""
 
-_NOT_POSTGRESQL = re.compile(r"invalid response to \w+ negotiation|expected authentication request|no response to")
+_NOT_POSTGRESQL = re.compile(r"invalid response to \w+ negotiation|expected authentication request")
 _REFUSED = {
     # What libpq says of a connection that the server refused: it gives no SQLSTATE. Waiting would not help.
     re.compile(r'database "[^"]*" does not exist'): "make it with createdb, or " + OTHER_DATABASE_HINT,

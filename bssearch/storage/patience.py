@@ -25,7 +25,7 @@ class Patience:
     def __init__(self, where: str, notify: Callable[[str], None]) -> None:
         self._where = where
         self._notify = notify
-        self._waiting = False
+        self.is_waiting = False
         self._lock = threading.Lock()
         self._over = threading.Event()
 
@@ -47,6 +47,9 @@ class Patience:
         try:
             result = self._repeat(work)
         except ConnectionLostError as error:
+            # Who gives up is not made to wait again while it clears up.
+            self.end()
+            self.is_waiting = False
             raise DatabaseError(
                 f"{error.message} (tried again for up to {RETRY_FOR_S / 60:.0f} minutes)",
                 hint="what had been stored is safe; the same command goes on",
@@ -55,8 +58,9 @@ class Patience:
             self._tell_back()
             raise
         except KeyboardInterrupt:
-            # Who stops the program is not made to wait again while it clears up.
+            # Nor is who stops the program.
             self.end()
+            self.is_waiting = False
             raise
         self._tell_back()
         return result
@@ -86,7 +90,7 @@ class Patience:
 
     def _tell(self, message: str, *, waiting: bool) -> None:
         with self._lock:
-            if self._waiting is waiting:
+            if self.is_waiting is waiting:
                 return
-            self._waiting = waiting
+            self.is_waiting = waiting
         self._notify(message)

@@ -256,12 +256,12 @@ class Store(Database):
             stored = {(number, one.step): one for number, curve in curves.items() for one in curve}
             if all(stored.get((number, one.step)) == one for number, one in rows):
                 return  # an earlier try was committed although its connection broke
-            twice = _first_twice(stored, rows)
-            if twice is None:
+            keys = [(number, one.step) for number, one in rows]
+            twice = [key for key in keys if key in stored or keys.count(key) > 1]
+            if not twice:
                 raise
-            raise DatabaseError(
-                f"trial {twice[0]} of {study!r} already has an observation at step {twice[1]}"
-            ) from error
+            number, step = twice[0]
+            raise DatabaseError(f"trial {number} of {study!r} already has an observation at step {step}") from error
 
     @patiently
     def finish_trial(
@@ -393,15 +393,3 @@ class Store(Database):
         with self._reading() as connection:
             query = PROBES.where(ProbeRow.study_id == self._study_id(connection, study))
             return {row["batch_size"]: from_columns(ProbeRecord, row) for row in connection.execute(query).mappings()}
-
-
-def _first_twice(
-    stored: Collection[tuple[int, int]], rows: Sequence[tuple[int, Observation]]
-) -> tuple[int, int] | None:
-    """Return the first (trial, step) of the rows that is stored already, or earlier among the rows."""
-    known = set(stored)
-    for number, one in rows:
-        if (number, one.step) in known:
-            return number, one.step
-        known.add((number, one.step))
-    return None

@@ -291,3 +291,9 @@ def test_trials_that_measured_nothing_are_counted() -> None:
     trials = [make_trial(n, state=TrialState.OOM, best_metric=None) for n in range(3)]
     with pytest.raises(TargetNotReachedError, match="measured anything: 3 oom"):
         answer(trials)
+
+
+def test_tokens_are_counted_where_the_workload_counts_them() -> None:
+    trial = make_trial(1, configuration=SPEC.default_configuration, seconds=1.0, steps=10, samples=320, tokens=3200)
+    assert answer([trial]).optimal.tokens_to_target == 10 * 32 * 10
+    assert answer([make_trial(1, seconds=1.0)]).optimal.tokens_to_target is None

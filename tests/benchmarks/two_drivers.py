@@ -25,13 +25,14 @@ ROUNDS = 2
 STUDY = {
     "workload_settings": {"step_seconds": 0.02},
     "target": {"metric": "accuracy", "value": 1.0},
-    "space": {"batch_size": [16, 32, 64], "learning_rate": 0.01},
-    "default": {"batch_size": 32, "learning_rate": 0.01},
+    "space": {"batch_size": [16, 32, 64], "learning_rate": 0.02},
+    "default": {"batch_size": 32, "learning_rate": 0.02},
     "pruner": {"name": "none"},
     "confirm": {"runs": 0},
     "budget": {"trials": TRIALS, "trial_train_seconds": 1.0},
 }
-TARGET_NOT_REACHED = 5
+DONE_OR_TARGET_NOT_REACHED = {0, 5}
+ENDED = {TrialState.REACHED, TrialState.EXHAUSTED, TrialState.DIVERGED}
 
 
 def run(drivers: int, folder: Path, url: str) -> float:
@@ -43,17 +44,18 @@ def run(drivers: int, folder: Path, url: str) -> float:
             command("run", "task.yaml"),
             cwd=folder,
             env={**environment(), DATABASE_URL_VARIABLE: url},
+            stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
         for _ in range(drivers)
     ]
     codes = {process.wait() for process in processes}
     seconds = time.perf_counter() - started
-    assert codes == {TARGET_NOT_REACHED}, codes
+    assert codes <= DONE_OR_TARGET_NOT_REACHED, codes
     with open_store(url, write=False) as store:
         trials = store.trials("task")
     assert [trial.number for trial in trials] == list(range(1, TRIALS + 1)), "a number twice, or a trial too many"
-    assert {trial.state for trial in trials} == {TrialState.EXHAUSTED}, Counter(trial.state for trial in trials)
+    assert {trial.state for trial in trials} <= ENDED, Counter(trial.state for trial in trials)
     shares = Counter(trial.lease_owner for trial in trials)
     print(f"  {drivers} driver{'s' * (drivers > 1)}: {seconds:.1f} s, trials {sorted(shares.values())}")
     return seconds

@@ -24,7 +24,7 @@ SPEC = make_spec(budget={"trials": 60, "trial_train_seconds": 100.0}, confirm={"
 
 
 class SlowLaw(LawExecutor):
-    """Takes a moment for a trial, so that drivers take turns; knows what runs anywhere."""
+    """Takes longer for a trial than a driver for a look at the study, so that all have a turn; counts over all."""
 
     everywhere: ClassVar[Counter[str]]
     probed: ClassVar[Counter[int]]
@@ -44,7 +44,7 @@ class SlowLaw(LawExecutor):
         super().submit(request)
 
     def events(self, timeout: float) -> list[Event]:
-        threading.Event().wait(0.002)
+        threading.Event().wait(0.05)
         confirming = bool(self.running and self.running[0].evaluate_test)
         events = super().events(timeout)
         with self.lock:

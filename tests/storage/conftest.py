@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from bssearch.records import Configuration, Phase, StudyRecord, Target
+from bssearch.records import Configuration, Phase, StudyRecord, Target, TrialOutcome, TrialState
 from bssearch.storage import leases
 from bssearch.storage.repository import Store, open_store
 from tests.factories import make_environment
@@ -24,6 +24,33 @@ TRIAL: dict[str, Any] = {
     "threads": 1,
     "retry_of": None,
 }
+
+
+OUTCOME = TrialOutcome(
+    state=TrialState.REACHED,
+    reason="reached accuracy 0.9",
+    steps=123,
+    samples=2**40,
+    train_seconds=1.25,
+    evaluation_seconds=0.5,
+    warmup_seconds=0.25,
+    other_seconds=0.125,
+    wall_seconds=2.125,
+    time_to_target_s=1.2345678901234567,
+    steps_to_target=118,
+    last_miss_step=115,
+    last_miss_seconds=1.2,
+    first_hit_step=120,
+    first_hit_seconds=1.25,
+    final_metric=0.91,
+    best_metric=0.92,
+    test_metric=0.9,
+    peak_memory_bytes=2**38,
+    dropped_samples_per_epoch=5,
+    contended=True,
+    traceback="Traceback …",
+)
+CANCELLED = TrialOutcome(state=TrialState.CANCELLED, reason="stopped")
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Iterator
 from contextlib import closing
 from datetime import datetime, timedelta, timezone
@@ -21,7 +22,7 @@ from bssearch.errors import BSSearchError, DatabaseError, SchemaError, UsageErro
 from bssearch.storage.engine import create_engine_for, reading, writing
 from bssearch.storage.models import Base, FiniteFloat, UtcDateTime
 from bssearch.storage.repository import open_store
-from bssearch.storage.urls import masked, parse_url
+from bssearch.storage.urls import masked, parse_url, without_secrets
 from tests.storage.conftest import add_study, start
 
 
@@ -36,6 +37,7 @@ class TestUrls:
         assert "sqlite:///" in str(caught.value.hint)
         assert "postgresql://" in str(caught.value.hint)
         assert "secret" not in str(caught.value) + str(caught.value.hint)
+        assert "secret" not in "".join(traceback.format_exception(caught.value))
 
     def test_a_file_name_is_answered_with_its_url(self) -> None:
         with pytest.raises(UsageError) as caught:
@@ -82,6 +84,12 @@ def test_a_reader_sees_one_state_and_keeps_no_writer_waiting(empty_url: str) -> 
             writer.execute(text("INSERT INTO t VALUES (1)"))
         assert reader.execute(text("SELECT count(*) FROM t")).scalar_one() == 0
     engine.dispose()
+
+
+def test_what_a_driver_says_is_shown_without_the_passwords_of_the_url() -> None:
+    url = parse_url("postgresql://u:p%40ss@h/d?sslpassword=other")
+    assert without_secrets("p@ss or other is wrong for u", url) == "*** or *** is wrong for u"
+    assert without_secrets("all is well", parse_url("sqlite:///a.db")) == "all is well"
 
 
 class TestSqlite:

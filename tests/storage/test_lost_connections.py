@@ -58,6 +58,8 @@ def test_all_threads_wait_for_a_server_that_is_away_and_it_is_told_once(
 ) -> None:
     add_study(store)
     own_postgres.stop()
+    failed: set[int] = set()
+    event.listen(store._engine, "handle_error", lambda context: failed.add(threading.get_ident()))
     done: list[object] = []
     calls: list[Callable[[], object]] = [
         lambda: start(store),
@@ -67,11 +69,14 @@ def test_all_threads_wait_for_a_server_that_is_away_and_it_is_told_once(
     threads = [threading.Thread(target=lambda call=call: done.append(call())) for call in calls]
     for thread in threads:
         thread.start()
-    _until(lambda: told)
+    _until(lambda: told and len(failed) == len(calls))
     assert done == []
+    waited = store.is_waiting
     own_postgres.start()
     for thread in threads:
         thread.join()
+    assert waited
+    assert not store.is_waiting
     assert len(done) == 3
     assert [trial.number for trial in store.trials("toy")] == [1]
     lost, back = told

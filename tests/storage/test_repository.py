@@ -10,7 +10,6 @@ from collections.abc import Callable
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
 from sqlalchemy import Connection, event, text
@@ -19,7 +18,6 @@ from bssearch.errors import DatabaseError, NotFoundError, UsageError
 from bssearch.records import (
     Configuration,
     Goal,
-    Observation,
     Phase,
     StudyRecord,
     Target,
@@ -28,34 +26,8 @@ from bssearch.records import (
 )
 from bssearch.storage.models import TrialRow
 from bssearch.storage.repository import Store, open_store
-from tests.factories import make_curve, make_environment, make_probe
-from tests.storage.conftest import add_study, enqueue, start, start_after, start_queued
-
-OUTCOME = TrialOutcome(
-    state=TrialState.REACHED,
-    reason="reached accuracy 0.9",
-    steps=123,
-    samples=2**40,
-    train_seconds=1.25,
-    evaluation_seconds=0.5,
-    warmup_seconds=0.25,
-    other_seconds=0.125,
-    wall_seconds=2.125,
-    time_to_target_s=1.2345678901234567,
-    steps_to_target=118,
-    last_miss_step=115,
-    last_miss_seconds=1.2,
-    first_hit_step=120,
-    first_hit_seconds=1.25,
-    final_metric=0.91,
-    best_metric=0.92,
-    test_metric=0.9,
-    peak_memory_bytes=2**38,
-    dropped_samples_per_epoch=5,
-    contended=True,
-    traceback="Traceback …",
-)
-CANCELLED = TrialOutcome(state=TrialState.CANCELLED, reason="stopped")
+from tests.factories import make_environment
+from tests.storage.conftest import CANCELLED, OUTCOME, add_study, enqueue, start, start_after, start_queued
 
 
 class TestStudies:
@@ -333,237 +305,6 @@ class TestTrials:
         for call in calls:
             with pytest.raises(NotFoundError, match="no trial 2"):
                 call()
-
-
-class TestObservations:
-    def test_observations_come_back_by_trial_and_step(self, store: Store) -> None:
-        add_study(store)
-        for _ in range(3):
-            start(store)
-        first, second = make_curve((0.0, 0.1), (1.0, 0.5), (2.0, 0.9)), make_curve((0.0, 0.2))
-        lossy = [dataclasses.replace(one, loss=0.1 * index) for index, one in enumerate(first)]
-        store.append_observations("toy", [(1, lossy[1]), (2, second[0]), (1, lossy[0])])
-        store.append_observations("toy", [(1, lossy[2])])
-        store.append_observations("toy", [])
-        assert store.observations("toy", 1) == lossy
-        assert store.curves("toy", [1, 2, 3]) == {1: lossy, 2: second, 3: []}
-        assert store.curves("toy", []) == {}
-        assert store.observation_count("toy") == 4
-
-    def test_a_step_twice_is_an_error_and_stores_nothing_of_the_batch(self, store: Store) -> None:
-        add_study(store)
-        start(store)
-        start(store)
-        one, two = make_curve((0.0, 0.1), (1.0, 0.5))
-        store.append_observations("toy", [(1, one)])
-        other = dataclasses.replace(one, metric=0.7)
-        with pytest.raises(DatabaseError, match="trial 1 of 'toy' already has an observation at step 0"):
-            store.append_observations("toy", [(2, one), (1, two), (1, other)])
-        with pytest.raises(DatabaseError, match="trial 2 of 'toy' already has an observation at step 10"):
-            store.append_observations("toy", [(2, two), (2, two)])
-        assert store.curves("toy", [1, 2]) == {1: [one], 2: []}
-
-    def test_observations_that_are_stored_again_as_they_were_are_fine(self, store: Store) -> None:
-        add_study(store)
-        start(store)
-        curve = make_curve((0.0, 0.1), (1.0, 0.5), (2.0, 0.6))
-        for _ in range(2):
-            store.append_observations("toy", [(1, one) for one in curve[:2]])
-        with pytest.raises(DatabaseError, match="already has an observation at step 0"):
-            store.append_observations("toy", [(1, one) for one in curve])
-        assert store.observations("toy", 1) == curve[:2]
-
-    def test_a_value_out_of_bounds_is_named(self, store: Store) -> None:
-        add_study(store)
-        start(store)
-        wrong = Observation(step=-1, samples=0, train_seconds=0.0, metric=0.0, loss=None, learning_rate=0.1)
-        with pytest.raises(DatabaseError, match="step_not_negative"):
-            store.append_observations("toy", [(1, wrong)])
-
-    def test_observations_of_an_unknown_trial_are_refused(self, store: Store) -> None:
-        add_study(store)
-        with pytest.raises(NotFoundError):
-            store.append_observations("toy", [(1, one) for one in make_curve((0.0, 0.1))])
-
-
-class TestLeases:
-    def test_a_trial_is_lost_when_its_lease_is_over_or_its_owner_dead(self, store: Store) -> None:
-        add_study(store)
-        start(store, lease_owner="alive")
-        start(store, lease_owner="dead")
-        start(store, lease_owner="late", lease_seconds=-5.0)
-        start(store, lease_owner="dead")
-        store.finish_trial("toy", 4, OUTCOME, steps_x_step_time_s=None)
-        assert store.mark_lost("toy", is_alive={"dead": False}.get) == [2, 3]
-        one, dead, late, ended = store.trials("toy")
-        assert [one.state, dead.state, late.state, ended.state] == ["running", "lost", "lost", "reached"]
-        assert dead.outcome == TrialOutcome(state=TrialState.LOST, reason="its driver dead is gone")
-        assert late.outcome is not None
-        assert late.outcome.reason.startswith("its lease ended at ")
-        assert late.ended_at is not None
-        assert store.mark_lost("toy", is_alive=lambda owner: True) == []
-
-    def test_a_heartbeat_keeps_the_leases_of_its_owner_alone(self, store: Store) -> None:
-        add_study(store)
-        start(store, lease_owner="a", lease_seconds=-5.0)
-        start(store, lease_owner="b", lease_seconds=-5.0)
-        start(store, lease_owner="a", lease_seconds=-5.0)
-        store.finish_trial("toy", 3, OUTCOME, steps_x_step_time_s=None)
-        store.heartbeat("toy", "a", 60.0)
-        assert store.trial("toy", 3).lease_expires_at is None
-        assert store.mark_lost("toy", is_alive=lambda owner: True) == []
-        assert store.mark_lost("toy", is_alive=lambda owner: None) == [2]
-
-    def test_a_lost_trial_cannot_be_finished_by_its_driver(self, store: Store) -> None:
-        add_study(store)
-        start(store)
-        store.mark_lost("toy", is_alive=lambda owner: False)
-        with pytest.raises(DatabaseError, match="is not running but lost"):
-            store.finish_trial("toy", 1, OUTCOME, steps_x_step_time_s=None)
-
-
-NOBODY_KNOWS: Callable[[str], bool | None] = lambda owner: None  # noqa: E731
-
-
-class TestClaims:
-    def claim(self, store: Store, owner: str, **changes: Any) -> bool:
-        values: dict[str, Any] = {"name": "probe", "lease_seconds": 60.0, "is_alive": NOBODY_KNOWS}
-        return store.claim("toy", owner=owner, **{**values, **changes})
-
-    def test_one_owner_holds_a_claim_until_it_is_released(self, store: Store) -> None:
-        add_study(store)
-        add_study(store, "other")
-        assert self.claim(store, "a")
-        assert self.claim(store, "a"), "tried again"
-        assert not self.claim(store, "b")
-        assert self.claim(store, "b", name="confirm host")
-        assert store.claim("other", "probe", owner="b", lease_seconds=60.0, is_alive=NOBODY_KNOWS)
-        store.release("toy", "probe", owner="b")
-        assert not self.claim(store, "b")
-        store.release("toy", "probe", owner="a")
-        store.release("toy", "probe", owner="a")
-        assert self.claim(store, "b")
-
-    def test_a_claim_is_taken_over_from_a_dead_owner_or_after_its_lease(self, store: Store) -> None:
-        add_study(store)
-        assert self.claim(store, "a")
-        assert not self.claim(store, "b", is_alive=lambda owner: True)
-        assert self.claim(store, "b", is_alive={"a": False}.get, lease_seconds=-5.0)
-        assert not self.claim(store, "c", is_alive={"b": True}.get)
-        assert self.claim(store, "c")
-        assert not self.claim(store, "b")
-
-    def test_a_heartbeat_extends_the_claims_of_its_owner_alone(self, store: Store) -> None:
-        add_study(store)
-        assert self.claim(store, "a", lease_seconds=-5.0)
-        assert self.claim(store, "b", name="confirm host", lease_seconds=-5.0)
-        store.heartbeat("toy", "a", 60.0)
-        assert not self.claim(store, "c")
-        assert self.claim(store, "c", name="confirm host")
-
-    def test_what_a_study_does_not_have_is_not_found(self, store: Store) -> None:
-        with pytest.raises(NotFoundError):
-            self.claim(store, "a")
-        with pytest.raises(NotFoundError):
-            store.release("toy", "probe", owner="a")
-
-
-class TestKeeping:
-    def test_a_study_is_renamed_with_all_it_has(self, store: Store) -> None:
-        add_study(store)
-        store.finish_trial("toy", start(store), OUTCOME, steps_x_step_time_s=None)
-        store.rename_study("toy", "new.name-1")
-        assert store.find_study("toy") is None
-        assert [trial.number for trial in store.trials("new.name-1")] == [1]
-        store.rename_study("new.name-1", "new.name-1")
-        assert add_study(store).name == "toy"
-
-    @pytest.mark.parametrize("name", ["", "a b", "-x", "x" * 101, "a/b"])
-    def test_a_name_must_be_one_that_a_spec_could_have(self, store: Store, name: str) -> None:
-        add_study(store)
-        with pytest.raises(UsageError, match="is no name for a study") as caught:
-            store.rename_study("toy", name)
-        assert "100 characters" in str(caught.value.hint)
-
-    def test_a_taken_name_and_an_unknown_study_are_refused(self, store: Store) -> None:
-        add_study(store)
-        add_study(store, "other")
-        with pytest.raises(UsageError, match="there is a study 'other' already"):
-            store.rename_study("toy", "other")
-        calls: list[Callable[[], object]] = [
-            lambda: store.rename_study("nix", "new"),
-            lambda: store.delete_study("nix"),
-        ]
-        for call in calls:
-            with pytest.raises(NotFoundError):
-                call()
-
-    def test_a_study_that_a_driver_runs_is_neither_renamed_nor_deleted(self, store: Store) -> None:
-        add_study(store)
-        start(store, lease_owner="node-1/4711")
-        calls: list[Callable[[], object]] = [
-            lambda: store.rename_study("toy", "new"),
-            lambda: store.delete_study("toy"),
-        ]
-        for call in calls:
-            with pytest.raises(UsageError, match=r"its trial 1 is run by node-1/4711"):
-                call()
-        store.heartbeat("toy", "node-1/4711", -5.0)
-        store.rename_study("toy", "new")
-        store.delete_study("new")
-        assert store.studies() == []
-
-    def test_an_archived_study_keeps_its_moment_and_comes_back(self, store: Store) -> None:
-        add_study(store)
-        assert store.studies()[0].archived_at is None
-        store.archive_study("toy")
-        archived_at = store.study("toy").archived_at
-        assert archived_at is not None
-        assert abs(archived_at - datetime.now(UTC)) < timedelta(minutes=1)
-        store.archive_study("toy")
-        assert store.studies()[0].archived_at == archived_at
-        store.archive_study("toy", archived=False)
-        assert store.study("toy").archived_at is None
-
-    def test_deleting_a_study_deletes_what_belongs_to_it_alone(self, store: Store) -> None:
-        for name in ("toy", "other"):
-            add_study(store, name)
-            store.finish_trial(name, start(store, name), CANCELLED, steps_x_step_time_s=None)
-            store.finish_trial(name, start(store, name, retry_of=1), CANCELLED, steps_x_step_time_s=None)
-            store.append_observations(name, [(1, one) for one in make_curve((0.0, 0.1))])
-            store.save_log(name, 1, "text")
-            store.save_probe(name, make_environment(), make_probe(8))
-            assert store.claim(name, "probe", owner="a", lease_seconds=60.0, is_alive=NOBODY_KNOWS)
-        store.delete_study("toy")
-        assert [study.name for study in store.studies()] == ["other"]
-        with store._reading() as connection:
-            for table, rows in {"trial": 2, "observation": 1, "log": 1, "probe": 1, "claim": 1}.items():
-                assert connection.execute(text(f"SELECT count(*) FROM bss_{table}")).scalar_one() == rows, table
-
-    def test_a_deleted_study_is_not_taken_for_the_next_of_its_name(self, store: Store, url: str) -> None:
-        with open_store(url) as other:
-            add_study(store)
-            start(store, lease_seconds=-5.0)
-            other.delete_study("toy")
-            with pytest.raises(NotFoundError):
-                start(store)
-            add_study(other)
-            assert start(store) == 1
-
-
-class TestProbes:
-    def test_the_first_probe_of_a_batch_size_counts(self, store: Store) -> None:
-        add_study(store)
-        add_study(store, "other")
-        environment = make_environment()
-        small = make_probe(8, peak_memory_bytes=2**36)
-        huge = make_probe(4096, step_seconds=None, evaluation_seconds=None, eval_every_steps=None, out_of_memory=True)
-        for probe in (small, huge, make_probe(8, step_seconds=9.0, eval_every_steps=1)):
-            store.save_probe("toy", environment, probe)
-        assert store.probes("toy") == {8: small, 4096: huge}
-        assert store.probes("other") == {}
-        store.save_probe("toy", make_environment(driver_version="2"), make_probe(8, step_seconds=3.0))
-        assert store.probes("toy")[8] == small
 
 
 def test_a_store_opened_for_reading_writes_nothing(url: str) -> None:

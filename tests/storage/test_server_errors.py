@@ -149,8 +149,9 @@ def stranger(request: pytest.FixtureRequest) -> Iterator[int]:
     thread.join()
 
 
-def test_a_server_that_is_not_postgresql_is_named_so(stranger: int) -> None:
-    error = _refused(lambda: open_store(f"postgresql://alice:{PASSWORD}@127.0.0.1:{stranger}/runs"))
+@pytest.mark.parametrize("query", ["", "?sslmode=disable"])
+def test_a_server_that_is_not_postgresql_is_named_so(stranger: int, query: str) -> None:
+    error = _refused(lambda: open_store(f"postgresql://alice:{PASSWORD}@127.0.0.1:{stranger}/runs{query}"))
     assert "is not a PostgreSQL server" in str(error)
     assert "host and port" in str(error.hint)
 

@@ -1,0 +1,81 @@
+"""What trials and probes measured, on every database."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from bssearch.errors import DatabaseError, NotFoundError
+from bssearch.records import (
+    Observation,
+)
+from bssearch.storage.repository import Store
+from tests.factories import make_curve, make_environment, make_probe
+from tests.storage.conftest import add_study, start
+
+
+class TestObservations:
+    def test_observations_come_back_by_trial_and_step(self, store: Store) -> None:
+        add_study(store)
+        for _ in range(3):
+            start(store)
+        first, second = make_curve((0.0, 0.1), (1.0, 0.5), (2.0, 0.9)), make_curve((0.0, 0.2))
+        lossy = [dataclasses.replace(one, loss=0.1 * index) for index, one in enumerate(first)]
+        store.append_observations("toy", [(1, lossy[1]), (2, second[0]), (1, lossy[0])])
+        store.append_observations("toy", [(1, lossy[2])])
+        store.append_observations("toy", [])
+        assert store.observations("toy", 1) == lossy
+        assert store.curves("toy", [1, 2, 3]) == {1: lossy, 2: second, 3: []}
+        assert store.curves("toy", []) == {}
+        assert store.observation_count("toy") == 4
+
+    def test_a_step_twice_is_an_error_and_stores_nothing_of_the_batch(self, store: Store) -> None:
+        add_study(store)
+        start(store)
+        start(store)
+        one, two = make_curve((0.0, 0.1), (1.0, 0.5))
+        store.append_observations("toy", [(1, one)])
+        other = dataclasses.replace(one, metric=0.7)
+        with pytest.raises(DatabaseError, match="trial 1 of 'toy' already has an observation at step 0"):
+            store.append_observations("toy", [(2, one), (1, two), (1, other)])
+        with pytest.raises(DatabaseError, match="trial 2 of 'toy' already has an observation at step 10"):
+            store.append_observations("toy", [(2, two), (2, two)])
+        assert store.curves("toy", [1, 2]) == {1: [one], 2: []}
+
+    def test_observations_that_are_stored_again_as_they_were_are_fine(self, store: Store) -> None:
+        add_study(store)
+        start(store)
+        curve = make_curve((0.0, 0.1), (1.0, 0.5), (2.0, 0.6))
+        for _ in range(2):
+            store.append_observations("toy", [(1, one) for one in curve[:2]])
+        with pytest.raises(DatabaseError, match="already has an observation at step 0"):
+            store.append_observations("toy", [(1, one) for one in curve])
+        assert store.observations("toy", 1) == curve[:2]
+
+    def test_a_value_out_of_bounds_is_named(self, store: Store) -> None:
+        add_study(store)
+        start(store)
+        wrong = Observation(step=-1, samples=0, train_seconds=0.0, metric=0.0, loss=None, learning_rate=0.1)
+        with pytest.raises(DatabaseError, match="step_not_negative"):
+            store.append_observations("toy", [(1, wrong)])
+
+    def test_observations_of_an_unknown_trial_are_refused(self, store: Store) -> None:
+        add_study(store)
+        with pytest.raises(NotFoundError):
+            store.append_observations("toy", [(1, one) for one in make_curve((0.0, 0.1))])
+
+
+class TestProbes:
+    def test_the_first_probe_of_a_batch_size_counts(self, store: Store) -> None:
+        add_study(store)
+        add_study(store, "other")
+        environment = make_environment()
+        small = make_probe(8, peak_memory_bytes=2**36)
+        huge = make_probe(4096, step_seconds=None, evaluation_seconds=None, eval_every_steps=None, out_of_memory=True)
+        for probe in (small, huge, make_probe(8, step_seconds=9.0, eval_every_steps=1)):
+            store.save_probe("toy", environment, probe)
+        assert store.probes("toy") == {8: small, 4096: huge}
+        assert store.probes("other") == {}
+        store.save_probe("toy", make_environment(driver_version="2"), make_probe(8, step_seconds=3.0))
+        assert store.probes("toy")[8] == small
