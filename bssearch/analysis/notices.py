@@ -31,8 +31,11 @@ def notices(spec: StudySpec, trials: Sequence[TrialRecord], verdict: Verdict) ->
 def _notices(spec: StudySpec, trials: Sequence[TrialRecord], verdict: Verdict) -> Iterator[tuple[str, str]]:
     optimal = verdict.optimal
     best = optimal.configuration.batch_size
-    if any(not trial.state.is_finished for trial in trials):
+    if any(trial.state is TrialState.RUNNING for trial in trials):
         yield "running", "trials are still running; the answer may change"
+    queued = sum(trial.state is TrialState.QUEUED for trial in trials)
+    if queued:
+        yield "queued", f"{queued} enqueued trials have not been run; bssearch run tries them"
     confirming = [trial for trial in trials if trial.phase is Phase.CONFIRM]
     if not verdict.confirmed:
         yield "unconfirmed", "from single search trials: the best of many is partly luck until it is confirmed"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -11,7 +12,12 @@ from bssearch.records import Goal, Observation, Target, TrialRecord, TrialState
 
 
 def easier_target(target: Target, value: float) -> Target:
-    """Return the target with another value; raise `UsageError` where that is harder than the one trials ran for."""
+    """Return the target with another value; raise `UsageError` where that is harder than the one trials ran for.
+
+    A value that is no finite number is refused too.
+    """
+    if not math.isfinite(value):
+        raise UsageError(f"target {value:g} must be a finite number")
     if target.gain(value) > target.gain(target.value):
         sign = "≤" if target.goal is Goal.MAXIMIZE else "≥"
         raise UsageError(

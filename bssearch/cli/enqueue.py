@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from bssearch.cli.keep import existing_store
 from bssearch.cli.output import DatabaseOption, cell
 from bssearch.errors import UsageError
 from bssearch.records import ParameterValue
@@ -21,9 +22,8 @@ def enqueue(
     """Queue a configuration of your own; whoever runs the study next, or now, tries it first, to the full limit."""
     from bssearch.analysis.report import parameters_of
     from bssearch.search.enqueue import enqueue as put
-    from bssearch.storage.repository import open_store
 
-    with open_store(db) as store:
+    with existing_store(db) as store:
         number, configuration = put(store, study, dict(_parse(value) for value in values or []))
     parameters = ", ".join(f"{name} {cell(value)}" for name, value in parameters_of(configuration).items())
     typer.echo(f"trial {number} of {study} is queued: batch_size {configuration.batch_size}, {parameters}")

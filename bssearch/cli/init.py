@@ -55,7 +55,8 @@ def filled_in(name: str, kind: Kind) -> dict[Path, str]:
     workload = (TEMPLATES / f"{kind}.py").read_text(encoding="utf-8")
     own = kind.capitalize()
     return {
-        Path(f"{name}.yaml"): spec.replace(f"name: {kind}\n", f"name: {name}\n").replace(
+        # In quotes, as YAML takes a bare yes, on or null for something else than text.
+        Path(f"{name}.yaml"): spec.replace(f"name: {kind}\n", f'name: "{name}"\n').replace(
             f"{kind}.py:{own}", f"{name}.py:{class_name}"
         ),
         Path(f"{name}.py"): workload.replace(f"class {own}:", f"class {class_name}:"),

@@ -22,7 +22,7 @@ def rename(
     db: DatabaseOption = None,
 ) -> None:
     """Give a study another name."""
-    with _existing_store(db) as store:
+    with existing_store(db) as store:
         store.rename_study(old, new)
     typer.echo(f"study {old} is now {new}; to go on with it, its spec must say name: {new}")
 
@@ -33,7 +33,7 @@ def archive(
     undo: Annotated[bool, typer.Option("--undo", help="Bring it back.")] = False,
 ) -> None:
     """Put a study away: it is kept, but listed by `studies --all` only, and takes no more trials."""
-    with _existing_store(db) as store:
+    with existing_store(db) as store:
         store.archive_study(study, archived=not undo)
     typer.echo(f"study {study} is back" if undo else f"study {study} is archived; --undo brings it back")
 
@@ -44,7 +44,7 @@ def delete(
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
 ) -> None:
     """Delete a study for good, with all its trials and observations."""
-    with _existing_store(db) as store:
+    with existing_store(db) as store:
         trials, observations = len(store.trials(study)), store.observation_count(study)
         what = f"study {study} with {_count(trials, 'trial')} and {_count(observations, 'observation')}"
         if not yes:
@@ -60,7 +60,7 @@ def delete(
     typer.echo(f"deleted {what}")
 
 
-def _existing_store(db: str | None) -> Store:
+def existing_store(db: str | None) -> Store:
     """Return the store to write to; where there is none yet, raise instead of making one."""
     from bssearch.storage.repository import open_store
 

@@ -75,7 +75,10 @@ def console(*, stderr: bool = False) -> Console:
 
     class QuietOnBrokenPipe(Console):
         def on_broken_pipe(self) -> None:
-            end_of_pipe()
+            if not stderr:
+                end_of_pipe()
+            # Nobody reads how far it is; the study goes on.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
 
     screen = QuietOnBrokenPipe(stderr=stderr, highlight=False)
     return screen if screen.is_terminal else QuietOnBrokenPipe(stderr=stderr, highlight=False, width=WIDE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import tempfile
 import time
@@ -108,8 +109,8 @@ class LocalExecutor:
 
     ``device`` is ``auto`` (slots take turns over the CUDA devices, else the CPU), ``cpu``, ``cuda`` or
     ``cuda:N``. A trial whose worker shows no training progress for ``hang_seconds`` is killed. ``environment`` is
-    added to the workers' environment variables. What they write to stdout and stderr comes with the end of the trial,
-    and is kept in ``log_folder`` (by default for as long as the executor is open), one file per slot.
+    added to the workers' environment variables. What they write to stdout and stderr comes with the end of the trial;
+    where ``log_folder`` is given it is all kept there, one file per slot, else forgotten once it has come.
 
     Call it from one thread, and from one that outlives it: the kernel ends the workers with the thread that
     started them.
@@ -344,6 +345,14 @@ class LocalExecutor:
             log = printed(slot.log, slot.trial.log_start)
             self._events.append(Ended(slot.trial.request.number, slot.trial.finished(outcome), log))
             slot.trial = None
+            if self._temporary is not None:
+                self._empty_log(slot)
+
+    def _empty_log(self, slot: _Slot) -> None:
+        """Forget what is in the log, lest a long study fill the disk; the worker goes on at its new end."""
+        os.truncate(slot.log, 0)
+        if slot.worker is not None:
+            slot.worker.log_start = 0
 
     def _bury(self, slot: _Slot, worker: WorkerProcess) -> None:
         """Close the books on a dead worker: all that it said has been taken in before."""

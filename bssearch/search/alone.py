@@ -25,15 +25,17 @@ def run_default(
 ) -> tuple[TrialOutcome, list[Observation]]:
     """Run the default configuration with the seed of this index; return its outcome and curve.
 
+    One that goes on past the target may have a target that means nothing, so it is never judged by its way from chance.
     Raises `LaunchError` where the trial fails or runs out of memory, `InterruptedRunError` on Ctrl-C.
     """
+    full = stop_at_target and limit >= spec.budget.trial_train_seconds
     request = TrialRequest(
         number=index + 1,
         configuration=spec.default_configuration,
         seed=trial_seed(spec.seed, Phase.PROBE, index),
         target=spec.record_target,
         train_seconds_limit=limit,
-        limit_state=TrialState.EXHAUSTED if limit >= spec.budget.trial_train_seconds else TrialState.CAPPED,
+        limit_state=TrialState.EXHAUSTED if full else TrialState.CAPPED,
         eval_every_steps=eval_every_steps,
         stop_at_target=stop_at_target,
         threads=spec.executor.threads,

@@ -23,13 +23,14 @@ def missing_step_times(spec: StudySpec, store: Store) -> list[int]:
 def measure_step_times(
     spec: StudySpec, store: Store, executor: Executor, environment: Environment, before_each: Callable[[], None]
 ) -> None:
-    """Time what is missing and store it; raise `LaunchError` where no batch size fits into memory.
-
-    ``before_each`` is called between measurements, and may raise to end them.
-    """
+    """Time what is missing and store it; ``before_each`` is called between measurements, and may raise to end them."""
     for size in missing_step_times(spec, store):
         before_each()
         store.save_probe(spec.name, environment, _probe(spec, executor, size, store.probes(spec.name)))
+
+
+def refuse_where_nothing_fits(spec: StudySpec, store: Store, environment: Environment) -> None:
+    """Raise `LaunchError` where no batch size of a study fits into memory."""
     if all(probe.out_of_memory for probe in store.probes(spec.name).values()):
         raise LaunchError(
             f"no batch size of the study fits into the memory of {environment.device_name}, "

@@ -50,9 +50,9 @@ def finalists(history: History) -> list[Configuration]:
 def remaining(history: History, trials: Sequence[TrialRecord]) -> list[ConfirmationRun]:
     """Return the runs still missing after the confirmation trials so far.
 
-    Seed by seed over all finalists, each round in its own shuffled order.
-
-    Lost and cancelled runs are made again; a failed one once more.
+    Seed by seed over all finalists, each round in its own shuffled order. A configuration whose confirmation has begun
+    stays one, though a larger budget has found better: the verdict needs all of them to have had their runs. Lost and
+    cancelled runs are made again; a failed one once more.
     """
     done: dict[tuple[str, int], int] = {}
     in_vain: dict[tuple[str, int], int] = {}
@@ -63,7 +63,8 @@ def remaining(history: History, trials: Sequence[TrialRecord]) -> list[Confirmat
         if trial.state not in {TrialState.LOST, TrialState.CANCELLED}:
             weight = 1 if trial.state is TrialState.FAILED else FAILURES_ALLOWED + 1
             done[key] = done.get(key, 0) + weight
-    chosen = finalists(history)
+    begun = {trial.configuration.key: trial.configuration for trial in trials}
+    chosen = list(({one.key: one for one in finalists(history)} | begun).values())
     runs = []
     for index in range(history.spec.confirm.runs):
         seed = trial_seed(history.spec.seed, Phase.CONFIRM, index)

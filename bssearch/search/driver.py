@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
 from bssearch.curves import Envelope, envelope
-from bssearch.errors import BSSearchError, InterruptedRunError, LaunchError, SpecError
+from bssearch.errors import BSSearchError, DatabaseError, InterruptedRunError, LaunchError, SpecError
 from bssearch.executors.base import Ended, Executor, Observed
 from bssearch.records import (
     Environment,
@@ -24,7 +24,7 @@ from bssearch.records import (
     TrialState,
 )
 from bssearch.search import pruners
-from bssearch.search.calibration import measure_step_times, missing_step_times
+from bssearch.search.calibration import measure_step_times, missing_step_times, refuse_where_nothing_fits
 from bssearch.search.heartbeat import HEARTBEAT_SECONDS, LEASE_SECONDS, Heartbeat
 from bssearch.search.history import FAILURES, History, measured_seconds
 from bssearch.search.interrupts import Interrupts
@@ -81,22 +81,25 @@ class Driver:
                 for trial in self.store.trials(self.spec.name):
                     self._refuse_target_met_at_once(trial)
                 self._time_steps()
-                self._run(self.planner.search_job, Phase.SEARCH, self.executor.slots)
-                with self._claimed(f"confirm on {self.environment.host}"):
-                    self._run(self.planner.confirmation_job, Phase.CONFIRM, 1)
+                while True:
+                    self._run(self.planner.search_job, Phase.SEARCH, self.executor.slots)
+                    with self._claimed(f"confirm on {self.environment.host}"):
+                        self._run(self.planner.confirmation_job, Phase.CONFIRM, 1)
+                    if not self.store.trials(self.spec.name, states=[TrialState.QUEUED]):
+                        return
         except KeyboardInterrupt:
             raise InterruptedRunError("killed; every trial that had ended is stored", hint=CONTINUE) from None
         finally:
             self._abandon()
 
     def _time_steps(self) -> None:
-        if not missing_step_times(self.spec, self.store):
-            return
-        with self._claimed("time steps"):
-            missing = missing_step_times(self.spec, self.store)
-            if missing:
-                self.listener.note(f"timing steps at batch sizes {', '.join(map(str, missing))}")
-            measure_step_times(self.spec, self.store, self.executor, self.environment, self._stop_if_interrupted)
+        if missing_step_times(self.spec, self.store):
+            with self._claimed("time steps"):
+                missing = missing_step_times(self.spec, self.store)
+                if missing:
+                    self.listener.note(f"timing steps at batch sizes {', '.join(map(str, missing))}")
+                measure_step_times(self.spec, self.store, self.executor, self.environment, self._stop_if_interrupted)
+        refuse_where_nothing_fits(self.spec, self.store, self.environment)
 
     @contextmanager
     def _claimed(self, name: str) -> Iterator[None]:
@@ -112,8 +115,11 @@ class Driver:
             time.sleep(LOOK_SECONDS)
         try:
             yield
-        finally:
-            self.store.release(self.spec.name, name, owner=self.owner)
+        except BaseException:
+            with suppress(DatabaseError):
+                self.store.release(self.spec.name, name, owner=self.owner)
+            raise
+        self.store.release(self.spec.name, name, owner=self.owner)
 
     def _take_over(self) -> None:
         """Mark the trials of drivers that died as lost; the search tries them again."""
@@ -143,6 +149,7 @@ class Driver:
         one.
         """
         self._next_look = time.monotonic()
+        told = False
         while True:
             self._stop_if_interrupted()
             if len(self._running) < slots and time.monotonic() >= self._next_look:
@@ -151,8 +158,12 @@ class Driver:
                 if job is not None:
                     self._start(job, history)
                     continue
-                if not self._running and not any(is_running(trial, phase) for trial in history.all_trials):
+                running = [str(trial.number) for trial in history.all_trials if is_running(trial, phase)]
+                if not self._running and not running:
                     return
+                if not self._running and not told:
+                    self.listener.note(f"waiting for other drivers: trial {', '.join(running)}")
+                    told = True
                 self._next_look = time.monotonic() + LOOK_SECONDS
             self._wait()
 
@@ -244,12 +255,15 @@ class Driver:
         product = None
         if outcome.steps_to_target is not None and step_seconds is not None:
             product = outcome.steps_to_target * step_seconds
-        if self.store.trial(self.spec.name, number).state is not TrialState.RUNNING:
-            self.listener.note(f"trial {number} was taken over by another driver; what it measured here is left out")
-            return
         if log.strip():
             self.store.save_log(self.spec.name, number, log)
-        self.store.finish_trial(self.spec.name, number, outcome, steps_x_step_time_s=product)
+        try:
+            self.store.finish_trial(self.spec.name, number, outcome, steps_x_step_time_s=product)
+        except DatabaseError:
+            if self.store.trial(self.spec.name, number).state is not TrialState.LOST:
+                raise
+            self.listener.note(f"trial {number} was taken over by another driver; what it measured here is left out")
+            return
         trial = self.store.trial(self.spec.name, number)
         self.listener.ended(trial, self._history())
         self._refuse_target_met_at_once(trial)

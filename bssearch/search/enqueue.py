@@ -20,8 +20,8 @@ from bssearch.storage.repository import Store
 def enqueue(store: Store, study: str, values: Mapping[str, ParameterValue]) -> tuple[int, Configuration]:
     """Queue a configuration under a study; return its trial's number and the whole configuration.
 
-    What ``values`` leave out is the default's; a learning rate left out follows the space's rule to the batch size. The
-    trial runs to the study's full limit, never pruned. Raises `UsageError` for an unknown name and for a configuration
+    What ``values`` leave out is the default's; a learning rate left out follows the space's rule to the batch size and
+    its scale to the optimizer. The trial runs to the study's full limit, never pruned. Raises `UsageError` for an unknown name and for a configuration
     outside the space, naming each value and its bound.
     """
     record = store.study(study)
@@ -63,13 +63,18 @@ def configuration_of(spec: StudySpec, values: Mapping[str, ParameterValue]) -> C
     try:
         given = DefaultSpec.model_validate(fields)
         if "learning_rate" not in values:
-            before, after = (spec.space.learning_rate_factor(size) for size in (base.batch_size, given.batch_size))
-            given = given.model_copy(update={"learning_rate": base.learning_rate * after / before})
+            before = spec.space.learning_rate_factor(base.batch_size, base.optimizer)
+            after = spec.space.learning_rate_factor(given.batch_size, str(optimizer["name"]))
+            given = given.model_copy(update={"learning_rate": base.learning_rate * (after / before)})
         configuration = whole_configuration(given, spec.space)
     except ValidationError as error:
-        raise UsageError("; ".join(_explain(problem) for problem in error.errors())) from None
+        # A value that may be one of several types has a problem for each; the last, as a number, says the most.
+        problems = {_name(problem): _explain(problem) for problem in error.errors()}
+        raise UsageError("; ".join(problems.values())) from None
     except ValueError as error:
         raise UsageError(str(error)) from None
+    if values.get("horizon_samples") is not None and "horizon_samples" not in configuration.parameters:
+        raise UsageError(f"horizon_samples = {values['horizon_samples']}: a constant schedule takes none")
     outside = spec.space.outside(configuration)
     if configuration.batch_size == base.batch_size:
         outside = [one for one in outside if not one.startswith("batch_size")]
@@ -86,6 +91,10 @@ def _optimizer(spec: StudySpec, name: str) -> dict[str, Any]:
     return (default if default is not None and default.name == name else offered[name]).model_dump()
 
 
+def _name(problem: Any) -> str:
+    tags = {"sgd", "adamw", "optimizer", "fixed", "bool", "int", "float"}
+    return ".".join(str(part) for part in problem["loc"] if part not in tags)
+
+
 def _explain(problem: Any) -> str:
-    name = ".".join(str(part) for part in problem["loc"] if part not in {"sgd", "adamw", "optimizer"})
-    return f"{name} = {problem['input']!r}: {problem['msg'].removeprefix('Value error, ')}"
+    return f"{_name(problem)} = {problem['input']!r}: {problem['msg'].removeprefix('Value error, ')}"

@@ -92,12 +92,21 @@ class History:
             winners, key=lambda trial: (octaves(trial.configuration.batch_size, batch_size), seconds(trial))
         ).sampled
 
-    def to_retry(self) -> TrialRecord | None:
-        """Return a trial to run again: a lost one, or a failed one that is not itself a second try."""
+    def to_retry(self, *, evidence: bool) -> TrialRecord | None:
+        """Return a trial to run again: a lost one, or a failed one that is not itself a second try.
+
+        Of ``evidence`` trials, which somebody or the answer asks for, one that was cancelled too; of the others, the
+        search finds something as good.
+        """
         retried = {trial.retry_of for trial in self.trials}
         for trial in self.trials:
-            again = trial.state is TrialState.LOST or (trial.state is TrialState.FAILED and trial.retry_of is None)
-            if again and trial.number not in retried and trial.configuration.batch_size in self.feasible:
+            again = (
+                trial.state is TrialState.LOST
+                or (trial.state is TrialState.FAILED and trial.retry_of is None)
+                or (trial.state is TrialState.CANCELLED and evidence)
+            )
+            fits = trial.configuration.batch_size in self.feasible
+            if again and trial.evidence is evidence and trial.number not in retried and fits:
                 return trial
         return None
 

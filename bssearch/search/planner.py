@@ -44,16 +44,18 @@ class Planner:
         )
 
     def search_job(self, history: History) -> Job | None:
-        """Return the next search trial: what a person enqueued, what was lost, then what the budget allows."""
+        """Return the next search trial: what a person enqueued, then what the budget allows, first what was lost.
+
+        Evidence that was lost is run again whatever the budget says: among it is what a person enqueued.
+        """
         queued = next((trial for trial in history.trials if trial.state is TrialState.QUEUED), None)
         if queued is not None:
             return self._job(history, queued.configuration, queued.sampled, evidence=True, queued=queued)
-        budget = self.spec.budget
-        if history.spent >= budget.trials:
-            return None
-        if budget.wall_seconds is not None and busy_seconds(history.trials, time.time()) >= budget.wall_seconds:
-            return None
-        retry = history.to_retry()
+        retry = history.to_retry(evidence=True)
+        if retry is None:
+            if self._is_spent(history):
+                return None
+            retry = history.to_retry(evidence=False)
         if retry is not None:
             return self._job(history, retry.configuration, retry.sampled, evidence=retry.evidence, retry=retry)
         proposal = allocation.propose(history)
@@ -68,6 +70,12 @@ class Planner:
             sampled = self._sampler.ask(history, proposal.batch_size, reference)
         configuration = self.spec.space.decode(proposal.batch_size, sampled)
         return self._job(history, configuration, sampled, evidence=proposal.evidence)
+
+    def _is_spent(self, history: History) -> bool:
+        budget = self.spec.budget
+        if history.spent >= budget.trials:
+            return True
+        return budget.wall_seconds is not None and busy_seconds(history.trials, time.time()) >= budget.wall_seconds
 
     def confirmation_job(self, history: History) -> Job | None:
         """Return the next confirmation run, or None where all are made or running."""

@@ -212,6 +212,24 @@ def _open_study(spec: StudySpec, store: Store, found: WorkloadDescription, liste
     store.bind_environment(spec.name, found.environment)
     store.update_spec(spec.name, spec.model_dump(mode="json"))
     listener.opened(study, store.masked_url, continued=stored is not None)
+    for note in _differences(spec, study, found):
+        listener.note(note)
+
+
+def _differences(spec: StudySpec, study: StudyRecord, found: WorkloadDescription) -> Iterator[str]:
+    """Yield what is not as it was when the study was last run, though it may go on."""
+    before, now = study.spec["budget"], spec.budget.model_dump(mode="json")
+    for field, (old, new) in changes(before, now).items():
+        yield f"budget.{field} was {old}, from now on it is {new}"
+    if study.environment is None:
+        return
+    for what, old, new in (
+        ("the workload's file", study.environment.workload_revision, found.environment.workload_revision),
+        ("Python", study.environment.python_version, found.environment.python_version),
+        ("torch", study.environment.torch_version, found.environment.torch_version),
+    ):
+        if old != new:
+            yield f"{what} has changed since the study began ({old} → {new}): are its earlier trials still comparable?"
 
 
 def _create_study(spec: StudySpec, store: Store) -> StudyRecord:

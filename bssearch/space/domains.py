@@ -93,12 +93,12 @@ def bounds(domain: Domain) -> tuple[float, float]:
 
 
 def holds(domain: Any, value: Any) -> bool:
-    """Return whether a value lies in a domain; at its ends up to rounding. Without a domain anything does."""
+    """Return whether a value lies in a domain; at its ends up to rounding. Without a domain nothing does."""
     if isinstance(domain, Range):
         inside = domain.low <= value <= domain.high
         return inside or any(math.isclose(value, end, rel_tol=1e-9) for end in (domain.low, domain.high))
     choices = domain if isinstance(domain, tuple) else (domain,)
-    return domain is None or any(
+    return any(
         value == choice or (_is_number(choice) and _is_number(value) and math.isclose(value, choice, rel_tol=1e-9))
         for choice in choices
     )

@@ -140,6 +140,9 @@ class SearchSpace(StrictModel):
             value = values.get(name)
             if value is None or holds(domain, value):
                 continue
+            if domain is None:
+                found.append(f"{name} = {value} is not in the space, which has no {name}")
+                continue
             if name != REFERENCE_LEARNING_RATE:
                 found.append(f"{name} = {value} is not {describe(domain)}")
                 continue
@@ -159,12 +162,9 @@ class SearchSpace(StrictModel):
         low, high = math.log(self.learning_rate.low), math.log(self.learning_rate.high)
         return not 0.05 < (math.log(rate) - low) / (high - low) < 0.95
 
-    def learning_rate_factor(self, batch_size: int) -> float:
-        """Return what the space's rule multiplies the learning rate with, from its reference batch to another."""
-        rate = self.learning_rate
-        if not isinstance(rate, RelativeLearningRate):
-            return 1.0
-        return learning_rate_factor(rate.rule, batch_size, rate.reference_batch)
+    def learning_rate_factor(self, batch_size: int, optimizer: str) -> float:
+        """Return what a batch size and an offered optimizer multiply the reference learning rate with."""
+        return self._learning_rate_factor(batch_size, self._optimizer(optimizer))
 
     def _coordinates(self, configuration: Configuration) -> dict[str, ParameterValue]:
         """Return all of a configuration by the names of the space's coordinates; its optimizer must be offered."""
@@ -189,7 +189,10 @@ class SearchSpace(StrictModel):
         return parameter if shared else f"{optimizer.name}.{parameter}"
 
     def _learning_rate_factor(self, batch_size: int, optimizer: Sgd | AdamW) -> float:
-        return optimizer.learning_rate_scale * self.learning_rate_factor(batch_size)
+        rate = self.learning_rate
+        if not isinstance(rate, RelativeLearningRate):
+            return optimizer.learning_rate_scale
+        return optimizer.learning_rate_scale * learning_rate_factor(rate.rule, batch_size, rate.reference_batch)
 
     def _domains(self) -> Iterator[tuple[str, Any]]:
         """Yield each coordinate's name and domain; a list of one is fixed."""

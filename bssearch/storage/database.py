@@ -99,7 +99,10 @@ class Database:
         def once() -> Result:
             nonlocal study_id
             with self._writing() as connection:
-                study_id = study_id or self._lock_study(connection, name)
+                if study_id is None:
+                    study_id = self._lock_study(connection, name)
+                else:
+                    connection.execute(select(StudyRow.id).where(StudyRow.id == study_id).with_for_update())
                 return work(connection, study_id)
 
         return self._patience.run(once)

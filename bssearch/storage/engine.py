@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
+import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from functools import partial
@@ -32,6 +33,7 @@ SERVER_OPTIONS: dict[str, int] = {
 """How long to wait for a server; what the URL itself says comes first."""
 
 _WRITES = "bss_writes"
+_WAL_PAUSE_S = 0.02
 _SMALLEST_PAGE = 512
 
 
@@ -133,13 +135,30 @@ def _open(path: Path, options: str) -> sqlite3.Connection:
 def _open_for_writing(path: Path) -> sqlite3.Connection:
     connection = _open(path, "mode=rwc")
     try:
-        connection.execute("PRAGMA journal_mode = WAL")
+        _enter_wal_mode(connection)
         # In WAL mode this keeps every commit when a process is killed; only a power cut can take the last ones.
         connection.execute("PRAGMA synchronous = NORMAL")
     except BaseException:
         connection.close()
         raise
     return connection
+
+
+def _enter_wal_mode(connection: sqlite3.Connection) -> None:
+    """Have a database keep a write-ahead log; where several processes ask for it at once, wait for one's turn.
+
+    SQLite's own waiting does not help: to change the mode it turns a read lock into a write lock, and fails at once
+    where another process is about to do so.
+    """
+    deadline = time.monotonic() + BUSY_TIMEOUT_S
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+            return
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
+                raise
+        time.sleep(_WAL_PAUSE_S)
 
 
 def _open_for_reading(path: Path) -> sqlite3.Connection:

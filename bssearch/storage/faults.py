@@ -20,6 +20,9 @@ _LOST_STATES = ("08", "57P01", "57P02", "57P03", "53300")
 
 https://www.postgresql.org/docs/current/errcodes-appendix.html
 """
+_GAVE_WAY = ("40001", "40P01")
+"""A transaction that the server rolled back to let another go on: a conflict, a deadlock. It can be tried again."""
+
 _NO_RIGHT = ("42501", "3F000")
 """No privilege; no schema to create in, which is what a role without rights on the schema is told."""
 
@@ -40,7 +43,7 @@ _REFUSED = {
 
 
 class ConnectionLostError(DatabaseError):
-    """The server cannot be reached now; it may be later."""
+    """The server cannot be reached now, or gave way to another client; a later try may succeed."""
 
 
 def as_database_error(error: SQLAlchemyError, url: URL) -> DatabaseError:
@@ -78,6 +81,8 @@ def _of_server(error: SQLAlchemyError, cause: str, where: str, url: URL) -> Data
     state = getattr(getattr(error, "orig", None), "sqlstate", None) or ""
     if state in _NO_RIGHT:
         return _without_right(error, cause, where, url)
+    if state in _GAVE_WAY:
+        return ConnectionLostError(f"{where}: the transaction gave way to another: {cause}")
     if state.startswith(_LOST_STATES) or getattr(error, "connection_invalidated", False):
         return ConnectionLostError(f"{where}: the connection was lost: {cause}")
     if state or not isinstance(error, DBAPIError):

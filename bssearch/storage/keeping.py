@@ -31,8 +31,9 @@ def rename(connection: Connection, study_id: int, *, old: str, new: str) -> None
     check_idle(connection, study_id, old, "renamed")
     if connection.scalar(select(StudyRow.id).where(StudyRow.name == new, StudyRow.id != study_id)) is not None:
         raise _taken(new)
+    spec = connection.execute(select(StudyRow.spec).where(StudyRow.id == study_id)).scalar_one()
     try:
-        connection.execute(update(StudyRow).where(StudyRow.id == study_id).values(name=new))
+        connection.execute(update(StudyRow).where(StudyRow.id == study_id).values(name=new, spec={**spec, "name": new}))
     except IntegrityError:  # made by another process meanwhile
         raise _taken(new) from None
 
@@ -55,8 +56,13 @@ def bind(connection: Connection, study_id: int, environment: Environment, enviro
         )
 
 
-def archive(connection: Connection, study_id: int, *, archived: bool) -> None:
-    """Put a study away, or take it out again; one that is archived keeps the moment it was."""
+def archive(connection: Connection, study_id: int, *, name: str, archived: bool) -> None:
+    """Put a study away, or take it out again; one that is archived keeps the moment it was.
+
+    Raises `UsageError` where it is to be put away while it runs.
+    """
+    if archived:
+        check_idle(connection, study_id, name, "archived")
     put_away = update(StudyRow).where(StudyRow.id == study_id)
     if archived:
         connection.execute(put_away.where(StudyRow.archived_at.is_(None)).values(archived_at=now(connection)))

@@ -105,14 +105,23 @@ def release(connection: Connection, study_id: int, *, name: str, owner: str) -> 
 
 
 def check_idle(connection: Connection, study_id: int, name: str, doing: str) -> None:
-    """Raise `UsageError` where a trial of the study runs under a lease that has not ended."""
+    """Raise `UsageError` where a trial of the study runs, or a claim is held, under a lease that has not ended."""
+    ended = ended_by(connection)
     running = connection.execute(
         select(TrialRow.number, TrialRow.lease_owner)
-        .where(*is_running(study_id), TrialRow.lease_expires_at > ended_by(connection))
+        .where(*is_running(study_id), TrialRow.lease_expires_at > ended)
         .order_by(TrialRow.number)
     ).first()
+    claimed = connection.execute(
+        select(ClaimRow.name, ClaimRow.owner).where(ClaimRow.study_id == study_id, ClaimRow.expires_at > ended)
+    ).first()
     if running is not None:
-        raise UsageError(
-            f"the study {name!r} cannot be {doing}: its trial {running.number} is run by {running.lease_owner}",
-            hint="stop that driver first (one that is gone is forgotten a minute after it was last heard of)",
-        )
+        busy = f"its trial {running.number} is run by {running.lease_owner}"
+    elif claimed is not None:
+        busy = f"{claimed.owner} is at work on it ({claimed.name})"
+    else:
+        return
+    raise UsageError(
+        f"the study {name!r} cannot be {doing}: {busy}",
+        hint="stop that driver first (one that is gone is forgotten a minute after it was last heard of)",
+    )

@@ -92,8 +92,8 @@ class Store(Database):
         self._on_study(old, partial(keeping.rename, old=old, new=new))
 
     def archive_study(self, name: str, archived: bool = True) -> None:
-        """Archive a study, or bring it back."""
-        self._on_study(name, partial(keeping.archive, archived=archived))
+        """Archive a study, or bring it back; raise `UsageError` where it is to be archived while a driver runs it."""
+        self._on_study(name, partial(keeping.archive, name=name, archived=archived))
 
     def delete_study(self, name: str) -> None:
         """Delete a study with all its trials; raise `UsageError` where one of them runs."""
@@ -171,6 +171,7 @@ class Store(Database):
         trial = starting.NewTrial(fields, lease_seconds)
 
         def start(connection: Connection, study_id: int) -> int | None:
+            starting.refuse_archived(connection, study_id, study)
             environment_id = self._environment_id(connection, environment)
             if after is None:
                 return trial.add(connection, study_id, environment_id)
@@ -203,7 +204,12 @@ class Store(Database):
             "lease_owner": None,
         }
         trial = starting.NewTrial(fields, lease_seconds=None)
-        return self._on_study(study, partial(trial.add, environment_id=None))
+
+        def queue(connection: Connection, study_id: int) -> int:
+            starting.refuse_archived(connection, study_id, study)
+            return trial.add(connection, study_id, environment_id=None)
+
+        return self._on_study(study, queue)
 
     def start_queued(
         self,

@@ -9,9 +9,10 @@ from typing import Any
 
 from sqlalchemy import Connection, func, insert, select, update
 
+from bssearch.errors import UsageError
 from bssearch.records import TrialOutcome, TrialRecord, TrialState
 from bssearch.storage.leases import now
-from bssearch.storage.models import TrialRow
+from bssearch.storage.models import StudyRow, TrialRow
 from bssearch.storage.rows import to_columns
 from bssearch.storage.statements import TRIALS, is_running, trial_record
 
@@ -19,6 +20,14 @@ from bssearch.storage.statements import TRIALS, is_running, trial_record
 def newest(connection: Connection, study_id: int) -> int:
     """Return the number of a study's newest trial, 0 where it has none."""
     return connection.scalar(select(func.max(TrialRow.number)).where(TrialRow.study_id == study_id)) or 0
+
+
+def refuse_archived(connection: Connection, study_id: int, name: str) -> None:
+    """Raise `UsageError` where a study is archived."""
+    if connection.scalar(select(StudyRow.archived_at).where(StudyRow.id == study_id)) is not None:
+        raise UsageError(
+            f"the study {name!r} is archived and takes no more trials", hint=f"bssearch archive {name} --undo"
+        )
 
 
 @dataclass(slots=True)
@@ -42,12 +51,11 @@ class NewTrial:
 
     def add_after(self, connection: Connection, study_id: int, environment_id: int, after: int) -> int | None:
         """Store the trial unless there is one newer than ``after``: then None, but for one that the owner runs."""
-        last = newest(connection, study_id)
-        if last == after:
+        if newest(connection, study_id) == after:
             return self._insert(connection, study_id, environment_id)
-        # An earlier try may have been committed although its connection broke.
-        ours = last == after + 1 and runs_for(connection, study_id, last, self.fields["lease_owner"])
-        return last if ours else None
+        # An earlier try may have been committed although its connection broke, and others have come after it.
+        ours = runs_for(connection, study_id, after + 1, self.fields["lease_owner"])
+        return after + 1 if ours else None
 
     def _insert(self, connection: Connection, study_id: int, environment_id: int | None) -> int:
         time = now(connection)
@@ -84,7 +92,8 @@ def start_queued(
     lease_seconds: float,
     **limits: Any,
 ) -> bool:
-    """Start a queued trial; return whether it now runs for this owner."""
+    """Start a queued trial, whose time counts from now; return whether it now runs for this owner."""
+    time = now(connection)
     started = connection.execute(
         update(TrialRow)
         .where(TrialRow.study_id == study_id, TrialRow.number == number, TrialRow.state == TrialState.QUEUED)
@@ -92,7 +101,8 @@ def start_queued(
             state=TrialState.RUNNING,
             environment_id=environment_id,
             lease_owner=lease_owner,
-            lease_expires_at=now(connection) + timedelta(seconds=lease_seconds),
+            lease_expires_at=time + timedelta(seconds=lease_seconds),
+            created_at=time,
             **limits,
         )
     )

@@ -11,6 +11,7 @@ from sqlalchemy.exc import ArgumentError
 from bssearch.errors import UsageError
 
 URL_FORMS = "a database URL is sqlite:///FILE (a path from this folder), sqlite:////PATH or postgresql://USER@HOST/NAME"
+ENCODE_HINT = "within user, password, database and options write @ as %40, : as %3A and / as %2F"
 
 _DRIVERS = {
     "sqlite": "sqlite",
@@ -23,15 +24,17 @@ _DRIVERS = {
 
 def masked(url: str | URL) -> str:
     """Return the URL fit to be printed: its password as ``***``, in a malformed one too."""
-    if isinstance(url, URL):
-        text = url.render_as_string(hide_password=True)
-    else:
-        text = re.sub(r"^((?:[^:/@]*:?//)?[^:/@]*):.*@", r"\1:***@", url, flags=re.DOTALL)
-    return re.sub(r"(password=)[^&\s]*", r"\1***", text, flags=re.IGNORECASE)
+    text = url.render_as_string(hide_password=True) if isinstance(url, URL) else url
+    if not isinstance(url, URL) or "@" in (url.host or ""):
+        text = re.sub(r"^((?:[^:/@]*:?//)?[^:/@]*):.*@", r"\1:***@", text, flags=re.DOTALL)
+    # Only in a URL is it certain where the value ends.
+    rest = "[^&]*" if "://" in text else ".*"
+    return re.sub(rf"(password\s*=){rest}", r"\1***", text, flags=re.IGNORECASE | re.DOTALL)
 
 
 def parse_url(text: str | URL) -> URL:
     """Return the URL of a database that bssearch can speak to; raise `UsageError` for any other text."""
+    text = text.strip() if isinstance(text, str) else text
     try:
         url = make_url(text)
     except (ArgumentError, ValueError):
@@ -45,6 +48,7 @@ def parse_url(text: str | URL) -> URL:
     url = url.set(drivername=driver)
     if driver == "sqlite":
         return _checked_sqlite(url)
+    _check_at_signs(text, url)
     try:
         url.get_dialect().import_dbapi()
     except ImportError as error:
@@ -56,9 +60,23 @@ def parse_url(text: str | URL) -> URL:
 
 
 def _form_for(text: object) -> str:
-    if isinstance(text, str) and text and not set(text) & set(":@"):
+    if not isinstance(text, str):
+        return URL_FORMS
+    if text.count("@") > 1:
+        return f"{ENCODE_HINT}; {URL_FORMS}"
+    # With a = it is libpq's own form, which may hold a password.
+    if text and not set(text) & set(":@="):
         return f"for a file write sqlite:///{text}; {URL_FORMS}"
     return URL_FORMS
+
+
+def _check_at_signs(text: str | URL, url: URL) -> None:
+    """Raise `UsageError` where an @ stands unescaped: a password would end at it, and its rest be shown as the host."""
+    given, expected = (text, url.username is not None) if isinstance(text, str) else (url.host or "", False)
+    if given.count("@") > expected:
+        raise UsageError(
+            f"{masked(text)!r}: an @ stands in it elsewhere than after user and password", hint=ENCODE_HINT
+        )
 
 
 def _checked_sqlite(url: URL) -> URL:

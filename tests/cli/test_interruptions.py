@@ -152,3 +152,14 @@ def test_a_broken_trial_is_stored_with_its_reason_and_the_study_goes_on(tmp_path
     assert "task.py" in shown or fault == "kill"
     assert sum(trial["state"] != "failed" for trial in found) == 8
     assert any(trial["state"] == "reached" for trial in found)
+
+
+def test_who_stops_reading_the_progress_does_not_stop_the_study(tmp_path: Path) -> None:
+    write_task(tmp_path)
+    run = command("run", "task.yaml")
+    process = subprocess.Popen(run, cwd=tmp_path, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    assert process.stderr is not None
+    process.stderr.readline()
+    process.stderr.close()
+    assert process.wait(timeout=120) == 0
+    assert sum(trial["phase"] == "search" for trial in trials(tmp_path)) == 12

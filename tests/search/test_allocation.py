@@ -103,10 +103,18 @@ def test_lost_trials_are_retried_failed_ones_once() -> None:
     lost = make_trial(0, state=TrialState.LOST)
     failed = make_trial(1, state=TrialState.FAILED)
     again = make_trial(2, state=TrialState.FAILED, retry_of=1)
-    assert history(lost).to_retry() is lost
-    assert history(failed).to_retry() is failed
-    assert history(failed, again).to_retry() is None
-    assert history(lost, make_trial(1, retry_of=0)).to_retry() is None
+    assert history(lost).to_retry(evidence=False) is lost
+    assert history(failed).to_retry(evidence=False) is failed
+    assert history(failed, again).to_retry(evidence=False) is None
+    assert history(lost, make_trial(1, retry_of=0)).to_retry(evidence=False) is None
+
+
+def test_only_evidence_is_retried_where_it_was_cancelled() -> None:
+    cancelled = make_trial(0, state=TrialState.CANCELLED)
+    asked_for = make_trial(1, state=TrialState.CANCELLED, evidence=True)
+    assert history(cancelled).to_retry(evidence=False) is None
+    assert history(cancelled, asked_for).to_retry(evidence=True) is asked_for
+    assert history(cancelled, asked_for).to_retry(evidence=False) is None
 
 
 def test_one_out_of_memory_does_not_take_back_what_has_run() -> None:

@@ -1,5 +1,9 @@
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 from collections import Counter
 from dataclasses import replace
 
@@ -7,7 +11,7 @@ from bssearch.records import Phase, StepTime, TrialRecord, TrialState
 from bssearch.search.cadence import eval_every_steps, probe_record
 from bssearch.search.confirm import finalists, remaining
 from bssearch.search.history import History
-from bssearch.search.owner import is_alive, this_driver
+from bssearch.search.owner import _start, is_alive, this_driver
 from bssearch.search.planner import busy_seconds
 from bssearch.search.seeds import trial_seed
 from tests.factories import make_probe, make_spec, make_trial
@@ -109,6 +113,7 @@ def test_busy_seconds_count_overlaps_once_and_leave_pauses_out() -> None:
     running = make_trial(2, state=TrialState.RUNNING)
     assert busy_seconds([running], now=running.created_at.timestamp() + 3.0) == 3.0
     assert busy_seconds([make_trial(0, state=TrialState.LOST)], now=0.0) == 0.0
+    assert busy_seconds([make_trial(0, state=TrialState.QUEUED)], now=1e10) == 0.0
 
 
 def test_seeds_differ_by_phase_and_index() -> None:
@@ -117,11 +122,37 @@ def test_seeds_differ_by_phase_and_index() -> None:
     assert trial_seed(0, Phase.SEARCH, 1) == trial_seed(0, Phase.SEARCH, 1) != trial_seed(1, Phase.SEARCH, 1)
 
 
+def test_a_configuration_whose_confirmation_has_begun_is_confirmed_to_the_end() -> None:
+    begun = replace(searched()[-1].configuration, batch_size=128, micro_batch_size=128, learning_rate=0.777)
+    first = make_trial(50, configuration=begun, phase=Phase.CONFIRM, seed=trial_seed(SPEC.seed, Phase.CONFIRM, 0))
+    assert begun.key not in {one.key for one in finalists(history(searched()))}
+    left = [run for run in remaining(history(searched()), [first]) if run.configuration == begun]
+    assert [run.seed for run in left] == [trial_seed(SPEC.seed, Phase.CONFIRM, index) for index in (1, 2)]
+
+
 def test_a_driver_is_alive_while_its_process_is() -> None:
     owner = this_driver()
-    assert is_alive(owner)
-    host, _, started, mark = owner.rsplit("/", 3)
-    assert not is_alive(f"{host}/999999999/{started}/{mark}")
-    recycled = owner.replace(f"/{started}/", f"/{float(started) - 100:.2f}/")
-    assert not is_alive(recycled)
-    assert is_alive(f"elsewhere/1/{started}/{mark}") is None
+    assert is_alive(owner) is True
+    host, pid, place, started, mark = owner.rsplit("/", 4)
+    assert is_alive(f"{host}/999999999/{place}/{started}/{mark}") is False
+    assert is_alive(f"{host}/{pid}/{place}/{int(started) - 100}/{mark}") is False  # the number was given again
+
+
+def test_of_a_driver_elsewhere_nothing_is_known_whatever_its_host_is_called() -> None:
+    host, pid, place, started, mark = this_driver().rsplit("/", 4)
+    assert is_alive(f"elsewhere/{pid}/{place}/{started}/{mark}") is None
+    assert is_alive(f"{host}/{pid}/another-boot/{started}/{mark}") is None
+    assert is_alive(f"{host}/{pid}/{started}/{mark}") is None
+
+
+def test_of_a_stopped_driver_the_lease_decides() -> None:
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as process:
+        host, _, place, _, mark = this_driver().rsplit("/", 4)
+        owner = f"{host}/{process.pid}/{place}/{_start(process.pid)}/{mark}"
+        assert is_alive(owner) is True
+        process.send_signal(signal.SIGSTOP)
+        assert os.waitpid(process.pid, os.WUNTRACED)[0] == process.pid
+        assert is_alive(owner) is None
+        process.kill()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        assert is_alive(owner) is False  # a zombie

@@ -11,6 +11,7 @@ import pytest
 from bssearch.analysis.report import Answer
 from bssearch.errors import (
     BSSearchError,
+    InterruptedRunError,
     LaunchError,
     QuestionChangedError,
     SpecError,
@@ -24,6 +25,8 @@ from bssearch.records import (
     TrialState,
     WorkloadDescription,
 )
+from bssearch.search.enqueue import enqueue
+from bssearch.search.listener import Listener
 from bssearch.search.study import run_study
 from bssearch.spec import StudySpec
 from bssearch.storage.repository import open_store
@@ -202,3 +205,80 @@ def test_a_trial_that_another_driver_took_over_is_left_to_it(tmp_path: Path) -> 
         trials = store.trials("toy")
     assert trials[2].state is TrialState.LOST
     assert [trial.number for trial in trials if trial.retry_of == 3] == [4]
+
+
+def test_a_study_without_room_for_any_batch_size_says_so_each_time(tmp_path: Path) -> None:
+    for _ in range(2):
+        with pytest.raises(LaunchError, match="not even 8"):
+            run(make_spec(budget=BUDGET), tmp_path, LawExecutor(fits_up_to=4))
+
+
+def test_more_confirmation_runs_and_new_finalists_still_end_in_a_verdict(tmp_path: Path) -> None:
+    first = run(make_spec(budget={**BUDGET, "trials": 12}, confirm={"top": 1, "runs": 2}), tmp_path, LawExecutor())
+    assert "unconfirmed" not in {notice.code for notice in first.warnings}
+    again = run(make_spec(budget={**BUDGET, "trials": 60}, confirm={"top": 2, "runs": 3}), tmp_path, LawExecutor())
+    assert not {"unconfirmed", "confirmation_incomplete"} & {notice.code for notice in again.warnings}
+
+
+def test_what_is_enqueued_during_confirmation_is_run(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'study.db'}"
+
+    class Enqueues(LawExecutor):
+        number = 0
+
+        def submit(self, request: TrialRequest) -> None:
+            if request.evaluate_test and not self.number:
+                with open_store(url) as store:
+                    self.number, _ = enqueue(store, "toy", {"dropout": 0.44})
+            super().submit(request)
+
+    executor = Enqueues()
+    answer = run(make_spec(budget=BUDGET, confirm={"runs": 1}), tmp_path, executor)
+    assert [request.configuration.dropout for request in executor.requests].count(0.44) >= 1
+    with open_store(url, write=False) as store:
+        assert store.trial("toy", executor.number).state is TrialState.REACHED
+    assert "queued" not in {notice.code for notice in answer.warnings}
+
+
+def test_an_enqueued_configuration_outlives_a_stop_and_a_spent_budget(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'study.db'}"
+    spec = make_spec(budget={**BUDGET, "trials": 10}, confirm={"runs": 0})
+    run(spec, tmp_path, LawExecutor())
+    with open_store(url) as store:
+        number, configuration = enqueue(store, "toy", {"dropout": 0.44})
+
+    class Stopped(LawExecutor):
+        def events(self, timeout: float) -> list[Event]:
+            raise KeyboardInterrupt
+
+    with pytest.raises(InterruptedRunError):
+        run(spec, tmp_path, Stopped())
+    with open_store(url, write=False) as store:
+        assert store.trial("toy", number).state is TrialState.CANCELLED
+    executor = LawExecutor()
+    run(spec, tmp_path, executor)
+    assert [request.configuration for request in executor.requests] == [configuration]
+
+
+def test_going_on_with_another_budget_or_other_code_is_told(tmp_path: Path) -> None:
+    class Ear(Listener):
+        def __init__(self) -> None:
+            self.notes: list[str] = []
+
+        def note(self, message: str) -> None:
+            self.notes.append(message)
+
+    class Edited(LawExecutor):
+        def describe(self) -> WorkloadDescription:
+            return replace(super().describe(), environment=make_environment(workload_revision="def"))
+
+    ear = Ear()
+    for trials, executor in [(12, LawExecutor()), (10, Edited())]:
+        run_study(
+            make_spec(budget={**BUDGET, "trials": trials}, confirm={"runs": 0}),
+            db=f"sqlite:///{tmp_path / 'study.db'}",
+            listener=ear,
+            make_executor=lambda *_, executor=executor: executor,
+        )
+    assert "budget.trials was 12, from now on it is 10" in ear.notes
+    assert any("the workload's file has changed since the study began (abc → def)" in note for note in ear.notes)

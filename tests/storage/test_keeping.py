@@ -11,7 +11,7 @@ from sqlalchemy import text
 from bssearch.errors import NotFoundError, UsageError
 from bssearch.storage.repository import Store, open_store
 from tests.factories import make_curve, make_environment, make_probe
-from tests.storage.conftest import CANCELLED, OUTCOME, add_study, start
+from tests.storage.conftest import CANCELLED, OUTCOME, add_study, enqueue, start
 
 
 class TestKeeping:
@@ -20,6 +20,7 @@ class TestKeeping:
         store.finish_trial("toy", start(store), OUTCOME, steps_x_step_time_s=None)
         store.rename_study("toy", "new.name-1")
         assert store.find_study("toy") is None
+        assert store.study("new.name-1").spec["name"] == "new.name-1"
         assert [trial.number for trial in store.trials("new.name-1")] == [1]
         store.rename_study("new.name-1", "new.name-1")
         assert add_study(store).name == "toy"
@@ -44,13 +45,18 @@ class TestKeeping:
             with pytest.raises(NotFoundError):
                 call()
 
-    def test_a_study_that_a_driver_runs_is_neither_renamed_nor_deleted(self, store: Store) -> None:
+    def test_a_study_that_a_driver_runs_is_neither_renamed_nor_archived_nor_deleted(self, store: Store) -> None:
         add_study(store)
-        start(store, lease_owner="node-1/4711")
         calls: list[Callable[[], object]] = [
             lambda: store.rename_study("toy", "new"),
+            lambda: store.archive_study("toy"),
             lambda: store.delete_study("toy"),
         ]
+        store.claim("toy", "time steps", owner="node-1/4711", lease_seconds=60.0, is_alive=lambda owner: None)
+        for call in calls:
+            with pytest.raises(UsageError, match=r"node-1/4711 is at work on it \(time steps\)"):
+                call()
+        start(store, lease_owner="node-1/4711")
         for call in calls:
             with pytest.raises(UsageError, match=r"its trial 1 is run by node-1/4711"):
                 call()
@@ -79,7 +85,7 @@ class TestKeeping:
             store.append_observations(name, [(1, one) for one in make_curve((0.0, 0.1))])
             store.save_log(name, 1, "text")
             store.save_probe(name, make_environment(), make_probe(8))
-            assert store.claim(name, "probe", owner="a", lease_seconds=60.0, is_alive=lambda owner: None)
+            assert store.claim(name, "probe", owner="a", lease_seconds=-5.0, is_alive=lambda owner: None)
         store.delete_study("toy")
         assert [study.name for study in store.studies()] == ["other"]
         with store._reading() as connection:
@@ -95,3 +101,13 @@ class TestKeeping:
                 start(store)
             add_study(other)
             assert start(store) == 1
+
+    def test_an_archived_study_takes_no_more_trials(self, store: Store) -> None:
+        add_study(store)
+        store.archive_study("toy")
+        calls: list[Callable[[], object]] = [lambda: start(store), lambda: enqueue(store)]
+        for call in calls:
+            with pytest.raises(UsageError, match="'toy' is archived and takes no more trials"):
+                call()
+        store.archive_study("toy", archived=False)
+        assert start(store) == 1

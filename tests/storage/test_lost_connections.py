@@ -185,7 +185,7 @@ def test_a_restart_gives_every_lease_a_while_to_be_renewed(
     assert store.claim("toy", "probe", owner="b", lease_seconds=60.0, is_alive=lambda owner: None)
 
 
-def _break_after_commit(store: Store, postgres: Postgres) -> list[str]:
+def _break_after_commit(store: Store, postgres: Postgres, meanwhile: Callable[[], object] = lambda: None) -> list[str]:
     """Have the next transaction that writes committed, and its connection cut before its driver knows."""
     cut: list[str] = []
 
@@ -197,6 +197,7 @@ def _break_after_commit(store: Store, postgres: Postgres) -> list[str]:
         raw.commit()
         cut.append(str(process))
         postgres.execute(f"SELECT pg_terminate_backend({process}, 5000)")
+        meanwhile()
         connection.exec_driver_sql("SELECT 1")
 
     event.listen(store._engine, "commit", commit_and_cut)
@@ -275,3 +276,37 @@ def test_what_was_committed_before_the_connection_broke_is_not_done_twice(
     assert len(cut) == 1
     assert look(store) == seen
     assert len(told) == 2
+
+
+def test_a_start_that_was_committed_is_ones_own_though_others_have_started_since(
+    store: Store, url: str, own_postgres: Postgres
+) -> None:
+    add_study(store)
+    with open_store(url) as other:
+        _break_after_commit(store, own_postgres, meanwhile=lambda: start_after(other, 1, "you"))
+        assert start_after(store, 0, "me") == 1
+    assert [trial.lease_owner for trial in store.trials("toy")] == ["me", "you"]
+
+
+def test_a_second_try_takes_turns_as_the_first_did(store: Store, url: str, own_postgres: Postgres) -> None:
+    add_study(store)
+    with open_store(url) as other:
+        entered, left = threading.Event(), threading.Event()
+
+        def hold(connection: Connection, study_id: int) -> None:
+            entered.set()
+            time.sleep(1.5)  # longer than the pause before a second try
+            left.set()
+
+        cut = _break_after_commit(store, own_postgres, meanwhile=entered.wait)
+        holder = threading.Thread(target=lambda: other._on_study("toy", hold))
+        tries: list[bool] = []
+
+        def work(connection: Connection, study_id: int) -> None:
+            tries.append(left.is_set())
+            if not cut:
+                holder.start()
+
+        store._on_study("toy", work)
+        holder.join()
+    assert tries == [False, True]

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 import subprocess
 import sys
+import threading
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -77,3 +80,14 @@ def test_no_number_is_given_twice_and_none_is_lost(race: Race) -> None:
     assert sorted(given) == list(range(1, RACERS * racer.STARTS + 1))
     with open_store(race.url, write=False) as store:
         assert {trial.number: trial.lease_owner for trial in store.trials("toy")} == given
+
+
+def test_a_new_file_that_another_process_writes_is_waited_for(path: Path) -> None:
+    with closing(sqlite3.connect(path, isolation_level=None, check_same_thread=False)) as other:
+        other.execute("CREATE TABLE elsewhere (number INTEGER)")
+        other.execute("BEGIN IMMEDIATE")
+        ending = threading.Timer(0.3, lambda: other.execute("COMMIT"))
+        ending.start()
+        with open_store(f"sqlite:///{path}") as store:
+            assert store.studies() == []
+        ending.join()
