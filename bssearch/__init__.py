@@ -31,7 +31,8 @@ if TYPE_CHECKING:
         WorkloadError,
     )
     from bssearch.records import MetricInfo
-    from bssearch.search.study import best, run_study, trials_frame
+    from bssearch.search.enqueue import enqueue
+    from bssearch.search.study import advise_target, best, check, run_study, trials_frame
     from bssearch.spec import StudySpec, load_spec
     from bssearch.storage.repository import Store, open_store
     from bssearch.workloads.base import Data, Part, Workload
@@ -55,7 +56,10 @@ _HOMES = {
     "UsageError": "bssearch.errors",
     "Workload": "bssearch.workloads.base",
     "WorkloadError": "bssearch.errors",
+    "advise_target": "bssearch.search.study",
     "best": "bssearch.search.study",
+    "check": "bssearch.search.study",
+    "enqueue": "bssearch.search.enqueue",
     "load_spec": "bssearch.spec",
     "open_store": "bssearch.storage.repository",
     "run_study": "bssearch.search.study",
@@ -81,7 +85,10 @@ __all__ = [
     "UsageError",
     "Workload",
     "WorkloadError",
+    "advise_target",
     "best",
+    "check",
+    "enqueue",
     "load_spec",
     "open_store",
     "run_study",

@@ -47,9 +47,15 @@ def _notices(spec: StudySpec, trials: Sequence[TrialRecord], verdict: Verdict) -
         end = "smallest" if best == min(spec.batch_sizes) else "largest"
         yield "optimum_at_edge", f"batch {best} is the {end} of the study; the optimum may lie beyond"
     if spec.space.at_edge(optimal.configuration):
-        yield "learning_rate_at_edge", "the best learning rate lies at the edge of its range; widen the range"
+        yield (
+            "learning_rate_at_edge",
+            "the best learning rate lies at the edge of its range or beyond; widen it",
+        )
     if 0 < optimal.estimate.runs < 3 and verdict.confirmed:
-        yield "few_runs", f"{optimal.estimate.runs} confirmation runs give no interval; confirm.runs: 3 or more does"
+        yield (
+            "few_runs",
+            f"{optimal.estimate.runs} of 3 confirmation runs: no interval; raise confirm.runs",
+        )
     missed = optimal.estimate.runs - optimal.estimate.reached
     if missed:
         yield "missed_runs", f"{missed} of {optimal.estimate.runs} runs of the optimum missed the target"

@@ -102,7 +102,11 @@ class BestTrial(Model):
 
 
 class Batch(Model):
-    """One batch size: its best time-to-target, or why it has none."""
+    """One batch size: its best time-to-target, or why it has none.
+
+    ``untuned``: the learning rate lies at an end of its range, the steps rise from the next smaller batch size, or a
+    single configuration has reached the target.
+    """
 
     batch_size: int
     trials: int
@@ -208,8 +212,10 @@ def headline(answer: Answer) -> str:
     text = f"Batch {optimal.batch_size} reaches {wanted} in {time.median:.3g} s{interval}"
     text += f" ({time.runs} run{'s' if time.runs > 1 else ''})"
     largest = answer.largest_that_fits.batch_size
+    untuned = any(row.batch_size == largest and row.untuned for row in answer.batches)
+    named = f"the largest that fits ({largest}{', untuned' if untuned else ''})"
     comparisons = [
-        (answer.speedup.over_largest, f"the largest that fits ({largest})", largest == optimal.batch_size),
+        (answer.speedup.over_largest, named, largest == optimal.batch_size),
         (answer.speedup.over_default, "your default", False),
     ]
     faster = [_faster(ratio, versus) for ratio, versus, same in comparisons if ratio is not None and not same]
@@ -218,7 +224,9 @@ def headline(answer: Answer) -> str:
 
 
 def _what_else(answer: Answer, best: Time) -> list[str]:
-    """Return the sentence on other batch sizes within 5 %, of those with as many runs; none where it is not known."""
+    """Return the sentence on other batch sizes within 5 %, of those with as many runs; none below three runs."""
+    if best.low is None:
+        return []  # too few runs to say anything of
     low, high = answer.flat_range
     if low < high:
         inside = {row.batch_size for row in answer.batches if low <= row.batch_size <= high}
@@ -298,6 +306,7 @@ def _batches(
         previous = next((value for value in reversed(steps[:index]) if value), None)
         here = steps[index]
         rising = here is not None and previous is not None and here > 1.1 * previous
+        tuned = {trial.configuration.key for trial in reached}
         best = fastest(candidate.runs) if candidate else None
         shown = best or (candidate.runs[0] if candidate else None)
         probe = probes.get(size)
@@ -313,7 +322,7 @@ def _batches(
                 step_time_s=probe.step_seconds if probe else None,
                 final_metric=shown.outcome.final_metric if shown and shown.outcome else None,
                 regime=regime(sizes, steps, index),
-                untuned=bool(best and spec.space.at_edge(best.configuration)) or rising,
+                untuned=bool(best and spec.space.at_edge(best.configuration)) or rising or len(tuned) == 1,
                 ended=_ended(finished, probe),
             )
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -48,7 +49,12 @@ def check(
 def target(
     spec: SpecArgument,
     runs: Annotated[int, typer.Option(min=1, help="How many seeds of the default to run to the limit.")] = 5,
-    margin: Annotated[float | None, typer.Option(help="How far below the median best to aim.")] = None,
+    margin: Annotated[
+        float | None,
+        typer.Option(
+            help="How much easier than the median best to aim, in the metric's units; by default 2 % of the way there."
+        ),
+    ] = None,
     data_dir: DataDirOption = None,
     overrides: SetOption = None,
     form: FormatOption = Format.TABLE,
@@ -59,15 +65,14 @@ def target(
 
     path = find_spec(spec)
     study = load_spec(path, overrides or [])
-    if margin is not None and margin < 0:
-        raise UsageError(f"--margin = {margin:g} must be >= 0")
+    if margin is not None and not 0 <= margin < math.inf:
+        raise UsageError(f"--margin = {margin:g} must be a finite number >= 0")
     screen = console(stderr=True)
 
     def show(run: Run) -> None:
         screen.print(
             f"run {run.seed_index + 1} of {runs}: best {study.target.metric} {cell(run.best_metric)} "
             f"at {cell(run.best_at_s)} of {cell(run.train_seconds)} train seconds",
-            markup=False,
         )
 
     advice = advise_target(
@@ -89,20 +94,22 @@ def print_check(found: Check) -> None:
     reached = (
         f"reached the target in {cell(trial.time_to_target_s)} s"
         if trial.time_to_target_s is not None
-        else f"best {cell(trial.best_metric)} ({trial.reason})"
+        else f"not there yet, best {cell(trial.best_metric)} ({trial.reason})"
     )
     likely = (
         "" if found.likely_study_s is None else f"; if the default is hard to beat, {duration(found.likely_study_s)}"
     )
     for line in (
-        f"study {found.study} on {found.device}: {found.parameters:,} parameters; {found.train_samples:,} training, "
-        f"{found.validation_samples:,} validation, {found.test_samples:,} test samples",
+        f"study {found.study}, {found.target}, on {found.device}: {found.parameters:,} parameters; "
+        f"{found.train_samples:,} training, {found.validation_samples:,} validation, {found.test_samples:,} test "
+        "samples",
         f"untrained: {untrained}",
-        f"the default (batch {trial.batch_size}) for {cell(trial.train_seconds)} train seconds, {trial.steps} steps, "
-        f"{trial.evaluations} evaluations: {reached}",
-        f"a trial takes at most {duration(found.longest_trial_s)}, the study {duration(found.longest_study_s)}{likely}",
+        f"the default (batch {trial.batch_size}), tried for up to {trial.limit_s:g} train seconds: "
+        f"{trial.steps} steps, {trial.evaluations} evaluations, {reached}",
+        f"a trial takes at most {duration(found.longest_trial_s)} of training and evaluation, the study "
+        f"{duration(found.longest_study_s)}{likely}",
     ):
-        out.print(line, markup=False)
+        out.print(line)
     rows = [
         {
             "batch_size": one.batch_size,
@@ -114,7 +121,7 @@ def print_check(found: Check) -> None:
     ]
     print_table(rows, BATCH_COLUMNS)
     for finding in found.findings:
-        out.print(f"suspicious: {finding.message}", markup=False)
+        out.print(f"suspicious: {finding.message}")
     if not found.findings:
         out.print("nothing suspicious")
 
@@ -124,7 +131,7 @@ def print_advice(advice: Advice) -> None:
     out = console()
     rows = [
         {
-            "target": f"{row.target:.5g}{' ← proposed' if row.target == advice.proposed else ''}",
+            "target": f"{row.target!r} ← proposed" if row.target == advice.proposed else f"{row.target:.5g}",
             "runs_that_reach_it": f"{row.reached} of {len(advice.runs)}",
             "time_to_target_s": row.time_to_target_s,
             "of_the_limit": None if row.share_of_limit is None else f"{row.share_of_limit:.0%}",
@@ -132,11 +139,10 @@ def print_advice(advice: Advice) -> None:
         for row in advice.targets
     ]
     out.print(
-        f"proposed target: {advice.metric} {advice.proposed:g}: the median best of {len(advice.runs)} runs of the "
-        f"default, {advice.median_best:.5g}, less a margin of {advice.margin:.2g}",
-        markup=False,
+        f"proposed target: {advice.metric} {advice.proposed!r}: the median best of {len(advice.runs)} runs of the "
+        f"default, {advice.median_best:.5g}, and a margin of {advice.margin:.2g} on the easier side",
     )
     print_table(rows, TARGET_COLUMNS)
     for note in advice.notes:
-        out.print(f"note: {note}", markup=False)
-    out.print(f"--set target.value={advice.proposed:g}, or write it into the spec", markup=False)
+        out.print(f"note: {note}")
+    out.print(f"--set target.value={advice.proposed!r}, or write it into the spec")

@@ -12,6 +12,10 @@ if TYPE_CHECKING:
     from bssearch.analysis.report import Answer, Parameters
 
 
+GRAVE = frozenset({"running", "unconfirmed", "confirmation_incomplete", "confirmation_missed", "retargeted"})
+"""Codes of the caveats without which the values would be taken for more than they are."""
+
+
 class Export(StrEnum):
     """What the winner's values are written as."""
 
@@ -29,7 +33,8 @@ def exported(answer: Answer, form: Export) -> str:
     if form is Export.YAML:
         import yaml
 
-        return header(answer) + yaml.safe_dump(values, sort_keys=False)
+        notes = "".join(f"# note: {caveat}\n" for caveat in grave(answer))
+        return header(answer) + notes + yaml.safe_dump(values, sort_keys=False)
     if form is Export.ARGS:
         return shlex.join(arguments(values)) + "\n"
     return "{\n" + "".join(f"    {name!r}: {value!r},\n" for name, value in values.items()) + "}\n"
@@ -42,6 +47,11 @@ def winner(answer: Answer) -> Parameters:
     if best.accumulation_steps > 1:
         values |= {"micro_batch_size": best.micro_batch_size, "accumulation_steps": best.accumulation_steps}
     return values | best.parameters
+
+
+def grave(answer: Answer) -> list[str]:
+    """Return the caveats that whoever trains with the values must know, each on one line."""
+    return [" ".join(warning.message.split()) for warning in answer.warnings if warning.code in GRAVE]
 
 
 def header(answer: Answer) -> str:

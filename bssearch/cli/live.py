@@ -114,6 +114,5 @@ def ended_line(trial: TrialRecord, history: History) -> str:
         how += f" in {seconds(trial):.3g} s"
     elif outcome is not None:
         how += f" ({outcome.reason})"
-    budget = f"/{history.spec.budget.trials}" if trial.phase is Phase.SEARCH else ""
-    count = history.spent if trial.phase is Phase.SEARCH else trial.number
-    return f"{trial.phase.value} {count}{budget}: {what}: {how}"
+    count = f" {history.spent}/{history.spec.budget.trials}" if trial.phase is Phase.SEARCH else ""
+    return f"{trial.phase.value}{count}, trial {trial.number}: {what}: {how}"

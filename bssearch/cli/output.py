@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -70,7 +71,10 @@ WIDE = 200
 
 
 def console(*, stderr: bool = False) -> Console:
-    """Return a rich console; it minds NO_COLOR, and as wide as the terminal where it writes to one."""
+    """Return a rich console; it minds NO_COLOR, and is as wide as the terminal where it writes to one.
+
+    It prints text as it is: what looks like markup, or like the name of an emoji, is the user's own.
+    """
     from rich.console import Console
 
     class QuietOnBrokenPipe(Console):
@@ -80,8 +84,9 @@ def console(*, stderr: bool = False) -> Console:
             # Nobody reads how far it is; the study goes on.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
 
-    screen = QuietOnBrokenPipe(stderr=stderr, highlight=False)
-    return screen if screen.is_terminal else QuietOnBrokenPipe(stderr=stderr, highlight=False, width=WIDE)
+    plain = partial(QuietOnBrokenPipe, stderr=stderr, highlight=False, markup=False, emoji=False)
+    screen = plain()
+    return screen if screen.is_terminal else plain(width=WIDE)
 
 
 def end_of_pipe() -> NoReturn:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bssearch.cli.export import Export, exported
+from bssearch.cli.export import Export, exported, grave
 from bssearch.cli.output import (
     DatabaseOption,
     Format,
@@ -171,7 +171,11 @@ def trial(
             raise NotFoundError(f"study {name!r} has no trial {number}")
         found = store.trial(name, number)
         if log:
-            write(store.log(name, number) or "")
+            printed = store.log(name, number)
+            write(printed or "")
+            if not printed:
+                why = "printed nothing" if found.state.is_finished else "has not ended, and its log comes with its end"
+                typer.echo(f"trial {number} of {name} {why}", err=True)
             return
         curve = store.observations(name, number)
     if form is not Format.TABLE:
@@ -188,16 +192,16 @@ def trial(
     out = console()
     outcome = found.outcome
     reason = f": {outcome.reason}" if outcome else ""
-    out.print(f"trial {number} of {name} ({found.phase.value}) {found.state.value}{reason}", markup=False)
+    out.print(f"trial {number} of {name} ({found.phase.value}) {found.state.value}{reason}")
     for key, value in trial_row(found).items():
         if key not in {"number", "phase", "state", "reason"} and value is not None:
-            out.print(f"  {key:22} {cell(value)}", markup=False)
+            out.print(f"  {key:22} {cell(value)}")
     if curve:
         metrics = [one.metric for one in curve]
         out.print(f"  metric {cell(metrics[0])} {sparkline(metrics)} {cell(metrics[-1])}")
         out.print(f"  {len(curve)} evaluations over {cell(curve[-1].train_seconds)} train seconds")
     if outcome and outcome.traceback:
-        out.print(outcome.traceback, markup=False)
+        out.print(outcome.traceback)
 
 
 def best(
@@ -218,6 +222,8 @@ def best(
         found = answer(store, _study_name(store, study), target)
     if export is not None:
         write(exported(found, export))
+        for caveat in grave(found):
+            typer.echo(f"note: {caveat}", err=True)
     elif form is Format.TABLE:
         print_answer(found)
     elif form is Format.JSON:
@@ -245,17 +251,17 @@ def print_answer(found: Answer) -> None:
     from bssearch.analysis.report import headline
 
     out = console()
-    out.print(headline(found), style="bold", markup=False)
+    out.print(headline(found), style="bold")
     parameters = ", ".join(f"{key} {cell(value)}" for key, value in found.optimal.parameters.items())
     accumulated = found.optimal.accumulation_steps
     micro = f" ({accumulated} × {found.optimal.micro_batch_size})" if accumulated > 1 else ""
-    out.print(f"Train with: batch_size {found.optimal.batch_size}{micro}, {parameters}", markup=False)
+    out.print(f"Train with: batch_size {found.optimal.batch_size}{micro}, {parameters}")
     if found.optimal.test_metric is not None:
         metric = f"{found.target.metric} {cell(found.optimal.test_metric)}"
-        out.print(f"Test {metric} at the target; measured on {found.device.name}.", markup=False)
+        out.print(f"Test {metric} at the target; measured on {found.device.name}.")
     print_table(batch_rows(found), BATCH_COLUMNS)
     for warning in found.warnings:
-        out.print(f"note: {warning.message}", markup=False)
+        out.print(f"note: {warning.message}")
 
 
 def batch_rows(found: Answer) -> list[dict[str, Any]]:

@@ -31,6 +31,10 @@ def run(
     db: DatabaseOption = None,
     data_dir: DataDirOption = None,
     overrides: SetOption = None,
+    allow_changed_workload: Annotated[
+        bool,
+        typer.Option("--allow-changed-workload", help="Go on although the workload's file is not what it was."),
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would run and how long; run nothing.")] = False,
     form: FormatOption = Format.TABLE,
 ) -> None:
@@ -47,7 +51,14 @@ def run(
     from bssearch.search.study import run_study
 
     with watch(study) as listener:
-        answer = run_study(study, db=db, folder=workload_folder(path), data_dir=data_dir, listener=listener)
+        answer = run_study(
+            study,
+            db=db,
+            folder=workload_folder(path),
+            data_dir=data_dir,
+            allow_changed_workload=allow_changed_workload,
+            listener=listener,
+        )
     if form is Format.TABLE:
         print_answer(answer)
     elif form is Format.JSON:
@@ -58,6 +69,7 @@ def run(
 
 def print_plan(study: StudySpec) -> None:
     """Print the trials of a study, their limits, and the longest it can take."""
+    from bssearch.search.cadence import EVALUATION_SHARE
     from bssearch.search.estimates import finalists, longest_seconds
 
     out = console()
@@ -72,10 +84,11 @@ def print_plan(study: StudySpec) -> None:
         f"search: {trials} trials of at most {limit:g} train seconds, {study.executor.slots} at once",
         f"confirmation: at most {finalists(study)} configurations × {study.confirm.runs} runs, one at a time",
         f"the longest it can take: {duration(search + confirmation)} "
-        f"({duration(search)} of search, {duration(confirmation)} of confirmation, evaluation included)",
+        f"({duration(search)} of search, {duration(confirmation)} of confirmation) if evaluation is within its "
+        f"{EVALUATION_SHARE:.0%} of a trial; bssearch check measures it",
         "most trials end far sooner: at the target, or by the pruner",
     ):
-        out.print(line, markup=False)
+        out.print(line)
 
 
 def workload_folder(spec: Path) -> Path:
@@ -85,6 +98,8 @@ def workload_folder(spec: Path) -> Path:
 
 def duration(seconds: float) -> str:
     """Return seconds as people say them."""
+    if seconds < 10:
+        return f"{seconds:.2g} s"
     if seconds < 90:
         return f"{seconds:.0f} s"
     minutes = seconds / 60

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Sequence
+from fractions import Fraction
 
 from pydantic import BaseModel, ConfigDict
 
@@ -17,6 +18,9 @@ from bssearch.spec import StudySpec
 
 MARGIN = 0.02
 """The least margin, as a share of the way from an untrained model's metric to the median best."""
+
+LEAST = 0.5
+"""A proposal lies at least this share of the same way above an untrained model, however badly one seed went."""
 
 WAY = (0.5, 0.8, 0.9, 0.95, 0.98, 1.0)
 """Targets to compare, as shares of the same way."""
@@ -76,12 +80,13 @@ def advise(
 
     The proposal is the median best metric less ``margin``, rounded towards the easier side. The margin, if none is
     given, is the larger of `MARGIN` of the way from the untrained metric to the median best, and the distance from the
-    median to the worst run: so every run reaches the proposal. Raises `LaunchError` where the default cannot be run.
+    median to the worst run: so every run reaches the proposal, unless it would lie below `LEAST` of the way.
+    Raises `LaunchError` where the default cannot be run, `UsageError` for a margin as wide as the way.
     """
     if runs < 1:
         raise UsageError(f"runs = {runs} must be >= 1")
     if margin is not None and not 0 <= margin < math.inf:
-        raise UsageError(f"margin = {margin:g} must be >= 0")
+        raise UsageError(f"margin = {margin:g} must be a finite number >= 0")
     target, limit = spec.record_target, spec.budget.trial_train_seconds
     probe = step_time_of_default(spec, executor, spec.default.batch_size)
     if probe.eval_every_steps is None:
@@ -111,7 +116,8 @@ def summarise(
     target: Target, limit: float, runs: Sequence[Run], curves: Sequence[Sequence[Observation]], margin: float | None
 ) -> Advice:
     """Return the advice that curves give; see `advise`."""
-    untrained = statistics.median(curve[0].metric for curve in curves)
+    # The luckiest of the untrained models: none of them shall meet the proposal.
+    untrained = max((curve[0].metric for curve in curves), key=target.gain)
     bests = [run.best_metric for run in runs]
     median_best = statistics.median(bests)
     way = target.gain(median_best) - target.gain(untrained)
@@ -121,8 +127,14 @@ def summarise(
             hint="another learning rate in default, or a longer budget.trial_train_seconds",
         )
     if margin is None:
-        margin = max(MARGIN * way, target.gain(median_best) - min(map(target.gain, bests)))
-    proposed = towards_easier(target, median_best, margin)
+        margin = max(MARGIN * way, float(_difference(target.gain(median_best), min(map(target.gain, bests)))))
+        margin = min(margin, (1 - LEAST - MARGIN) * way)  # MARGIN is what rounding takes at most
+    proposed = towards_easier(target, median_best, margin, way)
+    if target.gain(proposed) <= target.gain(untrained):
+        raise UsageError(
+            f"margin = {margin:g} leads to a target of {proposed:g}, which an untrained model meets: it has "
+            f"{target.metric} = {untrained:.4g}, {way:.4g} from the median best of {median_best:.4g}"
+        )
     sign = 1.0 if target.goal is Goal.MAXIMIZE else -1.0
     values = {target.gain(untrained + sign * share * way): untrained + sign * share * way for share in WAY}
     values[target.gain(proposed)] = proposed
@@ -141,12 +153,18 @@ def summarise(
     )
 
 
-def towards_easier(target: Target, best: float, margin: float) -> float:
-    """Return ``best`` less the margin, rounded to the margin's decimal place, never to a harder value."""
-    value = target.gain(best) - margin
-    unit = 10.0 ** math.floor(math.log10(margin)) if margin > 0 else 10.0 ** (math.floor(math.log10(abs(best))) - 3)
-    rounded = math.floor(value / unit + 1e-9) * unit
-    return float(f"{target.gain(rounded):.6g}")
+def towards_easier(target: Target, best: float, margin: float, way: float) -> float:
+    """Return ``best`` less the margin, rounded to the margin's decimal place, never to a harder value.
+
+    The place is no coarser than that of `MARGIN` of ``way`` > 0; without a margin it is that of a thousandth of it.
+    """
+    unit = Fraction(10) ** math.floor(math.log10(min(margin or way / 1000, MARGIN * way)))
+    return target.gain(float(_difference(target.gain(best), margin) // unit * unit))
+
+
+def _difference(one: float, other: float) -> Fraction:
+    """Return the difference in decimals, where 0.3 - 0.1 is 0.2: rounding it down must not take a whole unit more."""
+    return Fraction(str(one)) - Fraction(str(other))
 
 
 def _row(target: Target, value: float, limit: float, curves: Sequence[Sequence[Observation]]) -> Row:

@@ -4,9 +4,11 @@ In this order:
 
 1. the default configuration, under the full limit: the baseline of every speed-up and the first incumbent;
 2. every feasible batch size once, nearest to the incumbent's first, then until each has had `FLOOR` trials;
-3. from the middle of the budget, before anything but a first trial, evidence: the largest batch size that runs
-   without accumulation, and one batch size a factor four or more to each side of the incumbent's, under the full limit
-   where they have not reached the target. A cap would hide what the answer needs: how much slower they are;
+3. from the middle of the budget evidence: the batch sizes that the optimum is compared with (the largest that runs
+   without accumulation, the default's, and one a factor four or more to each side of the incumbent's) get trials that
+   the incumbent does not cap. Its cap would hide how much slower they are: before anything but a first trial, up to
+   `EVIDENCE_TRIES` where none has reached the target. And it would leave them with the first learning rate they got, a
+   speed-up over what nobody tuned: after all have their `FLOOR`, up to `EVIDENCE_TRIALS`;
 4. the rest in proportion to (incumbent's seconds / batch size's best seconds)², the incumbent's neighbours on the
    ladder at least half as often as itself: one lucky seed decides between them more easily than the truth.
 """
@@ -21,6 +23,7 @@ from bssearch.search.history import History, octaves, seconds
 
 FLOOR = 2
 EVIDENCE_FROM = 0.5
+EVIDENCE_TRIALS = 3
 EVIDENCE_TRIES = 2
 BRACKET_OCTAVES = 2
 UNREACHED = 2.0
@@ -52,22 +55,27 @@ def propose(history: History) -> Proposal | None:
     nearest = min((size for size in counts if counts[size] == fewest), key=lambda size: octaves(size, centre))
     if fewest == 0:
         return Proposal(nearest, "transfer")
-    if history.spent >= EVIDENCE_FROM * history.spec.budget.trials:
-        for size in evidence_sizes(history):
-            tries = sum(trial.evidence for trial in history.at(size))
-            if history.best_at(size) is None and tries < EVIDENCE_TRIES:
-                return Proposal(size, "transfer" if tries == 0 else "sample", evidence=True)
+    wanted = evidence_sizes(history) if history.spent >= EVIDENCE_FROM * history.spec.budget.trials else []
+    tries = {size: sum(trial.evidence for trial in history.at(size)) for size in wanted}
+    for size in wanted:
+        if history.best_at(size) is None and tries[size] < EVIDENCE_TRIES:
+            return Proposal(size, "transfer" if tries[size] == 0 else "sample", evidence=True)
     if fewest < FLOOR:
         return Proposal(nearest, "sample")
+    for size in wanted:
+        if history.best_at(size) is not None and tries[size] < EVIDENCE_TRIALS:
+            return Proposal(size, "sample", evidence=True)
     return Proposal(max(counts, key=lambda size: _weight(history, size) / (counts[size] + 1)), "sample")
 
 
 def evidence_sizes(history: History) -> list[int]:
     """Return the batch sizes whose time-to-target the answer needs even where it is long."""
     centre = _centre(history)
+    default = history.spec.default.batch_size
+    is_apart = default in history.feasible and octaves(default, centre) >= 1
     smaller = [size for size in history.feasible if math.log2(centre / size) >= BRACKET_OCTAVES]
     larger = [size for size in history.feasible if math.log2(size / centre) >= BRACKET_OCTAVES]
-    wanted = [history.largest, max(smaller, default=None), min(larger, default=None)]
+    wanted = [history.largest, default if is_apart else None, max(smaller, default=None), min(larger, default=None)]
     return list(dict.fromkeys(size for size in wanted if size is not None))
 
 

@@ -10,10 +10,11 @@ from pydantic import BaseModel, ConfigDict
 
 from bssearch.errors import LaunchError
 from bssearch.executors.base import Executor
-from bssearch.records import Observation, ProbeRecord, TrialOutcome, TrialState, WorkloadDescription
+from bssearch.records import Goal, Observation, ProbeRecord, TrialOutcome, TrialState, WorkloadDescription
 from bssearch.search.alone import run_default, step_time_of_default
 from bssearch.search.cadence import EVALUATION_SHARE, FEWEST_EVALUATIONS
-from bssearch.search.estimates import longest_seconds, pruned_seconds
+from bssearch.search.estimates import longest_seconds, longest_trial_seconds, pruned_seconds
+from bssearch.space import split_batch
 from bssearch.spec import StudySpec
 
 TRIAL_SECONDS = 5.0
@@ -43,9 +44,10 @@ class BatchCheck(Model):
 
 
 class ShortTrial(Model):
-    """The default configuration for a few train seconds; ``time_to_target_s`` where it got there."""
+    """The default configuration for ``limit_s`` train seconds at most; ``time_to_target_s`` where it got there."""
 
     batch_size: int
+    limit_s: float
     train_seconds: float
     steps: int
     evaluations: int
@@ -66,6 +68,7 @@ class Check(Model):
     """What a study's spec and workload are like before it runs."""
 
     study: str
+    target: str
     device: str
     train_samples: int
     validation_samples: int
@@ -112,8 +115,10 @@ def check_study(spec: StudySpec, executor: Executor, found: WorkloadDescription)
     outcome, curve = run_default(spec, executor, 0, eval_every_steps=cadence, limit=limit, stop_at_target=True)
     evidence = Evidence(spec, found, list(probes.values()), outcome, curve)
     reached = outcome.time_to_target_s
+    longest = longest_trial_seconds(spec.budget.trial_train_seconds, evidence.probes)
     return Check(
         study=spec.name,
+        target=f"{spec.target.metric} {'≥' if spec.target.goal is Goal.MAXIMIZE else '≤'} {spec.target.value:g}",
         device=found.environment.device_name,
         train_samples=found.train_samples,
         validation_samples=found.validation_samples,
@@ -132,6 +137,7 @@ def check_study(spec: StudySpec, executor: Executor, found: WorkloadDescription)
         ],
         trial=ShortTrial(
             batch_size=default,
+            limit_s=limit,
             train_seconds=outcome.train_seconds,
             steps=outcome.steps,
             evaluations=len(curve),
@@ -140,9 +146,9 @@ def check_study(spec: StudySpec, executor: Executor, found: WorkloadDescription)
             state=outcome.state,
             reason=outcome.reason,
         ),
-        longest_trial_s=spec.budget.trial_train_seconds / (1 - EVALUATION_SHARE),
-        longest_study_s=sum(longest_seconds(spec)),
-        likely_study_s=None if reached is None else pruned_seconds(spec, reached),
+        longest_trial_s=longest,
+        longest_study_s=sum(longest_seconds(spec, longest)),
+        likely_study_s=None if reached is None else pruned_seconds(spec, reached, longest),
         findings=[Finding(code=code, message=message) for code, message in _findings(evidence)],
     )
 
@@ -158,9 +164,8 @@ def _about_the_metric(evidence: Evidence) -> Iterator[tuple[str, str]]:
     target = evidence.spec.record_target
     info = evidence.found.metrics[target.metric]
     untrained = evidence.found.model.initial_metrics.get(target.metric)
-    if untrained is None:
-        yield "metric_not_finite", f"an untrained model has no finite {target.metric}: trials would end as diverged"
-    elif info.chance is None:
+    assert untrained is not None, "`check_target` refuses a metric that is not finite"
+    if info.chance is None:
         yield (
             "chance_unknown",
             f"the workload declares no chance level of {target.metric}, so trials that do not train are only stopped "
@@ -218,31 +223,40 @@ def _about_the_batch_sizes(evidence: Evidence) -> Iterator[tuple[str, str]]:
                 f"budget.trial_train_seconds = {limit:g} is {limit / probe.step_seconds:.0f} steps at batch "
                 f"{probe.batch_size}",
             )
-        if probe.evaluation_seconds * (1 / EVALUATION_SHARE - 1) > limit / FEWEST_EVALUATIONS:
-            yield (
-                "evaluation_dear",
-                f"an evaluation takes {probe.evaluation_seconds:.3g} s: {FEWEST_EVALUATIONS} looks in a limit of "
-                f"{limit:g} s cost more than {EVALUATION_SHARE:.0%} of it; a smaller validation part makes it cheaper",
-            )
-            break
-    smallest = min(probe.micro_batch_size for probe in evidence.probes)
-    if found.model.batch_norm_layers and smallest < TINY_BATCH:
+    evaluation = max(probe.evaluation_seconds or 0.0 for probe in evidence.probes)
+    if evaluation * (1 / EVALUATION_SHARE - 1) > limit / FEWEST_EVALUATIONS:
         yield (
-            "batch_norm_small_batch",
-            f"the model has {found.model.batch_norm_layers} batch normalisation layers, whose statistics are poor at "
-            f"{smallest} samples a micro-batch: GroupNorm compares batch sizes fairly",
+            "evaluation_dear",
+            f"an evaluation takes {evaluation:.3g} s: {FEWEST_EVALUATIONS} looks in a limit of {limit:g} s cost more "
+            f"than {EVALUATION_SHARE:.0%} of a trial; a smaller validation part makes it cheaper",
         )
-    if found.model.batch_norm_layers and any(one.micro_batch_size < one.batch_size for one in evidence.probes):
-        yield (
-            "batch_norm_accumulation",
-            "batch normalisation sees micro-batches, not batches: accumulated batch sizes train another model",
-        )
+    yield from about_batch_normalisation(spec, found)
     worst = max(spec.batch_sizes, key=lambda size: _dropped(found, size))
     if _dropped(found, worst) >= DROPPED_SHARE:
         yield (
             "incomplete_batch_dropped",
             f"batch {worst} leaves {found.train_samples % worst} of {found.train_samples} training samples out of "
             f"each epoch ({_dropped(found, worst):.0%}): the incomplete last batch is dropped",
+        )
+
+
+def about_batch_normalisation(spec: StudySpec, found: WorkloadDescription) -> Iterator[tuple[str, str]]:
+    """Yield what batch normalisation, where the model has any, does to a comparison of batch sizes."""
+    layers = found.model.batch_norm_layers
+    if not layers:
+        return
+    micro_batches = {size: split_batch(size, spec.space.max_micro_batch_size)[0] for size in spec.batch_sizes}
+    smallest = min(micro_batches.values())
+    if smallest < TINY_BATCH:
+        yield (
+            "batch_norm_small_batch",
+            f"the model has {layers} batch normalisation layers, whose statistics are poor at {smallest} samples a "
+            "micro-batch: GroupNorm compares batch sizes fairly",
+        )
+    if any(micro < size for size, micro in micro_batches.items()):
+        yield (
+            "batch_norm_accumulation",
+            "batch normalisation sees micro-batches, not batches: accumulated batch sizes train another model",
         )
 
 

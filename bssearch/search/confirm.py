@@ -29,8 +29,9 @@ class ConfirmationRun:
 def finalists(history: History) -> list[Configuration]:
     """Return the configurations to confirm, each once.
 
-    The two best of each of the ``confirm.top`` best batch sizes, the default, and the best known of the largest batch
-    size that runs without accumulation (the one that came nearest where none reached the target).
+    The two best of each of the ``confirm.top`` best batch sizes, the default and the best known of its batch size, and
+    the best known of the largest batch size that runs without accumulation (the one that came nearest where none
+    reached the target).
     """
     reached = [(seconds(best), size) for size in history.feasible if (best := history.best_at(size))]
     if not reached:
@@ -42,6 +43,8 @@ def finalists(history: History) -> list[Configuration]:
         chosen += [next(trial.configuration for trial in ranked if trial.configuration.key == key) for key in unlike]
     if history.spec.default.batch_size in history.feasible:
         chosen.append(history.spec.default_configuration)
+        if (tuned := history.best_at(history.spec.default.batch_size)) is not None:
+            chosen.append(tuned.configuration)
     if history.largest is not None and (nearest := _nearest_at(history, history.largest)):
         chosen.append(nearest.configuration)
     return list({configuration.key: configuration for configuration in chosen}.values())

@@ -125,7 +125,8 @@ class Driver:
         """Mark the trials of drivers that died as lost; the search tries them again."""
         lost = self.store.mark_lost(self.spec.name, is_alive=is_alive)
         if lost:
-            self.listener.note(f"trials {', '.join(map(str, lost))} were lost with their driver; trying them again")
+            numbers = ", ".join(map(str, lost))
+            self.listener.note(f"lost with their driver, to be tried again: trial {numbers}")
         self._looked = time.monotonic()
 
     def _history(self) -> History:

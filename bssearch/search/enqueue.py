@@ -21,8 +21,8 @@ def enqueue(store: Store, study: str, values: Mapping[str, ParameterValue]) -> t
     """Queue a configuration under a study; return its trial's number and the whole configuration.
 
     What ``values`` leave out is the default's; a learning rate left out follows the space's rule to the batch size and
-    its scale to the optimizer. The trial runs to the study's full limit, never pruned. Raises `UsageError` for an unknown name and for a configuration
-    outside the space, naming each value and its bound.
+    its scale to the optimizer. The trial runs to the study's full limit, never pruned. Raises `UsageError` for an
+    unknown name and for a configuration outside the space, naming each value and its bound.
     """
     record = store.study(study)
     if record.archived_at is not None:

@@ -1,7 +1,11 @@
-"""How long a study can take: bounds from its budget alone, and a guess from the default's time-to-target."""
+"""How long a study can take: bounds from its budget, and a guess from the default's time-to-target."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
+
+from bssearch.records import ProbeRecord
 from bssearch.search.cadence import EVALUATION_SHARE
 from bssearch.search.confirm import CONFIGURATIONS_PER_BATCH
 from bssearch.spec import StudySpec
@@ -11,28 +15,43 @@ EVIDENCE_TRIALS = 4
 
 
 def finalists(spec: StudySpec) -> int:
-    """Return how many configurations confirmation runs at most: those of the best batch sizes, default, largest."""
-    return CONFIGURATIONS_PER_BATCH * spec.confirm.top + 2
+    """Return how many configurations confirmation runs at most: see `bssearch.search.confirm.finalists`."""
+    return CONFIGURATIONS_PER_BATCH * spec.confirm.top + 3
 
 
-def longest_seconds(spec: StudySpec) -> tuple[float, float]:
-    """Return the wall seconds of search and confirmation where every trial runs to its limit, evaluation included."""
-    trial = spec.budget.trial_train_seconds / (1 - EVALUATION_SHARE)
+def longest_trial_seconds(limit: float, probes: Iterable[ProbeRecord]) -> float:
+    """Return the seconds of training and evaluation of a trial that runs to its limit, at the batch size slowest so."""
+    return max(_trial_seconds(limit, probe) for probe in probes)
+
+
+def _trial_seconds(limit: float, probe: ProbeRecord) -> float:
+    if probe.step_seconds is None or probe.evaluation_seconds is None or probe.eval_every_steps is None:
+        return limit
+    looks = 1 + math.ceil(limit / (probe.eval_every_steps * probe.step_seconds))  # one before the first step
+    return limit + looks * probe.evaluation_seconds
+
+
+def longest_seconds(spec: StudySpec, trial: float | None = None) -> tuple[float, float]:
+    """Return the wall seconds of search and confirmation where every trial runs to its limit.
+
+    ``trial`` is what one takes then; where it was not measured, evaluation is taken to keep within `EVALUATION_SHARE`.
+    """
+    trial = trial or spec.budget.trial_train_seconds / (1 - EVALUATION_SHARE)
     search = spec.budget.trials * trial / spec.executor.slots
     if spec.budget.wall_seconds is not None:
         search = min(search, spec.budget.wall_seconds + trial)
     return search, finalists(spec) * spec.confirm.runs * trial
 
 
-def pruned_seconds(spec: StudySpec, default_seconds: float) -> float:
+def pruned_seconds(spec: StudySpec, default_seconds: float, trial: float) -> float:
     """Return the wall seconds of a study where no better configuration than the default is found.
 
     Its time-to-target caps search trials, and confirmation runs take as long as it; a few evidence trials take the
-    full limit.
+    full limit, and ``trial`` seconds with evaluation.
     """
     full = spec.budget.trial_train_seconds
     capped = full if spec.pruner.name == "none" else min(full, spec.pruner.slack * default_seconds)
     search = spec.budget.trials * capped / spec.executor.slots
     confirmation = finalists(spec) * spec.confirm.runs * min(full, default_seconds)
     evidence = EVIDENCE_TRIALS * (full - capped)
-    return (search + confirmation + evidence) / (1 - EVALUATION_SHARE)
+    return (search + confirmation + evidence) * trial / full

@@ -88,7 +88,7 @@ class Planner:
             sampled=self.spec.space.encode(runs[0].configuration),
             phase=Phase.CONFIRM,
             seed=runs[0].seed,
-            train_seconds_limit=self.spec.budget.trial_train_seconds,
+            train_seconds_limit=self._full_limit,
             retry_of=runs[0].retry_of,
         )
 
@@ -108,19 +108,25 @@ class Planner:
             sampled=sampled,
             phase=Phase.SEARCH,
             seed=earlier.seed if earlier else trial_seed(self.spec.seed, Phase.SEARCH, history.length),
-            train_seconds_limit=self._limit(history, configuration, evidence),
+            train_seconds_limit=self._full_limit if queued else self._limit(history, configuration, evidence),
             evidence=evidence,
             retry_of=retry.number if retry else None,
             queued=queued.number if queued else None,
         )
 
     def _limit(self, history: History, configuration: Configuration, evidence: bool) -> float:
-        full = self.spec.budget.trial_train_seconds
-        if evidence:
+        """Return the cap that the incumbent sets; for evidence, the one that the best of its own batch size sets."""
+        size, full = configuration.batch_size, self._full_limit
+        best = history.best_at(size) if evidence else history.incumbent
+        if evidence and best is None:
             return full
         sweeps = history.spent // len(history.feasible)
-        limit = pruners.train_seconds_limit(self.spec.pruner, full, measured_seconds(history.incumbent), sweeps)
-        return min(full, max(limit, _seconds_to_look_twice(history.probes[configuration.batch_size])))
+        limit = pruners.train_seconds_limit(self.spec.pruner, full, measured_seconds(best), sweeps)
+        return min(full, max(limit, _seconds_to_look_twice(history.probes[size])))
+
+    @property
+    def _full_limit(self) -> float:
+        return self.spec.budget.trial_train_seconds
 
 
 def _seconds_to_look_twice(probe: ProbeRecord) -> float:

@@ -17,6 +17,7 @@ from bssearch.analysis.retarget import at_target, easier_target
 from bssearch.errors import QuestionChangedError, SpecError, UsageError
 from bssearch.executors.base import Executor
 from bssearch.records import StudyRecord, WorkloadDescription
+from bssearch.search.check import Check, about_batch_normalisation, check_study
 from bssearch.search.listener import Listener
 from bssearch.settings import DATA_DIR_VARIABLE
 from bssearch.spec import StudySpec
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from bssearch.search.advice import Advice, Run
-    from bssearch.search.check import Check
 
 ExecutorFactory = Callable[[StudySpec, Path], Executor]
 
@@ -38,6 +38,7 @@ def run_study(
     db: str | None = None,
     folder: Path | str = ".",
     data_dir: Path | str | None = None,
+    allow_changed_workload: bool = False,
     listener: Listener | None = None,
     make_executor: ExecutorFactory | None = None,
 ) -> Answer:
@@ -45,9 +46,10 @@ def run_study(
 
     ``db`` is a database URL (default: ``BSSEARCH_DB_URL``, else a file here); a workload file is looked up relative to
     ``folder``, and ``data_dir`` is where the shipped workloads look for their data (default: ``BSSEARCH_DATA_DIR``).
-    Several processes, on several machines, may run one study at once. Nothing is written before the spec has been
-    checked against the workload. Raises `SpecError`, `WorkloadError`, `DatabaseError`, `LaunchError`,
-    `InterruptedRunError`, and `TargetNotReachedError` where no trial reached the target.
+    Several processes, on several machines, may run one study at once. A study whose workload's file has changed since
+    its first run is refused unless ``allow_changed_workload``: trials of two codes do not compare. Nothing is written
+    before the spec has been checked against the workload. Raises `SpecError`, `WorkloadError`, `DatabaseError`,
+    `LaunchError`, `InterruptedRunError`, and `TargetNotReachedError` where no trial reached the target.
     """
     from bssearch.search.driver import Driver
 
@@ -55,7 +57,7 @@ def run_study(
     with described(spec, folder, data_dir, make_executor) as (executor, found):
         check_target(spec, found)
         with open_store(db, notify=listener.note) as store:
-            _open_study(spec, store, found, listener)
+            _open_study(spec, store, found, listener, allow_changed_workload)
             Driver(spec, store, executor, found.environment, listener).run()
             return answer(store, spec.name)
 
@@ -71,8 +73,6 @@ def check(
 
     Raises what `run_study` raises before its first trial.
     """
-    from bssearch.search.check import check_study
-
     with described(spec, folder, data_dir, make_executor) as (executor, found):
         check_target(spec, found)
         return check_study(spec, executor, found)
@@ -177,9 +177,14 @@ def check_target(spec: StudySpec, found: WorkloadDescription) -> None:
     untrained = found.model.initial_metrics.get(target.metric)
     if untrained is not None and spec.record_target.is_met_by(untrained):
         raise SpecError(
-            f"target.value = {target.value:g} is met before the first step: "
+            f"target.value = {target.value:g} (goal: {target.goal}) is met before the first step: "
             f"an untrained model has {target.metric} = {untrained:.4g}",
-            hint="ask for a harder target; `bssearch target` proposes one",
+            hint="ask for a harder target (`bssearch target` proposes one); is it the right goal?",
+        )
+    if untrained is None:
+        raise SpecError(
+            f"target.metric = {target.metric!r}: of an untrained model it is not a finite number, and a trial ends "
+            "where it is not"
         )
 
 
@@ -200,7 +205,9 @@ def check_question(spec: StudySpec, stored: StudyRecord) -> None:
         )
 
 
-def _open_study(spec: StudySpec, store: Store, found: WorkloadDescription, listener: Listener) -> None:
+def _open_study(
+    spec: StudySpec, store: Store, found: WorkloadDescription, listener: Listener, allow_changed_workload: bool
+) -> None:
     stored = store.find_study(spec.name)
     study = stored or _create_study(spec, store)
     if study.archived_at is not None:
@@ -209,11 +216,26 @@ def _open_study(spec: StudySpec, store: Store, found: WorkloadDescription, liste
             hint=f"bssearch archive {spec.name} --undo",
         )
     check_question(spec, study)
+    if not allow_changed_workload:
+        _refuse_changed_workload(study, found)
     store.bind_environment(spec.name, found.environment)
     store.update_spec(spec.name, spec.model_dump(mode="json"))
     listener.opened(study, store.masked_url, continued=stored is not None)
     for note in _differences(spec, study, found):
         listener.note(note)
+    for _, message in about_batch_normalisation(spec, found):
+        listener.note(message)
+
+
+def _refuse_changed_workload(study: StudyRecord, found: WorkloadDescription) -> None:
+    if study.environment is None or study.environment.workload_revision == found.environment.workload_revision:
+        return
+    raise UsageError(
+        f"the file of workload {study.spec['workload']!r} has changed since the study {study.name!r} began: what it "
+        "trains now does not compare with the trials that are stored",
+        hint=f"give the spec another name, or `bssearch delete {study.name}`; "
+        "`run --allow-changed-workload` where the change does not matter",
+    )
 
 
 def _differences(spec: StudySpec, study: StudyRecord, found: WorkloadDescription) -> Iterator[str]:

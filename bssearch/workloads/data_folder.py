@@ -41,12 +41,15 @@ def find_fashion_mnist(debian_folder: Path = DEBIAN_FOLDER) -> Mapping[str, Path
     given = os.environ.get(DATA_DIR_VARIABLE)
     if given:
         root = Path(given).expanduser()
+        if not root.is_dir():
+            raise WorkloadError(f"there is no folder {given}, which --data-dir or {DATA_DIR_VARIABLE} names; {WAYS}")
         folders = [root, root / "fashion-mnist", root / "FashionMNIST" / "raw"]
         found = _first(folders)
         if found is None:
             raise WorkloadError(
-                f"{DATA_DIR_VARIABLE} = {given} holds no Fashion-MNIST: no {FILES[0]}, with or without .gz, "
-                f"in {', '.join(map(str, folders))}; {WAYS}"
+                f"the folder that --data-dir or {DATA_DIR_VARIABLE} names holds no Fashion-MNIST: no {FILES[0]}, with "
+                f"or without .gz, in {', '.join(map(str, folders))}; where none is named, {debian_folder} is looked "
+                f"at; {WAYS}"
             )
         return found
     cache = _cache_folder() / "fashion-mnist"

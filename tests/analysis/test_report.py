@@ -116,7 +116,7 @@ def test_slower_sides_that_never_finish_give_at_least() -> None:
     assert found.largest_that_fits.lower_bound_s == 10.0
     assert found.speedup.over_largest is not None
     assert (found.speedup.over_largest.value, found.speedup.over_largest.at_least) == (10.0, True)
-    assert "at least 10× faster than the largest that fits (128)" in headline(found)
+    assert "at least 10× faster than the largest that fits (128, untuned)" in headline(found)
 
 
 def test_a_missed_run_of_the_optimum_is_told() -> None:
@@ -147,6 +147,8 @@ def test_largest_that_fits_runs_without_accumulation() -> None:
 
 def test_headline_says_it_in_words() -> None:
     trials = [*searched(), *confirmed(32, 1.0, 1.1, 0.9), *confirmed(128, 3.0, 3.1, 2.9), *default_runs(2.0, 2.1, 2.2)]
+    assert "faster than the largest that fits (128, untuned)" in headline(answer(trials))
+    trials.append(make_trial(60, batch_size=128, seconds=3.5, learning_rate=0.2))
     assert headline(answer(trials)) == (
         "Batch 32 reaches accuracy ≥ 0.9 in 1 s [0.777, 1.28] (3 runs), 3× faster than the largest that fits (128) "
         "and 2.1× faster than your default. No other batch size confirmed is within 5 %."
@@ -179,6 +181,7 @@ def test_regimes_by_slope() -> None:
 
 def test_steps_that_rise_with_the_batch_are_marked_untuned() -> None:
     trials = [make_trial(0, batch_size=8, steps=100, seconds=2.0), make_trial(1, batch_size=16, steps=150, seconds=1.0)]
+    trials += [make_trial(2 + n, batch_size=size, seconds=9.0, learning_rate=0.2) for n, size in enumerate((8, 16))]
     rows = {row.batch_size: row for row in answer(trials).batches}
     assert rows[16].untuned
     assert not rows[8].untuned
@@ -297,3 +300,16 @@ def test_tokens_are_counted_where_the_workload_counts_them() -> None:
     trial = make_trial(1, configuration=SPEC.default_configuration, seconds=1.0, steps=10, samples=320, tokens=3200)
     assert answer([trial]).optimal.tokens_to_target == 10 * 32 * 10
     assert answer([make_trial(1, seconds=1.0)]).optimal.tokens_to_target is None
+
+
+def test_what_a_single_configuration_reached_is_untuned() -> None:
+    one = make_trial(0, batch_size=8, seconds=2.0)
+    again = make_trial(1, batch_size=8, seconds=2.1, phase=Phase.CONFIRM, seed=1)
+    other = make_trial(2, batch_size=8, seconds=2.2, learning_rate=0.2)
+    assert answer([one, again]).batches[0].untuned
+    assert not answer([one, again, other]).batches[0].untuned
+
+
+def test_below_three_runs_nothing_is_claimed_of_other_batch_sizes() -> None:
+    trials = [*searched(), *confirmed(32, 1.0), *confirmed(64, 1.02)]
+    assert "5 %" not in headline(build_answer(study(), make_spec(confirm={"runs": 1}), trials, {}))

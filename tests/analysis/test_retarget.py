@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -71,3 +72,6 @@ def test_only_a_target_as_easy_as_the_studys_can_be_answered(
     assert easier_target(target, own) == target
     with pytest.raises(UsageError, match=f"target {harder:g} is harder than the study's m of {own:g}"):
         easier_target(target, harder)
+    for value in (math.nan, math.inf, -math.inf):
+        with pytest.raises(UsageError, match=f"target {value:g} must be a finite number"):
+            easier_target(target, value)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from tests.cli.task import bssearch, write_task
 
 
@@ -13,7 +15,7 @@ def test_check_tries_the_workload_and_stores_nothing(tmp_path: Path) -> None:
     shown = bssearch("check", "task.yaml", cwd=tmp_path)
     assert shown.returncode == 0, shown.stderr
     assert "106 parameters; 500 training, 200 validation, 200 test samples" in shown.stdout
-    assert "the default (batch 32) for" in shown.stdout
+    assert "the default (batch 32), tried for up to 2 train seconds:" in shown.stdout
     found = json.loads(bssearch("check", "task.yaml", "--format", "json", cwd=tmp_path).stdout)
     assert [one["batch_size"] for one in found["batches"]] == [8, 32, 128]
     assert all(one["step_seconds"] > 0 for one in found["batches"])
@@ -27,18 +29,24 @@ def test_check_and_run_refuse_a_target_that_takes_no_training(tmp_path: Path) ->
     for command in ("check", "run"):
         done = bssearch(command, "task.yaml", cwd=tmp_path)
         assert done.returncode == 2
-        assert "target.value = 0.1 is met before the first step: an untrained model has accuracy =" in done.stderr
+        assert (
+            "target.value = 0.1 (goal: maximize) is met before the first step: an untrained model has accuracy ="
+            in done.stderr
+        )
         assert "Traceback" not in done.stderr
     assert not list(tmp_path.glob("*.db*"))
 
 
-def test_target_proposes_what_every_run_of_the_default_reaches(tmp_path: Path) -> None:
-    write_task(tmp_path, target={"metric": "accuracy", "value": 0.1}, budget={"trials": 12, "trial_train_seconds": 0.5})
+@pytest.mark.parametrize("own", [0.1, 97])
+def test_target_proposes_what_every_run_of_the_default_reaches_whatever_the_specs_own(
+    tmp_path: Path, own: float
+) -> None:
+    write_task(tmp_path, target={"metric": "accuracy", "value": own}, budget={"trials": 12, "trial_train_seconds": 0.5})
     shown = bssearch("target", "task.yaml", "--runs", "3", cwd=tmp_path)
     assert shown.returncode == 0, shown.stderr
     assert "run 3 of 3: best accuracy" in shown.stderr
     assert "← proposed" in shown.stdout
-    assert "less a margin of" in shown.stdout
+    assert "on the easier side" in shown.stdout
     advice = json.loads(bssearch("target", "task.yaml", "--runs", "2", "--format", "json", cwd=tmp_path).stdout)
     row = next(row for row in advice["targets"] if row["target"] == advice["proposed"])
     assert row["reached"] == 2
@@ -48,7 +56,10 @@ def test_target_proposes_what_every_run_of_the_default_reaches(tmp_path: Path) -
 
 def test_wrong_options_are_refused(tmp_path: Path) -> None:
     write_task(tmp_path)
-    assert "margin" in bssearch("target", "task.yaml", "--margin=-1", cwd=tmp_path).stderr
+    for margin in ("-1", "nan", "inf"):
+        refused = bssearch("target", "task.yaml", f"--margin={margin}", cwd=tmp_path)
+        assert refused.returncode == 2
+        assert f"--margin = {margin} must be a finite number >= 0" in refused.stderr
     assert bssearch("target", "task.yaml", "--runs", "0", cwd=tmp_path).returncode == 2
     missing = bssearch("check", "nowhere.yaml", cwd=tmp_path)
     assert missing.returncode == 3

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
+from bssearch.analysis.notices import Notice
 from bssearch.analysis.report import Answer
 from bssearch.cli.export import Export, exported, winner
 from tests.cli.task import bssearch, write_task
@@ -105,6 +106,22 @@ def test_the_micro_batch_is_there_where_batches_are_accumulated(folder: Path) ->
     assert "micro_batch_size" not in winner(awkward(folder))
     values = winner(awkward(folder, batch_size=64, micro_batch_size=16, accumulation_steps=4))
     assert list(values.items())[:3] == [("batch_size", 64), ("micro_batch_size", 16), ("accumulation_steps", 4)]
+
+
+def test_what_makes_the_values_doubtful_is_said_beside_them(folder: Path) -> None:
+    moved = bssearch("best", "--export", "yaml", "--target", "0.85", cwd=folder)
+    assert "\n# note: from the curves of trials that ran for accuracy 0.93" in moved.stdout
+    for form in Export:
+        said = bssearch("best", "--export", form, "--target", "0.85", cwd=folder)
+        assert "note: from the curves of trials that ran for accuracy 0.93" in said.stderr
+    assert yaml.safe_load(moved.stdout)["batch_size"] > 0
+    answer = awkward(folder)
+    doubts = [Notice(code=code, message=f"two\nlines of {code}") for code in ("unconfirmed", "running", "seed_noise")]
+    text = exported(answer.model_copy(update={"warnings": doubts}), Export.YAML)
+    assert [line for line in text.splitlines() if "note" in line] == [
+        "# note: two lines of unconfirmed",
+        "# note: two lines of running",
+    ]
 
 
 def test_export_and_format_exclude_each_other(folder: Path) -> None:

@@ -115,6 +115,13 @@ def test_a_folder_that_cannot_be_written_is_said() -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize("name", ["yes", "No", "null", "on"])
+def test_names_that_yaml_takes_for_something_else_stay_names(tmp_path: Path, name: str) -> None:
+    done = bssearch("init", name, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert load_spec(tmp_path / f"{name}.yaml").name == name
+
+
 @pytest.mark.parametrize("name", ["", "3d", "_x", "a b", "a/b", "../a", "a.b", "ä", "x" * 101])
 def test_names_that_are_none(tmp_path: Path, name: str) -> None:
     done = bssearch("init", name, cwd=tmp_path)

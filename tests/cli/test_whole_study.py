@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import shutil
 import sqlite3
 from collections import Counter
 from pathlib import Path
@@ -106,6 +107,28 @@ def test_what_a_trial_printed_is_kept(folder: Path) -> None:
     shown = bssearch("trial", "task", "3", "--log", cwd=folder)
     assert shown.returncode == 0
     assert set(shown.stdout.splitlines()) == {"a new model"}
+    assert shown.stderr == ""
+
+
+def test_a_trial_that_printed_nothing_says_so_on_stderr(folder: Path, tmp_path: Path) -> None:
+    shutil.copy(folder / "bssearch.db", tmp_path)
+    with sqlite3.connect(tmp_path / "bssearch.db") as connection:
+        connection.execute("delete from bss_log")
+    connection.close()
+    shown = bssearch("trial", "task", "3", "--log", cwd=tmp_path)
+    assert (shown.returncode, shown.stdout, shown.stderr) == (0, "", "trial 3 of task printed nothing\n")
+
+
+def test_what_looks_like_markup_is_printed_as_it_is(folder: Path, tmp_path: Path) -> None:
+    shutil.copy(folder / "bssearch.db", tmp_path)
+    reason = "KeyError: x[batch_size] [/data] [bold] :warning:"
+    with sqlite3.connect(tmp_path / "bssearch.db") as connection:
+        connection.execute("update bss_trial set reason = ? where number = 1", [reason])
+    connection.close()
+    for arguments in (("trials", "task"), ("trial", "1")):
+        shown = bssearch(*arguments, cwd=tmp_path)
+        assert shown.returncode == 0, shown.stderr
+        assert reason in shown.stdout
 
 
 def test_an_easier_target_is_answered_from_the_stored_curves(folder: Path) -> None:
@@ -116,13 +139,18 @@ def test_an_easier_target_is_answered_from_the_stored_curves(folder: Path) -> No
     assert answer["target"]["value"] == 0.85
     assert answer["warnings"][0]["code"] == "retargeted"
     assert answer["optimal"]["test_metric"] is None
-    assert answer["optimal"]["time_to_target_s"]["median"] < own["optimal"]["time_to_target_s"]["median"]
+    assert answer["optimal"]["time_to_target_s"]["median"] <= own["optimal"]["time_to_target_s"]["median"]
     assert sum(row["reached"] for row in answer["batches"]) >= sum(row["reached"] for row in own["batches"])
     assert load(folder, "best", "--target", "0.93") == own
     assert library.best("task", db=f"sqlite:///{folder / 'bssearch.db'}", target=0.85).target.value == 0.85
     harder = bssearch("best", "--target", "0.95", cwd=folder)
     assert harder.returncode == 2
     assert "target 0.95 is harder than the study's accuracy of 0.93" in harder.stderr
+    for value in ("nan", "inf"):
+        no_number = bssearch("best", f"--target={value}", cwd=folder)
+        assert no_number.returncode == 2
+        assert f"target {value} must be a finite number" in no_number.stderr
+        assert "Traceback" not in no_number.stderr
     at_once = bssearch("best", "--target", "0.0", cwd=folder)
     assert at_once.returncode == 2
     assert "met before the first step" in at_once.stderr

@@ -3,7 +3,7 @@ from __future__ import annotations
 from collections import Counter
 
 from bssearch.records import ProbeRecord, TrialRecord, TrialState
-from bssearch.search.allocation import evidence_sizes, propose
+from bssearch.search.allocation import EVIDENCE_TRIALS, evidence_sizes, propose
 from bssearch.search.history import History
 from tests.factories import make_probe, make_spec, make_trial
 
@@ -68,6 +68,17 @@ def test_from_half_the_budget_evidence_runs_where_the_target_was_not_reached() -
     assert (proposal.batch_size, proposal.source, proposal.evidence) == (128, "transfer", True)
 
 
+def test_what_the_optimum_is_compared_with_is_tuned_too() -> None:
+    trials = [default_trial(seconds=8.0, evidence=True)]  # batch 32
+    trials += [make_trial(n, batch_size=size, seconds=1.0 if size == 8 else 4.0) for n, size in enumerate([8] * 6, 1)]
+    trials += [make_trial(n, batch_size=size, seconds=4.0) for n, size in enumerate([16, 16, 32, 64, 64, 128, 128], 7)]
+    asked = []
+    while (proposal := propose(history(*trials))) is not None and proposal.evidence:
+        asked.append(proposal.batch_size)
+        trials.append(make_trial(len(trials), batch_size=proposal.batch_size, seconds=4.0, evidence=True))
+    assert Counter(asked) == {128: EVIDENCE_TRIALS, 32: EVIDENCE_TRIALS - 1}  # the default itself was one
+
+
 def test_out_of_memory_excludes_every_larger_micro_batch() -> None:
     probes = {size: make_probe(size, out_of_memory=size >= 64) for size in SIZES}
     assert history(probes=probes).feasible == (8, 16, 32)
@@ -84,7 +95,7 @@ def test_the_rest_goes_where_the_target_is_reached_soonest() -> None:
         proposal = propose(history(*trials))
         assert proposal is not None
         slowness = {8: 4.0, 16: 2.0, 32: 1.0, 64: 1.1, 128: 3.0}[proposal.batch_size]
-        trials.append(make_trial(number, batch_size=proposal.batch_size, seconds=slowness))
+        trials.append(make_trial(number, batch_size=proposal.batch_size, seconds=slowness, evidence=proposal.evidence))
     counts = Counter(trial.configuration.batch_size for trial in trials)
     assert counts[32] > counts[16] > counts[8] >= 2
     assert counts[64] > counts[16]

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from bssearch.errors import LaunchError, SpecError
 from bssearch.executors.base import Ended, Event, Observed
-from bssearch.records import Observation, TrialOutcome, TrialState
+from bssearch.records import Observation, StepTime, StepTimeRequest, TrialOutcome, TrialState
 from bssearch.search.check import Check
 from bssearch.search.study import check
 from tests.factories import SPEC, make_spec
@@ -28,13 +30,38 @@ def test_a_healthy_study_has_nothing_suspicious_and_says_how_long_it_can_take() 
     found = look(executor)
     assert found.findings == []
     assert [one.batch_size for one in found.batches] == [8, 32, 128]
-    assert found.longest_trial_s == pytest.approx(12.5)
-    assert found.longest_study_s == pytest.approx(12.5 * (20 + 6 * 3))
+    # Most looks are taken at batch 8: one in 6 steps of 0.0018 s, and one before the first, of 0.001 s each.
+    assert found.longest_trial_s == pytest.approx(10 + 0.001 * (1 + math.ceil(10 / (6 * 0.0018))))
+    assert found.longest_study_s == pytest.approx(found.longest_trial_s * (20 + 7 * 3))
     assert found.trial.time_to_target_s is not None
     assert found.likely_study_s is not None
     assert found.likely_study_s < found.longest_study_s
     (request,) = executor.requests
     assert request.train_seconds_limit == 5.0
+
+
+class Slow(LawExecutor):
+    """Evaluates for five seconds, and steps slower and slower."""
+
+    def measure_step_time(self, request: StepTimeRequest) -> StepTime:
+        measured = super().measure_step_time(request)
+        size = measured.batch_size
+        return replace(measured, evaluation_seconds=5.0, step_seconds=0.5 if size == 128 else measured.step_seconds)
+
+
+def test_where_evaluation_is_dear_the_longest_trial_and_study_count_it() -> None:
+    found = look(Slow())
+    looks = 1 + 20  # as many as there are at least, and one before the first step
+    assert found.longest_trial_s == pytest.approx(10 + looks * 5)
+    assert found.longest_study_s == pytest.approx(found.longest_trial_s * (20 + 7 * 3))
+    assert found.likely_study_s is not None and found.trial.time_to_target_s is not None
+    assert found.likely_study_s > 11 * (20 * found.trial.time_to_target_s)
+
+
+def test_dear_evaluation_does_not_hide_what_is_found_at_larger_batch_sizes() -> None:
+    found = [finding.code for finding in look(Slow()).findings]
+    assert found.count("evaluation_dear") == 1
+    assert "few_steps" in found
 
 
 @pytest.mark.parametrize(
@@ -85,6 +112,8 @@ def test_a_default_that_fails_is_an_error_with_its_reason() -> None:
 
 def test_a_target_that_an_untrained_model_meets_is_refused_before_anything_runs() -> None:
     executor = LawExecutor(untrained=0.95)
-    with pytest.raises(SpecError, match=r"target\.value = 0\.9 is met before the first step: an untrained .* 0\.95"):
+    with pytest.raises(
+        SpecError, match=r"target\.value = 0\.9 \(goal: maximize\) is met before the first step: an untrained .* 0\.95"
+    ):
         look(executor)
     assert executor.requests == []

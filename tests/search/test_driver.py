@@ -16,6 +16,7 @@ from bssearch.errors import (
     QuestionChangedError,
     SpecError,
     TargetNotReachedError,
+    UsageError,
 )
 from bssearch.executors.base import Ended, Event
 from bssearch.records import (
@@ -260,7 +261,7 @@ def test_an_enqueued_configuration_outlives_a_stop_and_a_spent_budget(tmp_path: 
     assert [request.configuration for request in executor.requests] == [configuration]
 
 
-def test_going_on_with_another_budget_or_other_code_is_told(tmp_path: Path) -> None:
+def test_other_code_is_refused_unless_allowed_and_another_budget_is_told(tmp_path: Path) -> None:
     class Ear(Listener):
         def __init__(self) -> None:
             self.notes: list[str] = []
@@ -272,13 +273,20 @@ def test_going_on_with_another_budget_or_other_code_is_told(tmp_path: Path) -> N
         def describe(self) -> WorkloadDescription:
             return replace(super().describe(), environment=make_environment(workload_revision="def"))
 
-    ear = Ear()
-    for trials, executor in [(12, LawExecutor()), (10, Edited())]:
+    def go_on(trials: int, executor: LawExecutor, *, allow: bool = False) -> None:
         run_study(
             make_spec(budget={**BUDGET, "trials": trials}, confirm={"runs": 0}),
             db=f"sqlite:///{tmp_path / 'study.db'}",
             listener=ear,
-            make_executor=lambda *_, executor=executor: executor,
+            allow_changed_workload=allow,
+            make_executor=lambda *_: executor,
         )
+
+    ear = Ear()
+    go_on(12, LawExecutor())
+    with pytest.raises(UsageError, match=r"the file of workload 'digits' has changed since the study 'toy' began"):
+        go_on(14, Edited())
+    assert not any("budget" in note for note in ear.notes)
+    go_on(10, Edited(), allow=True)
     assert "budget.trials was 12, from now on it is 10" in ear.notes
     assert any("the workload's file has changed since the study began (abc → def)" in note for note in ear.notes)

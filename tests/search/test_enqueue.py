@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -35,6 +36,32 @@ def test_another_optimizer_takes_its_own_parameters() -> None:
         configure({"optimizer": "adamw"}, space=space, default=default)
 
 
+def test_a_learning_rate_left_out_follows_the_scale_of_another_optimizer() -> None:
+    optimizers = [{"name": "sgd", "learning_rate_scale": 2.0}, {"name": "adamw", "learning_rate_scale": 0.02}]
+    changes = {
+        "space": {**SPEC["space"], "optimizer": optimizers},
+        "default": {**SPEC["default"], "optimizer": {"name": "sgd"}},
+    }
+    assert configure({"optimizer": "adamw"}, **changes).learning_rate == pytest.approx(0.1 * 0.02 / 2)
+    assert configure({"optimizer": "adamw", "batch_size": 128}, **changes).learning_rate == pytest.approx(0.002)
+    assert configure({"dropout": 0.2}, **changes).learning_rate == 0.1
+    assert configure({"optimizer": "adamw", "learning_rate": 0.005}, **changes).learning_rate == 0.005
+
+
+def test_a_horizon_goes_with_a_decaying_schedule_only() -> None:
+    schedule = {"name": ["constant", "cosine"], "horizon_samples": {"low": 1000, "high": 9000}}
+    changes = {
+        "space": {**SPEC["space"], "schedule": schedule},
+        "default": {**SPEC["default"], "schedule": "cosine", "horizon_samples": 5000},
+    }
+    assert configure({"horizon_samples": 2000}, **changes).parameters["horizon_samples"] == 2000
+    assert "horizon_samples" not in configure({"schedule": "constant"}, **changes).parameters
+    with pytest.raises(UsageError, match="horizon_samples = 2000: a constant schedule takes none"):
+        configure({"schedule": "constant", "horizon_samples": 2000}, **changes)
+    with pytest.raises(UsageError, match="horizon_samples = 2000: a constant schedule takes none"):
+        configure({"horizon_samples": 2000})
+
+
 @pytest.mark.parametrize(
     ("values", "message"),
     [
@@ -50,6 +77,10 @@ def test_another_optimizer_takes_its_own_parameters() -> None:
         ({"drop_out": 0.1}, r"unknown parameter 'drop_out'; did you mean 'dropout'"),
         ({"batch_size": "many"}, r"batch_size = 'many': Input should be a valid integer"),
         ({"batch_size": 0}, r"batch_size = 0: Input should be greater than or equal to 1"),
+        ({"clip_norm": 1.0}, r"clip_norm = 1\.0 is not in the space, which has no clip_norm"),
+        ({"dropout": math.nan}, r"^dropout = nan: Input should be a finite number$"),
+        ({"learning_rate": math.inf}, r"^learning_rate = inf: Input should be a finite number$"),
+        ({"momentum": math.nan}, r"^momentum = nan: Input should be a finite number$"),
     ],
 )
 def test_outside_the_space_each_value_is_named_with_its_bound(values: dict[str, Any], message: str) -> None:

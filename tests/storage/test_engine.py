@@ -14,7 +14,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import make_url, text
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.schema import CreateTable
 
@@ -38,6 +38,35 @@ class TestUrls:
         assert "postgresql://" in str(caught.value.hint)
         assert "secret" not in str(caught.value) + str(caught.value.hint)
         assert "secret" not in "".join(traceback.format_exception(caught.value))
+
+    @pytest.mark.parametrize("text", ["host=h password=secret user=u", "user=u password = 'so & secret' host=h"])
+    def test_the_form_of_libpq_is_refused_without_its_password(self, text: str) -> None:
+        with pytest.raises(UsageError, match="is not a database URL") as caught:
+            parse_url(text)
+        assert "secret" not in str(caught.value) + str(caught.value.hint)
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "postgresql://u:se@cret@h/d",
+            "postgresql://u:se@/cret@h/d",
+            "postgresql://u:se@x/d?cret@h/d",
+            "postgresql://u:se@x:cret@h/d",
+            "postgresql://u/x:cret@h/d",
+            "postgresql://u:x@h/d\npostgresql://u:cret@h/d",
+        ],
+    )
+    def test_an_unescaped_at_sign_shows_no_part_of_the_password(self, text: str) -> None:
+        with pytest.raises(UsageError) as caught:
+            parse_url(text)
+        assert "%40" in str(caught.value.hint)
+        assert "cret" not in str(caught.value) + str(caught.value.hint)
+
+    def test_an_escaped_at_sign_and_space_around_a_url_are_taken(self) -> None:
+        url = parse_url("\npostgresql://u:p%40ss@h/d?sslpassword=a%40b \n")
+        assert (url.password, url.host, url.database, url.query["sslpassword"]) == ("p@ss", "h", "d", "a@b")
+        assert masked(url) == "postgresql+psycopg://u:***@h/d?sslpassword=***"
+        assert parse_url("sqlite:///a@b@c.db").database == "a@b@c.db"
 
     def test_a_file_name_is_answered_with_its_url(self) -> None:
         with pytest.raises(UsageError) as caught:
@@ -71,6 +100,7 @@ class TestUrls:
         assert masked("sqlite:///a.db") == "sqlite:///a.db"
         assert masked("postgresql://h/d?user=u&password=secret&x=1") == "postgresql://h/d?user=u&password=***&x=1"
         assert masked(parse_url("sqlite:///a.db")) == "sqlite:///a.db"
+        assert masked(make_url("postgresql://u:se@cret@h/d")) == "postgresql://u:***@h/d"
         assert masked(parse_url("postgresql://u:x@h/d?password=secret")).endswith("://u:***@h/d?password=***")
 
 
