@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import os
 import subprocess
 import sys
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
+import pytest
 import yaml
+
+from bssearch.cli.app import main
 
 WORKLOAD = """
 import ctypes
@@ -80,11 +85,21 @@ def write_task(folder: Path, **changes: object) -> Path:
     return path
 
 
-def bssearch(*arguments: str | Path, cwd: Path, timeout: float = 120.0) -> subprocess.CompletedProcess[str]:
-    """Run the command line in a folder."""
-    return subprocess.run(
-        command(*arguments), cwd=cwd, env=environment(), capture_output=True, text=True, timeout=timeout, check=False
-    )
+def bssearch(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """Run the command line in a folder, inside this process: it starts as quickly as a function."""
+    words = [str(argument) for argument in arguments]
+    out, errors = io.StringIO(), io.StringIO()
+    code: object = 0
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(errors):
+        patch.chdir(cwd)
+        patch.setattr(sys, "argv", ["bssearch", *words])
+        patch.setenv("COLUMNS", "200")
+        try:
+            main()
+        except SystemExit as ending:
+            code = ending.code
+    returncode = code if isinstance(code, int) else 0
+    return subprocess.CompletedProcess(words, returncode, out.getvalue(), errors.getvalue())
 
 
 def command(*arguments: str | Path) -> list[str]:

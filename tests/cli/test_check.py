@@ -41,7 +41,7 @@ def test_check_and_run_refuse_a_target_that_takes_no_training(tmp_path: Path) ->
 def test_target_proposes_what_every_run_of_the_default_reaches_whatever_the_specs_own(
     tmp_path: Path, own: float
 ) -> None:
-    write_task(tmp_path, target={"metric": "accuracy", "value": own}, budget={"trials": 12, "trial_train_seconds": 0.5})
+    write_task(tmp_path, target={"metric": "accuracy", "value": own}, budget={"trials": 12, "trial_train_seconds": 0.3})
     shown = bssearch("target", "task.yaml", "--runs", "3", cwd=tmp_path)
     assert shown.returncode == 0, shown.stderr
     assert "run 3 of 3: best accuracy" in shown.stderr

@@ -145,7 +145,7 @@ def test_names_that_would_hide_a_module_or_are_no_class() -> None:
 def test_a_template_runs_as_it_is_and_its_winner_can_be_exported(tmp_path: Path, kind: Kind) -> None:
     assert bssearch("init", "mine", "--kind", kind, cwd=tmp_path).returncode == 0
     overrides = [word for one in SMALL[kind] for word in ("--set", one)]
-    done = bssearch("run", "mine.yaml", *overrides, cwd=tmp_path, timeout=300)
+    done = bssearch("run", "mine.yaml", *overrides, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     values = yaml.safe_load(bssearch("best", "--export", "yaml", cwd=tmp_path).stdout)
     spec = load_spec(tmp_path / "mine.yaml")

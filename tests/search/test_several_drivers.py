@@ -44,12 +44,17 @@ class SlowLaw(LawExecutor):
         super().submit(request)
 
     def events(self, timeout: float) -> list[Event]:
-        threading.Event().wait(0.05)
+        threading.Event().wait(0.03)
         confirming = bool(self.running and self.running[0].evaluate_test)
         events = super().events(timeout)
         with self.lock:
             self.everywhere["confirm"] -= confirming
         return events
+
+
+@pytest.fixture(autouse=True)
+def _quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bssearch.search.driver.LOOK_SECONDS", 0.05)
 
 
 @pytest.fixture
