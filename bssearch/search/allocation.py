@@ -24,7 +24,10 @@ from bssearch.search.history import History, octaves, seconds
 FLOOR = 2
 EVIDENCE_FROM = 0.5
 EVIDENCE_TRIALS = 3
-EVIDENCE_TRIES = 2
+FIRST_SOURCES: tuple[Literal["transfer", "baseline", "sample"], ...] = ("transfer", "baseline", "sample")
+"""Where a batch size that has not reached the target gets its parameters from, evidence trial by evidence trial."""
+
+EVIDENCE_TRIES = len(FIRST_SOURCES)
 BRACKET_OCTAVES = 2
 UNREACHED = 2.0
 NEIGHBOUR = 0.5
@@ -34,11 +37,12 @@ NEIGHBOUR = 0.5
 class Proposal:
     """The batch size of the next trial, and where its other parameters come from.
 
-    default: the spec's own. transfer: the best coordinates of the nearest batch size. sample: the sampler's choice.
+    default: the spec's own. transfer: the best coordinates of the nearest batch size. baseline: the default's
+    coordinates. sample: the sampler's choice.
     """
 
     batch_size: int
-    source: Literal["default", "transfer", "sample"]
+    source: Literal["default", "transfer", "baseline", "sample"]
     evidence: bool = False
 
 
@@ -59,7 +63,7 @@ def propose(history: History) -> Proposal | None:
     tries = {size: sum(trial.evidence for trial in history.at(size)) for size in wanted}
     for size in wanted:
         if history.best_at(size) is None and tries[size] < EVIDENCE_TRIES:
-            return Proposal(size, "transfer" if tries[size] == 0 else "sample", evidence=True)
+            return Proposal(size, FIRST_SOURCES[tries[size]], evidence=True)
     if fewest < FLOOR:
         return Proposal(nearest, "sample")
     for size in wanted:

@@ -64,7 +64,11 @@ class Planner:
         if proposal.source == "default":
             default = self.spec.default_configuration
             return self._job(history, default, self.spec.space.encode(default), evidence=True)
-        sampled = history.coordinates_near(proposal.batch_size) if proposal.source == "transfer" else None
+        sampled = None
+        if proposal.source == "transfer":
+            sampled = history.coordinates_near(proposal.batch_size)
+        elif proposal.source == "baseline":
+            sampled = self.spec.space.encode(self.spec.default_configuration)
         if sampled is None:
             reference = self._curve(history.reference.number) if history.reference else None
             sampled = self._sampler.ask(history, proposal.batch_size, reference)

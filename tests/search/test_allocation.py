@@ -66,6 +66,12 @@ def test_from_half_the_budget_evidence_runs_where_the_target_was_not_reached() -
     proposal = propose(history(*trials))
     assert proposal is not None
     assert (proposal.batch_size, proposal.source, proposal.evidence) == (128, "transfer", True)
+    sources = []
+    while proposal is not None and proposal.evidence and proposal.batch_size == 128:
+        sources.append(proposal.source)
+        trials.append(make_trial(len(trials), batch_size=128, state=TrialState.EXHAUSTED, evidence=True))
+        proposal = propose(history(*trials))
+    assert sources == ["transfer", "baseline", "sample"]
 
 
 def test_what_the_optimum_is_compared_with_is_tuned_too() -> None:
