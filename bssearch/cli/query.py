@@ -95,10 +95,11 @@ def status(study: StudyArgument = None, db: DatabaseOption = None, form: FormatO
     for trial in found:
         by_state = counts.setdefault(trial.phase.value, {})
         by_state[trial.state.value] = by_state.get(trial.state.value, 0) + 1
+    spent, budget = sum(not trial.state.is_missing for trial in searched), spec.budget.trials
     summary = {
         "study": name,
-        "budget_trials": spec.budget.trials,
-        "spent_trials": sum(not trial.state.is_missing for trial in searched),
+        "budget_trials": budget,
+        "spent_trials": spent,
         "running": running,
         "train_seconds": sum(trial.outcome.train_seconds for trial in found if trial.outcome),
         "fastest": None
@@ -114,7 +115,9 @@ def status(study: StudyArgument = None, db: DatabaseOption = None, form: FormatO
         print_json(summary) if form is Format.JSON else print_rows([summary], list(summary), form)
         return
     out = console()
-    out.print(f"{name}: {summary['spent_trials']} of {spec.budget.trials} search trials", end="")
+    # Enqueued trials run whatever the budget says.
+    of = f"of {budget} search trials" if spent <= budget else f"search trials, more than the budget of {budget}"
+    out.print(f"{name}: {spent} {of}", end="")
     out.print(f", {len(running)} running" if running else "")
     if best_trial is not None:
         seconds = cell(seconds_to_target(best_trial))

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 from sqlalchemy import Connection, and_, delete, insert, or_, select, update
 
 from bssearch.errors import UsageError
 from bssearch.records import TrialOutcome, TrialState
-from bssearch.storage.models import ClaimRow, TrialRow
+from bssearch.storage.models import ClaimRow, ObservationRow, TrialRow
 from bssearch.storage.rows import to_columns
 from bssearch.storage.statements import database_now, database_started, end_trial, is_running
 
@@ -74,9 +75,28 @@ def mark_lost(connection: Connection, study_id: int, *, is_alive: IsAlive) -> li
         gone = f"its driver {owner} is gone"
         late = f"its lease ended at {expired_at:%Y-%m-%d %H:%M:%S} UTC, not renewed by {owner}"
         outcome = TrialOutcome(state=TrialState.LOST, reason=gone if owner in dead else late)
-        if end_trial(connection, trial_id, to_columns(outcome)):  # or its driver has just ended it
+        columns = {**to_columns(outcome), **_last_seen(connection, trial_id)}
+        if end_trial(connection, trial_id, columns):  # or its driver has just ended it
             lost.append(number)
     return lost
+
+
+def _last_seen(connection: Connection, trial_id: int) -> dict[str, Any]:
+    """Return how far a trial had come at its last evaluation, as columns of its outcome."""
+    last = connection.execute(
+        select(ObservationRow.step, ObservationRow.samples, ObservationRow.train_seconds, ObservationRow.metric)
+        .where(ObservationRow.trial_id == trial_id)
+        .order_by(ObservationRow.step.desc())
+        .limit(1)
+    ).first()
+    if last is None:
+        return {}
+    return {
+        "steps": last.step,
+        "samples": last.samples,
+        "train_seconds": last.train_seconds,
+        "final_metric": last.metric,
+    }
 
 
 def claim(

@@ -24,7 +24,7 @@ _DRIVERS = {
 
 def masked(url: str | URL) -> str:
     """Return the URL fit to be printed: its password as ``***``, in a malformed one too."""
-    text = url.render_as_string(hide_password=True) if isinstance(url, URL) else url
+    text = url.render_as_string(hide_password=True).replace("+psycopg:", ":", 1) if isinstance(url, URL) else url
     if not isinstance(url, URL) or "@" in (url.host or ""):
         text = re.sub(r"^((?:[^:/@]*:?//)?[^:/@]*):.*@", r"\1:***@", text, flags=re.DOTALL)
     # Only in a URL is it certain where the value ends.

@@ -65,7 +65,7 @@ class TestUrls:
     def test_an_escaped_at_sign_and_space_around_a_url_are_taken(self) -> None:
         url = parse_url("\npostgresql://u:p%40ss@h/d?sslpassword=a%40b \n")
         assert (url.password, url.host, url.database, url.query["sslpassword"]) == ("p@ss", "h", "d", "a@b")
-        assert masked(url) == "postgresql+psycopg://u:***@h/d?sslpassword=***"
+        assert masked(url) == "postgresql://u:***@h/d?sslpassword=***"
         assert parse_url("sqlite:///a@b@c.db").database == "a@b@c.db"
 
     def test_a_file_name_is_answered_with_its_url(self) -> None:

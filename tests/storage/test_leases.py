@@ -13,6 +13,7 @@ from bssearch.records import (
     TrialState,
 )
 from bssearch.storage.repository import Store
+from tests.factories import make_curve
 from tests.storage.conftest import OUTCOME, add_study, start
 
 
@@ -32,6 +33,17 @@ class TestLeases:
         assert late.outcome.reason.startswith("its lease ended at ")
         assert late.ended_at is not None
         assert store.mark_lost("toy", is_alive=lambda owner: True) == []
+
+    def test_a_lost_trial_keeps_how_far_it_had_come(self, store: Store) -> None:
+        add_study(store)
+        for _ in range(2):
+            start(store)
+        store.append_observations("toy", [(2, one) for one in make_curve((0.0, 0.1), (1.5, 0.4))])
+        store.mark_lost("toy", is_alive=lambda owner: False)
+        bare, seen = (trial.outcome for trial in store.trials("toy"))
+        assert bare is not None and seen is not None
+        assert (bare.steps, bare.final_metric) == (0, None)
+        assert (seen.steps, seen.samples, seen.train_seconds, seen.final_metric) == (10, 320, 1.5, 0.4)
 
     def test_a_heartbeat_keeps_the_leases_of_its_owner_alone(self, store: Store) -> None:
         add_study(store)
