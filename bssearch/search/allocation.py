@@ -19,6 +19,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from bssearch.records import TrialRecord, TrialState
 from bssearch.search.history import History, octaves, seconds
 
 FLOOR = 2
@@ -60,14 +61,14 @@ def propose(history: History) -> Proposal | None:
     if fewest == 0:
         return Proposal(nearest, "transfer")
     wanted = evidence_sizes(history) if history.spent >= EVIDENCE_FROM * history.spec.budget.trials else []
-    tries = {size: sum(trial.evidence for trial in history.at(size)) for size in wanted}
     for size in wanted:
-        if history.best_at(size) is None and tries[size] < EVIDENCE_TRIES:
-            return Proposal(size, FIRST_SOURCES[tries[size]], evidence=True)
+        tries = sum(trial.configuration != default for trial in _evidence_at(history, size))
+        if history.best_at(size) is None and tries < EVIDENCE_TRIES:
+            return Proposal(size, FIRST_SOURCES[tries], evidence=True)
     if fewest < FLOOR:
         return Proposal(nearest, "sample")
     for size in wanted:
-        if history.best_at(size) is not None and tries[size] < EVIDENCE_TRIALS:
+        if history.best_at(size) is not None and len(_evidence_at(history, size)) < EVIDENCE_TRIALS:
             return Proposal(size, "sample", evidence=True)
     return Proposal(max(counts, key=lambda size: _weight(history, size) / (counts[size] + 1)), "sample")
 
@@ -81,6 +82,12 @@ def evidence_sizes(history: History) -> list[int]:
     larger = [size for size in history.feasible if math.log2(size / centre) >= BRACKET_OCTAVES]
     wanted = [history.largest, default if is_apart else None, max(smaller, default=None), min(larger, default=None)]
     return list(dict.fromkeys(size for size in wanted if size is not None))
+
+
+def _evidence_at(history: History, batch_size: int) -> list[TrialRecord]:
+    """Return the evidence trials at a batch size that run, have run or have failed."""
+    here = [trial for trial in history.trials if trial.configuration.batch_size == batch_size and trial.evidence]
+    return [trial for trial in here if trial.state not in {TrialState.LOST, TrialState.CANCELLED}]
 
 
 def _centre(history: History) -> int:

@@ -85,7 +85,8 @@ class Driver:
                     self._run(self.planner.search_job, Phase.SEARCH, self.executor.slots)
                     with self._claimed(f"confirm on {self.environment.host}"):
                         self._run(self.planner.confirmation_job, Phase.CONFIRM, 1)
-                    if not self.store.trials(self.spec.name, states=[TrialState.QUEUED]):
+                    # What was enqueued, or lost by another driver, meanwhile is run too.
+                    if self.planner.search_job(self._history()) is None:
                         return
         except KeyboardInterrupt:
             raise InterruptedRunError("killed; every trial that had ended is stored", hint=CONTINUE) from None

@@ -11,6 +11,7 @@ from bssearch.records import Configuration, ParameterValue, Phase, ProbeRecord, 
 from bssearch.spec import StudySpec
 
 FAILURES = 3
+ATTEMPTS = 5
 
 
 class History:
@@ -93,7 +94,7 @@ class History:
         ).sampled
 
     def to_retry(self, *, evidence: bool) -> TrialRecord | None:
-        """Return a trial to run again: a lost one, or a failed one that is not itself a second try.
+        """Return a trial to run again: a lost one (`ATTEMPTS` in all), or a failed one that is not a second try.
 
         Of ``evidence`` trials, which somebody or the answer asks for, one that was cancelled too; of the others, the
         search finds something as good.
@@ -105,10 +106,19 @@ class History:
                 or (trial.state is TrialState.FAILED and trial.retry_of is None)
                 or (trial.state is TrialState.CANCELLED and evidence)
             )
-            fits = trial.configuration.batch_size in self.feasible
+            fits = trial.configuration.batch_size in self.feasible and self._attempts(trial) < ATTEMPTS
             if again and trial.evidence is evidence and trial.number not in retried and fits:
                 return trial
         return None
+
+    def _attempts(self, trial: TrialRecord | None) -> int:
+        """Return how often a trial has been tried: it may be what kills its drivers."""
+        by_number = {one.number: one for one in self.trials}
+        attempts = 0
+        while trial is not None:
+            attempts += 1
+            trial = by_number.get(trial.retry_of) if trial.retry_of is not None else None
+        return attempts
 
     def _is_broken(self, batch_size: int) -> bool:
         here = [trial for trial in self.trials if trial.configuration.batch_size == batch_size]

@@ -24,7 +24,7 @@ def is_alive(owner: str) -> bool | None:
     """Return whether the driver named in a lease still runs.
 
     None where that cannot be known, and its lease decides: a driver of another machine or container, whatever its host
-    is called, and one that is stopped (Ctrl-Z) and may come back.
+    is called, one that is hidden from this user, and one that is stopped (Ctrl-Z) and may come back.
     """
     parts = owner.rsplit("/", 4)
     if len(parts) < 5 or parts[0] != socket.gethostname() or parts[2] != _place():
@@ -34,6 +34,8 @@ def is_alive(owner: str) -> bool | None:
         if _start(process.pid) != parts[3] or process.status() == psutil.STATUS_ZOMBIE:
             return False
         return None if process.status() == psutil.STATUS_STOPPED else True
+    except (PermissionError, psutil.AccessDenied):
+        return None
     except psutil.Error:
         return False
 

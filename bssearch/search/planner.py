@@ -69,6 +69,10 @@ class Planner:
             sampled = history.coordinates_near(proposal.batch_size)
         elif proposal.source == "baseline":
             sampled = self.spec.space.encode(self.spec.default_configuration)
+        if sampled is not None and proposal.evidence:
+            configuration = self.spec.space.decode(proposal.batch_size, sampled)
+            if any(trial.configuration == configuration for trial in history.trials):
+                sampled = None  # it has had its trial
         if sampled is None:
             reference = self._curve(history.reference.number) if history.reference else None
             sampled = self._sampler.ask(history, proposal.batch_size, reference)
@@ -112,15 +116,22 @@ class Planner:
             sampled=sampled,
             phase=Phase.SEARCH,
             seed=earlier.seed if earlier else trial_seed(self.spec.seed, Phase.SEARCH, history.length),
-            train_seconds_limit=self._full_limit if queued else self._limit(history, configuration, evidence),
+            train_seconds_limit=self._limit(history, configuration, evidence, earlier),
             evidence=evidence,
             retry_of=retry.number if retry else None,
             queued=queued.number if queued else None,
         )
 
-    def _limit(self, history: History, configuration: Configuration, evidence: bool) -> float:
-        """Return the cap that the incumbent sets; for evidence, the one that the best of its own batch size sets."""
+    def _limit(
+        self, history: History, configuration: Configuration, evidence: bool, earlier: TrialRecord | None
+    ) -> float:
+        """Return the cap that the incumbent sets; for evidence, the one that the best of its own batch size sets.
+
+        Evidence that was queued, or is tried again, keeps the limit that it was given then.
+        """
         size, full = configuration.batch_size, self._full_limit
+        if evidence and earlier is not None:
+            return full if earlier.state is TrialState.QUEUED else min(full, earlier.train_seconds_limit)
         best = history.best_at(size) if evidence else history.incumbent
         if evidence and best is None:
             return full

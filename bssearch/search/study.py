@@ -216,9 +216,10 @@ def _open_study(
             hint=f"bssearch archive {spec.name} --undo",
         )
     check_question(spec, study)
-    if not allow_changed_workload:
-        _refuse_changed_workload(study, found)
-    store.bind_environment(spec.name, found.environment)
+    changed = _has_changed(study, found)
+    if changed and not allow_changed_workload:
+        _refuse_changed_workload(study, store)
+    store.bind_environment(spec.name, found.environment, again=changed)
     store.update_spec(spec.name, spec.model_dump(mode="json"))
     listener.opened(study, store.masked_url, continued=stored is not None)
     for note in _differences(spec, study, found):
@@ -227,8 +228,14 @@ def _open_study(
         listener.note(message)
 
 
-def _refuse_changed_workload(study: StudyRecord, found: WorkloadDescription) -> None:
-    if study.environment is None or study.environment.workload_revision == found.environment.workload_revision:
+def _has_changed(study: StudyRecord, found: WorkloadDescription) -> bool:
+    before = study.environment
+    return before is not None and before.workload_revision != found.environment.workload_revision
+
+
+def _refuse_changed_workload(study: StudyRecord, store: Store) -> None:
+    """Raise `UsageError` where trials of another code are stored that say something."""
+    if all(trial.state.is_missing for trial in store.trials(study.name)):
         return
     raise UsageError(
         f"the file of workload {study.spec['workload']!r} has changed since the study {study.name!r} began: what it "

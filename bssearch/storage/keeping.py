@@ -43,12 +43,16 @@ def update_spec(connection: Connection, study_id: int, *, spec: Mapping[str, obj
     connection.execute(update(StudyRow).where(StudyRow.id == study_id).values(spec=dict(spec)))
 
 
-def bind(connection: Connection, study_id: int, environment: Environment, environment_id: int) -> None:
-    """Bind a study to the kind of device of its first environment; raise `UsageError` on any other kind."""
+def bind(connection: Connection, study_id: int, environment: Environment, environment_id: int, *, again: bool) -> None:
+    """Bind a study to the kind of device of its first environment, or ``again`` to another environment of that kind.
+
+    Raises `UsageError` on any other kind.
+    """
     study = study_record(connection.execute(STUDY.where(StudyRow.id == study_id)).mappings().one())
-    if study.environment is None:
+    same_kind = study.environment is not None and study.environment.fingerprint == environment.fingerprint
+    if study.environment is None or (again and same_kind):
         connection.execute(update(StudyRow).where(StudyRow.id == study_id).values(environment_id=environment_id))
-    elif study.environment.fingerprint != environment.fingerprint:
+    elif not same_kind:
         raise UsageError(
             f"the study {study.name!r} was measured on {study.environment.fingerprint}, this is "
             f"{environment.fingerprint}: seconds of two kinds of device are never pooled",

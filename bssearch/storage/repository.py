@@ -125,11 +125,14 @@ class Store(Database):
         """Replace the spec of a study, of which the question is the same."""
         self._on_study(name, partial(keeping.update_spec, spec=spec))
 
-    def bind_environment(self, name: str, environment: Environment) -> None:
-        """Bind a study to the kind of device of its first run; raise `UsageError` on any other kind."""
+    def bind_environment(self, name: str, environment: Environment, *, again: bool = False) -> None:
+        """Bind a study to the kind of device of its first run; raise `UsageError` on any other kind.
+
+        ``again``: from now on it is this environment, of the same kind, that counts as its first.
+        """
 
         def bind(connection: Connection, study_id: int) -> None:
-            keeping.bind(connection, study_id, environment, self._environment_id(connection, environment))
+            keeping.bind(connection, study_id, environment, self._environment_id(connection, environment), again=again)
 
         self._on_study(name, bind)
 

@@ -3,8 +3,8 @@ from __future__ import annotations
 from collections import Counter
 
 from bssearch.records import ProbeRecord, TrialRecord, TrialState
-from bssearch.search.allocation import EVIDENCE_TRIALS, evidence_sizes, propose
-from bssearch.search.history import History
+from bssearch.search.allocation import EVIDENCE_TRIALS, EVIDENCE_TRIES, evidence_sizes, propose
+from bssearch.search.history import ATTEMPTS, History
 from tests.factories import make_probe, make_spec, make_trial
 
 SIZES = (8, 16, 32, 64, 128)
@@ -72,6 +72,24 @@ def test_from_half_the_budget_evidence_runs_where_the_target_was_not_reached() -
         trials.append(make_trial(len(trials), batch_size=128, state=TrialState.EXHAUSTED, evidence=True))
         proposal = propose(history(*trials))
     assert sources == ["transfer", "baseline", "sample"]
+
+
+def test_evidence_that_fails_is_not_tried_for_ever() -> None:
+    trials = [default_trial()]
+    trials += [make_trial(n, batch_size=16, seconds=1.0) for n in range(1, 4)]
+    for n, size in enumerate([8, 8, 32, 64, 64, 128, 128, 128], start=4):
+        trials.append(make_trial(n, batch_size=size, seconds=2.0, state=TrialState.CAPPED))
+    for _ in range(EVIDENCE_TRIES):
+        assert (proposal := propose(history(*trials))) is not None and proposal.batch_size == 128
+        trials.append(make_trial(len(trials), batch_size=128, state=TrialState.FAILED, evidence=True))
+    assert (proposal := propose(history(*trials))) is not None and proposal.batch_size != 128
+
+
+def test_a_trial_that_is_lost_again_and_again_is_given_up() -> None:
+    trials = [make_trial(0, state=TrialState.LOST, evidence=True)]
+    while (lost := history(*trials).to_retry(evidence=True)) is not None:
+        trials.append(make_trial(len(trials), state=TrialState.LOST, evidence=True, retry_of=lost.number))
+    assert len(trials) == ATTEMPTS
 
 
 def test_what_the_optimum_is_compared_with_is_tuned_too() -> None:

@@ -259,6 +259,7 @@ def test_an_enqueued_configuration_outlives_a_stop_and_a_spent_budget(tmp_path: 
     executor = LawExecutor()
     run(spec, tmp_path, executor)
     assert [request.configuration for request in executor.requests] == [configuration]
+    assert executor.requests[0].train_seconds_limit == 100.0
 
 
 def test_other_code_is_refused_unless_allowed_and_another_budget_is_told(tmp_path: Path) -> None:
@@ -288,5 +289,19 @@ def test_other_code_is_refused_unless_allowed_and_another_budget_is_told(tmp_pat
         go_on(14, Edited())
     assert not any("budget" in note for note in ear.notes)
     go_on(10, Edited(), allow=True)
+    go_on(10, Edited())  # it is this code's study from now on
     assert "budget.trials was 12, from now on it is 10" in ear.notes
     assert any("the workload's file has changed since the study began (abc → def)" in note for note in ear.notes)
+
+
+def test_a_workload_mended_after_nothing_but_failures_may_go_on(tmp_path: Path) -> None:
+    class Mended(LawExecutor):
+        def describe(self) -> WorkloadDescription:
+            return replace(super().describe(), environment=make_environment(workload_revision="mended"))
+
+    with pytest.raises(LaunchError, match="trials in a row failed"):
+        run(make_spec(budget=BUDGET), tmp_path, LawExecutor(fails=frozenset(range(1000))))
+    for _ in range(2):
+        assert run(make_spec(budget=BUDGET), tmp_path, Mended()).optimal.batch_size in (8, 16, 32)
+    with pytest.raises(UsageError, match="has changed since"):
+        run(make_spec(budget=BUDGET), tmp_path, LawExecutor())
