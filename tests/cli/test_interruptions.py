@@ -154,6 +154,7 @@ def test_a_broken_trial_is_stored_with_its_reason_and_the_study_goes_on(tmp_path
     assert any(trial["state"] == "reached" for trial in found)
 
 
+@pytest.mark.slow
 def test_who_stops_reading_the_progress_does_not_stop_the_study(tmp_path: Path) -> None:
     write_task(tmp_path)
     run = command("run", "task.yaml")
