@@ -22,6 +22,11 @@ class Goal(StrEnum):
     MAXIMIZE = "maximize"
     MINIMIZE = "minimize"
 
+    @property
+    def sign(self) -> str:
+        """The sign between a metric and its target."""
+        return "≥" if self is Goal.MAXIMIZE else "≤"
+
 
 class Phase(StrEnum):
     """Why a trial runs."""

@@ -15,7 +15,7 @@ NOISE = 0.10
 
 
 class Notice(BaseModel):
-    """One caveat of an answer."""
+    """Something to know besides a result: a code for programs and a sentence for people."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

@@ -207,7 +207,7 @@ def headline(answer: Answer) -> str:
     optimal, target = answer.optimal, answer.target
     time = optimal.time_to_target_s
     assert time is not None, "an optimum has reached the target"
-    wanted = f"{target.metric} {'≥' if target.goal is Goal.MAXIMIZE else '≤'} {target.value:g}"
+    wanted = f"{target.metric} {target.goal.sign} {target.value:g}"
     interval = f" [{time.low:.3g}, {time.high:.3g}]" if time.low is not None and time.high is not None else ""
     text = f"Batch {optimal.batch_size} reaches {wanted} in {time.median:.3g} s{interval}"
     text += f" ({time.runs} run{'s' if time.runs > 1 else ''})"

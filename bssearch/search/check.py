@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from pydantic import BaseModel, ConfigDict
 
+from bssearch.analysis.notices import Notice
 from bssearch.errors import LaunchError
 from bssearch.executors.base import Executor
 from bssearch.records import Goal, Observation, ProbeRecord, TrialOutcome, TrialState, WorkloadDescription
@@ -57,13 +58,6 @@ class ShortTrial(Model):
     reason: str
 
 
-class Finding(Model):
-    """Something suspicious, with a code for programs and a sentence for people."""
-
-    code: str
-    message: str
-
-
 class Check(Model):
     """What a study's spec and workload are like before it runs."""
 
@@ -80,7 +74,7 @@ class Check(Model):
     longest_trial_s: float
     longest_study_s: float
     likely_study_s: float | None
-    findings: list[Finding]
+    findings: list[Notice]
 
 
 @dataclass(frozen=True)
@@ -118,7 +112,7 @@ def check_study(spec: StudySpec, executor: Executor, found: WorkloadDescription)
     longest = longest_trial_seconds(spec.budget.trial_train_seconds, evidence.probes)
     return Check(
         study=spec.name,
-        target=f"{spec.target.metric} {'≥' if spec.target.goal is Goal.MAXIMIZE else '≤'} {spec.target.value:g}",
+        target=f"{spec.target.metric} {spec.target.goal.sign} {spec.target.value:g}",
         device=found.environment.device_name,
         train_samples=found.train_samples,
         validation_samples=found.validation_samples,
@@ -149,7 +143,7 @@ def check_study(spec: StudySpec, executor: Executor, found: WorkloadDescription)
         longest_trial_s=longest,
         longest_study_s=sum(longest_seconds(spec, longest)),
         likely_study_s=None if reached is None else pruned_seconds(spec, reached, longest),
-        findings=[Finding(code=code, message=message) for code, message in _findings(evidence)],
+        findings=[Notice(code=code, message=message) for code, message in _findings(evidence)],
     )
 
 
@@ -177,7 +171,7 @@ def _about_the_metric(evidence: Evidence) -> Iterator[tuple[str, str]]:
             f"an untrained model has {target.metric} = {untrained:.4g}, the workload declares chance = "
             f"{info.chance:.4g}: the declared value may be wrong, or the model starts from more than nothing",
         )
-    if target.value == (info.high if target.gain(1.0) > 0 else info.low):
+    if target.value == (info.high if target.goal is Goal.MAXIMIZE else info.low):
         yield "target_is_the_bound", f"target.value = {target.value:g} is the best {target.metric} there is"
 
 

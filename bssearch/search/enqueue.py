@@ -15,6 +15,7 @@ from bssearch.space import OPTIMIZER_SETTINGS
 from bssearch.spec import StudySpec
 from bssearch.spec.model import DefaultSpec, whole_configuration
 from bssearch.storage.repository import Store
+from bssearch.storage.starting import archived
 
 
 def enqueue(store: Store, study: str, values: Mapping[str, ParameterValue]) -> tuple[int, Configuration]:
@@ -26,9 +27,7 @@ def enqueue(store: Store, study: str, values: Mapping[str, ParameterValue]) -> t
     """
     record = store.study(study)
     if record.archived_at is not None:
-        raise UsageError(
-            f"the study {study!r} is archived and takes no more trials", hint=f"bssearch archive {study} --undo"
-        )
+        raise archived(study)
     spec = StudySpec.model_validate(record.spec)
     configuration = configuration_of(spec, values)
     trials, probe = store.trials(study), store.probes(study).get(configuration.batch_size)

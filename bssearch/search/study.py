@@ -23,6 +23,7 @@ from bssearch.settings import DATA_DIR_VARIABLE
 from bssearch.spec import StudySpec
 from bssearch.spec.model import changes
 from bssearch.storage.repository import Store, open_store
+from bssearch.storage.starting import archived
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -211,10 +212,7 @@ def _open_study(
     stored = store.find_study(spec.name)
     study = stored or _create_study(spec, store)
     if study.archived_at is not None:
-        raise UsageError(
-            f"the study {spec.name!r} is archived and takes no more trials",
-            hint=f"bssearch archive {spec.name} --undo",
-        )
+        raise archived(spec.name)
     check_question(spec, study)
     changed = _has_changed(study, found)
     if changed and not allow_changed_workload:

@@ -25,9 +25,14 @@ def newest(connection: Connection, study_id: int) -> int:
 def refuse_archived(connection: Connection, study_id: int, name: str) -> None:
     """Raise `UsageError` where a study is archived."""
     if connection.scalar(select(StudyRow.archived_at).where(StudyRow.id == study_id)) is not None:
-        raise UsageError(
-            f"the study {name!r} is archived and takes no more trials", hint=f"bssearch archive {name} --undo"
-        )
+        raise archived(name)
+
+
+def archived(name: str) -> UsageError:
+    """Return the error for a trial that an archived study would have to take."""
+    return UsageError(
+        f"the study {name!r} is archived and takes no more trials", hint=f"bssearch archive {name} --undo"
+    )
 
 
 @dataclass(slots=True)

@@ -15,7 +15,7 @@ from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.functions import FunctionElement
 
 from bssearch.errors import NotFoundError
-from bssearch.records import Environment, Goal, Observation, ProbeRecord, StudyRecord, TrialRecord, TrialState
+from bssearch.records import Environment, Observation, ProbeRecord, StudyRecord, TrialRecord, TrialState
 from bssearch.storage.models import (
     Base,
     EnvironmentRow,
@@ -124,11 +124,10 @@ def study_record(row: RowMapping) -> StudyRecord:
 
 def study_summary(row: RowMapping) -> StudySummary:
     """Return the summary of a row of `STUDIES`."""
-    sign = "≥" if row["target_goal"] is Goal.MAXIMIZE else "≤"
     return StudySummary(
         name=row["name"],
         workload=str(row["spec"].get("workload", "")),
-        target=f"{row['target_metric']} {sign} {row['target_value']:g}",
+        target=f"{row['target_metric']} {row['target_goal'].sign} {row['target_value']:g}",
         objective=row["objective"],
         trials=row["trials"],
         reached=row["reached"],
