@@ -5,9 +5,9 @@ from __future__ import annotations
 import bisect
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from bssearch.records import Observation, Target
+from bssearch.records import Observation, Target, TrialOutcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +42,19 @@ def crossing(previous: Observation | None, hit: Observation, target: Target) -> 
         first_hit_seconds=hit.train_seconds,
         steps=math.ceil(previous.step + share * (hit.step - previous.step)),
         train_seconds=previous.train_seconds + share * (hit.train_seconds - previous.train_seconds),
+    )
+
+
+def with_crossing(outcome: TrialOutcome, found: Crossing) -> TrialOutcome:
+    """Return the outcome of a trial that crossed its target there."""
+    return replace(
+        outcome,
+        time_to_target_s=found.train_seconds,
+        steps_to_target=found.steps,
+        last_miss_step=found.last_miss_step,
+        last_miss_seconds=found.last_miss_seconds,
+        first_hit_step=found.first_hit_step,
+        first_hit_seconds=found.first_hit_seconds,
     )
 
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from bssearch.curves import first_crossing
+from bssearch.curves import first_crossing, with_crossing
 from bssearch.errors import UsageError
 from bssearch.records import Goal, Observation, Target, TrialRecord, TrialState
 
@@ -49,19 +49,13 @@ def at_target(
     hit = next(one for one in curve if one.step == found.first_hit_step)
     tokens = trial.outcome.tokens
     outcome = replace(
-        trial.outcome,
+        with_crossing(trial.outcome, found),
         state=TrialState.REACHED,
         reason=f"{target.metric} = {hit.metric:.6g} at step {hit.step}",
         steps=hit.step,
         samples=hit.samples,
         tokens=None if tokens is None else tokens * hit.samples // trial.outcome.samples,
         train_seconds=hit.train_seconds,
-        time_to_target_s=found.train_seconds,
-        steps_to_target=found.steps,
-        last_miss_step=found.last_miss_step,
-        last_miss_seconds=found.last_miss_seconds,
-        first_hit_step=found.first_hit_step,
-        first_hit_seconds=found.first_hit_seconds,
         final_metric=hit.metric,
         best_metric=hit.metric,
         test_metric=None,

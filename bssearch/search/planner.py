@@ -50,34 +50,44 @@ class Planner:
         """
         queued = next((trial for trial in history.trials if trial.state is TrialState.QUEUED), None)
         if queued is not None:
-            return self._job(history, queued.configuration, queued.sampled, evidence=True, queued=queued)
+            return self._job(history, queued.configuration, queued.sampled, evidence=True, earlier=queued)
         retry = history.to_retry(evidence=True)
         if retry is None:
             if self._is_spent(history):
                 return None
             retry = history.to_retry(evidence=False)
         if retry is not None:
-            return self._job(history, retry.configuration, retry.sampled, evidence=retry.evidence, retry=retry)
+            return self._job(history, retry.configuration, retry.sampled, evidence=retry.evidence, earlier=retry)
         proposal = allocation.propose(history)
         if proposal is None:
             return None
         if proposal.source == "default":
             default = self.spec.default_configuration
             return self._job(history, default, self.spec.space.encode(default), evidence=True)
-        sampled = None
-        if proposal.source == "transfer":
-            sampled = history.coordinates_near(proposal.batch_size)
-        elif proposal.source == "baseline":
-            sampled = self.spec.space.encode(self.spec.default_configuration)
-        if sampled is not None and proposal.evidence:
-            configuration = self.spec.space.decode(proposal.batch_size, sampled)
-            if any(trial.configuration == configuration for trial in history.trials):
-                sampled = None  # it has had its trial
+        sampled = self._known_coordinates(history, proposal)
         if sampled is None:
             reference = self._curve(history.reference.number) if history.reference else None
             sampled = self._sampler.ask(history, proposal.batch_size, reference)
         configuration = self.spec.space.decode(proposal.batch_size, sampled)
         return self._job(history, configuration, sampled, evidence=proposal.evidence)
+
+    def _known_coordinates(
+        self, history: History, proposal: allocation.Proposal
+    ) -> Mapping[str, ParameterValue] | None:
+        """Return the coordinates that a proposal takes over, or None where the sampler is to choose them.
+
+        It is where there are none, and where evidence would repeat a configuration that has had its trial.
+        """
+        if proposal.source == "sample":
+            return None
+        if proposal.source == "transfer":
+            sampled = history.coordinates_near(proposal.batch_size)
+        else:
+            sampled = self.spec.space.encode(self.spec.default_configuration)
+        if sampled is None or not proposal.evidence:
+            return sampled
+        configuration = self.spec.space.decode(proposal.batch_size, sampled)
+        return None if any(trial.configuration == configuration for trial in history.trials) else sampled
 
     def _is_spent(self, history: History) -> bool:
         budget = self.spec.budget
@@ -107,10 +117,10 @@ class Planner:
         sampled: Mapping[str, ParameterValue] | None,
         *,
         evidence: bool,
-        retry: TrialRecord | None = None,
-        queued: TrialRecord | None = None,
+        earlier: TrialRecord | None = None,
     ) -> Job:
-        earlier = retry or queued
+        """Return a search job; ``earlier`` is the trial that waits for it, or that it tries again."""
+        is_queued = earlier is not None and earlier.state is TrialState.QUEUED
         return Job(
             configuration=configuration,
             sampled=sampled,
@@ -118,8 +128,8 @@ class Planner:
             seed=earlier.seed if earlier else trial_seed(self.spec.seed, Phase.SEARCH, history.length),
             train_seconds_limit=self._limit(history, configuration, evidence, earlier),
             evidence=evidence,
-            retry_of=retry.number if retry else None,
-            queued=queued.number if queued else None,
+            retry_of=earlier.number if earlier and not is_queued else None,
+            queued=earlier.number if earlier and is_queued else None,
         )
 
     def _limit(

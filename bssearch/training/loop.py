@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from bssearch.curves import Crossing, crossing
+from bssearch.curves import Crossing, crossing, with_crossing
 from bssearch.records import Observation, TrialOutcome, TrialRequest, TrialState
 from bssearch.training.clock import Clock
 from bssearch.training.inspection import tokens_per_sample
@@ -289,12 +289,4 @@ class Trial:
             return replace(outcome, last_miss_step=self._last.step, last_miss_seconds=self._last.train_seconds)
         if self._crossing is None or ending.state is not TrialState.REACHED:
             return outcome
-        return replace(
-            outcome,
-            time_to_target_s=self._crossing.train_seconds,
-            steps_to_target=self._crossing.steps,
-            last_miss_step=self._crossing.last_miss_step,
-            last_miss_seconds=self._crossing.last_miss_seconds,
-            first_hit_step=self._crossing.first_hit_step,
-            first_hit_seconds=self._crossing.first_hit_seconds,
-        )
+        return with_crossing(outcome, self._crossing)
