@@ -117,6 +117,30 @@ class Configuration:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingSettings:
+    """How a study's steps are computed: the same for all its trials, probes and slots.
+
+    ``precision`` is ``fp32``, ``tf32``, ``bf16``, ``fp16`` or ``auto`` (bf16 on a CUDA device that has it, else fp32);
+    ``compile`` is ``none``, ``default`` or ``reduce-overhead``; ``fused`` optimizers where None on CUDA only.
+    ``data`` keeps the training part on the ``device``, on the ``host`` (streamed by a pinned loader of
+    ``loader_workers`` processes), or, with ``auto``, on the device where it fits. ``ghost_batch_size`` is the number of
+    samples over which batch normalisation takes its statistics, None for the whole micro-batch. ``measure_noise``
+    measures the gradient noise scale beside the training.
+    """
+
+    precision: str = "auto"
+    compile: str = "none"
+    channels_last: bool = False
+    fused: bool | None = None
+    activation_checkpointing: bool = False
+    deterministic: bool = False
+    ghost_batch_size: int | None = None
+    data: str = "auto"
+    loader_workers: int = 2
+    measure_noise: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TrialRequest:
     """All that a worker needs to run one trial.
 
@@ -150,6 +174,39 @@ class Observation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GradientNoise:
+    """The gradient noise scale tr Σ / ‖G‖² in samples, with its 95 % interval; None where it was not measured.
+
+    Where ‖G‖² cannot be told from zero ``scale`` and ``high`` are None: the scale is ``low`` or more. The ``adam``
+    figures are of gradients preconditioned as Adam does it (None under other optimizers). ``passes`` counts the
+    independent measurements behind them.
+    """
+
+    scale: float | None = None
+    low: float | None = None
+    high: float | None = None
+    adam_scale: float | None = None
+    adam_low: float | None = None
+    adam_high: float | None = None
+    passes: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceUse:
+    """What a device's own counters say of a trial; None where there are none, never 0.
+
+    ``energy_joules`` and ``mean_power_watts`` are of the whole device over the trial's wall time, ``mean_clock_mhz`` is
+    the mean of the streaming multiprocessors' clock at the evaluations, and ``throttle_reasons`` lists what slowed the
+    device down (comma-separated; empty where nothing did).
+    """
+
+    energy_joules: float | None = None
+    mean_power_watts: float | None = None
+    mean_clock_mhz: float | None = None
+    throttle_reasons: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TrialOutcome:
     """How a trial ended and what it measured; None where it was not measured.
 
@@ -157,7 +214,9 @@ class TrialOutcome:
     apart. The crossing of the target is kept as the interval (last miss, first hit); ``time_to_target_s`` and
     ``steps_to_target`` are interpolated inside it by the same fraction. Without a crossing the last miss is the last
     evaluation: all that is known of the time to the target is that it is longer. ``tokens`` are those of the samples
-    seen, where the workload says how many a sample has.
+    seen, where the workload says how many a sample has. ``data_placement`` says where the training part lay, ``device``
+    or ``host``; ``skipped_steps`` counts the steps that fp16's loss scaling left out, None in other precisions;
+    ``warnings`` are sentences on what makes the figures less than they seem.
     """
 
     state: TrialState
@@ -182,12 +241,22 @@ class TrialOutcome:
     peak_memory_bytes: int | None = None
     dropped_samples_per_epoch: int | None = None
     contended: bool = False
+    skipped_steps: int | None = None
+    data_placement: str | None = None
+    warnings: tuple[str, ...] = ()
     traceback: str | None = None
+    noise: GradientNoise = GradientNoise()
+    device_use: DeviceUse = DeviceUse()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Environment:
-    """Where trials ran. Seconds compare only between equal fingerprints."""
+    """Where trials ran. Seconds compare only between equal fingerprints.
+
+    ``device_memory_bytes`` is what the device has, or the smaller limit that was set. ``workload_revision`` is the
+    digest of the workload's file, ``git_revision`` the commit of the repository it lies in (with ``+`` where that file
+    differs from it).
+    """
 
     device_name: str
     device_type: str
@@ -200,6 +269,8 @@ class Environment:
     python_version: str
     host: str
     workload_revision: str | None
+    cudnn_version: str | None = None
+    git_revision: str | None = None
 
     @property
     def fingerprint(self) -> str:
@@ -244,15 +315,27 @@ class WorkloadDescription:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTimeRequest:
-    """Ask a worker to time optimizer steps and one evaluation of a configuration, alone on its device."""
+    """Ask a worker to time optimizer steps and one evaluation of a configuration, alone on its device.
+
+    Steps are timed until the 95 % interval of their median is within ``precision`` of it (half its width), or until
+    ``seconds_limit`` of them have been timed.
+    """
 
     configuration: Configuration
     threads: int = 1
+    precision: float = 0.02
+    seconds_limit: float = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTime:
-    """Seconds of one optimizer step and one evaluation: medians; or ``out_of_memory``."""
+    """Seconds of one optimizer step and one evaluation: medians; or ``out_of_memory``.
+
+    ``step_seconds_low`` and ``step_seconds_high`` are the 95 % interval of the step's median; ``settled`` says whether
+    it came within the asked precision before the time was up. ``update_seconds`` is the part of a step that is done
+    once whatever the accumulation. ``contended`` where something else used the device; ``reason`` says what, or why
+    memory ran out.
+    """
 
     batch_size: int
     micro_batch_size: int
@@ -261,6 +344,12 @@ class StepTime:
     steps_timed: int
     peak_memory_bytes: int | None
     out_of_memory: bool = False
+    step_seconds_low: float | None = None
+    step_seconds_high: float | None = None
+    update_seconds: float | None = None
+    settled: bool | None = None
+    contended: bool = False
+    reason: str | None = None
 
     @classmethod
     def where_memory_ran_out(cls, configuration: Configuration) -> StepTime:
@@ -281,6 +370,55 @@ class ProbeRecord(StepTime):
     """A stored step time and the evaluation cadence fixed from it; None where the batch size does not fit."""
 
     eval_every_steps: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryRequest:
+    """Ask a fresh worker for three whole optimizer steps and an evaluation at a configuration's micro-batch size."""
+
+    configuration: Configuration
+    threads: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryUse:
+    """What a micro-batch size needed: ``peak_memory_bytes`` where it is known, ``reason`` where it does not fit.
+
+    On a GPU the peak is what tensors held; on the CPU it is the resident memory of the whole process.
+    """
+
+    micro_batch_size: int
+    fits: bool
+    peak_memory_bytes: int | None
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoiseRequest:
+    """Ask a worker to train a configuration toward a target and to measure the gradient noise scale near it.
+
+    The training ends at ``train_seconds_limit`` at the latest, wherever it is then; the measurement at
+    ``noise_seconds_limit``.
+    """
+
+    configuration: Configuration
+    seed: int
+    target: Target
+    train_seconds_limit: float
+    noise_seconds_limit: float
+    eval_every_steps: int
+    threads: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoiseMeasurement:
+    """A gradient noise scale, and where in the training it was measured: the ``step`` and the metric there."""
+
+    batch_size: int
+    micro_batch_size: int
+    step: int
+    metric: float
+    noise: GradientNoise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,6 +6,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from bssearch.records import (
+    MemoryRequest,
+    MemoryUse,
+    NoiseMeasurement,
+    NoiseRequest,
     Observation,
     StepTime,
     StepTimeRequest,
@@ -47,6 +51,14 @@ class Executor(Protocol):
 
     def measure_step_time(self, request: StepTimeRequest) -> StepTime:
         """Time isolated steps while no trial runs; raise `LaunchError` if the worker dies of it."""
+        ...
+
+    def measure_memory(self, request: MemoryRequest) -> MemoryUse:
+        """Find out in a process of its own whether a micro-batch size fits; not while a trial runs."""
+        ...
+
+    def measure_noise(self, request: NoiseRequest) -> NoiseMeasurement:
+        """Measure the gradient noise scale near a target while no trial runs."""
         ...
 
     def submit(self, request: TrialRequest) -> None:

@@ -21,7 +21,12 @@ from bssearch.executors.messages import (
     Heartbeat,
     Load,
     Loaded,
+    Measured,
+    MeasureMemory,
+    MeasureNoise,
     MeasureStepTime,
+    MemoryMeasured,
+    NoiseMeasured,
     Refused,
     Reply,
     Run,
@@ -32,9 +37,14 @@ from bssearch.executors.messages import (
 )
 from bssearch.executors.process import WorkerProcess
 from bssearch.records import (
+    MemoryRequest,
+    MemoryUse,
+    NoiseMeasurement,
+    NoiseRequest,
     Observation,
     StepTime,
     StepTimeRequest,
+    TrainingSettings,
     TrialOutcome,
     TrialRequest,
     TrialState,
@@ -97,7 +107,7 @@ class _Slot:
     worker: WorkerProcess | None = None
     description: WorkloadDescription | None = None
     device: str | None = None
-    step_time: StepTime | None = None
+    measured: Measured | None = None
     error: BSSearchError | None = None
     trial: _Trial | None = None
     verdict: tuple[TrialState, str] | None = None
@@ -107,10 +117,12 @@ class _Slot:
 class LocalExecutor:
     """Runs trials in ``slots`` worker processes on this machine; see `bssearch.executors.base.Executor`.
 
-    ``device`` is ``auto`` (slots take turns over the CUDA devices, else the CPU), ``cpu``, ``cuda`` or
-    ``cuda:N``. A trial whose worker shows no training progress for ``hang_seconds`` is killed. ``environment`` is
-    added to the workers' environment variables. What they write to stdout and stderr comes with the end of the trial;
-    where ``log_folder`` is given it is all kept there, one file per slot, else forgotten once it has come.
+    ``device`` is ``auto`` (slots take turns over the CUDA devices, else the CPU), ``cpu``, ``cuda`` or ``cuda:N``; one
+    that another program computes on is refused unless ``allow_busy``. ``training`` says how steps are computed,
+    ``memory_limit_bytes`` pretends a smaller device. A trial whose worker shows no training progress for
+    ``hang_seconds`` is killed. ``environment`` is added to the workers' environment variables. What they write to
+    stdout and stderr comes with the end of the trial; where ``log_folder`` is given it is all kept there, one file per
+    slot, else forgotten once it has come.
 
     Call it from one thread, and from one that outlives it: the kernel ends the workers with the thread that
     started them.
@@ -126,6 +138,9 @@ class LocalExecutor:
         threads: int = 1,
         device: str = "auto",
         hang_seconds: float = 300.0,
+        training: TrainingSettings | None = None,
+        memory_limit_bytes: int | None = None,
+        allow_busy: bool = False,
         environment: Mapping[str, str] | None = None,
         log_folder: Path | None = None,
     ) -> None:
@@ -138,6 +153,9 @@ class LocalExecutor:
         self._threads = threads
         self._device = device
         self._hang_seconds = hang_seconds
+        self._training = training or TrainingSettings()
+        self._memory_limit_bytes = memory_limit_bytes
+        self._allow_busy = allow_busy
         self._environment = dict(environment or {})
         self._temporary = None
         if log_folder is None:
@@ -162,19 +180,57 @@ class LocalExecutor:
         Where the kernel killed it for want of memory, that is the answer. Raises `WorkloadError` where the user's
         code does.
         """
-        if any(slot.trial for slot in self._slots):
-            raise ValueError("step times are measured while no trial runs")
-        slot = self._slots[0]
-        worker = self._make_ready(slot)
-        slot.step_time = None
         kills = kernel_memory_kills()
-        worker.send(MeasureStepTime(request=request))
         try:
-            return self._await(slot, lambda: slot.step_time)
+            answer = self._measure(MeasureStepTime(request=request))
         except LaunchError:
             if kills is not None and (kernel_memory_kills() or 0) > kills:
                 return StepTime.where_memory_ran_out(request.configuration)
             raise
+        assert isinstance(answer, StepTimeMeasured)
+        return answer.step_time
+
+    def measure_memory(self, request: MemoryRequest) -> MemoryUse:
+        """Find out in a process of its own whether a micro-batch size fits; not while a trial runs.
+
+        The process is new and ends with the answer. Where the kernel killed it for want of memory, or it died under a
+        memory limit, that is the answer; otherwise its death raises `LaunchError`.
+        """
+        self._discard(self._slots[0])
+        kills = kernel_memory_kills()
+        try:
+            answer = self._measure(MeasureMemory(request=request))
+        except LaunchError as error:
+            killed = kills is not None and (kernel_memory_kills() or 0) > kills
+            if not killed and self._memory_limit_bytes is None:
+                raise
+            reason = str(error).splitlines()[0]
+            micro = request.configuration.micro_batch_size
+            return MemoryUse(micro_batch_size=micro, fits=False, peak_memory_bytes=None, reason=reason)
+        finally:
+            self._discard(self._slots[0])
+        assert isinstance(answer, MemoryMeasured)
+        return answer.memory
+
+    def measure_noise(self, request: NoiseRequest) -> NoiseMeasurement:
+        """Measure the gradient noise scale near a target while no trial runs."""
+        answer = self._measure(MeasureNoise(request=request))
+        assert isinstance(answer, NoiseMeasured)
+        return answer.measurement
+
+    def _measure(self, command: MeasureStepTime | MeasureMemory | MeasureNoise) -> Measured:
+        """Have the first slot's worker measure; raise `LaunchError` if it dies of it, `WorkloadError` as it says."""
+        if any(slot.trial for slot in self._slots):
+            raise ValueError("nothing is measured while a trial runs")
+        slot = self._slots[0]
+        worker = self._make_ready(slot)
+        slot.measured = None
+        worker.send(command)
+
+        def answer() -> Measured | None:
+            return slot.measured
+
+        return self._await(slot, answer)
 
     def submit(self, request: TrialRequest) -> None:
         """Start a trial in a free slot; raise `LaunchError` if no worker can be started.
@@ -262,6 +318,9 @@ class LocalExecutor:
                 device=self._device,
                 slot=slot.index,
                 threads=self._threads,
+                training=self._training,
+                memory_limit_bytes=self._memory_limit_bytes,
+                allow_busy=self._allow_busy,
             )
         )
 
@@ -324,8 +383,8 @@ class LocalExecutor:
                 slot.description = reply.description
             case Refused():
                 slot.error = reply.as_error()
-            case StepTimeMeasured():
-                slot.step_time = reply.step_time
+            case StepTimeMeasured() | MemoryMeasured() | NoiseMeasured():
+                slot.measured = reply
             case TrialObserved():
                 if slot.trial is not None:
                     slot.trial.observe(reply.observation)

@@ -7,16 +7,21 @@ The driver sends a `Command`, the worker answers with a `Reply`. Records travel 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, TypeAdapter
 
 from bssearch.errors import BSSearchError, LaunchError, WorkloadError
 from bssearch.records import (
+    MemoryRequest,
+    MemoryUse,
+    NoiseMeasurement,
+    NoiseRequest,
     Observation,
     StepTime,
     StepTimeRequest,
+    TrainingSettings,
     TrialOutcome,
     TrialRequest,
     TrialState,
@@ -27,7 +32,10 @@ from bssearch.records import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """Resolve and load a workload on a device (``auto``, ``cpu``, ``cuda`` or ``cuda:N``)."""
+    """Resolve and load a workload on a device (``auto``, ``cpu``, ``cuda`` or ``cuda:N``).
+
+    ``memory_limit_bytes`` pretends a device with less memory; a busy device is refused unless ``allow_busy``.
+    """
 
     workload: str
     workload_settings: Mapping[str, Any]
@@ -35,6 +43,9 @@ class Load:
     device: str
     slot: int
     threads: int
+    training: TrainingSettings = field(default_factory=TrainingSettings)
+    memory_limit_bytes: int | None = None
+    allow_busy: bool = False
     kind: Literal["load"] = "load"
 
 
@@ -51,6 +62,22 @@ class MeasureStepTime:
 
     request: StepTimeRequest
     kind: Literal["measure_step_time"] = "measure_step_time"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasureMemory:
+    """Find out whether a micro-batch size fits."""
+
+    request: MemoryRequest
+    kind: Literal["measure_memory"] = "measure_memory"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasureNoise:
+    """Measure the gradient noise scale near a target."""
+
+    request: NoiseRequest
+    kind: Literal["measure_noise"] = "measure_noise"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,6 +152,22 @@ class StepTimeMeasured:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryMeasured:
+    """The answer to `MeasureMemory`."""
+
+    memory: MemoryUse
+    kind: Literal["memory_measured"] = "memory_measured"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoiseMeasured:
+    """The answer to `MeasureNoise`."""
+
+    measurement: NoiseMeasurement
+    kind: Literal["noise_measured"] = "noise_measured"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TrialObserved:
     """The running trial was evaluated."""
 
@@ -143,8 +186,9 @@ class TrialEnded:
     kind: Literal["trial_ended"] = "trial_ended"
 
 
-Command = Load | Describe | MeasureStepTime | Run | Stop | Exit
-Reply = Loaded | Described | Refused | Heartbeat | StepTimeMeasured | TrialObserved | TrialEnded
+Measured = StepTimeMeasured | MemoryMeasured | NoiseMeasured
+Command = Load | Describe | MeasureStepTime | MeasureMemory | MeasureNoise | Run | Stop | Exit
+Reply = Loaded | Described | Refused | Heartbeat | Measured | TrialObserved | TrialEnded
 
 _COMMANDS: TypeAdapter[Command] = TypeAdapter(Annotated[Command, Field(discriminator="kind")])
 _REPLIES: TypeAdapter[Reply] = TypeAdapter(Annotated[Reply, Field(discriminator="kind")])

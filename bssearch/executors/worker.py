@@ -35,7 +35,11 @@ from bssearch.executors.messages import (
     Lines,
     Load,
     Loaded,
+    MeasureMemory,
+    MeasureNoise,
     MeasureStepTime,
+    MemoryMeasured,
+    NoiseMeasured,
     Refused,
     Reply,
     Run,
@@ -49,8 +53,7 @@ from bssearch.executors.messages import (
 from bssearch.records import Observation, TrialOutcome, TrialRequest, TrialState, WorkloadDescription
 
 if TYPE_CHECKING:
-    import torch
-
+    from bssearch.training.computation import Computation
     from bssearch.workloads.base import Data, Workload
 
 HEARTBEAT_SECONDS = 1.0
@@ -96,7 +99,7 @@ class Worker:
         self._trial: int | None = None
         self._stop: tuple[TrialState, str] | None = None
         self._progress = 0
-        self._loaded: tuple[Workload, Data, torch.device] | None = None
+        self._loaded: tuple[Workload, Data, Computation] | None = None
 
     def serve(self) -> None:
         """Work until the driver says `Exit`."""
@@ -109,8 +112,8 @@ class Worker:
                     self._load(command)
                 case Describe():
                     self._describe()
-                case MeasureStepTime():
-                    self._measure_step_time(command)
+                case MeasureStepTime() | MeasureMemory() | MeasureNoise():
+                    self._measure(command)
                 case Run():
                     self._run(command.request)
                 case Exit():
@@ -154,6 +157,7 @@ class Worker:
             import torch
 
             from bssearch.executors.devices import choose_device
+            from bssearch.training.computation import Computation
             from bssearch.training.memory import is_out_of_memory
             from bssearch.workloads.base import check_data, resolve
 
@@ -167,7 +171,7 @@ class Worker:
                     raise
                 message = f"workload {command.workload!r} does not load: {describe_exception(error)}"
                 raise WorkloadError(message, hint=getattr(error, "hint", None)) from error
-            self._loaded = workload, data, device
+            self._loaded = workload, data, Computation(device, command.training)
             self._channel.send(Loaded(device=str(device)))
         except BaseException as error:
             self._refuse(error)
@@ -178,7 +182,8 @@ class Worker:
             from bssearch.training.inspection import describe_model, tokens_per_sample
 
             assert self._loaded is not None, "the driver loads before it asks"
-            workload, data, device = self._loaded
+            workload, data, computation = self._loaded
+            device = computation.device
             try:
                 model = describe_model(workload, data, device)
             except WorkloadError:
@@ -213,23 +218,32 @@ class Worker:
             )
         )
 
-    def _measure_step_time(self, command: MeasureStepTime) -> None:
+    def _measure(self, command: MeasureStepTime | MeasureMemory | MeasureNoise) -> None:
+        request = command.request
         try:
             import torch
 
+            from bssearch.probes.memory import measure_memory
+            from bssearch.probes.noise_scale import measure_noise
             from bssearch.probes.step_time import measure_step_time
 
             assert self._loaded is not None, "the driver loads before it measures"
-            torch.set_num_threads(command.request.threads)
-            step_time = measure_step_time(command.request, *self._loaded)
-            self._channel.send(StepTimeMeasured(step_time=step_time))
+            torch.set_num_threads(request.threads)
+            match command:
+                case MeasureStepTime():
+                    self._channel.send(StepTimeMeasured(step_time=measure_step_time(command.request, *self._loaded)))
+                case MeasureMemory():
+                    self._channel.send(MemoryMeasured(memory=measure_memory(command.request, *self._loaded)))
+                case MeasureNoise():
+                    self._channel.send(NoiseMeasured(measurement=measure_noise(command.request, *self._loaded)))
         except BaseException as error:
             traceback.print_exc()
-            batch_size = command.request.configuration.batch_size
+            what = command.kind.removeprefix("measure_").replace("_", " ")
             self._channel.send(
                 Refused(
                     error="launch" if isinstance(error, LaunchError) else "workload",
-                    message=f"timing steps of batch size {batch_size} failed: {describe_exception(error)}",
+                    message=f"measuring the {what} of batch size {request.configuration.batch_size} failed: "
+                    f"{describe_exception(error)}",
                 )
             )
 
@@ -261,14 +275,14 @@ class Worker:
             from bssearch.training.loop import run_trial
 
             assert self._loaded is not None, "the driver loads before it runs"
-            workload, data, device = self._loaded
+            workload, data, computation = self._loaded
             torch.set_num_threads(request.threads)
             return run_trial(
                 request,
                 workload,
                 data,
-                device,
-                clock=clock_for(device),
+                computation,
+                clock=clock_for(computation.device),
                 on_observation=on_observation,
                 stop=stop,
                 on_progress=on_progress,

@@ -5,10 +5,9 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable
 
-import torch
-
 from bssearch.records import StepTime, StepTimeRequest
 from bssearch.training.clock import Clock, Ledger, clock_for
+from bssearch.training.computation import Computation
 from bssearch.training.memory import is_out_of_memory, peak_memory_bytes, reset_peak_memory
 from bssearch.training.trainer import Trainer
 from bssearch.workloads.base import Data, Workload
@@ -21,25 +20,26 @@ SECONDS = 0.5
 the upper number of times."""
 
 
-def measure_step_time(request: StepTimeRequest, workload: Workload, data: Data, device: torch.device) -> StepTime:
+def measure_step_time(request: StepTimeRequest, workload: Workload, data: Data, computation: Computation) -> StepTime:
     """Return the median seconds of a step, each timed alone, and of an evaluation of the validation part.
 
     The steps are those of the training loop, on training data, after three that are not counted. Out of memory is an
     answer: ``out_of_memory`` without times. Other exceptions of the workload go through.
     """
     try:
-        return _measure(request, workload, data, device)
+        return _measure(request, workload, data, computation)
     except Exception as error:
         if not is_out_of_memory(error):
             raise
     return StepTime.where_memory_ran_out(request.configuration)
 
 
-def _measure(request: StepTimeRequest, workload: Workload, data: Data, device: torch.device) -> StepTime:
+def _measure(request: StepTimeRequest, workload: Workload, data: Data, computation: Computation) -> StepTime:
     configuration = request.configuration
+    device = computation.device
     clock = clock_for(device)
     reset_peak_memory(device)
-    trainer = Trainer(workload, configuration, data.train, device, seed=0)
+    trainer = Trainer(workload, configuration, data.train, computation, seed=0)
     for _ in range(WARM_UP_STEPS):
         trainer.step()
     steps = _times(clock, "train", trainer.step, STEPS)

@@ -138,7 +138,9 @@ def trials_frame(study: str, *, db: str | None = None) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def local_executor(spec: StudySpec, folder: Path, data_dir: Path | str | None = None) -> Executor:
+def local_executor(
+    spec: StudySpec, folder: Path, data_dir: Path | str | None = None, *, allow_busy: bool = False
+) -> Executor:
     """Return the executor that runs trials in worker processes on this machine."""
     from bssearch.executors.local import LocalExecutor
 
@@ -150,6 +152,9 @@ def local_executor(spec: StudySpec, folder: Path, data_dir: Path | str | None = 
         threads=spec.executor.threads,
         device=spec.executor.device,
         hang_seconds=spec.executor.hang_seconds,
+        training=spec.training.record,
+        memory_limit_bytes=spec.executor.memory_limit_bytes,
+        allow_busy=allow_busy,
         environment={} if data_dir is None else {DATA_DIR_VARIABLE: str(data_dir)},
     )
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, JsonValue, ValidationInfo, field_validator, model_validator
 
-from bssearch.records import Configuration, Goal, ParameterValue, Target
+from bssearch.records import Configuration, Goal, ParameterValue, Target, TrainingSettings
 from bssearch.space import (
     OPTIMIZER_SETTINGS,
     REGULAR,
@@ -22,7 +22,7 @@ from bssearch.space import (
     within_limits,
 )
 
-QUESTION_FIELDS = ("workload", "workload_settings", "target", "objective", "space", "default")
+QUESTION_FIELDS = ("workload", "workload_settings", "target", "objective", "space", "default", "training")
 Positive = Annotated[float, Field(gt=0)]
 
 
@@ -89,16 +89,43 @@ class BudgetSpec(StrictModel):
     wall_seconds: float | None = Field(default=None, gt=0, le=1e9)
 
 
+class TrainingSpec(StrictModel):
+    """How the steps are computed; see `bssearch.records.TrainingSettings`, whose fields these are."""
+
+    precision: Literal["auto", "fp32", "tf32", "bf16", "fp16"] = "auto"
+    compile: Literal["none", "default", "reduce-overhead"] = "none"
+    channels_last: bool = False
+    fused: bool | None = None
+    activation_checkpointing: bool = False
+    deterministic: bool = False
+    ghost_batch_size: int | None = Field(default=None, ge=2)
+    data: Literal["auto", "device", "host"] = "auto"
+    loader_workers: int = Field(default=2, ge=0, le=256)
+    measure_noise: bool = True
+
+    @property
+    def record(self) -> TrainingSettings:
+        """Return the settings as the record that every layer speaks."""
+        return TrainingSettings(**self.model_dump())
+
+
 class ExecutorSpec(StrictModel):
     """Where trials run: ``slots`` at once, each with ``threads`` CPU threads on ``device``.
 
-    A trial without progress for ``hang_seconds`` counts as hung.
+    A trial without progress for ``hang_seconds`` counts as hung. ``memory_limit_gib`` pretends a device with less
+    memory than it has; on the CPU it limits the data segment of each worker.
     """
 
     slots: int = Field(default=1, ge=1)
     threads: int = Field(default=1, ge=1)
     device: str = Field(default="auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
     hang_seconds: Positive = 300.0
+    memory_limit_gib: float | None = Field(default=None, gt=0, le=1e6)
+
+    @property
+    def memory_limit_bytes(self) -> int | None:
+        """Return the limit in bytes, None without one."""
+        return None if self.memory_limit_gib is None else int(self.memory_limit_gib * 2**30)
 
 
 class StudySpec(StrictModel):
@@ -112,6 +139,7 @@ class StudySpec(StrictModel):
     objective: Literal["time_to_target"] = "time_to_target"
     space: SearchSpace
     default: DefaultSpec
+    training: TrainingSpec = TrainingSpec()
     sampler: SamplerSpec = SamplerSpec()
     pruner: PrunerSpec = PrunerSpec()
     confirm: ConfirmSpec = ConfirmSpec()
@@ -158,8 +186,11 @@ class StudySpec(StrictModel):
 
     @property
     def question_hash(self) -> str:
-        """Return the digest of the question."""
-        return hashlib.sha256(json.dumps(self.question, sort_keys=True).encode()).hexdigest()[:16]
+        """Return the digest of the question; settings of training count where they are not the default."""
+        question = self.question
+        if self.training == TrainingSpec():
+            del question["training"]
+        return hashlib.sha256(json.dumps(question, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def changes(old: Any, new: Any, path: str = "") -> dict[str, tuple[object, object]]:

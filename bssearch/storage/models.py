@@ -27,6 +27,7 @@ from sqlalchemy import (
     Text,
     TypeDecorator,
     UniqueConstraint,
+    false,
 )
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
@@ -98,6 +99,21 @@ class StorableText(TypeDecorator[str]):
         return value.replace("\0", "\N{REPLACEMENT CHARACTER}").encode("utf-8", "replace").decode("utf-8")
 
 
+class Sentences(TypeDecorator[tuple[str, ...]]):
+    """Some sentences, one a line."""
+
+    impl = StorableText
+    cache_ok = True
+
+    def process_bind_param(self, value: tuple[str, ...] | None, dialect: Dialect) -> str | None:
+        """Return the sentences as lines; a line break inside one becomes a space."""
+        return None if value is None else "\n".join(" ".join(sentence.split()) for sentence in value)
+
+    def process_result_value(self, value: str | None, dialect: Dialect) -> tuple[str, ...] | None:
+        """Return the lines."""
+        return None if value is None else tuple(value.splitlines())
+
+
 def _enum(kind: type[StrEnum], name: str) -> Enum:
     """Return a text column type with a CHECK of its values, the same on every database."""
     return Enum(
@@ -160,6 +176,8 @@ class EnvironmentRow(Base):
     python_version: Mapped[str]
     host: Mapped[str]
     workload_revision: Mapped[str | None]
+    cudnn_version: Mapped[str | None]
+    git_revision: Mapped[str | None]
 
 
 class StudyRow(Base):
@@ -211,6 +229,7 @@ class TrialRow(Base):
         *_not_negative("warmup_epochs", "weight_decay", "steps", "samples", "train_seconds"),
         *_not_negative("evaluation_seconds", "warmup_seconds", "other_seconds", "wall_seconds"),
         *_not_negative("tokens", "time_to_target_s", "steps_to_target", "steps_x_step_time_s"),
+        *_not_negative("skipped_steps", "energy_joules", "mean_power_watts", "noise_passes"),
         *_share("dropout", "label_smoothing"),
     )
 
@@ -267,7 +286,23 @@ class TrialRow(Base):
     peak_memory_bytes: Mapped[int | None]
     dropped_samples_per_epoch: Mapped[int | None]
     contended: Mapped[bool]
+    skipped_steps: Mapped[int | None]
+    data_placement: Mapped[str | None]
+    warnings: Mapped[tuple[str, ...]] = mapped_column(Sentences, server_default="")
     traceback: Mapped[str | None]
+
+    noise_scale: Mapped[float | None]
+    noise_low: Mapped[float | None]
+    noise_high: Mapped[float | None]
+    noise_adam_scale: Mapped[float | None]
+    noise_adam_low: Mapped[float | None]
+    noise_adam_high: Mapped[float | None]
+    noise_passes: Mapped[int | None]
+
+    energy_joules: Mapped[float | None]
+    mean_power_watts: Mapped[float | None]
+    mean_clock_mhz: Mapped[float | None]
+    throttle_reasons: Mapped[str | None]
 
 
 class ObservationRow(Base):
@@ -286,13 +321,24 @@ class ObservationRow(Base):
 
 
 class ProbeRow(Base):
-    """A measurement of one batch size in one environment."""
+    """A measurement of one batch size, run in micro-batches of one size, in one environment.
+
+    A memory probe is about the micro-batch alone: its ``batch_size`` is that. Only a noise scale has ``step`` and
+    ``metric``: where in the training it was measured.
+    """
 
     __tablename__ = "bss_probe"
     __table_args__ = (
-        UniqueConstraint("study_id", "environment_id", "kind", "batch_size"),
+        UniqueConstraint(
+            "study_id",
+            "environment_id",
+            "kind",
+            "batch_size",
+            "micro_batch_size",
+            name="uq_bss_probe_measurement",  # the convention's name would be too long for PostgreSQL
+        ),
         *_positive("batch_size", "micro_batch_size", "step_seconds", "eval_every_steps"),
-        *_not_negative("evaluation_seconds", "steps_timed"),
+        *_not_negative("evaluation_seconds", "steps_timed", "update_seconds", "step", "noise_passes"),
     )
 
     id: Mapped[Id]
@@ -308,6 +354,21 @@ class ProbeRow(Base):
     peak_memory_bytes: Mapped[int | None]
     out_of_memory: Mapped[bool]
     eval_every_steps: Mapped[int | None]
+    step_seconds_low: Mapped[float | None]
+    step_seconds_high: Mapped[float | None]
+    update_seconds: Mapped[float | None]
+    settled: Mapped[bool | None]
+    contended: Mapped[bool] = mapped_column(server_default=false())
+    reason: Mapped[str | None]
+    step: Mapped[int | None]
+    metric: Mapped[float | None]
+    noise_scale: Mapped[float | None]
+    noise_low: Mapped[float | None]
+    noise_high: Mapped[float | None]
+    noise_adam_scale: Mapped[float | None]
+    noise_adam_low: Mapped[float | None]
+    noise_adam_high: Mapped[float | None]
+    noise_passes: Mapped[int | None]
 
 
 class LogRow(Base):

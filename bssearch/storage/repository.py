@@ -15,7 +15,6 @@ from bssearch.records import (
     Observation,
     ParameterValue,
     Phase,
-    ProbeRecord,
     StudyRecord,
     Target,
     TrialOutcome,
@@ -24,13 +23,13 @@ from bssearch.records import (
 )
 from bssearch.settings import database_url
 from bssearch.storage import keeping, leases, starting
-from bssearch.storage.database import Database, Notify, patiently
+from bssearch.storage.database import Notify, patiently
 from bssearch.storage.leases import IsAlive
-from bssearch.storage.models import LogRow, ObservationRow, ProbeKind, ProbeRow, StudyRow, TrialRow
+from bssearch.storage.measurements import Measurements
+from bssearch.storage.models import LogRow, ObservationRow, StudyRow, TrialRow
 from bssearch.storage.rows import from_columns, to_columns
 from bssearch.storage.statements import (
     OBSERVATIONS,
-    PROBES,
     STUDIES,
     STUDY,
     TRIALS,
@@ -56,7 +55,7 @@ def open_store(url: str | URL | None = None, *, write: bool = True, notify: Noti
     return Store(url if isinstance(url, URL) else database_url(url), write=write, notify=notify)
 
 
-class Store(Database):
+class Store(Measurements):
     """An open database. Every method may raise `DatabaseError`; those that take a study's name `NotFoundError`.
 
     Threads may share one. One that is open for writing waits for a server that is away (`Patience`).
@@ -380,25 +379,3 @@ class Store(Database):
             query = select(func.count()).select_from(ObservationRow).join(TrialRow)
             study_id = self._study_id(connection, study)
             return connection.execute(query.where(TrialRow.study_id == study_id)).scalar_one()
-
-    def save_probe(self, study: str, environment: Environment, probe: ProbeRecord) -> None:
-        """Store the step time of a batch size, unless the same environment has one: its cadence must never change."""
-
-        def save(connection: Connection, study_id: int) -> None:
-            place = {
-                "study_id": study_id,
-                "environment_id": self._environment_id(connection, environment),
-                "kind": ProbeKind.STEP_TIME,
-                "batch_size": probe.batch_size,
-                "measured_at": leases.now(connection),
-            }
-            insert_if_absent(connection, ProbeRow, {**to_columns(probe), **place})
-
-        self._on_study(study, save)
-
-    @patiently
-    def probes(self, study: str) -> dict[int, ProbeRecord]:
-        """Return the step times of a study by batch size; of several environments the first measurement."""
-        with self._reading() as connection:
-            query = PROBES.where(ProbeRow.study_id == self._study_id(connection, study))
-            return {row["batch_size"]: from_columns(ProbeRecord, row) for row in connection.execute(query).mappings()}

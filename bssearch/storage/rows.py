@@ -14,14 +14,21 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from sqlalchemy import RowMapping
 
-from bssearch.records import Configuration, Environment, Target, TrialOutcome
+from bssearch.records import Configuration, DeviceUse, Environment, GradientNoise, Target, TrialOutcome
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 Record = TypeVar("Record", bound="DataclassInstance")
 
-PREFIXES: Mapping[type, str] = {Configuration: "", TrialOutcome: "", Target: "target_", Environment: "environment_"}
+PREFIXES: Mapping[type, str] = {
+    Configuration: "",
+    TrialOutcome: "",
+    Target: "target_",
+    Environment: "environment_",
+    GradientNoise: "noise_",
+    DeviceUse: "",
+}
 """The records that lie inside others; an environment has its own table and lies so only in a joined row."""
 
 

@@ -15,7 +15,15 @@ from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.functions import FunctionElement
 
 from bssearch.errors import NotFoundError
-from bssearch.records import Environment, Observation, ProbeRecord, StudyRecord, TrialRecord, TrialState
+from bssearch.records import (
+    Environment,
+    NoiseMeasurement,
+    Observation,
+    ProbeRecord,
+    StudyRecord,
+    TrialRecord,
+    TrialState,
+)
 from bssearch.storage.models import (
     Base,
     EnvironmentRow,
@@ -114,6 +122,19 @@ PROBES: Select[Any] = (
     select(*_columns(ProbeRow, ProbeRecord))
     .where(ProbeRow.kind == ProbeKind.STEP_TIME)
     .order_by(ProbeRow.batch_size, ProbeRow.measured_at.desc(), ProbeRow.id.desc())
+)
+
+MEMORY: Select[Any] = (
+    select(*(getattr(ProbeRow, name) for name in ("micro_batch_size", "out_of_memory", "peak_memory_bytes", "reason")))
+    .join(EnvironmentRow)
+    .where(ProbeRow.kind == ProbeKind.MEMORY)
+    .order_by(ProbeRow.micro_batch_size)
+)
+
+NOISE: Select[Any] = (
+    select(*_columns(ProbeRow, NoiseMeasurement))
+    .where(ProbeRow.kind == ProbeKind.NOISE_SCALE)
+    .order_by(ProbeRow.measured_at.desc(), ProbeRow.id.desc())
 )
 
 

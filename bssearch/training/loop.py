@@ -21,11 +21,10 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-import torch
-
 from bssearch.curves import Crossing, crossing, with_crossing
 from bssearch.records import Observation, TrialOutcome, TrialRequest, TrialState
 from bssearch.training.clock import Clock
+from bssearch.training.computation import Computation
 from bssearch.training.inspection import tokens_per_sample
 from bssearch.training.memory import is_out_of_memory, peak_memory_bytes, reset_peak_memory
 from bssearch.training.trainer import Trainer, warm_up
@@ -51,7 +50,7 @@ def run_trial(
     request: TrialRequest,
     workload: Workload,
     data: Data,
-    device: torch.device,
+    computation: Computation,
     *,
     clock: Clock,
     on_observation: Callable[[Observation], None],
@@ -68,7 +67,7 @@ def run_trial(
         request,
         workload,
         data,
-        device,
+        computation,
         clock=clock,
         on_observation=on_observation,
         stop=stop,
@@ -84,7 +83,7 @@ class Trial:
         request: TrialRequest,
         workload: Workload,
         data: Data,
-        device: torch.device,
+        computation: Computation,
         *,
         clock: Clock,
         on_observation: Callable[[Observation], None],
@@ -94,7 +93,8 @@ class Trial:
         self._request = request
         self._workload = workload
         self._data = data
-        self._device = device
+        self._computation = computation
+        self._device = computation.device
         self._tokens_per_sample = tokens_per_sample(workload)
         self._clock = clock
         self._on_observation = on_observation
@@ -137,14 +137,16 @@ class Trial:
                 self._workload,
                 request.configuration,
                 self._data,
-                self._device,
+                self._computation,
                 request.target.metric,
                 request.seed,
             )
         self._on_progress()
         with self._clock.ledger("other"):
             reset_peak_memory(self._device)
-            self._trainer = Trainer(self._workload, request.configuration, self._data.train, self._device, request.seed)
+            self._trainer = Trainer(
+                self._workload, request.configuration, self._data.train, self._computation, request.seed
+            )
         return self._trainer
 
     def train_segment(self, trainer: Trainer) -> Ending | None:

@@ -13,6 +13,7 @@ import torch
 
 from bssearch.errors import UsageError, WorkloadError
 from bssearch.records import Configuration, MetricInfo
+from bssearch.training.computation import Computation
 from bssearch.training.optimizers import build_optimizer
 from bssearch.training.schedule import schedule_of
 from bssearch.workloads.base import Data, Part, Workload
@@ -28,22 +29,21 @@ class Trainer:
     """
 
     def __init__(
-        self, workload: Workload, configuration: Configuration, train: Part, device: torch.device, seed: int
+        self, workload: Workload, configuration: Configuration, train: Part, computation: Computation, seed: int
     ) -> None:
         _check(configuration, len(train))
         seed_everything(seed)
         self.steps = 0
         self.dropped_samples = len(train) % configuration.batch_size
         self.schedule = schedule_of(configuration, len(train))
-        self.model = workload.build_model(dropout=configuration.dropout).to(device)
-        self.model.train()
+        self.model = computation.build_model(workload, configuration.dropout)
         self.optimizer = build_optimizer(self.model, configuration)
         self._workload = workload
         self._configuration = configuration
         self._train = train
         self._accumulation_steps = configuration.accumulation_steps
         self._clip_norm = _clip_norm(configuration)
-        self._batches = _batches(len(train), configuration, device, seed)
+        self._batches = _batches(len(train), configuration, computation.device, seed)
         self._learning_rate = configuration.learning_rate
         self._loss_sum: torch.Tensor | None = None
         self._losses = 0
@@ -143,7 +143,7 @@ def metric_value(workload: Workload, metrics: Mapping[str, Any], metric: str) ->
 
 
 def warm_up(
-    workload: Workload, configuration: Configuration, data: Data, device: torch.device, metric: str, seed: int
+    workload: Workload, configuration: Configuration, data: Data, computation: Computation, metric: str, seed: int
 ) -> None:
     """Let the device and the libraries meet every shape of a trial before its time starts.
 
@@ -155,7 +155,7 @@ def warm_up(
         torch.zeros_like(data.train.inputs[: configuration.batch_size]),
         torch.zeros_like(data.train.targets[: configuration.batch_size]),
     )
-    trainer = Trainer(workload, replace(configuration, warmup_epochs=0.0), zeros, device, seed)
+    trainer = Trainer(workload, replace(configuration, warmup_epochs=0.0), zeros, computation, seed)
     trainer.evaluate(data.validation, metric)
     for _ in range(WARM_UP_STEPS):
         trainer.step()

@@ -23,6 +23,7 @@ from torch.nn.utils import parameters_to_vector
 
 from bssearch.records import Configuration, Target, TrialRequest, TrialState
 from bssearch.training.clock import clock_for
+from bssearch.training.computation import Computation
 from bssearch.training.loop import Trial
 from bssearch.training.trainer import Trainer
 from bssearch.workloads.base import Data
@@ -75,14 +76,14 @@ def product(digits: Digits, data: Data, batch_size: int, steps: int) -> tuple[Tr
         limit_state=TrialState.EXHAUSTED,
         eval_every_steps=steps,
     )
-    device = torch.device("cpu")
+    computation = Computation(torch.device("cpu"))
     asked: list[tuple[TrialState, str]] = []
     trial = Trial(
         request,
         digits,
         data,
-        device,
-        clock=clock_for(device),
+        computation,
+        clock=clock_for(computation.device),
         on_observation=lambda observation: None,
         stop=lambda: asked[0] if asked else None,
         on_progress=lambda: None,

@@ -8,8 +8,12 @@ from dataclasses import dataclass, field
 from bssearch.executors.base import Ended, Event, Observed
 from bssearch.records import (
     Configuration,
+    MemoryRequest,
+    MemoryUse,
     MetricInfo,
     ModelDescription,
+    NoiseMeasurement,
+    NoiseRequest,
     Observation,
     StepTime,
     StepTimeRequest,
@@ -76,6 +80,12 @@ class LawExecutor:
             peak_memory_bytes=None,
             out_of_memory=not fits,
         )
+
+    def measure_memory(self, request: MemoryRequest) -> MemoryUse:
+        raise NotImplementedError
+
+    def measure_noise(self, request: NoiseRequest) -> NoiseMeasurement:
+        raise NotImplementedError
 
     def submit(self, request: TrialRequest) -> None:
         self.requests.append(request)

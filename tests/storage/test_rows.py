@@ -8,17 +8,27 @@ import typing
 
 import pytest
 
-from bssearch.records import Environment, Observation, ProbeRecord, StudyRecord, TrialOutcome, TrialRecord, TrialState
+from bssearch.records import (
+    Environment,
+    GradientNoise,
+    Observation,
+    ProbeRecord,
+    StudyRecord,
+    TrialOutcome,
+    TrialRecord,
+    TrialState,
+)
 from bssearch.storage.models import Base, EnvironmentRow, ObservationRow, ProbeRow, StudyRow, TrialRow
 from bssearch.storage.rows import PREFIXES, column_names, from_columns, layout, to_columns
 from tests.factories import make_environment, make_trial
 
+ONLY_OF_NOISE = {"step", "metric", *(f"noise_{name}" for name in column_names(GradientNoise))}
 TABLES: list[tuple[type[Base], type, set[str]]] = [
     (EnvironmentRow, Environment, {"id", "digest"}),
     (StudyRow, StudyRecord, {"id", "environment_id"}),
     (TrialRow, TrialRecord, {"id", "study_id", "environment_id"}),
     (ObservationRow, Observation, {"trial_id"}),
-    (ProbeRow, ProbeRecord, {"id", "study_id", "environment_id", "kind", "measured_at"}),
+    (ProbeRow, ProbeRecord, {"id", "study_id", "environment_id", "kind", "measured_at", *ONLY_OF_NOISE}),
 ]
 
 

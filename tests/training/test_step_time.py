@@ -10,7 +10,7 @@ from bssearch.errors import WorkloadError
 from bssearch.probes import step_time
 from bssearch.probes.step_time import measure_step_time
 from bssearch.records import Configuration, StepTime, StepTimeRequest
-from tests.training.toys import CPU, FakeTime, Toy, configuration, toy_data
+from tests.training.toys import FakeTime, Toy, configuration, on_cpu, toy_data
 
 Measure = Callable[..., StepTime]
 
@@ -30,7 +30,7 @@ def measure(monkeypatch: pytest.MonkeyPatch) -> Measure:
 
         toy = Toy(on_loss=lambda: time.pass_by(next(of_losses)), on_evaluate=evaluated)
         request = StepTimeRequest(configuration=probed or configuration())
-        return measure_step_time(request, toy, toy_data(), CPU)
+        return measure_step_time(request, toy, toy_data(), on_cpu())
 
     return measured
 
@@ -66,7 +66,7 @@ def test_accumulation_is_timed_as_it_is_run(measure: Measure) -> None:
 
 
 def test_a_real_clock_gives_real_times() -> None:
-    measured = measure_step_time(StepTimeRequest(configuration=configuration()), Toy(), toy_data(), CPU)
+    measured = measure_step_time(StepTimeRequest(configuration=configuration()), Toy(), toy_data(), on_cpu())
     assert measured.step_seconds is not None and 1e-5 < measured.step_seconds < 1
     assert measured.evaluation_seconds is not None and 1e-6 < measured.evaluation_seconds < 1
 
@@ -79,11 +79,13 @@ def test_out_of_memory_is_an_answer(at_loss: int) -> None:
         if next(calls) == at_loss:
             raise torch.OutOfMemoryError("CUDA out of memory")
 
-    measured = measure_step_time(StepTimeRequest(configuration=configuration()), Toy(on_loss=fail), toy_data(), CPU)
+    measured = measure_step_time(
+        StepTimeRequest(configuration=configuration()), Toy(on_loss=fail), toy_data(), on_cpu()
+    )
     assert measured.out_of_memory
     assert (measured.step_seconds, measured.evaluation_seconds, measured.steps_timed) == (None, None, 0)
 
 
 def test_a_batch_larger_than_the_data_is_refused() -> None:
     with pytest.raises(WorkloadError, match="200 must be <= 100"):
-        measure_step_time(StepTimeRequest(configuration=configuration(200)), Toy(), toy_data(), CPU)
+        measure_step_time(StepTimeRequest(configuration=configuration(200)), Toy(), toy_data(), on_cpu())

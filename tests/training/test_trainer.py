@@ -10,12 +10,12 @@ from torch import nn
 from bssearch.errors import UsageError, WorkloadError
 from bssearch.records import Configuration
 from bssearch.training.trainer import Trainer, warm_up
-from tests.training.toys import CPU, Toy, configuration, toy_data
+from tests.training.toys import CPU, Toy, configuration, on_cpu, toy_data
 
 
 def trainer_of(trial_configuration: Configuration, workload: Any = None, seed: int = 3) -> Trainer:
     workload = workload or Toy()
-    return Trainer(workload, trial_configuration, workload.load(CPU).train, CPU, seed)
+    return Trainer(workload, trial_configuration, workload.load(CPU).train, on_cpu(), seed)
 
 
 def weights_after(steps: int, trial_configuration: Configuration, workload: Any = None, seed: int = 3) -> torch.Tensor:
@@ -129,7 +129,7 @@ def test_a_batch_larger_than_the_training_part_is_refused_with_both_sizes() -> N
     with pytest.raises(WorkloadError, match="batch_size = 128 must be <= 100, the number of training samples"):
         trainer_of(configuration(128))
     with pytest.raises(WorkloadError, match="128 must be <= 100"):
-        warm_up(Toy(), configuration(128), toy_data(), CPU, "accuracy", 0)
+        warm_up(Toy(), configuration(128), toy_data(), on_cpu(), "accuracy", 0)
 
 
 @pytest.mark.parametrize(

@@ -11,12 +11,27 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from bssearch.records import Configuration, MetricInfo, Observation, Target, TrialOutcome, TrialRequest, TrialState
+from bssearch.records import (
+    Configuration,
+    MetricInfo,
+    Observation,
+    Target,
+    TrainingSettings,
+    TrialOutcome,
+    TrialRequest,
+    TrialState,
+)
 from bssearch.training.clock import Clock
+from bssearch.training.computation import Computation
 from bssearch.training.loop import run_trial
 from bssearch.workloads.base import Data, Part
 
 CPU = torch.device("cpu")
+
+
+def on_cpu(**settings: Any) -> Computation:
+    """Return the computation of training settings on the CPU."""
+    return Computation(CPU, TrainingSettings(**settings))
 
 
 def _part(samples: int, seed: int, dtype: torch.dtype) -> Part:
@@ -131,7 +146,7 @@ class Run:
             trial_request,
             workload or Toy(),
             data or toy_data(),
-            CPU,
+            on_cpu(),
             clock=clock or Clock(),
             on_observation=observed,
             stop=stop,
