@@ -226,11 +226,9 @@ class LocalExecutor:
         worker = self._make_ready(slot)
         slot.measured = None
         worker.send(command)
-
-        def answer() -> Measured | None:
-            return slot.measured
-
-        return self._await(slot, answer)
+        answer = self._await(slot, lambda: slot.measured)
+        assert isinstance(answer, StepTimeMeasured | MemoryMeasured | NoiseMeasured)
+        return answer
 
     def submit(self, request: TrialRequest) -> None:
         """Start a trial in a free slot; raise `LaunchError` if no worker can be started.

@@ -184,7 +184,7 @@ def test_a_full_house_and_a_number_twice_are_the_callers_mistakes(shared: LocalE
     shared.submit(request_endless_trial(10))
     with pytest.raises(ValueError, match="no slot is free for trial 11"):
         shared.submit(request_trial(11))
-    with pytest.raises(ValueError, match="while no trial runs"):
+    with pytest.raises(ValueError, match="while a trial runs"):
         shared.measure_step_time(StepTimeRequest(configuration=request_trial(1).configuration))
     shared.stop(10, TrialState.CANCELLED, "enough")
     wait_for(shared, lambda events: 10 in outcomes(events))
@@ -362,7 +362,11 @@ def test_a_device_that_is_not_there_is_named_with_those_that_are(device: str, tm
 @pytest.mark.parametrize(
     ("behaviour", "error", "words"),
     [
-        ("raise", WorkloadError, "timing steps of batch size 8 failed: RuntimeError: the user's own mistake"),
+        (
+            "raise",
+            WorkloadError,
+            "measuring the step time of batch size 8 failed: RuntimeError: the user's own mistake",
+        ),
         ("segfault", LaunchError, "worker killed by SIGSEGV"),
     ],
 )
