@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from bssearch.search.study import advise_target, best, check, run_study, trials_frame
     from bssearch.spec import StudySpec, load_spec
     from bssearch.storage.repository import Store, open_store
-    from bssearch.workloads.base import Data, Part, Workload
+    from bssearch.workloads.base import Data, Part, WeightedLoss, Workload
 
 _HOMES = {
     "Answer": "bssearch.analysis.report",
@@ -54,6 +54,7 @@ _HOMES = {
     "StudySpec": "bssearch.spec",
     "TargetNotReachedError": "bssearch.errors",
     "UsageError": "bssearch.errors",
+    "WeightedLoss": "bssearch.workloads.base",
     "Workload": "bssearch.workloads.base",
     "WorkloadError": "bssearch.errors",
     "advise_target": "bssearch.search.study",
@@ -83,6 +84,7 @@ __all__ = [
     "StudySpec",
     "TargetNotReachedError",
     "UsageError",
+    "WeightedLoss",
     "Workload",
     "WorkloadError",
     "advise_target",

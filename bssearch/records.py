@@ -9,9 +9,10 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from enum import StrEnum
+from typing import Any
 
 ParameterValue = bool | int | float | str | None
 
@@ -114,6 +115,15 @@ class Configuration:
     def key(self) -> str:
         """Return a short digest that two runs share exactly when they run the same configuration."""
         return hashlib.sha256(to_json(self).encode()).hexdigest()[:12]
+
+    def in_micro_batches(self, micro_batch_size: int) -> Configuration:
+        """Return what trains the same in micro-batches of another size, which divides the batch size."""
+        steps = self.batch_size // (micro_batch_size * self.world_size)
+        return replace(self, micro_batch_size=micro_batch_size, accumulation_steps=steps)
+
+    def trains_like(self, other: Configuration) -> bool:
+        """Return whether two configurations differ at most in how they split a batch into micro-batches."""
+        return self.in_micro_batches(1) == other.in_micro_batches(1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -465,6 +475,13 @@ class StudyRecord:
     created_at: datetime
     archived_at: datetime | None = None
     environment: Environment | None
+
+
+def outcome_fields(outcome: TrialOutcome) -> dict[str, Any]:
+    """Return an outcome as one flat mapping: the figures of the noise scale and the device stand beside the others."""
+    fields = asdict(outcome)
+    noise, use = fields.pop("noise"), fields.pop("device_use")
+    return {**fields, **{f"noise_{name}": value for name, value in noise.items()}, **use}
 
 
 def to_json(record: object) -> str:

@@ -19,6 +19,7 @@ WIDE: dict[str, Any] = {
     "dropout": {"low": 0.0, "high": 0.5},
     "label_smoothing": 0.1,
     "clip_norm": [0.5, 1.0],
+    "ema_decay": {"low": 0.9, "high": 0.999, "log": False},
     "optimizer": [{"name": "sgd", "momentum": [0.8, 0.9]}, {"name": "adamw", "learning_rate_scale": 0.01}],
     "schedule": {"name": ["constant", "cosine"], "horizon_samples": {"low": 1000, "high": 9000}},
 }
@@ -84,6 +85,7 @@ def test_an_adamw_trial_carries_its_own_parameters_and_learning_rate_scale() -> 
             "weight_decay": 1e-3,
             "dropout": 0.0,
             "clip_norm": 1.0,
+            "ema_decay": 0.99,
             "optimizer": "adamw",
             "sgd.momentum": 0.8,
             "schedule": "cosine",
@@ -98,6 +100,7 @@ def test_an_adamw_trial_carries_its_own_parameters_and_learning_rate_scale() -> 
         "schedule": "cosine",
         "horizon_samples": 2000,
         "clip_norm": 1.0,
+        "ema_decay": 0.99,
     }
 
 
@@ -127,6 +130,8 @@ def test_learning_rate_at_the_edge_of_its_range_is_noticed() -> None:
         ("dropout", {"low": 0.3, "high": 0.1}, "low = 0.3 must be < high = 0.1"),
         ("weight_decay", {"low": 0, "high": 0.1, "log": True}, "must be > 0 on a log scale"),
         ("weight_decay", [-0.1], "-0.1 must be >= 0"),
+        ("ema_decay", {"low": 0.9, "high": 1.0}, "1 must be in (0, 1)"),
+        ("ema_decay", [0.0, 0.9], "0 must be in (0, 1)"),
         ("optimizer", {"name": "sgd", "momentum": 0.0}, "nesterov needs momentum > 0"),
         ("optimizer", {"name": "lion"}, "does not match any of the expected tags"),
         ("schedule", {"name": "cosine"}, "a cosine schedule needs horizon_samples"),

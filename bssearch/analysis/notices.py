@@ -79,7 +79,7 @@ def _notices(spec: StudySpec, trials: Sequence[TrialRecord], verdict: Verdict) -
                 "a larger confirm.top confirms it too",
             )
     baseline = spec.default_configuration
-    default = [trial for trial in trials if trial.configuration == baseline]
+    default = [trial for trial in trials if trial.configuration.trains_like(baseline)]
     if default and not any(trial.state is TrialState.REACHED for trial in default):
         yield "default_missed", "the default configuration never reached the target within its limit"
     shared = sum(trial.outcome is not None and trial.outcome.contended for trial in optimal.runs)

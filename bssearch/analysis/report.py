@@ -10,12 +10,23 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from bssearch.analysis.measured import Measured, measured
 from bssearch.analysis.notices import Notice, notices
 from bssearch.analysis.optimum import FLAT, Candidate, Regime, Verdict, decide, fastest, regime
 from bssearch.analysis.time_to_target import Basis
 from bssearch.errors import TargetNotReachedError
-from bssearch.records import Configuration, Goal, Phase, ProbeRecord, StudyRecord, TrialRecord, TrialState
-from bssearch.space import REGULAR
+from bssearch.records import (
+    Configuration,
+    Goal,
+    MemoryUse,
+    NoiseMeasurement,
+    Phase,
+    ProbeRecord,
+    StudyRecord,
+    TrialRecord,
+    TrialState,
+)
+from bssearch.space import REGULAR, UNKNOWN, MemoryBoundary
 from bssearch.spec import StudySpec
 
 Parameters = dict[str, bool | int | float | str | None]
@@ -79,7 +90,7 @@ class Optimal(Model):
 
 
 class Largest(Model):
-    """The largest batch size that ran without accumulation."""
+    """The largest batch size that ran without accumulation; the reason names what ran out of memory."""
 
     batch_size: int
     time_to_target_s: Time | None
@@ -157,18 +168,31 @@ class Answer(Model):
     speedup: Speedup
     batches: list[Batch]
     fit: Fit | None
+    measured: Measured
     warnings: list[Notice]
 
 
 def build_answer(
-    study: StudyRecord, spec: StudySpec, trials: Sequence[TrialRecord], probes: Mapping[int, ProbeRecord]
+    study: StudyRecord,
+    spec: StudySpec,
+    trials: Sequence[TrialRecord],
+    probes: Mapping[int, ProbeRecord],
+    memory: MemoryBoundary = UNKNOWN,
+    memory_uses: Sequence[MemoryUse] = (),
+    noise: Sequence[NoiseMeasurement] = (),
 ) -> Answer:
-    """Return the answer that a study's records give; raise `TargetNotReachedError` where none reached the target."""
+    """Return the answer that a study's records give; raise `TargetNotReachedError` where none reached the target.
+
+    ``probes`` are the step times in force and ``memory`` what is known of micro-batch sizes. Confirmation runs in
+    micro-batches that ran out of memory since are left out: they are made again in smaller ones. ``memory_uses`` and
+    ``noise`` are what was probed of memory and of the gradient noise scale.
+    """
+    trials = [one for one in trials if one.phase is not Phase.CONFIRM or _may_fit(memory, one)]
     verdict = decide(trials, spec.confirm.runs)
     if verdict is None or study.environment is None:
         raise _not_reached(study, trials)
     batches = _batches(spec, trials, probes, verdict)
-    largest = _largest(verdict, batches)
+    largest = _largest(spec, verdict, batches, memory)
     environment = study.environment
     return Answer(
         study=study.name,
@@ -191,6 +215,7 @@ def build_answer(
         ),
         batches=batches,
         fit=None,
+        measured=measured(probes.values(), memory_uses, memory, noise, verdict.optimal.runs),
         warnings=notices(spec, trials, verdict),
     )
 
@@ -323,28 +348,25 @@ def _batches(
                 final_metric=shown.outcome.final_metric if shown and shown.outcome else None,
                 regime=regime(sizes, steps, index),
                 untuned=bool(best and spec.space.at_edge(best.configuration)) or rising or len(tuned) == 1,
-                ended=_ended(finished, probe),
+                ended=dict(sorted(Counter(trial.state.value for trial in finished).items())),
             )
         )
     return rows
 
 
-def _ended(finished: Sequence[TrialRecord], probe: ProbeRecord | None) -> dict[str, int]:
-    ended = Counter(trial.state.value for trial in finished)
-    if probe is not None and probe.out_of_memory:
-        ended[TrialState.OOM.value] += 1
-    return dict(sorted(ended.items()))
+def _may_fit(memory: MemoryBoundary, trial: TrialRecord) -> bool:
+    return memory.may_fit(trial.configuration.micro_batch_size)
 
 
-def _largest(verdict: Verdict, batches: Sequence[Batch]) -> Largest:
+def _largest(spec: StudySpec, verdict: Verdict, batches: Sequence[Batch], memory: MemoryBoundary) -> Largest:
     """Return the largest batch size that ran without accumulation; where none did, the largest that ran."""
     ran = [one for one in verdict.by_batch.values() if one.fits]
-    whole = [one for one in ran if one.configuration.accumulation_steps == 1]
+    whole = [one for one in ran if one.configuration.accumulation_steps == 1 and _may_fit(memory, one.runs[0])]
     candidate = (whole or ran)[-1]
     size = candidate.configuration.batch_size
-    beyond = [row.batch_size for row in batches if row.batch_size > size and TrialState.OOM.value in row.ended]
-    if beyond:
-        reason = f"batch size {beyond[0]} ran out of memory"
+    limit = min(spec.space.max_micro_batch_size or math.inf, batches[-1].batch_size)
+    if memory.too_large is not None and memory.too_large <= limit:
+        reason = f"a micro-batch of {memory.too_large} ran out of memory"
     elif not whole:
         reason = "every batch size of the study accumulates micro-batches; this is the largest that ran"
     elif any(row.batch_size > size for row in batches):
@@ -359,8 +381,9 @@ def _largest(verdict: Verdict, batches: Sequence[Batch]) -> Largest:
 def _default(spec: StudySpec, trials: Sequence[TrialRecord]) -> Candidate | None:
     default = spec.default_configuration
     for phase in (Phase.CONFIRM, Phase.SEARCH):
-        runs = [trial for trial in trials if trial.phase is phase and trial.configuration == default]
-        counted = tuple(run for run in runs if run.state.is_finished and not run.state.is_missing)
+        runs = [trial for trial in trials if trial.phase is phase and trial.configuration.trains_like(default)]
+        ended = [run for run in runs if run.state.is_finished and not run.state.is_missing]
+        counted = tuple(run for run in ended if run.state is not TrialState.OOM)
         if counted:
             return Candidate(counted[0].configuration, counted)
     return None

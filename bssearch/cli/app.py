@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from bssearch.cli import check, db, enqueue, init, keep, query, run
+from bssearch.cli import check, db, enqueue, init, keep, probe, query, run
 from bssearch.cli.output import end_of_pipe
 from bssearch.errors import BSSearchError
 
@@ -33,6 +33,7 @@ app.command("rename")(keep.rename)
 app.command("archive")(keep.archive)
 app.command("delete")(keep.delete)
 app.command("schema")(query.schema)
+app.add_typer(probe.app, name="probe")
 app.add_typer(db.app, name="db")
 
 

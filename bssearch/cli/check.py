@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from bssearch.cli.output import (
+    AllowBusyOption,
     DataDirOption,
     Format,
     FormatOption,
@@ -29,7 +30,11 @@ TARGET_COLUMNS = ("target", "runs_that_reach_it", "time_to_target_s", "of_the_li
 
 
 def check(
-    spec: SpecArgument, data_dir: DataDirOption = None, overrides: SetOption = None, form: FormatOption = Format.TABLE
+    spec: SpecArgument,
+    data_dir: DataDirOption = None,
+    overrides: SetOption = None,
+    allow_busy: AllowBusyOption = False,
+    form: FormatOption = Format.TABLE,
 ) -> None:
     """Try a study's workload for a few seconds: does it train, how long will it take, what is suspicious."""
     from bssearch.search.study import check as try_out
@@ -37,7 +42,7 @@ def check(
 
     path = find_spec(spec)
     study = load_spec(path, overrides or [])
-    found = try_out(study, folder=workload_folder(path), data_dir=data_dir)
+    found = try_out(study, folder=workload_folder(path), data_dir=data_dir, allow_busy=allow_busy)
     if form is Format.TABLE:
         print_check(found)
     elif form is Format.JSON:
@@ -57,6 +62,7 @@ def target(
     ] = None,
     data_dir: DataDirOption = None,
     overrides: SetOption = None,
+    allow_busy: AllowBusyOption = False,
     form: FormatOption = Format.TABLE,
 ) -> None:
     """Propose a target: run the default to its limit with several seeds, and show what each target would take."""
@@ -76,7 +82,13 @@ def target(
         )
 
     advice = advise_target(
-        study, runs=runs, margin=margin, on_run=show, folder=workload_folder(path), data_dir=data_dir
+        study,
+        runs=runs,
+        margin=margin,
+        on_run=show,
+        folder=workload_folder(path),
+        data_dir=data_dir,
+        allow_busy=allow_busy,
     )
     if form is Format.TABLE:
         print_advice(advice)

@@ -51,6 +51,9 @@ DataDirOption = Annotated[
         help="Where the shipped workloads look for their data.",
     ),
 ]
+AllowBusyOption = Annotated[
+    bool, typer.Option("--allow-busy", help="Go on although another program computes on the GPU.")
+]
 StudyArgument = Annotated[
     str | None, typer.Argument(metavar="[STUDY]", help="Name of the study; may be left out where there is only one.")
 ]

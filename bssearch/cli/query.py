@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,9 +22,10 @@ from bssearch.cli.output import (
     write,
 )
 from bssearch.errors import NotFoundError, UsageError
-from bssearch.records import Phase, TrialRecord, TrialState
+from bssearch.records import Phase, TrialRecord, TrialState, outcome_fields
 
 if TYPE_CHECKING:
+    from bssearch.analysis.measured import Measured
     from bssearch.analysis.report import Answer
     from bssearch.storage.repository import Store
 
@@ -161,6 +162,8 @@ def trial(
     log: Annotated[bool, typer.Option("--log", help="Print only what the training code printed in it.")] = False,
 ) -> None:
     """Show one trial: its configuration, its curve, and why it ended."""
+    from dataclasses import asdict
+
     from bssearch.curves import sparkline
 
     study = None if number is None else study_or_number
@@ -181,10 +184,12 @@ def trial(
                 typer.echo(f"trial {number} of {name} {why}", err=True)
             return
         curve = store.observations(name, number)
+        environment = store.environment_of(name, number)
     if form is not Format.TABLE:
         row = {
             **trial_row(found),
             "traceback": found.outcome.traceback if found.outcome else None,
+            "environment": None if environment is None else asdict(environment),
             "observations": [
                 {"step": one.step, "train_seconds": one.train_seconds, "metric": one.metric, "loss": one.loss}
                 for one in curve
@@ -197,8 +202,13 @@ def trial(
     reason = f": {outcome.reason}" if outcome else ""
     out.print(f"trial {number} of {name} ({found.phase.value}) {found.state.value}{reason}")
     for key, value in trial_row(found).items():
-        if key not in {"number", "phase", "state", "reason"} and value is not None:
+        if key not in {"number", "phase", "state", "reason", "warnings"} and value is not None:
             out.print(f"  {key:22} {cell(value)}")
+    if environment is not None:
+        where = ", ".join(f"{key} {cell(value)}" for key, value in asdict(environment).items() if value is not None)
+        out.print(f"  environment            {where}")
+    for warning in outcome.warnings if outcome else ():
+        out.print(f"  warning: {warning}")
     if curve:
         metrics = [one.metric for one in curve]
         out.print(f"  metric {cell(metrics[0])} {sparkline(metrics)} {cell(metrics[-1])}")
@@ -263,8 +273,32 @@ def print_answer(found: Answer) -> None:
         metric = f"{found.target.metric} {cell(found.optimal.test_metric)}"
         out.print(f"Test {metric} at the target; measured on {found.device.name}.")
     print_table(batch_rows(found), BATCH_COLUMNS)
+    for line in measured_lines(found.measured):
+        out.print(line)
     for warning in found.warnings:
         out.print(f"note: {warning.message}")
+
+
+def measured_lines(found: Measured) -> Iterator[str]:
+    """Yield what is known of step time, memory and gradient noise, a sentence each."""
+    from bssearch.cli.probe import interval
+
+    step, memory, noise = found.step_time, found.memory, found.noise_scale
+    if step is not None:
+        yield (
+            f"A step takes {1e3 * step.alpha_s:.3g} ms + {1e3 * step.beta_s:.3g} ms a sample (within "
+            f"{step.max_residual:.0%}); batch {step.throughput_knee} has 90 % of the highest throughput."
+        )
+    if memory is not None and memory.smallest_that_does_not is not None:
+        yield (
+            f"The largest micro-batch known to fit is {memory.largest_that_fits}; "
+            f"{memory.smallest_that_does_not} does not."
+        )
+    if noise is not None:
+        where = f"trial {noise.trial}" if noise.step is None else f"step {noise.step}"
+        scale = interval(noise.scale, noise.low, noise.high)
+        adam = "" if noise.adam_low is None else f", {interval(noise.adam_scale, noise.adam_low, noise.adam_high)}"
+        yield f"Gradient noise scale near the target: {scale} samples{adam and f'{adam} as Adam sees it'} ({where})."
 
 
 def batch_rows(found: Answer) -> list[dict[str, Any]]:
@@ -290,7 +324,7 @@ def trial_row(record: TrialRecord) -> dict[str, Any]:
     """Return a trial as a flat row: the contract of ``trials --format json``, and more."""
     from dataclasses import asdict
 
-    outcome = asdict(record.outcome) if record.outcome else {}
+    outcome = outcome_fields(record.outcome) if record.outcome else {}
     outcome.pop("traceback", None)
     outcome.pop("state", None)
     configuration = asdict(record.configuration)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from bssearch.cli.output import (
+    AllowBusyOption,
     DatabaseOption,
     DataDirOption,
     Format,
@@ -35,6 +36,7 @@ def run(
         bool,
         typer.Option("--allow-changed-workload", help="Go on although the workload's file is not what it was."),
     ] = False,
+    allow_busy: AllowBusyOption = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would run and how long; run nothing.")] = False,
     form: FormatOption = Format.TABLE,
 ) -> None:
@@ -57,6 +59,7 @@ def run(
             folder=workload_folder(path),
             data_dir=data_dir,
             allow_changed_workload=allow_changed_workload,
+            allow_busy=allow_busy,
             listener=listener,
         )
     if form is Format.TABLE:

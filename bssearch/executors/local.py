@@ -177,16 +177,16 @@ class LocalExecutor:
     def measure_step_time(self, request: StepTimeRequest) -> StepTime:
         """Time isolated steps while no trial runs; raise `LaunchError` if the worker dies of it.
 
-        Where the kernel killed it for want of memory, that is the answer. Raises `WorkloadError` where the user's
-        code does.
+        Where the kernel killed it for want of memory, or it died under a memory limit, that is the answer. Raises
+        `WorkloadError` where the user's code does.
         """
         kills = kernel_memory_kills()
         try:
             answer = self._measure(MeasureStepTime(request=request))
         except LaunchError:
-            if kills is not None and (kernel_memory_kills() or 0) > kills:
-                return StepTime.where_memory_ran_out(request.configuration)
-            raise
+            if not self._is_for_want_of_memory(kills):
+                raise
+            return StepTime.where_memory_ran_out(request.configuration)
         assert isinstance(answer, StepTimeMeasured)
         return answer.step_time
 
@@ -196,13 +196,13 @@ class LocalExecutor:
         The process is new and ends with the answer. Where the kernel killed it for want of memory, or it died under a
         memory limit, that is the answer; otherwise its death raises `LaunchError`.
         """
+        self._refuse_while_a_trial_runs()
         self._discard(self._slots[0])
         kills = kernel_memory_kills()
         try:
             answer = self._measure(MeasureMemory(request=request))
         except LaunchError as error:
-            killed = kills is not None and (kernel_memory_kills() or 0) > kills
-            if not killed and self._memory_limit_bytes is None:
+            if not self._is_for_want_of_memory(kills):
                 raise
             reason = str(error).splitlines()[0]
             micro = request.configuration.micro_batch_size
@@ -220,8 +220,7 @@ class LocalExecutor:
 
     def _measure(self, command: MeasureStepTime | MeasureMemory | MeasureNoise) -> Measured:
         """Have the first slot's worker measure; raise `LaunchError` if it dies of it, `WorkloadError` as it says."""
-        if any(slot.trial for slot in self._slots):
-            raise ValueError("nothing is measured while a trial runs")
+        self._refuse_while_a_trial_runs()
         slot = self._slots[0]
         worker = self._make_ready(slot)
         slot.measured = None
@@ -229,6 +228,15 @@ class LocalExecutor:
         answer = self._await(slot, lambda: slot.measured)
         assert isinstance(answer, StepTimeMeasured | MemoryMeasured | NoiseMeasured)
         return answer
+
+    def _is_for_want_of_memory(self, kernel_kills_before: int | None) -> bool:
+        """Return whether memory is to blame for a worker's death: under a limit, libraries end in many ways."""
+        killed = kernel_kills_before is not None and (kernel_memory_kills() or 0) > kernel_kills_before
+        return killed or self._memory_limit_bytes is not None
+
+    def _refuse_while_a_trial_runs(self) -> None:
+        if any(slot.trial for slot in self._slots):
+            raise ValueError("nothing is measured while a trial runs")
 
     def submit(self, request: TrialRequest) -> None:
         """Start a trial in a free slot; raise `LaunchError` if no worker can be started.

@@ -38,6 +38,8 @@ THREAD_VARIABLES = (
     "NUMEXPR_NUM_THREADS",
     "VECLIB_MAXIMUM_THREADS",
 )
+# Read once by cuBLAS, which repeats its sums exactly only with workspaces of a fixed size.
+REPEATABLE_CUBLAS = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
 
 _POLL_SECONDS = 0.2
 _STACK_SECONDS = 0.3
@@ -47,7 +49,7 @@ _CHUNK_BYTES = 1 << 16
 def worker_environment(environment: Mapping[str, str], threads: int) -> dict[str, str]:
     """Return the environment of a worker: without the database's secrets, with the thread count set."""
     scrubbed = {name: value for name, value in environment.items() if name not in SECRETS}
-    return scrubbed | dict.fromkeys(THREAD_VARIABLES, str(threads))
+    return REPEATABLE_CUBLAS | scrubbed | dict.fromkeys(THREAD_VARIABLES, str(threads))
 
 
 class WorkerProcess:

@@ -100,6 +100,7 @@ class Worker:
         self._stop: tuple[TrialState, str] | None = None
         self._progress = 0
         self._loaded: tuple[Workload, Data, Computation] | None = None
+        self._memory_limit_bytes: int | None = None
 
     def serve(self) -> None:
         """Work until the driver says `Exit`."""
@@ -157,21 +158,27 @@ class Worker:
             import torch
 
             from bssearch.executors.devices import choose_device
+            from bssearch.training.batches import place
             from bssearch.training.computation import Computation
-            from bssearch.training.memory import is_out_of_memory
+            from bssearch.training.memory import is_out_of_memory, limit_memory
             from bssearch.workloads.base import check_data, resolve
 
             torch.set_num_threads(command.threads)
-            device = choose_device(command.device, command.slot)
+            device = choose_device(command.device, command.slot, command.allow_busy)
+            if command.memory_limit_bytes is not None:
+                limit_memory(device, command.memory_limit_bytes)
+            computation = Computation(device, command.training)
             workload = resolve(command.workload, command.workload_settings, Path(command.folder))
             try:
-                data = check_data(workload.load(device))
+                data = check_data(workload.load(torch.device("cpu")))
             except BaseException as error:
                 if is_out_of_memory(error):
                     raise
                 message = f"workload {command.workload!r} does not load: {describe_exception(error)}"
                 raise WorkloadError(message, hint=getattr(error, "hint", None)) from error
-            self._loaded = workload, data, Computation(device, command.training)
+            data, _ = place(data, computation, command.memory_limit_bytes)
+            self._loaded = workload, data, computation
+            self._memory_limit_bytes = command.memory_limit_bytes
             self._channel.send(Loaded(device=str(device)))
         except BaseException as error:
             self._refuse(error)
@@ -183,9 +190,8 @@ class Worker:
 
             assert self._loaded is not None, "the driver loads before it asks"
             workload, data, computation = self._loaded
-            device = computation.device
             try:
-                model = describe_model(workload, data, device)
+                model = describe_model(workload, data, computation)
             except WorkloadError:
                 raise
             except Exception as error:
@@ -196,7 +202,7 @@ class Worker:
                 validation_samples=len(data.validation),
                 test_samples=len(data.test),
                 metrics=dict(workload.metrics),
-                environment=describe_environment(device, workload),
+                environment=describe_environment(computation, workload, memory_limit_bytes=self._memory_limit_bytes),
                 model=model,
                 tokens_per_sample=tokens_per_sample(workload),
             )
@@ -210,10 +216,11 @@ class Worker:
 
     def _refuse(self, error: BaseException) -> None:
         traceback.print_exception(error)
+        lacks_memory = _ran_out_of_memory(error)
         self._channel.send(
             Refused(
-                error="workload" if isinstance(error, WorkloadError) else "launch",
-                message=describe_exception(error),
+                error="workload" if isinstance(error, WorkloadError) and not lacks_memory else "launch",
+                message=f"{'out of memory: ' if lacks_memory else ''}{describe_exception(error)}",
                 hint=error.hint if isinstance(error, BSSearchError) else None,
             )
         )
@@ -301,6 +308,17 @@ def _failure(error: BaseException) -> TrialOutcome:
         reason=describe_exception(error),
         traceback="".join(traceback.format_exception(error)),
     )
+
+
+def _ran_out_of_memory(error: BaseException | None) -> bool:
+    """Return whether an error, or what caused it, says that there was no memory left."""
+    from bssearch.training.memory import is_out_of_memory
+
+    while error is not None:
+        if is_out_of_memory(error):
+            return True
+        error = error.__cause__
+    return False
 
 
 def _device_works() -> bool:

@@ -1,30 +1,48 @@
-"""How long one optimizer step and one evaluation take, alone on the device."""
+"""How long one optimizer step, its update and one evaluation take, alone on the device."""
 
 from __future__ import annotations
 
+import functools
+import math
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from bssearch.records import StepTime, StepTimeRequest
 from bssearch.training.clock import Clock, Ledger, clock_for
 from bssearch.training.computation import Computation
+from bssearch.training.contention import ContentionMeter
 from bssearch.training.memory import is_out_of_memory, peak_memory_bytes, reset_peak_memory
-from bssearch.training.trainer import Trainer
+from bssearch.training.trainer import Trainer, warm_up
 from bssearch.workloads.base import Data, Workload
 
-WARM_UP_STEPS = 3
-STEPS = (5, 30)
+WARM_UP_STEPS = 5
+
+RUN_SECONDS = 0.01
+"""Steps are timed in runs, back to back as in training, of so many steps that a run takes this long: one step where it
+takes longer. The clock and, on a GPU, the wait for its end are then small beside what is timed."""
+
+RUNS = (6, 1000)
+"""Fewer than six runs have no 95 % interval; at 10 ms, a thousand are ten seconds."""
+
+LEAST_SHARE = 0.2
+"""Runs are timed for this share of the limit even where they agree before: a machine has moods that last longer."""
+
+UPDATE_SHARE = 0.1
+"""The update alone is timed for this share of the limit at most."""
+
 EVALUATIONS = (1, 3)
-SECONDS = 0.5
-"""Steps (and evaluations) are timed until this many seconds of them are measured, but at least the lower and at most
-the upper number of times."""
+EVALUATION_SECONDS = 0.5
+"""Evaluations are timed until they add up to this, but at least the lower and at most the upper number of times."""
 
 
 def measure_step_time(request: StepTimeRequest, workload: Workload, data: Data, computation: Computation) -> StepTime:
-    """Return the median seconds of a step, each timed alone, and of an evaluation of the validation part.
+    """Return the median seconds of a step with its interval, of its update, and of an evaluation.
 
-    The steps are those of the training loop, on training data, after three that are not counted. Out of memory is an
-    answer: ``out_of_memory`` without times. Other exceptions of the workload go through.
+    The steps are those of the training loop, on training data, after a few that are not counted. They are timed in
+    short runs (`RUN_SECONDS`) until the 95 % interval of the median run is within the asked precision, or the limit is
+    reached. The evaluation is that of the validation part. Out of memory is an answer: ``out_of_memory`` without
+    times. Other exceptions of the workload go through.
     """
     try:
         return _measure(request, workload, data, computation)
@@ -37,30 +55,111 @@ def measure_step_time(request: StepTimeRequest, workload: Workload, data: Data, 
 def _measure(request: StepTimeRequest, workload: Workload, data: Data, computation: Computation) -> StepTime:
     configuration = request.configuration
     device = computation.device
-    clock = clock_for(device)
-    reset_peak_memory(device)
-    trainer = Trainer(workload, configuration, data.train, computation, seed=0)
-    for _ in range(WARM_UP_STEPS):
-        trainer.step()
-    steps = _times(clock, "train", trainer.step, STEPS)
     metric = next(iter(workload.metrics))
-    evaluations = _times(clock, "evaluation", lambda: trainer.evaluate(data.validation, metric), EVALUATIONS)
+    clock = clock_for(device)
+    if computation.compiles:
+        warm_up(workload, configuration, data, computation, metric, seed=0)
+    reset_peak_memory(device)
+    with Trainer(workload, configuration, data.train, computation, seed=0) as trainer:
+        guess = min(_seconds(clock, "warmup", trainer.step) for _ in range(WARM_UP_STEPS))
+        meter = ContentionMeter(device, request.threads)
+        meter.start()
+        step = _time(clock, "train", trainer.step, guess, request.precision, request.seconds_limit)
+        contention = meter.stop()
+        evaluation = _evaluation_seconds(clock, lambda: trainer.evaluate(data.validation, metric))
+        guess = _seconds(clock, "other", trainer.update)
+        limit = UPDATE_SHARE * request.seconds_limit
+        update = _time(clock, "other", trainer.update, guess, request.precision, limit)
+    interrupted = clock.is_contended(request.threads)
     return StepTime(
         batch_size=configuration.batch_size,
         micro_batch_size=configuration.micro_batch_size,
-        step_seconds=statistics.median(steps),
-        evaluation_seconds=statistics.median(evaluations),
-        steps_timed=len(steps),
+        step_seconds=step.median,
+        step_seconds_low=step.low,
+        step_seconds_high=step.high,
+        settled=step.settled,
+        steps_timed=step.count,
+        update_seconds=update.median,
+        evaluation_seconds=evaluation,
         peak_memory_bytes=peak_memory_bytes(device),
+        contended=contention.contended or interrupted,
+        reason=contention.reason or ("other work had the processor meanwhile" if interrupted else None),
     )
 
 
-def _times(clock: Clock, ledger: Ledger, work: Callable[[], object], count: tuple[int, int]) -> list[float]:
-    at_least, at_most = count
+def _evaluation_seconds(clock: Clock, evaluate: Callable[[], object]) -> float:
+    least, most = EVALUATIONS
     times: list[float] = []
-    while len(times) < at_least or (len(times) < at_most and sum(times) < SECONDS):
-        before = clock.seconds(ledger)
-        with clock.ledger(ledger):
+    while len(times) < least or (len(times) < most and sum(times) < EVALUATION_SECONDS):
+        times.append(_seconds(clock, "evaluation", evaluate))
+    return statistics.median(times)
+
+
+@dataclass(frozen=True, slots=True)
+class _Timing:
+    """The median seconds of a piece of work, with its interval; ``count`` is how often it was done."""
+
+    median: float
+    low: float
+    high: float
+    settled: bool
+    count: int
+
+
+def _time(
+    clock: Clock, ledger: Ledger, work: Callable[[], object], guess: float, precision: float, limit: float
+) -> _Timing:
+    """Time runs of a piece of work that takes about ``guess`` seconds until their median is known."""
+    per_run = math.ceil(RUN_SECONDS / guess) if 0 < guess < RUN_SECONDS else 1
+
+    def run() -> None:
+        for _ in range(per_run):
             work()
-        times.append(clock.seconds(ledger) - before)
-    return times
+
+    fewest, most = RUNS
+    times: list[float] = []
+    spent = 0.0
+    while True:
+        seconds = _seconds(clock, ledger, run)
+        spent += seconds
+        times.append(seconds / per_run)
+        if len(times) < fewest:
+            continue
+        median = statistics.median(times)
+        low, high = median_interval(times)
+        settled = high - low <= 2 * precision * median and spent >= LEAST_SHARE * limit
+        if settled or spent >= limit or len(times) == most:
+            return _Timing(median, low, high, settled, len(times) * per_run)
+
+
+def _seconds(clock: Clock, ledger: Ledger, work: Callable[[], object]) -> float:
+    before = clock.seconds(ledger)
+    with clock.ledger(ledger):
+        work()
+    return clock.seconds(ledger) - before
+
+
+def median_interval(values: Sequence[float]) -> tuple[float, float]:
+    """Return the interval that holds the median of what the values are drawn from, at 95 % or more.
+
+    It assumes nothing about their distribution but that they are independent: it runs from the k-th smallest to the
+    k-th largest with the largest k for which P(Bin(n, ½) < k) ≤ 2.5 % (David & Nagaraja, Order Statistics, § 7.1).
+    Raises `ValueError` below six values, which have no such interval.
+    """
+    k = _rank(len(values))
+    if k < 1:
+        raise ValueError(f"{len(values)} values have no 95 % interval of the median; it takes 6")
+    ordered = sorted(values)
+    return ordered[k - 1], ordered[-k]
+
+
+@functools.cache
+def _rank(count: int) -> int:
+    """Return the largest k with P(Bin(count, ½) < k) ≤ 1/40, in whole numbers: of 2^count ways, those with < k."""
+    below, ways = 0, 1
+    for k in range(count):
+        below += ways
+        if 40 * below > 2**count:
+            return k
+        ways = ways * (count - k) // (k + 1)
+    return 0

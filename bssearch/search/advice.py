@@ -89,13 +89,9 @@ def advise(
         raise UsageError(f"margin = {margin:g} must be a finite number >= 0")
     target, limit = spec.record_target, spec.budget.trial_train_seconds
     probe = step_time_of_default(spec, executor, spec.default.batch_size)
-    if probe.eval_every_steps is None:
-        raise LaunchError(f"the default batch size {spec.default.batch_size} does not fit into memory")
     curves, made = [], []
     for index in range(runs):
-        outcome, curve = run_default(
-            spec, executor, index, eval_every_steps=probe.eval_every_steps, limit=limit, stop_at_target=False
-        )
+        outcome, curve = run_default(spec, executor, index, probe=probe, limit=limit, stop_at_target=False)
         if not curve or outcome.state is TrialState.DIVERGED:
             raise LaunchError(f"the default configuration does not train: {outcome.reason}")
         best = max(curve, key=lambda one: target.gain(one.metric))

@@ -62,7 +62,7 @@ def propose(history: History) -> Proposal | None:
         return Proposal(nearest, "transfer")
     wanted = evidence_sizes(history) if history.spent >= EVIDENCE_FROM * history.spec.budget.trials else []
     for size in wanted:
-        tries = sum(trial.configuration != default for trial in _evidence_at(history, size))
+        tries = sum(not trial.configuration.trains_like(default) for trial in _evidence_at(history, size))
         if history.best_at(size) is None and tries < EVIDENCE_TRIES:
             return Proposal(size, FIRST_SOURCES[tries], evidence=True)
     if fewest < FLOOR:
@@ -87,7 +87,7 @@ def evidence_sizes(history: History) -> list[int]:
 def _evidence_at(history: History, batch_size: int) -> list[TrialRecord]:
     """Return the evidence trials at a batch size that run, have run or have failed."""
     here = [trial for trial in history.trials if trial.configuration.batch_size == batch_size and trial.evidence]
-    return [trial for trial in here if trial.state not in {TrialState.LOST, TrialState.CANCELLED}]
+    return [trial for trial in here if trial.state not in {TrialState.LOST, TrialState.CANCELLED, TrialState.OOM}]
 
 
 def _centre(history: History) -> int:

@@ -4,39 +4,63 @@ from __future__ import annotations
 
 from bssearch.errors import InterruptedRunError, LaunchError
 from bssearch.executors.base import Ended, Executor, Observed
-from bssearch.records import Configuration, Observation, Phase, ProbeRecord, TrialOutcome, TrialRequest, TrialState
-from bssearch.search.cadence import probe_record
-from bssearch.search.calibration import default_at
+from bssearch.records import (
+    Configuration,
+    MemoryUse,
+    Observation,
+    Phase,
+    ProbeRecord,
+    TrialOutcome,
+    TrialRequest,
+    TrialState,
+)
+from bssearch.search.calibration import measure_step_time_at
 from bssearch.search.interrupts import Interrupts
 from bssearch.search.seeds import trial_seed
+from bssearch.space import UNKNOWN, MemoryBoundary
 from bssearch.spec import StudySpec
 
 POLL_SECONDS = 0.2
 
 
-def step_time_of_default(spec: StudySpec, executor: Executor, batch_size: int) -> ProbeRecord:
-    """Time the default configuration at a batch size; the cadence is that of the study's own trials."""
-    measured = executor.measure_step_time(default_at(spec, batch_size))
-    return probe_record(measured, spec.budget.trial_train_seconds)
+def step_time_of_default(
+    spec: StudySpec, executor: Executor, batch_size: int, memory: MemoryBoundary = UNKNOWN
+) -> ProbeRecord:
+    """Time the default configuration at a batch size; cadence and micro-batches are those of the study's own trials.
+
+    Raises `LaunchError` where not even a micro-batch of one sample fits.
+    """
+    too_large: list[MemoryUse] = []
+    probe = measure_step_time_at(spec, executor, batch_size, memory, too_large.append)
+    if probe is None:
+        tried = ", ".join(str(use.micro_batch_size) for use in reversed(too_large))
+        raise LaunchError(
+            f"batch size {batch_size} does not fit into memory, in whatever micro-batches: {tried} ran out of it",
+            hint="a smaller model or evaluation, or a device with more memory (see executor.memory_limit_gib)",
+        )
+    return probe
 
 
 def run_default(
-    spec: StudySpec, executor: Executor, index: int, *, eval_every_steps: int, limit: float, stop_at_target: bool
+    spec: StudySpec, executor: Executor, index: int, *, probe: ProbeRecord, limit: float, stop_at_target: bool
 ) -> tuple[TrialOutcome, list[Observation]]:
     """Run the default configuration with the seed of this index; return its outcome and curve.
+
+    ``probe`` is its step time, which says how it is split and how often it is evaluated.
 
     One that goes on past the target may have a target that means nothing, so it is never judged by its way from chance.
     Raises `LaunchError` where the trial fails or runs out of memory, `InterruptedRunError` on Ctrl-C.
     """
+    assert probe.eval_every_steps is not None, "the default was timed"
     full = stop_at_target and limit >= spec.budget.trial_train_seconds
     request = TrialRequest(
         number=index + 1,
-        configuration=spec.default_configuration,
+        configuration=spec.default_configuration.in_micro_batches(probe.micro_batch_size),
         seed=trial_seed(spec.seed, Phase.PROBE, index),
         target=spec.record_target,
         train_seconds_limit=limit,
         limit_state=TrialState.EXHAUSTED if full else TrialState.CAPPED,
-        eval_every_steps=eval_every_steps,
+        eval_every_steps=probe.eval_every_steps,
         stop_at_target=stop_at_target,
         threads=spec.executor.threads,
     )

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from pydantic import BaseModel, ConfigDict
 
 from bssearch.analysis.notices import Notice
-from bssearch.errors import LaunchError
 from bssearch.executors.base import Executor
 from bssearch.records import Goal, Observation, ProbeRecord, TrialOutcome, TrialState, WorkloadDescription
 from bssearch.search.alone import run_default, step_time_of_default
 from bssearch.search.cadence import EVALUATION_SHARE, FEWEST_EVALUATIONS
 from bssearch.search.estimates import longest_seconds, longest_trial_seconds, pruned_seconds
 from bssearch.space import split_batch
+from bssearch.space.batch_norm import batch_norm_caveats
 from bssearch.spec import StudySpec
 
 TRIAL_SECONDS = 5.0
@@ -24,8 +24,6 @@ TRIAL_SECONDS = 5.0
 CHANCE_TOLERANCE = 0.1
 DROPPED_SHARE = 0.2
 FEW_STEPS = 50
-TINY_BATCH = 16
-"""Below this many samples batch normalisation's statistics are poor (Wu & He 2018, arXiv 1803.08494, figure 1)."""
 
 
 class Model(BaseModel):
@@ -92,21 +90,15 @@ def check_study(spec: StudySpec, executor: Executor, found: WorkloadDescription)
     """Time steps at the smallest, the default and the largest batch size, run the default for a few seconds.
 
     Nothing is stored. ``found`` must have passed `check_against_workload`. Raises `LaunchError` where the default
-    configuration does not run, `WorkloadError` where the user's code fails.
+    configuration does not run, or nothing fits into memory, `WorkloadError` where the user's code fails.
     """
     default = spec.default.batch_size
     probes = {
         size: step_time_of_default(spec, executor, size)
         for size in sorted({spec.batch_sizes[0], default, spec.batch_sizes[-1]})
     }
-    cadence = probes[default].eval_every_steps
-    if cadence is None:
-        raise LaunchError(
-            f"the default batch size {default} does not fit into the memory of {found.environment.device_name}",
-            hint="set space.max_micro_batch_size, or a smaller default.batch_size",
-        )
     limit = min(TRIAL_SECONDS, spec.budget.trial_train_seconds)
-    outcome, curve = run_default(spec, executor, 0, eval_every_steps=cadence, limit=limit, stop_at_target=True)
+    outcome, curve = run_default(spec, executor, 0, probe=probes[default], limit=limit, stop_at_target=True)
     evidence = Evidence(spec, found, list(probes.values()), outcome, curve)
     reached = outcome.time_to_target_s
     longest = longest_trial_seconds(spec.budget.trial_train_seconds, evidence.probes)
@@ -208,10 +200,14 @@ def _about_the_batch_sizes(evidence: Evidence) -> Iterator[tuple[str, str]]:
     spec, found = evidence.spec, evidence.found
     limit = spec.budget.trial_train_seconds
     for probe in evidence.probes:
-        if probe.step_seconds is None or probe.evaluation_seconds is None:
-            yield "out_of_memory", f"batch {probe.batch_size} does not fit into memory and will not be run"
-            continue
-        if limit < FEW_STEPS * probe.step_seconds:
+        wanted, _ = split_batch(probe.batch_size, spec.space.max_micro_batch_size)
+        if probe.micro_batch_size < wanted:
+            yield (
+                "out_of_memory",
+                f"a micro-batch of {wanted} does not fit into memory: batch {probe.batch_size} accumulates "
+                f"micro-batches of {probe.micro_batch_size}",
+            )
+        if probe.step_seconds is not None and limit < FEW_STEPS * probe.step_seconds:
             yield (
                 "few_steps",
                 f"budget.trial_train_seconds = {limit:g} is {limit / probe.step_seconds:.0f} steps at batch "
@@ -236,22 +232,13 @@ def _about_the_batch_sizes(evidence: Evidence) -> Iterator[tuple[str, str]]:
 
 def about_batch_normalisation(spec: StudySpec, found: WorkloadDescription) -> Iterator[tuple[str, str]]:
     """Yield what batch normalisation, where the model has any, does to a comparison of batch sizes."""
-    layers = found.model.batch_norm_layers
-    if not layers:
-        return
     micro_batches = {size: split_batch(size, spec.space.max_micro_batch_size)[0] for size in spec.batch_sizes}
-    smallest = min(micro_batches.values())
-    if smallest < TINY_BATCH:
-        yield (
-            "batch_norm_small_batch",
-            f"the model has {layers} batch normalisation layers, whose statistics are poor at {smallest} samples a "
-            "micro-batch: GroupNorm compares batch sizes fairly",
-        )
-    if any(micro < size for size, micro in micro_batches.items()):
-        yield (
-            "batch_norm_accumulation",
-            "batch normalisation sees micro-batches, not batches: accumulated batch sizes train another model",
-        )
+    yield from batch_norm_caveats(
+        found.model.batch_norm_layers,
+        min(micro_batches.values()),
+        accumulates=any(micro < size for size, micro in micro_batches.items()),
+        ghost_batch_size=spec.training.ghost_batch_size,
+    )
 
 
 def _about_the_spec(evidence: Evidence) -> Iterator[tuple[str, str]]:

@@ -27,7 +27,7 @@ class ConfirmationRun:
 
 
 def finalists(history: History) -> list[Configuration]:
-    """Return the configurations to confirm, each once.
+    """Return the configurations to confirm, each once, in the micro-batches that its batch size runs in.
 
     The two best of each of the ``confirm.top`` best batch sizes, the default and the best known of its batch size, and
     the best known of the largest batch size that runs without accumulation (the one that came nearest where none
@@ -39,15 +39,16 @@ def finalists(history: History) -> list[Configuration]:
     chosen = []
     for _, size in sorted(reached)[: history.spec.confirm.top]:
         ranked = sorted((trial for trial in history.at(size) if trial.state is TrialState.REACHED), key=seconds)
-        unlike = list(dict.fromkeys(trial.configuration.key for trial in ranked))[:CONFIGURATIONS_PER_BATCH]
-        chosen += [next(trial.configuration for trial in ranked if trial.configuration.key == key) for key in unlike]
+        unlike = {run.key: run for run in (history.as_run(trial.configuration) for trial in ranked)}
+        chosen += list(unlike.values())[:CONFIGURATIONS_PER_BATCH]
     if history.spec.default.batch_size in history.feasible:
         chosen.append(history.spec.default_configuration)
         if (tuned := history.best_at(history.spec.default.batch_size)) is not None:
             chosen.append(tuned.configuration)
     if history.largest is not None and (nearest := _nearest_at(history, history.largest)):
         chosen.append(nearest.configuration)
-    return list({configuration.key: configuration for configuration in chosen}.values())
+    runs = [history.as_run(configuration) for configuration in chosen]
+    return list({configuration.key: configuration for configuration in runs}.values())
 
 
 def remaining(history: History, trials: Sequence[TrialRecord]) -> list[ConfirmationRun]:
@@ -55,18 +56,25 @@ def remaining(history: History, trials: Sequence[TrialRecord]) -> list[Confirmat
 
     Seed by seed over all finalists, each round in its own shuffled order. A configuration whose confirmation has begun
     stays one, though a larger budget has found better: the verdict needs all of them to have had their runs. Lost and
-    cancelled runs are made again; a failed one once more.
+    cancelled runs are made again; a failed one once more. Where memory ran out, all runs of a batch size are made again
+    in smaller micro-batches.
     """
     done: dict[tuple[str, int], int] = {}
     in_vain: dict[tuple[str, int], int] = {}
+    begun: dict[str, Configuration] = {}
     for trial in trials:
-        key = (trial.configuration.key, trial.seed)
-        if trial.state.is_missing:
+        if trial.configuration.batch_size not in history.probes:
+            continue
+        run = history.as_run(trial.configuration)
+        begun[run.key] = run
+        key = (run.key, trial.seed)
+        if trial.state.is_missing or trial.state is TrialState.OOM:
             in_vain[key] = trial.number
+        if trial.configuration != run:
+            continue
         if trial.state not in {TrialState.LOST, TrialState.CANCELLED}:
             weight = 1 if trial.state is TrialState.FAILED else FAILURES_ALLOWED + 1
             done[key] = done.get(key, 0) + weight
-    begun = {trial.configuration.key: trial.configuration for trial in trials}
     chosen = list(({one.key: one for one in finalists(history)} | begun).values())
     runs = []
     for index in range(history.spec.confirm.runs):

@@ -24,7 +24,12 @@ from bssearch.records import (
     TrialState,
 )
 from bssearch.search import pruners
-from bssearch.search.calibration import measure_step_times, missing_step_times, refuse_where_nothing_fits
+from bssearch.search.calibration import (
+    measure_step_times,
+    missing_step_times,
+    refuse_cap_beyond_memory,
+    refuse_where_nothing_fits,
+)
 from bssearch.search.heartbeat import HEARTBEAT_SECONDS, LEASE_SECONDS, Heartbeat
 from bssearch.search.history import FAILURES, History, measured_seconds
 from bssearch.search.interrupts import Interrupts
@@ -44,9 +49,10 @@ FAILURES_IN_A_ROW = 5
 
 @dataclass(slots=True)
 class Running:
-    """A trial in a slot, with what it has reported."""
+    """A trial in a slot, with what it has reported; ``step_seconds`` as measured in isolation."""
 
     job: Job
+    step_seconds: float | None
     observations: list[Observation] = field(default_factory=list)
     stopping: bool = False
 
@@ -80,13 +86,15 @@ class Driver:
                 self._take_over()
                 for trial in self.store.trials(self.spec.name):
                     self._refuse_target_met_at_once(trial)
+                refuse_cap_beyond_memory(self.spec, self.store, self.environment)
                 self._time_steps()
                 while True:
                     self._run(self.planner.search_job, Phase.SEARCH, self.executor.slots)
                     with self._claimed(f"confirm on {self.environment.host}"):
                         self._run(self.planner.confirmation_job, Phase.CONFIRM, 1)
                     # What was enqueued, or lost by another driver, meanwhile is run too.
-                    if self.planner.search_job(self._history()) is None:
+                    history = self._history()
+                    if not history.untimed and self.planner.search_job(history) is None:
                         return
         except KeyboardInterrupt:
             raise InterruptedRunError("killed; every trial that had ended is stored", hint=CONTINUE) from None
@@ -94,13 +102,14 @@ class Driver:
             self._abandon()
 
     def _time_steps(self) -> None:
-        if missing_step_times(self.spec, self.store):
+        """Have every batch size timed, by this driver or another, while nothing runs here."""
+        if missing_step_times(self.spec, self.store, self.environment):
+            refuse_where_nothing_fits(self.spec, self.store, self.environment)
             with self._claimed("time steps"):
-                missing = missing_step_times(self.spec, self.store)
+                missing = missing_step_times(self.spec, self.store, self.environment)
                 if missing:
                     self.listener.note(f"timing steps at batch sizes {', '.join(map(str, missing))}")
                 measure_step_times(self.spec, self.store, self.executor, self.environment, self._stop_if_interrupted)
-        refuse_where_nothing_fits(self.spec, self.store, self.environment)
 
     @contextmanager
     def _claimed(self, name: str) -> Iterator[None]:
@@ -132,7 +141,7 @@ class Driver:
 
     def _history(self) -> History:
         trials = self.store.trials(self.spec.name)
-        history = History(self.spec, trials, self.store.probes(self.spec.name))
+        history = History(self.spec, trials, self.store.probes(self.spec.name, self.environment))
         best = history.incumbent
         if best is not None and (self._incumbent is None or best.number != self._incumbent.number):
             self._incumbent = pruners.Incumbent(best.number, measured_seconds(best), self._curve(best.number))
@@ -148,7 +157,7 @@ class Driver:
         """Start jobs while there are any and slots are free; return when all have ended, other drivers' too.
 
         Where there is none, it is asked for again when a trial has ended, here or elsewhere: only then can there be
-        one.
+        one. After an out-of-memory none is started before the smaller micro-batches have been timed, alone.
         """
         self._next_look = time.monotonic()
         told = False
@@ -156,7 +165,10 @@ class Driver:
             self._stop_if_interrupted()
             if len(self._running) < slots and time.monotonic() >= self._next_look:
                 history = self._history()
-                job = next_job(history)
+                if history.untimed and not self._running:
+                    self._time_steps()
+                    continue
+                job = None if history.untimed else next_job(history)
                 if job is not None:
                     self._start(job, history)
                     continue
@@ -186,11 +198,12 @@ class Driver:
 
     def _start(self, job: Job, history: History) -> None:
         """Start a trial, unless another driver has been faster: then the history tells something new."""
-        cadence = history.probes[job.configuration.batch_size].eval_every_steps or 1
+        probe = history.probes[job.configuration.batch_size]
+        cadence = probe.eval_every_steps or 1
         number = self._store_start(job, history.length, cadence)
         if number is None:
             return
-        self._running[number] = Running(job)
+        self._running[number] = Running(job, probe.step_seconds)
         full = job.train_seconds_limit >= self.spec.budget.trial_train_seconds
         self.executor.submit(
             TrialRequest(
@@ -213,6 +226,7 @@ class Driver:
             started = self.store.start_queued(
                 self.spec.name,
                 job.queued,
+                configuration=job.configuration,
                 train_seconds_limit=job.train_seconds_limit,
                 eval_every_steps=cadence,
                 threads=threads,
@@ -253,10 +267,9 @@ class Driver:
     def _end(self, number: int, outcome: TrialOutcome, log: str) -> None:
         self._flush()
         running = self._running.pop(number)
-        step_seconds = self.store.probes(self.spec.name)[running.job.configuration.batch_size].step_seconds
         product = None
-        if outcome.steps_to_target is not None and step_seconds is not None:
-            product = outcome.steps_to_target * step_seconds
+        if outcome.steps_to_target is not None and running.step_seconds is not None:
+            product = outcome.steps_to_target * running.step_seconds
         if log.strip():
             self.store.save_log(self.spec.name, number, log)
         try:

@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from bssearch.errors import UsageError
 from bssearch.records import Configuration, ParameterValue, Phase
+from bssearch.search.calibration import refuse_where_nothing_fits
 from bssearch.search.seeds import trial_seed
 from bssearch.space import OPTIMIZER_SETTINGS
 from bssearch.spec import StudySpec
@@ -22,8 +23,9 @@ def enqueue(store: Store, study: str, values: Mapping[str, ParameterValue]) -> t
     """Queue a configuration under a study; return its trial's number and the whole configuration.
 
     What ``values`` leave out is the default's; a learning rate left out follows the space's rule to the batch size and
-    its scale to the optimizer. The trial runs to the study's full limit, never pruned. Raises `UsageError` for an
-    unknown name and for a configuration outside the space, naming each value and its bound.
+    its scale to the optimizer. The trial runs to the study's full limit, never pruned, and accumulates micro-batches
+    where memory wants it. Raises `UsageError` for an unknown name and for a configuration outside the space, naming
+    each value and its bound, `LaunchError` where nothing fits into memory.
     """
     record = store.study(study)
     if record.archived_at is not None:
@@ -31,8 +33,10 @@ def enqueue(store: Store, study: str, values: Mapping[str, ParameterValue]) -> t
     spec = StudySpec.model_validate(record.spec)
     configuration = configuration_of(spec, values)
     trials, probe = store.trials(study), store.probes(study).get(configuration.batch_size)
-    if probe is not None and probe.out_of_memory:
-        raise UsageError(f"batch_size = {configuration.batch_size} does not fit into memory: it was tried")
+    if probe is not None:
+        configuration = configuration.in_micro_batches(probe.micro_batch_size)
+    if record.environment is not None:
+        refuse_where_nothing_fits(spec, store, record.environment)
     number = store.enqueue_trial(
         study,
         configuration=configuration,

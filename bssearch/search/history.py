@@ -17,6 +17,7 @@ ATTEMPTS = 5
 class History:
     """A study's search trials in the order of their numbers, running ones included, and its step-time probes.
 
+    ``probes`` holds by batch size the step time of the split into micro-batches that its trials run in.
     ``all_trials`` are those of every phase, ``length`` is how many that are: the number of the newest.
     """
 
@@ -52,15 +53,14 @@ class History:
     def feasible(self) -> tuple[int, ...]:
         """Return the batch sizes that may run, ascending.
 
-        An out-of-memory at a micro-batch excludes all that are as large, unless a trial as large has run: then it was
-        a neighbour's memory. `FAILURES` failed trials, and more than ran, exclude a batch size.
+        Those of `untimed` may not yet. `FAILURES` failed trials, and more than ran, exclude a batch size.
         """
-        ran = max((trial.configuration.micro_batch_size for trial in self.trials if _has_run(trial)), default=0)
-        failed = [probe.micro_batch_size for probe in self.probes.values() if probe.out_of_memory]
-        failed += [trial.configuration.micro_batch_size for trial in self.trials if trial.state is TrialState.OOM]
-        bound = min((micro for micro in failed if micro > ran), default=math.inf)
-        fitting = (size for size, probe in sorted(self.probes.items()) if probe.micro_batch_size < bound)
-        return tuple(size for size in fitting if not self._is_broken(size))
+        return tuple(size for size in sorted(self.probes) if not self._is_broken(size))
+
+    @cached_property
+    def untimed(self) -> tuple[int, ...]:
+        """Return the batch sizes without a step time, which an out-of-memory leaves behind: of them nothing runs."""
+        return tuple(size for size in self.spec.batch_sizes if size not in self.probes)
 
     @cached_property
     def largest(self) -> int | None:
@@ -69,20 +69,28 @@ class History:
         return max(whole, default=None)
 
     def at(self, batch_size: int) -> list[TrialRecord]:
-        """Return the trials at a batch size that are running or say something about it."""
+        """Return the trials at a batch size that are running or say something about it.
+
+        Running out of memory is about a micro-batch: the trial is run again in smaller ones.
+        """
         here = (trial for trial in self.trials if trial.configuration.batch_size == batch_size)
-        return [trial for trial in here if not trial.state.is_missing]
+        return [trial for trial in here if not trial.state.is_missing and trial.state is not TrialState.OOM]
 
     def best_at(self, batch_size: int) -> TrialRecord | None:
         """Return the fastest trial at a batch size that reached the target."""
         return self.best_of(self.at(batch_size))
 
     def tried(self, configuration: Configuration) -> bool:
-        """Return whether a configuration runs or has run; one whose trial is missing will be tried again."""
-        return any(
-            trial.configuration == configuration and trial.state not in {TrialState.LOST, TrialState.CANCELLED}
-            for trial in self.trials
-        )
+        """Return whether a configuration runs or has run, in whatever micro-batches.
+
+        One whose trial is missing, or ran out of memory, will be tried again.
+        """
+        again = {TrialState.LOST, TrialState.CANCELLED, TrialState.OOM}
+        return any(trial.configuration.trains_like(configuration) and trial.state not in again for trial in self.trials)
+
+    def as_run(self, configuration: Configuration) -> Configuration:
+        """Return a configuration in the micro-batches that its batch size runs in; it must be timed."""
+        return configuration.in_micro_batches(self.probes[configuration.batch_size].micro_batch_size)
 
     def coordinates_near(self, batch_size: int) -> Mapping[str, ParameterValue] | None:
         """Return the best coordinates known at the nearest batch size that reached the target, else the default's."""
@@ -94,7 +102,7 @@ class History:
         ).sampled
 
     def to_retry(self, *, evidence: bool) -> TrialRecord | None:
-        """Return a trial to run again: a lost one (`ATTEMPTS` in all), or a failed one that is not a second try.
+        """Return a trial to run again: one lost or out of memory (`ATTEMPTS` in all), or failed and no second try.
 
         Of ``evidence`` trials, which somebody or the answer asks for, one that was cancelled too; of the others, the
         search finds something as good.
@@ -102,7 +110,7 @@ class History:
         retried = {trial.retry_of for trial in self.trials}
         for trial in self.trials:
             again = (
-                trial.state is TrialState.LOST
+                trial.state in {TrialState.LOST, TrialState.OOM}
                 or (trial.state is TrialState.FAILED and trial.retry_of is None)
                 or (trial.state is TrialState.CANCELLED and evidence)
             )

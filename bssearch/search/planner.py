@@ -87,7 +87,7 @@ class Planner:
         if sampled is None or not proposal.evidence:
             return sampled
         configuration = self.spec.space.decode(proposal.batch_size, sampled)
-        return None if any(trial.configuration == configuration for trial in history.trials) else sampled
+        return None if any(trial.configuration.trains_like(configuration) for trial in history.trials) else sampled
 
     def _is_spent(self, history: History) -> bool:
         budget = self.spec.budget
@@ -119,10 +119,13 @@ class Planner:
         evidence: bool,
         earlier: TrialRecord | None = None,
     ) -> Job:
-        """Return a search job; ``earlier`` is the trial that waits for it, or that it tries again."""
+        """Return a search job, in the micro-batches that its batch size runs in.
+
+        ``earlier`` is the trial that waits for it, or that it tries again.
+        """
         is_queued = earlier is not None and earlier.state is TrialState.QUEUED
         return Job(
-            configuration=configuration,
+            configuration=history.as_run(configuration),
             sampled=sampled,
             phase=Phase.SEARCH,
             seed=earlier.seed if earlier else trial_seed(self.spec.seed, Phase.SEARCH, history.length),

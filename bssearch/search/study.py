@@ -6,8 +6,7 @@ import getpass
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, replace
-from functools import partial
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,7 +15,7 @@ from bssearch.analysis.report import Answer, build_answer
 from bssearch.analysis.retarget import at_target, easier_target
 from bssearch.errors import QuestionChangedError, SpecError, UsageError
 from bssearch.executors.base import Executor
-from bssearch.records import StudyRecord, WorkloadDescription
+from bssearch.records import Environment, StudyRecord, WorkloadDescription, outcome_fields
 from bssearch.search.check import Check, about_batch_normalisation, check_study
 from bssearch.search.listener import Listener
 from bssearch.settings import DATA_DIR_VARIABLE
@@ -40,6 +39,7 @@ def run_study(
     folder: Path | str = ".",
     data_dir: Path | str | None = None,
     allow_changed_workload: bool = False,
+    allow_busy: bool = False,
     listener: Listener | None = None,
     make_executor: ExecutorFactory | None = None,
 ) -> Answer:
@@ -48,19 +48,25 @@ def run_study(
     ``db`` is a database URL (default: ``BSSEARCH_DB_URL``, else a file here); a workload file is looked up relative to
     ``folder``, and ``data_dir`` is where the shipped workloads look for their data (default: ``BSSEARCH_DATA_DIR``).
     Several processes, on several machines, may run one study at once. A study whose workload's file has changed since
-    its first run is refused unless ``allow_changed_workload``: trials of two codes do not compare. Nothing is written
-    before the spec has been checked against the workload. Raises `SpecError`, `WorkloadError`, `DatabaseError`,
-    `LaunchError`, `InterruptedRunError`, and `TargetNotReachedError` where no trial reached the target.
+    its first run is refused unless ``allow_changed_workload``: trials of two codes do not compare; a GPU that another
+    program computes on unless ``allow_busy``. Nothing is written before the spec has been checked against the workload.
+    Raises `SpecError`, `WorkloadError`, `DatabaseError`, `LaunchError`, `InterruptedRunError`, and
+    `TargetNotReachedError` where no trial reached the target.
     """
     from bssearch.search.driver import Driver
 
-    listener = listener or Listener()
-    with described(spec, folder, data_dir, make_executor) as (executor, found):
-        check_target(spec, found)
-        with open_store(db, notify=listener.note) as store:
-            _open_study(spec, store, found, listener, allow_changed_workload)
-            Driver(spec, store, executor, found.environment, listener).run()
-            return answer(store, spec.name)
+    with opened(
+        spec,
+        db=db,
+        folder=folder,
+        data_dir=data_dir,
+        allow_changed_workload=allow_changed_workload,
+        allow_busy=allow_busy,
+        listener=listener,
+        make_executor=make_executor,
+    ) as study:
+        Driver(spec, study.store, study.executor, study.environment, study.listener).run()
+        return answer(study.store, spec.name)
 
 
 def check(
@@ -68,13 +74,14 @@ def check(
     *,
     folder: Path | str = ".",
     data_dir: Path | str | None = None,
+    allow_busy: bool = False,
     make_executor: ExecutorFactory | None = None,
 ) -> Check:
     """Try a study's workload for a few seconds and return what its spec leads to; nothing is stored.
 
     Raises what `run_study` raises before its first trial.
     """
-    with described(spec, folder, data_dir, make_executor) as (executor, found):
+    with described(spec, folder, make_executor or local(data_dir, allow_busy)) as (executor, found):
         check_target(spec, found)
         return check_study(spec, executor, found)
 
@@ -87,6 +94,7 @@ def advise_target(
     on_run: Callable[[Run], None] = lambda run: None,
     folder: Path | str = ".",
     data_dir: Path | str | None = None,
+    allow_busy: bool = False,
     make_executor: ExecutorFactory | None = None,
 ) -> Advice:
     """Run the default configuration to its limit with several seeds and propose a target; nothing is stored.
@@ -95,16 +103,52 @@ def advise_target(
     """
     from bssearch.search.advice import advise
 
-    with described(spec, folder, data_dir, make_executor) as (executor, _):
+    with described(spec, folder, make_executor or local(data_dir, allow_busy)) as (executor, _):
         return advise(spec, executor, runs=runs, margin=margin, on_run=on_run)
+
+
+@dataclass(frozen=True)
+class OpenStudy:
+    """A study that is stored, and what it takes to run something of it."""
+
+    store: Store
+    executor: Executor
+    environment: Environment
+    listener: Listener
+
+
+@contextmanager
+def opened(
+    spec: StudySpec,
+    *,
+    db: str | None = None,
+    folder: Path | str = ".",
+    data_dir: Path | str | None = None,
+    allow_changed_workload: bool = False,
+    allow_busy: bool = False,
+    pretended_gib: float | None = None,
+    listener: Listener | None = None,
+    make_executor: ExecutorFactory | None = None,
+) -> Iterator[OpenStudy]:
+    """Give a study of the store, made where it is new, with an executor for it; see `run_study`.
+
+    With ``pretended_gib`` the executor has a device of so much memory, which the study is not bound to.
+    """
+    listener = listener or Listener()
+    launched = spec if pretended_gib is None else with_memory_limit(spec, pretended_gib)
+    with described(launched, folder, make_executor or local(data_dir, allow_busy)) as (executor, found):
+        check_target(spec, found)
+        with open_store(db, notify=listener.note) as store:
+            _open_study(spec, store, found, listener, allow_changed_workload, bind=pretended_gib is None)
+            yield OpenStudy(store, executor, found.environment, listener)
 
 
 @contextmanager
 def described(
-    spec: StudySpec, folder: Path | str, data_dir: Path | str | None, make_executor: ExecutorFactory | None
+    spec: StudySpec, folder: Path | str, make_executor: ExecutorFactory
 ) -> Iterator[tuple[Executor, WorkloadDescription]]:
     """Give an executor for a spec, closed at the end, and what its workload is, checked against the spec."""
-    executor = (make_executor or partial(local_executor, data_dir=data_dir))(spec, Path(folder))
+    executor = make_executor(spec, Path(folder))
     try:
         found = executor.describe()
         check_against_workload(spec, found)
@@ -131,32 +175,40 @@ def trials_frame(study: str, *, db: str | None = None) -> pd.DataFrame:
         for trial in store.trials(study):
             row = {"number": trial.number, "phase": trial.phase.value, "seed": trial.seed, "evidence": trial.evidence}
             configuration = asdict(trial.configuration)
-            outcome = asdict(trial.outcome) if trial.outcome else {}
+            outcome = outcome_fields(trial.outcome) if trial.outcome else {}
             row |= {**configuration, **configuration.pop("parameters"), **outcome, "state": trial.state.value}
             row.pop("parameters", None)
             rows.append(row)
     return pd.DataFrame(rows)
 
 
-def local_executor(
-    spec: StudySpec, folder: Path, data_dir: Path | str | None = None, *, allow_busy: bool = False
-) -> Executor:
-    """Return the executor that runs trials in worker processes on this machine."""
-    from bssearch.executors.local import LocalExecutor
+def with_memory_limit(spec: StudySpec, gib: float) -> StudySpec:
+    """Return a spec whose executor pretends a device with so much memory."""
+    limited = spec.executor.model_copy(update={"memory_limit_gib": gib})
+    return spec.model_copy(update={"executor": limited})
 
-    return LocalExecutor(
-        spec.workload,
-        spec.workload_settings,
-        folder,
-        slots=spec.executor.slots,
-        threads=spec.executor.threads,
-        device=spec.executor.device,
-        hang_seconds=spec.executor.hang_seconds,
-        training=spec.training.record,
-        memory_limit_bytes=spec.executor.memory_limit_bytes,
-        allow_busy=allow_busy,
-        environment={} if data_dir is None else {DATA_DIR_VARIABLE: str(data_dir)},
-    )
+
+def local(data_dir: Path | str | None, allow_busy: bool) -> ExecutorFactory:
+    """Return what makes the executors that run trials in worker processes on this machine."""
+
+    def make(spec: StudySpec, folder: Path) -> Executor:
+        from bssearch.executors.local import LocalExecutor
+
+        return LocalExecutor(
+            spec.workload,
+            spec.workload_settings,
+            folder,
+            slots=spec.executor.slots,
+            threads=spec.executor.threads,
+            device=spec.executor.device,
+            hang_seconds=spec.executor.hang_seconds,
+            training=spec.training.record,
+            memory_limit_bytes=spec.executor.memory_limit_bytes,
+            allow_busy=allow_busy,
+            environment={} if data_dir is None else {DATA_DIR_VARIABLE: str(data_dir)},
+        )
+
+    return make
 
 
 def check_against_workload(spec: StudySpec, found: WorkloadDescription) -> None:
@@ -212,7 +264,13 @@ def check_question(spec: StudySpec, stored: StudyRecord) -> None:
 
 
 def _open_study(
-    spec: StudySpec, store: Store, found: WorkloadDescription, listener: Listener, allow_changed_workload: bool
+    spec: StudySpec,
+    store: Store,
+    found: WorkloadDescription,
+    listener: Listener,
+    allow_changed_workload: bool,
+    *,
+    bind: bool,
 ) -> None:
     stored = store.find_study(spec.name)
     study = stored or _create_study(spec, store)
@@ -222,8 +280,9 @@ def _open_study(
     changed = _has_changed(study, found)
     if changed and not allow_changed_workload:
         _refuse_changed_workload(study, store)
-    store.bind_environment(spec.name, found.environment, again=changed)
-    store.update_spec(spec.name, spec.model_dump(mode="json"))
+    if bind:
+        store.bind_environment(spec.name, found.environment, again=changed)
+        store.update_spec(spec.name, spec.model_dump(mode="json"))
     listener.opened(study, store.masked_url, continued=stored is not None)
     for note in _differences(spec, study, found):
         listener.note(note)
@@ -283,9 +342,11 @@ def answer(store: Store, name: str, target: float | None = None) -> Answer:
     """Return the answer of a study in an open store; for another target from the stored curves."""
     study = store.study(name)
     spec = StudySpec.model_validate(study.spec)
-    trials, probes = store.trials(name), store.probes(name)
+    trials, probes, memory = store.trials(name), store.probes(name), store.memory_boundary(name)
+    uses = [] if study.environment is None else store.memory(name, study.environment)
+    noise = store.noise(name)
     if target is None or target == study.target.value:
-        return build_answer(study, spec, trials, probes)
+        return build_answer(study, spec, trials, probes, memory, uses, noise)
     easier = easier_target(study.target, target)
     curves = store.curves(name, [trial.number for trial in trials])
     step_seconds = {size: probe.step_seconds for size, probe in probes.items()}
@@ -293,7 +354,7 @@ def answer(store: Store, name: str, target: float | None = None) -> Answer:
         at_target(trial, curves[trial.number], easier, step_seconds.get(trial.configuration.batch_size))
         for trial in trials
     ]
-    found = build_answer(replace(study, target=easier), spec, moved, probes)
+    found = build_answer(replace(study, target=easier), spec, moved, probes, memory, uses, noise)
     return found.model_copy(update={"warnings": [retargeted(study.target), *found.warnings]})
 
 

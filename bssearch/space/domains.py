@@ -74,6 +74,7 @@ LIMITS: dict[str, tuple[float, float, str]] = {
     "dropout": (0.0, math.nextafter(1.0, 0.0), "must be in [0, 1)"),
     "label_smoothing": (0.0, math.nextafter(1.0, 0.0), "must be in [0, 1)"),
     "clip_norm": (math.nextafter(0.0, 1.0), math.inf, "must be > 0"),
+    "ema_decay": (math.nextafter(0.0, 1.0), math.nextafter(1.0, 0.0), "must be in (0, 1)"),
     "momentum": (0.0, math.nextafter(1.0, 0.0), "must be in [0, 1)"),
     "beta1": (0.0, math.nextafter(1.0, 0.0), "must be in [0, 1)"),
     "beta2": (0.0, math.nextafter(1.0, 0.0), "must be in [0, 1)"),
@@ -81,6 +82,8 @@ LIMITS: dict[str, tuple[float, float, str]] = {
     "horizon_samples": (1.0, math.inf, "must be >= 1"),
 }
 REGULAR = ("warmup_epochs", "weight_decay", "dropout", "label_smoothing")
+OPTIONAL = ("clip_norm", "ema_decay")
+"""What is not done at all where it is not given."""
 
 
 def bounds(domain: Domain) -> tuple[float, float]:

@@ -12,6 +12,7 @@ from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 from bssearch.records import Configuration, ParameterValue
 from bssearch.scaling import learning_rate_factor
 from bssearch.space.domains import (
+    OPTIONAL,
     REGULAR,
     Dimension,
     Domain,
@@ -22,6 +23,7 @@ from bssearch.space.domains import (
     holds,
     within_limits,
 )
+from bssearch.space.micro_batches import split_batch
 from bssearch.space.parts import (
     OPTIMIZER_SETTINGS,
     AdamW,
@@ -57,13 +59,14 @@ class SearchSpace(StrictModel):
     dropout: Domain = 0.0
     label_smoothing: Domain = 0.0
     clip_norm: Domain | None = None
+    ema_decay: Domain | None = None
     optimizer: (
         Annotated[Optimizer, Tag("range")] | Annotated[tuple[Optimizer, ...], Field(min_length=1), Tag("choices")]
     ) = Field(default=Sgd(), discriminator=Discriminator(domain_kind))
     schedule: Schedule = Schedule()
     max_micro_batch_size: int | None = Field(default=None, ge=1)
 
-    _limits = field_validator(*REGULAR, "clip_norm")(within_limits)
+    _limits = field_validator(*REGULAR, *OPTIONAL)(within_limits)
 
     @model_validator(mode="after")
     def _optimizers_differ(self) -> Self:
@@ -97,8 +100,7 @@ class SearchSpace(StrictModel):
         parameters["schedule"] = values["schedule"]
         if values["schedule"] != "constant":
             parameters["horizon_samples"] = round(values["horizon_samples"])
-        if values["clip_norm"] is not None:
-            parameters["clip_norm"] = float(values["clip_norm"])
+        parameters |= {name: float(values[name]) for name in OPTIONAL if values[name] is not None}
         regular: dict[str, Any] = {name: float(values[name]) for name in REGULAR}
         micro_batch_size, accumulation_steps = split_batch(batch_size, self.max_micro_batch_size)
         return Configuration(
@@ -112,7 +114,10 @@ class SearchSpace(StrictModel):
         )
 
     def encode(self, configuration: Configuration) -> dict[str, ParameterValue] | None:
-        """Return a configuration in the space's coordinates, or None where it lies outside the space."""
+        """Return a configuration in the space's coordinates, or None where it lies outside the space.
+
+        Into which micro-batches it is split makes no difference.
+        """
         if configuration.batch_size not in self.rungs or configuration.optimizer not in self._optimizer_names:
             return None
         values = self._coordinates(configuration)
@@ -122,11 +127,8 @@ class SearchSpace(StrictModel):
         }
         again = self.decode(configuration.batch_size, sampled)
         same_rate = math.isclose(again.learning_rate, configuration.learning_rate, rel_tol=1e-9)
-        return (
-            sampled
-            if same_rate and replace(again, learning_rate=configuration.learning_rate) == configuration
-            else None
-        )
+        same = replace(again, learning_rate=configuration.learning_rate).trains_like(configuration)
+        return sampled if same_rate and same else None
 
     def outside(self, configuration: Configuration) -> list[str]:
         """Return what puts a configuration outside the space, each as ``name = value is not …``; often nothing."""
@@ -201,7 +203,7 @@ class SearchSpace(StrictModel):
             rate = Range(low=rate.low, high=rate.high, log=True)
         domains: list[tuple[str, Any]] = [
             (REFERENCE_LEARNING_RATE, rate),
-            *((name, getattr(self, name)) for name in (*REGULAR, "clip_norm")),
+            *((name, getattr(self, name)) for name in (*REGULAR, *OPTIONAL)),
             ("optimizer", self._optimizer_names),
         ]
         for optimizer in self.optimizers:
@@ -210,14 +212,6 @@ class SearchSpace(StrictModel):
         domains += [("schedule", self.schedule.names), ("horizon_samples", self.schedule.horizon_samples)]
         for name, domain in domains:
             yield name, domain[0] if isinstance(domain, tuple) and len(domain) == 1 else domain
-
-
-def split_batch(batch_size: int, max_micro_batch_size: int | None) -> tuple[int, int]:
-    """Return (micro-batch, accumulation steps): the largest divisor of the batch size that may run at once."""
-    if max_micro_batch_size is None or batch_size <= max_micro_batch_size:
-        return batch_size, 1
-    micro = max(size for size in range(1, max_micro_batch_size + 1) if batch_size % size == 0)
-    return micro, batch_size // micro
 
 
 def _parameters(optimizer: Sgd | AdamW) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from pydantic import Field, JsonValue, ValidationInfo, field_validator, model_va
 from bssearch.records import Configuration, Goal, ParameterValue, Target, TrainingSettings
 from bssearch.space import (
     OPTIMIZER_SETTINGS,
+    OPTIONAL,
     REGULAR,
     Domain,
     Optimizer,
@@ -48,11 +49,12 @@ class DefaultSpec(StrictModel):
     dropout: float | None = None
     label_smoothing: float | None = None
     clip_norm: float | None = None
+    ema_decay: float | None = None
     optimizer: Optimizer | None = None
     schedule: Literal["constant", "cosine", "linear"] | None = None
     horizon_samples: int | None = None
 
-    _limits = field_validator(*REGULAR, "clip_norm", "horizon_samples")(within_limits)
+    _limits = field_validator(*REGULAR, *OPTIONAL, "horizon_samples")(within_limits)
 
 
 class SamplerSpec(StrictModel):
@@ -186,8 +188,11 @@ class StudySpec(StrictModel):
 
     @property
     def question_hash(self) -> str:
-        """Return the digest of the question; settings of training count where they are not the default."""
+        """Return the digest of the question; settings of training and an average count where they are asked for."""
         question = self.question
+        for part in (question["space"], question["default"]):
+            if part["ema_decay"] is None:
+                del part["ema_decay"]
         if self.training == TrainingSpec():
             del question["training"]
         return hashlib.sha256(json.dumps(question, sort_keys=True).encode()).hexdigest()[:16]
@@ -230,9 +235,10 @@ def whole_configuration(default: DefaultSpec, space: SearchSpace) -> Configurati
         if horizon is None:
             raise ValueError(f"a {schedule} schedule needs horizon_samples")
         parameters["horizon_samples"] = round(horizon)
-    clip_norm = fixed("clip_norm", default.clip_norm, space.clip_norm)
-    if clip_norm is not None:
-        parameters["clip_norm"] = float(clip_norm)
+    for name in OPTIONAL:
+        value = fixed(name, getattr(default, name), getattr(space, name))
+        if value is not None:
+            parameters[name] = float(value)
     regular: dict[str, Any] = {
         name: float(fixed(name, getattr(default, name), getattr(space, name))) for name in REGULAR
     }

@@ -1,32 +1,96 @@
-"""What a device and a model can do, as the store keeps it: step times, memory, gradient noise scales."""
+"""Where trials ran, and what a device and a model can do: step times, memory, gradient noise scales."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from sqlalchemy import Connection, delete
+from sqlalchemy import Connection, delete, func, select, update
 
 from bssearch.records import Environment, MemoryUse, NoiseMeasurement, ProbeRecord
+from bssearch.space import MemoryBoundary, in_force
 from bssearch.storage import leases
 from bssearch.storage.database import Database, patiently
-from bssearch.storage.models import EnvironmentRow, ProbeKind, ProbeRow
+from bssearch.storage.models import EnvironmentRow, ProbeKind, ProbeRow, StudyRow, TrialRow
 from bssearch.storage.rows import from_columns, to_columns
-from bssearch.storage.statements import MEMORY, NOISE, PROBES, insert_if_absent
+from bssearch.storage.statements import (
+    ENVIRONMENTS,
+    MEMORY,
+    MICRO_BATCHES_PROBED,
+    MICRO_BATCHES_TOO_LARGE,
+    NOISE,
+    PROBES,
+    insert_if_absent,
+)
 
 
 class Measurements(Database):
-    """The part of the store that keeps probes."""
+    """The part of the store that keeps environments and probes."""
 
     def save_probe(self, study: str, environment: Environment, probe: ProbeRecord) -> None:
-        """Store the step time of a batch size, unless the same environment has one: its cadence must never change."""
-        self._save_measurement(study, environment, ProbeKind.STEP_TIME, to_columns(probe))
+        """Store the step time of a batch size, unless the same environment has one that was not contended.
+
+        One that was is replaced but for its cadence, which must never change.
+        """
+        seconds = {name: value for name, value in to_columns(probe).items() if name != "eval_every_steps"}
+
+        def save(connection: Connection, study_id: int) -> None:
+            place = self._place(connection, study_id, environment, ProbeKind.STEP_TIME, seconds)
+            now = leases.now(connection)
+            if insert_if_absent(connection, ProbeRow, {**to_columns(probe), **place, "measured_at": now}):
+                return
+            contended = update(ProbeRow).filter_by(**place).where(ProbeRow.contended)
+            connection.execute(contended.values(**seconds, measured_at=now))
+
+        self._on_study(study, save)
 
     @patiently
-    def probes(self, study: str) -> dict[int, ProbeRecord]:
-        """Return the step times of a study by batch size; of several environments the first measurement."""
+    def probes(self, study: str, environment: Environment | None = None) -> dict[int, ProbeRecord]:
+        """Return the step times of a study by batch size, each of the split into micro-batches that its trials run.
+
+        That is the largest one timed that lies below the `memory_boundary` of an environment, of several with it the
+        first; batch sizes of which no such split was timed are left out.
+        """
         with self._reading() as connection:
-            query = PROBES.where(ProbeRow.study_id == self._study_id(connection, study))
-            return {row["batch_size"]: from_columns(ProbeRecord, row) for row in connection.execute(query).mappings()}
+            study_id = self._study_id(connection, study)
+            rows = connection.execute(PROBES.where(ProbeRow.study_id == study_id)).mappings()
+            timed = [from_columns(ProbeRecord, row) for row in rows]
+            return in_force(timed, self._boundary(connection, study_id, environment))
+
+    @patiently
+    def memory_boundary(self, study: str, environment: Environment | None = None) -> MemoryBoundary:
+        """Return which micro-batch sizes fit into the memory of an environment, by default the largest a trial ran in.
+
+        Every probe counts, and every trial that ran out of memory: of devices with as much memory or more what is too
+        large, of those with as much or less what fits.
+        """
+        with self._reading() as connection:
+            return self._boundary(connection, self._study_id(connection, study), environment)
+
+    def _boundary(self, connection: Connection, study_id: int, environment: Environment | None) -> MemoryBoundary:
+        if environment is not None:
+            here = environment.device_memory_bytes
+        else:
+            most = select(func.max(EnvironmentRow.device_memory_bytes))
+            here = connection.scalar(most.join(TrialRow).where(TrialRow.study_id == study_id))
+            if here is None:
+                here = connection.scalar(most.join(StudyRow).where(StudyRow.id == study_id))
+        probed = connection.execute(MICRO_BATCHES_PROBED.where(ProbeRow.study_id == study_id)).all()
+        ran_out = connection.execute(MICRO_BATCHES_TOO_LARGE.where(TrialRow.study_id == study_id)).all()
+        fitting, too_large = [], []
+        for size, out_of_memory, there in (*probed, *ran_out):
+            if out_of_memory and _is_enough(there, here):
+                too_large.append(size)
+            elif not out_of_memory and _is_enough(here, there):
+                fitting.append(size)
+        return MemoryBoundary.of(fitting, too_large)
+
+    @patiently
+    def environment_of(self, study: str, number: int) -> Environment | None:
+        """Return where a trial ran; None where it has not started."""
+        with self._reading() as connection:
+            place = TrialRow.study_id == self._study_id(connection, study), TrialRow.number == number
+            row = connection.execute(ENVIRONMENTS.where(*place)).mappings().first()
+            return None if row is None else from_columns(Environment, row)
 
     def save_memory(self, study: str, environment: Environment, memory: MemoryUse) -> None:
         """Store whether a micro-batch size fits; what the same environment had of it is replaced."""
@@ -38,7 +102,7 @@ class Measurements(Database):
             "peak_memory_bytes": memory.peak_memory_bytes,
             "reason": memory.reason,
         }
-        self._save_measurement(study, environment, ProbeKind.MEMORY, columns, replace=True)
+        self._replace(study, environment, ProbeKind.MEMORY, columns)
 
     @patiently
     def memory(self, study: str, environment: Environment) -> list[MemoryUse]:
@@ -67,7 +131,7 @@ class Measurements(Database):
     def save_noise(self, study: str, environment: Environment, noise: NoiseMeasurement) -> None:
         """Store a gradient noise scale; what the same environment had at the batch size is replaced."""
         columns = {"steps_timed": 0, "out_of_memory": False, **to_columns(noise)}
-        self._save_measurement(study, environment, ProbeKind.NOISE_SCALE, columns, replace=True)
+        self._replace(study, environment, ProbeKind.NOISE_SCALE, columns)
 
     @patiently
     def noise(self, study: str) -> list[NoiseMeasurement]:
@@ -76,25 +140,32 @@ class Measurements(Database):
             query = NOISE.where(ProbeRow.study_id == self._study_id(connection, study))
             return [from_columns(NoiseMeasurement, row) for row in connection.execute(query).mappings()]
 
-    def _save_measurement(
+    def _replace(self, study: str, environment: Environment, kind: ProbeKind, columns: Mapping[str, object]) -> None:
+        def replace(connection: Connection, study_id: int) -> None:
+            place = self._place(connection, study_id, environment, kind, columns)
+            connection.execute(delete(ProbeRow).filter_by(**place))
+            insert_if_absent(connection, ProbeRow, {**columns, **place, "measured_at": leases.now(connection)})
+
+        self._on_study(study, replace)
+
+    def _place(
         self,
-        study: str,
+        connection: Connection,
+        study_id: int,
         environment: Environment,
         kind: ProbeKind,
         columns: Mapping[str, object],
-        *,
-        replace: bool = False,
-    ) -> None:
-        def save(connection: Connection, study_id: int) -> None:
-            place = {
-                "study_id": study_id,
-                "environment_id": self._environment_id(connection, environment),
-                "kind": kind,
-                "batch_size": columns["batch_size"],
-                "micro_batch_size": columns["micro_batch_size"],
-            }
-            if replace:
-                connection.execute(delete(ProbeRow).filter_by(**place))
-            insert_if_absent(connection, ProbeRow, {**columns, **place, "measured_at": leases.now(connection)})
+    ) -> dict[str, object]:
+        """Return the columns of which only one measurement may have the same values."""
+        return {
+            "study_id": study_id,
+            "environment_id": self._environment_id(connection, environment),
+            "kind": kind,
+            "batch_size": columns["batch_size"],
+            "micro_batch_size": columns["micro_batch_size"],
+        }
 
-        self._on_study(study, save)
+
+def _is_enough(memory: int | None, needed: int | None) -> bool:
+    """Return whether a device has as much memory as another, or nothing is known of that."""
+    return memory is None or needed is None or memory >= needed

@@ -218,6 +218,7 @@ class Store(Measurements):
         study: str,
         number: int,
         *,
+        configuration: Configuration,
         train_seconds_limit: float,
         eval_every_steps: int,
         threads: int,
@@ -225,7 +226,10 @@ class Store(Measurements):
         lease_owner: str,
         lease_seconds: float,
     ) -> bool:
-        """Start a queued trial; return False where it is not queued any more, True where it runs for this owner."""
+        """Start a queued trial; return False where it is not queued any more, True where it runs for this owner.
+
+        Of its ``configuration`` the micro-batches may differ from those it was queued with.
+        """
 
         def start(connection: Connection, study_id: int) -> bool:
             return starting.start_queued(
@@ -235,6 +239,8 @@ class Store(Measurements):
                 self._environment_id(connection, environment),
                 lease_owner=lease_owner,
                 lease_seconds=lease_seconds,
+                micro_batch_size=configuration.micro_batch_size,
+                accumulation_steps=configuration.accumulation_steps,
                 train_seconds_limit=train_seconds_limit,
                 eval_every_steps=eval_every_steps,
                 threads=threads,

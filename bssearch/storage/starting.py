@@ -95,9 +95,12 @@ def start_queued(
     *,
     lease_owner: str,
     lease_seconds: float,
-    **limits: Any,
+    **as_run: Any,
 ) -> bool:
-    """Start a queued trial, whose time counts from now; return whether it now runs for this owner."""
+    """Start a queued trial, whose time counts from now; return whether it now runs for this owner.
+
+    ``as_run`` are the columns in which it may differ from what was queued.
+    """
     time = now(connection)
     started = connection.execute(
         update(TrialRow)
@@ -108,7 +111,7 @@ def start_queued(
             lease_owner=lease_owner,
             lease_expires_at=time + timedelta(seconds=lease_seconds),
             created_at=time,
-            **limits,
+            **as_run,
         )
     )
     return started.rowcount == 1 or runs_for(connection, study_id, number, lease_owner)

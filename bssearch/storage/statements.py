@@ -8,7 +8,18 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, RowMapping, Select, case, func, literal_column, select, update
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    RowMapping,
+    Select,
+    case,
+    func,
+    literal,
+    literal_column,
+    select,
+    update,
+)
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.compiler import SQLCompiler
@@ -121,7 +132,25 @@ OBSERVATIONS: Select[Any] = (
 PROBES: Select[Any] = (
     select(*_columns(ProbeRow, ProbeRecord))
     .where(ProbeRow.kind == ProbeKind.STEP_TIME)
-    .order_by(ProbeRow.batch_size, ProbeRow.measured_at.desc(), ProbeRow.id.desc())
+    .order_by(ProbeRow.batch_size, ProbeRow.measured_at, ProbeRow.id)
+)
+
+MICRO_BATCHES_PROBED: Select[int, bool, int | None] = (
+    select(ProbeRow.micro_batch_size, ProbeRow.out_of_memory, EnvironmentRow.device_memory_bytes)
+    .join(EnvironmentRow)
+    .where(ProbeRow.kind.in_((ProbeKind.STEP_TIME, ProbeKind.MEMORY)))
+    .distinct()
+)
+
+MICRO_BATCHES_TOO_LARGE: Select[int, bool, int | None] = (
+    select(TrialRow.micro_batch_size, literal(True).label("out_of_memory"), EnvironmentRow.device_memory_bytes)
+    .join(EnvironmentRow)
+    .where(TrialRow.state == TrialState.OOM)
+    .distinct()
+)
+
+ENVIRONMENTS: Select[Any] = select(*_columns(EnvironmentRow, Environment)).join(
+    TrialRow, TrialRow.environment_id == EnvironmentRow.id
 )
 
 MEMORY: Select[Any] = (

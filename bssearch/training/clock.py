@@ -1,7 +1,8 @@
 """The clock of a trial: four ledgers, each timed on its own, and the wall time they must add up to.
 
 Only the ``train`` ledger counts toward a time-to-target. It is entered once per segment between two evaluations. On
-CUDA a segment is timed by two events and ends in one synchronisation; there is none per step.
+CUDA a segment is timed by two events and ends in one synchronisation; there is none per step. The host may be
+`RUN_AHEAD_STEPS` ahead of the device: so late a stop, or a limit of train seconds, can take effect.
 """
 
 from __future__ import annotations
@@ -15,6 +16,15 @@ import torch
 
 Ledger = Literal["train", "evaluation", "warmup", "other"]
 LEDGERS: tuple[Ledger, ...] = ("train", "evaluation", "warmup", "other")
+
+LEDGER_GAP_SHARE = 0.01
+LEDGER_GAP_SECONDS = 0.005
+"""The wall time that no ledger owns is worth a warning above this share of it, and above so many seconds: a trial of
+milliseconds spends more between its ledgers."""
+
+PACE_STEPS = 8
+RUN_AHEAD_STEPS = 2 * PACE_STEPS
+"""After every `PACE_STEPS` steps the host waits until the device has done those before the last `PACE_STEPS`."""
 
 MINIMUM_CPU_SHARE = 0.9
 """A single-threaded trial that had the processor for less of its train seconds than this was contended."""
@@ -62,6 +72,16 @@ class Clock:
     def wall_seconds(self) -> float:
         """Return the seconds since the start, whatever was booked."""
         return self._now() - self._started
+
+    @property
+    def unaccounted_seconds(self) -> float | None:
+        """Return the wall seconds that no ledger owns, None where they are few (`LEDGER_GAP_SHARE`)."""
+        wall = self.wall_seconds
+        gap = wall - sum(self._seconds.values())
+        return gap if gap > max(LEDGER_GAP_SHARE * wall, LEDGER_GAP_SECONDS) else None
+
+    def pace(self) -> None:
+        """Keep the host from running far ahead of the device; called after every step. Nothing to do on the CPU."""
 
     @property
     def train_seconds_so_far(self) -> float:
@@ -115,12 +135,27 @@ class CudaClock(Clock):
         self._device = device
         super().__init__(now)
 
+    def start(self) -> None:
+        """Set the wall time and every ledger to zero."""
+        super().start()
+        self._steps = 0
+        self._last_pace: torch.cuda.Event | None = None
+
+    def pace(self) -> None:
+        """Wait for the device where the host is more than `RUN_AHEAD_STEPS` ahead of it."""
+        self._steps += 1
+        if self._steps % PACE_STEPS:
+            return
+        last, self._last_pace = self._last_pace, self._mark()
+        if last is not None:
+            last.synchronize()
+
     @property
     def cpu_share(self) -> float | None:
         """Return None: the host's thread waits for the device most of the time."""
         return None
 
-    def _mark(self) -> torch.cuda.Event | None:
+    def _mark(self) -> torch.cuda.Event:
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record(torch.cuda.current_stream(self._device))
         return event

@@ -2,21 +2,130 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+
 import torch
 from torch import nn
 
 from bssearch.records import TrainingSettings
+from bssearch.training.checkpointing import checkpoint_activations
+from bssearch.training.compilation import compile_in_place, share_storage
+from bssearch.training.ghost_norm import convert_batch_norms
+from bssearch.training.precision import allow_tf32, autocast, resolve_precision
 from bssearch.workloads.base import Workload
 
 
 class Computation:
-    """The training settings of a study, resolved for one device; a worker keeps it for all its trials."""
+    """The training settings of a study, resolved for one device; a worker keeps it for all its trials.
+
+    ``precision`` and ``fused`` are what the settings come to; ``compiles`` says whether models are compiled, which
+    `fallback` ends; ``warnings`` are sentences that hold for every trial from now on. Making one sets the process's
+    switches: tf32, cuDNN's choice of kernels by trial, deterministic algorithms.
+
+    Raises `LaunchError` for a precision that the device lacks.
+    """
 
     def __init__(self, device: torch.device, settings: TrainingSettings | None = None) -> None:
         self.device = device
-        self.settings = settings or TrainingSettings()
+        self.settings = settings = settings or TrainingSettings()
+        self.precision = resolve_precision(settings.precision, device)
+        self.fused = device.type == "cuda" if settings.fused is None else settings.fused
+        self.compiles = settings.compile != "none"
+        self.warnings: list[str] = []
+        self._model: nn.Module | None = None
+        self._places: dict[str, torch.Tensor] = {}
+        if settings.compile == "reduce-overhead" and device.type != "cuda":
+            self._warn(f"compile = 'reduce-overhead' is no more than 'default' on {device}, which has no CUDA graphs")
+        allow_tf32(self.precision == "tf32")
+        torch.backends.cudnn.benchmark = not settings.deterministic
+        if torch.are_deterministic_algorithms_enabled() != settings.deterministic:  # to set it loads the compiler
+            torch.use_deterministic_algorithms(settings.deterministic)
 
     def build_model(self, workload: Workload, dropout: float) -> nn.Module:
-        """Return a freshly initialised model in training mode on the device; the caller has set the seed."""
-        model = workload.build_model(dropout=dropout).to(self.device)
-        return model.train()
+        """Return a freshly initialised model in training mode on the device; the caller has set the seed.
+
+        With CUDA graphs (``compile: reduce-overhead``) it takes over the memory of the model built before it, which
+        must not be used any more.
+        """
+        settings = self.settings
+        model = workload.build_model(dropout=dropout)
+        if settings.ghost_batch_size is not None and not convert_batch_norms(model, settings.ghost_batch_size):
+            self._warn(
+                f"ghost_batch_size = {settings.ghost_batch_size} changes nothing: the model has no batch normalisation"
+            )
+        if settings.activation_checkpointing:
+            checkpoint_activations(workload, model)
+        if self.compiles:
+            compile_in_place(model, settings.compile)
+        model = model.to(self.device).train()
+        for parameter in model.parameters():
+            parameter.data = self.inputs(parameter.data)
+        if self._replays_graphs:
+            share_storage(model, self._places)
+            self._model = model
+        return model
+
+    def training(self) -> AbstractContextManager[object]:
+        """Return what to put around the forward pass and the loss of each micro-batch in training."""
+        if self._replays_graphs:
+            self._begin_micro_batch()
+        return autocast(self.precision, self.device)
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Evaluate in the precision of the training, but never compiled: evaluation has shapes of its own."""
+        with self.uncompiled(), autocast(self.precision, self.device):
+            yield
+
+    @contextmanager
+    def exact(self) -> Iterator[None]:
+        """Compute in fp32 and uncompiled, whatever the settings say."""
+        allow_tf32(False)
+        try:
+            with self.uncompiled():
+                yield
+        finally:
+            allow_tf32(self.precision == "tf32")
+
+    def uncompiled(self) -> AbstractContextManager[object]:
+        """Return what lets compiled models run uncompiled inside, in training too."""
+        return torch.compiler.set_stance("force_eager") if self.compiles else nullcontext()
+
+    def inputs(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return inputs as the model takes them: images (4 dimensions, floating) channels-last where that is asked."""
+        if self.settings.channels_last and tensor.ndim == 4 and tensor.is_floating_point():
+            return tensor.contiguous(memory_format=torch.channels_last)
+        return tensor
+
+    def new_scaler(self) -> torch.amp.GradScaler | None:
+        """Return a trial's loss scaler in fp16, None in precisions that need none."""
+        return torch.amp.GradScaler(self.device.type) if self.precision == "fp16" else None
+
+    def fallback(self, error: Exception) -> None:
+        """Give up compiling from now on, for the reason that the error gives; models built before are of no use."""
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        self._warn(f"compile = {self.settings.compile!r} failed and was given up, steps run uncompiled: {reason}")
+        self.compiles = False
+        self._model = None
+        self._places.clear()
+        torch.compiler.reset()
+
+    @property
+    def _replays_graphs(self) -> bool:
+        return self.compiles and self.settings.compile == "reduce-overhead" and self.device.type == "cuda"
+
+    def _begin_micro_batch(self) -> None:
+        """Let the CUDA graphs' memory be used again, and take out what accumulation still needs of it.
+
+        The gradients of the micro-batches before lie in that memory; there are none at the first one of a step.
+        """
+        if self._model is not None:
+            for parameter in self._model.parameters():
+                if parameter.grad is not None:
+                    parameter.grad = parameter.grad.clone()
+        torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
+
+    def _warn(self, sentence: str) -> None:
+        if sentence not in self.warnings:
+            self.warnings.append(sentence)

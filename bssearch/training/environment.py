@@ -6,6 +6,7 @@ import hashlib
 import inspect
 import platform
 import re
+import subprocess
 from pathlib import Path
 from types import ModuleType
 
@@ -13,40 +14,91 @@ import psutil
 import torch
 
 from bssearch.records import Environment
+from bssearch.training.computation import Computation
 
-PRECISION = "float32"
-COMPILE_MODE = "off"
+GIT_SECONDS = 5.0
+"""What git does not say within this time is left unsaid."""
 
 
-def describe_environment(device: torch.device, workload: object | None = None) -> Environment:
-    """Return the environment of a device; with a workload also the digest of its source file."""
+def describe_environment(
+    computation: Computation, workload: object | None = None, *, memory_limit_bytes: int | None = None
+) -> Environment:
+    """Return the environment in which a computation runs; with a workload also the versions of its source file.
+
+    ``memory_limit_bytes`` is a limit that was set below what the device has, None for no limit.
+    """
+    device = computation.device
     is_cuda = device.type == "cuda"
+    memory = torch.cuda.get_device_properties(device).total_memory if is_cuda else psutil.virtual_memory().total
     return Environment(
         device_name=torch.cuda.get_device_name(device) if is_cuda else _processor_name(),
         device_type=device.type,
-        device_memory_bytes=(
-            torch.cuda.get_device_properties(device).total_memory if is_cuda else psutil.virtual_memory().total
-        ),
-        precision=PRECISION,
-        compile_mode=COMPILE_MODE,
+        device_memory_bytes=memory if memory_limit_bytes is None else min(memory, memory_limit_bytes),
+        precision=computation.precision,
+        compile_mode=computation.settings.compile if computation.compiles else "none",
         torch_version=torch.__version__,
         cuda_version=torch.version.cuda,
         driver_version=_driver_version() if is_cuda else None,
         python_version=platform.python_version(),
         host=platform.node(),
         workload_revision=None if workload is None else workload_revision(workload),
+        cudnn_version=cudnn_version() if is_cuda else None,
+        git_revision=None if workload is None else git_revision(workload),
     )
 
 
 def workload_revision(workload: object) -> str | None:
     """Return 12 hex digits of the SHA-256 of the file that defines the workload; None where there is no file."""
+    source = _source_file(workload)
+    return None if source is None else hashlib.sha256(source.read_bytes()).hexdigest()[:12]
+
+
+def git_revision(workload: object) -> str | None:
+    """Return the commit, 12 hex digits, that the repository of the workload's file is at.
+
+    A ``+`` follows where the file is not as it is in that commit. None without git, outside of a repository, and for a
+    file that the repository ignores, such as one of an installed package.
+    """
+    source = _source_file(workload)
+    if source is None:
+        return None
+    commit = _git(source.parent, "rev-parse", "--verify", "HEAD")
+    state = _git(source.parent, "status", "--porcelain", "--ignored", "--", source.name)
+    if commit is None or state is None or state.startswith("!!"):
+        return None
+    return commit[:12] + ("+" if state else "")
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    """Return what git says in a folder, None where it fails or takes too long; the repository's index is left alone."""
+    command = ["git", "--no-optional-locks", "-C", str(folder), *arguments]
+    try:
+        said = subprocess.run(
+            command, capture_output=True, text=True, timeout=GIT_SECONDS, stdin=subprocess.DEVNULL, check=True
+        )
+    except (OSError, subprocess.SubprocessError, UnicodeDecodeError):
+        return None
+    return said.stdout.strip()
+
+
+def _source_file(workload: object) -> Path | None:
     try:
         source = inspect.getsourcefile(workload if isinstance(workload, ModuleType) else type(workload))
     except TypeError:
         return None
     if source is None or not Path(source).is_file():
         return None
-    return hashlib.sha256(Path(source).read_bytes()).hexdigest()[:12]
+    return Path(source).resolve()
+
+
+def cudnn_version() -> str | None:
+    """Return the version that cuDNN numbers as 90100 (9.1.0) or, before version 9, 8902 (8.9.2)."""
+    number: int | None = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
+    if number is None:
+        return None
+    major, rest = divmod(number, 10_000 if number >= 90_000 else 1000)
+    minor, patch = divmod(rest, 100)
+    return f"{major}.{minor}.{patch}"
 
 
 def _processor_name(cpu_info: Path = Path("/proc/cpuinfo")) -> str:

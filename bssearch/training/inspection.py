@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import math
 
-import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from bssearch.errors import WorkloadError
 from bssearch.records import ModelDescription
+from bssearch.training.computation import Computation
 from bssearch.training.trainer import measure, metric_value, seed_everything
 from bssearch.workloads.base import Data, Workload
 
 
 def describe_model(
-    workload: Workload, data: Data, device: torch.device, *, dropout: float = 0.0, seed: int = 0
+    workload: Workload, data: Data, computation: Computation, *, dropout: float = 0.0, seed: int = 0
 ) -> ModelDescription:
     """Build a model from a seed, evaluate it on the validation part, and return what was found.
 
@@ -23,12 +23,13 @@ def describe_model(
     not return one of them, and lets the workload's own exceptions through. It changes the random state.
     """
     seed_everything(seed)
-    model = workload.build_model(dropout=dropout).to(device)
-    metrics = measure(workload, model, data.validation)
+    model = computation.build_model(workload, dropout)
+    with computation.evaluating():
+        metrics = measure(workload, model, data.validation)
     values = {name: metric_value(workload, metrics, name) for name in workload.metrics}
     return ModelDescription(
         parameters=sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad),
-        batch_norm_layers=sum(map(_normalises_over_the_batch, model.modules())),
+        batch_norm_layers=batch_norm_layers(model),
         initial_metrics={name: value if math.isfinite(value) else None for name, value in values.items()},
     )
 
@@ -42,6 +43,11 @@ def tokens_per_sample(workload: Workload) -> int | None:
     if tokens is not None and (type(tokens) is not int or tokens < 1):
         raise WorkloadError(f"tokens_per_sample = {tokens!r} must be a whole number >= 1, or left out")
     return tokens
+
+
+def batch_norm_layers(model: nn.Module) -> int:
+    """Return how many layers of a model take their statistics from the batch."""
+    return sum(map(_normalises_over_the_batch, model.modules()))
 
 
 def _normalises_over_the_batch(module: nn.Module) -> bool:

@@ -6,6 +6,7 @@
 * the schedule's horizon ends                             → evaluated once more, then `EXHAUSTED`
 * the loss or the metric is not finite at an evaluation   → `DIVERGED`
 * it never left chance in half of its whole budget        → `DIVERGED`
+* the loss of the first step is not finite                → `DIVERGED`
 * memory runs out                                         → `OOM`
 
 A request that does not stop at the target goes on, at the same cadence, until one of the other reasons ends it. It is
@@ -22,10 +23,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from bssearch.curves import Crossing, crossing, with_crossing
-from bssearch.records import Observation, TrialOutcome, TrialRequest, TrialState
+from bssearch.records import GradientNoise, Observation, TrialOutcome, TrialRequest, TrialState
+from bssearch.space.batch_norm import batch_norm_caveats
 from bssearch.training.clock import Clock
 from bssearch.training.computation import Computation
-from bssearch.training.inspection import tokens_per_sample
+from bssearch.training.contention import Contention, ContentionMeter
+from bssearch.training.device_use import DeviceMeter
+from bssearch.training.gradient_noise import NoiseMeter
+from bssearch.training.inspection import batch_norm_layers, tokens_per_sample
 from bssearch.training.memory import is_out_of_memory, peak_memory_bytes, reset_peak_memory
 from bssearch.training.trainer import Trainer, warm_up
 from bssearch.workloads.base import Data, Workload
@@ -100,7 +105,10 @@ class Trial:
         self._on_observation = on_observation
         self._stop = stop
         self._on_progress = on_progress
+        self._contention = ContentionMeter(computation.device, request.threads)
+        self._device_meter = DeviceMeter(computation.device)
         self._trainer: Trainer | None = None
+        self._noise: NoiseMeter | None = None
         self._last: Observation | None = None
         self._best: float | None = None
         self._crossing: Crossing | None = None
@@ -110,12 +118,18 @@ class Trial:
     def run(self) -> TrialOutcome:
         """Run to the end, whichever it is."""
         self._clock.start()
+        with self._clock.ledger("other"):
+            self._device_meter.start()
+            self._contention.start()
         try:
             ending = self._run()
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
             ending = self._out_of_memory(error)
+        finally:
+            if self._trainer is not None:
+                self._trainer.close()
         return self._outcome(self._reached_before(ending))
 
     def _run(self) -> Ending:
@@ -147,6 +161,16 @@ class Trial:
             self._trainer = Trainer(
                 self._workload, request.configuration, self._data.train, self._computation, request.seed
             )
+            if self._computation.settings.measure_noise:
+                self._noise = NoiseMeter(
+                    self._workload,
+                    self._computation,
+                    self._trainer,
+                    request.configuration,
+                    self._data.train,
+                    request.target,
+                    request.seed,
+                )
         return self._trainer
 
     def train_segment(self, trainer: Trainer) -> Ending | None:
@@ -161,7 +185,11 @@ class Trial:
                 if ending is not None:
                     return ending
                 trainer.step()
+                self._clock.pace()
                 self._on_progress()
+                problem = trainer.first_step_problem() if trainer.steps == 1 else None
+                if problem is not None:
+                    return Ending(TrialState.DIVERGED, problem)
                 if self._evaluation_is_due(trainer):
                     return self._stopped()
 
@@ -196,8 +224,11 @@ class Trial:
         )
         previous, self._last = self._last, observation
         with self._clock.ledger("other"):
+            self._device_meter.sample()
             self._on_observation(observation)
-        return self._judge(trainer, previous, observation)
+            if self._noise is not None:
+                self._noise.after_evaluation(metric, observation.train_seconds)
+            return self._judge(trainer, previous, observation)
 
     def _judge(self, trainer: Trainer, previous: Observation | None, observation: Observation) -> Ending | None:
         target = self._request.target
@@ -249,7 +280,11 @@ class Trial:
 
     def _not_finite(self, trainer: Trainer, loss: float | None, metric: float) -> Ending:
         what = self._request.target.metric if not math.isfinite(metric) else "the training loss"
-        return Ending(TrialState.DIVERGED, f"{what} is not finite: {self._where(trainer)}")
+        first = trainer.first_non_finite()
+        return Ending(
+            TrialState.DIVERGED,
+            f"{what} is not finite: {self._where(trainer)}" + ("" if first is None else f"; {first}"),
+        )
 
     def _out_of_memory(self, error: Exception) -> Ending:
         when = "before the first step" if self._trainer is None else self._where(self._trainer)
@@ -258,6 +293,22 @@ class Trial:
             TrialState.OOM,
             f"out of memory, micro-batch {self._request.configuration.micro_batch_size}, {when}: {lines[0]}",
         )
+
+    def _warnings(self, contention: Contention) -> tuple[str, ...]:
+        configuration, settings = self._request.configuration, self._computation.settings
+        caveats = batch_norm_caveats(
+            0 if self._trainer is None else batch_norm_layers(self._trainer.model),
+            configuration.micro_batch_size,
+            accumulates=configuration.accumulation_steps > 1,
+            ghost_batch_size=settings.ghost_batch_size,
+        )
+        found = [*self._computation.warnings, *(sentence for _, sentence in caveats)]
+        if contention.reason is not None:
+            found.append(f"contended: {contention.reason}")
+        gap, wall = self._clock.unaccounted_seconds, self._clock.wall_seconds
+        if gap is not None:
+            found.append(f"{gap:.3g} s of the trial's {wall:.3g} s are in no ledger ({gap / wall:.1%})")
+        return tuple(found)
 
     def _where(self, trainer: Trainer) -> str:
         configuration = self._request.configuration
@@ -268,6 +319,9 @@ class Trial:
 
     def _outcome(self, ending: Ending) -> TrialOutcome:
         trainer, clock = self._trainer, self._clock
+        with clock.ledger("other"):
+            contention = self._contention.stop()
+            device_use = self._device_meter.stop(clock.wall_seconds)
         samples = 0 if trainer is None else trainer.samples
         outcome = TrialOutcome(
             state=ending.state,
@@ -285,7 +339,12 @@ class Trial:
             test_metric=self._test_metric,
             peak_memory_bytes=peak_memory_bytes(self._device),
             dropped_samples_per_epoch=None if trainer is None else trainer.dropped_samples,
-            contended=clock.is_contended(self._request.threads),
+            contended=contention.contended or clock.is_contended(self._request.threads),
+            warnings=self._warnings(contention),
+            skipped_steps=None if trainer is None else trainer.skipped_steps,
+            data_placement=None if trainer is None else trainer.data_placement,
+            device_use=device_use,
+            noise=GradientNoise() if self._noise is None else self._noise.result(),
         )
         if self._crossing is None and self._last is not None:
             return replace(outcome, last_miss_step=self._last.step, last_miss_seconds=self._last.train_seconds)

@@ -1,6 +1,10 @@
-"""Running out of memory, and how much was used."""
+"""Running out of memory, how much was used, and how much may be."""
 
 from __future__ import annotations
+
+import re
+import resource
+from pathlib import Path
 
 import torch
 
@@ -29,3 +33,40 @@ def peak_memory_bytes(device: torch.device) -> int | None:
     None on the CPU: what a process once held it does not give back, so its peak says nothing of one trial.
     """
     return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
+
+
+def limit_memory(device: torch.device, limit_bytes: int) -> None:
+    """Let this process have no more than so much memory, as on a smaller device; a limit above what there is is none.
+
+    On a GPU it is what PyTorch's allocator reserves. The CPU has no limit on resident memory: there it is the data
+    segment (``RLIMIT_DATA``: heap and private writable mappings, the interpreter's and the libraries' own with them,
+    touched or not), beyond which an allocation fails.
+    """
+    if device.type == "cuda":
+        total = torch.cuda.get_device_properties(device).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(1.0, limit_bytes / total), device)
+        return
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    soft = limit_bytes if hard == resource.RLIM_INFINITY else min(limit_bytes, hard)
+    resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+
+
+def allocation_retries(device: torch.device) -> int:
+    """Return how often the allocator had to give everything back and ask again: at the edge of a GPU's memory.
+
+    0 on the CPU, which has no such allocator.
+    """
+    return int(torch.cuda.memory_stats(device)["num_alloc_retries"]) if device.type == "cuda" else 0
+
+
+def peak_process_memory_bytes(device: torch.device, status: Path = Path("/proc/self/status")) -> int | None:
+    """Return the peak of a process that has done but one thing: on a GPU what tensors held, else its resident memory.
+
+    On the CPU it is the whole process's since its start (``VmHWM``); None where the system does not say.
+    """
+    if device.type == "cuda":
+        return peak_memory_bytes(device)
+    if not status.is_file():
+        return None
+    found = re.search(r"^VmHWM:\s*(\d+) kB$", status.read_text(), re.MULTILINE)
+    return int(found[1]) * 1024 if found else None

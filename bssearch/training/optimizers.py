@@ -14,9 +14,10 @@ from bssearch.records import Configuration
 ParameterGroups = list[dict[str, Any]]
 
 
-def build_optimizer(model: nn.Module, configuration: Configuration) -> torch.optim.Optimizer:
+def build_optimizer(model: nn.Module, configuration: Configuration, fused: bool = False) -> torch.optim.Optimizer:
     """Return the optimizer over a model's trainable parameters, at the configuration's peak learning rate.
 
+    ``fused`` asks for the update of all parameters in one kernel; otherwise PyTorch chooses.
     Raises `UsageError` for an optimizer that is not in `OPTIMIZERS` and for a model with nothing to train.
     """
     try:
@@ -26,7 +27,7 @@ def build_optimizer(model: nn.Module, configuration: Configuration) -> torch.opt
     groups = _parameter_groups(model.parameters(), configuration.weight_decay)
     if not groups:
         raise UsageError("the model has no parameter to train")
-    return build(groups, configuration)
+    return build(groups, configuration, True if fused else None)
 
 
 def _parameter_groups(parameters: Iterable[nn.Parameter], weight_decay: float) -> ParameterGroups:
@@ -43,26 +44,27 @@ def _parameter_groups(parameters: Iterable[nn.Parameter], weight_decay: float) -
     return [group for group in groups if group["params"]]
 
 
-def _sgd(groups: ParameterGroups, configuration: Configuration) -> torch.optim.Optimizer:
+def _sgd(groups: ParameterGroups, configuration: Configuration, fused: bool | None) -> torch.optim.Optimizer:
     """SGD with ``momentum`` (0.9) and ``nesterov`` (true; it says nothing without momentum)."""
     momentum = _number(configuration, "momentum", 0.9)
     nesterov = bool(configuration.parameters.get("nesterov", True))
     return torch.optim.SGD(
-        groups, lr=configuration.learning_rate, momentum=momentum, nesterov=nesterov and momentum > 0
+        groups, lr=configuration.learning_rate, momentum=momentum, nesterov=nesterov and momentum > 0, fused=fused
     )
 
 
-def _adamw(groups: ParameterGroups, configuration: Configuration) -> torch.optim.Optimizer:
+def _adamw(groups: ParameterGroups, configuration: Configuration, fused: bool | None) -> torch.optim.Optimizer:
     """AdamW with ``beta1`` (0.9), ``beta2`` (0.999) and ``epsilon`` (1e-8)."""
     return torch.optim.AdamW(
         groups,
         lr=configuration.learning_rate,
         betas=(_number(configuration, "beta1", 0.9), _number(configuration, "beta2", 0.999)),
         eps=_number(configuration, "epsilon", 1e-8),
+        fused=fused,
     )
 
 
-OPTIMIZERS: dict[str, Callable[[ParameterGroups, Configuration], torch.optim.Optimizer]] = {
+OPTIMIZERS: dict[str, Callable[[ParameterGroups, Configuration, bool | None], torch.optim.Optimizer]] = {
     "sgd": _sgd,
     "adamw": _adamw,
 }

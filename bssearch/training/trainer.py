@@ -4,28 +4,35 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import replace
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 import numpy as np
 import torch
 
-from bssearch.errors import UsageError, WorkloadError
+from bssearch.errors import BSSearchError, UsageError, WorkloadError
 from bssearch.records import Configuration, MetricInfo
+from bssearch.training.averaging import AveragedWeights, ema_decay_of
+from bssearch.training.batches import micro_batches, placement_of
 from bssearch.training.computation import Computation
+from bssearch.training.losses import LossSum
+from bssearch.training.memory import is_out_of_memory
 from bssearch.training.optimizers import build_optimizer
 from bssearch.training.schedule import schedule_of
-from bssearch.workloads.base import Data, Part, Workload
+from bssearch.workloads.base import Data, Part, WeightedLoss, Workload
 
 WARM_UP_STEPS = 2
 
 
 class Trainer:
-    """Trains a freshly initialised model; the seed fixes initialisation, data order and dropout.
+    """Trains a freshly initialised model; the seed fixes initialisation, data order, augmentation and dropout.
 
     Each epoch is a new permutation of the training part; its last, incomplete batch is dropped. ``dropped_samples``
-    says how many samples that is.
+    says how many samples that is, ``data_placement`` whether the training part lies on the ``device`` or on the
+    ``host``. Close it, or leave its ``with`` block, to end the processes that load the data of the latter.
     """
 
     def __init__(
@@ -35,18 +42,35 @@ class Trainer:
         seed_everything(seed)
         self.steps = 0
         self.dropped_samples = len(train) % configuration.batch_size
+        self.data_placement = placement_of(train, computation)
         self.schedule = schedule_of(configuration, len(train))
         self.model = computation.build_model(workload, configuration.dropout)
-        self.optimizer = build_optimizer(self.model, configuration)
+        self.optimizer = build_optimizer(self.model, configuration, fused=computation.fused)
         self._workload = workload
+        self._augment = getattr(workload, "augment", None)
         self._configuration = configuration
-        self._train = train
+        self._computation = computation
         self._accumulation_steps = configuration.accumulation_steps
         self._clip_norm = _clip_norm(configuration)
-        self._batches = _batches(len(train), configuration, computation.device, seed)
+        decay = ema_decay_of(configuration)
+        self._average = None if decay is None else AveragedWeights(self.model, decay)
+        self._scaler = computation.new_scaler()
+        self._skipped = torch.zeros((), device=computation.device)
+        self._batches = micro_batches(train, configuration, computation, seed)
         self._learning_rate = configuration.learning_rate
-        self._loss_sum: torch.Tensor | None = None
-        self._losses = 0
+        self._losses = LossSum(computation.device)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End what loads the data; no step can follow, evaluations can."""
+        self._batches.close()
 
     @property
     def samples(self) -> int:
@@ -59,44 +83,133 @@ class Trainer:
         factor = self.schedule.factor(max(0, self.steps - 1))
         return self._configuration.learning_rate * factor
 
+    @property
+    def skipped_steps(self) -> int | None:
+        """Return how many steps the loss scaling left out, None without one. Waits for the device.
+
+        They count as steps all the same: the data were seen and the schedule moved on.
+        """
+        return None if self._scaler is None else int(self._skipped.item())
+
     def step(self) -> None:
-        """Run one optimizer step: all its micro-batches, then clipping, schedule and update once."""
+        """Run one optimizer step: all its micro-batches, then clipping, update and average once."""
         self._set_learning_rate()
         self.optimizer.zero_grad(set_to_none=True)
-        for indices in next(self._batches):
-            loss = self._micro_batch_loss(self._train.inputs[indices], self._train.targets[indices])
-            share = loss / self._accumulation_steps if self._accumulation_steps > 1 else loss
-            share.backward()  # type: ignore[no-untyped-call]
-            self._add_loss(loss.detach())
+        weights: list[torch.Tensor | float] = []
+        for _ in range(self._accumulation_steps):
+            inputs, targets = next(self._batches)
+            loss = self._micro_batch_loss(inputs, targets)
+            self._add_gradient(loss)
+            self._losses.add(loss)
+            if isinstance(loss, WeightedLoss):
+                weights.append(loss.weight)
+        if weights and self._accumulation_steps > 1:
+            self._divide_gradient(weights)
+        self.update()
+        self.steps += 1
+
+    def update(self) -> None:
+        """Apply the gradient that lies there: clip, optimizer, average; once per step whatever the accumulation."""
+        if self._scaler is not None:
+            self._scaler.unscale_(self.optimizer)
+            for found in self._scaler._found_inf_per_device(self.optimizer).values():
+                self._skipped = self._skipped + found
         if self._clip_norm is not None:
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), self._clip_norm)
-        self.optimizer.step()
-        self.steps += 1
+        if self._scaler is None:
+            self.optimizer.step()
+        else:
+            self._scaler.step(self.optimizer)
+            self._scaler.update()
+        if self._average is not None:
+            self._average.update()
 
     def take_mean_loss(self) -> float | None:
         """Return the mean training loss since the last call, None without a step. Waits for the device."""
-        if self._loss_sum is None:
-            return None
-        mean = self._loss_sum.item() / self._losses
-        self._loss_sum, self._losses = None, 0
+        mean = self._losses.mean()
+        self._losses.clear()
         return mean
+
+    def first_step_problem(self) -> str | None:
+        """Return what is wrong with the first step, to be asked right after it: None where its loss is finite.
+
+        Waits for the device. A step that fp16's loss scaling left out is no problem: its loss was finite.
+        """
+        loss = self._losses.mean()
+        if loss is None or math.isfinite(loss):
+            return None
+        configuration = self._configuration
+        return (
+            f"the loss of the first step is {loss}: batch size {configuration.batch_size}, "
+            f"learning rate {configuration.learning_rate:.4g}; {self.first_non_finite() or 'no non-finite parameter'}"
+        )
+
+    def first_non_finite(self) -> str | None:
+        """Return the name of the first parameter that is not finite, or else of the first gradient, in words.
+
+        None where all are finite. Waits for the device.
+        """
+        named = list(self.model.named_parameters())
+        tensors = {f"parameter: {name}": parameter.detach() for name, parameter in named}
+        tensors |= {f"gradient: {name}": parameter.grad for name, parameter in named if parameter.grad is not None}
+        finite = torch.stack([tensor.isfinite().all() for tensor in tensors.values()]).tolist()
+        return next(
+            (f"first non-finite {name}" for name, is_finite in zip(tensors, finite, strict=True) if not is_finite), None
+        )
 
     def evaluate(self, part: Part, metric: str) -> float:
         """Return a metric over a whole part, in evaluation mode and without gradients.
 
-        Raises `WorkloadError` where the workload does not return that metric as a number.
+        Where weights are averaged it is the metric of the average. Raises `WorkloadError` where the workload does not
+        return that metric as a number.
         """
-        return metric_value(self._workload, measure(self._workload, self.model, part), metric)
+        weights = nullcontext() if self._average is None else self._average.in_place()
+        with weights, self._computation.evaluating():
+            return metric_value(self._workload, measure(self._workload, self.model, part), metric)
 
-    def _micro_batch_loss(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        loss = self._workload.loss(self.model, inputs, targets, label_smoothing=self._configuration.label_smoothing)
-        if not isinstance(loss, torch.Tensor):
-            raise WorkloadError(f"loss() returned a {type(loss).__name__}; it must be a scalar tensor")
-        if loss.ndim != 0:
-            raise WorkloadError(f"loss() returned a tensor of shape {tuple(loss.shape)}; it must be a scalar")
-        if not loss.requires_grad:
+    def _micro_batch_loss(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor | WeightedLoss:
+        if self._augment is not None:
+            inputs = self._augment(inputs)
+        with self._computation.training():
+            loss = self._workload.loss(
+                self.model,
+                self._computation.inputs(inputs),
+                targets,
+                label_smoothing=self._configuration.label_smoothing,
+            )
+        scalar = loss.total if isinstance(loss, WeightedLoss) else loss
+        if not isinstance(scalar, torch.Tensor):
+            raise WorkloadError(
+                f"loss() returned a {type(scalar).__name__}; it must be a scalar tensor or a WeightedLoss of one"
+            )
+        if scalar.ndim != 0:
+            raise WorkloadError(f"loss() returned a tensor of shape {tuple(scalar.shape)}; it must be a scalar")
+        if not scalar.requires_grad:
             raise WorkloadError("loss() returned a tensor without a gradient; it must depend on the model")
         return loss
+
+    def _add_gradient(self, loss: torch.Tensor | WeightedLoss) -> None:
+        """Add the gradient of a micro-batch's share in the loss of the batch.
+
+        What a batch weighs is known after its last micro-batch: until then the number of its samples stands for it,
+        which keeps the gradients in the range of fp16.
+        """
+        accumulates = self._accumulation_steps > 1
+        if isinstance(loss, WeightedLoss):
+            share = loss.total / (self._configuration.batch_size if accumulates else loss.weight)
+        else:
+            share = loss / self._accumulation_steps if accumulates else loss
+        if self._scaler is not None:
+            share = self._scaler.scale(share)
+        share.backward()  # type: ignore[no-untyped-call]
+
+    def _divide_gradient(self, weights: list[torch.Tensor | float]) -> None:
+        """Divide the gradient by what the whole batch weighs, in place of its samples."""
+        if len(weights) < self._accumulation_steps:
+            raise WorkloadError("loss() returned a WeightedLoss for some micro-batches of a batch and not for others")
+        whole = sum(weights, start=torch.zeros((), dtype=torch.float64, device=self._computation.device))
+        gradients = [parameter.grad for parameter in self.model.parameters() if parameter.grad is not None]
+        torch._foreach_mul_(gradients, self._configuration.batch_size / whole)
 
     def _set_learning_rate(self) -> None:
         learning_rate = self._configuration.learning_rate * self.schedule.factor(self.steps)
@@ -104,10 +217,6 @@ class Trainer:
             self._learning_rate = learning_rate
             for group in self.optimizer.param_groups:
                 group["lr"] = learning_rate
-
-    def _add_loss(self, loss: torch.Tensor) -> None:
-        self._loss_sum = loss if self._loss_sum is None else self._loss_sum + loss
-        self._losses += 1
 
 
 def measure(workload: Workload, model: torch.nn.Module, part: Part) -> Mapping[str, Any]:
@@ -147,18 +256,37 @@ def warm_up(
 ) -> None:
     """Let the device and the libraries meet every shape of a trial before its time starts.
 
-    A throw-away model evaluates the validation part once and takes two steps on zeros of the real shapes. It changes
-    the random state: build the trial's own trainer afterwards, which seeds it.
+    A throw-away model evaluates the validation part once and takes two steps on zeros of the real shapes. Where it
+    fails compiled and not uncompiled, compiling is given up. It changes the random state: build the trial's own trainer
+    afterwards, which seeds it and is then what it would be without the warm-up.
     """
     _check(configuration, len(data.train))
-    zeros = Part(
-        torch.zeros_like(data.train.inputs[: configuration.batch_size]),
-        torch.zeros_like(data.train.targets[: configuration.batch_size]),
-    )
-    trainer = Trainer(workload, replace(configuration, warmup_epochs=0.0), zeros, computation, seed)
-    trainer.evaluate(data.validation, metric)
-    for _ in range(WARM_UP_STEPS):
-        trainer.step()
+    try:
+        _train_on_zeros(workload, configuration, data, computation, metric, seed)
+    except BSSearchError:
+        raise
+    except Exception as error:
+        if not computation.compiles or is_out_of_memory(error):
+            raise
+        with computation.uncompiled():
+            _train_on_zeros(workload, configuration, data, computation, metric, seed)
+        computation.fallback(error)
+
+
+def _train_on_zeros(
+    workload: Workload, configuration: Configuration, data: Data, computation: Computation, metric: str, seed: int
+) -> None:
+    size = configuration.batch_size
+    zeros = Part(_zeros_like(data.train.inputs, size), _zeros_like(data.train.targets, size))
+    with Trainer(workload, replace(configuration, warmup_epochs=0.0), zeros, computation, seed) as trainer:
+        trainer.evaluate(data.validation, metric)
+        for _ in range(WARM_UP_STEPS):
+            trainer.step()
+
+
+def _zeros_like(samples: torch.Tensor, count: int) -> torch.Tensor:
+    """Return so many samples of zeros that take the memory of one number: a batch may be larger than what fits."""
+    return samples.new_zeros(()).expand(count, *samples.shape[1:])
 
 
 def seed_everything(seed: int) -> None:
@@ -166,22 +294,6 @@ def seed_everything(seed: int) -> None:
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
-
-
-def _batches(
-    samples: int, configuration: Configuration, device: torch.device, seed: int
-) -> Iterator[tuple[torch.Tensor, ...]]:
-    """Yield the indices of each batch as those of its micro-batches, epoch after epoch.
-
-    The order is drawn on the CPU from a generator of its own, so that it is the same on every device and whatever
-    dropout draws.
-    """
-    generator = torch.Generator().manual_seed(seed)
-    whole = samples - samples % configuration.batch_size
-    while True:
-        order = torch.randperm(samples, generator=generator)[:whole].to(device)
-        for batch in torch.split(order, configuration.batch_size):
-            yield torch.split(batch, configuration.micro_batch_size)
 
 
 def _clip_norm(configuration: Configuration) -> float | None:

@@ -36,13 +36,22 @@ SHIPPED = {
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One part of the data, whole and on the device: ``inputs`` (samples, …) and ``targets`` (samples, …)."""
+    """One part of the data, whole: ``inputs`` (samples, …) and ``targets`` (samples, …), on one device."""
 
     inputs: torch.Tensor
     targets: torch.Tensor
 
     def __len__(self) -> int:
         return len(self.inputs)
+
+    @property
+    def bytes(self) -> int:
+        """Return the memory that the part takes."""
+        return self.inputs.nbytes + self.targets.nbytes
+
+    def to(self, device: torch.device) -> Part:
+        """Return the part on a device; itself where it is there already."""
+        return Part(self.inputs.to(device), self.targets.to(device))
 
     def chunks(self, size: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Yield (inputs, targets) in order, ``size`` samples at a time; the last chunk may be smaller."""
@@ -59,11 +68,32 @@ class Data:
     test: Part
 
 
+@dataclass(frozen=True, slots=True)
+class WeightedLoss:
+    """A training loss whose samples do not all weigh the same, such as sequences of unequal length.
+
+    ``total`` is the sum of the losses over a (micro-)batch, a scalar tensor to be differentiated; ``weight`` is the
+    number of tokens (or another weight) behind it, a number or a scalar tensor. A batch's loss is then the sum of its
+    micro-batches' totals over the sum of their weights, however the batch is divided. A batch that weighs nothing has
+    no loss: it comes out as NaN and ends the trial.
+    """
+
+    total: torch.Tensor
+    weight: torch.Tensor | float
+
+
 class Workload(Protocol):
     """One training problem: data, model, loss and metrics. bssearch does the rest.
 
-    A workload may also have ``tokens_per_sample: int``, for what is counted in tokens rather than samples: the tokens
-    that one training sample predicts. Trials then tell the tokens that they have seen.
+    A sample is one row of ``inputs`` and ``targets``: there is nothing to collate. A workload may also have
+
+    * ``tokens_per_sample: int``, for what is counted in tokens rather than samples: the tokens that one training
+      sample predicts. Trials then tell the tokens that they have seen.
+    * ``augment(inputs: Tensor) -> Tensor``, called on the inputs of each training micro-batch, on the device and in the
+      time of training. Its random numbers come from PyTorch's global generators, which the trial's seed sets; it draws
+      for all samples at once, on ``inputs.device``. Evaluation sees the inputs as they are.
+    * ``checkpointed_modules(model: Module) -> Sequence[Module]``: the parts of the model whose activations may be
+      computed again in the backward pass, under the setting ``activation_checkpointing``.
     """
 
     metrics: Mapping[str, MetricInfo]
@@ -73,7 +103,10 @@ class Workload(Protocol):
     """
 
     def load(self, device: torch.device) -> Data:
-        """Return the three parts on the device. Called once per worker process; must not depend on a seed."""
+        """Return the three parts on the device. Called once per worker process; must not depend on a seed.
+
+        The device is the CPU: what shall lie on another one, bssearch moves there.
+        """
         ...
 
     def build_model(self, *, dropout: float) -> torch.nn.Module:
@@ -87,8 +120,11 @@ class Workload(Protocol):
         targets: torch.Tensor,
         *,
         label_smoothing: float,
-    ) -> torch.Tensor:
-        """Return the mean training loss over one (micro-)batch, a scalar tensor to be differentiated."""
+    ) -> torch.Tensor | WeightedLoss:
+        """Return the mean training loss over one (micro-)batch, a scalar tensor to be differentiated.
+
+        Where samples weigh unequally the mean of the micro-batches' means is not the batch's: return a `WeightedLoss`.
+        """
         ...
 
     def evaluate(self, model: torch.nn.Module, part: Part) -> Mapping[str, float]:

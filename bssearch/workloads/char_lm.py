@@ -12,7 +12,7 @@ import hashlib
 import math
 import sys
 import sysconfig
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from glob import glob
 from pathlib import Path
@@ -111,6 +111,10 @@ class CharLM:
             width=self.width,
             dropout=dropout,
         )
+
+    def checkpointed_modules(self, model: nn.Module) -> Sequence[nn.Module]:
+        """Return the transformer's blocks."""
+        return [module for module in model.modules() if isinstance(module, Block)]
 
     def loss(
         self, model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor, *, label_smoothing: float

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -32,6 +32,9 @@ HELD_OUT = 5000
 MODELS = ("resnet", "mlp")
 NORMS = ("group", "batch")
 
+SHIFT = 2
+"""The pixels by which ``augment`` moves an image at most."""
+
 _STAGES = (32, 64, 96)
 _GROUPS = 8
 _HIDDEN = 256
@@ -49,6 +52,8 @@ class FashionMnist:
     ``group`` (the default) or ``batch``. With batch normalisation a larger batch also means less noise in the
     statistics, so that it changes the regularisation too, and gradient accumulation changes the result; with group
     normalisation the batch size changes the optimisation alone.
+
+    ``augment`` moves each training image by up to two pixels each way and mirrors every other one.
     """
 
     metrics: Mapping[str, MetricInfo] = {
@@ -56,7 +61,13 @@ class FashionMnist:
         "loss": MetricInfo(low=0.0, chance=math.log(CLASSES)),
     }
 
-    def __init__(self, model: str = "resnet", norm: str | None = None, validation_samples: int = HELD_OUT) -> None:
+    def __init__(
+        self,
+        model: str = "resnet",
+        norm: str | None = None,
+        validation_samples: int = HELD_OUT,
+        augment: bool = False,
+    ) -> None:
         if model not in MODELS:
             raise ValueError(f"model = {model!r} must be one of {', '.join(MODELS)}")
         if norm is not None and norm not in NORMS:
@@ -67,9 +78,12 @@ class FashionMnist:
             )
         if type(validation_samples) is not int or not 1 <= validation_samples <= HELD_OUT:
             raise ValueError(f"validation_samples = {validation_samples!r} must be a whole number from 1 to {HELD_OUT}")
+        if type(augment) is not bool:
+            raise ValueError(f"augment = {augment!r} must be true or false")
         self.model = model
         self.norm = norm or "group"
         self.validation_samples = validation_samples
+        self._augments = augment
 
     def load(self, device: torch.device) -> Data:
         """Return images (samples, 1, 28, 28) as float32 and their classes as int64.
@@ -96,6 +110,14 @@ class FashionMnist:
     def build_model(self, *, dropout: float) -> nn.Module:
         """Return the model that the settings name, freshly initialised."""
         return perceptron(dropout) if self.model == "mlp" else residual_network(dropout, self.norm)
+
+    def checkpointed_modules(self, model: nn.Module) -> Sequence[nn.Module]:
+        """Return the residual blocks; the perceptron has none."""
+        return [module for module in model.modules() if isinstance(module, ResidualBlock)]
+
+    def augment(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Return the images moved and mirrored at random, or as they are where ``augment`` is not set."""
+        return moved_and_mirrored(inputs) if self._augments else inputs
 
     def loss(
         self, model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor, *, label_smoothing: float
@@ -151,6 +173,23 @@ def _moments(images: np.ndarray) -> tuple[float, float]:
     brightness = np.arange(256)
     mean = float(counts @ brightness / counts.sum())
     return mean, math.sqrt(counts @ brightness**2 / counts.sum() - mean**2)
+
+
+def moved_and_mirrored(images: torch.Tensor) -> torch.Tensor:
+    """Return images (samples, 1, height, width), each moved by up to `SHIFT` pixels each way, every other one mirrored.
+
+    That is a random crop out of the image with as much padding, which repeats its border, and a horizontal flip: He et
+    al. 2016 (arXiv 1512.03385, § 4.2) with another padding.
+    """
+    samples, _, height, width = images.shape
+    down, right = torch.randint(-SHIFT, SHIFT + 1, (2, samples, 1), device=images.device)
+    mirrored = torch.rand(samples, 1, device=images.device) < 0.5
+    columns = torch.arange(width, device=images.device)
+    columns = torch.where(mirrored, width - 1 - columns, columns)
+    rows = (torch.arange(height, device=images.device) + down).clamp(0, height - 1)
+    columns = (columns + right).clamp(0, width - 1)
+    sample = torch.arange(samples, device=images.device)[:, None, None]
+    return images[:, 0][sample, rows[:, :, None], columns[:, None, :]].unsqueeze(1)
 
 
 def perceptron(dropout: float) -> nn.Module:

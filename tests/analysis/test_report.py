@@ -11,6 +11,7 @@ from bssearch.analysis.optimum import regime
 from bssearch.analysis.report import Answer, build_answer, headline
 from bssearch.errors import TargetNotReachedError
 from bssearch.records import Phase, StudyRecord, TrialRecord, TrialState
+from bssearch.space import UNKNOWN, MemoryBoundary
 from bssearch.spec import StudySpec
 from tests.factories import EPOCH, make_environment, make_probe, make_spec, make_trial
 
@@ -31,9 +32,9 @@ def study(spec: StudySpec = SPEC) -> StudyRecord:
     )
 
 
-def answer(trials: list[TrialRecord], **probes: Any) -> Answer:
+def answer(trials: list[TrialRecord], memory: MemoryBoundary = UNKNOWN, **probes: Any) -> Answer:
     found = {size: make_probe(size) for size in SIZES} | probes.get("probes", {})
-    return build_answer(study(), SPEC, trials, found)
+    return build_answer(study(), SPEC, trials, found, memory)
 
 
 def confirmed(
@@ -130,12 +131,32 @@ def test_a_missed_run_of_the_optimum_is_told() -> None:
 
 
 def test_largest_that_fits_leaves_out_what_ran_out_of_memory() -> None:
-    probes = {128: make_probe(128, out_of_memory=True, step_seconds=None)}
-    trials = [trial for trial in searched() if trial.configuration.batch_size != 128]
-    found = answer(trials, probes=probes)
+    found = answer(searched(), memory=MemoryBoundary(fits=64, too_large=128))
     assert found.largest_that_fits.batch_size == 64
-    assert "128 ran out of memory" in found.largest_that_fits.reason
-    assert found.batches[-1].ended == {"oom": 1}
+    assert found.largest_that_fits.reason == "a micro-batch of 128 ran out of memory"
+    beyond = answer(searched(), memory=MemoryBoundary(fits=128, too_large=500))
+    assert (beyond.largest_that_fits.batch_size, beyond.largest_that_fits.reason) == (
+        128,
+        "the largest batch size of the study",
+    )
+
+
+def test_confirmation_in_micro_batches_that_ran_out_of_memory_since_does_not_count() -> None:
+    trials = [*searched(), *confirmed(32, 1.0, 1.1, 0.9), *confirmed(64, 0.5, 0.5)]
+    ran_out = make_trial(170, batch_size=64, state=TrialState.OOM, phase=Phase.CONFIRM, seed=9)
+    found = answer([*trials, ran_out], memory=MemoryBoundary(fits=32, too_large=64))
+    assert found.optimal.batch_size == 32
+    assert "unconfirmed" not in {notice.code for notice in found.warnings}
+
+
+def test_the_default_in_smaller_micro_batches_is_still_the_default() -> None:
+    split = [
+        replace(run, configuration=run.configuration.in_micro_batches(8), number=run.number + 50)
+        for run in default_runs(2.0, 2.1, 2.2)
+    ]
+    found = answer([*searched(), *confirmed(32, 1.0, 1.1, 0.9), *split])
+    assert found.speedup.over_default is not None
+    assert "default_outside_space" not in {notice.code for notice in found.warnings}
 
 
 def test_largest_that_fits_runs_without_accumulation() -> None:

@@ -40,15 +40,21 @@ def steps_needed(configuration: Configuration) -> float:
 
 @dataclass
 class LawExecutor:
-    """Ends each trial with the outcome that the law gives; broken batch sizes fail, large ones run out of memory."""
+    """Ends each trial with the outcome that the law gives; broken batch sizes fail.
+
+    Micro-batches above ``fits_up_to`` run out of memory, in trials already those above ``trains_up_to``.
+    """
 
     slots: int = 1
     fails: frozenset[int] = frozenset()
     fits_up_to: int = 10**9
+    trains_up_to: int = 10**9
     reachable: bool = True
     untrained: float = 0.1
     batch_norm_layers: int = 0
     requests: list[TrialRequest] = field(default_factory=list)
+    splits_timed: list[Configuration] = field(default_factory=list)
+    sizes_run: list[int] = field(default_factory=list)
     running: list[TrialRequest] = field(default_factory=list)
     most_at_once: int = 0
     stopped: dict[int, tuple[TrialState, str]] = field(default_factory=dict)
@@ -68,6 +74,7 @@ class LawExecutor:
 
     def measure_step_time(self, request: StepTimeRequest) -> StepTime:
         assert not self.running, "step times are measured alone"
+        self.splits_timed.append(request.configuration)
         size = request.configuration.batch_size
         micro = request.configuration.micro_batch_size
         fits = micro <= self.fits_up_to
@@ -82,7 +89,14 @@ class LawExecutor:
         )
 
     def measure_memory(self, request: MemoryRequest) -> MemoryUse:
-        raise NotImplementedError
+        assert not self.running, "memory is measured alone"
+        size = request.configuration.micro_batch_size
+        assert request.configuration.batch_size == size
+        self.sizes_run.append(size)
+        fits = size <= self.fits_up_to
+        peak = 10**6 + 1000 * size if fits else None
+        reason = None if fits else "no memory left, by the law"
+        return MemoryUse(micro_batch_size=size, fits=fits, peak_memory_bytes=peak, reason=reason)
 
     def measure_noise(self, request: NoiseRequest) -> NoiseMeasurement:
         raise NotImplementedError
@@ -101,6 +115,8 @@ class LawExecutor:
         request = self.running.pop(0)
         if request.configuration.batch_size in self.fails:
             return [Ended(request.number, TrialOutcome(state=TrialState.FAILED, reason="broken"))]
+        if request.configuration.micro_batch_size > min(self.fits_up_to, self.trains_up_to):
+            return [Ended(request.number, TrialOutcome(state=TrialState.OOM, reason="no memory left, by the law"))]
         per_step = step_seconds(request.configuration.batch_size)
         seconds = steps_needed(request.configuration) * per_step
         reached = self.reachable and seconds <= request.train_seconds_limit

@@ -103,13 +103,26 @@ def test_what_the_optimum_is_compared_with_is_tuned_too() -> None:
     assert Counter(asked) == {128: EVIDENCE_TRIALS, 32: EVIDENCE_TRIALS - 1}  # the default itself was one
 
 
-def test_out_of_memory_excludes_every_larger_micro_batch() -> None:
-    probes = {size: make_probe(size, out_of_memory=size >= 64) for size in SIZES}
-    assert history(probes=probes).feasible == (8, 16, 32)
-    assert history(make_trial(0, batch_size=32, state=TrialState.OOM)).feasible == (8, 16)
-    assert history(probes={8: make_probe(8, out_of_memory=True)}).feasible == ()
-    accumulated = {64: make_probe(64, micro_batch_size=16), 32: make_probe(32, out_of_memory=True)}
-    assert history(probes=accumulated).feasible == (64,)
+def test_what_ran_out_of_memory_is_tried_again_in_smaller_micro_batches_once_they_are_timed() -> None:
+    probes = {size: make_probe(size, micro_batch_size=min(size, 32)) for size in SIZES}
+    ran_out = make_trial(0, batch_size=64, state=TrialState.OOM)
+    seen = history(ran_out, probes=probes)
+    assert (seen.feasible, seen.largest, seen.untimed) == (SIZES, 32, ())
+    assert seen.to_retry(evidence=False) is ran_out
+    assert seen.at(64) == []
+    again = seen.as_run(ran_out.configuration)
+    assert (again.batch_size, again.micro_batch_size, again.accumulation_steps) == (64, 32, 2)
+    waiting = history(ran_out, probes={8: probes[8], 16: probes[16]})
+    assert (waiting.feasible, waiting.untimed) == ((8, 16), (32, 64, 128))
+    assert waiting.to_retry(evidence=False) is None
+
+
+def test_the_default_counts_as_tried_in_whatever_micro_batches_but_not_where_it_ran_out_of_memory() -> None:
+    default = make_spec().default_configuration
+    split = default.in_micro_batches(8)
+    assert history(make_trial(0, configuration=split)).tried(default)
+    assert not history(make_trial(0, configuration=split, state=TrialState.OOM)).tried(default)
+    assert make_spec().space.encode(split) == make_spec().space.encode(default) is not None
 
 
 def test_the_rest_goes_where_the_target_is_reached_soonest() -> None:
@@ -150,12 +163,6 @@ def test_only_evidence_is_retried_where_it_was_cancelled() -> None:
     assert history(cancelled).to_retry(evidence=False) is None
     assert history(cancelled, asked_for).to_retry(evidence=True) is asked_for
     assert history(cancelled, asked_for).to_retry(evidence=False) is None
-
-
-def test_one_out_of_memory_does_not_take_back_what_has_run() -> None:
-    ran = make_trial(0, batch_size=64)
-    assert history(ran, make_trial(1, batch_size=64, state=TrialState.OOM)).feasible == SIZES
-    assert history(ran, make_trial(1, batch_size=128, state=TrialState.OOM)).feasible == (8, 16, 32, 64)
 
 
 def test_a_small_budget_still_buys_evidence_before_second_trials() -> None:

@@ -106,8 +106,16 @@ def test_a_metric_that_never_moves_is_named() -> None:
 def test_a_default_that_fails_is_an_error_with_its_reason() -> None:
     with pytest.raises(LaunchError, match=r"the default configuration \(batch 32\) fails: broken"):
         look(LawExecutor(fails=frozenset({32})))
-    with pytest.raises(LaunchError, match="default batch size 32 does not fit"):
-        look(LawExecutor(fits_up_to=16))
+    with pytest.raises(LaunchError, match=r"batch size 8 does not fit .* 1, 2, 4, 8 ran out of it"):
+        look(LawExecutor(fits_up_to=0))
+
+
+def test_what_does_not_fit_at_once_is_tried_in_micro_batches() -> None:
+    executor = LawExecutor(fits_up_to=16)
+    found = look(executor)
+    assert [(one.batch_size, one.micro_batch_size) for one in found.batches] == [(8, 8), (32, 16), (128, 16)]
+    assert executor.requests[0].configuration.micro_batch_size == 16
+    assert [finding.code for finding in found.findings] == ["out_of_memory"] * 2
 
 
 def test_a_target_that_an_untrained_model_meets_is_refused_before_anything_runs() -> None:

@@ -129,6 +129,12 @@ def enqueue(store: Store) -> int:
 
 
 def start_queued(store: Store, number: int, owner: str, **changes: Any) -> bool:
-    limits = {"train_seconds_limit": 5.0, "eval_every_steps": 3, "threads": 2, **changes}
+    limits = {
+        "configuration": TRIAL["configuration"],
+        "train_seconds_limit": 5.0,
+        "eval_every_steps": 3,
+        "threads": 2,
+        **changes,
+    }
     lease = {**LEASE, "lease_owner": owner}
     return store.start_queued("toy", number, environment=make_environment(), **limits, **lease)

@@ -7,9 +7,8 @@ import dataclasses
 import pytest
 
 from bssearch.errors import DatabaseError, NotFoundError
-from bssearch.records import (
-    Observation,
-)
+from bssearch.records import MemoryUse, Observation, TrialOutcome, TrialState
+from bssearch.space import MemoryBoundary
 from bssearch.storage.repository import Store
 from tests.factories import make_curve, make_environment, make_probe
 from tests.storage.conftest import add_study, start
@@ -75,7 +74,54 @@ class TestProbes:
         huge = make_probe(4096, step_seconds=None, evaluation_seconds=None, eval_every_steps=None, out_of_memory=True)
         for probe in (small, huge, make_probe(8, step_seconds=9.0, eval_every_steps=1)):
             store.save_probe("toy", environment, probe)
-        assert store.probes("toy") == {8: small, 4096: huge}
+        assert store.probes("toy") == {8: small}
         assert store.probes("other") == {}
         store.save_probe("toy", make_environment(driver_version="2"), make_probe(8, step_seconds=3.0))
         assert store.probes("toy")[8] == small
+
+    def test_a_contended_step_time_is_replaced_but_for_its_cadence(self, store: Store) -> None:
+        add_study(store)
+        environment = make_environment()
+        store.save_probe("toy", environment, make_probe(8, step_seconds=9.0, eval_every_steps=3, contended=True))
+        store.save_probe("toy", environment, make_probe(8, step_seconds=2.0, eval_every_steps=5))
+        assert store.probes("toy") == {8: make_probe(8, step_seconds=2.0, eval_every_steps=3)}
+        store.save_probe("toy", environment, make_probe(8, step_seconds=1.0))
+        assert store.probes("toy")[8].step_seconds == 2.0
+
+    def test_the_split_in_force_is_the_largest_timed_below_what_ran_out_of_memory(self, store: Store) -> None:
+        add_study(store)
+        environment = make_environment()
+        whole, half, quarter = (make_probe(64, micro_batch_size=size) for size in (64, 32, 16))
+        for probe in (quarter, whole):
+            store.save_probe("toy", environment, probe)
+        assert store.probes("toy") == {64: whole}
+        store.save_memory("toy", environment, use(64, fits=False))
+        assert store.probes("toy") == {64: quarter}
+        assert store.memory_boundary("toy") == MemoryBoundary(fits=16, too_large=64)
+        store.save_probe("toy", environment, half)
+        assert store.probes("toy") == {64: half}
+
+    def test_a_trial_that_ran_out_of_memory_counts_as_a_probe_does(self, store: Store) -> None:
+        add_study(store)
+        start(store)
+        micro = store.trial("toy", 1).configuration.micro_batch_size
+        outcome = TrialOutcome(state=TrialState.OOM, reason="no memory left")
+        store.finish_trial("toy", 1, outcome, steps_x_step_time_s=None)
+        store.save_probe("toy", make_environment(), make_probe(micro))
+        assert store.memory_boundary("toy").too_large == micro
+        assert store.probes("toy") == {}
+
+    def test_what_a_smaller_device_says_of_memory_does_not_bind_a_larger_one(self, store: Store) -> None:
+        add_study(store)
+        small, large = (make_environment(device_memory_bytes=size) for size in (2**30, 2**33))
+        store.save_memory("toy", small, use(64, fits=False))
+        store.save_memory("toy", small, use(32))
+        store.save_memory("toy", large, use(512, fits=False))
+        store.save_memory("toy", large, use(256))
+        assert store.memory_boundary("toy", small) == MemoryBoundary(fits=32, too_large=64)
+        assert store.memory_boundary("toy", large) == MemoryBoundary(fits=256, too_large=512)
+        assert [one.micro_batch_size for one in store.memory("toy", small)] == [32, 64]
+
+
+def use(micro_batch_size: int, *, fits: bool = True) -> MemoryUse:
+    return MemoryUse(micro_batch_size=micro_batch_size, fits=fits, peak_memory_bytes=None, reason=None)

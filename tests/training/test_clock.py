@@ -51,6 +51,21 @@ def test_start_sets_everything_to_zero() -> None:
     assert (clock.seconds("train"), clock.wall_seconds, clock.cpu_share) == (0, 0, None)
 
 
+@pytest.mark.parametrize(
+    ("owned", "lost", "told"),
+    [(10, 0.11, True), (10, 0.09, False), (0.1, 0.0055, True), (0.1, 0.004, False)],
+)
+def test_wall_time_that_no_ledger_owns_is_told_where_it_is_more_than_a_hundredth(
+    owned: float, lost: float, told: bool
+) -> None:
+    time = FakeTime()
+    clock = time.clock()
+    with clock.ledger("evaluation"):
+        time.pass_by(owned)
+    time.pass_by(lost)
+    assert clock.unaccounted_seconds == (pytest.approx(lost) if told else None)
+
+
 @pytest.mark.parametrize(("cpu_share", "contended"), [(1.0, False), (0.92, False), (0.88, True), (0.5, True)])
 def test_one_thread_that_lost_the_processor_while_training_was_contended(cpu_share: float, contended: bool) -> None:
     time = FakeTime()

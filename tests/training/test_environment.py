@@ -1,29 +1,55 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.util
+import subprocess
 from pathlib import Path
+from types import ModuleType
 
+import pytest
 import torch
 
-from bssearch.training.environment import describe_environment, workload_revision
+from bssearch.training.environment import cudnn_version, describe_environment, git_revision, workload_revision
 from tests.training import toys
-from tests.training.toys import CPU, Toy
+from tests.training.toys import Toy, on_cpu
 
 
 def test_the_cpu_is_named_with_its_versions() -> None:
-    environment = describe_environment(CPU)
+    environment = describe_environment(on_cpu())
     assert environment.device_type == "cpu"
     assert environment.device_name and environment.device_name != "cpu"
     assert (environment.device_memory_bytes or 0) > 2**28
     assert environment.torch_version == torch.__version__
     assert environment.driver_version is None
-    assert environment.workload_revision is None
-    assert environment.fingerprint.endswith("float32 · compile off")
+    assert environment.cudnn_version is None
+    assert environment.workload_revision is None and environment.git_revision is None
+    assert environment.fingerprint.endswith("fp32 · compile none")
+
+
+def test_precision_and_compile_mode_are_what_the_settings_come_to() -> None:
+    computation = on_cpu(precision="bf16", compile="reduce-overhead")
+    assert describe_environment(computation).fingerprint.endswith("bf16 · compile reduce-overhead")
+    computation.fallback(RuntimeError("no C++ compiler"))
+    assert describe_environment(computation).compile_mode == "none"
+
+
+def test_the_memory_is_the_limit_where_one_is_set() -> None:
+    whole = describe_environment(on_cpu()).device_memory_bytes or 0
+    assert describe_environment(on_cpu(), memory_limit_bytes=2**20).device_memory_bytes == 2**20
+    assert describe_environment(on_cpu(), memory_limit_bytes=2 * whole).device_memory_bytes == whole
+
+
+@pytest.mark.parametrize(("number", "version"), [(91002, "9.10.2"), (90100, "9.1.0"), (8902, "8.9.2"), (None, None)])
+def test_cudnn_has_the_version_that_its_number_says(
+    monkeypatch: pytest.MonkeyPatch, number: int | None, version: str | None
+) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "version", lambda: number)
+    assert cudnn_version() == version
 
 
 def test_the_workloads_revision_is_the_digest_of_its_file() -> None:
     digest = hashlib.sha256(Path(toys.__file__).read_bytes()).hexdigest()[:12]
-    assert describe_environment(CPU, Toy()).workload_revision == digest
+    assert describe_environment(on_cpu(), Toy()).workload_revision == digest
     assert workload_revision(toys) == digest
 
 
@@ -32,3 +58,66 @@ def test_a_workload_without_a_file_has_no_revision() -> None:
     exec("class Typed: pass", namespace)
     assert workload_revision(namespace["Typed"]()) is None
     assert workload_revision(object()) is None
+
+
+class Repository:
+    """A git repository with one committed workload file."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.git("init", "--quiet")
+        self.file = folder / "mine.py"
+        self.file.write_text("x = 1\n")
+        self.git("add", ".")
+        self.git("-c", "user.name=A", "-c", "user.email=a@example.org", "commit", "--quiet", "-m", "One")
+        self.commit = self.git("rev-parse", "HEAD")[:12]
+
+    def git(self, *arguments: str) -> str:
+        command = ["git", "-C", str(self.folder), *arguments]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+def module_from(file: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(file.stem, file)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_git_revision_is_the_commit_of_the_workloads_repository(tmp_path: Path) -> None:
+    repository = Repository(tmp_path)
+    workload = module_from(repository.file)
+    (tmp_path / "other.py").write_text("y = 2\n")
+    assert git_revision(workload) == repository.commit
+    repository.file.write_text("x = 2\n")
+    assert git_revision(workload) == f"{repository.commit}+"
+    assert describe_environment(on_cpu(), workload).git_revision == f"{repository.commit}+"
+
+
+def test_a_file_that_was_never_committed_differs_and_one_that_is_ignored_has_no_revision(tmp_path: Path) -> None:
+    repository = Repository(tmp_path)
+    new = tmp_path / "new.py"
+    new.write_text("x = 3\n")
+    assert git_revision(module_from(new)) == f"{repository.commit}+"
+    (tmp_path / ".gitignore").write_text("installed/\n")
+    (tmp_path / "installed").mkdir()
+    installed = tmp_path / "installed" / "package.py"
+    installed.write_text("x = 3\n")
+    assert git_revision(module_from(installed)) is None
+
+
+def test_without_a_repository_a_commit_or_git_there_is_no_revision(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    file = tmp_path / "mine.py"
+    file.write_text("x = 1\n")
+    workload = module_from(file)
+    assert git_revision(workload) is None
+    subprocess.run(["git", "-C", str(tmp_path), "init", "--quiet"], check=True)
+    assert git_revision(workload) is None
+    repository = Repository(tmp_path)
+    assert git_revision(workload) == repository.commit
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert git_revision(workload) is None

@@ -11,7 +11,7 @@ from torch import nn
 from bssearch.errors import WorkloadError
 from bssearch.records import MetricInfo
 from bssearch.training.inspection import describe_model, tokens_per_sample
-from tests.training.toys import CPU, Toy, toy_data
+from tests.training.toys import Toy, on_cpu, toy_data
 
 
 class Frozen(nn.BatchNorm1d):
@@ -33,10 +33,10 @@ def toy_with(*layers: nn.Module) -> Any:
 
 
 def test_the_trainable_parameters_are_counted_once_each() -> None:
-    assert describe_model(Toy(), toy_data(), CPU).parameters == 6 * 16 + 16 + 16 * 2 + 2
+    assert describe_model(Toy(), toy_data(), on_cpu()).parameters == 6 * 16 + 16 + 16 * 2 + 2
     shared = nn.Linear(6, 6, bias=False)
     frozen = nn.Linear(6, 6).requires_grad_(False)
-    assert describe_model(toy_with(shared, shared, frozen), toy_data(), CPU).parameters == 36 + 146
+    assert describe_model(toy_with(shared, shared, frozen), toy_data(), on_cpu()).parameters == 36 + 146
 
 
 @pytest.mark.parametrize(
@@ -54,17 +54,17 @@ def test_the_trainable_parameters_are_counted_once_each() -> None:
     ],
 )
 def test_only_layers_that_normalise_over_the_batch_are_counted(layer: Callable[[], nn.Module], counted: int) -> None:
-    assert describe_model(toy_with(layer()), toy_data(), CPU).batch_norm_layers == counted
+    assert describe_model(toy_with(layer()), toy_data(), on_cpu()).batch_norm_layers == counted
 
 
 def test_the_metrics_are_those_of_the_validation_part_before_any_step() -> None:
-    found = describe_model(Toy(), toy_data(), CPU, seed=5).initial_metrics
+    found = describe_model(Toy(), toy_data(), on_cpu(), seed=5).initial_metrics
     torch.manual_seed(5)
     toy = Toy()
     with torch.no_grad():
         assert found == toy.evaluate(toy.build_model(dropout=0.0).eval(), toy_data().validation)
-    assert found == describe_model(Toy(), toy_data(), CPU, seed=5).initial_metrics
-    assert found != describe_model(Toy(), toy_data(), CPU, seed=6).initial_metrics
+    assert found == describe_model(Toy(), toy_data(), on_cpu(), seed=5).initial_metrics
+    assert found != describe_model(Toy(), toy_data(), on_cpu(), seed=6).initial_metrics
 
 
 def test_the_model_is_built_once_with_the_dropout_given() -> None:
@@ -75,7 +75,7 @@ def test_the_model_is_built_once_with_the_dropout_given() -> None:
             asked.append(dropout)
             return super().build_model(dropout=dropout)
 
-    describe_model(Watched(), toy_data(), CPU, dropout=0.25)
+    describe_model(Watched(), toy_data(), on_cpu(), dropout=0.25)
     assert asked == [0.25]
 
 
@@ -83,7 +83,7 @@ def test_the_model_is_built_once_with_the_dropout_given() -> None:
 def test_a_metric_that_is_not_finite_is_told_as_none(value: float) -> None:
     toy = Toy(on_evaluate=lambda metrics: {"accuracy": 0.5, "loss": value})
     toy.metrics = {"accuracy": MetricInfo(), "loss": MetricInfo()}
-    assert describe_model(toy, toy_data(), CPU).initial_metrics == {"accuracy": 0.5, "loss": None}
+    assert describe_model(toy, toy_data(), on_cpu()).initial_metrics == {"accuracy": 0.5, "loss": None}
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_a_metric_that_is_not_finite_is_told_as_none(value: float) -> None:
 )
 def test_an_evaluation_that_lacks_what_the_workload_declares_is_refused(returned: Any, message: str) -> None:
     with pytest.raises(WorkloadError, match=message):
-        describe_model(Toy(on_evaluate=lambda metrics: returned), toy_data(), CPU)
+        describe_model(Toy(on_evaluate=lambda metrics: returned), toy_data(), on_cpu())
 
 
 def test_exceptions_of_the_workload_go_through() -> None:
@@ -105,7 +105,7 @@ def test_exceptions_of_the_workload_go_through() -> None:
         raise KeyError("labels")
 
     with pytest.raises(KeyError, match="labels"):
-        describe_model(Toy(on_evaluate=fail), toy_data(), CPU)
+        describe_model(Toy(on_evaluate=fail), toy_data(), on_cpu())
 
 
 def test_tokens_are_counted_only_where_the_workload_says_how_many() -> None:

@@ -59,3 +59,17 @@ def test_an_unknown_optimizer_is_refused_with_the_known_ones() -> None:
 def test_a_parameter_that_is_no_number_is_refused_by_name() -> None:
     with pytest.raises(UsageError, match="momentum = 'high' must be a number"):
         build_optimizer(MODEL, configuration(parameters={"momentum": "high"}))
+
+
+@pytest.mark.parametrize("name", ["sgd", "adamw"])
+def test_fused_is_passed_on_and_takes_the_same_step(name: str) -> None:
+    def step(fused: bool) -> torch.Tensor:
+        torch.manual_seed(0)
+        model = Toy().build_model(dropout=0.0)
+        optimizer = build_optimizer(model, configuration(optimizer=name, weight_decay=0.1), fused=fused)
+        assert all(group["fused"] is (True if fused else None) for group in optimizer.param_groups)
+        model(torch.ones(4, 6)).square().sum().backward()
+        optimizer.step()
+        return torch.nn.utils.parameters_to_vector(model.parameters()).detach()
+
+    assert torch.allclose(step(fused=True), step(fused=False), atol=1e-6)

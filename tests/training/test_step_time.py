@@ -1,77 +1,164 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Mapping
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from bssearch.errors import WorkloadError
 from bssearch.probes import step_time
-from bssearch.probes.step_time import measure_step_time
+from bssearch.probes.step_time import measure_step_time, median_interval
 from bssearch.records import Configuration, StepTime, StepTimeRequest
+from bssearch.training.contention import Contention
+from bssearch.training.trainer import Trainer
 from tests.training.toys import FakeTime, Toy, configuration, on_cpu, toy_data
 
 Measure = Callable[..., StepTime]
+
+
+class QuietMeter:
+    """Sees nothing; a test may have it see something."""
+
+    found = Contention(False)
+
+    def __init__(self, device: torch.device, threads: int) -> None: ...
+
+    def start(self) -> None: ...
+
+    def stop(self) -> Contention:
+        return self.found
 
 
 @pytest.fixture
 def measure(monkeypatch: pytest.MonkeyPatch) -> Measure:
     """Return a probe of a workload whose losses and evaluations take the given seconds, one after the other."""
 
-    def measured(losses: list[float], evaluations: list[float], probed: Configuration | None = None) -> StepTime:
+    def measured(
+        losses: list[float],
+        evaluations: list[float],
+        probed: Configuration | None = None,
+        *,
+        limit: float = 0.5,
+        precision: float = 0.02,
+        update: float = 0.0,
+        cpu_share: float = 1.0,
+    ) -> StepTime:
         time = FakeTime()
         monkeypatch.setattr(step_time, "clock_for", lambda device: time.clock())
+        monkeypatch.setattr(step_time, "ContentionMeter", QuietMeter)
         of_losses, of_evaluations = itertools.cycle(losses), iter(evaluations)
 
         def evaluated(metrics: Mapping[str, float]) -> Mapping[str, float]:
             time.pass_by(next(of_evaluations))
             return metrics
 
-        toy = Toy(on_loss=lambda: time.pass_by(next(of_losses)), on_evaluate=evaluated)
-        request = StepTimeRequest(configuration=probed or configuration())
+        updated = Trainer.update
+
+        def slow_update(trainer: Trainer) -> None:
+            updated(trainer)
+            time.pass_by(update)
+
+        monkeypatch.setattr(Trainer, "update", slow_update)
+        toy = Toy(on_loss=lambda: time.pass_by(next(of_losses), cpu_share), on_evaluate=evaluated)
+        request = StepTimeRequest(configuration=probed or configuration(), precision=precision, seconds_limit=limit)
         return measure_step_time(request, toy, toy_data(), on_cpu())
 
     return measured
 
 
 def test_the_median_step_and_evaluation_are_timed_apart(measure: Measure) -> None:
-    measured = measure([0.005, 0.007, 0.9], [0.3, 0.1, 0.2])
-    assert measured.step_seconds == pytest.approx(0.007)
+    measured = measure([0.05, 0.07, 0.9], [0.3, 0.1, 0.2])
+    assert measured.step_seconds == pytest.approx(0.07)
     assert measured.evaluation_seconds == pytest.approx(0.2)
     assert (measured.batch_size, measured.micro_batch_size, measured.out_of_memory) == (20, 20, False)
 
 
-def test_fast_steps_are_timed_thirty_times(measure: Measure) -> None:
-    assert measure([0.001], [0.1] * 3).steps_timed == 30
+def test_equal_steps_are_timed_for_a_fifth_of_the_limit_and_settled(measure: Measure) -> None:
+    measured = measure([0.05], [0.7], limit=5.0)
+    assert measured.steps_timed == 20
+    assert measured.settled is True
+    assert measured.step_seconds_low == pytest.approx(0.05)
+    assert measured.step_seconds_high == pytest.approx(0.05)
 
 
-def test_steps_are_timed_for_half_a_second(measure: Measure) -> None:
-    assert measure([0.0501], [0.1] * 3).steps_timed == 10
+def test_steps_that_scatter_are_timed_until_the_interval_is_narrow_enough(measure: Measure) -> None:
+    scattered = np.random.default_rng(0).normal(0.1, 0.01, size=1000).tolist()
+    coarse, fine = (measure(scattered, [0.7], limit=100.0, precision=precision) for precision in (0.04, 0.02))
+    assert coarse.steps_timed < fine.steps_timed < 1000
+    for measured, precision in ((coarse, 0.04), (fine, 0.02)):
+        assert measured.settled
+        assert measured.step_seconds is not None
+        assert measured.step_seconds_low is not None and measured.step_seconds_high is not None
+        half_width = (measured.step_seconds_high - measured.step_seconds_low) / 2
+        assert half_width <= precision * measured.step_seconds
 
 
-def test_slow_steps_are_timed_five_times_and_slow_evaluations_once(measure: Measure) -> None:
+def test_the_limit_ends_what_does_not_settle(measure: Measure) -> None:
+    measured = measure([0.1, 0.2], [0.7], limit=3.0)
+    assert measured.steps_timed == 20
+    assert measured.settled is False
+    assert (measured.step_seconds_low, measured.step_seconds_high) == pytest.approx((0.1, 0.2))
+
+
+def test_slow_steps_are_timed_six_times_and_slow_evaluations_once(measure: Measure) -> None:
     measured = measure([3.0], [0.7])
-    assert measured.steps_timed == 5
+    assert (measured.steps_timed, measured.settled) == (6, True)
     assert measured.evaluation_seconds == pytest.approx(0.7)
 
 
+def test_short_steps_are_timed_in_runs_of_ten_milliseconds(measure: Measure) -> None:
+    """Every fourth step is slow: runs of ten share them out, where the median of single steps would miss them."""
+    measured = measure([0.001, 0.001, 0.001, 0.005], [0.7])
+    assert measured.steps_timed % 10 == 0
+    assert measured.step_seconds == pytest.approx(0.002, rel=0.25)
+
+
+def test_no_more_than_a_thousand_runs_are_timed(measure: Measure) -> None:
+    assert measure([0.02, 0.04], [0.7], limit=math.inf).steps_timed == 1000
+
+
 def test_the_steps_before_time_starts_are_not_counted(measure: Measure) -> None:
-    assert measure([50.0, 50.0, 50.0, *[0.1] * 5], [0.7]).step_seconds == pytest.approx(0.1)
+    assert measure([*[50.0] * 5, *[0.1] * 6], [0.7]).step_seconds == pytest.approx(0.1)
 
 
 def test_accumulation_is_timed_as_it_is_run(measure: Measure) -> None:
     accumulated = configuration(20, micro_batch_size=5, accumulation_steps=4)
-    assert measure([0.002], [0.7], accumulated).step_seconds == pytest.approx(0.008)
+    assert measure([0.02], [0.7], accumulated).step_seconds == pytest.approx(0.08)
+
+
+def test_the_update_is_part_of_the_step_and_timed_alone(measure: Measure) -> None:
+    measured = measure([0.02], [0.7], update=0.005)
+    assert measured.step_seconds == pytest.approx(0.025)
+    assert measured.update_seconds == pytest.approx(0.005)
+
+
+def test_something_else_on_the_device_is_told(measure: Measure, monkeypatch: pytest.MonkeyPatch) -> None:
+    alone = measure([0.05], [0.7])
+    assert (alone.contended, alone.reason) == (False, None)
+    monkeypatch.setattr(QuietMeter, "found", Contention(True, "process 41 (python) uses the device"))
+    shared = measure([0.05], [0.7])
+    assert (shared.contended, shared.reason) == (True, "process 41 (python) uses the device")
+
+
+def test_a_thread_that_lost_the_processor_is_told(measure: Measure) -> None:
+    measured = measure([0.05], [0.7], cpu_share=0.5)
+    assert measured.contended
+    assert measured.reason == "other work had the processor meanwhile"
 
 
 def test_a_real_clock_gives_real_times() -> None:
     measured = measure_step_time(StepTimeRequest(configuration=configuration()), Toy(), toy_data(), on_cpu())
     assert measured.step_seconds is not None and 1e-5 < measured.step_seconds < 1
     assert measured.evaluation_seconds is not None and 1e-6 < measured.evaluation_seconds < 1
+    assert measured.update_seconds is not None and 1e-6 < measured.update_seconds < 1
 
 
-@pytest.mark.parametrize("at_loss", [1, 6])
+@pytest.mark.parametrize("at_loss", [1, 8])
 def test_out_of_memory_is_an_answer(at_loss: int) -> None:
     calls = itertools.count(1)
 
@@ -89,3 +176,27 @@ def test_out_of_memory_is_an_answer(at_loss: int) -> None:
 def test_a_batch_larger_than_the_data_is_refused() -> None:
     with pytest.raises(WorkloadError, match="200 must be <= 100"):
         measure_step_time(StepTimeRequest(configuration=configuration(200)), Toy(), toy_data(), on_cpu())
+
+
+@pytest.mark.parametrize(("count", "rank"), [(6, 1), (8, 1), (9, 2), (10, 2), (20, 6), (50, 18), (100, 40)])
+def test_the_interval_of_the_median_has_the_ranks_of_the_sign_test(count: int, rank: int) -> None:
+    """The ranks are those of tables of the sign test at 5 %, two-sided (David & Nagaraja, § 7.1)."""
+    assert median_interval(range(1, count + 1)) == (rank, count + 1 - rank)
+
+
+def test_five_values_have_no_interval() -> None:
+    with pytest.raises(ValueError, match="5 values have no 95 % interval"):
+        median_interval([1, 2, 3, 4, 5])
+
+
+@given(st.lists(st.floats(0, 1e3), min_size=6, max_size=60))
+def test_the_interval_holds_the_median_of_the_values(values: list[float]) -> None:
+    low, high = median_interval(values)
+    assert low <= float(np.median(values)) <= high
+
+
+def test_the_interval_covers_the_median_in_95_of_100_samples() -> None:
+    """Log-normal values, as step times are: their median is 1."""
+    samples = np.exp(np.random.default_rng(1).normal(size=(2000, 25)))
+    covered = sum(low <= 1 <= high for low, high in map(median_interval, samples.tolist()))
+    assert 0.94 <= covered / 2000 <= 0.98

@@ -1,15 +1,21 @@
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+import random
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from bssearch.errors import UsageError, WorkloadError
 from bssearch.records import Configuration
+from bssearch.training.computation import Computation
 from bssearch.training.trainer import Trainer, warm_up
+from bssearch.workloads.base import WeightedLoss, Workload
 from tests.training.toys import CPU, Toy, configuration, on_cpu, toy_data
 
 
@@ -25,11 +31,33 @@ def weights_after(steps: int, trial_configuration: Configuration, workload: Any 
     return nn.utils.parameters_to_vector(trainer.model.parameters()).detach()
 
 
+class Weighted(Toy):
+    """Each sample counts as many times as the first figure of its inputs says: 0 to 3 times."""
+
+    def __init__(self, weight_dtype: torch.dtype | None = torch.float64) -> None:
+        super().__init__(dtype=torch.float64)
+        self.weight_dtype = weight_dtype
+
+    def weights(self, inputs: torch.Tensor) -> torch.Tensor:
+        return (inputs[:, 0].abs() * 2).floor().clamp(max=3)
+
+    def loss(  # type: ignore[override]
+        self, model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor, *, label_smoothing: float
+    ) -> WeightedLoss:
+        weights = self.weights(inputs)
+        losses = nn.functional.cross_entropy(model(inputs), targets, label_smoothing=label_smoothing, reduction="none")
+        weight = weights.sum()
+        return WeightedLoss(
+            (losses * weights).sum(), weight.item() if self.weight_dtype is None else weight.to(self.weight_dtype)
+        )
+
+
+@pytest.mark.parametrize("toy", [Toy(dtype=torch.float64), Weighted()], ids=["mean", "weighted"])
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
 @pytest.mark.parametrize("clip_norm", [None, 0.05])
 @pytest.mark.parametrize("accumulation_steps", [2, 4, 20])
 def test_micro_batches_add_up_to_the_batch_exactly(
-    optimizer: str, clip_norm: float | None, accumulation_steps: int
+    toy: Toy, optimizer: str, clip_norm: float | None, accumulation_steps: int
 ) -> None:
     settings: dict[str, Any] = {
         "optimizer": optimizer,
@@ -37,7 +65,6 @@ def test_micro_batches_add_up_to_the_batch_exactly(
         "warmup_epochs": 1.0,
         "parameters": {"clip_norm": clip_norm},
     }
-    toy = Toy(dtype=torch.float64)
     whole = weights_after(30, configuration(20, **settings), toy)
     parts = weights_after(
         30,
@@ -48,6 +75,227 @@ def test_micro_batches_add_up_to_the_batch_exactly(
     )
     assert (whole - parts).abs().max() < 1e-12
     assert (whole - weights_after(29, configuration(20, **settings), toy)).abs().max() > 1e-6
+
+
+@pytest.mark.parametrize("weight_dtype", [torch.int64, torch.float32, None])
+@pytest.mark.parametrize("accumulation_steps", [1, 4])
+def test_a_weighted_step_is_that_of_the_mean_over_the_weights(
+    weight_dtype: torch.dtype | None, accumulation_steps: int
+) -> None:
+    toy = Weighted(weight_dtype)
+    divided = configuration(20, micro_batch_size=20 // accumulation_steps, accumulation_steps=accumulation_steps)
+    trainer = trainer_of(divided, toy)
+    torch.manual_seed(3)
+    model = toy.build_model(dropout=0.0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9, nesterov=True)
+    train = toy_data(dtype=torch.float64).train
+    totals, counts = 0.0, 0.0
+    for batch in torch.randperm(100, generator=torch.Generator().manual_seed(3)).split(20):  # type: ignore[no-untyped-call]
+        trainer.step()
+        whole = toy.loss(model, train.inputs[batch], train.targets[batch], label_smoothing=0.0)
+        optimizer.zero_grad()
+        (whole.total / whole.weight).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        totals, counts = totals + whole.total.item(), counts + float(whole.weight)
+    expected = nn.utils.parameters_to_vector(model.parameters())
+    assert (expected - nn.utils.parameters_to_vector(trainer.model.parameters())).abs().max() < 1e-12
+    assert trainer.take_mean_loss() == pytest.approx(totals / counts, rel=1e-12)
+
+
+@pytest.mark.parametrize("accumulation_steps", [1, 2])
+@pytest.mark.parametrize("weight_dtype", [torch.int64, None])
+def test_a_batch_that_weighs_nothing_has_a_loss_that_is_not_a_number(
+    weight_dtype: torch.dtype | None, accumulation_steps: int
+) -> None:
+    class Empty(Weighted):
+        def weights(self, inputs: torch.Tensor) -> torch.Tensor:
+            return torch.zeros(len(inputs))
+
+    divided = configuration(20, micro_batch_size=20 // accumulation_steps, accumulation_steps=accumulation_steps)
+    warm_up(Empty(weight_dtype), divided, toy_data(dtype=torch.float64), on_cpu(), "accuracy", 0)
+    trainer = trainer_of(divided, Empty(weight_dtype))
+    trainer.step()
+    problem = trainer.first_step_problem()
+    assert problem is not None and problem.startswith("the loss of the first step is nan: batch size 20")
+
+
+def test_a_loss_that_is_weighted_only_at_times_is_refused() -> None:
+    class Moody(Weighted):
+        def loss(self, *arguments: Any, **settings: Any) -> Any:
+            self.calls = getattr(self, "calls", 0) + 1
+            loss = super().loss(*arguments, **settings)
+            return loss if self.calls % 2 else loss.total
+
+    trainer = trainer_of(configuration(20, micro_batch_size=10, accumulation_steps=2), Moody())
+    with pytest.raises(WorkloadError, match="WeightedLoss for some micro-batches of a batch and not for others"):
+        trainer.step()
+
+
+def test_the_optimizer_steps_once_and_the_schedule_moves_on_once_whatever_the_accumulation() -> None:
+    rates: list[list[float]] = []
+    for accumulation_steps in (1, 5):
+        trainer = trainer_of(
+            configuration(
+                20, warmup_epochs=1.0, micro_batch_size=20 // accumulation_steps, accumulation_steps=accumulation_steps
+            )
+        )
+        updates: list[float] = []
+        trainer.optimizer.register_step_post_hook(
+            lambda optimizer, *_, updates=updates: updates.append(optimizer.param_groups[0]["lr"])
+        )
+        for _ in range(6):
+            trainer.step()
+        rates.append(updates)
+    assert rates[0] == rates[1] == pytest.approx([0.02 * factor / 6 for factor in (1, 2, 3, 4, 5, 6)])
+
+
+class Scaled(Computation):
+    """Scales the loss as fp16 does, by a factor that a test chooses."""
+
+    def __init__(self, scale: float) -> None:
+        super().__init__(CPU)
+        self.scale = scale
+
+    def new_scaler(self) -> torch.amp.GradScaler:
+        return torch.amp.GradScaler("cpu", init_scale=self.scale)
+
+
+@pytest.mark.parametrize("clip_norm", [None, 0.05])
+def test_scaling_the_loss_changes_nothing_but_the_steps_it_leaves_out(clip_norm: float | None) -> None:
+    divided = configuration(
+        20, micro_batch_size=10, accumulation_steps=2, warmup_epochs=1.0, parameters={"clip_norm": clip_norm}
+    )
+    train = toy_data().train
+    plain = Trainer(Toy(), divided, train, on_cpu(), seed=3)
+    scaled = Trainer(Toy(), divided, train, Scaled(2.0**10), seed=3)
+    for _ in range(8):
+        plain.step()
+        scaled.step()
+    assert plain.skipped_steps is None and scaled.skipped_steps == 0
+    one, other = (nn.utils.parameters_to_vector(trainer.model.parameters()) for trainer in (plain, scaled))
+    assert torch.allclose(one, other, rtol=1e-6, atol=1e-8)
+
+
+def test_a_step_with_gradients_out_of_range_is_left_out_and_counted() -> None:
+    class Steep(Toy):
+        def loss(self, *arguments: Any, **settings: Any) -> torch.Tensor:
+            return 64 * super().loss(*arguments, **settings)
+
+    trainer = Trainer(Steep(), configuration(20, warmup_epochs=2.0), toy_data().train, Scaled(2.0**126), seed=3)
+    before = nn.utils.parameters_to_vector(trainer.model.parameters()).detach().clone()
+    trainer.step()
+    assert trainer.first_step_problem() is None
+    assert torch.equal(before, nn.utils.parameters_to_vector(trainer.model.parameters()))
+    for _ in range(9):
+        trainer.step()
+    skipped = trainer.skipped_steps
+    assert skipped is not None and 0 < skipped < 10
+    assert not torch.equal(before, nn.utils.parameters_to_vector(trainer.model.parameters()))
+    assert trainer.steps == 10
+    assert trainer.learning_rate == pytest.approx(0.02 * 10 / 11)
+
+
+def test_a_first_step_without_a_finite_loss_names_batch_rate_and_parameter() -> None:
+    def problem_of(spoil: Callable[[nn.Module, torch.Tensor], torch.Tensor], **changes: Any) -> str | None:
+        class Spoilt(Toy):
+            def loss(self, model: nn.Module, *arguments: Any, **settings: Any) -> torch.Tensor:
+                return spoil(model, super().loss(model, *arguments, **settings))
+
+        trainer = trainer_of(configuration(20, learning_rate=10.0, **changes), Spoilt())
+        assert trainer.first_step_problem() is None
+        trainer.step()
+        return trainer.first_step_problem()
+
+    start = "the loss of the first step is nan: batch size 20, learning rate 10; "
+    assert problem_of(lambda model, loss: loss) is None
+    assert problem_of(lambda model, loss: loss * math.nan) == start + "first non-finite parameter: 0.weight"
+    # Only the second layer is hurt; a frozen learning rate of 0 · nan would be nan as well.
+    last_layer = problem_of(lambda model, loss: loss.detach() + model.get_parameter("3.bias").sum() * math.nan)
+    assert last_layer == start + "first non-finite parameter: 3.bias"
+    untouched = problem_of(lambda model, loss: loss + math.nan)
+    assert untouched == start + "no non-finite parameter"
+
+
+def test_a_gradient_that_is_not_finite_is_named_where_the_parameters_are() -> None:
+    trainer = trainer_of(configuration())
+    assert trainer.first_non_finite() is None
+    trainer.step()
+    assert trainer.first_non_finite() is None
+    trainer.model.get_parameter("0.bias").grad = torch.full((16,), math.inf)
+    assert trainer.first_non_finite() == "first non-finite gradient: 0.bias"
+    with torch.no_grad():
+        trainer.model.get_parameter("3.weight")[1, 2] = math.nan
+    assert trainer.first_non_finite() == "first non-finite parameter: 3.weight"
+
+
+def test_augmentation_is_for_training_alone_and_follows_the_seed() -> None:
+    class Augmented(Toy):
+        def augment(self, inputs: torch.Tensor) -> torch.Tensor:
+            return inputs * torch.rand_like(inputs)
+
+    assert not torch.equal(weights_after(3, configuration()), weights_after(3, configuration(), Augmented()))
+    first = weights_after(3, configuration(), Augmented())
+    assert torch.equal(first, weights_after(3, configuration(), Augmented()))
+    assert not torch.equal(first, weights_after(3, configuration(), Augmented(), seed=4))
+    trainer = trainer_of(configuration(), Augmented())
+    expected = trainer_of(configuration()).evaluate(toy_data().validation, "loss")
+    assert trainer.evaluate(toy_data().validation, "loss") == expected
+
+
+class NormedToy(Toy):
+    """Has everything that a warm-up could leave a trace in: buffers, dropout, random augmentation."""
+
+    def build_model(self, *, dropout: float) -> nn.Module:
+        return nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(dropout), nn.Linear(16, 2))
+
+    def augment(self, inputs: torch.Tensor) -> torch.Tensor:
+        return inputs + torch.randn_like(inputs) * random.random() * float(np.random.rand())
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+@pytest.mark.parametrize("data", ["device", "host"])
+def test_a_warm_up_leaves_no_trace_in_the_trial(optimizer: str, data: str) -> None:
+    trial = configuration(
+        20,
+        micro_batch_size=10,
+        accumulation_steps=2,
+        dropout=0.4,
+        optimizer=optimizer,
+        warmup_epochs=0.5,
+        parameters={"ema_decay": 0.9, "clip_norm": 1.0},
+    )
+
+    def everything(warms_up: bool) -> list[Any]:
+        computation, toy, found = on_cpu(data=data), NormedToy(), []
+        torch.manual_seed(99)
+        if warms_up:
+            warm_up(toy, trial, toy_data(), computation, "accuracy", seed=8)
+        with Trainer(toy, trial, toy_data().train, computation, seed=3) as trainer:
+            for steps in (0, 7):
+                for _ in range(steps):
+                    trainer.step()
+                found += [
+                    *trainer.model.state_dict().values(),
+                    *flatten(trainer.optimizer.state_dict()),
+                    trainer.take_mean_loss(),
+                    trainer.evaluate(toy_data().validation, "loss"),
+                    torch.get_rng_state(),
+                    torch.from_numpy(np.random.get_state()[1].astype(np.int64)),  # type: ignore[index]
+                    random.getstate(),
+                ]
+        return found
+
+    with_warm_up, without = everything(True), everything(False)
+    assert len(with_warm_up) == len(without) > 30
+    for one, other in zip(with_warm_up, without, strict=True):
+        assert torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other
+
+
+def flatten(value: Any) -> list[Any]:
+    """Return the leaves of nested mappings and lists."""
+    if isinstance(value, dict):
+        return [leaf for key in value for leaf in flatten(value[key])]
+    return [leaf for one in value for leaf in flatten(one)] if isinstance(value, list | tuple) else [value]
 
 
 def test_a_step_is_what_a_handwritten_loop_does() -> None:
@@ -176,3 +424,40 @@ def test_an_evaluation_without_the_metric_is_refused(returned: Any, message: str
     trainer = trainer_of(configuration(), Toy(on_evaluate=lambda metrics: returned))
     with pytest.raises(WorkloadError, match=message):
         trainer.evaluate(toy_data().validation, "accuracy")
+
+
+class Uncompilable(Computation):
+    """Fails to train for as long as it compiles."""
+
+    def __init__(self) -> None:
+        super().__init__(CPU)
+        self.compiles, self.runs_uncompiled = True, False
+
+    @contextmanager
+    def uncompiled(self) -> Iterator[None]:
+        before, self.runs_uncompiled = self.runs_uncompiled, True
+        yield
+        self.runs_uncompiled = before
+
+    def build_model(self, workload: Workload, dropout: float) -> nn.Module:
+        return workload.build_model(dropout=dropout).train()
+
+    def training(self) -> AbstractContextManager[object]:
+        if self.compiles and not self.runs_uncompiled:
+            raise RuntimeError("no kernel for this")
+        return super().training()
+
+
+def test_a_warm_up_that_cannot_compile_gives_compiling_up_and_says_why() -> None:
+    computation = Uncompilable()
+    warm_up(Toy(), configuration(), toy_data(), computation, "accuracy", 0)
+    assert not computation.compiles
+    (warning,) = computation.warnings
+    assert "no kernel for this" in warning
+
+
+def test_an_error_of_the_workload_is_no_reason_to_give_compiling_up() -> None:
+    computation = Uncompilable()
+    with pytest.raises(WorkloadError, match="no metric 'f1'"):
+        warm_up(Toy(), configuration(), toy_data(), computation, "f1", 0)
+    assert computation.compiles and not computation.warnings

@@ -134,6 +134,7 @@ class Run:
         stop: Callable[[], tuple[TrialState, str] | None] = lambda: None,
         on_observation: Callable[[], object] = lambda: None,
         on_progress: Callable[[], None] = lambda: None,
+        computation: Computation | None = None,
     ) -> None:
         self.observations: list[Observation] = []
 
@@ -146,7 +147,7 @@ class Run:
             trial_request,
             workload or Toy(),
             data or toy_data(),
-            on_cpu(),
+            computation or on_cpu(),
             clock=clock or Clock(),
             on_observation=observed,
             stop=stop,

@@ -12,7 +12,7 @@ from bssearch.errors import WorkloadError
 from bssearch.records import MetricInfo
 from bssearch.spec import load_spec
 from bssearch.workloads.base import Part, resolve
-from bssearch.workloads.char_lm import CharLM
+from bssearch.workloads.char_lm import Block, CharLM
 
 CPU = torch.device("cpu")
 STUDY = Path(__file__).parents[2] / "studies" / "char_lm_cpu.yaml"
@@ -148,6 +148,13 @@ def test_label_smoothing_and_dropout_reach_the_loss(tmp_path: Path) -> None:
 
     assert loss(0.0, 0.0) == loss(0.0, 0.0)
     assert len({loss(0.0, 0.0), loss(0.3, 0.0), loss(0.0, 0.3)}) == 3
+
+
+def test_the_blocks_are_what_may_be_checkpointed(tmp_path: Path) -> None:
+    workload = CharLM(text=text_file(tmp_path), context=8, layers=3)
+    workload.load(CPU)
+    blocks = workload.checkpointed_modules(workload.build_model(dropout=0.0))
+    assert len(blocks) == 3 and all(isinstance(block, Block) for block in blocks)
 
 
 def test_the_default_text_is_there_always_the_same_and_logged(capfd: pytest.CaptureFixture[str]) -> None:

@@ -20,7 +20,15 @@ from bssearch.spec import load_spec
 from bssearch.workloads import data_folder
 from bssearch.workloads.base import Data, Part, resolve
 from bssearch.workloads.data_folder import DEBIAN_FOLDER, FILES, find_fashion_mnist
-from bssearch.workloads.fashion_mnist import CLASSES, FashionMnist, read_images, split
+from bssearch.workloads.fashion_mnist import (
+    CLASSES,
+    SHIFT,
+    FashionMnist,
+    ResidualBlock,
+    moved_and_mirrored,
+    read_images,
+    split,
+)
 
 CPU = torch.device("cpu")
 IMAGES, LABELS = "train-images-idx3-ubyte", "train-labels-idx1-ubyte"
@@ -305,6 +313,37 @@ def test_norm_decides_whether_the_other_images_of_a_batch_matter() -> None:
     assert torch.equal(build({})(both), group(both))
 
 
+def test_the_residual_blocks_are_what_may_be_checkpointed() -> None:
+    resnet, mlp = FashionMnist(), FashionMnist(model="mlp")
+    blocks = resnet.checkpointed_modules(resnet.build_model(dropout=0.0))
+    assert len(blocks) == 3 and all(isinstance(block, ResidualBlock) for block in blocks)
+    assert mlp.checkpointed_modules(mlp.build_model(dropout=0.0)) == []
+
+
+def test_augmentation_moves_and_mirrors_each_image_in_every_way_alike() -> None:
+    image = torch.arange(28.0 * 28).reshape(28, 28)
+    padded = nn.functional.pad(image[None, None], (SHIFT,) * 4, mode="replicate")[0, 0]
+    ways = {
+        tuple(crop.flatten().tolist()): 0
+        for down in range(2 * SHIFT + 1)
+        for right in range(2 * SHIFT + 1)
+        for crop in (lambda one: (one, one.flip(1)))(padded[down : down + 28, right : right + 28])
+    }
+    assert len(ways) == 50
+    torch.manual_seed(0)
+    for augmented in moved_and_mirrored(image.expand(5000, 1, 28, 28))[:, 0]:
+        ways[tuple(augmented.flatten().tolist())] += 1
+    assert len(ways) == 50
+    assert min(ways.values()) > 60 and max(ways.values()) < 145
+
+
+def test_augmentation_is_asked_for() -> None:
+    images = torch.randn(64, 1, 28, 28)
+    assert FashionMnist().augment(images) is images
+    augmented = FashionMnist(augment=True).augment(images)
+    assert augmented.shape == images.shape and not torch.equal(augmented, images)
+
+
 def test_metrics_and_label_smoothing_are_those_of_the_scores() -> None:
     class Fixed(nn.Module):
         def forward(self, inputs: torch.Tensor) -> torch.Tensor:
@@ -325,6 +364,7 @@ def test_metrics_and_label_smoothing_are_those_of_the_scores() -> None:
         ({"model": "vit"}, "model = 'vit' must be one of resnet, mlp"),
         ({"norm": "layer"}, "norm = 'layer' must be one of group, batch"),
         ({"model": "mlp", "norm": "batch"}, "norm = 'batch' changes nothing in model = 'mlp'"),
+        ({"augment": "yes"}, "augment = 'yes' must be true or false"),
         ({"validation_samples": 0}, "validation_samples = 0 must be a whole number from 1 to 5000"),
         ({"validation_samples": 5001}, "validation_samples = 5001 must be"),
         ({"validation_samples": 1.5}, "validation_samples = 1.5 must be"),

@@ -1,0 +1,130 @@
+"""What was measured of the device and the model besides trials: step time, memory, gradient noise."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from pydantic import BaseModel, ConfigDict
+
+from bssearch.analysis.memory import fit_memory
+from bssearch.analysis.step_time import fit_step_time, throughput_knee
+from bssearch.records import GradientNoise, MemoryUse, NoiseMeasurement, ProbeRecord, TrialRecord
+from bssearch.space import MemoryBoundary
+
+
+class Model(BaseModel):
+    """A part of the answer: numbers are finite, missing is null."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class StepTimeAnswer(Model):
+    """Seconds of a step without accumulation, α + β·B, and the smallest batch with 90 % of the highest throughput."""
+
+    alpha_s: float
+    beta_s: float
+    max_residual: float
+    throughput_knee: int
+
+
+class MemoryAnswer(Model):
+    """Micro-batch sizes that were run; null where none was too large, or the peaks give no line."""
+
+    largest_that_fits: int
+    smallest_that_does_not: int | None
+    fixed_bytes: float | None
+    bytes_per_sample: float | None
+
+
+class NoiseAnswer(Model):
+    """The gradient noise scale in samples with its 95 % interval; without ``scale`` it is ``low`` or more.
+
+    From a probe at ``step``, or from ``trial``. The ``adam`` figures are null under other optimizers.
+    """
+
+    batch_size: int
+    scale: float | None
+    low: float
+    high: float | None
+    adam_scale: float | None
+    adam_low: float | None
+    adam_high: float | None
+    passes: int
+    step: int | None
+    trial: int | None
+
+
+class Measured(Model):
+    """What probes and trials found beside times to the target; null where nothing was measured."""
+
+    step_time: StepTimeAnswer | None = None
+    memory: MemoryAnswer | None = None
+    noise_scale: NoiseAnswer | None = None
+
+
+def measured(
+    probes: Collection[ProbeRecord],
+    uses: Sequence[MemoryUse],
+    memory: MemoryBoundary,
+    noise: Sequence[NoiseMeasurement],
+    runs: Sequence[TrialRecord],
+) -> Measured:
+    """Return what is known: ``noise`` has the probes, the newest first, and ``runs`` are the trials of the optimum.
+
+    A probe of the noise scale comes before what was measured in passing, in the run with the most passes.
+    """
+    return Measured(step_time=_step_time(probes), memory=_memory(uses, memory), noise_scale=_noise(noise, runs))
+
+
+def _step_time(probes: Collection[ProbeRecord]) -> StepTimeAnswer | None:
+    fit, knee = fit_step_time(list(probes)), throughput_knee(list(probes))
+    if fit is None or knee is None:
+        return None
+    return StepTimeAnswer(
+        alpha_s=fit.alpha_seconds, beta_s=fit.beta_seconds, max_residual=fit.max_residual, throughput_knee=knee
+    )
+
+
+def _memory(uses: Sequence[MemoryUse], memory: MemoryBoundary) -> MemoryAnswer | None:
+    if memory.fits is None:
+        return None
+    fit = fit_memory(uses)
+    return MemoryAnswer(
+        largest_that_fits=memory.fits,
+        smallest_that_does_not=memory.too_large,
+        fixed_bytes=None if fit is None else fit.fixed_bytes,
+        bytes_per_sample=None if fit is None else fit.bytes_per_sample,
+    )
+
+
+def _noise(probed: Sequence[NoiseMeasurement], runs: Sequence[TrialRecord]) -> NoiseAnswer | None:
+    for one in probed:
+        if one.noise.low is not None:
+            return _noise_answer(one.noise, one.batch_size, step=one.step)
+    in_passing = [run for run in runs if run.outcome is not None and run.outcome.noise.low is not None]
+    if not in_passing:
+        return None
+    run = max(in_passing, key=lambda run: _noise_of(run).passes or 0)
+    return _noise_answer(_noise_of(run), run.configuration.batch_size, trial=run.number)
+
+
+def _noise_of(run: TrialRecord) -> GradientNoise:
+    return run.outcome.noise if run.outcome is not None else GradientNoise()
+
+
+def _noise_answer(
+    noise: GradientNoise, batch_size: int, *, step: int | None = None, trial: int | None = None
+) -> NoiseAnswer:
+    assert noise.low is not None, "only what was measured is answered"
+    return NoiseAnswer(
+        batch_size=batch_size,
+        scale=noise.scale,
+        low=noise.low,
+        high=noise.high,
+        adam_scale=noise.adam_scale,
+        adam_low=noise.adam_low,
+        adam_high=noise.adam_high,
+        passes=noise.passes or 0,
+        step=step,
+        trial=trial,
+    )

@@ -1,0 +1,76 @@
+"""What measured step times say of other batch sizes: a line, its residuals, and where throughput levels off."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from bssearch.records import StepTime
+
+FEWEST_SIZES = 3
+KNEE_SHARE = 0.9
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimeFit:
+    """t(B) = α + β·B in seconds, for steps that accumulate nothing.
+
+    ``alpha_seconds`` is what a step costs whatever its batch, ``beta_seconds`` what each sample adds; ``max_residual``
+    is the largest |fit / measured − 1|. ``measured`` holds the seconds by batch size that the fit was made of.
+    """
+
+    alpha_seconds: float
+    beta_seconds: float
+    max_residual: float
+    measured: Mapping[int, float]
+
+    @property
+    def half_saturation_batch(self) -> float:
+        """Return α/β, the batch size at which throughput is half of what the largest batches come near to."""
+        return self.alpha_seconds / self.beta_seconds
+
+    def predict(self, batch_size: int, micro_batch_size: int, update_seconds: float) -> float:
+        """Return the seconds of a step, of ``update_seconds`` which are spent once whatever the accumulation.
+
+        A step of k micro-batches takes k·(t(micro-batch) − update) + update, with the micro-batch's own time as it was
+        measured, or else by the line. Without accumulation it is the line.
+        """
+        accumulation = batch_size // micro_batch_size
+        micro = self.alpha_seconds + self.beta_seconds * micro_batch_size
+        if accumulation == 1:
+            return micro
+        return accumulation * (self.measured.get(micro_batch_size, micro) - update_seconds) + update_seconds
+
+
+def fit_step_time(probes: Sequence[StepTime]) -> StepTimeFit | None:
+    """Fit the line to the step times without accumulation, by least squares of the relative error, with α ≥ 0.
+
+    None where fewer than three such sizes were timed, or where a larger batch is no slower (β ≤ 0).
+    """
+    measured = {
+        probe.batch_size: probe.step_seconds
+        for probe in probes
+        if probe.step_seconds is not None and probe.batch_size == probe.micro_batch_size
+    }
+    if len(measured) < FEWEST_SIZES:
+        return None
+    sizes, seconds = np.array(list(measured), dtype=float), np.array(list(measured.values()))
+    terms = np.column_stack([1 / seconds, sizes / seconds])
+    alpha, beta = np.linalg.lstsq(terms, np.ones(len(sizes)))[0]
+    if alpha < 0:
+        alpha, beta = 0.0, terms[:, 1].sum() / (terms[:, 1] ** 2).sum()
+    if beta <= 0:
+        return None
+    residuals = terms @ np.array([alpha, beta]) - 1
+    return StepTimeFit(float(alpha), float(beta), float(np.abs(residuals).max()), measured)
+
+
+def throughput_knee(probes: Sequence[StepTime]) -> int | None:
+    """Return the smallest batch size timed with at least 90 % of the largest samples per second; None without any."""
+    throughputs = {
+        probe.batch_size: probe.batch_size / probe.step_seconds for probe in probes if probe.step_seconds is not None
+    }
+    enough = KNEE_SHARE * max(throughputs.values(), default=0.0)
+    return min((size for size, throughput in throughputs.items() if throughput >= enough), default=None)

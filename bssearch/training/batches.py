@@ -1,0 +1,150 @@
+"""Where the training part lies, and how its micro-batches reach the device in the order that the seed fixes.
+
+The training part lies whole on the device, where each micro-batch is gathered by index, or on the host, from where a
+loader's processes gather the same micro-batches in the same order. On the CPU that makes the same trial, bit for bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+from dataclasses import replace
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from bssearch.records import Configuration
+from bssearch.training.computation import Computation
+from bssearch.workloads.base import Data, Part
+
+DATA_SHARE = 0.3
+"""With ``data: auto`` the training part lies on the device where it takes no more than this share of its memory: the
+rest is for the model, its gradients, the optimizer and the activations."""
+
+Placement = Literal["device", "host"]
+Batch = tuple[torch.Tensor, torch.Tensor]
+Rows = npt.NDArray[np.int64]
+
+
+def place(data: Data, computation: Computation, memory_bytes: int | None = None) -> tuple[Data, Placement]:
+    """Return the data with each part where training reads it, and where the training part lies.
+
+    ``data`` lie on the host. Validation and test always go to the device; the training part as the setting ``data``
+    says. ``memory_bytes`` is the memory that may be used of the device, None for all that it has.
+    """
+    device = computation.device
+    to_device = computation.settings.data == "device" or (
+        computation.settings.data == "auto" and fits_on_device(data.train, device, memory_bytes)
+    )
+    train = data.train.to(device) if to_device else data.train
+    placed = replace(data, train=train, validation=data.validation.to(device), test=data.test.to(device))
+    return placed, placement_of(train, computation)
+
+
+def fits_on_device(train: Part, device: torch.device, memory_bytes: int | None = None) -> bool:
+    """Return whether the training part takes at most `DATA_SHARE` of the device's memory; always on the CPU."""
+    if device.type == "cpu":
+        return True
+    if memory_bytes is None:
+        memory_bytes = torch.cuda.get_device_properties(device).total_memory
+    return train.bytes <= DATA_SHARE * memory_bytes
+
+
+def placement_of(train: Part, computation: Computation) -> Placement:
+    """Return where a training part lies for a trial; on the CPU, whose memory is the device's, the setting says it."""
+    if train.inputs.device.type != "cpu":
+        return "device"
+    elsewhere = computation.device.type != "cpu" or computation.settings.data == "host"
+    return "host" if elsewhere else "device"
+
+
+def micro_batches(
+    train: Part, configuration: Configuration, computation: Computation, seed: int
+) -> Generator[Batch, None, None]:
+    """Yield the (inputs, targets) of each micro-batch on the device, epoch after epoch, without an end.
+
+    Each epoch is a new permutation of the training part; its last, incomplete batch is dropped. The order is drawn on
+    the CPU from a generator of its own, so that it is the same on every device and whatever dropout draws. Closing the
+    generator ends the processes that load for it.
+    """
+    epochs = _epochs(len(train), configuration.batch_size, seed)
+    if placement_of(train, computation) == "device":
+        return _gathered(train, epochs, configuration.micro_batch_size, computation.device)
+    workers = computation.settings.loader_workers
+    batches = _loaded(train, epochs, configuration.micro_batch_size, workers, pin=computation.device.type == "cuda")
+    return _copied(batches, computation.device) if computation.device.type == "cuda" else batches
+
+
+def _epochs(samples: int, batch_size: int, seed: int) -> Iterator[torch.Tensor]:
+    """Yield the rows of each epoch in their order, a whole number of batches."""
+    generator = torch.Generator().manual_seed(seed)
+    whole = samples - samples % batch_size
+    while True:
+        yield torch.randperm(samples, generator=generator)[:whole]
+
+
+def _gathered(
+    train: Part, epochs: Iterator[torch.Tensor], micro_batch_size: int, device: torch.device
+) -> Generator[Batch, None, None]:
+    for order in epochs:
+        if device.type == "cuda":
+            order = order.pin_memory().to(device, non_blocking=True)
+        for rows in torch.split(order, micro_batch_size):
+            yield train.inputs[rows], train.targets[rows]
+
+
+def _loaded(
+    train: Part, epochs: Iterator[torch.Tensor], micro_batch_size: int, workers: int, *, pin: bool
+) -> Generator[Batch, None, None]:
+    loader: DataLoader[Batch] = DataLoader(
+        _Samples(train),
+        batch_size=None,
+        sampler=_MicroBatchRows(epochs, micro_batch_size),
+        num_workers=workers,
+        pin_memory=pin,
+        # The loader draws its workers' seeds: from a generator of its own, it leaves those of the trial alone.
+        generator=torch.Generator(),
+    )
+    yield from loader
+
+
+def _copied(batches: Generator[Batch, None, None], device: torch.device) -> Generator[Batch, None, None]:
+    """Copy pinned batches on a stream of their own, beside the computation of the batch before."""
+    stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    try:
+        for batch in batches:
+            computing = torch.cuda.current_stream(device)
+            with torch.cuda.stream(stream):
+                inputs, targets = (tensor.to(device, non_blocking=True) for tensor in batch)
+            computing.wait_stream(stream)
+            for tensor in (inputs, targets):
+                tensor.record_stream(computing)
+            yield inputs, targets
+    finally:
+        batches.close()
+
+
+class _Samples(Dataset[Batch]):
+    """Gathers the samples of many rows at once."""
+
+    def __init__(self, part: Part) -> None:
+        self._part = part
+
+    def __getitem__(self, rows: Rows) -> Batch:
+        indices = torch.from_numpy(rows)
+        return self._part.inputs[indices], self._part.targets[indices]
+
+
+class _MicroBatchRows:
+    """The rows of each micro-batch, as arrays: a tensor would travel to a loader's process as shared memory."""
+
+    def __init__(self, epochs: Iterator[torch.Tensor], micro_batch_size: int) -> None:
+        self._epochs = epochs
+        self._micro_batch_size = micro_batch_size
+
+    def __iter__(self) -> Iterator[Rows]:
+        for order in self._epochs:
+            for rows in torch.split(order, self._micro_batch_size):
+                yield rows.numpy()

@@ -1,0 +1,151 @@
+"""Whether something else used the machine while a trial ran or a step was timed.
+
+On the CPU the kernel's own account tells: the busy seconds of the CPUs that this process may use (`/proc/stat`, time
+stolen by a hypervisor included), less those of this process and its children, and less those of its parent, which
+samples and writes to the database. What is left others have used. Where there is no such account nothing is said.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from bssearch.training.nvml import other_processes, throttle_reasons
+
+FULL_SHARE = 0.6
+"""Work shares caches, memory and boost clock, and where a core shows as two CPUs the core itself, from here on."""
+
+LEAST_OTHERS = 0.2
+"""So many CPUs are always taken by others: an idle desktop, the kernel."""
+
+_BUSY_FIELDS = (0, 1, 2, 5, 6, 7)  # user, nice, system, irq, softirq, steal: proc_stat(5)
+_SCHEDULED_TIME = 2  # the clock of a process: ~pid << 3 | CPUCLOCK_SCHED, as clock_getcpuclockid(3) returns it
+
+
+@dataclass(frozen=True, slots=True)
+class Contention:
+    """Whether the measurement had the machine to itself; ``reason`` says what it shared it with."""
+
+    contended: bool
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CpuUse:
+    """Seconds since some moment in the past: ``wall``, of ``cpus`` CPUs ``busy`` in all, ``ours``, our ``parent``'s."""
+
+    wall: float
+    busy: float
+    ours: float
+    parent: float
+    cpus: int
+
+
+class ContentionMeter:
+    """Compares the use of the machine at two moments; ``threads`` is how many CPUs the work between them can use."""
+
+    def __init__(self, device: torch.device, threads: int, read_cpu: Callable[[], CpuUse | None] | None = None) -> None:
+        self._device = device
+        self._threads = threads
+        self._read_cpu = read_cpu or cpu_use
+        self._before: CpuUse | None = None
+
+    def start(self) -> None:
+        """Begin to watch."""
+        self._before = self._read_cpu()
+
+    def stop(self) -> Contention:
+        """Return what was seen since the start."""
+        after = self._read_cpu()
+        reasons = _on_gpu(self._device) if self._device.type == "cuda" else []
+        if self._before is not None and after is not None:
+            crowd = cpu_crowd(self._before, after, self._threads)
+            reasons += [] if crowd is None else [crowd]
+        return Contention(bool(reasons), "; ".join(reasons) or None)
+
+
+def cpu_crowd(before: CpuUse, after: CpuUse, threads: int) -> str | None:
+    """Return what others took of the CPUs, where it was so much that it shows in our times.
+
+    That is: others used more than `LEAST_OTHERS` CPUs, and they and we together more than `FULL_SHARE` of those there
+    are; we use ``threads``, or what this process and its children did where that is more. One busy process beside one
+    thread crowds two CPUs and not eight, and it does crowd a job that has a thread on each. From what others used the
+    resolution of the account is taken off first, one tick of each CPU: a trial of milliseconds is not judged by
+    rounding.
+    """
+    seconds = after.wall - before.wall
+    if seconds <= 0:
+        return None
+    ours = after.ours - before.ours
+    resolution = after.cpus * _tick_seconds()
+    others = (after.busy - before.busy - ours - (after.parent - before.parent) - resolution) / seconds
+    if others < LEAST_OTHERS or others + max(threads, ours / seconds) < FULL_SHARE * after.cpus:
+        return None
+    return f"other processes used {others:.1f} of {after.cpus} CPUs"
+
+
+def cpu_use(stat: Path = Path("/proc/stat")) -> CpuUse | None:
+    """Return the use of the CPUs so far; None where the kernel keeps no such account."""
+    try:
+        lines = stat.read_text().splitlines()
+    except OSError:
+        return None
+    cpus = os.sched_getaffinity(0)
+    return CpuUse(
+        wall=time.perf_counter(),
+        busy=_busy_ticks(lines, cpus) * _tick_seconds(),
+        ours=time.process_time() + _children_seconds(os.getpid()),
+        parent=_process_seconds(os.getppid()),
+        cpus=len(cpus),
+    )
+
+
+def _busy_ticks(lines: Iterable[str], cpus: Iterable[int]) -> int:
+    names = {f"cpu{cpu}" for cpu in cpus}
+    counts = [fields[1:] for fields in map(str.split, lines) if fields[0] in names]
+    return sum(int(count[field]) for count in counts for field in _BUSY_FIELDS)
+
+
+def _children_seconds(pid: int) -> float:
+    """Return what all descendants have used, those that have ended and were waited for included."""
+    ended = resource.getrusage(resource.RUSAGE_CHILDREN) if pid == os.getpid() else None
+    seconds = 0.0 if ended is None else ended.ru_utime + ended.ru_stime
+    for child in _children(pid):
+        seconds += _process_seconds(child) + _children_seconds(child)
+    return seconds
+
+
+def _children(pid: int) -> list[int]:
+    """Return the processes that the threads of a process have started."""
+    found: list[int] = []
+    for children in Path(f"/proc/{pid}/task").glob("*/children"):
+        try:
+            found += map(int, children.read_text().split())
+        except OSError:  # the thread has ended meanwhile
+            continue
+    return found
+
+
+def _process_seconds(pid: int) -> float:
+    """Return the seconds of CPU that a process has had; 0 where it has ended, or lies outside our container (0)."""
+    if pid == 0:
+        return 0.0
+    try:
+        return time.clock_gettime(~pid << 3 | _SCHEDULED_TIME)
+    except OSError:
+        return 0.0
+
+
+def _tick_seconds() -> float:
+    return 1 / os.sysconf("SC_CLK_TCK")
+
+
+def _on_gpu(device: torch.device) -> list[str]:
+    others = [f"process {pid} ({name}) uses the device" for pid, name in other_processes(device)]
+    return others + [f"the device slows down: {reason}" for reason in throttle_reasons(device)]

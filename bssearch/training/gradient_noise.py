@@ -1,0 +1,270 @@
+"""The gradient noise scale of a model in training, measured in passes of its own that leave no trace in the training.
+
+A pass takes the gradients of a few small batches, in fp32 and uncompiled, at the weights as they are. Nothing of it
+stays: no gradient, no running statistic, no random state; its samples and its dropout come from generators of its own.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from torch import nn
+
+from bssearch.noise import FEWEST_PASSES, Norms, Pass, gradient_noise
+from bssearch.records import Configuration, GradientNoise, Target
+from bssearch.training.computation import Computation
+from bssearch.training.memory import is_out_of_memory
+from bssearch.training.trainer import Trainer, seed_everything
+from bssearch.workloads.base import Part, WeightedLoss, Workload
+
+SMALL_BATCHES = 8
+"""Small batches in a pass within a trial. What limits the estimate is ‖G‖²: for the same samples in all, fewer and
+longer passes tell it better, but an interval needs several."""
+
+SMALLEST, LARGEST = 16, 256
+"""Bounds on the samples of a small batch. The estimator's variance falls with the small batch (Gray et al. 2024), but
+on a device that waits for launches a smaller one costs as much, and batch normalisation needs some samples."""
+
+WINDOW_SHARE = 0.9
+"""A metric is near its target when it has come this share of the way from where it started."""
+
+NOISE_SHARE = 0.03
+"""The most of a trial's train seconds that is spent on passes."""
+
+SLOWDOWN, SLOWDOWN_OF_COMPILED = 2, 10
+"""How many times as long as a micro-batch of the training a small batch may take, which is fp32 and uncompiled: what
+the first pass is expected to cost."""
+
+PASSES_AT_ONCE = 2 * FEWEST_PASSES
+"""The most passes after one evaluation, so that they spread over the window."""
+
+
+def small_batch_size(configuration: Configuration, samples: int, small_batches: int = SMALL_BATCHES) -> int:
+    """Return the samples of a small batch: an eighth of the micro-batch within bounds, and never more than it.
+
+    So a pass needs no more memory for activations than a step in fp32. 0 where the training part has too few samples.
+    """
+    micro = configuration.micro_batch_size
+    return min(micro, max(SMALLEST, micro // SMALL_BATCHES), LARGEST, samples // small_batches)
+
+
+class Approach:
+    """Follows a metric from its first value toward the target."""
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+        self._first: float | None = None
+
+    def is_near(self, metric: float) -> bool:
+        """Take the next metric; return whether it has come near the target, or past it."""
+        if self._first is None:
+            self._first = metric
+        way = max(0.0, self._target.shortfall(self._first))
+        return self._target.shortfall(metric) <= (1 - WINDOW_SHARE) * way
+
+
+class GradientPasses:
+    """Makes passes over the model of a trainer."""
+
+    def __init__(
+        self,
+        workload: Workload,
+        computation: Computation,
+        trainer: Trainer,
+        configuration: Configuration,
+        train: Part,
+        seed: int,
+        *,
+        small_batches: int = SMALL_BATCHES,
+    ) -> None:
+        self._workload = workload
+        self._augment = getattr(workload, "augment", None)
+        self._computation = computation
+        self._model = trainer.model
+        self._optimizer = trainer.optimizer
+        self._parameters = [one for group in trainer.optimizer.param_groups for one in group["params"]]
+        self._label_smoothing = configuration.label_smoothing
+        self._train = train
+        self._small_batches = small_batches
+        self._small_batch = small_batch_size(configuration, len(train), small_batches)
+        self._generator = np.random.default_rng(seed)
+
+    def measure(self) -> Pass | None:
+        """Make a pass; return None where a gradient is not finite. Waits for the device."""
+        rows = self._generator.choice(len(self._train), self._small_batches * self._small_batch, replace=False)
+        batches = torch.split(torch.from_numpy(rows).to(self._train.inputs.device), self._small_batch)
+        seed = int(self._generator.integers(2**31))
+        with _untouched(self._model, self._computation.device, seed), self._computation.exact():
+            plain, adam = self._norms(batches)
+        norms = [plain] if adam is None else [plain, adam]
+        if not all(one.are_finite for one in norms):
+            return None
+        return Pass(
+            small_batch=self._small_batch,
+            small_batches=self._small_batches,
+            samples=len(self._train),
+            plain=plain,
+            adam=adam,
+        )
+
+    def _norms(self, batches: tuple[torch.Tensor, ...]) -> tuple[Norms, Norms | None]:
+        """Return the norms of the plain gradients and of those that Adam divides by √v̂ + ε."""
+        divisors = _adam_divisors(self._optimizer)
+        kinds = [None] if divisors is None else [None, divisors]
+        small: list[list[torch.Tensor]] = [[] for _ in kinds]
+        sums: dict[nn.Parameter, torch.Tensor] = {}
+        for batch in batches:
+            gradients = self._gradients(batch)
+            for squares, kind in zip(small, kinds, strict=True):
+                squares.append(_square(gradients, kind))
+            for parameter, gradient in gradients.items():
+                sums[parameter] = sums[parameter] + gradient if parameter in sums else gradient
+        rows = [
+            torch.stack([torch.stack(squares).mean(), _square(sums, kind) / len(batches) ** 2])
+            for squares, kind in zip(small, kinds, strict=True)
+        ]
+        norms = [Norms(*row) for row in torch.stack(rows).tolist()]
+        return norms[0], norms[1] if len(norms) > 1 else None
+
+    def _gradients(self, batch: torch.Tensor) -> dict[nn.Parameter, torch.Tensor]:
+        device = self._computation.device
+        inputs, targets = self._train.inputs[batch].to(device), self._train.targets[batch].to(device)
+        if self._augment is not None:
+            inputs = self._augment(inputs)
+        loss = self._workload.loss(
+            self._model, self._computation.inputs(inputs), targets, label_smoothing=self._label_smoothing
+        )
+        mean = loss.total / loss.weight if isinstance(loss, WeightedLoss) else loss
+        found = torch.autograd.grad(mean, self._parameters, allow_unused=True)
+        pairs = zip(self._parameters, found, strict=True)
+        return {parameter: gradient for parameter, gradient in pairs if gradient is not None}
+
+
+class NoiseMeter:
+    """Measures the noise scale of one trial after its evaluations, near the target and within `NOISE_SHARE`.
+
+    It ends with the first evaluation that meets the target, or where memory runs out. ``now`` gives seconds.
+    """
+
+    def __init__(
+        self,
+        workload: Workload,
+        computation: Computation,
+        trainer: Trainer,
+        configuration: Configuration,
+        train: Part,
+        target: Target,
+        seed: int,
+        *,
+        now: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._make = GradientPasses(workload, computation, trainer, configuration, train, seed)
+        self._device = computation.device
+        self._slowdown = SLOWDOWN_OF_COMPILED if computation.compiles else SLOWDOWN
+        self._trainer = trainer
+        self._accumulation_steps = configuration.accumulation_steps
+        self._target = target
+        self._approach = Approach(target)
+        self._now = now
+        self._ended = small_batch_size(configuration, len(train)) == 0
+        self._passes: list[Pass] = []
+        self._made = 0
+        self._spent = 0.0
+
+    def after_evaluation(self, metric: float, train_seconds: float) -> None:
+        """Make as many passes as the metric calls for and the train seconds so far allow: zero or more."""
+        near = self._approach.is_near(metric)
+        if self._ended or not near:
+            return
+        self._ended = self._target.is_met_by(metric)
+        for _ in range(PASSES_AT_ONCE):
+            if not self._affords_a_pass(train_seconds):
+                return
+            try:
+                self._measure()
+            except Exception as error:
+                if not is_out_of_memory(error):
+                    raise
+                self._ended = True
+                return
+
+    def result(self) -> GradientNoise:
+        """Return the noise scale; all None where fewer passes than an interval needs were made."""
+        return gradient_noise(self._passes)
+
+    def _affords_a_pass(self, train_seconds: float) -> bool:
+        budget = NOISE_SHARE * train_seconds
+        if self._made:
+            return self._spent + self._spent / self._made <= budget
+        micro_batch_seconds = train_seconds / max(1, self._trainer.steps * self._accumulation_steps)
+        return 0 < SMALL_BATCHES * self._slowdown * micro_batch_seconds <= budget
+
+    def _measure(self) -> None:
+        entered = self._seconds()
+        measured = self._make.measure()
+        self._spent += self._seconds() - entered
+        self._made += 1
+        if measured is not None:
+            self._passes.append(measured)
+
+    def _seconds(self) -> float:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        return self._now()
+
+
+@contextmanager
+def _untouched(model: nn.Module, device: torch.device, seed: int) -> Iterator[None]:
+    """Seed every generator; afterwards put back their states and all buffers, replaced ones too."""
+    buffers = [
+        (module, name, buffer, buffer.clone())
+        for module in model.modules()
+        for name, buffer in module.named_buffers(recurse=False)
+    ]
+    python_state, numpy_state = random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            seed_everything(seed)
+            yield
+    finally:
+        random.setstate(python_state)
+        np.random.set_state(numpy_state)
+        with torch.no_grad():
+            for module, name, buffer, value in buffers:
+                buffer.copy_(value)
+                setattr(module, name, buffer)
+
+
+Divisors = dict[nn.Parameter, Callable[[], torch.Tensor]]
+
+
+def _adam_divisors(optimizer: torch.optim.Optimizer) -> Divisors | None:
+    """Return √v̂ + ε of each parameter, made when it is called for; None where the optimizer keeps no second moments."""
+
+    def divisor(state: dict[str, torch.Tensor], beta2: float, epsilon: float) -> Callable[[], torch.Tensor]:
+        return lambda: (state["exp_avg_sq"] / (1 - beta2 ** state["step"])).sqrt() + epsilon
+
+    found = {
+        parameter: divisor(optimizer.state[parameter], group["betas"][1], group["eps"])
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+        if "exp_avg_sq" in optimizer.state.get(parameter, {})
+    }
+    return found or None
+
+
+def _square(gradients: dict[nn.Parameter, torch.Tensor], divisors: Divisors | None) -> torch.Tensor:
+    """Return the squared norm of gradients in float64, on their device; with divisors of the elements divided."""
+    norms = [
+        torch.linalg.vector_norm(
+            gradient if divisors is None else gradient / divisors[parameter](), dtype=torch.float64
+        )
+        for parameter, gradient in gradients.items()
+        if divisors is None or parameter in divisors
+    ]
+    return torch.stack(norms).square().sum()

@@ -1,0 +1,137 @@
+"""What the driver of an NVIDIA GPU says of it, by way of nvidia-ml-py: the module `pynvml`, of the extra ``gpu``.
+
+Every function answers None or an empty list where nothing can be known: on the CPU, without the library or the driver,
+and for what a device does not support.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import psutil
+import torch
+
+T = TypeVar("T")
+
+SLOWDOWNS = {
+    "nvmlClocksEventReasonSwPowerCap": "power cap",
+    "nvmlClocksEventReasonHwSlowdown": "hardware slowdown",
+    "nvmlClocksEventReasonSyncBoost": "sync boost group",
+    "nvmlClocksEventReasonSwThermalSlowdown": "software thermal slowdown",
+    "nvmlClocksEventReasonHwThermalSlowdown": "hardware thermal slowdown",
+    "nvmlClocksEventReasonHwPowerBrakeSlowdown": "power brake",
+}
+"""The reasons for a lower clock that slow a computation down; idleness and clocks that were set are none."""
+
+_WORKER = "bssearch.executors.worker"
+
+
+def other_processes(device: torch.device) -> list[tuple[int, str]]:
+    """Return process id and name of the programs computing on a device that have nothing to do with this process.
+
+    Its ancestors and descendants have, and so have the workers of the driver that started it. In a container the
+    numbers may be those of the host: processes that are not seen from here are left out, and where this process holds
+    memory on the device but is not listed the numbers mean nothing.
+    """
+
+    listed = listed_processes(device)
+    if not listed or (os.getpid() not in listed and torch.cuda.memory_reserved(device) > 0):
+        return []
+    return [(pid, name) for pid in sorted(listed - _family()) if (name := _name(pid)) is not None]
+
+
+def listed_processes(device: torch.device) -> set[int]:
+    """Return the ids of all processes that compute on a device, as NVML numbers them."""
+
+    def read(library: Any, handle: Any) -> set[int]:
+        return {int(process.pid) for process in library.nvmlDeviceGetComputeRunningProcesses(handle)}
+
+    return _ask(device, read) or set()
+
+
+def throttle_reasons(device: torch.device) -> list[str]:
+    """Return what slows a device down at this moment, in words; nothing also where that is unknown."""
+    return known_throttle_reasons(device) or []
+
+
+def known_throttle_reasons(device: torch.device) -> list[str] | None:
+    """Return what slows a device down at this moment, in words; None where that is unknown."""
+
+    def read(library: Any, handle: Any) -> list[str]:
+        active = int(library.nvmlDeviceGetCurrentClocksEventReasons(handle))
+        return [words for name, words in SLOWDOWNS.items() if active & int(getattr(library, name))]
+
+    return _ask(device, read)
+
+
+def total_energy_joules(device: torch.device) -> float | None:
+    """Return the energy that the whole device has taken since the driver was loaded."""
+    millijoules = _ask(device, lambda library, handle: library.nvmlDeviceGetTotalEnergyConsumption(handle))
+    return millijoules / 1e3 if millijoules else None
+
+
+def clock_mhz(device: torch.device) -> float | None:
+    """Return the clock of the streaming multiprocessors at this moment, in MHz."""
+    megahertz = _ask(device, lambda library, handle: library.nvmlDeviceGetClockInfo(handle, library.NVML_CLOCK_SM))
+    return float(megahertz) if megahertz else None
+
+
+def _ask(device: torch.device, read: Callable[[Any, Any], T]) -> T | None:
+    library = _library() if device.type == "cuda" else None
+    if library is None:
+        return None
+    try:
+        return read(library, _handle(library, device))
+    except library.NVMLError:
+        return None
+
+
+@functools.cache
+def _library() -> Any | None:
+    """Return the module, ready for use; None without it or without a driver."""
+    try:
+        import pynvml
+    except ImportError:
+        return None
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return None
+    return pynvml
+
+
+def _handle(library: Any, device: torch.device) -> Any:
+    """Return NVML's handle of a device, by UUID: NVML numbers all devices, torch the visible ones."""
+    uuid = torch.cuda.get_device_properties(device).uuid
+    try:
+        return library.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
+    except library.NVMLError:
+        return library.nvmlDeviceGetHandleByUUID(f"MIG-{uuid}")
+
+
+def _family() -> set[int]:
+    """Return the ids of this process, its ancestors, its descendants, and the workers of the same driver."""
+    own = psutil.Process()
+    family = {own.pid, *(parent.pid for parent in own.parents())}
+    family |= {child.pid for child in own.children(recursive=True)}
+    parent = own.parent()
+    for sibling in parent.children() if parent else []:
+        try:
+            if _WORKER in sibling.cmdline():
+                family |= {sibling.pid, *(child.pid for child in sibling.children(recursive=True))}
+        except psutil.Error:
+            continue
+    return family
+
+
+def _name(pid: int) -> str | None:
+    """Return the name of a process, None where there is none of this number."""
+    try:
+        return psutil.Process(pid).name()
+    except psutil.NoSuchProcess:
+        return None
+    except psutil.AccessDenied:
+        return "of another user"

@@ -1,0 +1,99 @@
+"""Claim: a micro-batch that the memory probe says fits never runs out in 200 steps; one above its upper bracket does.
+
+    python tests/benchmarks/memory_probe.py studies/fashion_mnist_cpu.yaml --limit-gib 2
+
+Probes in real worker processes, prints each size with its peak and the fitted line, then runs a whole trial (warm-up,
+steps, evaluations) at the probe's answer, and one at a size above its upper bracket: n = 1 of each. On the CPU the
+limit is that of the process's data segment, the peak its resident memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+from bssearch.executors.base import Ended, Executor, Observed
+from bssearch.records import Target, TrialOutcome, TrialRequest, TrialState
+from bssearch.search.calibration import default_at, gib
+from bssearch.search.memory_probe import MemoryProbe, probe_memory
+from bssearch.search.study import opened
+from bssearch.spec import StudySpec, find_spec, load_spec
+
+STEPS = 200
+EVALUATE_EVERY = 100
+ABOVE = 1.02
+"""How much above the upper bracket a size is."""
+
+
+def run(spec: StudySpec, executor: Executor, size: int) -> TrialOutcome:
+    """Train the default at a micro-batch size for `STEPS` steps, towards a target that is out of reach."""
+    metric = spec.record_target.metric
+    request = TrialRequest(
+        number=size,
+        configuration=replace(default_at(spec, size, size).configuration, learning_rate=1e-6),
+        seed=0,
+        target=Target(metric=metric, value=1e9),
+        train_seconds_limit=3600.0,
+        limit_state=TrialState.EXHAUSTED,
+        eval_every_steps=EVALUATE_EVERY,
+        threads=spec.executor.threads,
+    )
+    executor.submit(request)
+    while True:
+        for event in executor.events(timeout=1.0):
+            match event:
+                case Observed(number, observation) if observation.step >= STEPS:
+                    executor.stop(number, TrialState.CANCELLED, f"{STEPS} steps are done")
+                case Ended(_, outcome):
+                    return outcome
+
+
+def show(found: MemoryProbe) -> None:
+    """Print what the probe found."""
+    for use in sorted(found.uses, key=lambda use: use.micro_batch_size):
+        peak = "" if use.peak_memory_bytes is None else f"peak {gib(use.peak_memory_bytes)}"
+        print(
+            f"{use.micro_batch_size:>8}  {'fits' if use.fits else 'too large':9}  {peak}  {use.reason or ''}".rstrip()
+        )
+    if found.fit is not None:
+        fit = found.fit
+        print(
+            f"peak = {gib(round(fit.fixed_bytes))} + {fit.bytes_per_sample / 2**10:.4g} KiB × micro-batch, "
+            f"largest residual {fit.largest_residual:.1%}"
+        )
+    if found.whole_training_part_fits:
+        print(f"the whole training part ({found.ceiling} samples) fits at once")
+    else:
+        print(f"largest that fits: {found.largest_that_fits}; smallest that does not: {found.smallest_that_does_not}")
+
+
+def main() -> None:
+    """Probe, print, and check the answer by two trials."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("spec")
+    parser.add_argument("--limit-gib", type=float)
+    parser.add_argument("--probe-only", action="store_true")
+    arguments = parser.parse_args()
+    path = find_spec(arguments.spec)
+    limit = [] if arguments.limit_gib is None else [f"executor.memory_limit_gib={arguments.limit_gib}"]
+    spec = load_spec(path, limit)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        opened(spec, db=f"sqlite:///{Path(folder) / 'probe.db'}", folder=Path(path).parent) as study,
+    ):
+        found = probe_memory(spec, study.executor, study.store, study.environment, lambda use: print(use, flush=True))
+        show(found)
+        if arguments.probe_only:
+            return
+        fits = run(spec, study.executor, found.largest_that_fits)
+        print(f"{found.largest_that_fits}: {fits.steps} steps, {fits.state} ({fits.reason})")
+        if found.smallest_that_does_not is not None:
+            above = min(found.ceiling, int(found.smallest_that_does_not * ABOVE) + 1)
+            fails = run(spec, study.executor, above)
+            print(f"{above}: {fails.steps} steps, {fails.state} ({fails.reason})")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,172 @@
+"""Whether the same request gives the same steps-to-target and the same seconds, time after time.
+
+Run as ``python tests/benchmarks/repeatability.py [--busy]``. One worker process runs the same request ten times, with
+deterministic algorithms. Exits 1 where the steps-to-target or a metric differ; where the train seconds' coefficient of
+variation (CV) is above 1 % on a GPU; and where the contended flag is wrong. It is wrong with ``--busy`` on any run that
+was not flagged: then busy processes run beside the trials, one for each CPU, or one on the same GPU. Without ``--busy``
+a machine that is otherwise idle is assumed: a flag is wrong then, and so is the machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from bssearch.executors.base import Ended, Observed
+from bssearch.executors.local import LocalExecutor
+from bssearch.records import Configuration, Target, TrainingSettings, TrialOutcome, TrialRequest, TrialState
+
+GPU_BAR = 0.01
+
+# Batch size, learning rate, target accuracy and steps between evaluations: a second or two, or three on a GPU.
+TASKS = {"digits": (32, 0.01, 0.97, 10), "fashion_mnist": (512, 0.14, 0.88, 50)}
+
+# A busy process says when it has begun, and ends with its standard input: it never outlives who started it.
+_BUSY = """
+import os, sys, threading
+threading.Thread(target=lambda: (sys.stdin.read(), os._exit(0)), daemon=True).start()
+{prepare}
+print(flush=True)
+while True:
+    {work}
+"""
+BUSY_CPU = _BUSY.format(prepare="", work="sum(range(10**5))")
+BUSY_GPU = _BUSY.format(
+    prepare="import torch; square = torch.randn(4096, 4096, device='cuda'); torch.cuda.synchronize()",
+    work="[square @ square for _ in range(20)]; torch.cuda.synchronize()",
+)
+
+
+def request_of(workload: str) -> TrialRequest:
+    batch_size, learning_rate, target, eval_every_steps = TASKS[workload]
+    return TrialRequest(
+        number=0,
+        configuration=Configuration(
+            batch_size=batch_size, micro_batch_size=batch_size, learning_rate=learning_rate, warmup_epochs=0.2
+        ),
+        seed=1,
+        target=Target(metric="accuracy", value=target),
+        train_seconds_limit=120.0,
+        limit_state=TrialState.EXHAUSTED,
+        eval_every_steps=eval_every_steps,
+    )
+
+
+@contextmanager
+def busy_process(code: str) -> Iterator[int]:
+    """Run a busy process inside the block; give its id once it is busy."""
+    process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    try:
+        assert process.stdout is not None
+        process.stdout.readline()
+        yield process.pid
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@contextmanager
+def busy_processes(device: str) -> Iterator[None]:
+    """Keep every CPU, or the GPU, busy inside the block."""
+    codes = [BUSY_CPU] * (os.cpu_count() or 1) if device == "cpu" else [BUSY_GPU]
+    with ExitStack() as stack:
+        for code in codes:
+            stack.enter_context(busy_process(code))
+        yield
+
+
+def run_trial(executor: LocalExecutor, request: TrialRequest) -> tuple[TrialOutcome, list[float]]:
+    """Return how the trial ended and the metric at each evaluation."""
+    executor.submit(request)
+    metrics: list[float] = []
+    while True:
+        for event in executor.events(timeout=1.0):
+            match event:
+                case Observed():
+                    metrics.append(event.observation.metric)
+                case Ended():
+                    return event.outcome, metrics
+
+
+def measure(workload: str, device: str, precision: str, runs: int, busy: bool) -> dict[str, Any]:
+    """Run the request ``runs`` times in one worker and return what differed."""
+    executor = LocalExecutor(
+        workload,
+        {},
+        Path.cwd(),
+        device=device,
+        training=TrainingSettings(precision=precision, deterministic=True),
+        allow_busy=busy,
+    )
+    try:
+        executor.describe()
+        ended = []
+        for number in range(runs):
+            outcome, metrics = run_trial(executor, replace(request_of(workload), number=number))
+            if outcome.state is not TrialState.REACHED:
+                raise SystemExit(f"run {number} ended as {outcome.state}: {outcome.reason}")
+            ended.append((outcome, metrics))
+    finally:
+        executor.close()
+    outcomes = [outcome for outcome, _ in ended]
+    seconds = [outcome.train_seconds for outcome in outcomes]
+    contended = [outcome.contended for outcome in outcomes]
+    identical = len({(outcome.steps_to_target, tuple(metrics)) for outcome, metrics in ended}) == 1
+    variation = statistics.stdev(seconds) / statistics.fmean(seconds)
+    return {
+        "workload": workload,
+        "device": device,
+        "busy": busy,
+        "steps_to_target": [outcome.steps_to_target for outcome in outcomes],
+        "identical": identical,
+        "train_seconds": seconds,
+        "train_seconds_cv": variation,
+        "contended": contended,
+        "warnings": sorted({warning for outcome in outcomes for warning in outcome.warnings}),
+        "passes": identical and all(flag is busy for flag in contended),
+    }
+
+
+def main() -> int:
+    """Measure, print and judge."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N")
+    parser.add_argument("--workload", choices=TASKS, default="digits")
+    parser.add_argument("--precision", choices=("auto", "fp32", "tf32", "bf16", "fp16"), default="auto")
+    parser.add_argument("--runs", type=int, default=10)
+    parser.add_argument("--busy", action="store_true", help="let busy processes run beside the trials")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
+    arguments = parser.parse_args()
+    measured = (arguments.workload, arguments.device, arguments.precision, arguments.runs, arguments.busy)
+    if arguments.busy:
+        with busy_processes(arguments.device):
+            found = measure(*measured)
+    else:
+        found = measure(*measured)
+    if arguments.device != "cpu" and not arguments.busy:
+        found["passes"] = found["passes"] and found["train_seconds_cv"] <= GPU_BAR
+    if arguments.json:
+        print(json.dumps(found))
+        return int(not found["passes"])
+    print(f"{'run':>3} {'steps to target':>16} {'train seconds':>14} {'of the median':>14}  contended")
+    median = statistics.median(found["train_seconds"])
+    rows = zip(found["steps_to_target"], found["train_seconds"], found["contended"], strict=True)
+    for number, (steps, seconds, contended) in enumerate(rows):
+        print(f"{number:>3} {steps:>16} {seconds:>14.4f} {seconds / median:>14.3f}  {'yes' if contended else 'no'}")
+    print(f"identical: {found['identical']}; CV of the train seconds: {found['train_seconds_cv']:.2%}")
+    for warning in found["warnings"]:
+        print(warning)
+    return int(not found["passes"])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

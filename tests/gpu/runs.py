@@ -1,0 +1,74 @@
+"""Trials on a GPU, in this process and in a worker's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bssearch.executors.local import LocalExecutor
+from bssearch.records import Observation, TrainingSettings, TrialOutcome, TrialRequest, TrialState
+from bssearch.training.batches import place
+from bssearch.training.clock import clock_for
+from bssearch.training.computation import Computation
+from bssearch.training.loop import run_trial
+from bssearch.workloads.base import Workload
+from bssearch.workloads.digits import Digits
+from tests.executors.line_workload import run_to_the_end
+from tests.training.toys import configuration, request
+
+
+def digits_request(**changes: Any) -> TrialRequest:
+    """Return a request that takes some hundred steps to 97 %."""
+    settings = configuration(changes.pop("batch_size", 64), learning_rate=0.05, warmup_epochs=0.5, dropout=0.1)
+    return replace(request(settings, target=0.97, train_seconds_limit=60.0, eval_every_steps=10), **changes)
+
+
+def run(
+    computation: Computation,
+    trial: TrialRequest | None = None,
+    workload: Workload | None = None,
+    *,
+    stop: Callable[[], tuple[TrialState, str] | None] = lambda: None,
+    on_progress: Callable[[], None] = lambda: None,
+) -> tuple[TrialOutcome, list[Observation]]:
+    """Run a trial in this process, of the digits unless another workload is given."""
+    workload = workload or Digits()
+    data, _ = place(workload.load(torch.device("cpu")), computation)
+    seen: list[Observation] = []
+    outcome = run_trial(
+        trial or digits_request(),
+        workload,
+        data,
+        computation,
+        clock=clock_for(computation.device),
+        on_observation=seen.append,
+        stop=stop,
+        on_progress=on_progress,
+    )
+    return outcome, seen
+
+
+def curve(seen: list[Observation]) -> list[tuple[int, float, float | None]]:
+    """Return what a trial saw at each evaluation, but for its seconds."""
+    return [(one.step, one.metric, one.loss) for one in seen]
+
+
+@contextmanager
+def worker(workload: str = "digits", *, folder: Path | None = None, **options: Any) -> Iterator[LocalExecutor]:
+    """Yield an executor on the GPU; what is no option of it is a setting of the training."""
+    own = {name: options.pop(name) for name in ("memory_limit_bytes", "allow_busy") if name in options}
+    training = TrainingSettings(**{"measure_noise": False, **options})
+    executor = LocalExecutor(workload, {}, folder or Path.cwd(), device="cuda", training=training, **own)
+    with closing(executor):
+        yield executor
+
+
+def run_in(executor: LocalExecutor, trial: TrialRequest) -> tuple[TrialOutcome, list[tuple[int, float, float | None]]]:
+    """Run a trial in an executor's worker; return how it ended and its curve."""
+    outcome, events = run_to_the_end(executor, trial)
+    return outcome, curve([event.observation for event in events])

@@ -1,0 +1,114 @@
+"""What a GPU says of itself: its memory, its counters, and who else is on it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from bssearch.errors import LaunchError
+from bssearch.records import MemoryRequest, TrialState
+from bssearch.training import nvml
+from tests.benchmarks.repeatability import BUSY_GPU, busy_process
+from tests.gpu.conftest import MakeComputation
+from tests.gpu.runs import digits_request, run, run_in, worker
+from tests.training.toys import configuration
+
+pytestmark = pytest.mark.gpu
+
+GIB = 2**30
+
+# 2 × 16384 activations of 4 bytes a sample and more: some 0.2 MiB.
+WIDE = """
+import torch
+from torch import nn
+from torch.nn import functional
+
+from bssearch.records import MetricInfo
+from bssearch.workloads.base import Data, Part
+
+
+class Wide:
+    metrics = {"accuracy": MetricInfo(low=0.0, high=1.0, chance=0.5)}
+
+    def load(self, device):
+        inputs = torch.randn(16384, 64, generator=torch.Generator().manual_seed(0)).to(device)
+        targets = (inputs[:, 0] > 0).long()
+        return Data(*(Part(inputs[rows], targets[rows]) for rows in (slice(None), slice(64), slice(64))))
+
+    def build_model(self, *, dropout):
+        return nn.Sequential(nn.Linear(64, 16384), nn.Tanh(), nn.Linear(16384, 2))
+
+    def loss(self, model, inputs, targets, *, label_smoothing):
+        return functional.cross_entropy(model(inputs), targets)
+
+    def evaluate(self, model, part):
+        return {"accuracy": (model(part.inputs).argmax(1) == part.targets).double().mean().item()}
+"""
+
+
+def test_a_memory_limit_lets_small_micro_batches_through_and_no_large_ones(tmp_path: Path) -> None:
+    (tmp_path / "wide.py").write_text(WIDE)
+    with worker("wide.py:Wide", folder=tmp_path, precision="fp32", memory_limit_bytes=GIB) as executor:
+        assert executor.describe().environment.device_memory_bytes == GIB
+        small, large = (
+            executor.measure_memory(MemoryRequest(configuration=configuration(size))) for size in (256, 16384)
+        )
+    assert small.fits and small.peak_memory_bytes is not None and 0 < small.peak_memory_bytes < GIB
+    assert not large.fits and large.reason is not None
+    with worker("wide.py:Wide", folder=tmp_path, precision="fp32") as executor:
+        assert executor.measure_memory(MemoryRequest(configuration=configuration(16384))).fits
+
+
+def test_a_trial_without_enough_memory_ends_as_oom_and_the_worker_lives_on(tmp_path: Path) -> None:
+    (tmp_path / "wide.py").write_text(WIDE)
+    with worker("wide.py:Wide", folder=tmp_path, precision="fp32", memory_limit_bytes=GIB) as executor:
+        trial = replace(digits_request(), train_seconds_limit=1.0)
+        too_large, _ = run_in(executor, replace(trial, number=1, configuration=configuration(16384)))
+        small, _ = run_in(executor, replace(trial, number=2, configuration=configuration(256)))
+    assert too_large.state is TrialState.OOM
+    assert small.state in {TrialState.REACHED, TrialState.EXHAUSTED}
+    assert small.peak_memory_bytes is not None
+
+
+def test_a_trial_tells_the_energy_power_and_clock(computation: MakeComputation, device: torch.device) -> None:
+    if nvml.total_energy_joules(device) is None:
+        pytest.skip("this device counts no energy, or there is no nvidia-ml-py")
+    trial = digits_request(stop_at_target=False, train_seconds_limit=2.0, eval_every_steps=50)
+    use = run(computation(), trial)[0].device_use
+    assert use.energy_joules is not None and use.energy_joules > 0
+    assert use.mean_power_watts is not None and 10 < use.mean_power_watts < 3000
+    assert use.mean_clock_mhz is not None and 100 < use.mean_clock_mhz < 5000
+    assert use.throttle_reasons is not None
+
+
+@pytest.fixture
+def busy(device: torch.device) -> Iterator[int]:
+    """Keep the GPU busy with another process, and give its id."""
+    with busy_process(BUSY_GPU) as pid:
+        listed = nvml.listed_processes(device)
+        if pid not in listed:
+            pytest.skip(f"NVML does not list process {pid} by this number here, but {sorted(listed)}")
+        yield pid
+
+
+def test_a_device_on_which_another_program_computes_is_refused(busy: int) -> None:
+    with worker() as executor, pytest.raises(LaunchError, match=f"process {busy} ") as raised:
+        executor.describe()
+    assert raised.value.hint is not None and "--allow-busy" in raised.value.hint
+
+
+def test_a_trial_beside_another_program_is_marked(busy: int) -> None:
+    with worker(allow_busy=True) as executor:
+        outcome, _ = run_in(executor, digits_request())
+    assert outcome.contended
+    assert any(f"process {busy} " in warning for warning in outcome.warnings)
+
+
+def test_workers_of_one_driver_are_not_in_each_others_way() -> None:
+    with worker() as first, worker() as second:
+        assert first.describe().environment.device_type == "cuda"
+        assert second.describe().environment.device_type == "cuda"

@@ -1,0 +1,120 @@
+"""How steps are computed on a GPU: precisions, compilation, repetition, where the data lie."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch._dynamo.utils import counters
+
+from bssearch.records import TrialState
+from bssearch.training.precision import available_precisions
+from bssearch.workloads.digits import Digits
+from tests.gpu.conftest import MakeComputation
+from tests.gpu.runs import curve, digits_request, run, run_in, worker
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16", "fp16"])
+def test_every_precision_of_the_device_reaches_the_target(
+    computation: MakeComputation, device: torch.device, precision: str
+) -> None:
+    if precision not in available_precisions(device):
+        pytest.skip(f"the device has no {precision}")
+    outcome, _ = run(computation(precision=precision))
+    assert outcome.state is TrialState.REACHED
+    assert (outcome.skipped_steps is None) == (precision != "fp16")
+
+
+def test_bf16_is_what_auto_means_where_the_device_has_it(computation: MakeComputation, device: torch.device) -> None:
+    expected = "bf16" if "bf16" in available_precisions(device) else "fp32"
+    assert computation(precision="auto").precision == expected
+
+
+class SteepDigits(Digits):
+    """Its loss is 2¹⁰ times as large: the first scaled gradients overflow fp16."""
+
+    def loss(
+        self, model: torch.nn.Module, inputs: torch.Tensor, targets: torch.Tensor, *, label_smoothing: float
+    ) -> torch.Tensor:
+        return super().loss(model, inputs, targets, label_smoothing=label_smoothing) * 1024
+
+
+def test_steps_whose_gradients_overflow_fp16_are_skipped_and_counted(computation: MakeComputation) -> None:
+    plain = digits_request()
+    gentle = replace(plain, configuration=replace(plain.configuration, learning_rate=0.05 / 1024))
+    outcome, _ = run(computation(precision="fp16"), gentle, SteepDigits())
+    assert outcome.skipped_steps is not None and 0 < outcome.skipped_steps < outcome.steps
+    assert outcome.state is TrialState.REACHED
+
+
+@pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores")
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
+def test_a_compiled_model_takes_about_the_same_steps_and_is_compiled_once_per_shape(
+    computation: MakeComputation, mode: str
+) -> None:
+    eager, _ = run(computation(precision="fp32"))
+    compiling = computation(precision="fp32", compile=mode)
+    first, _ = run(compiling)
+    graphs = counters["stats"]["unique_graphs"]
+    other = digits_request()
+    second, _ = run(
+        compiling, replace(other, configuration=replace(other.configuration, dropout=0.2, learning_rate=0.04))
+    )
+    assert counters["stats"]["unique_graphs"] == graphs > 0
+    again, _ = run(compiling)
+    assert compiling.compiles and not compiling.warnings
+    assert [outcome.state for outcome in (eager, first, second, again)] == [TrialState.REACHED] * 4
+    assert eager.steps_to_target is not None and first.steps_to_target is not None
+    assert first.steps_to_target <= 2 * eager.steps_to_target
+
+
+@pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores")
+def test_accumulation_is_the_same_under_cuda_graphs(computation: MakeComputation) -> None:
+    trial = digits_request()
+    micro = replace(trial.configuration, micro_batch_size=16, accumulation_steps=4, dropout=0.0)
+    trial = replace(trial, configuration=micro, stop_at_target=False, train_seconds_limit=1.0)
+    _, eager = run(computation(precision="fp32"), trial)
+    _, graphs = run(computation(precision="fp32", compile="reduce-overhead"), trial)
+    assert graphs[1].loss == pytest.approx(eager[1].loss, rel=1e-2)
+
+
+def test_channels_last_and_fused_optimizers_reach_the_target(computation: MakeComputation) -> None:
+    outcome, _ = run(computation(channels_last=True, fused=True))
+    assert outcome.state is TrialState.REACHED
+
+
+def test_a_deterministic_request_gives_the_same_curve_every_time() -> None:
+    with worker(deterministic=True) as executor:
+        runs = [run_in(executor, replace(digits_request(), number=number)) for number in range(3)]
+    with worker(deterministic=True) as executor:
+        runs.append(run_in(executor, digits_request()))
+    assert len({outcome.steps_to_target for outcome, _ in runs}) == 1
+    assert all(curve == runs[0][1] for _, curve in runs)
+    assert runs[0][0].state is TrialState.REACHED
+
+
+def test_data_on_the_host_and_on_the_device_make_the_same_trial() -> None:
+    found = {}
+    for placement in ("device", "host"):
+        with worker(deterministic=True, data=placement) as executor:
+            found[placement] = run_in(executor, digits_request())
+    assert {name: outcome.data_placement for name, (outcome, _) in found.items()} == {
+        "device": "device",
+        "host": "host",
+    }
+    assert found["device"][1] == found["host"][1]
+
+
+def test_measuring_the_noise_does_not_change_the_steps(computation: MakeComputation) -> None:
+    trial = digits_request(stop_at_target=False, train_seconds_limit=2.0, eval_every_steps=20)
+    curves = {}
+    for measure_noise in (False, True):
+        outcome, seen = run(computation(deterministic=True, measure_noise=measure_noise), trial)
+        curves[measure_noise] = curve(seen)
+        assert measure_noise or outcome.noise.passes is None
+    shared = min(map(len, curves.values()))
+    assert shared > 2
+    assert curves[True][:shared] == curves[False][:shared]

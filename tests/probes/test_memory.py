@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import resource
+from pathlib import Path
+
+import pytest
+import torch
+
+from bssearch.probes.memory import STEPS, measure_memory
+from bssearch.records import Configuration, MemoryRequest
+from bssearch.training.memory import limit_memory, peak_process_memory_bytes
+from bssearch.training.trainer import WARM_UP_STEPS
+from tests.training.toys import CPU, Toy, on_cpu, toy_data
+
+REQUEST = MemoryRequest(configuration=Configuration(batch_size=20, micro_batch_size=20, learning_rate=0.1))
+
+
+def test_three_whole_steps_and_an_evaluation_are_run() -> None:
+    done: list[str] = []
+
+    def evaluated(metrics):  # type: ignore[no-untyped-def]
+        done.append("evaluation")
+        return metrics
+
+    use = measure_memory(REQUEST, Toy(on_loss=lambda: done.append("step"), on_evaluate=evaluated), toy_data(), on_cpu())
+    assert (use.micro_batch_size, use.fits, use.reason) == (20, True, None)
+    assert use.peak_memory_bytes is not None
+    assert done.count("step") == WARM_UP_STEPS + STEPS
+    assert done[-STEPS - 1 :] == ["step"] * STEPS + ["evaluation"]
+
+
+@pytest.mark.parametrize("where", ["loss", "evaluate"])
+def test_out_of_memory_is_an_answer_wherever_it_comes_and_has_its_reason(where: str) -> None:
+    def fail(*arguments: object) -> dict[str, float]:
+        raise MemoryError("no room\nfor that")
+
+    toy = Toy(on_loss=fail) if where == "loss" else Toy(on_evaluate=fail)
+    use = measure_memory(REQUEST, toy, toy_data(), on_cpu())
+    assert (use.fits, use.reason) == (False, "no room")
+
+
+def test_other_errors_of_the_workload_go_through() -> None:
+    def fail() -> None:
+        raise RuntimeError("a mistake")
+
+    with pytest.raises(RuntimeError, match="a mistake"):
+        measure_memory(REQUEST, Toy(on_loss=fail), toy_data(), on_cpu())
+
+
+def test_an_allocator_that_thrashes_counts_as_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    retries = iter([3, 5])
+    monkeypatch.setattr("bssearch.probes.memory.allocation_retries", lambda device: next(retries))
+    use = measure_memory(REQUEST, Toy(), toy_data(), on_cpu())
+    assert not use.fits
+    assert use.reason == "the allocator had to give memory back and ask again 2 times in 3 steps"
+
+
+def test_the_peak_of_a_process_is_its_high_water_mark(tmp_path: Path) -> None:
+    status = tmp_path / "status"
+    status.write_text("Name:\tpython\nVmPeak:\t   99 kB\nVmHWM:\t     12 kB\nVmRSS:\t 7 kB\n")
+    assert peak_process_memory_bytes(CPU, status) == 12 * 1024
+    assert peak_process_memory_bytes(CPU, tmp_path / "absent") is None
+
+
+def test_on_the_cpu_the_limit_is_that_of_the_data_segment(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_to: list[tuple[int, tuple[int, int]]] = []
+    monkeypatch.setattr(resource, "setrlimit", lambda kind, limits: set_to.append((kind, limits)))
+    for hard, soft in [(resource.RLIM_INFINITY, 5000), (4000, 4000)]:
+        monkeypatch.setattr(resource, "getrlimit", lambda kind, hard=hard: (hard, hard))
+        limit_memory(CPU, 5000)
+        assert set_to.pop() == (resource.RLIMIT_DATA, (soft, hard))
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_the_limit_is_that_of_the_allocator() -> None:
+    device = torch.device("cuda")
+    limit_memory(device, 2**30)
+    try:
+        with pytest.raises(torch.OutOfMemoryError):
+            torch.empty(2**31, dtype=torch.uint8, device=device)
+    finally:
+        limit_memory(device, 2**60)

@@ -1,0 +1,142 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from bssearch.noise import FEWEST_PASSES, Interval, Norms, Pass, estimate, gradient_noise, moments
+from bssearch.records import GradientNoise
+
+SMALL, BATCHES, DIMENSIONS = 8, 8, 64
+PASS_SAMPLES = SMALL * BATCHES
+ENDLESS = 10**12
+RATIOS = (0.25, 1.0, 8.0)
+
+Pairs = NDArray[np.float64]
+
+
+def norms_of_passes(gradients: NDArray[np.float64]) -> list[Norms]:
+    """Return the norms of small batches' gradients (passes, small batches, dimensions)."""
+    small = (gradients**2).sum(-1).mean(-1)
+    big = (gradients.mean(1) ** 2).sum(-1)
+    return [Norms(*pair) for pair in zip(small.tolist(), big.tolist(), strict=True)]
+
+
+def gaussian_passes(ratio: float, passes: int, random: np.random.Generator) -> list[Pass]:
+    """Measure a gradient of length 1 whose noise scale is ``ratio`` times the samples of a pass."""
+    trace = ratio * PASS_SAMPLES
+    mean = random.standard_normal(DIMENSIONS)
+    noise = random.standard_normal((passes, BATCHES, DIMENSIONS)) * math.sqrt(trace / DIMENSIONS / SMALL)
+    return [
+        Pass(small_batch=SMALL, small_batches=BATCHES, samples=ENDLESS, plain=norms)
+        for norms in norms_of_passes(mean / np.linalg.norm(mean) + noise)
+    ]
+
+
+@pytest.mark.parametrize("passes", [FEWEST_PASSES, 2 * FEWEST_PASSES, 8 * FEWEST_PASSES])
+@pytest.mark.parametrize("ratio", RATIOS)
+def test_the_interval_holds_the_exact_value_in_nine_of_ten_runs(ratio: float, passes: int) -> None:
+    random = np.random.default_rng(round(100 * ratio) + passes)
+    found = [gradient_noise(gaussian_passes(ratio, passes, random)) for _ in range(100)]
+    exact = ratio * PASS_SAMPLES
+    held = sum(one.low is not None and one.low <= exact <= (one.high or math.inf) for one in found)
+    assert held >= 90
+    if ratio <= 1:
+        assert all(one.high is not None for one in found), "such a gradient can be told from zero"
+    if passes == 8 * FEWEST_PASSES:
+        assert sum(one.high is not None for one in found) >= 90
+        assert np.median([one.low or 0.0 for one in found]) > exact / 2
+
+
+def test_one_pass_is_unbiased_for_both_moments() -> None:
+    random = np.random.default_rng(0)
+    pairs = np.array([moments(one, one.plain) for one in gaussian_passes(8.0, 20_000, random)])
+    standard_errors = pairs.std(axis=0) / math.sqrt(len(pairs))
+    assert (standard_errors < [1.0, 0.02]).all()
+    assert (np.abs(pairs.mean(axis=0) - [8.0 * PASS_SAMPLES, 1.0]) < 4 * standard_errors).all()
+
+
+def test_samples_drawn_without_replacement_give_the_moments_of_the_whole_training_part() -> None:
+    random = np.random.default_rng(1)
+    samples = 80
+    gradients = random.standard_normal((samples, 5)) + 0.2
+    rows = np.array([random.permutation(samples)[:PASS_SAMPLES] for _ in range(20_000)])
+    small = gradients[rows].reshape(len(rows), BATCHES, SMALL, 5).mean(2)
+    pairs = np.array(
+        [
+            moments(Pass(small_batch=SMALL, small_batches=BATCHES, samples=samples, plain=norms), norms)
+            for norms in norms_of_passes(small)
+        ]
+    )
+    exact = (np.trace(np.cov(gradients.T)), (gradients.mean(0) ** 2).sum())
+    assert pairs.mean(axis=0) == pytest.approx(exact, rel=0.02)
+
+
+def test_the_moments_are_averaged_before_they_are_divided() -> None:
+    pairs = [(10.0, 1.0), (10.0, 9.0)] * 8
+    assert estimate(pairs).scale == pytest.approx(2.0)  # the mean of the ratios is 5.6
+
+
+def test_a_mean_gradient_that_may_be_zero_leaves_low_or_more() -> None:
+    squares = np.array([3.0, -2.0, 4.0, -3.0] * 4)
+    found = estimate([(10.0 + 0.1 * square, square) for square in squares])
+    assert found.scale is None and found.high is None
+    assert found.low is not None and 1 < found.low < 20
+
+
+def test_a_negative_mean_bounds_no_more_than_zero_does() -> None:
+    squares = np.array([3.0, -3.0, 4.0, -4.0] * 4)
+    at_zero = estimate([(10.0 + (-1) ** index, square) for index, square in enumerate(squares)])
+    below = estimate([(10.0 + (-1) ** index, square - 50.0) for index, square in enumerate(squares)])
+    assert at_zero.low is not None
+    assert below.low == pytest.approx(at_zero.low)
+    assert below.high is None
+
+
+def test_where_neither_moment_can_be_told_from_zero_nothing_is_known() -> None:
+    assert estimate([(0.0, 0.0)] * 16) == Interval()
+    assert estimate([((-1.0) ** index, (-1.0) ** (index // 2)) for index in range(16)]) == Interval()
+
+
+def test_gradients_without_noise_have_a_noise_scale_of_zero() -> None:
+    assert estimate([(0.0, 2.0)] * 16) == Interval(0.0, 0.0, 0.0)
+
+
+def test_neighbours_that_are_alike_make_the_interval_wider() -> None:
+    random = np.random.default_rng(3)
+    alone = random.standard_normal(64)
+    in_runs = np.sort(alone.reshape(8, 8), axis=None)
+    widths = [estimate([(10 + one, 5.0) for one in values]).relative_half_width for values in (alone, in_runs)]
+    assert widths[1] > 1.5 * widths[0]
+
+
+@pytest.mark.parametrize("unit", [1e-90, 1e90])
+def test_the_scale_does_not_depend_on_the_unit_of_the_loss(unit: float) -> None:
+    pairs = [(10.0 + index % 3, 2.0 + index % 2) for index in range(16)]
+    plain, other = estimate(pairs), estimate([(unit * trace, unit * square) for trace, square in pairs])
+    assert (other.scale, other.low, other.high) == pytest.approx((plain.scale, plain.low, plain.high))
+
+
+def test_too_few_passes_say_nothing() -> None:
+    passes = gaussian_passes(1.0, FEWEST_PASSES, np.random.default_rng(0))
+    assert gradient_noise(passes[:-1]) == GradientNoise()
+    assert gradient_noise(passes).passes == FEWEST_PASSES
+
+
+def test_preconditioned_norms_are_estimated_apart() -> None:
+    random = np.random.default_rng(5)
+    plain, adam = gaussian_passes(0.25, 32, random), gaussian_passes(1.0, 32, random)
+    both = [
+        Pass(small_batch=SMALL, small_batches=BATCHES, samples=ENDLESS, plain=one.plain, adam=other.plain)
+        for one, other in zip(plain, adam, strict=True)
+    ]
+    found, alone, preconditioned = gradient_noise(both), gradient_noise(plain), gradient_noise(adam)
+    assert (found.scale, found.low, found.high) == (alone.scale, alone.low, alone.high)
+    assert (found.adam_scale, found.adam_low, found.adam_high) == (
+        preconditioned.scale,
+        preconditioned.low,
+        preconditioned.high,
+    )
+    assert alone.adam_scale is None

@@ -1,0 +1,79 @@
+"""A stand-in for the module `pynvml` and a CUDA device for it to describe."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, field
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from bssearch.training import nvml
+
+CUDA = torch.device("cuda:0")
+
+REASONS = {
+    "GpuIdle": 0x001,
+    "ApplicationsClocksSetting": 0x002,
+    "SwPowerCap": 0x004,
+    "HwSlowdown": 0x008,
+    "SyncBoost": 0x010,
+    "SwThermalSlowdown": 0x020,
+    "HwThermalSlowdown": 0x040,
+    "HwPowerBrakeSlowdown": 0x080,
+    "DisplayClockSetting": 0x100,
+}
+"""Why a clock is what it is: NVML's own values (nvml.h)."""
+
+
+@dataclass
+class FakeNvml:
+    """The devices by NVML's identifier; a figure that is None is one the device does not support."""
+
+    processes: dict[str, list[int]] = field(default_factory=lambda: {"GPU-0": []})
+    reasons: int | None = 0
+    millijoules: int | None = 5_000
+    megahertz: int | None = 1_980
+    has_driver: bool = True
+
+    def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Make it what `import pynvml` finds, on a machine whose CUDA devices have the UUIDs 0, 1, …"""
+        module: Any = ModuleType("pynvml")
+
+        class NVMLError(Exception):
+            pass
+
+        def supported(value: int | None) -> int:
+            if value is None:
+                raise NVMLError("Not Supported")
+            return value
+
+        def init() -> None:
+            supported(1 if self.has_driver else None)
+
+        def handle(uuid: str) -> str:
+            supported(1 if uuid in self.processes else None)
+            return uuid
+
+        module.NVMLError = NVMLError
+        module.NVML_CLOCK_SM = 1
+        module.nvmlInit = init
+        module.nvmlDeviceGetHandleByUUID = handle
+        module.nvmlDeviceGetComputeRunningProcesses = lambda uuid: [
+            SimpleNamespace(pid=pid) for pid in self.processes[uuid]
+        ]
+        module.nvmlDeviceGetCurrentClocksEventReasons = lambda uuid: supported(self.reasons)
+        module.nvmlDeviceGetTotalEnergyConsumption = lambda uuid: supported(self.millijoules)
+        module.nvmlDeviceGetClockInfo = lambda uuid, clock: supported(self.megahertz)
+        for name, bit in REASONS.items():
+            setattr(module, f"nvmlClocksEventReason{name}", bit)
+        monkeypatch.setitem(sys.modules, "pynvml", module)
+        monkeypatch.setattr(
+            torch.cuda,
+            "get_device_properties",
+            lambda device: SimpleNamespace(uuid=str(torch.device(device).index or 0)),
+        )
+        nvml._library.cache_clear()
+        monkeypatch.setattr(nvml, "_library", nvml._library.__wrapped__)

@@ -1,0 +1,142 @@
+from __future__ import annotations
+
+from itertools import islice
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from torch import nn
+
+from bssearch.records import TrainingSettings
+from bssearch.training.batches import DATA_SHARE, micro_batches, place, placement_of
+from bssearch.training.computation import Computation
+from bssearch.training.trainer import Trainer, warm_up
+from tests.training.toys import Toy, configuration, on_cpu, toy_data
+
+META = torch.device("meta")
+"""Stands for a device with memory of its own."""
+
+
+def computation_on(device: torch.device, **settings: Any) -> Computation:
+    return Computation(device, TrainingSettings(**settings))
+
+
+class Noisy(Toy):
+    """Draws random numbers of every kind while it trains."""
+
+    def augment(self, inputs: torch.Tensor) -> torch.Tensor:
+        return inputs + 0.1 * torch.randn_like(inputs)
+
+
+def state_after(steps: int, computation: Computation) -> tuple[str, list[torch.Tensor], float | None, float]:
+    settings: dict[str, Any] = {"dropout": 0.3, "micro_batch_size": 6, "accumulation_steps": 5}
+    data = toy_data()
+    warm_up(Noisy(), configuration(30, **settings), data, computation, "loss", seed=1)
+    with Trainer(Noisy(), configuration(30, **settings), data.train, computation, seed=3) as trainer:
+        for _ in range(steps):
+            trainer.step()
+        loss, metric = trainer.take_mean_loss(), trainer.evaluate(data.validation, "loss")
+        state = [nn.utils.parameters_to_vector(trainer.model.parameters()).detach(), torch.get_rng_state()]
+    return trainer.data_placement, state, loss, metric
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_host_streams_the_trial_that_the_device_holds_bit_for_bit(workers: int) -> None:
+    placement, state, loss, metric = state_after(8, on_cpu())
+    streamed, streamed_state, *figures = state_after(8, on_cpu(data="host", loader_workers=workers))
+    assert (placement, streamed) == ("device", "host")
+    assert all(torch.equal(one, other) for one, other in zip(state, streamed_state, strict=True))
+    assert figures == [loss, metric]
+
+
+def loaders() -> set[int]:
+    return {child.pid for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE}
+
+
+def test_the_processes_that_load_end_with_the_trainer() -> None:
+    before = loaders()
+    with Trainer(Toy(), configuration(), toy_data().train, on_cpu(data="host"), seed=3) as trainer:
+        trainer.step()
+        assert len(loaders() - before) == 2
+    assert loaders() == before
+    trainer.close()
+    assert 0 <= trainer.evaluate(toy_data().validation, "accuracy") <= 1
+
+
+def test_warming_up_leaves_no_process_behind() -> None:
+    before = loaders()
+    warm_up(Toy(), configuration(), toy_data(), on_cpu(data="host"), "accuracy", 0)
+    assert loaders() == before
+
+
+def test_a_data_loading_process_that_fails_says_so() -> None:
+    train = toy_data().train
+    short = type(train)(train.inputs, train.targets[:50])
+    with (
+        Trainer(Toy(), configuration(), short, on_cpu(data="host"), seed=3) as trainer,
+        pytest.raises(IndexError, match="out of bounds"),
+    ):
+        trainer.step()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_every_epoch_brings_every_sample_once_but_for_the_incomplete_batch(workers: int) -> None:
+    train = toy_data(100).train
+    computation = on_cpu(data="host", loader_workers=workers)
+    batches = micro_batches(train, configuration(30, micro_batch_size=10, accumulation_steps=3), computation, seed=0)
+    for _ in range(2):
+        seen = torch.cat([inputs for inputs, _ in islice(batches, 9)])
+        assert len(seen) == 90 and len({tuple(row) for row in seen.tolist()}) == 90
+    batches.close()
+
+
+@pytest.mark.parametrize(
+    ("setting", "memory", "placement"),
+    [
+        ("device", 1, "device"),
+        ("host", 10**12, "host"),
+        ("auto", 1.0 / DATA_SHARE, "device"),
+        ("auto", 0.99 / DATA_SHARE, "host"),
+    ],
+)
+def test_the_training_part_lies_on_the_device_where_its_share_of_the_memory_allows(
+    setting: str, memory: float, placement: str
+) -> None:
+    data = toy_data()
+    assert data.train.bytes == 100 * (6 * 4 + 8)
+    memory_bytes = round(memory * data.train.bytes)
+    placed, where = place(data, computation_on(META, data=setting), memory_bytes)
+    assert where == placement
+    assert placed.train.inputs.device.type == placed.train.targets.device.type
+    assert placed.train.inputs.device.type == ("meta" if placement == "device" else "cpu")
+    assert placed.validation.inputs.device == placed.test.targets.device == META
+
+
+def test_on_the_cpu_nothing_is_moved_and_the_setting_alone_makes_it_the_host() -> None:
+    data = toy_data()
+    for setting, placement in [("auto", "device"), ("device", "device"), ("host", "host")]:
+        placed, where = place(data, on_cpu(data=setting), memory_bytes=1)
+        assert where == placement == placement_of(data.train, on_cpu(data=setting))
+        assert placed.train.inputs is data.train.inputs
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_gpu_is_fed_the_same_batches_from_the_host(workers: int) -> None:
+    device = torch.device("cuda:0")
+    batch = configuration(32, micro_batch_size=16, accumulation_steps=2)
+    seen = []
+    for setting in ("device", "host"):
+        computation = computation_on(device, data=setting, loader_workers=workers)
+        data, _ = place(toy_data(4096), computation)
+        batches = micro_batches(data.train, batch, computation, seed=5)
+        # Work on the device that reads each batch long after the host has gone on.
+        busy = torch.randn(2048, 2048, device=device)
+        sums = []
+        for inputs, targets in islice(batches, 300):
+            busy = busy @ busy / 2048
+            sums.append(torch.cat([inputs.flatten(), targets.to(inputs.dtype)]))
+        seen.append(torch.stack(sums).cpu())
+        batches.close()
+    assert torch.equal(*seen)

@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from bssearch.errors import WorkloadError
+from bssearch.training.checkpointing import checkpoint_activations
+from tests.training.toys import Toy, on_cpu, toy_data
+
+
+class Blocks(Toy):
+    """Two wide blocks with dropout, which may be run twice."""
+
+    def build_model(self, *, dropout: float) -> nn.Module:
+        def block(width: int) -> nn.Module:
+            return nn.Sequential(nn.Linear(width, 64), nn.Tanh(), nn.Dropout(dropout), nn.Linear(64, 16), nn.Tanh())
+
+        return nn.Sequential(block(6), block(16), nn.Linear(16, 2))
+
+    def checkpointed_modules(self, model: Any) -> Sequence[nn.Module]:
+        return list(model[:2])
+
+
+def gradients_and_saved_bytes(checkpointed: bool, mode: bool = True) -> tuple[list[torch.Tensor], int]:
+    torch.manual_seed(1)
+    workload, part = Blocks(), toy_data().train
+    model = on_cpu(activation_checkpointing=checkpointed).build_model(workload, 0.3).train(mode)
+    saved: dict[int, int] = {}
+
+    def save(tensor: torch.Tensor) -> torch.Tensor:
+        saved[tensor.data_ptr()] = tensor.nbytes
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor):
+        loss = workload.loss(model, part.inputs, part.targets, label_smoothing=0.0)
+        saved_bytes = sum(saved.values())
+    return list(torch.autograd.grad(loss, list(model.parameters()))), saved_bytes
+
+
+def test_the_gradients_are_the_same_and_fewer_bytes_wait_for_them() -> None:
+    plain, plain_bytes = gradients_and_saved_bytes(False)
+    checkpointed, checkpointed_bytes = gradients_and_saved_bytes(True)
+    assert all(torch.equal(one, other) for one, other in zip(plain, checkpointed, strict=True))
+    assert checkpointed_bytes < 0.3 * plain_bytes
+
+
+def test_in_evaluation_mode_nothing_runs_twice() -> None:
+    assert gradients_and_saved_bytes(True, mode=False)[1] == gradients_and_saved_bytes(False, mode=False)[1]
+
+
+def test_a_workload_that_names_no_modules_is_refused_with_what_it_lacks() -> None:
+    with pytest.raises(WorkloadError, match=r"needs a workload that has checkpointed_modules\(model\); Toy has none"):
+        on_cpu(activation_checkpointing=True).build_model(Toy(), 0.0)
+
+
+def test_a_workload_that_returns_no_module_is_refused() -> None:
+    workload: Any = Toy()
+    workload.checkpointed_modules = lambda model: []
+    with pytest.raises(WorkloadError, match="returned no module"):
+        checkpoint_activations(workload, workload.build_model(dropout=0.0))

@@ -1,0 +1,151 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from bssearch.errors import LaunchError
+from bssearch.training.computation import Computation
+from tests.training.toys import CPU, Toy, on_cpu
+
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
+
+
+@pytest.fixture(autouse=True)
+def _switches_as_before() -> Iterator[None]:
+    yield
+    on_cpu()
+
+
+class Images(Toy):
+    """Convolutions and a batch norm over images (3, 8, 8)."""
+
+    def build_model(self, *, dropout: float) -> nn.Module:
+        return nn.Sequential(
+            nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Dropout(dropout), nn.Linear(288, 2)
+        )
+
+
+def images(count: int = 6) -> torch.Tensor:
+    return torch.randn(count, 3, 8, 8, generator=torch.Generator().manual_seed(1))
+
+
+def built(computation: Computation, workload: Any = None, seed: int = 3, dropout: float = 0.0) -> Any:
+    torch.manual_seed(seed)
+    return computation.build_model(workload or Images(), dropout)
+
+
+def test_the_plain_settings_are_fp32_and_uncompiled_on_the_cpu() -> None:
+    computation = Computation(CPU)
+    assert (computation.precision, computation.compiles, computation.fused) == ("fp32", False, False)
+    assert computation.new_scaler() is None
+    assert computation.warnings == []
+
+
+def test_a_precision_that_the_device_lacks_is_refused() -> None:
+    with pytest.raises(LaunchError, match="precision = 'fp16' is not available on cpu"):
+        on_cpu(precision="fp16")
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"channels_last": True},
+        {"ghost_batch_size": 2},
+        {"precision": "bf16"},
+        {"compile": "default"},
+        {"deterministic": True},
+    ],
+)
+def test_a_fresh_model_is_the_workloads_of_that_seed(settings: dict[str, Any]) -> None:
+    torch.manual_seed(3)
+    expected = Images().build_model(dropout=0.2)
+    random_state = torch.get_rng_state()
+    model = built(on_cpu(**settings), dropout=0.2)
+    assert torch.equal(torch.get_rng_state(), random_state)
+    assert model.training and isinstance(model, nn.Sequential)
+    assert list(model.state_dict()) == list(expected.state_dict())
+    assert all(torch.equal(model.state_dict()[name], value) for name, value in expected.state_dict().items())
+
+
+def test_training_and_evaluation_compute_in_bf16_and_noise_in_fp32() -> None:
+    computation = on_cpu(precision="bf16")
+    model = built(computation)
+    with computation.training():
+        assert model(images()).dtype == torch.bfloat16
+    with computation.evaluating():
+        assert model(images()).dtype == torch.bfloat16
+    with computation.exact():
+        assert model(images()).dtype == torch.float32
+    assert all(parameter.dtype == torch.float32 for parameter in model.parameters())
+
+
+def test_noise_is_measured_without_tf32_and_training_goes_on_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bssearch.training.computation.resolve_precision", lambda wanted, device: wanted)
+    computation = on_cpu(precision="tf32")
+    allowed = [torch.backends.cuda.matmul.allow_tf32]
+    with pytest.raises(KeyError), computation.exact():
+        allowed.append(torch.backends.cuda.matmul.allow_tf32)
+        raise KeyError
+    allowed.append(torch.backends.cuda.matmul.allow_tf32)
+    assert allowed == [True, False, True]
+
+
+def test_deterministic_sets_the_process_and_its_absence_sets_it_back() -> None:
+    on_cpu(deterministic=True)
+    assert torch.are_deterministic_algorithms_enabled() and not torch.backends.cudnn.benchmark
+    on_cpu()
+    assert not torch.are_deterministic_algorithms_enabled() and torch.backends.cudnn.benchmark
+
+
+def test_channels_last_holds_for_images_and_filters_alone() -> None:
+    computation = on_cpu(channels_last=True)
+    inputs = computation.inputs(images())
+    assert inputs.is_contiguous(memory_format=torch.channels_last) and torch.equal(inputs, images())
+    for other in (torch.zeros(4, 5, 6), torch.zeros(2, 3, 4, 5, dtype=torch.int64), torch.zeros(2, 2, 2, 2, 2)):
+        assert computation.inputs(other) is other
+    model = built(computation)
+    assert model[0].weight.is_contiguous(memory_format=torch.channels_last)
+    assert not built(on_cpu())[0].weight.is_contiguous(memory_format=torch.channels_last)
+    assert torch.allclose(model(inputs), built(on_cpu())(images()), atol=1e-6)
+    assert (plain := images()) is on_cpu().inputs(plain)
+
+
+def test_ghost_batch_norm_makes_a_batch_what_its_groups_are() -> None:
+    computation = on_cpu(ghost_batch_size=2)
+    grouped = built(computation)(images(6))
+    plain = built(on_cpu())
+    assert torch.allclose(grouped, torch.cat([plain(group) for group in torch.split(images(6), 2)]), atol=1e-6)
+    assert computation.warnings == []
+
+
+def test_ghost_batch_norm_of_a_model_without_one_is_said_once_to_change_nothing() -> None:
+    computation = on_cpu(ghost_batch_size=2)
+    built(computation, Toy())
+    built(computation, Toy())
+    assert computation.warnings == ["ghost_batch_size = 2 changes nothing: the model has no batch normalisation"]
+
+
+def test_reduce_overhead_on_the_cpu_is_said_to_be_no_more_than_default() -> None:
+    [said] = on_cpu(compile="reduce-overhead").warnings
+    assert said == "compile = 'reduce-overhead' is no more than 'default' on cpu, which has no CUDA graphs"
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_fused_is_what_was_asked_for(fused: bool) -> None:
+    assert on_cpu(fused=fused).fused is fused
+
+
+def test_after_a_fallback_models_are_no_longer_compiled_and_the_reason_is_kept() -> None:
+    computation = on_cpu(compile="default")
+    assert type(built(computation)) is not nn.Sequential
+    computation.fallback(RuntimeError("no C++ compiler\nfound on this machine"))
+    computation.fallback(RuntimeError("no C++ compiler"))
+    assert not computation.compiles
+    assert type(built(computation)) is nn.Sequential
+    assert computation.warnings == [
+        "compile = 'default' failed and was given up, steps run uncompiled: no C++ compiler"
+    ]

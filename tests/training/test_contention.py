@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from bssearch.training import contention
+from bssearch.training.contention import Contention, ContentionMeter, CpuUse, cpu_crowd, cpu_use
+
+CPU = torch.device("cpu")
+NOTHING = CpuUse(wall=0, busy=0, ours=0, parent=0, cpus=2)
+
+SPIN = "import time\nend = time.monotonic() + {seconds}\nwhile time.monotonic() < end: pass"
+
+
+def used(cpus: int, *, others: float, ours: float = 1.0, parent: float = 0.0, seconds: float = 10.0) -> CpuUse:
+    """Return the use after so many seconds, in which the others and so on kept so many CPUs busy on average."""
+    return CpuUse(
+        wall=seconds,
+        busy=(others + ours + parent) * seconds,
+        ours=ours * seconds,
+        parent=parent * seconds,
+        cpus=cpus,
+    )
+
+
+@pytest.mark.parametrize(
+    ("cpus", "threads", "others", "crowded"),
+    [
+        (2, 1, 0.0, False),
+        (2, 1, 0.15, False),
+        (2, 1, 0.5, True),
+        (2, 1, 1.0, True),
+        (4, 1, 1.0, False),
+        (4, 1, 3.0, True),
+        (4, 4, 1.0, True),
+        (64, 1, 1.0, False),
+        (64, 1, 40.0, True),
+        (64, 64, 0.1, False),
+        (64, 64, 1.0, True),
+    ],
+)
+def test_others_crowd_us_where_the_cpus_fill_up(cpus: int, threads: int, others: float, crowded: bool) -> None:
+    reason = cpu_crowd(NOTHING, used(cpus, others=others), threads)
+    assert (reason is not None) is crowded
+
+
+def test_the_reason_says_how_much_others_used() -> None:
+    assert cpu_crowd(NOTHING, used(2, others=1.0), threads=1) == "other processes used 1.0 of 2 CPUs"
+
+
+def test_what_the_parent_does_is_not_contention() -> None:
+    assert cpu_crowd(NOTHING, used(2, others=0.0, parent=0.9), threads=1) is None
+
+
+def test_our_children_count_beside_our_threads() -> None:
+    assert cpu_crowd(NOTHING, used(8, others=1.0, ours=1.0), threads=1) is None
+    assert cpu_crowd(NOTHING, used(8, others=1.0, ours=5.0), threads=1) is not None
+
+
+@pytest.mark.parametrize(("seconds", "crowded"), [(0.02, False), (0.05, True)])
+def test_a_tick_of_each_cpu_is_no_contention(seconds: float, crowded: bool) -> None:
+    assert (cpu_crowd(NOTHING, used(2, others=1.0, seconds=seconds), threads=1) is not None) is crowded
+
+
+def test_nothing_is_said_where_the_kernel_keeps_no_account(tmp_path: Path) -> None:
+    assert cpu_use(tmp_path / "stat") is None
+    meter = ContentionMeter(CPU, 1, read_cpu=lambda: None)
+    meter.start()
+    assert meter.stop() == Contention(False)
+
+
+def test_only_the_cpus_that_are_ours_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stat = tmp_path / "stat"
+    stat.write_text(
+        "cpu  999 999 999 999 999 999 999 999 0 0\n"
+        "cpu0 100 20 30 1000 500 4 5 6 77 7\n"
+        "cpu1 200 0 0 1000 0 0 0 0 0 0\n"
+        "cpu10 4000 0 0 0 0 0 0 0 0 0\n"
+        "intr 1 2 3\n"
+    )
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
+    monkeypatch.setattr(contention, "_tick_seconds", lambda: 0.01)
+    use = cpu_use(stat)
+    assert use is not None
+    assert use.cpus == 2
+    assert use.busy == pytest.approx((100 + 20 + 30 + 4 + 5 + 6 + 200) / 100)
+
+
+@pytest.mark.skipif(not Path("/proc/stat").exists(), reason="the kernel keeps no account of its CPUs")
+def test_a_child_is_ours_while_it_runs_and_after_it_has_ended() -> None:
+    before = cpu_use()
+    with subprocess.Popen([sys.executable, "-c", SPIN.format(seconds=0.3)]):
+        time.sleep(0.25)
+        running = cpu_use()
+    ended = cpu_use()
+    assert before is not None and running is not None and ended is not None
+    assert running.ours - before.ours > 0.05
+    assert ended.ours >= running.ours
+
+
+@pytest.mark.skipif(not Path("/proc/stat").exists(), reason="the kernel keeps no account of its CPUs")
+def test_processes_that_are_not_ours_are_noticed() -> None:
+    """As many as there are CPUs: then the machine is full whatever its size."""
+    cpus = len(os.sched_getaffinity(0))
+    strangers = "\n".join(
+        [
+            "import os, subprocess, sys, time",
+            f"code = {SPIN.format(seconds=1.2)!r}",
+            f"for _ in range({cpus}): subprocess.Popen([sys.executable, '-c', code])",
+            "os._exit(0)",
+        ]
+    )
+    subprocess.run([sys.executable, "-c", strangers], check=True)
+    time.sleep(0.2)
+    meter = ContentionMeter(CPU, threads=1)
+    meter.start()
+    time.sleep(0.5)
+    found = meter.stop()
+    assert found.contended
+    assert found.reason is not None and found.reason.endswith(f"of {cpus} CPUs")
+
+
+def test_another_process_and_a_slowed_clock_on_the_gpu_are_contention(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(contention, "other_processes", lambda device: [(41, "python")])
+    monkeypatch.setattr(contention, "throttle_reasons", lambda device: ["thermal limit"])
+    meter = ContentionMeter(torch.device("cuda"), 1, read_cpu=lambda: None)
+    meter.start()
+    assert meter.stop() == Contention(True, "process 41 (python) uses the device; the device slows down: thermal limit")

@@ -1,0 +1,190 @@
+"""What NVML says of a device, and the meter made of it, with a stand-in for the library."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import psutil
+import pytest
+import torch
+
+from bssearch.records import DeviceUse
+from bssearch.training import nvml
+from bssearch.training.device_use import DeviceMeter
+from tests.training.fake_nvml import CUDA, REASONS, FakeNvml
+from tests.training.toys import CPU
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> FakeNvml:
+    found = FakeNvml()
+    found.install(monkeypatch)
+    return found
+
+
+def answers(device: torch.device) -> list[object]:
+    return [
+        nvml.other_processes(device),
+        nvml.throttle_reasons(device),
+        nvml.total_energy_joules(device),
+        nvml.clock_mhz(device),
+    ]
+
+
+NOTHING: list[object] = [[], [], None, None]
+
+
+def test_the_cpu_is_not_asked(fake: FakeNvml) -> None:
+    assert answers(CPU) == NOTHING
+
+
+def test_without_the_library_nothing_is_known(fake: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert answers(CUDA) == NOTHING
+
+
+def test_without_a_driver_nothing_is_known(fake: FakeNvml) -> None:
+    fake.has_driver = False
+    assert answers(CUDA) == NOTHING
+
+
+def test_what_a_device_does_not_support_is_not_known_and_not_zero(fake: FakeNvml) -> None:
+    fake.reasons = fake.millijoules = fake.megahertz = None
+    assert answers(CUDA) == NOTHING
+    assert nvml.known_throttle_reasons(CUDA) is None
+
+
+def test_a_device_that_nvml_does_not_know_is_not_known(fake: FakeNvml) -> None:
+    assert answers(torch.device("cuda:1")) == NOTHING
+
+
+def test_energy_comes_in_joules_and_the_clock_in_megahertz(fake: FakeNvml) -> None:
+    assert nvml.total_energy_joules(CUDA) == 5.0
+    assert nvml.clock_mhz(CUDA) == 1980.0
+
+
+def test_a_part_of_a_device_is_found_by_its_own_identifier(fake: FakeNvml) -> None:
+    fake.processes = {"MIG-0": []}
+    assert nvml.clock_mhz(CUDA) == 1980.0
+
+
+def test_the_reasons_have_the_names_and_values_of_the_real_library() -> None:
+    library = pytest.importorskip("pynvml")
+    assert {name: getattr(library, f"nvmlClocksEventReason{name}") for name in REASONS} == REASONS
+    assert all(hasattr(library, name) for name in nvml.SLOWDOWNS)
+
+
+@pytest.mark.parametrize(
+    ("bits", "words"),
+    [
+        (0x000, []),
+        (0x001, []),
+        (0x002, []),
+        (0x004, ["power cap"]),
+        (0x048, ["hardware slowdown", "hardware thermal slowdown"]),
+        (0x021, ["software thermal slowdown"]),
+        (0x080, ["power brake"]),
+        (0x110, ["sync boost group"]),
+    ],
+)
+def test_only_what_slows_a_device_down_is_a_reason(fake: FakeNvml, bits: int, words: list[str]) -> None:
+    fake.reasons = bits
+    assert nvml.throttle_reasons(CUDA) == nvml.known_throttle_reasons(CUDA) == words
+
+
+def test_this_process_and_its_relatives_are_no_others(fake: FakeNvml) -> None:
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    try:
+        fake.processes = {"GPU-0": [os.getpid(), os.getppid(), child.pid]}
+        assert nvml.other_processes(CUDA) == []
+    finally:
+        child.communicate()
+
+
+def test_a_program_started_beside_this_one_is_another(fake: FakeNvml) -> None:
+    """A grandchild whose siblings are a worker of bssearch and a stranger sees the stranger only."""
+    driver = psutil.Popen(
+        [sys.executable, "-c", DRIVER, *sys.path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        stranger, seen = driver.stdout.readline().split(maxsplit=1)
+        assert seen.strip() == f"[({stranger}, '{psutil.Process(int(stranger)).name()}')]"
+    finally:
+        driver.communicate()
+
+
+# Stands for a driver: it starts a stranger and two that look like its workers, of which one asks who computes.
+DRIVER = """
+import subprocess, sys
+ASK = '''
+import os, sys
+from tests.training.fake_nvml import CUDA, FakeNvml
+import pytest
+from bssearch.training import nvml
+with pytest.MonkeyPatch.context() as patch:
+    FakeNvml(processes={"GPU-0": [os.getpid(), *map(int, sys.argv[2:])]}).install(patch)
+    print(nvml.other_processes(CUDA))
+'''
+WAIT = "input()"
+def start(code, *arguments):
+    return subprocess.Popen([sys.executable, "-c", code, *arguments], stdin=subprocess.PIPE)
+stranger, worker = start(WAIT), start(WAIT, "bssearch.executors.worker")
+asked = [sys.executable, "-c", ASK, "bssearch.executors.worker", str(stranger.pid), str(worker.pid)]
+print(stranger.pid, subprocess.run(asked, capture_output=True, text=True).stdout, flush=True)
+input()
+for child in (stranger, worker):
+    child.communicate()
+"""
+
+
+def test_a_process_that_is_not_seen_from_here_is_left_out(fake: FakeNvml) -> None:
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    fake.processes = {"GPU-0": [gone.pid]}
+    assert nvml.other_processes(CUDA) == []
+
+
+def test_numbers_of_another_namespace_mean_nothing(fake: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where this process holds memory but is not listed, number 1 is not the process 1 of this machine."""
+    fake.processes = {"GPU-0": [1]}
+    monkeypatch.setattr(nvml, "_family", lambda: {os.getpid()})
+    assert [pid for pid, _ in nvml.other_processes(CUDA)] == [1]
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 1)
+    assert nvml.other_processes(CUDA) == []
+
+
+def test_the_meter_says_energy_power_clock_and_every_reason_once(fake: FakeNvml) -> None:
+    meter = DeviceMeter(CUDA)
+    meter.start()
+    fake.reasons = 0x4
+    meter.sample()
+    fake.reasons, fake.megahertz = 0x24, 1_000
+    meter.sample()
+    fake.millijoules = 65_000
+    assert meter.stop(wall_seconds=0.5) == DeviceUse(
+        energy_joules=60.0,
+        mean_power_watts=120.0,
+        mean_clock_mhz=1490.0,
+        throttle_reasons="power cap, software thermal slowdown",
+    )
+
+
+def test_the_reasons_are_empty_where_nothing_slowed_the_device_and_none_before_a_look(fake: FakeNvml) -> None:
+    meter = DeviceMeter(CUDA)
+    assert meter.stop(1.0).throttle_reasons is None
+    meter.sample()
+    assert meter.stop(1.0).throttle_reasons == ""
+
+
+def test_an_energy_counter_that_has_not_moved_is_no_zero(fake: FakeNvml) -> None:
+    meter = DeviceMeter(CUDA)
+    assert meter.stop(0.001) == DeviceUse()
+
+
+def test_a_meter_on_the_cpu_says_nothing() -> None:
+    meter = DeviceMeter(CPU)
+    meter.start()
+    meter.sample()
+    assert meter.stop(1.0) == DeviceUse()

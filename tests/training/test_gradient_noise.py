@@ -1,0 +1,315 @@
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.func import functional_call, grad, vmap
+from torch.nn import functional
+
+from bssearch.noise import gradient_noise
+from bssearch.records import Configuration, GradientNoise, Target
+from bssearch.training.computation import Computation
+from bssearch.training.gradient_noise import (
+    NOISE_SHARE,
+    PASSES_AT_ONCE,
+    SMALL_BATCHES,
+    GradientPasses,
+    NoiseMeter,
+    small_batch_size,
+)
+from bssearch.training.trainer import Trainer
+from bssearch.workloads.base import Part, WeightedLoss
+from tests.training.toys import FakeTime, Toy, configuration, on_cpu, toy_data
+
+TARGET = Target(metric="accuracy", value=0.9)
+ADAM = {"optimizer": "adamw", "learning_rate": 0.01}
+
+
+class ForgetfulNorm(nn.Module):
+    """Keeps a running mean by putting another tensor into its place."""
+
+    running: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("running", torch.zeros(16))
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        self.running = 0.9 * self.running + 0.1 * values.detach().mean(0)
+        return values - self.running
+
+
+class Stateful(Toy):
+    """Draws from every generator and keeps statistics of its batches."""
+
+    def build_model(self, *, dropout: float) -> nn.Module:
+        return nn.Sequential(
+            nn.Linear(6, 16), nn.BatchNorm1d(16), ForgetfulNorm(), nn.Tanh(), nn.Dropout(dropout), nn.Linear(16, 2)
+        )
+
+    def augment(self, inputs: torch.Tensor) -> torch.Tensor:
+        scale = 1 + 0.1 * random.random() + 0.1 * float(np.random.random())
+        return scale * inputs + 0.1 * torch.randn_like(inputs)
+
+
+def everything(trainer: Trainer) -> dict[str, Any]:
+    """Return copies of all that a training is made of."""
+    optimizer = trainer.optimizer.state_dict()["state"]
+    state: dict[str, Any] = {f"model.{name}": value.clone() for name, value in trainer.model.state_dict().items()}
+    for index, values in optimizer.items():
+        state |= {f"optimizer.{index}.{name}": torch.as_tensor(value).clone() for name, value in values.items()}
+    state |= {
+        f"grad.{name}": one.grad.clone() for name, one in trainer.model.named_parameters() if one.grad is not None
+    }
+    state["torch"] = torch.get_rng_state()
+    state["numpy"] = torch.from_numpy(np.random.get_state()[1].astype(np.int64))  # type: ignore[index]
+    state["python"] = torch.tensor(random.getstate()[1])
+    return state
+
+
+@pytest.mark.parametrize("changes", [{}, ADAM], ids=["sgd", "adamw"])
+def test_the_steps_are_bit_for_bit_the_same_with_and_without_passes(changes: Mapping[str, Any]) -> None:
+    wanted = configuration(20, dropout=0.3, **changes)
+
+    def trained(measures: bool) -> tuple[dict[str, Any], list[float | None], int]:
+        data, workload = toy_data(), Stateful()
+        trainer = Trainer(workload, wanted, data.train, on_cpu(), seed=3)
+        passes = GradientPasses(workload, on_cpu(), trainer, wanted, data.train, seed=3)
+        made, losses = 0, []
+        for _ in range(12):
+            trainer.step()
+            losses.append(trainer.take_mean_loss())
+            if measures:
+                made += sum(passes.measure() is not None for _ in range(2))
+        return everything(trainer), losses, made
+
+    (with_passes, losses, made), (without, expected, _) = trained(True), trained(False)
+    assert made == 24
+    assert losses == expected
+    assert with_passes.keys() == without.keys()
+    assert [name for name in without if not torch.equal(with_passes[name], without[name])] == []
+
+
+def test_a_replaced_buffer_is_put_back_itself() -> None:
+    data, workload, wanted = toy_data(), Stateful(), configuration(20)
+    trainer = Trainer(workload, wanted, data.train, on_cpu(), seed=3)
+    before = dict(trainer.model.named_buffers())
+    assert GradientPasses(workload, on_cpu(), trainer, wanted, data.train, seed=3).measure() is not None
+    assert all(buffer is before[name] for name, buffer in trainer.model.named_buffers())
+
+
+def norms_of_four_passes(dropout: float, train: Part, seed: int) -> list[float]:
+    workload, wanted = Toy(), configuration(16, dropout=dropout)
+    trainer = Trainer(workload, wanted, train, on_cpu(), seed=3)
+    passes = GradientPasses(workload, on_cpu(), trainer, wanted, train, seed)
+    torch.manual_seed(seed + 1)
+    return [one.plain.big for _ in range(4) if (one := passes.measure()) is not None]
+
+
+def test_each_pass_draws_its_own_samples() -> None:
+    train = toy_data().train
+    found = norms_of_four_passes(0.0, train, seed=0)
+    assert len(set(found)) == 4
+    assert norms_of_four_passes(0.0, train, seed=0) == found
+    assert norms_of_four_passes(0.0, train, seed=1)[0] != found[0]
+
+
+def test_each_pass_draws_its_own_dropout() -> None:
+    alike = Part(torch.ones(100, 6), torch.zeros(100, dtype=torch.long))
+    assert len(set(norms_of_four_passes(0.0, alike, seed=0))) == 1
+    found = norms_of_four_passes(0.5, alike, seed=0)
+    assert len(set(found)) == 4
+    assert norms_of_four_passes(0.5, alike, seed=0) == found
+
+
+def exact(
+    trainer: Trainer, train: Part, divide: Callable[[str, torch.Tensor], torch.Tensor] = lambda name, gradient: gradient
+) -> float:
+    """Return tr Σ / ‖G‖² of the whole part from the gradients of its single samples."""
+    parameters = {name: one.detach() for name, one in trainer.model.named_parameters()}
+
+    def loss(weights: dict[str, torch.Tensor], inputs: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        scores = functional_call(trainer.model, weights, inputs.unsqueeze(0))
+        return functional.cross_entropy(scores, target.unsqueeze(0))
+
+    per_sample = vmap(grad(loss), in_dims=(None, 0, 0))(parameters, train.inputs, train.targets)
+    rows = torch.cat([divide(name, one).flatten(1).double() for name, one in per_sample.items()], dim=1)
+    return (rows.var(dim=0).sum() / rows.mean(dim=0).square().sum()).item()
+
+
+@pytest.mark.parametrize("steps", [5, 15])
+def test_the_noise_scale_is_that_of_exact_per_sample_gradients(steps: int) -> None:
+    workload, wanted, data = Toy(), configuration(256, **ADAM), toy_data(600)
+    trainer = Trainer(workload, wanted, data.train, on_cpu(), seed=3)
+    for _ in range(steps):
+        trainer.step()
+    passes = GradientPasses(workload, on_cpu(), trainer, wanted, data.train, seed=3)
+    found = gradient_noise([one for _ in range(200) if (one := passes.measure()) is not None])
+
+    moments_of = dict(zip(dict(trainer.model.named_parameters()), _second_moments(trainer), strict=True))
+    plain = exact(trainer, data.train)
+    adam = exact(trainer, data.train, lambda name, one: one / (moments_of[name].sqrt() + 1e-8))
+    assert found.scale == pytest.approx(plain, rel=0.15)
+    assert found.adam_scale == pytest.approx(adam, rel=0.15)
+    assert abs(plain / adam - 1) > 0.2, "the two must differ, or the test shows nothing"
+
+
+def _second_moments(trainer: Trainer) -> list[torch.Tensor]:
+    states = [trainer.optimizer.state[one] for one in trainer.model.parameters()]
+    return [state["exp_avg_sq"] / (1 - 0.999**trainer.steps) for state in states]
+
+
+def test_there_are_no_adam_figures_under_sgd() -> None:
+    workload, wanted, data = Toy(), configuration(20), toy_data()
+    trainer = Trainer(workload, wanted, data.train, on_cpu(), seed=3)
+    trainer.step()
+    measured = GradientPasses(workload, on_cpu(), trainer, wanted, data.train, seed=3).measure()
+    assert measured is not None and measured.adam is None
+
+
+def test_a_weighted_loss_is_measured_by_its_mean() -> None:
+    class Weighted(Toy):
+        def loss(  # type: ignore[override]
+            self, model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor, *, label_smoothing: float
+        ) -> WeightedLoss:
+            mean = super().loss(model, inputs, targets, label_smoothing=label_smoothing)
+            return WeightedLoss(7.0 * len(inputs) * mean, 7.0 * len(inputs))
+
+    def measured(workload: Toy) -> Any:
+        trainer = Trainer(workload, configuration(20), toy_data().train, on_cpu(), seed=3)
+        return GradientPasses(workload, on_cpu(), trainer, configuration(20), toy_data().train, seed=3).measure()
+
+    plain, weighted = measured(Toy()), measured(Weighted())
+    assert weighted.plain.small == pytest.approx(plain.plain.small, rel=1e-5)
+    assert weighted.plain.big == pytest.approx(plain.plain.big, rel=1e-5)
+
+
+def test_a_pass_with_a_gradient_that_is_not_finite_counts_for_nothing() -> None:
+    workload, wanted, data = Toy(), configuration(20), toy_data()
+    trainer = Trainer(workload, wanted, data.train, on_cpu(), seed=3)
+    with torch.no_grad():
+        next(trainer.model.parameters()).fill_(float("inf"))
+    assert GradientPasses(workload, on_cpu(), trainer, wanted, data.train, seed=3).measure() is None
+
+
+@pytest.mark.parametrize(
+    ("micro", "samples", "small"),
+    [(512, 10_000, 64), (32, 10_000, 16), (4, 10_000, 4), (8192, 60_000, 256), (32, 40, 5)],
+)
+def test_small_batches_are_an_eighth_of_the_micro_batch_within_bounds(micro: int, samples: int, small: int) -> None:
+    assert small_batch_size(configuration(micro), samples) == small
+
+
+PASS_SECONDS = 0.3
+SMALL_BATCH_SECONDS = PASS_SECONDS / SMALL_BATCHES
+ENOUGH = PASS_SECONDS * PASSES_AT_ONCE / NOISE_SHARE
+
+
+class Meter:
+    """A meter of the toy whose passes take ``PASS_SECONDS`` each."""
+
+    def __init__(
+        self,
+        wanted: Configuration | None = None,
+        target: Target = TARGET,
+        samples: int = 100,
+        computation: Computation | None = None,
+    ) -> None:
+        self.time = FakeTime()
+        self.losses = 0
+        self.fails = False
+        toy = Toy(on_loss=self._on_loss)
+        wanted, data = wanted or configuration(4), toy_data(samples)
+        self.trainer = Trainer(toy, wanted, data.train, on_cpu(), seed=3)
+        self.meter = NoiseMeter(
+            toy,
+            computation or on_cpu(),
+            self.trainer,
+            wanted,
+            data.train,
+            target,
+            seed=3,
+            now=lambda: self.time.seconds,
+        )
+
+    def _on_loss(self) -> None:
+        self.losses += 1
+        self.time.pass_by(SMALL_BATCH_SECONDS)
+        if self.fails:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    def passes_after(self, metric: float, train_seconds: float) -> int:
+        """Return how many passes are made; a step takes as long as a small batch."""
+        before = self.losses
+        self.trainer.steps = round(train_seconds / SMALL_BATCH_SECONDS)
+        self.meter.after_evaluation(metric, train_seconds)
+        return (self.losses - before) // SMALL_BATCHES
+
+
+def test_passes_take_no_more_than_their_share_of_the_train_seconds() -> None:
+    meter, made, metric = Meter(), 0, 0.5
+    assert meter.passes_after(metric, 0.0) == 0
+    for train_seconds in range(1, 1000):
+        made += meter.passes_after(0.88, float(train_seconds))
+        assert meter.time.seconds <= NOISE_SHARE * train_seconds + 1e-9
+    assert made * PASS_SECONDS > 0.9 * NOISE_SHARE * 999
+    assert meter.meter.result().passes == made
+
+
+@pytest.mark.parametrize(("settings", "slowdown"), [({}, 2), ({"compile": "default"}, 10)])
+def test_the_first_pass_is_made_where_it_fits_even_if_it_is_slow(settings: dict[str, Any], slowdown: int) -> None:
+    meter = Meter(computation=on_cpu(**settings))
+    meter.passes_after(0.5, 0.0)
+    affordable = slowdown * PASS_SECONDS / NOISE_SHARE
+    assert meter.passes_after(0.88, 0.99 * affordable) == 0
+    assert meter.passes_after(0.88, 1.01 * affordable) == slowdown
+
+
+def test_passes_spread_over_the_window() -> None:
+    meter = Meter()
+    meter.passes_after(0.5, 0.0)
+    assert meter.passes_after(0.88, 100 * ENOUGH) == PASSES_AT_ONCE
+    assert meter.passes_after(0.88, 100 * ENOUGH) == PASSES_AT_ONCE
+
+
+def test_nothing_is_measured_outside_of_the_window() -> None:
+    meter = Meter()
+    for metric in (0.5, 0.6, 0.85, 0.4):
+        assert meter.passes_after(metric, ENOUGH) == 0
+    assert meter.meter.result() == GradientNoise()
+    assert meter.passes_after(0.87, ENOUGH) > 0
+    assert meter.passes_after(0.8, 9 * ENOUGH) == 0
+
+
+def test_for_a_loss_the_window_lies_above_the_target() -> None:
+    meter = Meter(target=replace(TARGET, metric="loss", value=1.0, goal="minimize"))  # type: ignore[arg-type]
+    assert [meter.passes_after(metric, ENOUGH) for metric in (3.0, 2.0, 1.3)] == [0, 0, 0]
+    assert meter.passes_after(1.15, ENOUGH) > 0
+
+
+def test_the_evaluation_that_meets_the_target_is_the_last_one_measured() -> None:
+    meter = Meter()
+    meter.passes_after(0.5, 0.0)
+    assert meter.passes_after(0.95, ENOUGH) > 0
+    assert meter.passes_after(0.88, 9 * ENOUGH) == 0
+
+
+def test_running_out_of_memory_in_a_pass_ends_the_passes_and_not_the_trial() -> None:
+    meter = Meter()
+    meter.passes_after(0.5, 0.0)
+    meter.fails = True
+    meter.passes_after(0.88, ENOUGH)
+    assert meter.losses == 1
+    meter.fails = False
+    assert meter.passes_after(0.88, 9 * ENOUGH) == 0
+    assert meter.meter.result() == GradientNoise()
+
+
+def test_a_training_part_too_small_for_a_pass_is_left_alone() -> None:
+    assert Meter(configuration(2), samples=SMALL_BATCHES - 1).passes_after(0.95, 9 * ENOUGH) == 0
