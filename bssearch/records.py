@@ -328,11 +328,13 @@ class StepTimeRequest:
     """Ask a worker to time optimizer steps and one evaluation of a configuration, alone on its device.
 
     Steps are timed until the 95 % interval of their median is within ``precision`` of it (half its width), or until
-    ``seconds_limit`` of them have been timed.
+    ``seconds_limit`` of them have been timed. With ``trial_train_seconds``, the longest that a trial trains, they are
+    timed between evaluations, as often as such a trial is evaluated; without, back to back.
     """
 
     configuration: Configuration
     threads: int = 1
+    trial_train_seconds: float | None = None
     precision: float = 0.02
     seconds_limit: float = 0.5
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from pydantic import BaseModel, ConfigDict
 
 from bssearch.analysis.optimum import Verdict, is_complete
 from bssearch.analysis.time_to_target import Estimate
-from bssearch.records import Phase, Target, TrialRecord, TrialState
+from bssearch.records import Phase, ProbeRecord, Target, TrialRecord, TrialState
 from bssearch.spec import StudySpec
 
 NOISE = 0.10
@@ -23,9 +23,26 @@ class Notice(BaseModel):
     message: str
 
 
-def notices(spec: StudySpec, trials: Sequence[TrialRecord], verdict: Verdict) -> list[Notice]:
+def notices(
+    spec: StudySpec, trials: Sequence[TrialRecord], verdict: Verdict, probes: Collection[ProbeRecord]
+) -> list[Notice]:
     """Return what limits the answer, the gravest first."""
-    return [Notice(code=code, message=message) for code, message in _notices(spec, trials, verdict)]
+    found = [*_notices(spec, trials, verdict), *_about_measurements(verdict, probes)]
+    return [Notice(code=code, message=message) for code, message in found]
+
+
+def _about_measurements(verdict: Verdict, probes: Collection[ProbeRecord]) -> Iterator[tuple[str, str]]:
+    """Yield what the runs of the optimum all warn of, and step times that were not measured alone."""
+    warned = [set(run.outcome.warnings) for run in verdict.optimal.runs if run.outcome is not None]
+    for sentence in sorted(set.intersection(*warned)) if warned else ():
+        yield "measurement", sentence
+    contended = [str(probe.batch_size) for probe in probes if probe.contended]
+    if contended:
+        yield (
+            "step_times_contended",
+            f"the step times of batch {', '.join(contended)} were not measured alone; bssearch probe step-time "
+            "measures them again",
+        )
 
 
 def _notices(spec: StudySpec, trials: Sequence[TrialRecord], verdict: Verdict) -> Iterator[tuple[str, str]]:

@@ -216,7 +216,7 @@ def build_answer(
         batches=batches,
         fit=None,
         measured=measured(probes.values(), memory_uses, memory, noise, verdict.optimal.runs),
-        warnings=notices(spec, trials, verdict),
+        warnings=notices(spec, trials, verdict, probes.values()),
     )
 
 

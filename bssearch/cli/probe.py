@@ -26,6 +26,7 @@ from bssearch.cli.run import SetOption, SpecArgument, workload_folder
 
 if TYPE_CHECKING:
     from bssearch.analysis.memory import MemoryFit
+    from bssearch.analysis.step_time import StepTimeFit
     from bssearch.records import MemoryUse, NoiseMeasurement, ProbeRecord
     from bssearch.search.memory_probe import MemoryProbe
     from bssearch.search.study import OpenStudy
@@ -143,7 +144,7 @@ def step_time(
     if form is not Format.TABLE:
         print_rows([asdict(probe) for probe in probes], (), form)
         return
-    print_table([_step_time_row(probe) for probe in probes], STEP_TIME_COLUMNS)
+    print_table([_step_time_row(probe, fit) for probe in probes], STEP_TIME_COLUMNS)
     out = console()
     if fit is not None:
         out.print(
@@ -154,13 +155,16 @@ def step_time(
     out.print(f"Batch {knee} is the smallest with 90 % of the highest throughput measured.")
 
 
-def _step_time_row(probe: ProbeRecord) -> dict[str, Any]:
+def _step_time_row(probe: ProbeRecord, fit: StepTimeFit | None) -> dict[str, Any]:
     def ms(seconds: float | None) -> float | None:
         return None if seconds is None else 1000 * seconds
 
     remarks = [] if probe.settled else ["not within 2 % in the time given"]
     if probe.micro_batch_size < probe.batch_size:
         remarks.append(f"in micro-batches of {probe.micro_batch_size}")
+        if fit is not None:
+            predicted = fit.predict(probe.batch_size, probe.micro_batch_size, probe.update_seconds or 0.0)
+            remarks.append(f"{1000 * predicted:.4g} ms by those of the micro-batch")
     if probe.contended:
         remarks.append(f"contended: {probe.reason}")
     return {
@@ -177,6 +181,7 @@ def _step_time_row(probe: ProbeRecord) -> dict[str, Any]:
 @app.command()
 def noise(
     spec: SpecArgument,
+    seconds: Annotated[float, typer.Option(min=0.1, help="The longest to measure, once near the target.")] = 30.0,
     db: DatabaseOption = None,
     data_dir: DataDirOption = None,
     overrides: SetOption = None,
@@ -187,7 +192,7 @@ def noise(
     from bssearch.search.noise_probe import probe_noise
 
     with _opened(spec, overrides, db, data_dir, allow_busy) as (study, place):
-        found = probe_noise(study, place.executor, place.store, place.environment)
+        found = probe_noise(study, place.executor, place.store, place.environment, seconds)
     row = {"study": study.name, **asdict(found)}
     noise = row.pop("noise")
     row |= {f"noise_{name}": value for name, value in noise.items()}

@@ -72,7 +72,7 @@ def run(
 
 def print_plan(study: StudySpec) -> None:
     """Print the trials of a study, their limits, and the longest it can take."""
-    from bssearch.search.cadence import EVALUATION_SHARE
+    from bssearch.probes.cadence import EVALUATION_SHARE
     from bssearch.search.estimates import finalists, longest_seconds
 
     out = console()

@@ -8,6 +8,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from bssearch.probes.cadence import eval_every_steps
 from bssearch.records import StepTime, StepTimeRequest
 from bssearch.training.clock import Clock, Ledger, clock_for
 from bssearch.training.computation import Computation
@@ -19,8 +20,11 @@ from bssearch.workloads.base import Data, Workload
 WARM_UP_STEPS = 5
 
 RUN_SECONDS = 0.01
-"""Steps are timed in runs, back to back as in training, of so many steps that a run takes this long: one step where it
-takes longer. The clock and, on a GPU, the wait for its end are then small beside what is timed."""
+"""Steps are timed in runs of so many steps that a run takes this long: one step where it takes longer. The clock and,
+on a GPU, the wait for its end are then small beside what is timed."""
+
+SEGMENT_SECONDS = 0.1
+"""The longest that steps are timed between two evaluations: after so long the caches are warm again."""
 
 RUNS = (6, 1000)
 """Fewer than six runs have no 95 % interval; at 10 ms, a thousand are ten seconds."""
@@ -39,10 +43,11 @@ EVALUATION_SECONDS = 0.5
 def measure_step_time(request: StepTimeRequest, workload: Workload, data: Data, computation: Computation) -> StepTime:
     """Return the median seconds of a step with its interval, of its update, and of an evaluation.
 
-    The steps are those of the training loop, on training data, after a few that are not counted. They are timed in
-    short runs (`RUN_SECONDS`) until the 95 % interval of the median run is within the asked precision, or the limit is
-    reached. The evaluation is that of the validation part. Out of memory is an answer: ``out_of_memory`` without
-    times. Other exceptions of the workload go through.
+    The steps are those of the training loop, on training data, after a few that are not counted, and between
+    evaluations as in a trial: the first steps after one find the caches cold, and where evaluations are frequent that
+    is a tenth of the time and more. They are timed in short runs (`RUN_SECONDS`) until the 95 % interval of the median
+    run is within the asked precision, or the limit is reached. The evaluation is that of the validation part. Out of
+    memory is an answer: ``out_of_memory`` without times. Other exceptions of the workload go through.
     """
     try:
         return _measure(request, workload, data, computation)
@@ -64,9 +69,18 @@ def _measure(request: StepTimeRequest, workload: Workload, data: Data, computati
         guess = min(_seconds(clock, "warmup", trainer.step) for _ in range(WARM_UP_STEPS))
         meter = ContentionMeter(device, request.threads)
         meter.start()
-        step = _time(clock, "train", trainer.step, guess, request.precision, request.seconds_limit)
+
+        def evaluate() -> None:
+            trainer.evaluate(data.validation, metric)
+
+        evaluation = _evaluation_seconds(clock, evaluate)
+        if request.trial_train_seconds is None:
+            step = _time(clock, "train", trainer.step, guess, request.precision, request.seconds_limit)
+        else:
+            cadence = eval_every_steps(guess, evaluation, request.trial_train_seconds)
+            steps = max(1, min(cadence, math.ceil(SEGMENT_SECONDS / guess)))
+            step = _time(clock, "train", trainer.step, guess, request.precision, request.seconds_limit, evaluate, steps)
         contention = meter.stop()
-        evaluation = _evaluation_seconds(clock, lambda: trainer.evaluate(data.validation, metric))
         guess = _seconds(clock, "other", trainer.update)
         limit = UPDATE_SHARE * request.seconds_limit
         update = _time(clock, "other", trainer.update, guess, request.precision, limit)
@@ -107,29 +121,50 @@ class _Timing:
 
 
 def _time(
-    clock: Clock, ledger: Ledger, work: Callable[[], object], guess: float, precision: float, limit: float
+    clock: Clock,
+    ledger: Ledger,
+    work: Callable[[], object],
+    guess: float,
+    precision: float,
+    limit: float,
+    between: Callable[[], object] | None = None,
+    in_a_row: int | None = None,
 ) -> _Timing:
-    """Time runs of a piece of work that takes about ``guess`` seconds until their median is known."""
-    per_run = math.ceil(RUN_SECONDS / guess) if 0 < guess < RUN_SECONDS else 1
+    """Time runs of a piece of work that takes about ``guess`` seconds until their median is known.
 
-    def run() -> None:
-        for _ in range(per_run):
+    ``between`` is done, on another ledger, before every ``in_a_row`` pieces of work; a run is made of whole rows, by
+    default of one.
+    """
+    per_run = math.ceil(RUN_SECONDS / guess) if 0 < guess < RUN_SECONDS else 1
+    in_a_row = in_a_row or per_run
+    rows = math.ceil(per_run / in_a_row)
+
+    def row() -> None:
+        for _ in range(in_a_row):
             work()
+
+    def run() -> float:
+        seconds = 0.0
+        for _ in range(rows):
+            if between is not None:
+                _seconds(clock, "evaluation", between)
+            seconds += _seconds(clock, ledger, row)
+        return seconds
 
     fewest, most = RUNS
     times: list[float] = []
     spent = 0.0
     while True:
-        seconds = _seconds(clock, ledger, run)
+        seconds = run()
         spent += seconds
-        times.append(seconds / per_run)
+        times.append(seconds / (rows * in_a_row))
         if len(times) < fewest:
             continue
         median = statistics.median(times)
         low, high = median_interval(times)
         settled = high - low <= 2 * precision * median and spent >= LEAST_SHARE * limit
         if settled or spent >= limit or len(times) == most:
-            return _Timing(median, low, high, settled, len(times) * per_run)
+            return _Timing(median, low, high, settled, len(times) * rows * in_a_row)
 
 
 def _seconds(clock: Clock, ledger: Ledger, work: Callable[[], object]) -> float:

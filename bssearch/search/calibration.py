@@ -10,8 +10,8 @@ from dataclasses import replace
 
 from bssearch.errors import LaunchError
 from bssearch.executors.base import Executor
+from bssearch.probes.cadence import probe_record
 from bssearch.records import Environment, MemoryUse, ProbeRecord, StepTimeRequest, TrialState
-from bssearch.search.cadence import probe_record
 from bssearch.space import MemoryBoundary, choose_micro_batch
 from bssearch.spec import StudySpec
 from bssearch.storage.repository import Store
@@ -81,7 +81,12 @@ def default_at(
 ) -> StepTimeRequest:
     """Return the request to time the default configuration at another batch size, in micro-batches that divide it."""
     configuration = replace(spec.default_configuration, batch_size=batch_size).in_micro_batches(micro_batch_size)
-    return StepTimeRequest(configuration=configuration, threads=spec.executor.threads, seconds_limit=seconds_limit)
+    return StepTimeRequest(
+        configuration=configuration,
+        threads=spec.executor.threads,
+        trial_train_seconds=spec.budget.trial_train_seconds,
+        seconds_limit=seconds_limit,
+    )
 
 
 def refuse_where_nothing_fits(spec: StudySpec, store: Store, environment: Environment) -> None:

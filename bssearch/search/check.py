@@ -10,9 +10,9 @@ from pydantic import BaseModel, ConfigDict
 
 from bssearch.analysis.notices import Notice
 from bssearch.executors.base import Executor
+from bssearch.probes.cadence import EVALUATION_SHARE, FEWEST_EVALUATIONS
 from bssearch.records import Goal, Observation, ProbeRecord, TrialOutcome, TrialState, WorkloadDescription
 from bssearch.search.alone import run_default, step_time_of_default
-from bssearch.search.cadence import EVALUATION_SHARE, FEWEST_EVALUATIONS
 from bssearch.search.estimates import longest_seconds, longest_trial_seconds, pruned_seconds
 from bssearch.space import split_batch
 from bssearch.space.batch_norm import batch_norm_caveats

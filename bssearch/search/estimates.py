@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
+from bssearch.probes.cadence import EVALUATION_SHARE
 from bssearch.records import ProbeRecord
-from bssearch.search.cadence import EVALUATION_SHARE
 from bssearch.search.confirm import CONFIGURATIONS_PER_BATCH
 from bssearch.spec import StudySpec
 

@@ -11,10 +11,16 @@ from bssearch.spec import StudySpec
 from bssearch.storage.repository import Store
 
 NOISE_SECONDS = 30.0
-"""Seconds after which the measurement ends, however wide its interval is then."""
+"""Seconds after which the measurement ends by default, however wide its interval is then."""
 
 
-def probe_noise(spec: StudySpec, executor: Executor, store: Store, environment: Environment) -> NoiseMeasurement:
+def probe_noise(
+    spec: StudySpec,
+    executor: Executor,
+    store: Store,
+    environment: Environment,
+    seconds_limit: float = NOISE_SECONDS,
+) -> NoiseMeasurement:
     """Measure the noise scale near the target, store it with the study, which must be there, and return it.
 
     The noise scale depends on the learning rate (Gray et al. 2024), so it is that of the configuration of the fastest
@@ -27,7 +33,7 @@ def probe_noise(spec: StudySpec, executor: Executor, store: Store, environment: 
             seed=trial_seed(spec.seed, Phase.PROBE, 0),
             target=spec.record_target,
             train_seconds_limit=spec.budget.trial_train_seconds,
-            noise_seconds_limit=NOISE_SECONDS,
+            noise_seconds_limit=seconds_limit,
             eval_every_steps=eval_every_steps,
             threads=spec.executor.threads,
         )

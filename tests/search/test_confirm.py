@@ -7,8 +7,8 @@ import sys
 from collections import Counter
 from dataclasses import replace
 
+from bssearch.probes.cadence import eval_every_steps, probe_record
 from bssearch.records import Phase, StepTime, TrialRecord, TrialState
-from bssearch.search.cadence import eval_every_steps, probe_record
 from bssearch.search.confirm import finalists, remaining
 from bssearch.search.history import History
 from bssearch.search.owner import _start, is_alive, this_driver

@@ -71,6 +71,33 @@ def measure(monkeypatch: pytest.MonkeyPatch) -> Measure:
     return measured
 
 
+@pytest.mark.parametrize(("limit", "cadence"), [(None, 0), (39.0, 2), (79.0, 4)])
+def test_steps_are_timed_between_evaluations_as_in_a_trial(
+    limit: float | None, cadence: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step takes 20 ms, twice as long right after an evaluation, as with cold caches."""
+    time = FakeTime()
+    monkeypatch.setattr(step_time, "clock_for", lambda device: time.clock())
+    monkeypatch.setattr(step_time, "ContentionMeter", QuietMeter)
+    cold = False
+
+    def evaluated(metrics: Mapping[str, float]) -> Mapping[str, float]:
+        nonlocal cold
+        cold = True
+        time.pass_by(0.001)
+        return metrics
+
+    def stepped() -> None:
+        nonlocal cold
+        time.pass_by(0.04 if cold else 0.02)
+        cold = False
+
+    request = StepTimeRequest(configuration=configuration(), trial_train_seconds=limit, seconds_limit=2.0)
+    measured = measure_step_time(request, Toy(on_loss=stepped, on_evaluate=evaluated), toy_data(), on_cpu())
+    expected = 0.02 if not cadence else 0.02 * (cadence + 1) / cadence
+    assert measured.step_seconds == pytest.approx(expected, rel=0.01)
+
+
 def test_the_median_step_and_evaluation_are_timed_apart(measure: Measure) -> None:
     measured = measure([0.05, 0.07, 0.9], [0.3, 0.1, 0.2])
     assert measured.step_seconds == pytest.approx(0.07)

@@ -1,0 +1,77 @@
+"""What an answer says of memory, step time and gradient noise, and of how they were measured."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from bssearch.analysis.measured import measured
+from bssearch.analysis.memory import fit_memory
+from bssearch.records import GradientNoise, MemoryUse, NoiseMeasurement, Phase, TrialRecord
+from bssearch.space import UNKNOWN, MemoryBoundary
+from tests.analysis.test_report import answer, confirmed, searched
+from tests.factories import make_probe, make_trial
+
+NOISE = GradientNoise(scale=100.0, low=80.0, high=130.0, passes=16)
+
+
+def noisy(trial: TrialRecord, noise: GradientNoise) -> TrialRecord:
+    assert trial.outcome is not None
+    return replace(trial, outcome=replace(trial.outcome, noise=noise))
+
+
+def test_nothing_measured_is_null_and_not_zero() -> None:
+    found = measured([], [], UNKNOWN, [], [make_trial(1)])
+    assert (found.step_time, found.memory, found.noise_scale) == (None, None, None)
+
+
+def test_step_times_give_a_line_and_a_knee() -> None:
+    seconds = {8: 0.0104, 64: 0.0132, 512: 0.0356, 4096: 0.2148}  # 10 ms + 0.05 ms a sample
+    step_time = measured(
+        [make_probe(size, step_seconds=value) for size, value in seconds.items()], [], UNKNOWN, [], []
+    ).step_time
+    assert step_time is not None
+    assert [step_time.alpha_s, step_time.beta_s] == pytest.approx([0.01, 5e-5])
+    assert step_time.throughput_knee == 4096
+    assert step_time.max_residual == pytest.approx(0, abs=1e-9)
+
+
+def test_memory_is_what_was_run_and_the_line_through_the_peaks() -> None:
+    uses = [MemoryUse(micro_batch_size=size, fits=True, peak_memory_bytes=1000 + 3 * size) for size in (10, 20, 40)] + [
+        MemoryUse(micro_batch_size=80, fits=False, peak_memory_bytes=None, reason="full")
+    ]
+    memory = measured([], uses, MemoryBoundary(fits=40, too_large=80), [], []).memory
+    assert memory is not None
+    assert (memory.largest_that_fits, memory.smallest_that_does_not) == (40, 80)
+    assert [memory.fixed_bytes, memory.bytes_per_sample] == pytest.approx([1000, 3])
+    assert fit_memory(uses[1:]) is None
+
+
+def test_a_probe_of_the_noise_scale_comes_before_what_trials_measured_in_passing() -> None:
+    runs = [noisy(make_trial(4), replace(NOISE, passes=8)), noisy(make_trial(5), NOISE), make_trial(6)]
+    in_passing = measured([], [], UNKNOWN, [], runs).noise_scale
+    assert in_passing is not None
+    assert (in_passing.trial, in_passing.step, in_passing.passes) == (5, None, 16)
+    unknown, bound = GradientNoise(passes=16), GradientNoise(low=300.0, passes=16)
+    probes = [
+        NoiseMeasurement(batch_size=64, micro_batch_size=64, step=40, metric=0.9, noise=noise)
+        for noise in (unknown, bound)
+    ]
+    probed = measured([], [], UNKNOWN, probes, runs).noise_scale
+    assert probed is not None
+    assert (probed.scale, probed.low, probed.high, probed.step, probed.trial) == (None, 300.0, None, 40, None)
+
+
+def test_what_all_runs_of_the_optimum_warn_of_is_told_once() -> None:
+    def warned(trial: TrialRecord, *sentences: str) -> TrialRecord:
+        assert trial.outcome is not None
+        return replace(trial, outcome=replace(trial.outcome, warnings=sentences))
+
+    runs = [warned(one, "it was compiled in vain") for one in confirmed(32, 0.5, 0.6, 0.4)]
+    runs[0] = warned(runs[0], "it was compiled in vain", "a gap")
+    found = answer([*searched(), *runs], probes={16: make_probe(16, contended=True)})
+    told = {notice.code: notice.message for notice in found.warnings}
+    assert told["measurement"] == "it was compiled in vain"
+    assert "step times of batch 16 were not measured alone" in told["step_times_contended"]
+    assert all(run.phase is Phase.CONFIRM for run in runs)

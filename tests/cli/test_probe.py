@@ -1,0 +1,68 @@
+"""The probes from the command line: what they print, store, and hand on to a run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from bssearch.storage.repository import open_store
+from tests.cli.task import bssearch, write_task
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("probe")
+    write_task(place, budget={"trials": 6, "trial_train_seconds": 0.5}, confirm={"top": 1, "runs": 0})
+    done = bssearch("probe", "step-time", "task.yaml", "--seconds", "0.1", "--format", "json", cwd=place)
+    assert done.returncode == 0, done.stderr
+    (place / "step_time.json").write_text(done.stdout)
+    return place
+
+
+def test_step_times_are_fitted_and_stored(folder: Path) -> None:
+    found = json.loads((folder / "step_time.json").read_text())
+    assert [probe["batch_size"] for probe in found["probes"]] == [8, 16, 32, 64, 128]
+    assert all(probe["step_seconds_low"] <= probe["step_seconds"] for probe in found["probes"])
+    assert found["throughput_knee"] in {8, 16, 32, 64, 128}
+    with open_store(f"sqlite:///{folder / 'bssearch.db'}", write=False) as store:
+        stored = store.probes("task")
+    measured = {probe["batch_size"]: probe["step_seconds"] for probe in found["probes"]}
+    assert {size: probe.step_seconds for size, probe in stored.items()} == measured
+
+
+def test_the_noise_scale_is_measured_at_the_default_and_shown_by_best(folder: Path) -> None:
+    done = bssearch("probe", "noise", "task.yaml", "--seconds", "0.3", "--format", "json", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert (found["study"], found["batch_size"]) == ("task", 32)
+    assert found["noise_passes"] >= 8 and found["noise_low"] > 0 and found["noise_adam_scale"] is None
+    ran = bssearch("run", "task.yaml", cwd=folder)
+    assert ran.returncode == 0, ran.stderr
+    assert "timing steps" not in ran.stderr
+    assert "Gradient noise scale near the target:" in ran.stdout
+    best = json.loads(bssearch("best", "--format", "json", cwd=folder).stdout)
+    assert best["measured"]["noise_scale"]["low"] == found["noise_low"]
+    assert best["measured"].keys() == {"step_time", "memory", "noise_scale"}
+
+
+def test_a_trial_tells_its_environment(folder: Path) -> None:
+    told = json.loads(bssearch("trial", "task", "1", "--format", "json", cwd=folder).stdout)
+    environment = told["environment"]
+    assert (environment["precision"], environment["compile_mode"]) == ("fp32", "none")
+    assert environment["torch_version"] and environment["host"] and environment["workload_revision"]
+    assert (told["data_placement"], told["energy_joules"], told["skipped_steps"]) == ("device", None, None)
+    assert "environment" in bssearch("trial", "task", "1", cwd=folder).stdout
+
+
+@pytest.mark.slow
+def test_memory_is_probed_under_a_limit_that_binds_no_run(folder: Path) -> None:
+    done = bssearch("probe", "memory", "task.yaml", "--limit-gib", "2", "--format", "json", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["largest_that_fits"] == found["ceiling"] == 500
+    assert [use["fits"] for use in found["uses"]] == [True] * len(found["uses"])
+    with open_store(f"sqlite:///{folder / 'bssearch.db'}", write=False) as store:
+        bound = store.study("task").environment
+    assert bound is None or bound.device_memory_bytes != 2 * 2**30
