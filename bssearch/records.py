@@ -424,13 +424,17 @@ class NoiseRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoiseMeasurement:
-    """A gradient noise scale, and where in the training it was measured: the ``step`` and the metric there."""
+    """A gradient noise scale, and where in the training it was measured: the ``step`` and the metric there.
+
+    ``reason`` says why it was not near the target, None where it was.
+    """
 
     batch_size: int
     micro_batch_size: int
     step: int
     metric: float
     noise: GradientNoise
+    reason: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

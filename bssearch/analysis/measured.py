@@ -39,7 +39,8 @@ class MemoryAnswer(Model):
 class NoiseAnswer(Model):
     """The gradient noise scale in samples with its 95 % interval; without ``scale`` it is ``low`` or more.
 
-    From a probe at ``step``, or from ``trial``. The ``adam`` figures are null under other optimizers.
+    From a probe at ``step``, or from ``trial``. ``far_from_target`` says why the probe was not near the target. The
+    ``adam`` figures are null under other optimizers.
     """
 
     batch_size: int
@@ -52,6 +53,7 @@ class NoiseAnswer(Model):
     passes: int
     step: int | None
     trial: int | None
+    far_from_target: str | None
 
 
 class Measured(Model):
@@ -71,7 +73,8 @@ def measured(
 ) -> Measured:
     """Return what is known: ``noise`` has the probes, the newest first, and ``runs`` are the trials of the optimum.
 
-    A probe of the noise scale comes before what was measured in passing, in the run with the most passes.
+    A probe of the noise scale near the target comes before what was measured in passing, in the run with the most
+    passes, and that before a probe far from the target.
     """
     return Measured(step_time=_step_time(probes), memory=_memory(uses, memory), noise_scale=_noise(noise, runs))
 
@@ -98,14 +101,16 @@ def _memory(uses: Sequence[MemoryUse], memory: MemoryBoundary) -> MemoryAnswer |
 
 
 def _noise(probed: Sequence[NoiseMeasurement], runs: Sequence[TrialRecord]) -> NoiseAnswer | None:
-    for one in probed:
-        if one.noise.low is not None:
-            return _noise_answer(one.noise, one.batch_size, step=one.step)
-    in_passing = [run for run in runs if run.outcome is not None and run.outcome.noise.low is not None]
-    if not in_passing:
+    known = [one for one in probed if one.noise.low is not None]
+    near = next((one for one in known if one.reason is None), None)
+    in_passing = [run for run in runs if _noise_of(run).low is not None]
+    if near is None and in_passing:
+        run = max(in_passing, key=lambda run: _noise_of(run).passes or 0)
+        return _noise_answer(_noise_of(run), run.configuration.batch_size, trial=run.number)
+    probe = near or next(iter(known), None)
+    if probe is None:
         return None
-    run = max(in_passing, key=lambda run: _noise_of(run).passes or 0)
-    return _noise_answer(_noise_of(run), run.configuration.batch_size, trial=run.number)
+    return _noise_answer(probe.noise, probe.batch_size, step=probe.step, far_from_target=probe.reason)
 
 
 def _noise_of(run: TrialRecord) -> GradientNoise:
@@ -113,7 +118,12 @@ def _noise_of(run: TrialRecord) -> GradientNoise:
 
 
 def _noise_answer(
-    noise: GradientNoise, batch_size: int, *, step: int | None = None, trial: int | None = None
+    noise: GradientNoise,
+    batch_size: int,
+    *,
+    step: int | None = None,
+    trial: int | None = None,
+    far_from_target: str | None = None,
 ) -> NoiseAnswer:
     assert noise.low is not None, "only what was measured is answered"
     return NoiseAnswer(
@@ -127,4 +137,5 @@ def _noise_answer(
         passes=noise.passes or 0,
         step=step,
         trial=trial,
+        far_from_target=far_from_target,
     )

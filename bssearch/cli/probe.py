@@ -83,11 +83,11 @@ def print_memory(found: MemoryProbe) -> None:
         [
             {
                 "micro_batch": use.micro_batch_size,
-                "fits": "yes" if use.fits else "no",
+                "fits": "yes" if use.fits else "marginal" if use in found.marginal else "no",
                 "peak_gib": None if use.peak_memory_bytes is None else use.peak_memory_bytes / GIB,
                 "reason": use.reason,
             }
-            for use in sorted(found.uses, key=lambda use: use.micro_batch_size)
+            for use in sorted([*found.uses, *found.marginal], key=lambda use: use.micro_batch_size)
         ],
         MEMORY_COLUMNS,
     )
@@ -95,8 +95,10 @@ def print_memory(found: MemoryProbe) -> None:
     if found.whole_training_part_fits:
         out.print(f"The whole training part fits at once: {found.ceiling} samples.")
     else:
+        above = found.smallest_that_does_not
         out.print(
-            f"The largest micro-batch that fits is {found.largest_that_fits}; {found.smallest_that_does_not} does not."
+            f"The largest micro-batch that fits is {found.largest_that_fits}; "
+            + ("none is known not to." if above is None else f"{above} does not.")
         )
     if found.fit is not None:
         out.print(memory_line(found.fit))
@@ -208,16 +210,20 @@ def print_noise(found: NoiseMeasurement, metric: str) -> None:
     """Print a noise scale, and where in the training it was measured."""
     out = console()
     noise = found.noise
-    out.print(f"Gradient noise scale: {interval(noise.scale, noise.low, noise.high)} samples ({noise.passes} passes)")
+    if noise.low is None:
+        out.print(f"The gradient could not be told from its noise in {noise.passes or 'so few'} passes.")
+    else:
+        scale = interval(noise.scale, noise.low, noise.high)
+        out.print(f"Gradient noise scale: {scale} samples ({noise.passes} passes)")
     if noise.adam_low is not None:
         out.print(f"as Adam sees it: {interval(noise.adam_scale, noise.adam_low, noise.adam_high)} samples")
     out.print(f"at batch {found.batch_size}, step {found.step}, where {metric} is {cell(found.metric)}")
+    if found.reason is not None:
+        out.print(f"note: that is not near the target: {found.reason}")
 
 
-def interval(scale: float | None, low: float | None, high: float | None) -> str:
-    """Return a noise scale with its interval for people."""
-    if low is None:
-        return "could not be told from noise"
+def interval(scale: float | None, low: float, high: float | None) -> str:
+    """Return a noise scale with its interval for people; it has a lower end."""
     return f"≥ {low:.3g}" if scale is None else f"{scale:.3g} [{low:.3g}, {high:.3g}]"
 
 

@@ -298,7 +298,8 @@ def measured_lines(found: Measured) -> Iterator[str]:
         where = f"trial {noise.trial}" if noise.step is None else f"step {noise.step}"
         scale = interval(noise.scale, noise.low, noise.high)
         adam = "" if noise.adam_low is None else f", {interval(noise.adam_scale, noise.adam_low, noise.adam_high)}"
-        yield f"Gradient noise scale near the target: {scale} samples{adam and f'{adam} as Adam sees it'} ({where})."
+        place = "near the target" if noise.far_from_target is None else f"far from the target ({noise.far_from_target})"
+        yield f"Gradient noise scale {place}: {scale} samples{adam and f'{adam} as Adam sees it'} ({where})."
 
 
 def batch_rows(found: Answer) -> list[dict[str, Any]]:

@@ -53,8 +53,11 @@ class Executor(Protocol):
         """Time isolated steps while no trial runs; raise `LaunchError` if the worker dies of it."""
         ...
 
-    def measure_memory(self, request: MemoryRequest) -> MemoryUse:
-        """Find out in a process of its own whether a micro-batch size fits; not while a trial runs."""
+    def measure_memory(self, request: MemoryRequest, *, reserve: bool = False) -> MemoryUse:
+        """Find out in a process of its own whether a micro-batch size fits; not while a trial runs.
+
+        With ``reserve`` it must leave a little of the memory free, so that it fits into other processes, too.
+        """
         ...
 
     def measure_noise(self, request: NoiseRequest) -> NoiseMeasurement:

@@ -15,6 +15,13 @@ _TAIL_BYTES = 64 * 1024
 _TAIL_LINES = 40
 _LOG_BYTES = 64 * 1024
 
+_WORDS_OF_NO_MEMORY = (
+    "std::bad_alloc",  # C++, before it aborts
+    "Cannot allocate memory",  # strerror(ENOMEM)
+    "libgomp: Out of memory",
+    "MemoryError",  # Python's, out of a thread or while it starts
+)
+
 _PACKAGE = str(Path(__file__).resolve().parents[1]) + os.sep
 _SHIPPED_WORKLOADS = _PACKAGE + "workloads" + os.sep
 _LIBRARIES = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")})
@@ -51,11 +58,14 @@ def describe_exit(return_code: int) -> str:
     return f"worker killed by {name} (signal {-return_code})"
 
 
-def judge_exit(return_code: int, kernel_kills_before: int | None) -> tuple[TrialState, str]:
+def judge_exit(
+    return_code: int, kernel_kills_before: int | None, last_words: str | None = None
+) -> tuple[TrialState, str]:
     """Return the state and the reason of a trial whose worker process ended under it.
 
     ``kernel_kills_before`` is `kernel_memory_kills` from when the trial started: where it has grown and the
-    worker fell to SIGKILL, the kernel took it for want of memory.
+    worker fell to SIGKILL, the kernel took it for want of memory. ``last_words`` are those of `words_of_no_memory`: a
+    library that gets no memory may end the process in any other way.
     """
     reason = describe_exit(return_code)
     kills = kernel_memory_kills()
@@ -63,6 +73,8 @@ def judge_exit(return_code: int, kernel_kills_before: int | None) -> tuple[Trial
         if kills > kernel_kills_before:
             return TrialState.OOM, f"{reason} by the kernel, out of host memory"
         return TrialState.FAILED, f"{reason}, from outside"
+    if last_words is not None and return_code not in (0, -signal.SIGKILL):
+        return TrialState.OOM, f"{reason}, out of memory: {last_words}"
     return TrialState.FAILED, reason
 
 
@@ -79,13 +91,22 @@ def kernel_memory_kills() -> int | None:
     return None
 
 
+def words_of_no_memory(log: Path, start: int) -> str | None:
+    """Return the last line of a log file from byte ``start`` on with which a library ends for want of memory."""
+    lines = reversed(_last_bytes(log, start).splitlines())
+    return next((line.strip() for line in lines if any(words in line for words in _WORDS_OF_NO_MEMORY)), None)
+
+
 def tail(log: Path, start: int) -> str:
     """Return the last lines of a log file, none from before byte ``start``."""
+    return "\n".join(_last_bytes(log, start).splitlines()[-_TAIL_LINES:])
+
+
+def _last_bytes(log: Path, start: int) -> str:
     with log.open("rb") as file:
         end = file.seek(0, 2)
         file.seek(max(start, end - _TAIL_BYTES))
-        text = file.read().decode(errors="replace")
-    return "\n".join(text.splitlines()[-_TAIL_LINES:])
+        return file.read().decode(errors="replace")
 
 
 def printed(log: Path, start: int) -> str:

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from bssearch.errors import BSSearchError, LaunchError
 from bssearch.executors.base import Ended, Event, Observed
-from bssearch.executors.failures import describe_exit, judge_exit, kernel_memory_kills, printed, tail
+from bssearch.executors.failures import judge_exit, kernel_memory_kills, printed, tail, words_of_no_memory
 from bssearch.executors.messages import (
     Describe,
     Described,
@@ -109,6 +109,11 @@ class _Slot:
     device: str | None = None
     measured: Measured | None = None
     error: BSSearchError | None = None
+    out_of_memory: bool = False
+    """Whether ``error`` is for want of memory."""
+    job_log_start: int = 0
+    job_kernel_kills: int | None = None
+    """Where the log and the kernel's count stood when the worker got the job that it may have died of."""
     trial: _Trial | None = None
     verdict: tuple[TrialState, str] | None = None
     """Why we killed the worker, where we did."""
@@ -177,32 +182,31 @@ class LocalExecutor:
     def measure_step_time(self, request: StepTimeRequest) -> StepTime:
         """Time isolated steps while no trial runs; raise `LaunchError` if the worker dies of it.
 
-        Where the kernel killed it for want of memory, or it died under a memory limit, that is the answer. Raises
-        `WorkloadError` where the user's code does.
+        Where it died for want of memory (`judge_exit`) that is the answer. Raises `WorkloadError` where the user's code
+        does.
         """
-        kills = kernel_memory_kills()
         try:
             answer = self._measure(MeasureStepTime(request=request))
         except LaunchError:
-            if not self._is_for_want_of_memory(kills):
+            if not self._slots[0].out_of_memory:
                 raise
             return StepTime.where_memory_ran_out(request.configuration)
         assert isinstance(answer, StepTimeMeasured)
         return answer.step_time
 
-    def measure_memory(self, request: MemoryRequest) -> MemoryUse:
+    def measure_memory(self, request: MemoryRequest, *, reserve: bool = False) -> MemoryUse:
         """Find out in a process of its own whether a micro-batch size fits; not while a trial runs.
 
-        The process is new and ends with the answer. Where the kernel killed it for want of memory, or it died under a
-        memory limit, that is the answer; otherwise its death raises `LaunchError`.
+        With ``reserve`` it must leave free what `bssearch.probes.memory` keeps in reserve. The process is new and ends
+        with the answer. Where it died for want of memory (`judge_exit`) that is the answer; otherwise its death
+        raises `LaunchError`.
         """
         self._refuse_while_a_trial_runs()
         self._discard(self._slots[0])
-        kills = kernel_memory_kills()
         try:
-            answer = self._measure(MeasureMemory(request=request))
+            answer = self._measure(MeasureMemory(request=request, reserve=reserve))
         except LaunchError as error:
-            if not self._is_for_want_of_memory(kills):
+            if not self._slots[0].out_of_memory:
                 raise
             reason = str(error).splitlines()[0]
             micro = request.configuration.micro_batch_size
@@ -224,15 +228,11 @@ class LocalExecutor:
         slot = self._slots[0]
         worker = self._make_ready(slot)
         slot.measured = None
+        slot.job_log_start, slot.job_kernel_kills = slot.log.stat().st_size, kernel_memory_kills()
         worker.send(command)
         answer = self._await(slot, lambda: slot.measured)
         assert isinstance(answer, StepTimeMeasured | MemoryMeasured | NoiseMeasured)
         return answer
-
-    def _is_for_want_of_memory(self, kernel_kills_before: int | None) -> bool:
-        """Return whether memory is to blame for a worker's death: under a limit, libraries end in many ways."""
-        killed = kernel_kills_before is not None and (kernel_memory_kills() or 0) > kernel_kills_before
-        return killed or self._memory_limit_bytes is not None
 
     def _refuse_while_a_trial_runs(self) -> None:
         if any(slot.trial for slot in self._slots):
@@ -315,7 +315,8 @@ class LocalExecutor:
             )
         except OSError as error:
             raise LaunchError(f"the worker of slot {slot.index} cannot be started: {error}") from error
-        slot.worker, slot.error, slot.verdict = worker, None, None
+        slot.worker, slot.error, slot.verdict, slot.out_of_memory = worker, None, None, False
+        slot.job_log_start, slot.job_kernel_kills = worker.log_start, kernel_memory_kills()
         worker.send(
             Load(
                 workload=self._workload,
@@ -388,7 +389,7 @@ class LocalExecutor:
             case Described():
                 slot.description = reply.description
             case Refused():
-                slot.error = reply.as_error()
+                slot.error, slot.out_of_memory = reply.as_error(), reply.out_of_memory
             case StepTimeMeasured() | MemoryMeasured() | NoiseMeasured():
                 slot.measured = reply
             case TrialObserved():
@@ -417,17 +418,21 @@ class LocalExecutor:
         """Forget what is in the log, lest a long study fill the disk; the worker goes on at its new end."""
         os.truncate(slot.log, 0)
         if slot.worker is not None:
-            slot.worker.log_start = 0
+            slot.worker.log_start = slot.job_log_start = 0
 
     def _bury(self, slot: _Slot, worker: WorkerProcess) -> None:
         """Close the books on a dead worker: all that it said has been taken in before."""
         return_code = worker.bury()
         slot.worker = slot.device = slot.description = None
         if slot.trial is not None:
-            state, reason = slot.verdict or judge_exit(return_code, slot.trial.kernel_kills)
-            words = tail(slot.log, slot.trial.log_start)
+            start = slot.trial.log_start
+            died = judge_exit(return_code, slot.trial.kernel_kills, words_of_no_memory(slot.log, start))
+            state, reason = slot.verdict or died
+            words = tail(slot.log, start)
             self._end_trial(slot, TrialOutcome(state=state, reason=reason, traceback=words or None))
         elif slot.error is None:
-            reason = slot.verdict[1] if slot.verdict else describe_exit(return_code)
+            last_words = words_of_no_memory(slot.log, slot.job_log_start)
+            state, reason = slot.verdict or judge_exit(return_code, slot.job_kernel_kills, last_words)
+            slot.out_of_memory = state is TrialState.OOM
             words = tail(slot.log, worker.log_start)
             slot.error = LaunchError(f"slot {slot.index}: {reason}" + (f"\n{words}" if words else ""))

@@ -66,9 +66,10 @@ class MeasureStepTime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasureMemory:
-    """Find out whether a micro-batch size fits."""
+    """Find out whether a micro-batch size fits, with ``reserve`` into a little less than all memory."""
 
     request: MemoryRequest
+    reserve: bool = False
     kind: Literal["measure_memory"] = "measure_memory"
 
 
@@ -123,11 +124,15 @@ class Described:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refused:
-    """A load, a description or a measurement failed: through the user's ``workload``, or at ``launch``."""
+    """A load, a description or a measurement failed: through the user's ``workload``, or at ``launch``.
+
+    ``out_of_memory`` says that there was no memory left for it.
+    """
 
     error: Literal["workload", "launch"]
     message: str
     hint: str | None = None
+    out_of_memory: bool = False
     kind: Literal["refused"] = "refused"
 
     def as_error(self) -> BSSearchError:

@@ -222,6 +222,7 @@ class Worker:
                 error="workload" if isinstance(error, WorkloadError) and not lacks_memory else "launch",
                 message=f"{'out of memory: ' if lacks_memory else ''}{describe_exception(error)}",
                 hint=error.hint if isinstance(error, BSSearchError) else None,
+                out_of_memory=lacks_memory,
             )
         )
 
@@ -230,7 +231,7 @@ class Worker:
         try:
             import torch
 
-            from bssearch.probes.memory import measure_memory
+            from bssearch.probes.memory import bytes_within_reserve, measure_memory
             from bssearch.probes.noise_scale import measure_noise
             from bssearch.probes.step_time import measure_step_time
 
@@ -240,7 +241,10 @@ class Worker:
                 case MeasureStepTime():
                     self._channel.send(StepTimeMeasured(step_time=measure_step_time(command.request, *self._loaded)))
                 case MeasureMemory():
-                    self._channel.send(MemoryMeasured(memory=measure_memory(command.request, *self._loaded)))
+                    device, limit = self._loaded[2].device, self._memory_limit_bytes
+                    memory_bytes = bytes_within_reserve(device, limit) if command.reserve else None
+                    memory = measure_memory(command.request, *self._loaded, memory_bytes=memory_bytes)
+                    self._channel.send(MemoryMeasured(memory=memory))
                 case MeasureNoise():
                     self._channel.send(NoiseMeasured(measurement=measure_noise(command.request, *self._loaded)))
         except BaseException as error:
@@ -251,6 +255,7 @@ class Worker:
                     error="launch" if isinstance(error, LaunchError) else "workload",
                     message=f"measuring the {what} of batch size {request.configuration.batch_size} failed: "
                     f"{describe_exception(error)}",
+                    out_of_memory=_ran_out_of_memory(error),
                 )
             )
 
@@ -324,13 +329,15 @@ def _ran_out_of_memory(error: BaseException | None) -> bool:
 def _device_works() -> bool:
     """Let go of what the last trial held on the device; return whether the device still takes work.
 
-    A CUDA error (an assertion in a kernel, an illegal address) stays with the process for good.
+    An exception keeps the tensors of the frames that it passed through, in cycles that only the collector frees:
+    without it a trial that ran out of memory would leave none to the next. A CUDA error (an assertion in a kernel, an
+    illegal address) stays with the process for good.
     """
     import torch
 
+    gc.collect()
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return True
-    gc.collect()
     try:
         torch.cuda.synchronize()
         torch.cuda.empty_cache()

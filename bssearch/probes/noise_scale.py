@@ -12,7 +12,7 @@ from bssearch.training.clock import clock_for
 from bssearch.training.computation import Computation
 from bssearch.training.gradient_noise import Approach, GradientPasses
 from bssearch.training.memory import is_out_of_memory
-from bssearch.training.trainer import Trainer
+from bssearch.training.trainer import Trainer, warm_up
 from bssearch.workloads.base import Data, Workload
 
 PRECISION = 0.15
@@ -51,8 +51,9 @@ def measure_noise(request: NoiseRequest, workload: Workload, data: Data, computa
 
 def _measure(request: NoiseRequest, workload: Workload, data: Data, computation: Computation) -> NoiseMeasurement:
     configuration = request.configuration
+    warm_up(workload, configuration, data, computation, request.target.metric, request.seed)
     with Trainer(workload, configuration, data.train, computation, request.seed) as trainer:
-        metric = _train(request, trainer, data, computation)
+        metric, reason = _train(request, trainer, data, computation)
         passes = GradientPasses(
             workload, computation, trainer, configuration, data.train, request.seed, small_batches=PASS_BATCHES
         )
@@ -62,25 +63,29 @@ def _measure(request: NoiseRequest, workload: Workload, data: Data, computation:
             step=trainer.steps,
             metric=metric,
             noise=_measure_passes(passes, request.noise_seconds_limit),
+            reason=reason,
         )
 
 
-def _train(request: NoiseRequest, trainer: Trainer, data: Data, computation: Computation) -> float:
-    """Train until the metric is near the target or the training is over; return the metric there."""
+def _train(
+    request: NoiseRequest, trainer: Trainer, data: Data, computation: Computation
+) -> tuple[float, str | None]:
+    """Train until the metric is near the target or the training is over; return the metric and what ended it early."""
     approach, clock = Approach(request.target), clock_for(computation.device)
     while True:
         metric = trainer.evaluate(data.validation, request.target.metric)
         if not math.isfinite(metric):
             raise WorkloadError(f"{request.target.metric} is not finite at step {trainer.steps}")
-        if (
-            approach.is_near(metric)
-            or clock.seconds("train") >= request.train_seconds_limit
-            or trainer.schedule.is_over(trainer.steps)
-        ):
-            return metric
+        if approach.is_near(metric):
+            return metric, None
+        if clock.seconds("train") >= request.train_seconds_limit:
+            return metric, f"the limit of {request.train_seconds_limit:.4g} train seconds passed before"
+        if trainer.schedule.is_over(trainer.steps):
+            return metric, "the schedule's horizon ended before"
         with clock.ledger("train"):
             for _ in range(request.eval_every_steps):
                 trainer.step()
+                clock.pace(request.configuration.accumulation_steps)
                 if trainer.schedule.is_over(trainer.steps) or clock.train_seconds_so_far >= request.train_seconds_limit:
                     break
 

@@ -21,9 +21,15 @@ SECONDS_LIMIT = 1.0
 
 
 def missing_step_times(spec: StudySpec, store: Store, environment: Environment) -> list[int]:
-    """Return the batch sizes of a study that nobody has timed yet in micro-batches that may fit."""
+    """Return the batch sizes of a study that nobody has timed yet in the largest micro-batches that may fit."""
     known = store.probes(spec.name, environment)
-    return [size for size in spec.batch_sizes if size not in known]
+    memory = store.memory_boundary(spec.name, environment)
+
+    def is_missing(size: int) -> bool:
+        micro = choose_micro_batch(size, spec.space.max_micro_batch_size, memory)
+        return size not in known or (micro is not None and micro > known[size].micro_batch_size)
+
+    return [size for size in spec.batch_sizes if is_missing(size)]
 
 
 def measure_step_times(

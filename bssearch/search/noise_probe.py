@@ -47,10 +47,12 @@ def _best_known(
 ) -> tuple[Configuration, int]:
     """Return a configuration and how often it is evaluated, in steps."""
     trial = fastest(store.trials(spec.name))
-    if trial is not None:
-        return trial.configuration, trial.eval_every_steps
-    size = spec.default.batch_size
+    configuration = spec.default_configuration if trial is None else trial.configuration
+    size = configuration.batch_size
     probe = store.probes(spec.name, environment).get(size)
+    if trial is not None:
+        micro = configuration.micro_batch_size if probe is None else probe.micro_batch_size
+        return configuration.in_micro_batches(micro), trial.eval_every_steps
     if probe is None:
         probe = step_time_of_default(spec, executor, size, store.memory_boundary(spec.name, environment))
     assert probe.eval_every_steps is not None, "the default was timed"

@@ -20,6 +20,7 @@ from bssearch.storage.statements import (
     NOISE,
     PROBES,
     insert_if_absent,
+    of_its_kind,
 )
 
 
@@ -60,36 +61,40 @@ class Measurements(Database):
     def memory_boundary(self, study: str, environment: Environment | None = None) -> MemoryBoundary:
         """Return which micro-batch sizes fit into the memory of an environment, by default the largest a trial ran in.
 
-        Every probe counts, and every trial that ran out of memory: of devices with as much memory or more what is too
-        large, of those with as much or less what fits.
+        On devices of its kind every probe counts, and every trial that ran out of memory: where there is as much memory
+        or more what is too large, where there is as much or less what fits.
         """
         with self._reading() as connection:
             return self._boundary(connection, self._study_id(connection, study), environment)
 
     def _boundary(self, connection: Connection, study_id: int, environment: Environment | None) -> MemoryBoundary:
-        if environment is not None:
-            here = environment.device_memory_bytes
-        else:
-            most = select(func.max(EnvironmentRow.device_memory_bytes))
-            here = connection.scalar(most.join(TrialRow).where(TrialRow.study_id == study_id))
-            if here is None:
-                here = connection.scalar(most.join(StudyRow).where(StudyRow.id == study_id))
-        probed = connection.execute(MICRO_BATCHES_PROBED.where(ProbeRow.study_id == study_id)).all()
-        ran_out = connection.execute(MICRO_BATCHES_TOO_LARGE.where(TrialRow.study_id == study_id)).all()
+        here = environment or self._bound_environment(connection, study_id)
+        memory, kind = (None, ()) if here is None else (here.device_memory_bytes, of_its_kind(here))
+        if environment is None:
+            most = select(func.max(EnvironmentRow.device_memory_bytes)).join(TrialRow)
+            memory = connection.scalar(most.where(TrialRow.study_id == study_id)) or memory
+        probed = connection.execute(MICRO_BATCHES_PROBED.where(ProbeRow.study_id == study_id, *kind)).all()
+        ran_out = connection.execute(MICRO_BATCHES_TOO_LARGE.where(TrialRow.study_id == study_id, *kind)).all()
         fitting, too_large = [], []
         for size, out_of_memory, there in (*probed, *ran_out):
-            if out_of_memory and _is_enough(there, here):
+            if out_of_memory and _is_enough(there, memory):
                 too_large.append(size)
-            elif not out_of_memory and _is_enough(here, there):
+            elif not out_of_memory and _is_enough(memory, there):
                 fitting.append(size)
         return MemoryBoundary.of(fitting, too_large)
+
+    def _bound_environment(self, connection: Connection, study_id: int) -> Environment | None:
+        query = ENVIRONMENTS.join(StudyRow, StudyRow.environment_id == EnvironmentRow.id)
+        row = connection.execute(query.where(StudyRow.id == study_id)).mappings().first()
+        return None if row is None else from_columns(Environment, row)
 
     @patiently
     def environment_of(self, study: str, number: int) -> Environment | None:
         """Return where a trial ran; None where it has not started."""
         with self._reading() as connection:
             place = TrialRow.study_id == self._study_id(connection, study), TrialRow.number == number
-            row = connection.execute(ENVIRONMENTS.where(*place)).mappings().first()
+            query = ENVIRONMENTS.join(TrialRow, TrialRow.environment_id == EnvironmentRow.id)
+            row = connection.execute(query.where(*place)).mappings().first()
             return None if row is None else from_columns(Environment, row)
 
     def save_memory(self, study: str, environment: Environment, memory: MemoryUse) -> None:
@@ -113,10 +118,8 @@ class Measurements(Database):
         with self._reading() as connection:
             query = MEMORY.where(
                 ProbeRow.study_id == self._study_id(connection, study),
-                EnvironmentRow.device_name == environment.device_name,
                 EnvironmentRow.device_memory_bytes == environment.device_memory_bytes,
-                EnvironmentRow.precision == environment.precision,
-                EnvironmentRow.compile_mode == environment.compile_mode,
+                *of_its_kind(environment),
             )
             return [
                 MemoryUse(

@@ -149,9 +149,17 @@ MICRO_BATCHES_TOO_LARGE: Select[int, bool, int | None] = (
     .distinct()
 )
 
-ENVIRONMENTS: Select[Any] = select(*_columns(EnvironmentRow, Environment)).join(
-    TrialRow, TrialRow.environment_id == EnvironmentRow.id
-)
+ENVIRONMENTS: Select[Any] = select(*_columns(EnvironmentRow, Environment)).select_from(EnvironmentRow)
+
+
+def of_its_kind(environment: Environment) -> tuple[ColumnElement[bool], ...]:
+    """Return the conditions on `EnvironmentRow` under which seconds and bytes compare (`Environment.fingerprint`)."""
+    return (
+        EnvironmentRow.device_name == environment.device_name,
+        EnvironmentRow.precision == environment.precision,
+        EnvironmentRow.compile_mode == environment.compile_mode,
+    )
+
 
 MEMORY: Select[Any] = (
     select(*(getattr(ProbeRow, name) for name in ("micro_batch_size", "out_of_memory", "peak_memory_bytes", "reason")))

@@ -98,6 +98,7 @@ def _gathered(
 def _loaded(
     train: Part, epochs: Iterator[torch.Tensor], micro_batch_size: int, workers: int, *, pin: bool
 ) -> Generator[Batch, None, None]:
+    """Start a loader; return its micro-batches. Its processes start here, not in the time of the first step."""
     loader: DataLoader[Batch] = DataLoader(
         _Samples(train),
         batch_size=None,
@@ -107,7 +108,11 @@ def _loaded(
         # The loader draws its workers' seeds: from a generator of its own, it leaves those of the trial alone.
         generator=torch.Generator(),
     )
-    yield from loader
+    return _until_closed(iter(loader))
+
+
+def _until_closed(batches: Iterator[Batch]) -> Generator[Batch, None, None]:
+    yield from batches
 
 
 def _copied(batches: Generator[Batch, None, None], device: torch.device) -> Generator[Batch, None, None]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -17,7 +19,8 @@ def checkpoint_activations(workload: Workload, model: nn.Module) -> None:
     """Let the modules of ``workload.checkpointed_modules(model)`` forget their activations until the backward pass.
 
     In training they keep their inputs alone and run a second time when the gradients are due, with the same random
-    numbers: the gradients are the same. Raises `WorkloadError` where the workload names no such modules.
+    numbers: the gradients are the same, and what the first run counted (running statistics) is not counted twice.
+    Raises `WorkloadError` where the workload names no such modules.
     """
     checkpointed_modules = getattr(workload, "checkpointed_modules", None)
     if checkpointed_modules is None:
@@ -38,7 +41,25 @@ def _checkpointed_class(kind: Any) -> Any:
 
     def forward(self: nn.Module, *arguments: Any, **named: Any) -> Any:
         if self.training and torch.is_grad_enabled():
-            return checkpoint(kind.forward, self, *arguments, use_reentrant=False, **named)
+            # A compiled graph changes buffers once, however often it computes; it takes no contexts of ours.
+            contexts: dict[str, Any] = {} if torch.compiler.is_compiling() else {"context_fn": lambda: _contexts(self)}
+            return checkpoint(kind.forward, self, *arguments, use_reentrant=False, **contexts, **named)
         return kind.forward(self, *arguments, **named)
 
     return type(kind.__name__, (kind,), {"__module__": kind.__module__, "forward": forward})
+
+
+def _contexts(module: nn.Module) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+    """Return what to put around the first run of a module and around the second."""
+    return nullcontext(), _buffers_kept(module)
+
+
+@contextmanager
+def _buffers_kept(module: nn.Module) -> Iterator[None]:
+    buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for buffer, value in buffers:
+                buffer.copy_(value)

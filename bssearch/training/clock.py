@@ -2,7 +2,7 @@
 
 Only the ``train`` ledger counts toward a time-to-target. It is entered once per segment between two evaluations. On
 CUDA a segment is timed by two events and ends in one synchronisation; there is none per step. The host may be
-`RUN_AHEAD_STEPS` ahead of the device: so late a stop, or a limit of train seconds, can take effect.
+`RUN_AHEAD` micro-batches ahead of the device: so late a stop, or a limit of train seconds, can take effect.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ LEDGER_GAP_SECONDS = 0.005
 """The wall time that no ledger owns is worth a warning above this share of it, and above so many seconds: a trial of
 milliseconds spends more between its ledgers."""
 
-PACE_STEPS = 8
-RUN_AHEAD_STEPS = 2 * PACE_STEPS
-"""After every `PACE_STEPS` steps the host waits until the device has done those before the last `PACE_STEPS`."""
+PACE = 8
+RUN_AHEAD = 2 * PACE
+"""After so many micro-batches, in whole steps, the host waits until the device has done those before the last `PACE`.
+More than `RUN_AHEAD` are on their way only where a single step has as many."""
 
 MINIMUM_CPU_SHARE = 0.9
 """A single-threaded trial that had the processor for less of its train seconds than this was contended."""
@@ -80,7 +81,7 @@ class Clock:
         gap = wall - sum(self._seconds.values())
         return gap if gap > max(LEDGER_GAP_SHARE * wall, LEDGER_GAP_SECONDS) else None
 
-    def pace(self) -> None:
+    def pace(self, micro_batches: int = 1) -> None:
         """Keep the host from running far ahead of the device; called after every step. Nothing to do on the CPU."""
 
     @property
@@ -138,14 +139,15 @@ class CudaClock(Clock):
     def start(self) -> None:
         """Set the wall time and every ledger to zero."""
         super().start()
-        self._steps = 0
+        self._launched = 0
         self._last_pace: torch.cuda.Event | None = None
 
-    def pace(self) -> None:
-        """Wait for the device where the host is more than `RUN_AHEAD_STEPS` ahead of it."""
-        self._steps += 1
-        if self._steps % PACE_STEPS:
+    def pace(self, micro_batches: int = 1) -> None:
+        """Wait for the device where the host is far ahead of it (`RUN_AHEAD`)."""
+        self._launched += micro_batches
+        if self._launched < PACE:
             return
+        self._launched = 0
         last, self._last_pace = self._last_pace, self._mark()
         if last is not None:
             last.synchronize()

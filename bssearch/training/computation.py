@@ -80,12 +80,15 @@ class Computation:
 
     @contextmanager
     def exact(self) -> Iterator[None]:
-        """Compute in fp32 and uncompiled, whatever the settings say."""
+        """Compute in fp32 and uncompiled, whatever the settings say, and without trying out kernels for new shapes."""
+        tries_kernels = torch.backends.cudnn.benchmark
         allow_tf32(False)
+        torch.backends.cudnn.benchmark = False
         try:
             with self.uncompiled():
                 yield
         finally:
+            torch.backends.cudnn.benchmark = tries_kernels
             allow_tf32(self.precision == "tf32")
 
     def uncompiled(self) -> AbstractContextManager[object]:

@@ -34,9 +34,10 @@ class GhostNorm:
     """What goes before a batch norm's class, to be mixed into it.
 
     In training each ``ghost_batch_size`` consecutive samples are normalised by their own mean and (biased) variance;
-    the samples that are left over, or a batch smaller than that, form a smaller group. The running statistics move, by
-    the norm's momentum, toward the mean over the groups of their means and unbiased variances. Evaluation is that of
-    the batch norm. Raises `ValueError`, as the batch norm does, for a group of one value per channel.
+    the samples that are left over, or a batch smaller than that, form a smaller group; a single one that is left over
+    joins the last group. The running statistics move, by the norm's momentum, toward the mean over the groups of their
+    means and unbiased variances. Evaluation is that of the batch norm. Raises `ValueError`, as the batch norm does, for
+    a batch of one value per channel.
     """
 
     ghost_batch_size: int
@@ -48,9 +49,10 @@ class GhostNorm:
             whole: torch.Tensor = super().forward(input)  # type: ignore[misc]
             return whole
         self._check_input_dim(input)
-        rest = samples % self.ghost_batch_size
-        groups = samples // self.ghost_batch_size
-        pieces = [(input[: samples - rest], groups, self._running(groups))]
+        groups, rest = divmod(samples, self.ghost_batch_size)
+        if rest == 1:
+            groups, rest = groups - 1, self.ghost_batch_size + 1
+        pieces = [(input[: samples - rest], groups, self._running(groups))] if groups else []
         if rest:
             pieces.append((input[samples - rest :], 1, self._running(1)))
         momentum = self._count_batch()
@@ -59,7 +61,7 @@ class GhostNorm:
             means, variances = zip(*(running for _, _, running in pieces), strict=True)
             self.running_mean.copy_(torch.cat(means).view(-1, channels).mean(0))
             self.running_var.copy_(torch.cat(variances).view(-1, channels).mean(0))
-        return torch.cat(outputs) if rest else outputs[0]
+        return torch.cat(outputs) if len(outputs) > 1 else outputs[0]
 
     def _running(self: Any, groups: int) -> Running:
         """Return the running mean and variance (groups · channels) of each group, which all start from the norm's."""

@@ -53,6 +53,13 @@ def small_batch_size(configuration: Configuration, samples: int, small_batches: 
     return min(micro, max(SMALLEST, micro // SMALL_BATCHES), LARGEST, samples // small_batches)
 
 
+def _whole_groups(small_batch: int, ghost_batch_size: int | None) -> int:
+    """Return a small batch without what would be left over as a group of its own, of too few samples to normalise."""
+    if ghost_batch_size is None or small_batch <= ghost_batch_size:
+        return small_batch
+    return small_batch - small_batch % ghost_batch_size
+
+
 class Approach:
     """Follows a metric from its first value toward the target."""
 
@@ -91,7 +98,9 @@ class GradientPasses:
         self._label_smoothing = configuration.label_smoothing
         self._train = train
         self._small_batches = small_batches
-        self._small_batch = small_batch_size(configuration, len(train), small_batches)
+        self._small_batch = _whole_groups(
+            small_batch_size(configuration, len(train), small_batches), computation.settings.ghost_batch_size
+        )
         self._generator = np.random.default_rng(seed)
 
     def measure(self) -> Pass | None:

@@ -109,6 +109,7 @@ class Trial:
         self._device_meter = DeviceMeter(computation.device)
         self._trainer: Trainer | None = None
         self._noise: NoiseMeter | None = None
+        self._peaks: list[int] = []
         self._last: Observation | None = None
         self._best: float | None = None
         self._crossing: Crossing | None = None
@@ -185,7 +186,7 @@ class Trial:
                 if ending is not None:
                     return ending
                 trainer.step()
-                self._clock.pace()
+                self._clock.pace(self._request.configuration.accumulation_steps)
                 self._on_progress()
                 problem = trainer.first_step_problem() if trainer.steps == 1 else None
                 if problem is not None:
@@ -227,8 +228,14 @@ class Trial:
             self._device_meter.sample()
             self._on_observation(observation)
             if self._noise is not None:
+                self._note_peak_memory()
                 self._noise.after_evaluation(metric, observation.train_seconds)
+                reset_peak_memory(self._device)
             return self._judge(trainer, previous, observation)
+
+    def _note_peak_memory(self) -> None:
+        """Keep the peak of the trial itself apart from that of what is measured beside it."""
+        self._peaks.append(peak_memory_bytes(self._device) or 0)
 
     def _judge(self, trainer: Trainer, previous: Observation | None, observation: Observation) -> Ending | None:
         target = self._request.target
@@ -320,6 +327,7 @@ class Trial:
     def _outcome(self, ending: Ending) -> TrialOutcome:
         trainer, clock = self._trainer, self._clock
         with clock.ledger("other"):
+            self._note_peak_memory()
             contention = self._contention.stop()
             device_use = self._device_meter.stop(clock.wall_seconds)
         samples = 0 if trainer is None else trainer.samples
@@ -337,7 +345,7 @@ class Trial:
             final_metric=None if self._last is None else self._last.metric,
             best_metric=self._best,
             test_metric=self._test_metric,
-            peak_memory_bytes=peak_memory_bytes(self._device),
+            peak_memory_bytes=max(self._peaks) or None,
             dropped_samples_per_epoch=None if trainer is None else trainer.dropped_samples,
             contended=contention.contended or clock.is_contended(self._request.threads),
             warnings=self._warnings(contention),

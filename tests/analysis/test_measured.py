@@ -61,6 +61,10 @@ def test_a_probe_of_the_noise_scale_comes_before_what_trials_measured_in_passing
     probed = measured([], [], UNKNOWN, probes, runs).noise_scale
     assert probed is not None
     assert (probed.scale, probed.low, probed.high, probed.step, probed.trial) == (None, 300.0, None, 40, None)
+    far = [replace(one, reason="the limit passed before") for one in probes]
+    assert measured([], [], UNKNOWN, far, runs).noise_scale == in_passing
+    only = measured([], [], UNKNOWN, far, [make_trial(6)]).noise_scale
+    assert only is not None and only.far_from_target == "the limit passed before"
 
 
 def test_what_all_runs_of_the_optimum_warn_of_is_told_once() -> None:

@@ -52,11 +52,10 @@ def run(spec: StudySpec, executor: Executor, size: int) -> TrialOutcome:
 
 def show(found: MemoryProbe) -> None:
     """Print what the probe found."""
-    for use in sorted(found.uses, key=lambda use: use.micro_batch_size):
+    for use in sorted([*found.uses, *found.marginal], key=lambda use: use.micro_batch_size):
+        verdict = "fits" if use.fits else "marginal" if use in found.marginal else "too large"
         peak = "" if use.peak_memory_bytes is None else f"peak {gib(use.peak_memory_bytes)}"
-        print(
-            f"{use.micro_batch_size:>8}  {'fits' if use.fits else 'too large':9}  {peak}  {use.reason or ''}".rstrip()
-        )
+        print(f"{use.micro_batch_size:>8}  {verdict:9}  {peak}  {use.reason or ''}".rstrip())
     if found.fit is not None:
         fit = found.fit
         print(

@@ -16,6 +16,7 @@ from bssearch.executors.failures import (
     kernel_memory_kills,
     printed,
     tail,
+    words_of_no_memory,
 )
 from bssearch.records import TrialState
 
@@ -56,6 +57,27 @@ def test_a_sigkill_while_the_kernel_killed_for_memory_is_out_of_memory(
     assert found is state
     assert reason.startswith(describe_exit(return_code))
     assert ("out of host memory" in reason) == (state is TrialState.OOM)
+
+
+@pytest.mark.parametrize(
+    ("return_code", "printed", "state"),
+    [
+        (-signal.SIGABRT, "terminate called after throwing an instance of 'std::bad_alloc'", TrialState.OOM),
+        (1, "libgomp: Out of memory allocating 800 bytes", TrialState.OOM),
+        (-signal.SIGABRT, "corrupted double-linked list", TrialState.FAILED),
+        (-signal.SIGSEGV, "Fatal Python error: Segmentation fault", TrialState.FAILED),
+        (-signal.SIGKILL, "std::bad_alloc", TrialState.FAILED),
+    ],
+)
+def test_a_death_is_out_of_memory_where_the_last_words_say_so_however_long_the_stack_after_them(
+    return_code: int, printed: str, state: TrialState, tmp_path: Path
+) -> None:
+    log = tmp_path / "log"
+    before = "std::bad_alloc, caught in the trial before\n"
+    log.write_text(f"{before}{printed}\n" + "  File x.py, line 1 in f\n" * 100)
+    found, reason = judge_exit(return_code, None, words_of_no_memory(log, len(before)))
+    assert found is state
+    assert (printed in reason) == (state is TrialState.OOM)
 
 
 def test_the_kernels_counter_is_a_number_or_not_there() -> None:

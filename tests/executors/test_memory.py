@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from bssearch.errors import LaunchError
 from bssearch.executors.base import Ended, Executor, Observed
 from bssearch.executors.local import LocalExecutor
-from bssearch.records import MemoryRequest, TrialOutcome, TrialRequest, TrialState
+from bssearch.records import MemoryRequest, StepTimeRequest, TrialOutcome, TrialRequest, TrialState
 from bssearch.search.memory_probe import next_size, probe_memory
 from bssearch.search.study import opened as opened_study
 from tests.executors.line_workload import opened, outcomes, request_endless_trial, wait_for, worker_pids
@@ -47,11 +48,22 @@ class Hungry:
         return {{"score": 0.5}}
 """
 
+KEEPS_SMALL_BLOCKS = """
+        self.kept = []
+        for _ in range(3):  # freed as a mapping, a block of 20 MiB has glibc take the next ones from the heap
+            torch.empty(20 * 2**20, dtype=torch.uint8)
+        large = []
+        for _ in range(64):
+            large.append(torch.empty(20 * 2**20, dtype=torch.uint8))
+            self.kept.append(torch.empty(2000, dtype=torch.uint8))
+        del large
+        held ="""
+
 
 @contextmanager
-def hungry(folder: Path, limit_bytes: int | None = LIMIT) -> Iterator[LocalExecutor]:
+def hungry(folder: Path, limit_bytes: int | None = LIMIT, *, code: str = WORKLOAD) -> Iterator[LocalExecutor]:
     """Yield an executor of a workload that takes 32 MiB a sample, out of 2 GiB."""
-    (folder / "hungry.py").write_text(WORKLOAD)
+    (folder / "hungry.py").write_text(code)
     with closing(LocalExecutor("hungry.py:Hungry", {}, folder, device="cpu", memory_limit_bytes=limit_bytes)) as made:
         yield made
 
@@ -70,6 +82,36 @@ def test_a_size_is_run_in_a_process_of_its_own_under_the_limit(tmp_path: Path) -
     assert fits.peak_memory_bytes is not None and 100 * MIB < fits.peak_memory_bytes < LIMIT
     assert not too_large.fits
     assert too_large.reason is not None and "can't allocate memory" in too_large.reason
+
+
+@pytest.mark.parametrize(
+    ("death", "state"),
+    [
+        ("os.write(2, b'terminate called after throwing an instance of std::bad_alloc'); os.abort()", TrialState.OOM),
+        ("os.abort()", TrialState.FAILED),
+    ],
+)
+def test_a_death_under_a_limit_is_out_of_memory_only_where_something_says_so(
+    death: str, state: TrialState, tmp_path: Path
+) -> None:
+    code = WORKLOAD.replace("held =", f"import os; {death}\n        held =")
+    with hungry(tmp_path, code=code) as executor:
+        assert train(executor, 8).state is state
+        if state is TrialState.OOM:
+            use = executor.measure_memory(request(8))
+            assert not use.fits and use.reason is not None and "bad_alloc" in use.reason
+        else:
+            with pytest.raises(LaunchError, match="SIGABRT"):
+                executor.measure_step_time(StepTimeRequest(configuration=request(8).configuration))
+
+
+def test_a_worker_under_a_limit_keeps_nothing_of_the_trials_before(tmp_path: Path) -> None:
+    """Blocks of 20 MiB, between which small ones stay, would else leave a heap full of holes."""
+    code = WORKLOAD.replace("held =", KEEPS_SMALL_BLOCKS)
+    with hungry(tmp_path, code=code) as executor:
+        train(executor, 1, steps=3)
+        [pid] = worker_pids(executor)
+        assert data_bytes(pid) < LIMIT / 2
 
 
 def test_no_trial_that_runs_is_ended_for_a_measurement(tmp_path: Path) -> None:
@@ -95,21 +137,28 @@ def test_the_probes_answer_never_runs_out_in_200_steps_and_one_size_above_its_br
         found = probe_memory(spec, study.executor, study.store, study.environment)
         assert next_size(found.uses, smallest=8, ceiling=SAMPLES) is None
         assert found.smallest_that_does_not is not None
+        for other in (3, 40, 17):
+            train(study.executor, other, steps=3)
         fits = train(study.executor, found.largest_that_fits)
         runs_out = train(study.executor, found.smallest_that_does_not + 1)
     assert (fits.state, fits.steps) == (TrialState.CANCELLED, 200)
     assert runs_out.state is TrialState.OOM
 
 
-def train(executor: Executor, size: int) -> TrialOutcome:
-    """Train at a micro-batch size until an evaluation finds 200 steps done, or to its end."""
+def data_bytes(pid: int) -> int:
+    """Return what counts towards the limit of a process on the CPU."""
+    return 1024 * int(Path(f"/proc/{pid}/status").read_text().split("VmData:")[1].split()[0])
+
+
+def train(executor: Executor, size: int, steps: int = 200) -> TrialOutcome:
+    """Train at a micro-batch size until an evaluation finds so many steps done, or to its end."""
     trial: TrialRequest = replace(
-        request_endless_trial(size, seconds=600.0), configuration=request(size).configuration, eval_every_steps=200
+        request_endless_trial(size, seconds=600.0), configuration=request(size).configuration, eval_every_steps=steps
     )
     executor.submit(trial)
     while True:
         for event in executor.events(1.0):
-            if isinstance(event, Observed) and event.observation.step == 200:
+            if isinstance(event, Observed) and event.observation.step == steps:
                 executor.stop(size, TrialState.CANCELLED, "enough")
             if isinstance(event, Ended):
-                return replace(event.outcome, steps=min(event.outcome.steps, 200))
+                return replace(event.outcome, steps=min(event.outcome.steps, steps))

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from bssearch.records import TrialState
-from bssearch.training.clock import RUN_AHEAD_STEPS, clock_for
+from bssearch.training.clock import RUN_AHEAD, clock_for
 from tests.gpu.conftest import MakeComputation
 from tests.gpu.runs import digits_request, run
 
@@ -47,14 +47,14 @@ def test_the_host_does_not_run_further_ahead_than_stated(device: torch.device) -
     done: list[torch.cuda.Event] = []
     furthest = 0
     with clock.ledger("train"):
-        for _ in range(10 * RUN_AHEAD_STEPS):
+        for _ in range(10 * RUN_AHEAD):
             torch.cuda._sleep(2_000_000)  # type: ignore[no-untyped-call]
             event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             event.record()
             done.append(event)
             clock.pace()
             furthest = max(furthest, sum(not event.query() for event in done))  # type: ignore[no-untyped-call]
-    assert 1 < furthest <= RUN_AHEAD_STEPS
+    assert 1 < furthest <= RUN_AHEAD
 
 
 def test_a_stop_takes_effect_at_the_next_step_of_the_host(computation: MakeComputation) -> None:

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from bssearch.probes.memory import STEPS, measure_memory
+from bssearch.probes.memory import CPU_RESERVE_BYTES, RESERVE, STEPS, bytes_within_reserve, measure_memory
 from bssearch.records import Configuration, MemoryRequest
+from bssearch.training import memory
 from bssearch.training.memory import limit_memory, peak_process_memory_bytes
 from bssearch.training.trainer import WARM_UP_STEPS
 from tests.training.toys import CPU, Toy, on_cpu, toy_data
@@ -55,6 +56,16 @@ def test_an_allocator_that_thrashes_counts_as_too_large(monkeypatch: pytest.Monk
     assert use.reason == "the allocator had to give memory back and ask again 2 times in 3 steps"
 
 
+def test_a_reserve_is_kept_free_where_the_end_of_the_memory_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert bytes_within_reserve(CPU, None) is None
+    assert bytes_within_reserve(CPU, 2**30) == 2**30 - CPU_RESERVE_BYTES
+    assert bytes_within_reserve(CPU, 100 * 2**30) == pytest.approx((1 - RESERVE) * 100 * 2**30, abs=1)
+    limits: list[int] = []
+    monkeypatch.setattr("bssearch.probes.memory.limit_memory", lambda device, limit: limits.append(limit))
+    assert measure_memory(REQUEST, Toy(), toy_data(), on_cpu(), memory_bytes=990).fits
+    assert limits == [990]
+
+
 def test_the_peak_of_a_process_is_its_high_water_mark(tmp_path: Path) -> None:
     status = tmp_path / "status"
     status.write_text("Name:\tpython\nVmPeak:\t   99 kB\nVmHWM:\t     12 kB\nVmRSS:\t 7 kB\n")
@@ -64,6 +75,7 @@ def test_the_peak_of_a_process_is_its_high_water_mark(tmp_path: Path) -> None:
 
 def test_on_the_cpu_the_limit_is_that_of_the_data_segment(monkeypatch: pytest.MonkeyPatch) -> None:
     set_to: list[tuple[int, tuple[int, int]]] = []
+    monkeypatch.setattr(memory, "_give_back_what_is_freed", lambda: None)  # this process lives on
     monkeypatch.setattr(resource, "setrlimit", lambda kind, limits: set_to.append((kind, limits)))
     for hard, soft in [(resource.RLIM_INFINITY, 5000), (4000, 4000)]:
         monkeypatch.setattr(resource, "getrlimit", lambda kind, hard=hard: (hard, hard))

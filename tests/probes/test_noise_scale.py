@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
@@ -26,25 +25,19 @@ def request(**changes: Any) -> NoiseRequest:
     return NoiseRequest(**values)
 
 
-def scripted(values: list[float]) -> Callable[[Any], Mapping[str, float]]:
-    """Return what replaces the metric of each evaluation."""
-    following = metric_by_evaluation(values)
-    following({})  # the first is a trial's warm-up's, which the probe has none of
-    return following
-
-
 def measure(toy: Toy, samples: int = 600, **changes: Any) -> NoiseMeasurement:
     return measure_noise(request(**changes), toy, toy_data(samples), on_cpu())
 
 
 def test_it_measures_where_the_metric_comes_near_the_target_until_the_interval_is_narrow() -> None:
-    found = measure(Toy(on_evaluate=scripted([0.5, 0.7, 0.85, 0.88])))
+    found = measure(Toy(on_evaluate=metric_by_evaluation([0.5, 0.7, 0.85, 0.88])))
     assert (found.step, found.metric) == (15, 0.88)
     assert (found.batch_size, found.micro_batch_size) == (64, 64)
     noise = found.noise
     assert noise.scale and noise.low and noise.high and noise.passes
     assert (noise.high - noise.low) / 2 <= PRECISION * noise.scale
     assert noise.adam_scale is None
+    assert found.reason is None
 
 
 def test_the_same_seed_trains_to_the_same_weights_and_draws_the_same_passes() -> None:
@@ -54,32 +47,33 @@ def test_the_same_seed_trains_to_the_same_weights_and_draws_the_same_passes() ->
 
 
 def test_the_training_ends_at_its_limit_wherever_it_is() -> None:
-    found = measure(Toy(on_evaluate=scripted([0.5])), train_seconds_limit=0.01, eval_every_steps=10**9)
+    found = measure(Toy(on_evaluate=metric_by_evaluation([0.5])), train_seconds_limit=0.01, eval_every_steps=10**9)
     assert 0 < found.step < 10_000
     assert found.metric == 0.5
     assert found.noise.passes
+    assert found.reason == "the limit of 0.01 train seconds passed before"
 
 
 def test_the_training_ends_with_the_schedules_horizon() -> None:
     wanted = configuration(64, parameters={"schedule": "cosine", "horizon_samples": 7 * 64})
-    assert measure(Toy(on_evaluate=scripted([0.5])), configuration=wanted).step == 7
+    assert measure(Toy(on_evaluate=metric_by_evaluation([0.5])), configuration=wanted).step == 7
 
 
 def test_a_measurement_without_time_says_nothing() -> None:
-    found = measure(Toy(on_evaluate=scripted([0.95])), noise_seconds_limit=0.0)
+    found = measure(Toy(on_evaluate=metric_by_evaluation([0.95])), noise_seconds_limit=0.0)
     assert (found.step, found.noise) == (0, GradientNoise())
 
 
 def test_the_measurement_ends_at_its_limit_however_wide_the_interval_is(monkeypatch: pytest.MonkeyPatch) -> None:
     seconds = iter(range(10**6))
     monkeypatch.setattr("bssearch.probes.noise_scale.time.perf_counter", lambda: float(next(seconds)))
-    found = measure(Toy(on_evaluate=scripted([0.95])), noise_seconds_limit=FEWEST_PASSES + 3.0)
+    found = measure(Toy(on_evaluate=metric_by_evaluation([0.95])), noise_seconds_limit=FEWEST_PASSES + 3.0)
     assert found.noise.passes == FEWEST_PASSES + 2
 
 
 def test_a_metric_that_is_not_finite_is_an_error() -> None:
     with pytest.raises(WorkloadError, match="accuracy is not finite at step 5"):
-        measure(Toy(on_evaluate=scripted([0.5, float("nan")])))
+        measure(Toy(on_evaluate=metric_by_evaluation([0.5, float("nan")])))
 
 
 def test_too_few_samples_are_an_error() -> None:

@@ -42,13 +42,15 @@ def steps_needed(configuration: Configuration) -> float:
 class LawExecutor:
     """Ends each trial with the outcome that the law gives; broken batch sizes fail.
 
-    Micro-batches above ``fits_up_to`` run out of memory, in trials already those above ``trains_up_to``.
+    Micro-batches above ``fits_up_to`` run out of memory, in trials already those above ``trains_up_to``; those
+    above ``leaves_reserve_up_to`` leave no reserve.
     """
 
     slots: int = 1
     fails: frozenset[int] = frozenset()
     fits_up_to: int = 10**9
     trains_up_to: int = 10**9
+    leaves_reserve_up_to: int = 10**9
     reachable: bool = True
     untrained: float = 0.1
     batch_norm_layers: int = 0
@@ -88,12 +90,13 @@ class LawExecutor:
             out_of_memory=not fits,
         )
 
-    def measure_memory(self, request: MemoryRequest) -> MemoryUse:
+    def measure_memory(self, request: MemoryRequest, *, reserve: bool = False) -> MemoryUse:
         assert not self.running, "memory is measured alone"
         size = request.configuration.micro_batch_size
         assert request.configuration.batch_size == size
-        self.sizes_run.append(size)
-        fits = size <= self.fits_up_to
+        if size not in self.sizes_run[-1:]:
+            self.sizes_run.append(size)
+        fits = size <= (min(self.fits_up_to, self.leaves_reserve_up_to) if reserve else self.fits_up_to)
         peak = 10**6 + 1000 * size if fits else None
         reason = None if fits else "no memory left, by the law"
         return MemoryUse(micro_batch_size=size, fits=fits, peak_memory_bytes=peak, reason=reason)

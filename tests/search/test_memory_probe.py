@@ -10,7 +10,7 @@ import pytest
 from bssearch.analysis.memory import fit_memory
 from bssearch.errors import LaunchError
 from bssearch.records import MemoryRequest, MemoryUse
-from bssearch.search.memory_probe import BRACKET, MemoryProbe, next_size, probe_memory
+from bssearch.search.memory_probe import BRACKET, FINE, MemoryProbe, next_size, probe_memory
 from bssearch.storage.repository import Store, open_store
 from tests.factories import make_environment, make_spec
 from tests.search.law import LawExecutor
@@ -63,6 +63,39 @@ def test_sizes_are_doubled_then_bisected_and_only_those_are_returned(store: Stor
     assert found.fit.largest_residual == pytest.approx(0, abs=1e-9)
 
 
+def test_whatever_is_marginal_the_ends_are_beside_it_and_are_no_marginal_sizes() -> None:
+    ceiling = 300
+    for reserve_ends in range(2, ceiling + 2, 7):
+        for memory_ends in range(reserve_ends, ceiling + 2, 5):
+            uses: list[MemoryUse] = []
+            marginal: list[int] = []
+            while (size := next_size(uses, smallest=8, ceiling=ceiling, marginal=marginal)) is not None:
+                assert 1 <= size <= ceiling and size not in {use.micro_batch_size for use in uses} | set(marginal)
+                if reserve_ends <= size < memory_ends:
+                    marginal.append(size)
+                else:
+                    fits = size < reserve_ends
+                    uses.append(MemoryUse(micro_batch_size=size, fits=fits, peak_memory_bytes=None))
+            fitting = max((use.micro_batch_size for use in uses if use.fits), default=0)
+            failing = min((use.micro_batch_size for use in uses if not use.fits), default=ceiling + 1)
+            assert fitting < reserve_ends and memory_ends <= failing
+            assert failing <= max(fitting + 1, BRACKET * fitting) or (
+                reserve_ends <= max(fitting + 1, FINE * fitting)
+                and (failing > ceiling or failing <= max(memory_ends, FINE * (memory_ends - 1)))
+            ), (reserve_ends, memory_ends, fitting, failing)
+            assert len(uses) + len(marginal) <= 30
+
+
+def test_a_size_that_leaves_no_reserve_neither_fits_nor_is_too_large(store: Store) -> None:
+    found = probe(store, LawExecutor(fits_up_to=300, leaves_reserve_up_to=260))
+    assert found.largest_that_fits <= 260 and found.smallest_that_does_not is not None
+    assert found.smallest_that_does_not > 300
+    assert {260 < use.micro_batch_size <= 300 for use in found.marginal} == {True}
+    assert all("only without a reserve" in (use.reason or "") for use in found.marginal)
+    stored = {use.micro_batch_size for use in store.memory(SPEC.name, make_environment())}
+    assert stored.isdisjoint(use.micro_batch_size for use in found.marginal)
+
+
 def test_where_the_whole_training_part_fits_it_was_run_and_nothing_is_named_above(store: Store) -> None:
     executor = LawExecutor()
     found = probe(store, executor)
@@ -73,10 +106,10 @@ def test_where_the_whole_training_part_fits_it_was_run_and_nothing_is_named_abov
 
 def test_a_probe_that_broke_off_goes_on_where_it_stopped_and_a_limit_is_another_device(store: Store) -> None:
     class Breaks(LawExecutor):
-        def measure_memory(self, request: MemoryRequest) -> MemoryUse:
+        def measure_memory(self, request: MemoryRequest, *, reserve: bool = False) -> MemoryUse:
             if len(self.sizes_run) == 4:
                 raise KeyboardInterrupt
-            return super().measure_memory(request)
+            return super().measure_memory(request, reserve=reserve)
 
     with pytest.raises(KeyboardInterrupt):
         probe(store, Breaks(fits_up_to=300))

@@ -64,6 +64,13 @@ def test_the_processes_that_load_end_with_the_trainer() -> None:
     assert 0 <= trainer.evaluate(toy_data().validation, "accuracy") <= 1
 
 
+def test_the_processes_that_load_are_there_before_the_first_step_and_end_without_one() -> None:
+    before = loaders()
+    with Trainer(Toy(), configuration(), toy_data().train, on_cpu(data="host"), seed=3):
+        assert len(loaders() - before) == 2
+    assert loaders() == before
+
+
 def test_warming_up_leaves_no_process_behind() -> None:
     before = loaders()
     warm_up(Toy(), configuration(), toy_data(), on_cpu(data="host"), "accuracy", 0)

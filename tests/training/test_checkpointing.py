@@ -48,6 +48,33 @@ def test_the_gradients_are_the_same_and_fewer_bytes_wait_for_them() -> None:
     assert checkpointed_bytes < 0.3 * plain_bytes
 
 
+class NormalisedBlocks(Blocks):
+    """Blocks whose batch norms count what they see."""
+
+    def build_model(self, *, dropout: float) -> nn.Module:
+        def block(width: int) -> nn.Module:
+            return nn.Sequential(nn.Linear(width, 16), nn.BatchNorm1d(16), nn.Tanh(), nn.Dropout(dropout))
+
+        return nn.Sequential(block(6), block(16), nn.Linear(16, 2))
+
+
+@pytest.mark.parametrize("ghost_batch_size", [None, 30])
+def test_running_statistics_are_those_of_one_run(ghost_batch_size: int | None) -> None:
+    def state_after_a_step(checkpointed: bool) -> dict[str, torch.Tensor]:
+        torch.manual_seed(1)
+        workload, part = NormalisedBlocks(), toy_data().train
+        computation = on_cpu(activation_checkpointing=checkpointed, ghost_batch_size=ghost_batch_size)
+        model = computation.build_model(workload, 0.3)
+        workload.loss(model, part.inputs, part.targets, label_smoothing=0.0).backward()  # type: ignore[no-untyped-call]
+        gradients = {f"gradient of {name}": one.grad for name, one in model.named_parameters() if one.grad is not None}
+        return {**model.state_dict(), **gradients}
+
+    plain, checkpointed = state_after_a_step(False), state_after_a_step(True)
+    assert int(checkpointed["0.1.num_batches_tracked"]) == 1
+    assert plain.keys() == checkpointed.keys()
+    assert all(torch.equal(plain[name], checkpointed[name]) for name in plain)
+
+
 def test_in_evaluation_mode_nothing_runs_twice() -> None:
     assert gradients_and_saved_bytes(True, mode=False)[1] == gradients_and_saved_bytes(False, mode=False)[1]
 

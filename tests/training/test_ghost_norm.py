@@ -83,10 +83,18 @@ def test_evaluation_is_that_of_the_batch_norm() -> None:
     assert torch.equal(ghost.eval()(inputs), norm.eval()(inputs))
 
 
-def test_a_group_of_one_value_per_channel_is_refused() -> None:
+@pytest.mark.parametrize("count", [5, 13])
+def test_a_single_sample_that_is_left_over_joins_the_last_group(count: int) -> None:
+    norm, ghost = norm_and_ghost(nn.BatchNorm1d, 4)
+    inputs = samples(count)
+    groups = [*torch.split(inputs[: count - 5], 4), inputs[count - 5 :]] if count > 5 else [inputs]
+    assert torch.allclose(ghost(inputs), torch.cat([norm(group) for group in groups]))
+
+
+def test_a_batch_of_one_value_per_channel_is_refused() -> None:
     _, ghost = norm_and_ghost(nn.BatchNorm1d, 4)
     with pytest.raises(ValueError, match="Expected more than 1 value per channel"):
-        ghost(samples(13))
+        ghost(samples(1))
 
 
 def test_an_input_of_another_shape_is_refused_as_by_the_batch_norm() -> None:

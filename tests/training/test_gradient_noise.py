@@ -313,3 +313,15 @@ def test_running_out_of_memory_in_a_pass_ends_the_passes_and_not_the_trial() -> 
 
 def test_a_training_part_too_small_for_a_pass_is_left_alone() -> None:
     assert Meter(configuration(2), samples=SMALL_BATCHES - 1).passes_after(0.95, 9 * ENOUGH) == 0
+
+
+@pytest.mark.parametrize(("micro", "ghost", "small"), [(264, 32, 32), (264, 8, 32), (264, None, 33), (264, 64, 33)])
+def test_ghost_batches_are_whole_in_a_small_batch(micro: int, ghost: int | None, small: int) -> None:
+    class Normalised(Toy):
+        def build_model(self, *, dropout: float) -> nn.Module:
+            return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 2))
+
+    computation, train = on_cpu(ghost_batch_size=ghost), toy_data(600).train
+    with Trainer(Normalised(), configuration(micro), train, computation, seed=1) as trainer:
+        measured = GradientPasses(Normalised(), computation, trainer, configuration(micro), train, seed=1).measure()
+    assert measured is not None and measured.small_batch == small
