@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from bssearch.records import Configuration
 from bssearch.scaling import LearningRateRule, learning_rate_factor
 from bssearch.space import SearchSpace, split_batch
 
@@ -143,3 +145,16 @@ def test_wrong_spaces_say_what_is_wrong(field: str, value: object, message: str)
     with pytest.raises(ValidationError) as caught:
         space(**{field: value})
     assert message in str(caught.value)
+
+
+def test_what_is_measured_for_all_trials_has_the_regularisation_that_the_space_can_switch_on() -> None:
+    space = SearchSpace.model_validate(
+        {"batch_size": 8, "learning_rate": 0.1, "dropout": {"low": 0.0, "high": 0.3}, "label_smoothing": [0.0, 0.1]}
+    )
+    plain = Configuration(batch_size=8, micro_batch_size=8, learning_rate=0.1)
+    on = space.with_all_regularisation(plain)
+    assert (on.dropout, on.label_smoothing) == (0.3, 0.1)
+    some = replace(plain, dropout=0.05)
+    assert space.with_all_regularisation(some).dropout == 0.05
+    without = SearchSpace.model_validate({"batch_size": 8, "learning_rate": 0.1})
+    assert without.with_all_regularisation(plain) == plain

@@ -67,9 +67,7 @@ def _measure(request: NoiseRequest, workload: Workload, data: Data, computation:
         )
 
 
-def _train(
-    request: NoiseRequest, trainer: Trainer, data: Data, computation: Computation
-) -> tuple[float, str | None]:
+def _train(request: NoiseRequest, trainer: Trainer, data: Data, computation: Computation) -> tuple[float, str | None]:
     """Train until the metric is near the target or the training is over; return the metric and what ended it early."""
     approach, clock = Approach(request.target), clock_for(computation.device)
     while True:

@@ -16,7 +16,7 @@ from bssearch.space import MemoryBoundary, choose_micro_batch
 from bssearch.spec import StudySpec
 from bssearch.storage.repository import Store
 
-SECONDS_LIMIT = 1.0
+SECONDS_LIMIT = 0.5
 """Seconds of steps at each batch size, where the median is not known well enough before: a run wants to begin."""
 
 
@@ -85,8 +85,12 @@ def measure_step_time_at(
 def default_at(
     spec: StudySpec, batch_size: int, micro_batch_size: int, seconds_limit: float = SECONDS_LIMIT
 ) -> StepTimeRequest:
-    """Return the request to time the default configuration at another batch size, in micro-batches that divide it."""
-    configuration = replace(spec.default_configuration, batch_size=batch_size).in_micro_batches(micro_batch_size)
+    """Return the request to time the default configuration at another batch size, in micro-batches that divide it.
+
+    The regularisation that the space can switch on is on: trials have it more often than not.
+    """
+    default = spec.space.with_all_regularisation(spec.default_configuration)
+    configuration = replace(default, batch_size=batch_size).in_micro_batches(micro_batch_size)
     return StepTimeRequest(
         configuration=configuration,
         threads=spec.executor.threads,

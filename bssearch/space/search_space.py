@@ -18,6 +18,7 @@ from bssearch.space.domains import (
     Domain,
     Range,
     StrictModel,
+    bounds,
     describe,
     domain_kind,
     holds,
@@ -129,6 +130,19 @@ class SearchSpace(StrictModel):
         same_rate = math.isclose(again.learning_rate, configuration.learning_rate, rel_tol=1e-9)
         same = replace(again, learning_rate=configuration.learning_rate).trains_like(configuration)
         return sampled if same_rate and same else None
+
+    def with_all_regularisation(self, configuration: Configuration) -> Configuration:
+        """Return a configuration in which dropout and label smoothing are on where the space can switch them on.
+
+        Both make a step dearer by some per cent, and dropout takes memory: what is measured once, for all trials, is
+        measured with them.
+        """
+        switched_on: dict[str, Any] = {
+            name: high
+            for name in ("dropout", "label_smoothing")
+            if getattr(configuration, name) == 0 and (high := float(bounds(getattr(self, name))[1])) > 0
+        }
+        return replace(configuration, **switched_on)
 
     def outside(self, configuration: Configuration) -> list[str]:
         """Return what puts a configuration outside the space, each as ``name = value is not …``; often nothing."""

@@ -209,7 +209,8 @@ class Trainer:
             raise WorkloadError("loss() returned a WeightedLoss for some micro-batches of a batch and not for others")
         whole = sum(weights, start=torch.zeros((), dtype=torch.float64, device=self._computation.device))
         gradients = [parameter.grad for parameter in self.model.parameters() if parameter.grad is not None]
-        torch._foreach_mul_(gradients, torch.as_tensor(self._configuration.batch_size / whole, dtype=gradients[0].dtype))
+        factor = torch.as_tensor(self._configuration.batch_size / whole, dtype=gradients[0].dtype)
+        torch._foreach_mul_(gradients, factor)
 
     def _set_learning_rate(self) -> None:
         learning_rate = self._configuration.learning_rate * self.schedule.factor(self.steps)

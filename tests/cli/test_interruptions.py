@@ -74,6 +74,7 @@ def check_complete(folder: Path) -> list[dict[str, object]]:
     return found
 
 
+@pytest.mark.slow
 def test_after_kill_nine_no_process_is_left_and_the_same_command_completes(tmp_path: Path) -> None:
     write_task(tmp_path, **SLOW)
     with driver(tmp_path) as process:
@@ -96,6 +97,7 @@ def test_after_kill_nine_no_process_is_left_and_the_same_command_completes(tmp_p
         assert [again[key] for key in same] == [found[int(str(number)) - 1][key] for key in same]
 
 
+@pytest.mark.slow
 def test_ctrl_c_stores_what_ran_and_exits_with_130(tmp_path: Path) -> None:
     write_task(tmp_path, **SLOW)
     with driver(tmp_path) as process:

@@ -87,7 +87,7 @@ def test_a_data_loading_process_that_fails_says_so() -> None:
         trainer.step()
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_every_epoch_brings_every_sample_once_but_for_the_incomplete_batch(workers: int) -> None:
     train = toy_data(100).train
     computation = on_cpu(data="host", loader_workers=workers)
