@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from bssearch.records import ProbeRecord, StepTime, StepTimeRequest
+from bssearch.search import calibration
 from bssearch.search.calibration import measure_step_times, missing_step_times
 from bssearch.search.step_time_probe import SECONDS_LIMIT, probe_step_times
 from bssearch.storage.repository import Store, open_store
@@ -67,7 +68,8 @@ def test_a_run_that_follows_has_nothing_left_to_time(store: Store) -> None:
 def test_a_run_times_what_is_missing_and_not_for_long(store: Store) -> None:
     executor = Stopwatch()
     measure_step_times(SPEC, store, executor, HERE, lambda: None)
-    assert executor.limits == [1.0] * 5
+    assert executor.limits == [calibration.SECONDS_LIMIT] * 5
+    assert calibration.SECONDS_LIMIT < SECONDS_LIMIT
 
 
 def test_what_was_measured_now_is_returned_and_what_was_first_is_kept(store: Store) -> None:
