@@ -130,7 +130,8 @@ class Trial:
             ending = self._out_of_memory(error)
         finally:
             if self._trainer is not None:
-                self._trainer.close()
+                with self._clock.ledger("other"):
+                    self._trainer.close()
         return self._outcome(self._reached_before(ending))
 
     def _run(self) -> Ending:

@@ -37,7 +37,8 @@ def test_check_and_run_refuse_a_target_that_takes_no_training(tmp_path: Path) ->
     assert not list(tmp_path.glob("*.db*"))
 
 
-@pytest.mark.parametrize("own", [pytest.param(0.1, marks=pytest.mark.slow), 97])
+@pytest.mark.slow
+@pytest.mark.parametrize("own", [0.1, 97])
 def test_target_proposes_what_every_run_of_the_default_reaches_whatever_the_specs_own(
     tmp_path: Path, own: float
 ) -> None:

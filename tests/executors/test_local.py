@@ -77,6 +77,7 @@ def test_what_a_trial_prints_comes_with_its_end_and_is_its_own(shared: LocalExec
     assert '{"kind": "exit"}' in logs[2]
 
 
+@pytest.mark.slow
 def test_logs_that_nobody_asked_to_keep_do_not_grow_and_still_tell_of_a_death(tmp_path: Path) -> None:
     deadly = StepTimeRequest(configuration=request_trial(1, "segfault").configuration)
     with opened(tmp_path, at=2) as executor:
@@ -236,6 +237,7 @@ def test_a_worker_that_dies_idle_is_replaced(tmp_path: Path) -> None:
         assert (outcome.state, outcome.reason) == (TrialState.FAILED, "worker exited with code 3")
 
 
+@pytest.mark.slow
 def test_a_hang_is_killed_and_shows_where_it_hung(tmp_path: Path) -> None:
     with opened(tmp_path, hang_seconds=2.0) as executor:
         executor.describe()

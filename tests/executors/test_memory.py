@@ -84,6 +84,7 @@ def test_a_size_is_run_in_a_process_of_its_own_under_the_limit(tmp_path: Path) -
     assert too_large.reason is not None and "can't allocate memory" in too_large.reason
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("death", "state"),
     [
