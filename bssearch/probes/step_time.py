@@ -13,6 +13,7 @@ from bssearch.records import StepTime, StepTimeRequest
 from bssearch.training.clock import Clock, Ledger, clock_for
 from bssearch.training.computation import Computation
 from bssearch.training.contention import ContentionMeter
+from bssearch.training.core_pace import CorePace
 from bssearch.training.memory import is_out_of_memory, peak_memory_bytes, reset_peak_memory
 from bssearch.training.trainer import Trainer, warm_up
 from bssearch.workloads.base import Data, Workload
@@ -32,6 +33,9 @@ RUNS = (6, 1000)
 LEAST_SHARE = 0.2
 """Runs are timed for this share of the limit even where they agree before: a machine has moods that last longer."""
 
+PATIENCE = 4
+"""Where the core was slow too often for `RUNS`, timing goes on for up to so many times the limit."""
+
 UPDATE_SHARE = 0.1
 """The update alone is timed for this share of the limit at most."""
 
@@ -46,7 +50,8 @@ def measure_step_time(request: StepTimeRequest, workload: Workload, data: Data, 
     The steps are those of the training loop, on training data, after a few that are not counted, and between
     evaluations as in a trial: the first steps after one find the caches cold, and where evaluations are frequent that
     is a tenth of the time and more. They are timed in short runs (`RUN_SECONDS`) until the 95 % interval of the median
-    run is within the asked precision, or the limit is reached. The evaluation is that of the validation part. Out of
+    run is within the asked precision, or the limit is reached. Runs in which the core was slow are left out, unless
+    there is little else: then the measurement is contended. The evaluation is that of the validation part. Out of
     memory is an answer: ``out_of_memory`` without times. Other exceptions of the workload go through.
     """
     try:
@@ -69,22 +74,25 @@ def _measure(request: StepTimeRequest, workload: Workload, data: Data, computati
         guess = min(_seconds(clock, "warmup", trainer.step) for _ in range(WARM_UP_STEPS))
         meter = ContentionMeter(device, request.threads)
         meter.start()
+        timer = _Timer(clock, computation.core, request.precision)
 
         def evaluate() -> None:
             trainer.evaluate(data.validation, metric)
 
         evaluation = _evaluation_seconds(clock, evaluate)
         if request.trial_train_seconds is None:
-            step = _time(clock, "train", trainer.step, guess, request.precision, request.seconds_limit)
+            step = timer.time("train", trainer.step, guess, request.seconds_limit)
         else:
             cadence = eval_every_steps(guess, evaluation, request.trial_train_seconds)
             steps = max(1, min(cadence, math.ceil(SEGMENT_SECONDS / guess)))
-            step = _time(clock, "train", trainer.step, guess, request.precision, request.seconds_limit, evaluate, steps)
+            step = timer.time("train", trainer.step, guess, request.seconds_limit, evaluate, steps)
         contention = meter.stop()
         guess = _seconds(clock, "other", trainer.update)
-        limit = UPDATE_SHARE * request.seconds_limit
-        update = _time(clock, "other", trainer.update, guess, request.precision, limit)
-    interrupted = clock.is_contended(request.threads)
+        update = timer.time("other", trainer.update, guess, UPDATE_SHARE * request.seconds_limit)
+    reasons = [contention.reason, step.slow]
+    if clock.is_contended(request.threads) and contention.reason is None:
+        reasons.append("other work had the processor meanwhile")
+    reason = "; ".join(filter(None, reasons)) or None
     return StepTime(
         batch_size=configuration.batch_size,
         micro_batch_size=configuration.micro_batch_size,
@@ -96,8 +104,8 @@ def _measure(request: StepTimeRequest, workload: Workload, data: Data, computati
         update_seconds=update.median,
         evaluation_seconds=evaluation,
         peak_memory_bytes=peak_memory_bytes(device),
-        contended=contention.contended or interrupted,
-        reason=contention.reason or ("other work had the processor meanwhile" if interrupted else None),
+        contended=reason is not None,
+        reason=reason,
     )
 
 
@@ -111,60 +119,91 @@ def _evaluation_seconds(clock: Clock, evaluate: Callable[[], object]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class _Timing:
-    """The median seconds of a piece of work, with its interval; ``count`` is how often it was done."""
+    """The median seconds of a piece of work, with its interval; ``count`` is how often it was done.
+
+    ``slow`` says so where it was timed on a slow core.
+    """
 
     median: float
     low: float
     high: float
     settled: bool
     count: int
+    slow: str | None
 
 
-def _time(
-    clock: Clock,
-    ledger: Ledger,
-    work: Callable[[], object],
-    guess: float,
-    precision: float,
-    limit: float,
-    between: Callable[[], object] | None = None,
-    in_a_row: int | None = None,
-) -> _Timing:
-    """Time runs of a piece of work that takes about ``guess`` seconds until their median is known.
+class _Timer:
+    """Times pieces of work in runs, on a core whose pace is looked at between them (None: not what they depend on)."""
 
-    ``between`` is done, on another ledger, before every ``in_a_row`` pieces of work; a run is made of whole rows, by
-    default of one.
-    """
-    per_run = math.ceil(RUN_SECONDS / guess) if 0 < guess < RUN_SECONDS else 1
-    in_a_row = in_a_row or per_run
-    rows = math.ceil(per_run / in_a_row)
+    def __init__(self, clock: Clock, core: CorePace | None, precision: float) -> None:
+        self._clock = clock
+        self._core = core
+        self._precision = precision
 
-    def row() -> None:
-        for _ in range(in_a_row):
-            work()
+    def time(
+        self,
+        ledger: Ledger,
+        work: Callable[[], object],
+        guess: float,
+        limit: float,
+        between: Callable[[], object] | None = None,
+        in_a_row: int | None = None,
+    ) -> _Timing:
+        """Time runs of a piece of work that takes about ``guess`` seconds until their median is known.
 
-    def run() -> float:
-        seconds = 0.0
-        for _ in range(rows):
-            if between is not None:
-                _seconds(clock, "evaluation", between)
-            seconds += _seconds(clock, ledger, row)
-        return seconds
+        ``between`` is done, on another ledger, before every ``in_a_row`` pieces of work; a run is made of whole rows,
+        by default of one.
+        """
+        per_run = math.ceil(RUN_SECONDS / guess) if 0 < guess < RUN_SECONDS else 1
+        in_a_row = in_a_row or per_run
+        rows = math.ceil(per_run / in_a_row)
 
-    fewest, most = RUNS
-    times: list[float] = []
-    spent = 0.0
-    while True:
-        seconds = run()
-        spent += seconds
-        times.append(seconds / (rows * in_a_row))
+        def row() -> None:
+            for _ in range(in_a_row):
+                work()
+
+        def run() -> float:
+            seconds = 0.0
+            for _ in range(rows):
+                if between is not None:
+                    _seconds(self._clock, "evaluation", between)
+                seconds += _seconds(self._clock, ledger, row)
+            return seconds / (rows * in_a_row)
+
+        return self._time(run, rows * in_a_row, limit)
+
+    def _time(self, run: Callable[[], float], per_run: int, limit: float) -> _Timing:
+        fewest, most = RUNS
+        runs: list[tuple[float, float]] = []
+        times: list[float] = []
+        spent = 0.0
+        before = self._look()
+        while len(runs) < fewest or (len(runs) < most and spent < limit * (1 if len(times) >= fewest else PATIENCE)):
+            seconds = run()
+            after = self._look()
+            spent += seconds * per_run
+            runs.append((seconds, max(before, after)))
+            before = after
+            times = self._at_full_pace(runs)
+            if len(times) >= fewest and spent >= LEAST_SHARE * limit and self._is_settled(times):
+                break
+        slow = None
         if len(times) < fewest:
-            continue
-        median = statistics.median(times)
+            slow = f"the core was slow in most of {len(runs)} timings"
+            times = [time for time, _ in runs]
         low, high = median_interval(times)
-        settled = high - low <= 2 * precision * median and spent >= LEAST_SHARE * limit
-        if settled or spent >= limit or len(times) == most:
-            return _Timing(median, low, high, settled, len(times) * rows * in_a_row)
+        return _Timing(statistics.median(times), low, high, self._is_settled(times), len(times) * per_run, slow)
+
+    def _is_settled(self, times: Sequence[float]) -> bool:
+        low, high = median_interval(times)
+        return high - low <= 2 * self._precision * statistics.median(times)
+
+    def _look(self) -> float:
+        return 0.0 if self._core is None else self._core.look()
+
+    def _at_full_pace(self, runs: Sequence[tuple[float, float]]) -> list[float]:
+        """Return the times of the runs before and after which the core was not slow."""
+        return [time for time, look in runs if self._core is None or not self._core.is_slow(look)]
 
 
 def _seconds(clock: Clock, ledger: Ledger, work: Callable[[], object]) -> float:

@@ -11,6 +11,7 @@ from torch import nn
 from bssearch.records import TrainingSettings
 from bssearch.training.checkpointing import checkpoint_activations
 from bssearch.training.compilation import compile_in_place, share_storage
+from bssearch.training.core_pace import CorePace
 from bssearch.training.ghost_norm import convert_batch_norms
 from bssearch.training.precision import allow_tf32, autocast, resolve_precision
 from bssearch.workloads.base import Workload
@@ -20,8 +21,9 @@ class Computation:
     """The training settings of a study, resolved for one device; a worker keeps it for all its trials.
 
     ``precision`` and ``fused`` are what the settings come to; ``compiles`` says whether models are compiled, which
-    `fallback` ends; ``warnings`` are sentences that hold for every trial from now on. Making one sets the process's
-    switches: tf32, cuDNN's choice of kernels by trial, deterministic algorithms.
+    `fallback` ends; ``warnings`` are sentences that hold for every trial from now on; ``core`` has the pace of the core
+    where steps are computed on one, None on a GPU. Making one sets the process's switches: tf32, cuDNN's choice of
+    kernels by trial, deterministic algorithms.
 
     Raises `LaunchError` for a precision that the device lacks.
     """
@@ -33,6 +35,7 @@ class Computation:
         self.fused = device.type == "cuda" if settings.fused is None else settings.fused
         self.compiles = settings.compile != "none"
         self.warnings: list[str] = []
+        self.core = CorePace() if device.type == "cpu" else None
         self._model: nn.Module | None = None
         self._places: dict[str, torch.Tensor] = {}
         if settings.compile == "reduce-overhead" and device.type != "cuda":

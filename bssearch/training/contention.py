@@ -3,6 +3,7 @@
 On the CPU the kernel's own account tells: the busy seconds of the CPUs that this process may use (`/proc/stat`, time
 stolen by a hypervisor included), less those of this process and its children, and less those of its parent, which
 samples and writes to the database. What is left others have used. Where there is no such account nothing is said.
+What shares a core without being on that account shows in the core's own pace (`bssearch.training.core_pace`).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from pathlib import Path
 
 import torch
 
+from bssearch.training.core_pace import SLOW_SHARE, CorePace
 from bssearch.training.nvml import other_processes, throttle_reasons
 
 FULL_SHARE = 0.6
@@ -48,26 +50,54 @@ class CpuUse:
 
 
 class ContentionMeter:
-    """Compares the use of the machine at two moments; ``threads`` is how many CPUs the work between them can use."""
+    """Compares the use of the machine at two moments, and looks at its pace between them.
 
-    def __init__(self, device: torch.device, threads: int, read_cpu: Callable[[], CpuUse | None] | None = None) -> None:
+    ``threads`` is how many CPUs the work between them can use; ``core`` has the pace of the core on which it runs,
+    None where that is not what its time depends on.
+    """
+
+    def __init__(
+        self,
+        device: torch.device,
+        threads: int,
+        core: CorePace | None = None,
+        read_cpu: Callable[[], CpuUse | None] | None = None,
+    ) -> None:
         self._device = device
         self._threads = threads
+        self._core = core
         self._read_cpu = read_cpu or cpu_use
         self._before: CpuUse | None = None
+        self._looks: list[float] = []
 
     def start(self) -> None:
         """Begin to watch."""
         self._before = self._read_cpu()
+        self._looks = []
+        self.look()
+
+    def look(self) -> None:
+        """Look at the pace of the core; called now and then."""
+        if self._core is not None:
+            self._looks.append(self._core.look())
 
     def stop(self) -> Contention:
         """Return what was seen since the start."""
+        self.look()
         after = self._read_cpu()
         reasons = _on_gpu(self._device) if self._device.type == "cuda" else []
         if self._before is not None and after is not None:
             crowd = cpu_crowd(self._before, after, self._threads)
             reasons += [] if crowd is None else [crowd]
+        slow = self._slow_share()
+        if slow > SLOW_SHARE:
+            reasons.append(f"the core was slow at {slow:.0%} of {len(self._looks)} looks")
         return Contention(bool(reasons), "; ".join(reasons) or None)
+
+    def _slow_share(self) -> float:
+        if self._core is None:
+            return 0.0
+        return sum(map(self._core.is_slow, self._looks)) / len(self._looks)
 
 
 def cpu_crowd(before: CpuUse, after: CpuUse, threads: int) -> str | None:

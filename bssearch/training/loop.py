@@ -105,7 +105,7 @@ class Trial:
         self._on_observation = on_observation
         self._stop = stop
         self._on_progress = on_progress
-        self._contention = ContentionMeter(computation.device, request.threads)
+        self._contention = ContentionMeter(computation.device, request.threads, computation.core)
         self._device_meter = DeviceMeter(computation.device)
         self._trainer: Trainer | None = None
         self._noise: NoiseMeter | None = None
@@ -227,6 +227,7 @@ class Trial:
         previous, self._last = self._last, observation
         with self._clock.ledger("other"):
             self._device_meter.sample()
+            self._contention.look()
             self._on_observation(observation)
             if self._noise is not None:
                 self._note_peak_memory()

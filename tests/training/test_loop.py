@@ -21,6 +21,7 @@ from tests.training.toys import (
     Run,
     Toy,
     configuration,
+    core_of_pace,
     curve,
     metric_by_evaluation,
     on_cpu,
@@ -230,6 +231,15 @@ def test_a_trial_beside_other_work_is_marked_and_says_so(monkeypatch: pytest.Mon
     outcome = Run(request(), clock=FakeTime().clock()).outcome
     assert outcome.contended
     assert outcome.warnings == ("contended: others used 1.0 of 2 CPUs",)
+
+
+def test_the_pace_of_the_core_is_looked_at_with_each_evaluation() -> None:
+    computation = on_cpu()
+    computation.core = core_of_pace(1.0, 1.7)
+    run = Run(request(), computation=computation)
+    looks = len(run.observations) + 2
+    assert run.outcome.contended
+    assert any(f"of {looks} looks" in warning for warning in run.outcome.warnings)
 
 
 @pytest.mark.parametrize("asked_at", [1, 5, 12])

@@ -15,8 +15,9 @@ from bssearch.probes import step_time
 from bssearch.probes.step_time import measure_step_time, median_interval
 from bssearch.records import Configuration, StepTime, StepTimeRequest
 from bssearch.training.contention import Contention
+from bssearch.training.core_pace import CorePace
 from bssearch.training.trainer import Trainer
-from tests.training.toys import FakeTime, Toy, configuration, on_cpu, toy_data
+from tests.training.toys import FakeTime, Toy, configuration, core_of_pace, on_cpu, toy_data
 
 Measure = Callable[..., StepTime]
 
@@ -47,6 +48,7 @@ def measure(monkeypatch: pytest.MonkeyPatch) -> Measure:
         precision: float = 0.02,
         update: float = 0.0,
         cpu_share: float = 1.0,
+        core: CorePace | None = None,
     ) -> StepTime:
         time = FakeTime()
         monkeypatch.setattr(step_time, "clock_for", lambda device: time.clock())
@@ -66,7 +68,9 @@ def measure(monkeypatch: pytest.MonkeyPatch) -> Measure:
         monkeypatch.setattr(Trainer, "update", slow_update)
         toy = Toy(on_loss=lambda: time.pass_by(next(of_losses), cpu_share), on_evaluate=evaluated)
         request = StepTimeRequest(configuration=probed or configuration(), precision=precision, seconds_limit=limit)
-        return measure_step_time(request, toy, toy_data(), on_cpu())
+        computation = on_cpu()
+        computation.core = core
+        return measure_step_time(request, toy, toy_data(), computation)
 
     return measured
 
@@ -146,7 +150,7 @@ def test_short_steps_are_timed_in_runs_of_ten_milliseconds(measure: Measure) -> 
 
 
 def test_no_more_than_a_thousand_runs_are_timed(measure: Measure) -> None:
-    assert measure([0.02, 0.04], [0.7], limit=math.inf).steps_timed == 1000
+    assert measure([0.02, 0.04], [0.7], limit=math.inf, precision=0.0).steps_timed == 1000
 
 
 def test_the_steps_before_time_starts_are_not_counted(measure: Measure) -> None:
@@ -170,6 +174,23 @@ def test_something_else_on_the_device_is_told(measure: Measure, monkeypatch: pyt
     monkeypatch.setattr(QuietMeter, "found", Contention(True, "process 41 (python) uses the device"))
     shared = measure([0.05], [0.7])
     assert (shared.contended, shared.reason) == (True, "process 41 (python) uses the device")
+
+
+def test_steps_on_a_slow_core_are_left_out(measure: Measure) -> None:
+    """The look after the last of every eight steps is slow: that step and the one after it do not count."""
+    losses = [*[0.02] * 6, 0.03, 0.03]
+    first = [0.02] * 5  # the warm-up
+    measured = measure([*first, *losses * 20], [0.7], limit=2.0, precision=0.0, core=core_of_pace(*[1.0] * 7, 1.7))
+    assert measured.step_seconds_low == pytest.approx(0.02)
+    assert measured.step_seconds_high == pytest.approx(0.02)
+    assert not measured.contended
+
+
+def test_a_core_that_is_hardly_ever_at_full_pace_is_told_after_four_times_the_limit(measure: Measure) -> None:
+    measured = measure([0.02], [0.7], limit=0.5, core=core_of_pace(1.0, *[1.7] * 1000))
+    assert measured.contended
+    assert measured.reason == "the core was slow in most of 100 timings"
+    assert measured.step_seconds == pytest.approx(0.02)
 
 
 def test_a_thread_that_lost_the_processor_is_told(measure: Measure) -> None:

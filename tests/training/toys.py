@@ -23,6 +23,7 @@ from bssearch.records import (
 )
 from bssearch.training.clock import Clock
 from bssearch.training.computation import Computation
+from bssearch.training.core_pace import SPINS, CorePace
 from bssearch.training.loop import run_trial
 from bssearch.workloads.base import Data, Part
 
@@ -30,8 +31,16 @@ CPU = torch.device("cpu")
 
 
 def on_cpu(**settings: Any) -> Computation:
-    """Return the computation of training settings on the CPU."""
-    return Computation(CPU, TrainingSettings(**settings))
+    """Return the computation of training settings on the CPU, at whose pace nobody looks."""
+    computation = Computation(CPU, TrainingSettings(**settings))
+    computation.core = None
+    return computation
+
+
+def core_of_pace(*spins: float) -> CorePace:
+    """Return a core whose looks take the given seconds, one after the other and from the first again."""
+    looks = (spin for look in itertools.cycle(spins) for spin in [look] * SPINS)
+    return CorePace(spin=lambda: next(looks))
 
 
 def _part(samples: int, seed: int, dtype: torch.dtype) -> Part:
