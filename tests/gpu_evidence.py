@@ -268,7 +268,7 @@ def write_curves(task: Task, spec: Any, trials: list[Any], curves: dict[int, lis
 
 def gpu_tests(task: Task) -> Found:
     """The tests marked gpu."""
-    command = [sys.executable, "-m", "pytest", "-m", "gpu", "-q", "--color=no", "tests/gpu"]
+    command = [sys.executable, "-m", "pytest", "-m", "gpu", "-n", "0", "-q", "--color=no", "tests/gpu"]
     done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     lines = done.stdout.splitlines()
     return {"summary": lines[-1], "output": lines[-100:], "passes": done.returncode == 0}
