@@ -74,10 +74,10 @@ def memory(
     elif form is not Format.TABLE:
         print_rows(rows, (), form)
     else:
-        print_memory(found)
+        print_memory(found, is_cpu=place.environment.device_type == "cpu")
 
 
-def print_memory(found: MemoryProbe) -> None:
+def print_memory(found: MemoryProbe, *, is_cpu: bool) -> None:
     """Print the sizes that were run, the boundary between them, and the line through their peaks."""
     print_table(
         [
@@ -100,8 +100,14 @@ def print_memory(found: MemoryProbe) -> None:
             f"The largest micro-batch that fits is {found.largest_that_fits}; "
             + ("none is known not to." if above is None else f"{above} does not.")
         )
+    if found.marginal:
+        out.print(
+            "A marginal size ran, but only without a reserve for what a longer training needs: it does not count."
+        )
     if found.fit is not None:
         out.print(memory_line(found.fit))
+    if is_cpu:
+        out.print("The peak is the process's resident memory with all libraries; a limit is on its data segment.")
 
 
 def memory_line(fit: MemoryFit) -> str:

@@ -154,6 +154,7 @@ class Worker:
                 self._channel.send(Heartbeat())
 
     def _load(self, command: Load) -> None:
+        self._memory_limit_bytes = command.memory_limit_bytes
         try:
             import torch
 
@@ -178,7 +179,6 @@ class Worker:
                 raise WorkloadError(message, hint=getattr(error, "hint", None)) from error
             data, _ = place(data, computation, command.memory_limit_bytes)
             self._loaded = workload, data, computation
-            self._memory_limit_bytes = command.memory_limit_bytes
             self._channel.send(Loaded(device=str(device)))
         except BaseException as error:
             self._refuse(error)
@@ -217,11 +217,18 @@ class Worker:
     def _refuse(self, error: BaseException) -> None:
         traceback.print_exception(error)
         lacks_memory = _ran_out_of_memory(error)
+        message, hint = describe_exception(error), error.hint if isinstance(error, BSSearchError) else None
+        if lacks_memory:
+            limit = self._memory_limit_bytes
+            allowed = "" if limit is None else f" under the limit of {limit / 2**30:.3g} GiB"
+            message = f"out of memory{allowed}: {message}"
+            if limit is not None and hint is None:
+                hint = "the data and a model must fit beside each other: a higher limit, or none"
         self._channel.send(
             Refused(
                 error="workload" if isinstance(error, WorkloadError) and not lacks_memory else "launch",
-                message=f"{'out of memory: ' if lacks_memory else ''}{describe_exception(error)}",
-                hint=error.hint if isinstance(error, BSSearchError) else None,
+                message=message,
+                hint=hint,
                 out_of_memory=lacks_memory,
             )
         )

@@ -34,7 +34,7 @@ LEAST_SHARE = 0.2
 """Runs are timed for this share of the limit even where they agree before: a machine has moods that last longer."""
 
 PATIENCE = 4
-"""Where the core was slow too often for `RUNS`, timing goes on for up to so many times the limit."""
+"""Where the core was slow too often, timing goes on for up to so many times the limit, evaluations included."""
 
 UPDATE_SHARE = 0.1
 """The update alone is timed for this share of the limit at most."""
@@ -89,7 +89,7 @@ def _measure(request: StepTimeRequest, workload: Workload, data: Data, computati
         contention = meter.stop()
         guess = _seconds(clock, "other", trainer.update)
         update = timer.time("other", trainer.update, guess, UPDATE_SHARE * request.seconds_limit)
-    reasons = [contention.reason, step.slow]
+    reasons = [contention.reason, step.slow or update.slow]
     if clock.is_contended(request.threads) and contention.reason is None:
         reasons.append("other work had the processor meanwhile")
     reason = "; ".join(filter(None, reasons)) or None
@@ -177,8 +177,14 @@ class _Timer:
         runs: list[tuple[float, float]] = []
         times: list[float] = []
         spent = 0.0
-        before = self._look()
-        while len(runs) < fewest or (len(runs) < most and spent < limit * (1 if len(times) >= fewest else PATIENCE)):
+        started = self._clock.wall_seconds
+        before = 0.0
+        while len(runs) < most:
+            is_late = spent >= limit and len(runs) >= fewest
+            if len(times) < fewest:
+                is_late &= len(runs) >= 2 * fewest and self._clock.wall_seconds - started >= PATIENCE * limit
+            if is_late:
+                break
             seconds = run()
             after = self._look()
             spent += seconds * per_run
@@ -189,7 +195,7 @@ class _Timer:
                 break
         slow = None
         if len(times) < fewest:
-            slow = f"the core was slow in most of {len(runs)} timings"
+            slow = f"the core was slow in {len(runs) - len(times)} of {len(runs)} timings"
             times = [time for time, _ in runs]
         low, high = median_interval(times)
         return _Timing(statistics.median(times), low, high, self._is_settled(times), len(times) * per_run, slow)

@@ -169,6 +169,10 @@ def _about_the_metric(evidence: Evidence) -> Iterator[tuple[str, str]]:
 
 def _about_the_trial(evidence: Evidence) -> Iterator[tuple[str, str]]:
     outcome, target = evidence.outcome, evidence.spec.record_target
+    known = {message for _, message in about_batch_normalisation(evidence.spec, evidence.found)}
+    for sentence in outcome.warnings:
+        if sentence not in known:
+            yield "training", sentence
     if outcome.state is TrialState.DIVERGED:
         yield "default_diverges", f"the default configuration does not train: {outcome.reason}"
         return

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from bssearch.training.core_pace import SLOW_SHARE, CorePace
+from bssearch.training.core_pace import CorePace
 from bssearch.training.nvml import other_processes, throttle_reasons
 
 FULL_SHARE = 0.6
@@ -74,30 +74,23 @@ class ContentionMeter:
         """Begin to watch."""
         self._before = self._read_cpu()
         self._looks = []
-        self.look()
 
     def look(self) -> None:
-        """Look at the pace of the core; called now and then."""
+        """Look at the pace of the core; called now and then, while it is awake."""
         if self._core is not None:
             self._looks.append(self._core.look())
 
     def stop(self) -> Contention:
         """Return what was seen since the start."""
-        self.look()
         after = self._read_cpu()
         reasons = _on_gpu(self._device) if self._device.type == "cuda" else []
         if self._before is not None and after is not None:
             crowd = cpu_crowd(self._before, after, self._threads)
             reasons += [] if crowd is None else [crowd]
-        slow = self._slow_share()
-        if slow > SLOW_SHARE:
-            reasons.append(f"the core was slow at {slow:.0%} of {len(self._looks)} looks")
+        if self._core is not None and self._core.are_slow(self._looks):
+            slow = sum(map(self._core.is_slow, self._looks))
+            reasons.append(f"the core was slow at {slow} of {len(self._looks)} looks")
         return Contention(bool(reasons), "; ".join(reasons) or None)
-
-    def _slow_share(self) -> float:
-        if self._core is None:
-            return 0.0
-        return sum(map(self._core.is_slow, self._looks)) / len(self._looks)
 
 
 def cpu_crowd(before: CpuUse, after: CpuUse, threads: int) -> str | None:

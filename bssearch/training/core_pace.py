@@ -7,40 +7,49 @@ stolen time here; a hot processor lowers its clock. Either way the same steps ta
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from math import inf
+from collections import deque
+from collections.abc import Callable, Sequence
 
 SLOW = 1.4
-"""A look that takes so many times as long as the fastest is slow: more than boost clocks change by, less than what
-two hardware threads cost each other."""
+"""A look that takes so many times as long as the fastest is slow; with its other hardware thread at work, a core was
+seen to take 1.7 times as long."""
 
-SLOW_SHARE = 0.1
-"""So many of a measurement's looks may be slow."""
+SLOW_SHARE = 0.25
+SLOW_LOOKS = 2
+"""A measurement is contended from so large a share of slow looks on, and so many: its steps take a tenth longer."""
+
+REMEMBERED = 1000
 
 SPINS = 3
 _ROUNDS = 3000
 
 
 class CorePace:
-    """Looks at the pace of the core, and remembers the fastest; a process keeps one for as long as it lives.
+    """Looks at the pace of the core, and compares with the fastest of late; a process keeps one for all its trials.
 
-    A look takes about a third of a millisecond. Until the core has once gone at its full pace, slow looks are not
-    known for what they are.
+    A look takes about a quarter of a millisecond, on a core that is awake: one that idled before takes longer. Until
+    the core has once gone at its full pace, slow looks are not known for what they are; of a pace that it has not kept
+    up for `REMEMBERED` looks nothing is known any more.
     """
 
     def __init__(self, spin: Callable[[], float] | None = None) -> None:
         self._spin = spin or _spin_seconds
-        self._fastest = inf
+        self._looks: deque[float] = deque(maxlen=REMEMBERED)
 
     def look(self) -> float:
         """Return how long the piece of work takes now, in seconds (the first of a few tries finds cold caches)."""
         seconds = min(self._spin() for _ in range(SPINS))
-        self._fastest = min(self._fastest, seconds)
+        self._looks.append(seconds)
         return seconds
 
     def is_slow(self, seconds: float) -> bool:
         """Return whether a look was slow, by all that is known now."""
-        return seconds > SLOW * self._fastest
+        return seconds > SLOW * min(self._looks)
+
+    def are_slow(self, looks: Sequence[float]) -> bool:
+        """Return whether so many of a measurement's looks were slow that its time is not to be trusted."""
+        slow = sum(map(self.is_slow, looks))
+        return slow >= SLOW_LOOKS and slow >= SLOW_SHARE * len(looks)
 
 
 def _spin_seconds() -> float:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from bssearch.training.contention import ContentionMeter
-from bssearch.training.core_pace import CorePace
+from bssearch.training.core_pace import REMEMBERED, CorePace
 from tests.training.toys import core_of_pace, on_cpu
 
 CPU = torch.device("cpu")
@@ -36,12 +36,27 @@ def test_computation_on_a_cpu_knows_its_core() -> None:
     assert Computation(CPU).core is not None
 
 
-@pytest.mark.parametrize(("slow", "contended"), [(0, False), (1, False), (3, True)])
-def test_a_core_that_was_slow_at_more_than_a_tenth_of_the_looks_was_shared(slow: int, contended: bool) -> None:
-    meter = ContentionMeter(CPU, 1, core_of_pace(*[1.0] * (10 - slow), *[1.7] * slow), read_cpu=lambda: None)
+@pytest.mark.parametrize(
+    ("looks", "slow", "contended"), [(10, 0, False), (10, 2, False), (10, 3, True), (2, 1, False), (2, 2, True)]
+)
+def test_a_core_that_was_slow_at_a_quarter_of_the_looks_was_shared(looks: int, slow: int, contended: bool) -> None:
+    """One slow look alone says nothing."""
+    core = core_of_pace(1.0, *[1.0] * (looks - slow), *[1.7] * slow)
+    core.look()
+    meter = ContentionMeter(CPU, 1, core, read_cpu=lambda: None)
     meter.start()
-    for _ in range(8):
+    for _ in range(looks):
         meter.look()
     found = meter.stop()
     assert found.contended is contended
-    assert found.reason == (f"the core was slow at {slow}0% of 10 looks" if contended else None)
+    assert found.reason == (f"the core was slow at {slow} of {looks} looks" if contended else None)
+
+
+def test_a_pace_that_was_not_kept_up_is_forgotten() -> None:
+    core = core_of_pace(0.5, *[1.0] * REMEMBERED)
+    core.look()
+    later = core.look()
+    assert core.is_slow(later)
+    for _ in range(REMEMBERED - 1):
+        core.look()
+    assert not core.is_slow(later)

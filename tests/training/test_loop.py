@@ -237,7 +237,7 @@ def test_the_pace_of_the_core_is_looked_at_with_each_evaluation() -> None:
     computation = on_cpu()
     computation.core = core_of_pace(1.0, 1.7)
     run = Run(request(), computation=computation)
-    looks = len(run.observations) + 2
+    looks = len(run.observations)
     assert run.outcome.contended
     assert any(f"of {looks} looks" in warning for warning in run.outcome.warnings)
 
