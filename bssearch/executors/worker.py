@@ -157,6 +157,7 @@ class Worker:
         self._memory_limit_bytes = command.memory_limit_bytes
         try:
             import torch
+            import torch._dynamo  # the first optimizer would load it, seconds that no trial shall take
 
             from bssearch.executors.devices import choose_device
             from bssearch.training.batches import place

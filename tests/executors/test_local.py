@@ -259,8 +259,8 @@ def test_a_hang_that_holds_the_interpreters_lock_is_killed(tmp_path: Path) -> No
 
 @pytest.mark.slow
 def test_a_long_trial_that_makes_progress_is_no_hang(tmp_path: Path) -> None:
-    with opened(tmp_path, hang_seconds=2.0) as executor:
-        request = replace(request_endless_trial(1, seconds=5.0), eval_every_steps=10**9)
+    with opened(tmp_path, hang_seconds=4.0) as executor:
+        request = replace(request_endless_trial(1, seconds=9.0), eval_every_steps=10**9)
         outcome, _ = run_to_the_end(executor, request)
         assert outcome.state is TrialState.EXHAUSTED
 
