@@ -16,7 +16,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from bssearch.analysis.report import Answer
+    from bssearch.analysis.answer import Answer
     from bssearch.errors import (
         BSSearchError,
         DatabaseError,
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from bssearch.workloads.base import Data, Part, WeightedLoss, Workload
 
 _HOMES = {
-    "Answer": "bssearch.analysis.report",
+    "Answer": "bssearch.analysis.answer",
     "BSSearchError": "bssearch.errors",
     "Data": "bssearch.workloads.base",
     "DatabaseError": "bssearch.errors",

@@ -29,3 +29,39 @@ def learning_rate_factor(rule: LearningRateRule, batch_size: int, reference_batc
             return math.sqrt(ratio)
         case LearningRateRule.NONE:
             return 1.0
+
+
+WARMUP_RATIO = 8
+"""Batch sizes from so many times the reference on are said to need a warmup."""
+
+LARGEST_DROPOUT = 0.95
+"""A rule that asks for more gets this: at 1 nothing is trained."""
+
+
+def is_said_to_need_warmup(batch_size: int, reference_batch: int) -> bool:
+    """Return whether the rule asks for a warmup: κ ≥ `WARMUP_RATIO` (Goyal et al. 2017, arXiv 1706.02677, §2.2).
+
+    Their evidence is batch 8,192 against 256, κ = 32; for κ ≥ 8 it is said (`research/batch.md`, D).
+    """
+    return batch_size >= WARMUP_RATIO * reference_batch
+
+
+def sqrt_weight_decay(weight_decay: float, batch_size: int, reference_batch: int) -> float:
+    """Return λ·√κ, the weight decay ∝ √batch of folklore; with AdamW it is `timescale_weight_decay` at η ∝ √κ."""
+    return weight_decay * math.sqrt(batch_size / reference_batch)
+
+
+def timescale_weight_decay(
+    weight_decay: float, reference_rate: float, learning_rate: float, batch_size: int, reference_batch: int
+) -> float:
+    """Return λ·κ·η0/η, which keeps AdamW's averaging time τ = B/(ηλN), in epochs.
+
+    ``reference_rate`` is η0, the learning rate at ``reference_batch``; ``learning_rate`` is η, that at ``batch_size``;
+    both > 0 (Wang & Aitchison 2024, arXiv 2405.13698; Bergsma et al. 2025, arXiv 2505.13738).
+    """
+    return weight_decay * (batch_size / reference_batch) * (reference_rate / learning_rate)
+
+
+def sqrt_dropout(dropout: float, batch_size: int, reference_batch: int) -> float:
+    """Return p·√κ, no more than `LARGEST_DROPOUT`: folklore, by analogy with the noise of the gradient ∝ 1/√batch."""
+    return min(LARGEST_DROPOUT, dropout * math.sqrt(batch_size / reference_batch))

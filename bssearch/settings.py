@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import os
 from pathlib import Path
 
@@ -40,6 +41,14 @@ def _url_from_file() -> str | None:
     return url
 
 
+def user_name() -> str:
+    """Return the user's name, or number where the machine has no name for it."""
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError, ImportError):
+        return str(os.getuid())
+
+
 def packaged_folder(name: str) -> Path:
     """Return the folder ``migrations`` or ``studies``, in a wheel as in a checkout.
 
@@ -50,6 +59,11 @@ def packaged_folder(name: str) -> Path:
         if folder.is_dir():
             return folder
     raise FileNotFoundError(f"the installation of bssearch lacks its folder {name!r}")
+
+
+def presets() -> dict[str, Path]:
+    """Return the fragments of specs that come with bssearch, by name."""
+    return {path.stem: path for path in sorted((packaged_folder("studies") / "presets").glob("*.yaml"))}
 
 
 def shipped_studies() -> dict[str, Path]:

@@ -201,7 +201,7 @@ def export(task: Task) -> Found:
     from bssearch.cli.export import Export, exported
     from bssearch.errors import TargetNotReachedError
     from bssearch.records import outcome_fields
-    from bssearch.search.study import answer
+    from bssearch.search.answers import answer
     from bssearch.storage.repository import open_store
 
     with open_store(task.database, write=False) as store:

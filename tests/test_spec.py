@@ -9,6 +9,8 @@ import yaml
 
 from bssearch import settings
 from bssearch.errors import NotFoundError, SpecError
+from bssearch.records import Objective
+from bssearch.space.domains import Range
 from bssearch.spec import StudySpec, load_spec
 from bssearch.spec.model import changes
 from tests.factories import SPEC, make_spec
@@ -56,6 +58,33 @@ trials = 20
 trial_train_seconds = 5
 """
     assert load_spec(write(tmp_path, toml, "study.toml")) == load_spec(write(tmp_path, GOOD))
+
+
+WHOLE = "default: {batch_size: 32, learning_rate: 1e-1, dropout: 0.1, weight_decay: 0, label_smoothing: 0}"
+PLAIN = "default: {batch_size: 32, learning_rate: 1e-1, dropout: 0.1}"
+
+
+@pytest.mark.parametrize("name", sorted(settings.presets()))
+def test_every_preset_completes_a_spec(tmp_path: Path, name: str) -> None:
+    whole = WHOLE.replace("learning_rate", "warmup_epochs: 0, learning_rate") if name == "fine_tuning" else WHOLE
+    text = GOOD.replace(PLAIN, whole.replace(", weight_decay: 0, label_smoothing: 0", "") if "large" in name else whole)
+    assert load_spec(write(tmp_path, text + f"preset: {name}\n")).name == "toy"
+
+
+def test_a_spec_counts_before_its_preset_field_by_field(tmp_path: Path) -> None:
+    spec = load_spec(write(tmp_path, GOOD.replace(PLAIN, WHOLE) + "preset: accuracy_first\nconfirm: {runs: 9}\n"))
+    assert spec.objective is Objective.METRIC_IN_BUDGET
+    assert (spec.confirm.runs, spec.confirm.top) == (9, 3)
+    assert spec.space.label_smoothing == (0.0, 0.1)
+    assert spec.space.dropout == Range(low=0.0, high=0.3)
+    assert "preset" not in spec.model_dump()
+
+
+def test_an_unknown_preset_is_named_with_what_it_is_near(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="preset = 'speed_frist' is not known; did you mean 'speed_first'?"):
+        load_spec(write(tmp_path, GOOD + "preset: speed_frist\n"))
+    with pytest.raises(SpecError, match="there are accuracy_first, distributed"):
+        load_spec(write(tmp_path, GOOD + "preset: [1]\n"))
 
 
 def test_set_overrides_fields_and_makes_missing_groups(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ConfigDict
 
@@ -10,6 +11,9 @@ from bssearch.analysis.optimum import Verdict, is_complete
 from bssearch.analysis.time_to_target import Estimate
 from bssearch.records import Phase, ProbeRecord, Target, TrialRecord, TrialState
 from bssearch.spec import StudySpec
+
+if TYPE_CHECKING:
+    from bssearch.analysis.answer import FinalMetrics, Gap, Generalisation
 
 NOISE = 0.10
 
@@ -83,12 +87,24 @@ def _notices(spec: StudySpec, trials: Sequence[TrialRecord], verdict: Verdict) -
             f"the seeds of the optimum differ by {variation:.0%} (coefficient of variation); "
             f"differences below that are not settled by {optimal.estimate.runs} runs",
         )
+    least = verdict.least.configuration.batch_size
+    if verdict.rule == "law":
+        yield (
+            "chosen_by_law",
+            f"the seeds differ too much for {optimal.estimate.runs} runs to tell 5 %, and the law fits: at batch "
+            f"{best} law × step time is least; batch {least} has the least median",
+        )
+    elif verdict.rule == "smallest_shown_within_5_percent":
+        yield (
+            "smallest_within_5_percent",
+            f"batch {least} has the least median; {best} is the smallest batch size shown to be within 5 % of it",
+        )
     if verdict.confirmed:
         others = [(size, one) for size, one in verdict.by_batch.items() if one is not optimal]
         overlapping = [str(size) for size, one in others if _overlap(one.estimate, optimal.estimate)]
         if overlapping:
             yield "not_separated", f"the intervals of batch {', '.join(overlapping)} overlap that of {best}"
-        single = [str(size) for size, one in others if not one.is_confirmed and one.seconds < optimal.seconds]
+        single = [str(size) for size, one in others if not one.is_confirmed and one.value < optimal.value]
         if single:
             yield (
                 "unconfirmed_rival",
@@ -130,6 +146,50 @@ def retargeted(target: Target) -> Notice:
         message=f"from the curves of trials that ran for {target.metric} {target.value:g}: the search and the choice "
         "of finalists followed that target, so a batch size that is best at this one may have been passed over",
     )
+
+
+def about_generalisation(found: Generalisation | None, target: Target) -> list[Notice]:
+    """Return a caveat for each batch size that comes to a notably worse metric in the same train seconds."""
+    if found is None:
+        return []
+    return [
+        Notice(code="generalisation_gap", message=_gap_sentence(found, row, row.gap, target))
+        for row in found.batches
+        if row.gap is not None and row.gap.value > found.notable_gap
+    ]
+
+
+def _gap_sentence(found: Generalisation, row: FinalMetrics, gap: Gap, target: Target) -> str:
+    """Return by how much a batch size is worse, whether that may be chance, and what to do."""
+    size, best = row.batch_size, found.best_batch_size
+    text = (
+        f"trained for the same {found.train_seconds:g} s, batch {size} comes to {target.metric} "
+        f"{row.final_metric:.4g}, {gap.value:.3g} worse than batch {best} ({_certainty(gap)})"
+    )
+    near = [
+        one.batch_size
+        for one in found.batches
+        if one.batch_size == best or (one.gap is not None and one.gap.value <= found.notable_gap)
+    ]
+    if size < best:
+        return f"{text}: train it for longer, or take batch {min(one for one in near if one > size)} or more"
+    advice = f"stay at or below batch {max(one for one in near if one < size)}"
+    harder = found.more_regularised
+    if harder is None or harder.batch_size != size or found.closed is None:
+        return f"{text}: retune dropout, weight decay and label smoothing at that batch size, or {advice}"
+    changed = {name: value for name, value in harder.parameters.items() if value != row.parameters[name]}
+    how = f"more regularisation ({', '.join(f'{name} {value:.3g}' for name, value in changed.items())})"
+    reached = f"{target.metric} {harder.final_metric:.4g}"
+    if found.closed:
+        return f"{text}: {how} closes it ({reached}); train with that at this batch size, or {advice}"
+    return f"{text}: {how} does not close it ({reached}); {advice}, or retune the regularisation further"
+
+
+def _certainty(gap: Gap) -> str:
+    if gap.low is None or gap.high is None:
+        return "no interval below three runs a side"
+    interval = f"95 % interval [{gap.low:.3g}, {gap.high:.3g}]"
+    return f"{interval} excludes 0" if gap.low > 0 else f"{interval} includes 0: it may be chance"
 
 
 def _overlap(one: Estimate, other: Estimate) -> bool:

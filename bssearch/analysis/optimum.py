@@ -5,15 +5,16 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
-from bssearch.analysis.time_to_target import Estimate, estimate, ratio_upper_bound, seconds_to_target
+from bssearch.analysis.objective import FLAT, TIME, Measure, seconds_to_target
+from bssearch.analysis.time_to_target import Estimate, estimate, ratio_upper_bound
 from bssearch.records import Configuration, Phase, TrialRecord, TrialState
 
-FLAT = 1.05
 Regime = Literal["perfect", "diminishing", "maximal"]
+Rule = Literal["least", "smallest_shown_within_5_percent", "law"]
 
 
 @dataclass(frozen=True)
@@ -22,11 +23,17 @@ class Candidate:
 
     configuration: Configuration
     runs: tuple[TrialRecord, ...]
+    measure: Measure = TIME
 
     @cached_property
     def estimate(self) -> Estimate:
-        """Return the time-to-target over the runs."""
-        return estimate(self.runs)
+        """Return the objective's figure over the runs."""
+        return estimate(self.runs, self.measure)
+
+    @cached_property
+    def time(self) -> Estimate:
+        """Return the time-to-target over the runs, whatever the objective."""
+        return self.estimate if self.measure == TIME else estimate(self.runs)
 
     @property
     def is_confirmed(self) -> bool:
@@ -34,25 +41,35 @@ class Candidate:
         return self.runs[0].phase is Phase.CONFIRM
 
     @property
-    def seconds(self) -> float:
-        """Return the median seconds to the target, infinite where half of the runs or more missed it."""
+    def value(self) -> float:
+        """Return the median of the objective's figure, infinite where half of the runs or more missed the target."""
         return math.inf if self.estimate.median is None else self.estimate.median
 
     @property
     def watched_seconds(self) -> float:
         """Return the train seconds at which the target was last seen to be missed, in the longest run."""
-        return max((missed_until(run) or 0.0 for run in self.runs), default=0.0)
+        return max((TIME.bound(run) or 0.0 for run in self.runs), default=0.0)
+
+    @property
+    def lower_bound(self) -> float | None:
+        """Return what the median of the objective's figure is more than, where it is not known; see `_lower_bound`."""
+        return self._lower_bound(self.measure, self.estimate)
 
     @property
     def lower_bound_s(self) -> float | None:
-        """Return what the median is longer than, where it is not known: the median with last misses for times.
+        """Return what the median seconds to the target are longer than, where they are not known."""
+        return self._lower_bound(TIME, self.time)
+
+    def _lower_bound(self, measure: Measure, known: Estimate) -> float | None:
+        """Return the median of the figures, with last misses for those that are not known.
 
         None where a run says nothing (it diverged) or shared its device, so that its seconds are not comparable.
         """
-        if self.estimate.median is not None:
+        if known.median is not None:
             return None
-        known = [seconds_to_target(run, "measured") or missed_until(run) for run in self.runs]
-        return statistics.median([value for value in known if value]) if all(known) else None
+        values = [seconds_to_target(run, "measured") if measure == TIME else measure.of(run) for run in self.runs]
+        least = [value or measure.bound(run) for value, run in zip(values, self.runs, strict=True)]
+        return statistics.median([value for value in least if value]) if all(least) else None
 
     @property
     def fits(self) -> bool:
@@ -60,27 +77,23 @@ class Candidate:
         return any(run.state is not TrialState.OOM for run in self.runs)
 
 
-def missed_until(run: TrialRecord) -> float | None:
-    """Return the train seconds at which a stopped run was last seen to miss the target, on a device of its own."""
-    if run.outcome is None or not run.state.is_censored or run.outcome.contended:
-        return None
-    return run.outcome.last_miss_seconds
-
-
 @dataclass(frozen=True)
 class Verdict:
     """The optimum and what it is compared with. ``by_batch`` holds each batch size's best candidate, ascending.
 
-    ``confirmed``: the optimum was chosen among confirmation runs; otherwise from single search trials.
+    ``least`` has the least median; ``optimal`` is what is recommended, by the ``rule``. ``confirmed``: chosen among
+    confirmation runs; otherwise from single search trials.
     """
 
     optimal: Candidate
+    least: Candidate
+    rule: Rule
     by_batch: Mapping[int, Candidate]
     confirmed: bool
 
     @cached_property
     def flat_range(self) -> tuple[int, int]:
-        """Return the batch sizes around the optimum whose median is within 5 % of it, without a gap."""
+        """Return the batch sizes around the optimum whose median is within 5 % of the least, without a gap."""
         sizes = list(self.by_batch)
         low = high = sizes.index(self.optimal.configuration.batch_size)
         while low > 0 and self._is_flat(sizes[low - 1]):
@@ -91,40 +104,80 @@ class Verdict:
 
     @cached_property
     def tied(self) -> list[int]:
-        """Return the batch sizes *shown* to be within 5 %: the upper bound of the ratio is. The optimum is one."""
-        found = []
-        for size, candidate in self.by_batch.items():
-            bound = ratio_upper_bound(candidate.estimate, self.optimal.estimate)
-            if candidate is self.optimal or (bound is not None and bound <= FLAT):
-                found.append(size)
-        return found
+        """Return the batch sizes *shown* to be within 5 % of the least: the upper bound of the ratio is."""
+        own = {self.least.configuration.batch_size}
+        return [size for size, one in self.by_batch.items() if size in own or is_shown_flat(one, self.least)]
+
+    @cached_property
+    def seed_deviation(self) -> float | None:
+        """Return the standard deviation of the logarithm of the figure over seeds, pooled over what was confirmed.
+
+        None where no configuration has two confirmation runs that reached.
+        """
+        known = [one.estimate for one in self.by_batch.values() if one.is_confirmed and one.estimate.reached > 1]
+        freedom = sum(one.reached - 1 for one in known)
+        if not freedom:
+            return None
+        return math.sqrt(sum((one.reached - 1) * one.log_deviation**2 for one in known) / freedom)
+
+    @property
+    def is_noisy(self) -> bool:
+        """Return whether the ratio of two batch sizes is less sure (one standard error) than the 5 % in question."""
+        runs = self.optimal.estimate.reached
+        deviation = self.seed_deviation
+        return deviation is not None and runs > 0 and deviation * math.sqrt(2 / runs) > math.log(FLAT)
+
+    def with_law(self, predicted: Mapping[int, float]) -> Verdict:
+        """Return the verdict in which the law decides, where the runs are too noisy to: its least predicted figure.
+
+        Only among the batch sizes that confirmation runs reached at.
+        """
+        known = {size: predicted[size] for size, one in self._confirmed.items() if size in predicted}
+        if not self.confirmed or not self.is_noisy or len(known) < len(self._confirmed):
+            return self
+        best = min(known, key=lambda size: known[size])
+        return replace(self, optimal=self.by_batch[best], rule="law")
+
+    @property
+    def _confirmed(self) -> dict[int, Candidate]:
+        return {size: one for size, one in self.by_batch.items() if one.is_confirmed and math.isfinite(one.value)}
 
     def _is_flat(self, batch_size: int) -> bool:
         candidate = self.by_batch[batch_size]
-        return (candidate.is_confirmed or not self.confirmed) and candidate.seconds <= FLAT * self.optimal.seconds
+        return (candidate.is_confirmed or not self.confirmed) and candidate.value <= FLAT * self.least.value
 
 
-def repeats(trials: Sequence[TrialRecord]) -> list[Candidate]:
+def is_shown_flat(one: Candidate, least: Candidate) -> bool:
+    """Return whether a candidate is shown to be within 5 % of another."""
+    bound = ratio_upper_bound(one.estimate, least.estimate)
+    return bound is not None and bound <= FLAT
+
+
+def repeats(trials: Sequence[TrialRecord], measure: Measure = TIME) -> list[Candidate]:
     """Return the configurations of the trials that say something, the repeats of each together, each seed once."""
     groups: dict[str, dict[int, TrialRecord]] = {}
     for trial in trials:
         groups.setdefault(trial.configuration.key, {}).setdefault(trial.seed, trial)
-    return [Candidate(next(iter(runs.values())).configuration, tuple(runs.values())) for runs in groups.values()]
+    return [
+        Candidate(next(iter(runs.values())).configuration, tuple(runs.values()), measure) for runs in groups.values()
+    ]
 
 
-def decide(trials: Sequence[TrialRecord], confirmation_runs: int) -> Verdict | None:
-    """Return the verdict over a study's trials, or None where no trial reached the target.
+def decide(trials: Sequence[TrialRecord], confirmation_runs: int, measure: Measure = TIME) -> Verdict | None:
+    """Return the verdict over a study's trials, or None where none has a figure: no trial reached the target.
 
     Where every finalist has had its confirmation runs, they alone decide; a batch size without any keeps its best
     search trial in ``by_batch``, for the table. A confirmation half done decides nothing, and a configuration whose
     fresh seeds missed the target is not recommended for the one seed that reached it.
+
+    Recommended is the smallest batch size shown to be within 5 % of the least median, else that with the least.
     """
     counted = [trial for trial in trials if trial.state.is_finished and not trial.state.is_missing]
-    confirmed = repeats([trial for trial in counted if trial.phase is Phase.CONFIRM])
+    confirmed = repeats([trial for trial in counted if trial.phase is Phase.CONFIRM], measure)
     if not is_complete(trials, confirmation_runs):
         confirmed = []
-    refuted = {one.configuration.key for one in confirmed if not math.isfinite(one.seconds)}
-    searched = [Candidate(trial.configuration, (trial,)) for trial in counted if trial.phase is Phase.SEARCH]
+    refuted = {one.configuration.key for one in confirmed if not math.isfinite(one.value)}
+    searched = [Candidate(trial.configuration, (trial,), measure) for trial in counted if trial.phase is Phase.SEARCH]
     if refuted:
         searched = [one for one in searched if one.configuration.key not in refuted]
     sizes = sorted({one.configuration.batch_size for one in [*confirmed, *searched]})
@@ -133,15 +186,23 @@ def decide(trials: Sequence[TrialRecord], confirmation_runs: int) -> Verdict | N
         for pool in (confirmed, searched):
             here = [one for one in pool if one.configuration.batch_size == size]
             if here:
-                by_batch[size] = min(here, key=lambda one: (one.seconds, -one.watched_seconds))
+                by_batch[size] = min(here, key=lambda one: (one.value, -one.watched_seconds))
                 break
-    finished = [one for one in confirmed if math.isfinite(one.seconds)]
-    pool = finished or [one for one in searched if math.isfinite(one.seconds)]
+    finished = [one for one in confirmed if math.isfinite(one.value)]
+    pool = finished or [one for one in searched if math.isfinite(one.value)]
     if not pool:
         return None
-    optimal = min(pool, key=lambda one: one.seconds)
-    by_batch[optimal.configuration.batch_size] = optimal
-    return Verdict(optimal=optimal, by_batch=by_batch, confirmed=bool(finished))
+    least = min(pool, key=lambda one: one.value)
+    by_batch[least.configuration.batch_size] = least
+    shown = [one for one in by_batch.values() if finished and one.is_confirmed and is_shown_flat(one, least)]
+    optimal = min([least, *shown], key=lambda one: one.configuration.batch_size)
+    return Verdict(
+        optimal=optimal,
+        least=least,
+        rule="least" if optimal is least else "smallest_shown_within_5_percent",
+        by_batch=by_batch,
+        confirmed=bool(finished),
+    )
 
 
 def is_complete(trials: Sequence[TrialRecord], confirmation_runs: int) -> bool:
@@ -153,6 +214,24 @@ def is_complete(trials: Sequence[TrialRecord], confirmation_runs: int) -> bool:
             if trial.state.is_finished and trial.state not in {TrialState.LOST, TrialState.CANCELLED}:
                 had.add(trial.seed)
     return all(len(had) >= confirmation_runs for had in seeds.values())
+
+
+def runs_to_settle(log_deviation: float, ratio: float) -> int:
+    """Return the runs a side that tell a ratio of two medians from one: t-test on logarithms, 5 %, 80 % power.
+
+    ``log_deviation`` is the standard deviation of the logarithms over seeds. Exact, by the noncentral t.
+    """
+    from scipy.stats import nct, t
+
+    effect = abs(math.log(ratio)) / log_deviation if log_deviation > 0 else math.inf
+    runs = 2
+    while math.isfinite(effect) and runs < 100_000:
+        freedom = 2 * (runs - 1)
+        limit = t.ppf(0.975, freedom)
+        if nct.sf(limit, freedom, effect * math.sqrt(runs / 2)) >= 0.8:
+            break
+        runs += max(1, runs // 50)
+    return runs
 
 
 def regime(batch_sizes: Sequence[int], steps: Sequence[float | None], index: int) -> Regime | None:
@@ -172,5 +251,10 @@ def regime(batch_sizes: Sequence[int], steps: Sequence[float | None], index: int
 
 def fastest(trials: Sequence[TrialRecord]) -> TrialRecord | None:
     """Return the trial with the least time-to-target among those that reached it."""
-    reached = [(value, trial.number, trial) for trial in trials if (value := seconds_to_target(trial)) is not None]
-    return min(reached)[2] if reached else None
+    return least_of(trials, TIME)
+
+
+def least_of(trials: Sequence[TrialRecord], measure: Measure) -> TrialRecord | None:
+    """Return the trial with the least figure among those that have one."""
+    known = [(value, trial.number, trial) for trial in trials if (value := measure.of(trial)) is not None]
+    return min(known)[2] if known else None

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from bssearch.cli import check, db, enqueue, init, keep, probe, query, run
+from bssearch.cli import audit, check, confirm, db, enqueue, imports, init, keep, price, probe, query, report, run
 from bssearch.cli.output import end_of_pipe
 from bssearch.errors import BSSearchError
 
@@ -23,17 +23,23 @@ app.command("init")(init.init)
 app.command("check")(check.check)
 app.command("target")(check.target)
 app.command("run")(run.run)
+app.command("confirm")(confirm.confirm)
 app.command("enqueue")(enqueue.enqueue)
 app.command("status")(query.status)
 app.command("studies")(query.studies)
 app.command("trials")(query.trials)
 app.command("trial")(query.trial)
 app.command("best")(query.best)
+app.command("report")(report.report)
+app.command("compare")(report.compare)
+app.command("price")(price.price)
+app.command("audit")(audit.audit)
 app.command("rename")(keep.rename)
 app.command("archive")(keep.archive)
 app.command("delete")(keep.delete)
 app.command("schema")(query.schema)
 app.add_typer(probe.app, name="probe")
+app.add_typer(imports.app, name="import")
 app.add_typer(db.app, name="db")
 
 

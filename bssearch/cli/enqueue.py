@@ -20,7 +20,7 @@ def enqueue(
     db: DatabaseOption = None,
 ) -> None:
     """Queue a configuration of your own; whoever runs the study next, or now, tries it first, to the full limit."""
-    from bssearch.analysis.report import parameters_of
+    from bssearch.analysis.answer import parameters_of
     from bssearch.search.enqueue import enqueue as put
 
     with existing_store(db) as store:

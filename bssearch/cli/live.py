@@ -11,9 +11,10 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from bssearch.analysis.objective import seconds_to_target
 from bssearch.cli.output import cell, console
 from bssearch.records import Phase, StudyRecord, TrialRecord, TrialState
-from bssearch.search.history import History, seconds
+from bssearch.search.history import History
 from bssearch.search.listener import Listener
 from bssearch.spec import StudySpec
 
@@ -87,20 +88,20 @@ class Display(Lines):
         best = history.incumbent
         incumbent = "no trial has reached the target yet"
         if best is not None:
-            incumbent = f"incumbent: batch {best.configuration.batch_size}, {history.incumbent_seconds:.3g} s"
+            incumbent = f"incumbent: batch {best.configuration.batch_size}, {history.figure_text(best)}"
         running = ", ".join(f"{number} (batch {one.configuration.batch_size})" for number, one in self._running.items())
         return f"{history.spent} of {budget} search trials · {incumbent}{left}\nrunning: {running or 'nothing'}"
 
 
 def batch_table(history: History) -> Table:
     """Return the batch sizes with their trials and best times so far."""
-    table = Table("batch size", "trials", "reached", "best s", box=None, padding=(0, 2))
+    table = Table("batch size", "trials", "reached", "best", box=None, padding=(0, 2))
     for size in history.feasible:
         here = history.at(size)
         best = history.best_at(size)
         mark = "←" if best is not None and best is history.incumbent else ""
         reached = sum(trial.state is TrialState.REACHED for trial in here)
-        value = cell(seconds(best)) if best else "–"
+        value = history.figure_text(best) if best else "–"
         table.add_row(str(size), str(len(here)), str(reached), f"{value} {mark}")
     return table
 
@@ -111,7 +112,8 @@ def ended_line(trial: TrialRecord, history: History) -> str:
     what = f"batch {configuration.batch_size}, lr {configuration.learning_rate:.3g}"
     how = trial.state.value
     if trial.state is TrialState.REACHED:
-        how += f" in {seconds(trial):.3g} s"
+        seconds = seconds_to_target(trial)
+        how += f" in {cell(seconds)} s" if seconds is not None else ""
     elif outcome is not None:
         how += f" ({outcome.reason})"
     count = f" {history.spent}/{history.spec.budget.trials}" if trial.phase is Phase.SEARCH else ""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from bssearch.cli.answer import print_found
 from bssearch.cli.export import Export, exported, grave
 from bssearch.cli.output import (
     DatabaseOption,
@@ -25,8 +26,6 @@ from bssearch.errors import NotFoundError, UsageError
 from bssearch.records import Phase, TrialRecord, TrialState, outcome_fields
 
 if TYPE_CHECKING:
-    from bssearch.analysis.measured import Measured
-    from bssearch.analysis.report import Answer
     from bssearch.storage.repository import Store
 
 ROOMY = 120
@@ -42,7 +41,6 @@ TRIAL_COLUMNS = (
     "final_metric",
     "reason",
 )
-BATCH_COLUMNS = ("batch", "time_to_target", "steps", "ms/step", "learning_rate", "regime", "trials")
 
 
 class Schema(StrEnum):
@@ -81,8 +79,8 @@ def studies(
 
 def status(study: StudyArgument = None, db: DatabaseOption = None, form: FormatOption = Format.TABLE) -> None:
     """Show how far a study is: trials by phase and state, the budget, the fastest trial so far."""
+    from bssearch.analysis.objective import seconds_to_target
     from bssearch.analysis.optimum import fastest
-    from bssearch.analysis.time_to_target import seconds_to_target
     from bssearch.spec import StudySpec
 
     with _store(db) as store:
@@ -227,7 +225,7 @@ def best(
     ] = None,
 ) -> None:
     """Say which batch size is optimal, with which configuration, and how sure that is."""
-    from bssearch.search.study import answer
+    from bssearch.search.answers import answer
 
     if export is not None and form is not Format.TABLE:
         raise UsageError(f"--export {export} and --format {form} exclude each other: leave one out")
@@ -237,12 +235,8 @@ def best(
         write(exported(found, export))
         for caveat in grave(found):
             typer.echo(f"note: {caveat}", err=True)
-    elif form is Format.TABLE:
-        print_answer(found)
-    elif form is Format.JSON:
-        print_json(found.model_dump(mode="json"))
     else:
-        print_rows([row.model_dump(mode="json") for row in found.batches], (), form)
+        print_found(found, form)
 
 
 def schema(
@@ -254,71 +248,9 @@ def schema(
 
         print_json(StudySpec.model_json_schema())
     else:
-        from bssearch.analysis.report import Answer
+        from bssearch.analysis.answer import Answer
 
         print_json(Answer.model_json_schema(mode="serialization"))
-
-
-def print_answer(found: Answer) -> None:
-    """Print an answer for people: the sentence, the configuration, the batch sizes, the caveats."""
-    from bssearch.analysis.report import headline
-
-    out = console()
-    out.print(headline(found), style="bold")
-    parameters = ", ".join(f"{key} {cell(value)}" for key, value in found.optimal.parameters.items())
-    accumulated = found.optimal.accumulation_steps
-    micro = f" ({accumulated} × {found.optimal.micro_batch_size})" if accumulated > 1 else ""
-    out.print(f"Train with: batch_size {found.optimal.batch_size}{micro}, {parameters}")
-    if found.optimal.test_metric is not None:
-        metric = f"{found.target.metric} {cell(found.optimal.test_metric)}"
-        out.print(f"Test {metric} at the target; measured on {found.device.name}.")
-    print_table(batch_rows(found), BATCH_COLUMNS)
-    for line in measured_lines(found.measured):
-        out.print(line)
-    for warning in found.warnings:
-        out.print(f"note: {warning.message}")
-
-
-def measured_lines(found: Measured) -> Iterator[str]:
-    """Yield what is known of step time, memory and gradient noise, a sentence each."""
-    from bssearch.cli.probe import interval
-
-    step, memory, noise = found.step_time, found.memory, found.noise_scale
-    if step is not None:
-        yield (
-            f"A step takes {1e3 * step.alpha_s:.3g} ms + {1e3 * step.beta_s:.3g} ms a sample (within "
-            f"{step.max_residual:.0%}); batch {step.throughput_knee} has 90 % of the highest throughput."
-        )
-    if memory is not None and memory.smallest_that_does_not is not None:
-        yield (
-            f"The largest micro-batch known to fit is {memory.largest_that_fits}; "
-            f"{memory.smallest_that_does_not} does not."
-        )
-    if noise is not None:
-        where = f"trial {noise.trial}" if noise.step is None else f"step {noise.step}"
-        scale = interval(noise.scale, noise.low, noise.high)
-        adam = "" if noise.adam_low is None else f", {interval(noise.adam_scale, noise.adam_low, noise.adam_high)}"
-        place = "near the target" if noise.far_from_target is None else f"far from the target ({noise.far_from_target})"
-        yield f"Gradient noise scale {place}: {scale} samples{adam and f'{adam} as Adam sees it'} ({where})."
-
-
-def batch_rows(found: Answer) -> list[dict[str, Any]]:
-    """Return the batch sizes of an answer as rows for people."""
-    rows = []
-    for row in found.batches:
-        parameters = row.best.parameters if row.best else {}
-        rows.append(
-            {
-                "batch": f"{row.batch_size}{' ←' if row.batch_size == found.optimal.batch_size else ''}",
-                "time_to_target": _time(row.time_to_target_s, row.lower_bound_s),
-                "steps": row.steps_to_target,
-                "ms/step": None if row.step_time_s is None else round(1000 * row.step_time_s, 2),
-                "learning_rate": parameters.get("learning_rate"),
-                "regime": f"{row.regime or '–'}{', untuned?' if row.untuned else ''}",
-                "trials": ", ".join(f"{count} {state}" for state, count in row.ended.items()) or None,
-            }
-        )
-    return rows
 
 
 def trial_row(record: TrialRecord) -> dict[str, Any]:
@@ -334,8 +266,8 @@ def trial_row(record: TrialRecord) -> dict[str, Any]:
         "number": record.number,
         "state": record.state.value,
         "phase": record.phase.value,
-        **configuration.pop("parameters"),
-        **configuration,
+        **{name: value for name, value in configuration.items() if name != "parameters"},
+        **configuration["parameters"],
         "seed": record.seed,
         "evidence": record.evidence,
         "retry_of": record.retry_of,
@@ -347,13 +279,6 @@ def trial_row(record: TrialRecord) -> dict[str, Any]:
         **outcome,
         "steps_x_step_time_s": record.steps_x_step_time_s,
     }
-
-
-def _time(time: Any, bound: float | None) -> str | None:
-    if time is None:
-        return None if bound is None else f"> {bound:.3g} s"
-    interval = "" if time.low is None else f" [{time.low:.3g}, {time.high:.3g}]"
-    return f"{time.median:.3g} s{interval} ({time.runs} run{'' if time.runs == 1 else 's'})"
 
 
 def _store(db: str | None) -> Store:

@@ -49,7 +49,7 @@ def run(
         print_plan(study)
         return
     from bssearch.cli.live import watch
-    from bssearch.cli.query import print_answer
+    from bssearch.cli.answer import print_answer
     from bssearch.search.study import run_study
 
     with watch(study) as listener:

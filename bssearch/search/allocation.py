@@ -9,7 +9,7 @@ In this order:
    the incumbent does not cap. Its cap would hide how much slower they are: before anything but a first trial, up to
    `EVIDENCE_TRIES` where none has reached the target. And it would leave them with the first learning rate they got, a
    speed-up over what nobody tuned: after all have their `FLOOR`, up to `EVIDENCE_TRIALS`;
-4. the rest in proportion to (incumbent's seconds / batch size's best seconds)², the incumbent's neighbours on the
+4. the rest in proportion to (incumbent's figure / batch size's best figure)², the incumbent's neighbours on the
    ladder at least half as often as itself: one lucky seed decides between them more easily than the truth.
 """
 
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from bssearch.records import TrialRecord, TrialState
-from bssearch.search.history import History, octaves, seconds
+from bssearch.search.history import History, octaves
 
 FLOOR = 2
 EVIDENCE_FROM = 0.5
@@ -99,7 +99,7 @@ def _weight(history: History, batch_size: int) -> float:
     if history.incumbent is None:
         return 1.0
     best = history.best_at(batch_size)
-    ratio = seconds(best) / history.incumbent_seconds if best else UNREACHED
+    ratio = history.value(best) / history.incumbent_value if best else UNREACHED
     ladder, centre = history.feasible, _centre(history)
     is_neighbour = centre in ladder and abs(ladder.index(batch_size) - ladder.index(centre)) == 1
     return max(ratio**-2, NEIGHBOUR if is_neighbour else 0.0)

@@ -16,6 +16,7 @@ from bssearch.errors import BSSearchError, DatabaseError, InterruptedRunError, L
 from bssearch.executors.base import Ended, Executor, Observed
 from bssearch.records import (
     Environment,
+    Objective,
     Observation,
     Phase,
     TrialOutcome,
@@ -24,6 +25,7 @@ from bssearch.records import (
     TrialState,
 )
 from bssearch.search import pruners
+from bssearch.search.answers import save_finding
 from bssearch.search.calibration import (
     measure_step_times,
     missing_step_times,
@@ -45,6 +47,9 @@ LOOK_SECONDS = 1.0
 """How long after it found nothing to do a driver looks again at what the others have done."""
 
 FAILURES_IN_A_ROW = 5
+
+FINDING_SHARE = 0.02
+"""The answer is made anew when a trial ends, unless that would take more than this share of the time."""
 
 
 @dataclass(slots=True)
@@ -76,11 +81,32 @@ class Driver:
         self._incumbent: pruners.Incumbent | None = None
         self._failures = 0
         self._any_ran = False
-        self._looked = self._flushed = self._next_look = time.monotonic()
+        self._looked = self._flushed = self._next_look = self._next_finding = time.monotonic()
         self._interrupts = Interrupts(on_second=executor.kill, at_once=lambda: store.is_waiting)
 
     def run(self) -> None:
         """Search, then confirm. Raises `InterruptedRunError` on Ctrl-C, with every trial stored."""
+        with self._ready():
+            while True:
+                self._run(self.planner.search_job, Phase.SEARCH, self.executor.slots)
+                with self._claimed(f"confirm on {self.environment.host}"):
+                    self._run(self.planner.confirmation_job, Phase.CONFIRM, 1)
+                # What was enqueued, or lost by another driver, meanwhile is run too.
+                history = self._history()
+                if not history.untimed and self.planner.search_job(history) is None:
+                    return
+
+    def run_planned(self, next_job: Callable[[History], Job | None], phase: Phase) -> None:
+        """Run what a plan asks for, one trial at a time, and nothing else; raises what `run` raises.
+
+        The plan is asked again after each trial, until it has none.
+        """
+        with self._ready(), self._claimed(f"confirm on {self.environment.host}"):
+            self._run(next_job, phase, 1)
+
+    @contextmanager
+    def _ready(self) -> Iterator[None]:
+        """Run trials inside: what dead drivers left is marked, every batch size is timed, an interrupt is obeyed."""
         try:
             with self._interrupts, Heartbeat(self.store, self.spec.name, self.owner):
                 self._take_over()
@@ -88,14 +114,8 @@ class Driver:
                     self._refuse_target_met_at_once(trial)
                 refuse_cap_beyond_memory(self.spec, self.store, self.environment)
                 self._time_steps()
-                while True:
-                    self._run(self.planner.search_job, Phase.SEARCH, self.executor.slots)
-                    with self._claimed(f"confirm on {self.environment.host}"):
-                        self._run(self.planner.confirmation_job, Phase.CONFIRM, 1)
-                    # What was enqueued, or lost by another driver, meanwhile is run too.
-                    history = self._history()
-                    if not history.untimed and self.planner.search_job(history) is None:
-                        return
+                yield
+                self._keep_finding(at_once=True)
         except KeyboardInterrupt:
             raise InterruptedRunError("killed; every trial that had ended is stored", hint=CONTINUE) from None
         finally:
@@ -212,9 +232,10 @@ class Driver:
                 seed=job.seed,
                 target=self.spec.record_target,
                 train_seconds_limit=job.train_seconds_limit,
+                stop_at_target=job.stop_at_target and self.spec.objective is not Objective.METRIC_IN_BUDGET,
                 limit_state=TrialState.EXHAUSTED if full else TrialState.CAPPED,
                 eval_every_steps=cadence,
-                evaluate_test=job.phase is Phase.CONFIRM,
+                evaluate_test=job.phase is not Phase.SEARCH,
                 threads=self.spec.executor.threads,
             )
         )
@@ -257,7 +278,7 @@ class Driver:
         running.observations.append(observation)
         self._unwritten.append((number, observation))
         free = running.job.phase is not Phase.SEARCH or running.job.evidence or running.stopping
-        if free or self._incumbent is None:
+        if free or self._incumbent is None or self.spec.objective not in pruners.BY_SECONDS:
             return
         stop = pruners.verdict(self.spec.pruner, running.observations, self.spec.record_target, self._incumbent)
         if stop is not None:
@@ -281,10 +302,22 @@ class Driver:
             return
         trial = self.store.trial(self.spec.name, number)
         self.listener.ended(trial, self._history())
+        self._keep_finding()
         self._refuse_target_met_at_once(trial)
         self._count_failures(number, outcome)
 
+    def _keep_finding(self, at_once: bool = False) -> None:
+        """Store the answer as it is now, for those who ask."""
+        started = time.monotonic()
+        if not at_once and started < self._next_finding:
+            return
+        save_finding(self.store, self.spec.name)
+        ended = time.monotonic()
+        self._next_finding = ended + (ended - started) / FINDING_SHARE
+
     def _refuse_target_met_at_once(self, trial: TrialRecord) -> None:
+        if self.spec.objective is Objective.METRIC_IN_BUDGET:
+            return
         if trial.outcome is not None and trial.outcome.steps_to_target == 0:
             raise SpecError(
                 f"target.value = {self.spec.target.value:g} is met before the first step: "

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 
-from bssearch.analysis.time_to_target import seconds_to_target
+from bssearch.analysis.objective import UNITS, Measure
 from bssearch.records import Configuration, ParameterValue, Phase, ProbeRecord, TrialRecord, TrialState
 from bssearch.spec import StudySpec
 
@@ -34,14 +34,28 @@ class History:
         return sum(not trial.state.is_missing for trial in self.trials)
 
     @cached_property
+    def measure(self) -> Measure:
+        """Return what the study minimises."""
+        return measure_of(self.spec)
+
+    def value(self, trial: TrialRecord | None) -> float:
+        """Return the objective's figure of a trial, infinite where it has none: it did not reach the target."""
+        found = self.measure.of(trial) if trial is not None else None
+        return math.inf if found is None else found
+
+    def figure_text(self, trial: TrialRecord) -> str:
+        """Return a trial's figure for people, with its unit."""
+        return f"{self.measure.shown(self.value(trial)):.3g}{UNITS[self.spec.objective]}"
+
+    @cached_property
     def incumbent(self) -> TrialRecord | None:
-        """Return the trial with the least time-to-target, if any reached it."""
+        """Return the trial with the least figure, if any has one."""
         return self.best_of(self.trials)
 
     @cached_property
-    def incumbent_seconds(self) -> float:
-        """Return the incumbent's time-to-target, infinite without one."""
-        return seconds(self.incumbent)
+    def incumbent_value(self) -> float:
+        """Return the incumbent's figure, infinite without one."""
+        return self.value(self.incumbent)
 
     @cached_property
     def reference(self) -> TrialRecord | None:
@@ -77,7 +91,7 @@ class History:
         return [trial for trial in here if not trial.state.is_missing and trial.state is not TrialState.OOM]
 
     def best_at(self, batch_size: int) -> TrialRecord | None:
-        """Return the fastest trial at a batch size that reached the target."""
+        """Return the trial with the least figure at a batch size."""
         return self.best_of(self.at(batch_size))
 
     def tried(self, configuration: Configuration) -> bool:
@@ -98,7 +112,7 @@ class History:
         if not winners:
             return self.spec.space.encode(self.spec.default_configuration)
         return min(
-            winners, key=lambda trial: (octaves(trial.configuration.batch_size, batch_size), seconds(trial))
+            winners, key=lambda trial: (octaves(trial.configuration.batch_size, batch_size), self.value(trial))
         ).sampled
 
     def to_retry(self, *, evidence: bool) -> TrialRecord | None:
@@ -133,10 +147,9 @@ class History:
         failures = sum(trial.state is TrialState.FAILED for trial in here)
         return failures >= FAILURES and failures > sum(_has_run(trial) for trial in here)
 
-    @staticmethod
-    def best_of(trials: Sequence[TrialRecord]) -> TrialRecord | None:
-        """Return the fastest trial that reached the target."""
-        return min((trial for trial in trials if trial.state is TrialState.REACHED), key=seconds, default=None)
+    def best_of(self, trials: Sequence[TrialRecord]) -> TrialRecord | None:
+        """Return the trial with the least figure among those that have one."""
+        return min((trial for trial in trials if math.isfinite(self.value(trial))), key=self.value, default=None)
 
 
 def _has_run(trial: TrialRecord) -> bool:
@@ -144,10 +157,9 @@ def _has_run(trial: TrialRecord) -> bool:
     return trial.state.is_finished and not trial.state.is_missing and trial.state is not TrialState.OOM
 
 
-def seconds(trial: TrialRecord | None) -> float:
-    """Return a trial's time-to-target, infinite where it did not reach the target."""
-    value = seconds_to_target(trial) if trial is not None else None
-    return math.inf if value is None else value
+def measure_of(spec: StudySpec) -> Measure:
+    """Return what a spec asks to minimise."""
+    return Measure(spec.objective, spec.record_target, spec.price_per_device_hour or 1.0)
 
 
 def measured_seconds(trial: TrialRecord | None) -> float:

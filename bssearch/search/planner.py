@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from math import inf
 
 from bssearch.curves import Envelope
-from bssearch.records import Configuration, ParameterValue, Phase, ProbeRecord, TrialRecord, TrialState
+from bssearch.records import Configuration, Objective, ParameterValue, Phase, ProbeRecord, TrialRecord, TrialState
 from bssearch.search import allocation, confirm, pruners
 from bssearch.search.history import History, measured_seconds
 from bssearch.search.sampler import Sampler
@@ -18,7 +18,10 @@ from bssearch.spec import StudySpec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """A trial to start; ``queued`` is the number of one that waits in the store, None for a new one."""
+    """A trial to start; ``queued`` is the number of one that waits in the store, None for a new one.
+
+    Without ``stop_at_target`` it trains on to its limit.
+    """
 
     configuration: Configuration
     sampled: Mapping[str, ParameterValue] | None
@@ -28,6 +31,7 @@ class Job:
     evidence: bool = False
     retry_of: int | None = None
     queued: int | None = None
+    stop_at_target: bool = True
 
 
 class Planner:
@@ -149,8 +153,24 @@ class Planner:
         if evidence and best is None:
             return full
         sweeps = history.spent // len(history.feasible)
-        limit = pruners.train_seconds_limit(self.spec.pruner, full, measured_seconds(best), sweeps)
+        seconds = self._seconds_as_good_as(best, history.probes[size])
+        limit = pruners.train_seconds_limit(self.spec.pruner, full, seconds, sweeps)
         return min(full, max(limit, _seconds_to_look_twice(history.probes[size])))
+
+    def _seconds_as_good_as(self, best: TrialRecord | None, probe: ProbeRecord) -> float:
+        """Return the train seconds after which a trial at a probed batch size is no better than the best.
+
+        Of the energy nothing is known before a trial, and a metric is what it is at the full limit: that is returned.
+        """
+        if self.spec.objective is Objective.METRIC_IN_BUDGET:
+            return self._full_limit
+        if best is None or self.spec.objective in pruners.BY_SECONDS:
+            return measured_seconds(best)
+        if self.spec.objective is Objective.SAMPLES_TO_TARGET and probe.step_seconds is not None:
+            assert best.outcome is not None and best.outcome.steps_to_target is not None, "the best has reached"
+            samples = best.outcome.steps_to_target * best.configuration.batch_size
+            return samples / probe.batch_size * probe.step_seconds
+        return self._full_limit
 
     @property
     def _full_limit(self) -> float:

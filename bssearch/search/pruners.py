@@ -17,10 +17,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bssearch.curves import Envelope, envelope
-from bssearch.records import Observation, Target, TrialState
+from bssearch.records import Objective, Observation, Target, TrialState
 from bssearch.spec.model import PrunerSpec
 
 RACE_FROM = 0.1
+BY_SECONDS = frozenset({Objective.TIME_TO_TARGET, Objective.COST_TO_TARGET})
+"""The objectives that grow with a trial's train seconds alike at every batch size: others have no race."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 The batch size is allocated, not sampled, so the sampler is shown the trials near it: those within one octave, or as
 many octaves as give it enough to go by. What it is told of a trial:
 
-* reached: complete, with its seconds to the target
+* with a figure of the objective, as one that reached the target has it: complete
 * pruned, capped, exhausted, diverged: pruned at one constant step, with the shortfall at equal time as value, so that
   a cap is never taken for a time, and accuracy never for seconds
 * out of memory: pruned, violating a constraint
@@ -13,6 +13,7 @@ many octaves as give it enough to go by. What it is told of a trial:
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -24,7 +25,7 @@ from optuna.trial import TrialState as OptunaState
 
 from bssearch.curves import Envelope
 from bssearch.records import ParameterValue, TrialRecord, TrialState
-from bssearch.search.history import History, octaves, seconds
+from bssearch.search.history import History, octaves
 from bssearch.space import Dimension
 
 CENSORED_STEP = 1
@@ -76,8 +77,9 @@ class Sampler:
             },
             "distributions": self.distributions,
         }
-        if trial.state is TrialState.REACHED:
-            told |= {"state": OptunaState.COMPLETE, "value": seconds(trial)}
+        value = history.value(trial)
+        if trial.state.is_finished and math.isfinite(value):
+            told |= {"state": OptunaState.COMPLETE, "value": value}
         elif not trial.state.is_finished:
             told |= {"state": OptunaState.RUNNING}
         elif trial.state is TrialState.OOM:

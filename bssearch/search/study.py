@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import getpass
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bssearch.analysis.notices import retargeted
-from bssearch.analysis.report import Answer, build_answer
-from bssearch.analysis.retarget import at_target, easier_target
+from bssearch.analysis.answer import Answer
 from bssearch.errors import QuestionChangedError, SpecError, UsageError
 from bssearch.executors.base import Executor
 from bssearch.records import Environment, StudyRecord, WorkloadDescription, outcome_fields
+from bssearch.search.answers import answer
 from bssearch.search.check import Check, about_batch_normalisation, check_study
 from bssearch.search.listener import Listener
-from bssearch.settings import DATA_DIR_VARIABLE
+from bssearch.settings import DATA_DIR_VARIABLE, user_name
 from bssearch.spec import StudySpec
-from bssearch.spec.model import changes
+from bssearch.spec.model import IMPORTED, changes
 from bssearch.storage.repository import Store, open_store
 from bssearch.storage.starting import archived
 
@@ -148,6 +145,8 @@ def described(
     spec: StudySpec, folder: Path | str, make_executor: ExecutorFactory
 ) -> Iterator[tuple[Executor, WorkloadDescription]]:
     """Give an executor for a spec, closed at the end, and what its workload is, checked against the spec."""
+    if spec.workload == IMPORTED:
+        raise UsageError(f"study {spec.name!r} was imported: it has no workload to run, only runs made elsewhere")
     executor = make_executor(spec, Path(folder))
     try:
         found = executor.describe()
@@ -332,35 +331,7 @@ def _create_study(spec: StudySpec, store: Store) -> StudyRecord:
             spec_hash=spec.question_hash,
             objective=spec.objective,
             target=spec.record_target,
-            created_by=_user(),
+            created_by=user_name(),
         )
     except UsageError:
         return store.study(spec.name)
-
-
-def answer(store: Store, name: str, target: float | None = None) -> Answer:
-    """Return the answer of a study in an open store; for another target from the stored curves."""
-    study = store.study(name)
-    spec = StudySpec.model_validate(study.spec)
-    trials, probes, memory = store.trials(name), store.probes(name), store.memory_boundary(name)
-    uses = [] if study.environment is None else store.memory(name, study.environment)
-    noise = store.noise(name)
-    if target is None or target == study.target.value:
-        return build_answer(study, spec, trials, probes, memory, uses, noise)
-    easier = easier_target(study.target, target)
-    curves = store.curves(name, [trial.number for trial in trials])
-    step_seconds = {size: probe.step_seconds for size, probe in probes.items()}
-    moved = [
-        at_target(trial, curves[trial.number], easier, step_seconds.get(trial.configuration.batch_size))
-        for trial in trials
-    ]
-    found = build_answer(replace(study, target=easier), spec, moved, probes, memory, uses, noise)
-    return found.model_copy(update={"warnings": [retargeted(study.target), *found.warnings]})
-
-
-def _user() -> str:
-    """Return the user's name, or number where the machine has no name for it."""
-    try:
-        return getpass.getuser()
-    except (OSError, KeyError, ImportError):
-        return str(os.getuid())

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, JsonValue, ValidationInfo, field_validator, model_validator
 
-from bssearch.records import Configuration, Goal, ParameterValue, Target, TrainingSettings
+from bssearch.records import Configuration, Goal, Objective, ParameterValue, Target, TrainingSettings
 from bssearch.space import (
     OPTIMIZER_SETTINGS,
     OPTIONAL,
@@ -24,6 +24,9 @@ from bssearch.space import (
 )
 
 QUESTION_FIELDS = ("workload", "workload_settings", "target", "objective", "space", "default", "training")
+IMPORTED = "imported"
+"""The workload of a study whose runs were made elsewhere: none that could be run."""
+
 Positive = Annotated[float, Field(gt=0)]
 
 
@@ -77,10 +80,28 @@ class PrunerSpec(StrictModel):
 
 
 class ConfirmSpec(StrictModel):
-    """Fresh seeds for the finalists: the ``top`` best batches, two configurations each, the default, the largest."""
+    """Fresh seeds for the finalists: the ``top`` best batches, two configurations each, the default, the largest.
+
+    Each has ``runs`` of them. With ``max_runs`` those that are not told apart go on, seed by seed, until the
+    recommendation is settled, they have had so many, or the confirmation's runs have taken ``train_seconds`` together.
+    """
 
     top: int = Field(default=2, ge=1)
     runs: int = Field(default=3, ge=0)
+    max_runs: int | None = Field(default=None, ge=1, le=10_000)
+    train_seconds: float | None = Field(default=None, gt=0, le=1e9)
+
+    @model_validator(mode="after")
+    def _more_runs_than_the_first(self) -> Self:
+        if self.max_runs is not None and self.max_runs < self.runs:
+            raise ValueError(f"max_runs = {self.max_runs} must be >= runs = {self.runs}")
+        if self.max_runs is not None and self.runs == 0:
+            raise ValueError(f"runs = 0 confirms nothing: with max_runs = {self.max_runs} it must be >= 1")
+        if self.train_seconds is not None and self.max_runs is None:
+            raise ValueError(
+                f"train_seconds = {self.train_seconds:g} ends the runs after the first {self.runs}: it needs max_runs"
+            )
+        return self
 
 
 class BudgetSpec(StrictModel):
@@ -138,7 +159,8 @@ class StudySpec(StrictModel):
     workload: str = Field(min_length=1)
     workload_settings: dict[str, JsonValue] = Field(default_factory=dict)
     target: TargetSpec
-    objective: Literal["time_to_target"] = "time_to_target"
+    objective: Objective = Objective.TIME_TO_TARGET
+    price_per_device_hour: float | None = Field(default=None, gt=0, le=1e9)
     space: SearchSpace
     default: DefaultSpec
     training: TrainingSpec = TrainingSpec()
@@ -175,6 +197,11 @@ class StudySpec(StrictModel):
     def default_configuration(self) -> Configuration:
         """Return the default as a configuration to run."""
         return whole_configuration(self.default, self.space)
+
+    @property
+    def default_is_known(self) -> bool:
+        """Return whether the default is somebody's own; of imported runs nobody may have said."""
+        return self.workload != IMPORTED or bool(self.workload_settings.get("default_known"))
 
     @property
     def batch_sizes(self) -> tuple[int, ...]:

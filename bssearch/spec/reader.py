@@ -17,6 +17,8 @@ from bssearch.errors import NotFoundError, SpecError
 from bssearch.spec.model import StudySpec
 
 Location = tuple[str | int, ...]
+GROUPS = frozenset({"space", "training", "confirm", "pruner", "sampler", "budget", "executor", "target"})
+"""What a spec and its preset may each give a part of; any other field counts whole."""
 
 
 def find_spec(path_or_name: str | Path) -> Path:
@@ -35,6 +37,7 @@ def find_spec(path_or_name: str | Path) -> Path:
 def load_spec(path_or_name: str | Path, overrides: Sequence[str] = ()) -> StudySpec:
     """Read a spec from a YAML or TOML file, or a shipped one by name; ``overrides`` are texts like ``a.b=c``.
 
+    With ``preset: NAME`` a spec has the fields of a fragment in ``studies/presets`` that it does not give itself.
     Raises `NotFoundError` where there is no such file, and `SpecError` naming file, line and field.
     """
     path = find_spec(path_or_name)
@@ -52,6 +55,8 @@ def load_spec(path_or_name: str | Path, overrides: Sequence[str] = ()) -> StudyS
         raise SpecError(f"{path} is empty", hint="bssearch schema spec prints every field")
     if not isinstance(data, dict):
         raise SpecError(f"{path}: a spec is a mapping of fields, not {type(data).__name__}")
+    if "preset" in data:
+        data = _with_preset(path, data)
     origins: dict[Location, str] = {location: f"{path}:{line}" for location, line in lines.items()}
     for override in overrides:
         location = _override(data, override)
@@ -64,6 +69,29 @@ def load_spec(path_or_name: str | Path, overrides: Sequence[str] = ()) -> StudyS
     except ValidationError as error:
         problems = [_explain(problem, data, origins, str(path)) for problem in error.errors()]
         raise SpecError("\n".join(dict.fromkeys(problems)), hint="bssearch schema spec prints every field") from None
+
+
+def _with_preset(path: Path, data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a spec's fields over those of the preset that it names."""
+    known = settings.presets()
+    name = str(data["preset"])
+    if name not in known:
+        near = difflib.get_close_matches(name, known, n=1)
+        advice = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
+        raise SpecError(f"{path}: preset = {name!r} is not known; {advice}")
+    fragment, _ = _read_yaml(known[name], known[name].read_text(encoding="utf-8"))
+    return _over(fragment, {field: value for field, value in data.items() if field != "preset"})
+
+
+def _over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Return two groups of fields in one; where both have a field the second counts, groups of fields go together."""
+    both = {
+        field: _over(below[field], value)
+        if field in GROUPS and isinstance(below.get(field), Mapping) and isinstance(value, Mapping)
+        else value
+        for field, value in above.items()
+    }
+    return {**below, **both}
 
 
 class _Loader(yaml.SafeLoader):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 import os
 import re
 
@@ -10,6 +9,7 @@ from sqlalchemy import URL
 from sqlalchemy.exc import DBAPIError, OperationalError, SQLAlchemyError
 
 from bssearch.errors import DatabaseError
+from bssearch.settings import user_name
 from bssearch.storage.urls import shown, sqlite_file, without_secrets
 
 BUSY_TIMEOUT_S = 30.0
@@ -120,7 +120,4 @@ def _right(statement: str, thing: str) -> str:
 
 
 def _role(url: URL) -> str:
-    try:
-        return url.username or os.environ.get("PGUSER") or getpass.getuser()
-    except (OSError, KeyError, ImportError):
-        return str(os.getuid())
+    return url.username or os.environ.get("PGUSER") or user_name()

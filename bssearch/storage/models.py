@@ -371,6 +371,17 @@ class ProbeRow(Base):
     noise_passes: Mapped[int | None]
 
 
+class FindingRow(Base):
+    """The answer of a study, made when a trial ended; ``stamp`` is that of the study then."""
+
+    __tablename__ = "bss_finding"
+
+    study_id: Mapped[int] = mapped_column(Integer, ForeignKey("bss_study.id", ondelete="CASCADE"), primary_key=True)
+    stamp: Mapped[str]
+    found_at: Mapped[datetime]
+    answer: Mapped[Mapping[str, object]] = mapped_column(JSON)
+
+
 class LogRow(Base):
     """The last lines that a trial's worker wrote."""
 

@@ -22,8 +22,9 @@ from bssearch.records import (
     TrialState,
 )
 from bssearch.settings import database_url
-from bssearch.storage import keeping, leases, starting
+from bssearch.storage import imports, keeping, leases, starting
 from bssearch.storage.database import Notify, patiently
+from bssearch.storage.findings import Findings
 from bssearch.storage.leases import IsAlive
 from bssearch.storage.measurements import Measurements
 from bssearch.storage.models import LogRow, ObservationRow, StudyRow, TrialRow
@@ -55,7 +56,7 @@ def open_store(url: str | URL | None = None, *, write: bool = True, notify: Noti
     return Store(url if isinstance(url, URL) else database_url(url), write=write, notify=notify)
 
 
-class Store(Measurements):
+class Store(Findings, Measurements):
     """An open database. Every method may raise `DatabaseError`; those that take a study's name `NotFoundError`.
 
     Threads may share one. One that is open for writing waits for a server that is away (`Patience`).
@@ -85,6 +86,16 @@ class Store(Measurements):
             return study
 
         return self._patience.run(create)
+
+    def import_studies(self, studies: Sequence[imports.FinishedStudy]) -> None:
+        """Store new studies with their finished trials, all or none; raise `UsageError` where a name is taken."""
+        batch = imports.Import(studies)
+
+        def add() -> None:
+            with self._writing() as connection:
+                batch.add(connection, self._environment_id)
+
+        self._patience.run(add)
 
     def rename_study(self, old: str, new: str) -> None:
         """Rename a study; raise `UsageError` for a name that is taken or ill-formed, or where a trial of it runs."""

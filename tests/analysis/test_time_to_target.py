@@ -6,7 +6,8 @@ import statistics
 
 import pytest
 
-from bssearch.analysis.time_to_target import estimate, ratio_upper_bound, seconds_to_target, student_t
+from bssearch.analysis.objective import seconds_to_target
+from bssearch.analysis.time_to_target import estimate, ratio_upper_bound, student_t
 from bssearch.records import TrialState
 from tests.factories import make_trial
 

@@ -20,7 +20,8 @@ def test_check_tries_the_workload_and_stores_nothing(tmp_path: Path) -> None:
     assert [one["batch_size"] for one in found["batches"]] == [8, 32, 128]
     assert all(one["step_seconds"] > 0 for one in found["batches"])
     assert found["batches"][2]["dropped_share"] == (500 % 128) / 500
-    assert {finding["code"] for finding in found["findings"]} == {"incomplete_batch_dropped"}
+    # A busy machine is a finding too, about the measurement.
+    assert {finding["code"] for finding in found["findings"]} - {"training"} == {"incomplete_batch_dropped"}
     assert not list(tmp_path.glob("*.db*"))
 
 

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import yaml
 
+from bssearch.analysis.answer import Answer
 from bssearch.analysis.notices import Notice
-from bssearch.analysis.report import Answer
 from bssearch.cli.export import Export, exported, winner
 from tests.cli.task import bssearch, write_task
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bssearch.analysis.report import Answer
+from bssearch.analysis.answer import Answer
 from bssearch.errors import (
     BSSearchError,
     InterruptedRunError,

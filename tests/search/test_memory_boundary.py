@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from bssearch.analysis.report import Answer
+from bssearch.analysis.answer import Answer
 from bssearch.errors import LaunchError
 from bssearch.executors.base import Event
 from bssearch.records import MemoryUse, Phase, TrialRecord, TrialState

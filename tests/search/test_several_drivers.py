@@ -10,7 +10,7 @@ from typing import ClassVar
 
 import pytest
 
-from bssearch.analysis.report import Answer
+from bssearch.analysis.answer import Answer
 from bssearch.executors.base import Event
 from bssearch.records import Phase, StepTime, StepTimeRequest, TrialRequest, TrialState
 from bssearch.search import heartbeat

@@ -1,0 +1,302 @@
+"""The shape of an answer: what ``bssearch best --format json`` prints and its JSON Schema describes."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from bssearch.analysis.measured import Measured
+from bssearch.analysis.notices import Notice
+from bssearch.analysis.objective import Basis
+from bssearch.analysis.optimum import Regime, Rule
+from bssearch.records import Configuration, Goal
+from bssearch.space import REGULAR
+
+Parameters = dict[str, bool | int | float | str | None]
+
+
+class Model(BaseModel):
+    """A part of the answer: numbers are finite, missing is null."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class TargetAnswer(Model):
+    """What was to be reached."""
+
+    metric: str
+    value: float
+    goal: Goal
+
+
+class Device(Model):
+    """Where it was measured; the answer holds for this kind of device."""
+
+    name: str
+    type: str
+    memory_bytes: int | None
+    precision: str
+    torch_version: str
+
+
+class Time(Model):
+    """Seconds over seeds: median, 95 % interval (null below three runs or where a run missed), runs that count."""
+
+    median: float
+    low: float | None
+    high: float | None
+    runs: int
+    basis: Basis
+
+
+class Ratio(Model):
+    """A ratio of times; ``at_least`` where the slower side never finished."""
+
+    value: float
+    at_least: bool
+
+
+class Figure(Model):
+    """The objective's figure in its own unit over seeds: median, 95 % interval (null as in `Time`), runs that count."""
+
+    median: float
+    low: float | None
+    high: float | None
+    runs: int
+
+
+class Restricted(Model):
+    """Repeats of which some missed the target: the mean of min(seconds, horizon), and the share that reached by then.
+
+    By Kaplan and Meier; ``median_s`` is null where half of the runs or more did not reach.
+    """
+
+    mean_s: float
+    horizon_s: float
+    median_s: float | None
+    reached_share: float
+
+
+class Optimal(Model):
+    """The recommended configuration, whole; tokens where the workload counts them."""
+
+    batch_size: int
+    micro_batch_size: int
+    accumulation_steps: int
+    parameters: Parameters
+    time_to_target_s: Time | None
+    objective_value: Figure | None
+    steps_to_target: int | None
+    samples_to_target: float | None
+    tokens_to_target: float | None
+    test_metric: float | None
+    peak_memory_bytes: int | None
+    trial_numbers: list[int]
+
+
+class Largest(Model):
+    """The largest batch size that ran without accumulation; the reason names what ran out of memory."""
+
+    batch_size: int
+    time_to_target_s: Time | None
+    lower_bound_s: float | None
+    reason: str
+
+
+class Speedup(Model):
+    """How much faster the optimum is."""
+
+    over_largest: Ratio | None
+    over_default: Ratio | None
+
+
+class BestTrial(Model):
+    """The configuration whose time-to-target stands for a batch size, and its fastest trial."""
+
+    trial: int
+    parameters: Parameters
+
+
+class Batch(Model):
+    """One batch size: its best tuned figures, or why it has none; medians over the runs of ``best``'s configuration.
+
+    ``untuned``, for the reasons in ``untuned_because``: the learning rate lies at an end of its range, the steps rise
+    from the next smaller batch size, or a single configuration has reached the target. ``lower_bound_s`` is the last
+    moment at which the target was seen to be missed; ``restricted`` is there where some of several runs missed it.
+    Energy is of the device, over the train seconds to the target.
+    """
+
+    batch_size: int
+    trials: int
+    reached: int
+    best: BestTrial | None
+    time_to_target_s: Time | None
+    lower_bound_s: float | None
+    steps_to_target: int | None
+    step_time_s: float | None
+    final_metric: float | None
+    regime: Regime | None
+    untuned: bool
+    ended: dict[str, int]
+    micro_batch_size: int | None
+    objective_value: Figure | None
+    steps_x_step_time_s: float | None
+    samples_to_target: float | None
+    samples_per_s: float | None
+    peak_memory_bytes: int | None
+    energy_joules: float | None
+    restricted: Restricted | None
+    confirmed: bool
+    untuned_because: list[str]
+
+
+class CriticalBatch(Model):
+    """The critical batch size with its 90 % interval; null where the runs do not bound it on that side."""
+
+    estimate: float
+    low: float | None
+    high: float | None
+
+
+class Predicted(Model):
+    """What law × step time expect: the optimum among the sizes that can be run, and what is within 5 % of it."""
+
+    batch_size: int
+    micro_batch_size: int
+    time_to_target_s: float
+    flat_range: Annotated[list[int], Field(min_length=2, max_length=2)]
+
+
+class Law(Model):
+    """The law S = S_min (1 + B_crit / B) for steps to the target, its residuals by batch size, and how good it is."""
+
+    s_min: float
+    b_crit: CriticalBatch
+    max_residual: float
+    verdict: Literal["fits", "poor", "too_few_points"]
+    residuals: dict[int, float]
+
+
+class Fit(Law):
+    """The law fitted to the batch sizes that are tuned; ``including_untuned`` is the fit to all where they differ.
+
+    With step times t = α + β·B: ``b_star`` is where the predicted time to the target is least, no larger than the
+    largest batch size run. ``noise_scale_ratio`` is the gradient noise scale over the critical batch size.
+    """
+
+    alpha_s: float | None
+    beta_s: float | None
+    b_star: float | None
+    predicted: Predicted | None
+    including_untuned: Law | None
+    noise_scale_ratio: float | None
+
+
+class Recommendation(Model):
+    """Why this batch size: it has the ``least`` median, is the smallest shown to be within 5 % of it, or by the law.
+
+    ``least_batch_size`` has the least median.
+    """
+
+    rule: Rule
+    least_batch_size: int
+
+
+class Settle(Model):
+    """The seed noise of the confirmation runs, and how many runs a batch size tell two of them apart by 5 and 10 %.
+
+    ``undecided`` are the batch sizes of which more runs could change the recommendation; ``settled`` where none is.
+    """
+
+    coefficient_of_variation: float
+    runs_for_5_percent: int
+    runs_for_10_percent: int
+    settled: bool
+    undecided: list[int]
+
+
+class Gap(Model):
+    """How much worse a final metric is than the best batch size's, in the metric's unit; below zero it is better.
+
+    The difference of the medians, with the 95 % interval of that of the means (Welch); null below three runs a side.
+    """
+
+    value: float
+    low: float | None
+    high: float | None
+
+
+class FinalMetrics(Model):
+    """What the runs of one configuration came to at the end of their budget: medians over ``runs``.
+
+    ``ended_early`` counts the runs that did not come to the end, as one that diverged does; they are left out. The
+    metrics are null where all are, and the gap where there is nothing to compare.
+    """
+
+    batch_size: int
+    parameters: Parameters
+    runs: int
+    ended_early: int
+    final_metric: float | None
+    test_metric: float | None
+    gap: Gap | None
+    trial_numbers: list[int]
+
+
+class Generalisation(Model):
+    """The batch sizes trained for the same ``train_seconds``, whenever they reached the target.
+
+    ``best_batch_size`` has the best final metric on the validation part, which gaps are to. A gap of more than
+    ``notable_gap``, two points, is warned of. ``more_regularised`` is the largest batch size with more regularisation;
+    ``closed`` says whether that brought a notable gap down to less, null where there was none to close.
+    """
+
+    train_seconds: float
+    best_batch_size: int
+    notable_gap: float
+    batches: list[FinalMetrics]
+    more_regularised: FinalMetrics | None
+    closed: bool | None
+
+
+class FrontPoint(Model):
+    """What reaching the target takes at a batch size; ``on_front`` where no other is better in time and in cost.
+
+    The cost is the price of the device-hours where the spec gives one, else the samples: what is computed.
+    """
+
+    batch_size: int
+    time_to_target_s: float
+    cost: float
+    on_front: bool
+
+
+class Answer(Model):
+    """Which batch size is optimal, and the evidence."""
+
+    schema_version: Literal[1] = 1
+    study: str
+    objective: str
+    target: TargetAnswer
+    device: Device
+    optimal: Optimal
+    flat_range: Annotated[list[int], Field(min_length=2, max_length=2)]
+    tied: list[int]
+    largest_that_fits: Largest
+    speedup: Speedup
+    batches: list[Batch]
+    fit: Fit | None
+    measured: Measured
+    recommendation: Recommendation
+    settle: Settle | None
+    front: list[FrontPoint]
+    generalisation: Generalisation | None
+    warnings: list[Notice]
+
+
+def parameters_of(configuration: Configuration) -> Parameters:
+    """Return everything of a configuration but its batch sizes, by name."""
+    named: Parameters = {"learning_rate": configuration.learning_rate}
+    named |= {name: getattr(configuration, name) for name in REGULAR}
+    return {**named, "optimizer": configuration.optimizer, **configuration.parameters}

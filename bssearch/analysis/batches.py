@@ -1,0 +1,181 @@
+"""The row of each batch size: what its best configuration takes, how sure that is, and what its trials came to."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from bssearch.analysis.answer import Batch, BestTrial, Figure, Restricted, Time, parameters_of
+from bssearch.analysis.batch_model import LawPoint, rising
+from bssearch.analysis.objective import seconds_to_target
+from bssearch.analysis.optimum import Candidate, Verdict, least_of, regime
+from bssearch.analysis.survival import survival
+from bssearch.records import Phase, ProbeRecord, TrialOutcome, TrialRecord, TrialState
+from bssearch.spec import StudySpec
+
+T = TypeVar("T")
+EDGE = "its learning rate lies at an end of the range"
+RISING = "its steps rise"
+SINGLE = "only one configuration reached the target"
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """Why batch sizes are not as well tuned as they could be, and the runs that the law is fitted to."""
+
+    reasons: Mapping[int, list[str]]
+    points: list[LawPoint]
+
+
+def tuning(spec: StudySpec, trials: Sequence[TrialRecord], verdict: Verdict) -> Tuning:
+    """Return what is known of how well each batch size is tuned.
+
+    In a study that only holds repeats of chosen configurations, as an imported one may, one of them is enough.
+    """
+    points = [_law_point(size, candidate) for size, candidate in verdict.by_batch.items()]
+    up = rising(points)
+    searched = {trial.configuration.batch_size for trial in trials if trial.phase is Phase.SEARCH}
+    reasons: dict[int, list[str]] = {}
+    for size, candidate in verdict.by_batch.items():
+        reached = [trial for trial in _at(trials, size) if trial.state is TrialState.REACHED]
+        tuned = {trial.configuration.key for trial in reached}
+        reasons[size] = [
+            reason
+            for reason, holds in (
+                (EDGE, bool(reached) and spec.space.at_edge(candidate.configuration)),
+                (RISING, size in up),
+                (SINGLE, len(tuned) == 1 and size in searched),
+            )
+            if holds
+        ]
+    flagged = [
+        LawPoint(point.batch_size, point.samples, point.missed_at, untuned=bool(reasons[point.batch_size]))
+        for point in points
+        if point.samples or point.missed_at
+    ]
+    return Tuning(reasons, flagged)
+
+
+def batch_rows(
+    trials: Sequence[TrialRecord], probes: Mapping[int, ProbeRecord], verdict: Verdict, tuned: Tuning
+) -> list[Batch]:
+    """Return a row for every batch size that has run or been timed, ascending."""
+    sizes = sorted({*probes, *verdict.by_batch})
+    steps = [steps_to_target(verdict.by_batch[size]) if size in verdict.by_batch else None for size in sizes]
+    rows = []
+    for index, size in enumerate(sizes):
+        finished = [trial for trial in _at(trials, size) if trial.state.is_finished]
+        candidate, probe = verdict.by_batch.get(size), probes.get(size)
+        reasons = tuned.reasons.get(size, [])
+        step_seconds = probe.step_seconds if probe else None
+        rows.append(
+            Batch(
+                batch_size=size,
+                trials=len(finished),
+                reached=sum(trial.state is TrialState.REACHED for trial in finished),
+                step_time_s=step_seconds,
+                regime=regime(sizes, steps, index),
+                untuned=bool(reasons),
+                untuned_because=reasons,
+                ended=dict(sorted(Counter(trial.state.value for trial in finished).items())),
+                **_of_candidate(candidate, steps[index], step_seconds),
+            )
+        )
+    return rows
+
+
+def time_of(candidate: Candidate) -> Time | None:
+    """Return the time-to-target of a candidate as the answer has it."""
+    known = candidate.time
+    if known.median is None:
+        return None
+    return Time(median=known.median, low=known.low, high=known.high, runs=known.reached, basis=known.basis)
+
+
+def figure_of(candidate: Candidate) -> Figure | None:
+    """Return the objective's figure of a candidate in its own unit."""
+    known, shown = candidate.estimate, candidate.measure.shown
+    if known.median is None:
+        return None
+    ends = [] if known.low is None or known.high is None else sorted([shown(known.low), shown(known.high)])
+    low, high = ends or (None, None)
+    return Figure(median=shown(known.median), low=low, high=high, runs=known.reached)
+
+
+def steps_to_target(candidate: Candidate) -> int | None:
+    """Return the median steps over a candidate's runs, rounded up; None where half of them or more missed."""
+    steps = [run.outcome.steps_to_target for run in candidate.runs if run.outcome]
+    median = statistics.median([math.inf if value is None else value for value in steps])
+    return math.ceil(median) if math.isfinite(median) else None
+
+
+def energy_of(run: TrialRecord) -> float | None:
+    """Return the joules that a run took to the target: mean power × its seconds; None where one is not known."""
+    power = None if run.outcome is None else run.outcome.device_use.mean_power_watts
+    seconds = seconds_to_target(run)
+    return None if power is None or seconds is None else power * seconds
+
+
+def _of_candidate(candidate: Candidate | None, steps: int | None, step_seconds: float | None) -> dict[str, Any]:
+    """Return the fields of a row that are those of its best configuration."""
+    if candidate is None:
+        empty = (
+            "best time_to_target_s lower_bound_s steps_to_target final_metric micro_batch_size objective_value "
+            "steps_x_step_time_s samples_to_target samples_per_s peak_memory_bytes energy_joules restricted"
+        )
+        return {**dict.fromkeys(empty.split()), "confirmed": False}
+    size = candidate.configuration.batch_size
+    best = least_of(candidate.runs, candidate.measure)
+    curve = survival(candidate.runs)
+    return {
+        "best": None if best is None else BestTrial(trial=best.number, parameters=parameters_of(best.configuration)),
+        "time_to_target_s": time_of(candidate),
+        "lower_bound_s": candidate.lower_bound_s,
+        "steps_to_target": steps,
+        "final_metric": _median(candidate, lambda outcome: outcome.final_metric),
+        "micro_batch_size": candidate.configuration.micro_batch_size,
+        "objective_value": figure_of(candidate),
+        "steps_x_step_time_s": None if steps is None or step_seconds is None else steps * step_seconds,
+        "samples_to_target": None if steps is None else float(steps * size),
+        "samples_per_s": None if step_seconds is None else size / step_seconds,
+        "peak_memory_bytes": max(_known(candidate, lambda outcome: outcome.peak_memory_bytes), default=None),
+        "energy_joules": _middle(energy_of(run) for run in candidate.runs),
+        "restricted": curve
+        and Restricted(
+            mean_s=curve.restricted_mean,
+            horizon_s=curve.horizon,
+            median_s=curve.median,
+            reached_share=curve.reached_share,
+        ),
+        "confirmed": candidate.is_confirmed,
+    }
+
+
+def _law_point(batch_size: int, candidate: Candidate) -> LawPoint:
+    """Return the samples to the target of a candidate's runs; a run that was stopped needs more than it had seen."""
+    outcomes = [run.outcome for run in candidate.runs if run.outcome is not None]
+    reached = [one.steps_to_target * batch_size for one in outcomes if one.steps_to_target]
+    missed = [one.last_miss_step * batch_size for one in outcomes if one.state.is_censored and one.last_miss_step]
+    return LawPoint(batch_size, tuple(map(float, reached)), tuple(map(float, missed)))
+
+
+def _at(trials: Iterable[TrialRecord], batch_size: int) -> list[TrialRecord]:
+    return [trial for trial in trials if trial.configuration.batch_size == batch_size]
+
+
+def _known(candidate: Candidate, field: Callable[[TrialOutcome], T | None]) -> list[T]:
+    values = [field(run.outcome) for run in candidate.runs if run.outcome is not None]
+    return [value for value in values if value is not None]
+
+
+def _median(candidate: Candidate, field: Callable[[TrialOutcome], float | None]) -> float | None:
+    return _middle(_known(candidate, field))
+
+
+def _middle(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.median(known) if known else None

@@ -1,0 +1,162 @@
+"""Whether larger batch sizes come to a worse metric in the same train seconds, from runs that went on to their end."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from bssearch.analysis.answer import FinalMetrics, Gap, Generalisation, parameters_of
+from bssearch.analysis.optimum import Verdict
+from bssearch.analysis.time_to_target import welch_half_width
+from bssearch.records import Configuration, Goal, Phase, Target, TrialRecord, TrialState
+
+REGULARISERS = ("dropout", "weight_decay", "label_smoothing")
+POINTS = 0.02
+LEAST_RUNS = 3
+WHOLE = 0.98
+"""The share of its limit at which a run counts as whole: the clocks of device and host differ by less."""
+
+
+def generalisation(trials: Sequence[TrialRecord], verdict: Verdict, target: Target) -> Generalisation | None:
+    """Return what the batch sizes come to when trained to the same full limit, None where no run came to its end.
+
+    The limit is that of the newest such run. Of a batch size that configuration counts which the verdict has, or, where
+    that is another by now, the one with the best final metric.
+    """
+    newest = max((trial for trial in trials if is_to_budget(trial)), key=lambda one: one.number, default=None)
+    if newest is None:
+        return None
+    limit = newest.train_seconds_limit
+    groups = _repeats([trial for trial in trials if is_to_budget(trial, limit)], target)
+    chosen = _one_a_batch(groups, verdict)
+    best = max((one for one in chosen if one.finals), key=lambda one: one.gain, default=None)
+    if best is None:
+        return None
+    largest = chosen[-1]
+    harder = next((one for one in groups if one.is_more_regularised_than(largest)), None)
+    notable = notable_gap(target, [metric for one in groups for metric in one.finals])
+    return Generalisation(
+        train_seconds=limit,
+        best_batch_size=best.configuration.batch_size,
+        notable_gap=notable,
+        batches=[one.described(best) for one in chosen],
+        more_regularised=None if harder is None else harder.described(best),
+        closed=_is_closed(largest.gap_to(best), None if harder is None else harder.gap_to(best), notable),
+    )
+
+
+def is_to_budget(trial: TrialRecord, limit: float | None = None) -> bool:
+    """Return whether a trial is one that goes on past the target to its train seconds, of this limit if one is given.
+
+    They are the evidence trials of the audit; the trials of a rule audit stop at the target.
+    """
+    return trial.phase is Phase.AUDIT and trial.evidence and limit in (None, trial.train_seconds_limit)
+
+
+def notable_gap(target: Target, metrics: Iterable[float]) -> float:
+    """Return two points of a metric: 0.02 where it lies in [0, 1], else 2 % of the target's value.
+
+    A study does not store the bounds of its metric: one to be maximised of which all values known lie there is taken
+    for one that is bounded. A loss is not, however small.
+    """
+    if target.goal is Goal.MAXIMIZE and all(0 <= metric <= 1 for metric in [target.value, *metrics]):
+        return POINTS
+    return POINTS * abs(target.value)
+
+
+@dataclass(frozen=True)
+class _Repeats:
+    """The runs of one configuration that were to go to the same limit, and have ended."""
+
+    configuration: Configuration
+    runs: tuple[TrialRecord, ...]
+    target: Target
+
+    @cached_property
+    def whole(self) -> list[TrialRecord]:
+        """Return the runs that came to their end."""
+        return [run for run in self.runs if _came_to_its_end(run)]
+
+    @cached_property
+    def finals(self) -> list[float]:
+        """Return the final metrics of the whole runs."""
+        metrics = [run.outcome.final_metric for run in self.whole if run.outcome is not None]
+        return [metric for metric in metrics if metric is not None]
+
+    @property
+    def gain(self) -> float:
+        """Return the median final metric, its sign set so that more is better; −∞ where there is none."""
+        return self.target.gain(statistics.median(self.finals)) if self.finals else -math.inf
+
+    def gap_to(self, best: _Repeats) -> Gap | None:
+        """Return how much worse the final metric is than that of the best."""
+        if self is best or not self.finals:
+            return None
+        value, sides = best.gain - self.gain, (self.finals, best.finals)
+        if min(map(len, sides)) < LEAST_RUNS:
+            return Gap(value=value, low=None, high=None)
+        own, its = [statistics.fmean(side) for side in sides]
+        half = welch_half_width(*((statistics.stdev(side), len(side)) for side in sides))
+        middle = self.target.gain(its) - self.target.gain(own)
+        return Gap(value=value, low=middle - half, high=middle + half)
+
+    def described(self, best: _Repeats) -> FinalMetrics:
+        """Return the repeats as the answer has them."""
+        tests = [run.outcome.test_metric for run in self.whole if run.outcome is not None]
+        measured = [metric for metric in tests if metric is not None]
+        return FinalMetrics(
+            batch_size=self.configuration.batch_size,
+            parameters=parameters_of(self.configuration),
+            runs=len(self.finals),
+            ended_early=len(self.runs) - len(self.whole),
+            final_metric=statistics.median(self.finals) if self.finals else None,
+            test_metric=statistics.median(measured) if measured else None,
+            gap=self.gap_to(best),
+            trial_numbers=[run.number for run in self.runs],
+        )
+
+    def is_more_regularised_than(self, other: _Repeats) -> bool:
+        """Return whether the configurations differ in their regularisation alone, of which this one has more."""
+        mine, theirs = self.configuration, other.configuration
+        levels = {name: getattr(theirs, name) for name in REGULARISERS}
+        more = all(getattr(mine, name) >= level for name, level in levels.items())
+        return more and not mine.trains_like(theirs) and replace(mine, **levels).trains_like(theirs)
+
+
+def _repeats(trials: Sequence[TrialRecord], target: Target) -> list[_Repeats]:
+    """Return the repeats of each configuration, in whatever micro-batches, each seed once."""
+    groups: dict[str, dict[int, TrialRecord]] = {}
+    for trial in trials:
+        if trial.state.is_finished and not trial.state.is_missing and trial.state is not TrialState.OOM:
+            groups.setdefault(trial.configuration.in_micro_batches(1).key, {}).setdefault(trial.seed, trial)
+    return [_Repeats(next(iter(runs.values())).configuration, tuple(runs.values()), target) for runs in groups.values()]
+
+
+def _one_a_batch(groups: Sequence[_Repeats], verdict: Verdict) -> list[_Repeats]:
+    """Return the repeats that stand for each batch size, ascending."""
+    chosen = []
+    for size in sorted({one.configuration.batch_size for one in groups}):
+        here = [one for one in groups if one.configuration.batch_size == size]
+        candidate = verdict.by_batch.get(size)
+        known = [one for one in here if candidate and one.configuration.trains_like(candidate.configuration)]
+        chosen.append(max(known or here, key=lambda one: one.gain))
+    return chosen
+
+
+def _came_to_its_end(trial: TrialRecord) -> bool:
+    """Return whether a run trained to its limit or to its schedule's horizon."""
+    if trial.outcome is None or trial.state is not TrialState.REACHED:
+        return trial.state is TrialState.EXHAUSTED
+    horizon = trial.configuration.parameters.get("horizon_samples")
+    if isinstance(horizon, int | float) and trial.outcome.samples >= horizon:
+        return True
+    return trial.outcome.train_seconds >= WHOLE * trial.train_seconds_limit
+
+
+def _is_closed(plain: Gap | None, regularised: Gap | None, notable: float) -> bool | None:
+    if plain is None or regularised is None or plain.value <= notable:
+        return None
+    return regularised.value <= notable

@@ -1,0 +1,527 @@
+"""The page of a study: one HTML file that needs nothing else, with the answer in words, figures and tables.
+
+The template escapes every value; plotly's script, the page's own and the figures' JSON are the only parts put in as
+they are. The page's own security policy runs no other script, and fetches nothing.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import Any
+
+from bssearch.analysis import plots
+from bssearch.analysis.answer import Answer, Batch, Fit, Parameters, Ratio
+from bssearch.analysis.axes import Figure, number
+from bssearch.analysis.headline import headline
+from bssearch.analysis.measured import NoiseAnswer
+from bssearch.analysis.objective import UNITS, Measure
+from bssearch.errors import UsageError
+from bssearch.records import Environment, Objective, Observation, StudyRecord, TrialRecord
+from bssearch.spec import StudySpec
+from bssearch.spec.model import IMPORTED
+
+NOTHING = "–"
+SHORT_SPEC = 25
+"""Lines of a spec that need not be folded."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StudyPicture:
+    """All that the page of a study is made of. ``curves`` are by batch size, of the run that stands for it.
+
+    ``audit`` is what the rules came to: a mapping, or a model that dumps one, with a list ``rules`` of mappings.
+    """
+
+    study: StudyRecord
+    spec: StudySpec
+    answer: Answer
+    trials: Sequence[TrialRecord]
+    curves: Mapping[int, Sequence[Observation]]
+    audit: Any | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """One key figure, with what it must be read with."""
+
+    name: str
+    value: str
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One row of a table; the optimum's is marked."""
+
+    cells: list[str]
+    marked: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table of texts."""
+
+    headings: list[str]
+    rows: list[Row]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Section:
+    """A part of the page: how to read it and its figures or table; without either, ``absent`` says why."""
+
+    name: str
+    title: str
+    text: str
+    absent: str = ""
+    figures: Mapping[str, Figure]
+    table: Table | None = None
+    notes: Sequence[str] = ()
+
+
+def render(picture: StudyPicture) -> str:
+    """Return the page as HTML. Raises `UsageError` where the extra ``plots`` is not installed."""
+    plotly, environment = _tools()
+    from markupsafe import Markup
+
+    sections = _sections(picture)
+    figures = {name: figure for section in sections for name, figure in section.figures.items()}
+    script = _asset("page.js")
+    page = {
+        "title": f"{picture.study.name}: optimal batch size",
+        "kicker": _kicker(picture),
+        "headline": headline(picture.answer),
+        "tiles": _tiles(picture),
+        "warnings": [_sentence(warning.message) for warning in picture.answer.warnings],
+        "sections": sections,
+        **_reproduction(picture),
+    }
+    return str(
+        environment.from_string(_asset("page.html")).render(
+            page=page,
+            policy=_policy(plotly, script),
+            style=Markup(_asset("page.css")),
+            figures=Markup(script_json(figures)),
+            plotly=Markup(plotly),
+            script=Markup(script),
+        )
+    )
+
+
+def require_plots() -> None:
+    """Raise `UsageError` where the extra ``plots`` is not installed."""
+    _tools()
+
+
+def script_json(value: object) -> str:
+    """Return JSON that can stand inside a script element: nothing in it ends the element or begins a comment."""
+    text = json.dumps(value, allow_nan=False, separators=(",", ":"))
+    return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
+
+
+@cache
+def _tools() -> tuple[str, Any]:
+    """Return plotly's script and a template environment that escapes."""
+    try:
+        import jinja2
+        from plotly.offline import get_plotlyjs
+    except ImportError as error:
+        raise UsageError(
+            f"the page needs {error.name or 'plotly'}, which is not installed", hint="pip install '.[plots]'"
+        ) from None
+    # A browser reads every end of line as \n, and compares the digest of that with the policy's.
+    plotly = str(get_plotlyjs()).replace("\r\n", "\n").replace("\r", "\n").replace("</script", "<\\/script")
+    return plotly, jinja2.Environment(
+        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+
+
+@cache
+def _asset(name: str) -> str:
+    return resources.files("bssearch.analysis").joinpath(name).read_text(encoding="utf-8")
+
+
+def _policy(*scripts: str) -> str:
+    """Return a policy under which these scripts run, no others, and nothing is fetched."""
+    digests = (base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts)
+    allowed = " ".join(f"'sha256-{digest}'" for digest in digests)
+    return f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
+
+
+def _sentence(words: str) -> str:
+    return words[:1].upper() + words[1:]
+
+
+def _kicker(picture: StudyPicture) -> str:
+    device = picture.answer.device
+    ended = [trial.ended_at for trial in picture.trials if trial.ended_at is not None]
+    until = f" · until {max(ended):%d %B %Y}" if ended else ""
+    study = picture.study.name
+    return (
+        f"{study} · {picture.spec.workload} · {device.name}, {device.precision} · {len(picture.trials)} trials{until}"
+    )
+
+
+def _tiles(picture: StudyPicture) -> list[Tile]:
+    """Return the key figures, those of the optimum first."""
+    answer, spec = picture.answer, picture.spec
+    low, high = answer.flat_range
+    best, largest = answer.optimal, answer.largest_that_fits
+    accumulated = f"{best.accumulation_steps} × {best.micro_batch_size}" if best.accumulation_steps > 1 else ""
+    over = _times(answer, answer.speedup.over_largest)
+    tiles = [
+        Tile("Optimal batch size", f"{best.batch_size:,}", accumulated),
+        _figure_tile(answer),
+        Tile("Within 5 %", f"{low:,}" if low == high else f"{low:,} to {high:,}", "medians around the optimum"),
+        Tile(
+            "Largest that fits", f"{largest.batch_size:,}", "; ".join(part for part in (over, largest.reason) if part)
+        ),
+    ]
+    if spec.default_is_known:
+        tiles.append(Tile("Your default", f"{spec.default.batch_size:,}", _times(answer, answer.speedup.over_default)))
+    if answer.fit is not None:
+        tiles.append(_critical(answer.fit))
+    if answer.measured.noise_scale is not None:
+        tiles.append(_noise(answer.measured.noise_scale))
+    if best.test_metric is not None:
+        tiles.append(Tile(f"Test {answer.target.metric}", number(best.test_metric), "of the optimum, at the target"))
+    if best.peak_memory_bytes is not None:
+        tiles.append(Tile("Peak memory", f"{number(best.peak_memory_bytes / 2**30)} GiB", "of the optimum"))
+    return tiles
+
+
+def _figure_tile(answer: Answer) -> Tile:
+    figure, objective = answer.optimal.objective_value, Objective(answer.objective)
+    assert figure is not None, "an optimum has its figure"
+    of = _plural(figure.runs, "run")
+    low, high = figure.low, figure.high
+    ends = "" if low is None or high is None else f"95 % interval {number(low)} to {number(high)}, "
+    return Tile(_objective_name(objective), f"{number(figure.median)}{UNITS[objective]}", ends + of)
+
+
+def _objective_name(objective: Objective) -> str:
+    return str(objective).replace("_", " ").capitalize()
+
+
+def _times(answer: Answer, ratio: Ratio | None) -> str:
+    """Return how much a batch size takes against the optimum, in words; nothing where that is not known."""
+    if ratio is None:
+        return ""
+    noun = str(answer.objective).removesuffix("_to_target")
+    return f"{'at least ' if ratio.at_least else ''}{number(ratio.value)}× the {noun} of the optimum"
+
+
+def _noise(noise: NoiseAnswer) -> Tile:
+    scale = f"≥ {number(noise.low)}" if noise.scale is None else number(noise.scale)
+    place = "" if noise.far_from_target is None else ", measured far from the target"
+    ends = "" if noise.scale is None or noise.high is None else f", {number(noise.low)} to {number(noise.high)}"
+    return Tile("Gradient noise scale", scale, f"samples{ends}{place}")
+
+
+def _critical(fit: Fit) -> Tile:
+    critical = fit.b_crit
+    said = {"fits": "the law fits", "poor": "the law fits poorly", "too_few_points": "too few batch sizes to judge"}
+    ends = [NOTHING if end is None else number(end) for end in (critical.low, critical.high)]
+    bounds = "" if critical.low is None and critical.high is None else f"90 % interval {ends[0]} to {ends[1]}; "
+    return Tile("Critical batch size", number(critical.estimate), bounds + said[fit.verdict])
+
+
+def _sections(picture: StudyPicture) -> list[Section]:
+    """Return the parts of the page in the order in which they answer what a reader asks next."""
+    answer, spec = picture.answer, picture.spec
+    default = spec.default_configuration if spec.default_is_known else None
+    measure = Measure(spec.objective, picture.study.target, spec.price_per_device_hour or 1.0)
+    sections = [
+        Section(
+            name="objective",
+            title=_objective_title(answer),
+            text="Each batch size with its own best learning rate and regularisation; bars are 95 % intervals over "
+            "seeds, arrows lower bounds of runs that were stopped before the target. Lower is better."
+            if answer.objective != Objective.METRIC_IN_BUDGET
+            else "Each batch size with its own best learning rate and regularisation; bars are 95 % intervals.",
+            figures=_drawn(
+                objective=plots.objective_figure(answer, default.batch_size if default else None),
+                time=plots.time_figure(answer),
+            ),
+            notes=_without_figure(answer),
+        ),
+        _recipe(answer),
+        _batches(answer),
+        Section(
+            name="steps",
+            title="Steps and samples",
+            text="Along the dotted line a batch twice as large needs half the steps. Where the steps leave it, larger "
+            "batches buy less (diminishing); where they no longer fall, nothing (maximal). Hollow: not well tuned.",
+            absent="Not shown: no batch size has a known number of steps to the target.",
+            figures=_drawn(steps=plots.steps_figure(answer), samples=plots.samples_figure(answer)),
+            notes=_about_law(answer.fit),
+        ),
+        Section(
+            name="curves",
+            title="Learning curves",
+            text="The best run of each batch size; dotted where none reached the target.",
+            absent="Not shown: the runs have no stored evaluations.",
+            figures=_drawn(curves=plots.curves_figure(answer, picture.curves)),
+        ),
+        Section(
+            name="front",
+            title="Time against cost",
+            text="Along the line, less time costs more; the others are beaten in both by one of these. "
+            + (
+                "The cost is the price of the device’s hours."
+                if spec.price_per_device_hour
+                else "The cost is the samples computed."
+            ),
+            absent="Not shown: it takes both seconds and samples to the target, and no batch size has both.",
+            figures=_drawn(front=plots.front_figure(answer, priced=spec.price_per_device_hour is not None)),
+        ),
+        Section(
+            name="learning-rate",
+            title="Learning rate and batch size",
+            text="Every trial. The lines are where the linear and the square-root rule lead from the default.",
+            absent="Not shown: the learning rates of the trials are not known.",
+            figures=_drawn(rates=plots.learning_rate_figure(picture.trials, measure, default)),
+        ),
+        Section(
+            name="device",
+            title="Throughput and memory",
+            text="What the device does at each batch size. The highest throughput is not the shortest training.",
+            absent="Not shown: neither step times nor peak memory were measured.",
+            figures=_drawn(throughput=plots.throughput_figure(answer), memory=plots.memory_figure(answer)),
+            notes=_about_device(answer),
+        ),
+    ]
+    audit = _audit(picture.audit)
+    return sections if audit is None else [*sections, audit]
+
+
+def _drawn(**figures: Figure | None) -> dict[str, Figure]:
+    return {name: figure for name, figure in figures.items() if figure is not None}
+
+
+def _objective_title(answer: Answer) -> str:
+    target = f"{answer.target.metric} {answer.target.goal.sign} {answer.target.value:g}"
+    if answer.objective == Objective.METRIC_IN_BUDGET:
+        return f"{answer.target.metric} in the budget"
+    what = str(answer.objective).removesuffix("_to_target").capitalize()
+    return f"{what} to {target}"
+
+
+def _without_figure(answer: Answer) -> list[str]:
+    """Return the sentence on the batch sizes that the figure of the objective does not show."""
+    is_time = answer.objective == Objective.TIME_TO_TARGET
+    missing = [
+        f"{row.batch_size} ({_ended(row) or 'not run'})"
+        for row in answer.batches
+        if row.objective_value is None and not (is_time and row.lower_bound_s is not None)
+    ]
+    return [f"Not drawn, for no run gives a figure or a bound: batch {', '.join(missing)}."] if missing else []
+
+
+def _about_law(fit: Fit | None) -> list[str]:
+    if fit is None:
+        return ["There is no law: fewer than two batch sizes reached the target."]
+    parts = [
+        f"The law is S = S_min·(1 + B_crit/B) with S_min = {number(fit.s_min)} steps and B_crit = "
+        f"{number(fit.b_crit.estimate)}; the largest residual is {number(100 * fit.max_residual)} %."
+    ]
+    if fit.predicted is not None:
+        low, high = fit.predicted.flat_range
+        parts.append(
+            f"With the step times measured it predicts the least time at batch {fit.predicted.batch_size}: "
+            f"{number(fit.predicted.time_to_target_s)} s, and within 5 % from {low} to {high}."
+        )
+    if fit.including_untuned is not None:
+        parts.append(
+            f"With the batch sizes that are not well tuned B_crit is {number(fit.including_untuned.b_crit.estimate)}."
+        )
+    if fit.noise_scale_ratio is not None:
+        parts.append(f"The gradient noise scale is {number(fit.noise_scale_ratio)} of B_crit.")
+    return [" ".join(parts)]
+
+
+def _about_device(answer: Answer) -> list[str]:
+    """Return what is known of step time and memory besides the figures, or that it is not."""
+    step, memory = answer.measured.step_time, answer.measured.memory
+    notes = []
+    if step is not None:
+        notes.append(
+            f"A step takes {number(1e3 * step.alpha_s)} ms and {number(1e3 * step.beta_s)} ms a sample; batch "
+            f"{step.throughput_knee} has 90 % of the highest throughput."
+        )
+    if memory is not None and memory.smallest_that_does_not is not None:
+        notes.append(f"A micro-batch of {memory.largest_that_fits} fits; {memory.smallest_that_does_not} does not.")
+    if all(row.peak_memory_bytes is None for row in answer.batches):
+        notes.append("Peak memory was not measured.")
+    return [" ".join(notes)] if notes else []
+
+
+def _recipe(answer: Answer) -> Section:
+    best = answer.optimal
+    values: Parameters = {"batch_size": best.batch_size}
+    if best.accumulation_steps > 1:
+        values |= {"micro_batch_size": best.micro_batch_size, "accumulation_steps": best.accumulation_steps}
+    rows = [Row([name, _value(value)]) for name, value in (values | best.parameters).items() if value is not None]
+    return Section(
+        name="recipe",
+        title="Train with",
+        text=f"The configuration of the optimum, run in {_plural(len(best.trial_numbers), 'trial')}.",
+        figures={},
+        table=Table(["Parameter", "Value"], rows),
+    )
+
+
+def _batches(answer: Answer) -> Section:
+    headings = ["Batch", _figure_heading(answer), "Steps", "Samples", "ms/step", "Learning rate", "Regime", "Trials"]
+    return Section(
+        name="batches",
+        title="Batch sizes",
+        text="The best configuration of each; the optimum is bold.",
+        figures={},
+        table=Table(
+            headings, [Row(_cells(answer, row), row.batch_size == answer.optimal.batch_size) for row in answer.batches]
+        ),
+    )
+
+
+def _figure_heading(answer: Answer) -> str:
+    return f"{_objective_name(Objective(answer.objective))} [95 %]"
+
+
+def _cells(answer: Answer, row: Batch) -> list[str]:
+    figure = row.objective_value
+    unit = UNITS[Objective(answer.objective)]
+    if figure is not None:
+        ends = "" if figure.low is None or figure.high is None else f" [{number(figure.low)}, {number(figure.high)}]"
+        shown = f"{number(figure.median)}{unit}{ends}, {_plural(figure.runs, 'run')}"
+    else:
+        shown = NOTHING if row.lower_bound_s is None else f"> {number(row.lower_bound_s)} s"
+    rate = row.best.parameters.get("learning_rate") if row.best else None
+    untuned = f"untuned: {'; '.join(row.untuned_because)}" if row.untuned else None
+    return [
+        f"{row.batch_size}",
+        shown,
+        _value(row.steps_to_target),
+        NOTHING if row.samples_to_target is None else number(row.samples_to_target),
+        NOTHING if row.step_time_s is None else number(1000 * row.step_time_s),
+        _value(rate),
+        ", ".join(part for part in (row.regime, untuned) if part) or NOTHING,
+        _ended(row) or NOTHING,
+    ]
+
+
+def _ended(row: Batch) -> str:
+    return ", ".join(f"{count} {state}" for state, count in row.ended.items())
+
+
+def _audit(audit: Any | None) -> Section | None:
+    """Return the table of the rules; None where they were not looked at."""
+    if audit is None:
+        return None
+    found: Mapping[str, Any] = audit.model_dump(mode="json") if hasattr(audit, "model_dump") else audit
+    if not found.get("rules"):
+        return None
+    slope = found.get("learning_rate_slope")
+    return Section(
+        name="audit",
+        title="Rules of thumb on this workload",
+        text="Regret is the time by the rule over the time of the tuned optimum at the same batch size, with its 95 % "
+        "interval. Held: below 1.05; broke: above 1.10.",
+        figures={},
+        table=Table(
+            ["Rule", "Batch", "Verdict", "Regret", "It gives", "Because"],
+            [Row(_rule_cells(rule)) for rule in found["rules"]],
+        ),
+        notes=[] if not slope else [_slope(slope)],
+    )
+
+
+def _rule_cells(rule: Mapping[str, Any]) -> list[str]:
+    regret, gives = rule.get("regret"), rule.get("configuration") or {}
+    return [
+        str(rule.get("rule", NOTHING)).replace("_", " "),
+        _value(rule.get("batch_size")),
+        str(rule.get("verdict", NOTHING)).replace("_", " "),
+        NOTHING if not regret else _regret(regret),
+        ", ".join(f"{name} {_value(value)}" for name, value in gives.items() if value is not None) or NOTHING,
+        str(rule.get("reason") or NOTHING),
+    ]
+
+
+def _regret(regret: Mapping[str, Any]) -> str:
+    low, high = regret.get("low"), regret.get("high")
+    ends = "" if low is None or high is None else f" [{number(low)}, {number(high)}]"
+    return f"{'≥ ' if regret.get('at_least') else ''}{number(regret['value'])}{ends}"
+
+
+def _slope(slope: Mapping[str, Any]) -> str:
+    excluded = ", ".join(_value(one) for one in slope.get("excludes") or [])
+    return (
+        f"The tuned learning rate grows as batch size to the power {number(slope['estimate'])} "
+        f"[{number(slope['low'])}, {number(slope['high'])}]; linear is 1, square root 0.5"
+        f"{f', and the interval excludes {excluded}' if excluded else ''}."
+    )
+
+
+def _reproduction(picture: StudyPicture) -> dict[str, Any]:
+    """Return where the study ran, what to type, and its spec."""
+    import yaml
+
+    name = picture.study.name
+    spec = yaml.safe_dump(picture.spec.model_dump(mode="json"), sort_keys=False, allow_unicode=True, width=100)
+    imported = picture.spec.workload == IMPORTED
+    how = (
+        "Its runs were made elsewhere and imported; the spec below says what is known of them."
+        if imported
+        else f"Save the spec below as {name}.yaml beside the workload. Figures compare only on the same kind of device."
+    )
+    file = shlex.quote(f"./{name}.yaml")
+    commands = [] if imported else [f"bssearch run {file}"]
+    commands.append(f"bssearch report {shlex.quote(name)} --html report.html")
+    return {
+        "facts": _facts(picture.study.environment),
+        "how": how,
+        "commands": "\n".join(commands),
+        "spec": spec,
+        "spec_is_short": spec.count("\n") <= SHORT_SPEC,
+    }
+
+
+def _facts(environment: Environment | None) -> list[tuple[str, str]]:
+    if environment is None:
+        return []
+    memory = environment.device_memory_bytes
+    known = {
+        "Device": environment.device_name,
+        "Device memory": None if memory is None else f"{number(memory / 2**30)} GiB",
+        "Precision": environment.precision,
+        "Compile mode": environment.compile_mode,
+        "torch": environment.torch_version,
+        "CUDA": environment.cuda_version,
+        "cuDNN": environment.cudnn_version,
+        "Driver": environment.driver_version,
+        "Python": environment.python_version,
+        "Host": environment.host,
+        "Workload’s digest": environment.workload_revision,
+        "Git revision": environment.git_revision,
+    }
+    return [(name, str(value)) for name, value in known.items() if value]
+
+
+def _plural(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def _value(value: object) -> str:
+    """Return a value of any kind for people."""
+    if value is None:
+        return NOTHING
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) and value >= 10_000 else str(value)

@@ -1,0 +1,88 @@
+"""A finished study for another device: the same steps to the target, other step times."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from bssearch.analysis.answer import Answer
+from bssearch.analysis.notices import Notice
+from bssearch.analysis.report import build_answer
+from bssearch.errors import UsageError
+from bssearch.records import Environment, Objective, ProbeRecord, StudyRecord, TrialRecord
+from bssearch.spec import StudySpec
+
+OF_THE_STUDYS_DEVICE = frozenset({"contended", "step_times_contended", "measurement"})
+"""Notices about how the study itself was measured, which say nothing of another device."""
+
+
+def reprice(
+    study: StudyRecord,
+    spec: StudySpec,
+    trials: Sequence[TrialRecord],
+    step_times: Mapping[int, ProbeRecord],
+    device_name: str,
+) -> Answer:
+    """Return the answer that a study's steps give with another device's step times; every time in it is predicted.
+
+    The time to the target of a run is its steps × the step time of its batch size. Batch sizes without a step time are
+    left out, and named. The optimum is that of time to the target, or of cost where the study minimises that. Raises
+    `UsageError` where no batch size of the study has a step time, `TargetNotReachedError` where none of them reached.
+    """
+    sizes = {trial.configuration.batch_size for trial in trials}
+    left_out = sorted(sizes - step_times.keys())
+    if not sizes & step_times.keys():
+        raise UsageError(
+            f"none of the step times is of a batch size that study {study.name!r} ran: it has "
+            f"{', '.join(map(str, sorted(sizes))) or 'no trials'}; they are of {', '.join(map(str, sorted(step_times)))}"
+        )
+    moved = [
+        at_step_time(trial, seconds)
+        for trial in trials
+        if (probe := step_times.get(trial.configuration.batch_size)) and (seconds := probe.step_seconds) is not None
+    ]
+    objective = spec.objective if spec.objective is Objective.COST_TO_TARGET else Objective.TIME_TO_TARGET
+    found = build_answer(
+        replace(study, environment=_elsewhere(study.environment, device_name), objective=objective),
+        spec.model_copy(update={"objective": objective}),
+        moved,
+        step_times,
+    )
+    measured_on = "elsewhere" if study.environment is None else study.environment.device_name
+    message = f"predicted for {device_name}: the steps were measured on {measured_on}, no trial ran on {device_name}"
+    notices = [Notice(code="predicted", message=message)]
+    if left_out:
+        sizes_text = ", ".join(map(str, left_out))
+        notices.append(Notice(code="no_step_time", message=f"batch {sizes_text} left out: they have no step time"))
+    kept = [notice for notice in found.warnings if notice.code not in OF_THE_STUDYS_DEVICE]
+    return found.model_copy(update={"warnings": [*notices, *kept]})
+
+
+def at_step_time(trial: TrialRecord, step_seconds: float) -> TrialRecord:
+    """Return a trial as it would have gone with steps of another length: its times are steps × step time.
+
+    What a device's own counters said is left out, and so is the peak memory.
+    """
+    outcome = trial.outcome
+    if outcome is None:
+        return trial
+    reached = outcome.steps_to_target
+    miss = outcome.last_miss_step
+    changed = replace(
+        outcome,
+        train_seconds=outcome.steps * step_seconds,
+        time_to_target_s=None if reached is None else reached * step_seconds,
+        last_miss_seconds=None if miss is None else miss * step_seconds,
+        first_hit_seconds=None if outcome.first_hit_step is None else outcome.first_hit_step * step_seconds,
+        peak_memory_bytes=None,
+        contended=reached is not None,  # so that steps × step time is what counts
+        device_use=type(outcome.device_use)(),
+        warnings=(),
+    )
+    return replace(trial, outcome=changed, steps_x_step_time_s=None if reached is None else reached * step_seconds)
+
+
+def _elsewhere(environment: Environment | None, device_name: str) -> Environment | None:
+    if environment is None:
+        return None
+    return replace(environment, device_name=device_name, device_type="unknown", device_memory_bytes=None)

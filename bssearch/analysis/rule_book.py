@@ -1,0 +1,129 @@
+"""What rules of thumb make of a default and of the optimum at another batch size: a configuration to run beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from enum import StrEnum
+
+from bssearch.analysis.answer import parameters_of
+from bssearch.records import Configuration
+from bssearch.scaling import (
+    WARMUP_RATIO,
+    LearningRateRule,
+    is_said_to_need_warmup,
+    learning_rate_factor,
+    sqrt_dropout,
+    sqrt_weight_decay,
+    timescale_weight_decay,
+)
+from bssearch.space import SearchSpace, bounds
+
+
+class Rule(StrEnum):
+    """A rule of thumb, in the words it is known by."""
+
+    LINEAR_RATE = "learning rate ∝ batch"
+    SQRT_RATE = "learning rate ∝ √batch"
+    WARMUP = f"warmup is needed from {WARMUP_RATIO}× the batch on"
+    WEIGHT_DECAY = "weight decay ∝ √batch"
+    TIMESCALE = "AdamW's timescale stays: weight decay ∝ batch / learning rate"
+    DROPOUT = "dropout ∝ √batch"
+    MEMORY = "fill 80 % of memory"
+    NOISE_SCALE = "the noise scale is the critical batch"
+    GENERALISATION = "larger batches generalise worse by over 2 points"
+    ACCUMULATION = "accumulation costs 1.5 to 2×"
+
+
+def _unknown(base: Configuration, tuned: Configuration, name: str) -> str | None:
+    """Return that a parameter is not known of the default or the optimum, as of imported runs it may not be."""
+    both = (parameters_of(base)[name], parameters_of(tuned)[name])
+    return f"the {name.replace('_', ' ')} of the runs is not known" if None in both else None
+
+
+def _other_optimizer(base: Configuration, tuned: Configuration) -> str | None:
+    if base.optimizer == tuned.optimizer:
+        return None
+    return f"the default trains with {base.optimizer}, the optimum there with {tuned.optimizer}"
+
+
+def _linear_rate(space: SearchSpace, base: Configuration, tuned: Configuration) -> Configuration | str:
+    """Return the optimum with η0·κ (Goyal et al. 2017, arXiv 1706.02677)."""
+    return _scaled_rate(LearningRateRule.LINEAR, base, tuned)
+
+
+def _sqrt_rate(space: SearchSpace, base: Configuration, tuned: Configuration) -> Configuration | str:
+    """Return the optimum with η0·√κ (Hoffer et al. 2017, arXiv 1705.08741)."""
+    return _scaled_rate(LearningRateRule.SQRT, base, tuned)
+
+
+def _scaled_rate(rule: LearningRateRule, base: Configuration, tuned: Configuration) -> Configuration | str:
+    if reason := _unknown(base, tuned, "learning_rate") or _other_optimizer(base, tuned):
+        return reason
+    factor = learning_rate_factor(rule, tuned.batch_size, base.batch_size)
+    return replace(tuned, learning_rate=base.learning_rate * factor)
+
+
+def _no_warmup(space: SearchSpace, base: Configuration, tuned: Configuration) -> Configuration | str:
+    """Return the optimum without its warmup (Goyal et al. 2017, §2.2): where that is as good, none is needed."""
+    if reason := _unknown(base, tuned, "warmup_epochs"):
+        return reason
+    if not is_said_to_need_warmup(tuned.batch_size, base.batch_size):
+        return f"it is {tuned.batch_size / base.batch_size:.3g}× the default's batch size, below {WARMUP_RATIO}×"
+    if tuned.warmup_epochs == 0 and bounds(space.warmup_epochs)[1] == 0:
+        return "the space has no warmup to do without"
+    return replace(tuned, warmup_epochs=0.0)
+
+
+def _sqrt_weight_decay(space: SearchSpace, base: Configuration, tuned: Configuration) -> Configuration | str:
+    """Return the optimum with λ0·√κ (folklore)."""
+    if reason := _unknown(base, tuned, "weight_decay") or _other_optimizer(base, tuned):
+        return reason
+    if base.weight_decay == 0:
+        return "the default has no weight decay"
+    return replace(tuned, weight_decay=sqrt_weight_decay(base.weight_decay, tuned.batch_size, base.batch_size))
+
+
+def _timescale(space: SearchSpace, base: Configuration, tuned: Configuration) -> Configuration | str:
+    """Return the optimum with λ0·κ·η0/η: the same averaging time of AdamW (Wang & Aitchison 2024, arXiv 2405.13698)."""
+    for name in ("learning_rate", "weight_decay", "optimizer"):
+        if reason := _unknown(base, tuned, name):
+            return reason
+    if {base.optimizer, tuned.optimizer} != {"adamw"}:
+        return _other_optimizer(base, tuned) or f"it is about AdamW, and the optimum trains with {tuned.optimizer}"
+    if base.weight_decay == 0:
+        return "the default has no weight decay"
+    decay = timescale_weight_decay(
+        base.weight_decay, base.learning_rate, tuned.learning_rate, tuned.batch_size, base.batch_size
+    )
+    return replace(tuned, weight_decay=decay)
+
+
+def _sqrt_dropout(space: SearchSpace, base: Configuration, tuned: Configuration) -> Configuration | str:
+    """Return the optimum with p0·√κ (folklore)."""
+    if reason := _unknown(base, tuned, "dropout"):
+        return reason
+    if base.dropout == 0:
+        return "the default has no dropout"
+    return replace(tuned, dropout=sqrt_dropout(base.dropout, tuned.batch_size, base.batch_size))
+
+
+GIVES: Mapping[Rule, Callable[[SearchSpace, Configuration, Configuration], Configuration | str]] = {
+    Rule.LINEAR_RATE: _linear_rate,
+    Rule.SQRT_RATE: _sqrt_rate,
+    Rule.WARMUP: _no_warmup,
+    Rule.WEIGHT_DECAY: _sqrt_weight_decay,
+    Rule.TIMESCALE: _timescale,
+    Rule.DROPOUT: _sqrt_dropout,
+}
+"""What each rule makes of the default and the optimum at a batch size: a configuration, or why it gives none."""
+
+CHANGES: Mapping[Rule, str] = {
+    Rule.LINEAR_RATE: "learning_rate",
+    Rule.SQRT_RATE: "learning_rate",
+    Rule.WARMUP: "warmup_epochs",
+    Rule.WEIGHT_DECAY: "weight_decay",
+    Rule.TIMESCALE: "weight_decay",
+    Rule.DROPOUT: "dropout",
+}
+"""The parameter in which what a rule gives may differ from the optimum."""

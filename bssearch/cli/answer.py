@@ -1,0 +1,138 @@
+"""How an answer is printed: for people, as JSON, or its batch sizes as rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from bssearch.cli.output import Format, cell, console, print_json, print_rows, print_table
+from bssearch.records import Objective
+
+if TYPE_CHECKING:
+    from bssearch.analysis.answer import Answer, Batch, Fit
+    from bssearch.analysis.measured import Measured
+
+BATCH_COLUMNS = ("batch", "time_to_target", "steps", "ms/step", "learning_rate", "regime", "trials")
+FIGURE_COLUMNS = {
+    Objective.SAMPLES_TO_TARGET: "samples_to_target",
+    Objective.COST_TO_TARGET: "cost_to_target",
+    Objective.ENERGY_TO_TARGET: "energy_to_target",
+    Objective.METRIC_IN_BUDGET: "metric_in_budget",
+}
+
+
+def print_found(found: Answer, form: Format) -> None:
+    """Print an answer: for people, whole as JSON, or its batch sizes as rows."""
+    if form is Format.TABLE:
+        print_answer(found)
+    elif form is Format.JSON:
+        print_json(found.model_dump(mode="json"))
+    else:
+        print_rows([row.model_dump(mode="json") for row in found.batches], (), form)
+
+
+def print_answer(found: Answer) -> None:
+    """Print an answer for people: the sentence, the configuration, the batch sizes, the caveats."""
+    from bssearch.analysis.headline import headline
+
+    out = console()
+    out.print(headline(found), style="bold")
+    parameters = ", ".join(f"{key} {cell(value)}" for key, value in found.optimal.parameters.items())
+    accumulated = found.optimal.accumulation_steps
+    micro = f" ({accumulated} × {found.optimal.micro_batch_size})" if accumulated > 1 else ""
+    out.print(f"Train with: batch_size {found.optimal.batch_size}{micro}, {parameters}")
+    if found.optimal.test_metric is not None:
+        metric = f"{found.target.metric} {cell(found.optimal.test_metric)}"
+        out.print(f"Test {metric} at the target; measured on {found.device.name}.")
+    figure = FIGURE_COLUMNS.get(Objective(found.objective))
+    columns = BATCH_COLUMNS if figure is None else (BATCH_COLUMNS[0], figure, *BATCH_COLUMNS[1:])
+    print_table(batch_rows(found), columns)
+    for line in (*law_lines(found), *measured_lines(found.measured)):
+        out.print(line)
+    for warning in found.warnings:
+        out.print(f"note: {warning.message}")
+
+
+def law_lines(found: Answer) -> Iterator[str]:
+    """Yield what the law says, and how far it can be trusted."""
+    fit = found.fit
+    if fit is None:
+        return
+    if fit.verdict == "too_few_points":
+        yield "No law of steps against batch size yet: it takes three tuned batch sizes that span its bend."
+        return
+    low, high = (cell(fit.b_crit.low), cell(fit.b_crit.high))
+    says = f"Critical batch size {fit.b_crit.estimate:.4g} [{low}, {high}]: steps = {fit.s_min:.3g} · (1 + it / B)"
+    yield f"{says}, which {_how_it_fits(fit)} (largest residual {fit.max_residual:.0%})."
+    if fit.predicted is not None:
+        low_batch, high_batch = fit.predicted.flat_range
+        yield (
+            f"With the step times it predicts the least time, {fit.predicted.time_to_target_s:.3g} s, at batch "
+            f"{fit.predicted.batch_size}; within 5 % from {low_batch} to {high_batch}."
+        )
+
+
+def _how_it_fits(fit: Fit) -> str:
+    return "fits" if fit.verdict == "fits" else "fits poorly"
+
+
+def measured_lines(found: Measured) -> Iterator[str]:
+    """Yield what is known of step time, memory and gradient noise, a sentence each."""
+    from bssearch.cli.probe import interval
+
+    step, memory, noise = found.step_time, found.memory, found.noise_scale
+    if step is not None:
+        yield (
+            f"A step takes {1e3 * step.alpha_s:.3g} ms + {1e3 * step.beta_s:.3g} ms a sample (within "
+            f"{step.max_residual:.0%}); batch {step.throughput_knee} has 90 % of the highest throughput."
+        )
+    if memory is not None and memory.smallest_that_does_not is not None:
+        yield (
+            f"The largest micro-batch known to fit is {memory.largest_that_fits}; "
+            f"{memory.smallest_that_does_not} does not."
+        )
+    if noise is not None:
+        where = f"trial {noise.trial}" if noise.step is None else f"step {noise.step}"
+        scale = interval(noise.scale, noise.low, noise.high)
+        adam = "" if noise.adam_low is None else f", {interval(noise.adam_scale, noise.adam_low, noise.adam_high)}"
+        place = "near the target" if noise.far_from_target is None else f"far from the target ({noise.far_from_target})"
+        yield f"Gradient noise scale {place}: {scale} samples{adam and f'{adam} as Adam sees it'} ({where})."
+
+
+def batch_rows(found: Answer) -> list[dict[str, Any]]:
+    """Return the batch sizes of an answer as rows for people."""
+    rows = []
+    for row in found.batches:
+        parameters = row.best.parameters if row.best else {}
+        rows.append(
+            {
+                "batch": f"{row.batch_size}{' ←' if row.batch_size == found.optimal.batch_size else ''}",
+                "time_to_target": _time(row.time_to_target_s, row.lower_bound_s),
+                **_figure(found, row),
+                "steps": row.steps_to_target,
+                "ms/step": None if row.step_time_s is None else round(1000 * row.step_time_s, 2),
+                "learning_rate": parameters.get("learning_rate"),
+                "regime": f"{row.regime or '–'}{', untuned?' if row.untuned else ''}",
+                "trials": ", ".join(f"{count} {state}" for state, count in row.ended.items()) or None,
+            }
+        )
+    return rows
+
+
+def _figure(found: Answer, row: Batch) -> dict[str, str | None]:
+    """Return the objective's figure under the name of its column, where that is not the time."""
+    name = FIGURE_COLUMNS.get(Objective(found.objective))
+    if name is None:
+        return {}
+    known = row.objective_value
+    if known is None:
+        return {name: None}
+    interval = "" if known.low is None else f" [{known.low:.4g}, {known.high:.4g}]"
+    return {name: f"{known.median:.4g}{interval}"}
+
+
+def _time(time: Any, bound: float | None) -> str | None:
+    if time is None:
+        return None if bound is None else f"> {bound:.3g} s"
+    interval = "" if time.low is None else f" [{time.low:.3g}, {time.high:.3g}]"
+    return f"{time.median:.3g} s{interval} ({time.runs} run{'' if time.runs == 1 else 's'})"

@@ -1,0 +1,105 @@
+"""``bssearch confirm``: more confirmation runs for a stored study, or its finalists trained to their full budget."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from bssearch.cli.answer import print_found
+from bssearch.cli.keep import NameArgument
+from bssearch.cli.output import (
+    AllowBusyOption,
+    DatabaseOption,
+    DataDirOption,
+    Format,
+    FormatOption,
+    cell,
+    console,
+    print_table,
+)
+from bssearch.errors import UsageError
+
+if TYPE_CHECKING:
+    from bssearch.analysis.answer import FinalMetrics, Generalisation
+
+TO_BUDGET_RUNS = 3
+GENERALISATION_COLUMNS = ("batch", "final_metric", "test_metric", "worse_by", "runs")
+
+
+def confirm(
+    study: NameArgument,
+    runs: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Runs of every finalist, no fewer than stored; with --to-budget 3 where it is left out."
+        ),
+    ] = None,
+    max_runs: Annotated[
+        int | None,
+        typer.Option(min=1, help="Runs of those not told apart, at most, until the recommendation is settled."),
+    ] = None,
+    train_seconds: Annotated[
+        float | None,
+        typer.Option(help="Start none of the runs beyond --runs once all confirmation has trained for so long."),
+    ] = None,
+    to_budget: Annotated[
+        bool,
+        typer.Option(
+            "--to-budget", help="Train the best of each batch size to the full limit: do larger ones end worse?"
+        ),
+    ] = False,
+    db: DatabaseOption = None,
+    data_dir: DataDirOption = None,
+    allow_busy: AllowBusyOption = False,
+    form: FormatOption = Format.TABLE,
+) -> None:
+    """Run what is missing of a stored study's confirmation and print the answer; the same command again goes on.
+
+    A workload file is looked up from this folder. What is asked here is stored with the study.
+    """
+    if to_budget and (max_runs is not None or train_seconds is not None):
+        given = "--max-runs" if max_runs is not None else "--train-seconds"
+        raise UsageError(f"--to-budget and {given} exclude each other: it makes --runs of each configuration")
+
+    from bssearch.cli.live import watch
+    from bssearch.search.confirming import confirm_study, stored_spec, with_confirmation
+
+    spec = stored_spec(study, db=db)
+    if not to_budget:
+        spec = with_confirmation(spec, runs=runs, max_runs=max_runs, train_seconds=train_seconds)
+    with watch(spec) as listener:
+        answer = confirm_study(
+            spec,
+            to_budget_runs=(runs or TO_BUDGET_RUNS) if to_budget else None,
+            db=db,
+            data_dir=data_dir,
+            allow_busy=allow_busy,
+            listener=listener,
+        )
+    print_found(answer, form)
+
+
+def print_generalisation(found: Generalisation, metric: str) -> None:
+    """Print what the batch sizes come to in the same train seconds, as a table for people."""
+    console().print(f"Trained to {found.train_seconds:g} s each, whenever the target was reached ({metric}):")
+    rows = [_row(one, found) for one in found.batches]
+    if found.more_regularised is not None:
+        rows.append(_row(found.more_regularised, found, ", more regularised"))
+    print_table(rows, GENERALISATION_COLUMNS)
+
+
+def _row(one: FinalMetrics, found: Generalisation, what: str = "") -> dict[str, Any]:
+    gap, worse = one.gap, None
+    if gap is not None:
+        interval = "" if gap.low is None or gap.high is None else f" [{gap.low:.3g}, {gap.high:.3g}]"
+        worse = f"{gap.value:.3g}{interval}"
+    best = " (best)" if one.batch_size == found.best_batch_size and not what else ""
+    early = f" ({one.ended_early} ended early)" if one.ended_early else ""
+    return {
+        "batch": f"{one.batch_size}{what}{best}",
+        "final_metric": cell(one.final_metric),
+        "test_metric": cell(one.test_metric),
+        "worse_by": worse,
+        "runs": f"{one.runs}{early}",
+    }

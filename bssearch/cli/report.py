@@ -1,0 +1,229 @@
+"""The commands that show a study as a whole, ``report``, and several side by side, ``compare``."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
+
+import typer
+
+from bssearch.cli.answer import print_answer
+from bssearch.cli.output import (
+    DatabaseOption,
+    Format,
+    FormatOption,
+    StudyArgument,
+    cell,
+    print_json,
+    print_rows,
+    print_table,
+)
+from bssearch.cli.query import _study_name, trial_row
+from bssearch.errors import UsageError
+
+if TYPE_CHECKING:
+    from bssearch.analysis.answer import Answer
+    from bssearch.search.reporting import Comparison
+    from bssearch.storage.repository import Store
+
+COMPARED = (
+    "study",
+    "device",
+    "precision",
+    "workload",
+    "target",
+    "optimal batch",
+    "time to target",
+    "ratio to first",
+    "within 5 %",
+    "critical batch",
+    "largest that fits",
+    "test metric",
+)
+
+
+def report(
+    study: StudyArgument = None,
+    html: Annotated[
+        Path | None, typer.Option("--html", metavar="FILE", help="Write the page: one file that needs no network.")
+    ] = None,
+    tables: Annotated[
+        Path | None,
+        typer.Option("--csv", metavar="FOLDER", help="Write trials.csv, batches.csv and observations.csv."),
+    ] = None,
+    db: DatabaseOption = None,
+) -> None:
+    """Show a study as a whole: a page with its figures and tables, or all its rows as CSV."""
+    from bssearch.analysis.page import render, require_plots
+    from bssearch.search.answers import answer
+    from bssearch.search.reporting import picture_of
+    from bssearch.storage.repository import open_store
+
+    if html is not None:
+        require_plots()
+        html = _writable(html)
+    if tables is not None:
+        tables = _writable_folder(tables)
+    with open_store(db, write=False) as store:
+        name = _study_name(store, study)
+        if html is not None:
+            page = render(picture_of(store, name))
+            with _replacing([html]) as (file,):
+                file.write(page)
+            typer.echo(html)
+        if tables is not None:
+            for path in _write_tables(store, name, tables):
+                typer.echo(path)
+        if html is None and tables is None:
+            print_answer(answer(store, name))
+            typer.echo(f"bssearch report {name} --html report.html shows it with figures", err=True)
+
+
+def compare(
+    studies: Annotated[
+        list[str], typer.Argument(metavar="STUDY STUDY…", help="The studies, the one to compare with first.")
+    ],
+    db: DatabaseOption = None,
+    form: FormatOption = Format.TABLE,
+) -> None:
+    """Show studies side by side, of one task on several devices, models or precisions."""
+    from bssearch.search import reporting
+    from bssearch.storage.repository import open_store
+
+    if len(studies) < 2:
+        raise UsageError(f"compare takes two studies or more, not only {studies[0]!r}")
+    with open_store(db, write=False) as store:
+        found = reporting.compare(store, studies)
+    if form is Format.TABLE:
+        print_table([_compared(one) for one in found], COMPARED)
+        for one in found:
+            if one.optimal_batch_size is None:
+                typer.echo(f"{one.study}: {one.note}", err=True)
+    elif form is Format.JSON:
+        print_json([one.model_dump(mode="json") for one in found])
+    else:
+        print_rows([one.model_dump(mode="json") for one in found], (), form)
+
+
+def _compared(one: Comparison) -> dict[str, Any]:
+    """Return a comparison's row for people."""
+    head = [one.study, one.device, one.precision, one.workload, one.target]
+    if one.optimal_batch_size is None or one.flat_range is None:
+        return dict(zip(COMPARED, [*head, None, "no trial reached the target"], strict=False))
+    time, ratio, critical = one.time_to_target_s, one.ratio_to_first, one.b_crit
+    low, high = one.flat_range
+    poor = "" if one.fit_verdict == "fits" else f" ({str(one.fit_verdict).replace('_', ' ')})"
+    figures = [
+        one.optimal_batch_size,
+        time and f"{time.median:.3g} s{_ends(time)} ({time.runs} run{'' if time.runs == 1 else 's'})",
+        one.note if ratio is None else f"{ratio.value:.3g}{_ends(ratio)}",
+        str(low) if low == high else f"{low}–{high}",
+        critical and f"{critical.estimate:.3g}{_ends(critical)}{poor}",
+        one.largest_that_fits,
+        cell(one.test_metric),
+    ]
+    return dict(zip(COMPARED, [*head, *figures], strict=True))
+
+
+def _ends(figure: Any) -> str:
+    return "" if figure.low is None or figure.high is None else f" [{figure.low:.3g}, {figure.high:.3g}]"
+
+
+def _write_tables(store: Store, name: str, folder: Path) -> list[Path]:
+    """Write a study's trials, batch sizes and observations, or none of them."""
+    from bssearch.search.answers import answer
+    from bssearch.search.reporting import observations_of
+
+    found, trials = answer(store, name), store.trials(name)
+    made = not folder.exists()
+    paths = [folder / f"{table}.csv" for table in ("trials", "batches", "observations")]
+    try:
+        folder.mkdir(exist_ok=True)
+        with _replacing(paths) as files:
+            _write_rows(files[0], [trial_row(trial) for trial in trials])
+            _write_rows(files[1], _batch_rows(found))
+            _write_observations(files[2], observations_of(store, name, trials))
+    except BaseException:
+        if made:
+            with suppress(OSError):
+                folder.rmdir()
+        raise
+    return paths
+
+
+def _batch_rows(found: Answer) -> list[dict[str, Any]]:
+    return [_flat(row.model_dump(mode="json")) for row in found.batches]
+
+
+def _flat(row: Mapping[str, Any], path: str = "") -> dict[str, Any]:
+    """Return nested mappings as one, with dotted names."""
+    found: dict[str, Any] = {}
+    for key, value in row.items():
+        name = f"{path}{key}"
+        found |= _flat(value, f"{name}.") if isinstance(value, dict) else {name: value}
+    return found
+
+
+def _write_rows(file: TextIO, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Write rows with all their columns; of a mapping that some rows lack, only those of its parts."""
+    flat = [_flat(row) for row in rows]
+    names = dict.fromkeys(key for row in flat for key in row)
+    columns = [name for name in names if not any(other.startswith(f"{name}.") for other in names)]
+    writer = csv.DictWriter(file, columns, lineterminator="\n", extrasaction="ignore")
+    writer.writeheader()
+    for row in flat:
+        writer.writerow(
+            {key: json.dumps(value) if isinstance(value, list | tuple) else value for key, value in row.items()}
+        )
+
+
+def _write_observations(file: TextIO, observations: Iterable[tuple[int, Any]]) -> None:
+    columns = ("step", "samples", "train_seconds", "metric", "loss", "learning_rate")
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow(("trial", *columns))
+    writer.writerows((number, *(getattr(one, column) for column in columns)) for number, one in observations)
+
+
+def _writable(path: Path) -> Path:
+    """Return where a file is really to be written. Raises `UsageError` where that cannot be."""
+    target = path.resolve()
+    if not target.parent.is_dir():
+        raise UsageError(f"{path} cannot be written: there is no folder {target.parent}", hint="make it first")
+    if target.exists() and not target.is_file():
+        raise UsageError(f"{path} cannot be written: it is {'a folder' if target.is_dir() else 'not a regular file'}")
+    return target
+
+
+def _writable_folder(path: Path) -> Path:
+    """Return the folder to write tables into: there, or to be made in one that is."""
+    target = path.resolve()
+    if target.exists() and not target.is_dir():
+        raise UsageError(f"{path} is not a folder")
+    if not target.exists() and not target.parent.is_dir():
+        raise UsageError(f"{path} cannot be made: there is no folder {target.parent}", hint="make it first")
+    return target
+
+
+@contextmanager
+def _replacing(paths: Sequence[Path]) -> Iterator[list[TextIO]]:
+    """Open files beside the paths and rename them into place at the end: all are written, or nothing is changed.
+
+    Raises `UsageError` where one cannot be.
+    """
+    drafts = [path.with_name(f".{path.name}.{os.getpid()}.tmp") for path in paths]
+    try:
+        with ExitStack() as stack:
+            yield [stack.enter_context(draft.open("w", encoding="utf-8", newline="")) for draft in drafts]
+        for draft, path in zip(drafts, paths, strict=True):
+            draft.replace(path)
+    except OSError as error:
+        raise UsageError(f"{paths[0]} cannot be written: {error.strerror or error}") from error
+    finally:
+        for draft in drafts:
+            with suppress(OSError):
+                draft.unlink(missing_ok=True)

@@ -1,0 +1,57 @@
+"""The answer of a stored study: the one that was stored when its last trial ended, or made anew from its trials."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import replace
+
+from bssearch.analysis.answer import Answer
+from bssearch.analysis.notices import retargeted
+from bssearch.analysis.report import build_answer
+from bssearch.analysis.retarget import at_target, easier_target
+from bssearch.errors import TargetNotReachedError
+from bssearch.spec import StudySpec
+from bssearch.storage.repository import Store
+
+ANSWERS = 1
+"""What makes answers: counted up where the same trials give another one, so that stored ones are made anew."""
+
+
+def save_finding(store: Store, name: str) -> None:
+    """Store the answer of a study as it is now, for `answer` to find; where there is none yet, nothing."""
+    stamp = store.stamp(name)
+    with suppress(TargetNotReachedError):
+        found = compute_answer(store, name).model_dump(mode="json")
+        store.save_finding(name, stamp, {"made_by": ANSWERS, "answer": found})
+
+
+def answer(store: Store, name: str, target: float | None = None) -> Answer:
+    """Return the answer of a study in an open store; for another target from the stored curves.
+
+    The one that was stored when the last trial ended is taken, where nothing has changed since.
+    """
+    if target is None:
+        stored = store.finding(name)
+        if stored is not None and stored.get("made_by") == ANSWERS:
+            return Answer.model_validate(stored["answer"])
+    return compute_answer(store, name, target)
+
+
+def compute_answer(store: Store, name: str, target: float | None = None) -> Answer:
+    """Return the answer of a study from its trials."""
+    study = store.study(name)
+    spec = StudySpec.model_validate(study.spec)
+    trials, probes, memory = store.trials(name), store.probes(name), store.memory_boundary(name)
+    uses = [] if study.environment is None else store.memory(name, study.environment)
+    noise = store.noise(name)
+    if target is None or target == study.target.value:
+        return build_answer(study, spec, trials, probes, memory, uses, noise)
+    easier = easier_target(study.target, target)
+    curves = store.curves(name, [trial.number for trial in trials])
+    step_seconds = {size: probe.step_seconds for size, probe in probes.items()}
+    moved = [
+        at_target(trial, curves[trial.number], easier, step_seconds.get(trial.configuration.batch_size))
+        for trial in trials
+    ]
+    found = build_answer(replace(study, target=easier), spec, moved, probes, memory, uses, noise)
+    return found.model_copy(update={"warnings": [retargeted(study.target), *found.warnings]})

@@ -1,0 +1,120 @@
+"""Studies that come with all their trials, finished elsewhere: stored whole, several at once, or not at all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from sqlalchemy import Connection, insert, select
+
+from bssearch.records import (
+    Configuration,
+    Environment,
+    Phase,
+    StudyRecord,
+    Target,
+    TrialOutcome,
+    TrialRecord,
+)
+from bssearch.storage import keeping
+from bssearch.storage.leases import now
+from bssearch.storage.models import StudyRow, TrialRow
+from bssearch.storage.rows import to_columns
+from bssearch.storage.statements import STUDY, study_record
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FinishedTrial:
+    """A trial as it ended elsewhere."""
+
+    configuration: Configuration
+    phase: Phase
+    seed: int
+    train_seconds_limit: float
+    outcome: TrialOutcome
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FinishedStudy:
+    """A study to store with its trials, which get the numbers 1, 2, … in their order."""
+
+    name: str
+    spec: Mapping[str, object]
+    spec_hash: str
+    objective: str
+    target: Target
+    created_by: str
+    environment: Environment
+    trials: Sequence[FinishedTrial]
+
+    def record(self, created_at: datetime, environment: Environment | None) -> StudyRecord:
+        """Return the study as it is stored."""
+        return StudyRecord(
+            name=self.name,
+            spec=self.spec,
+            spec_hash=self.spec_hash,
+            objective=self.objective,
+            target=self.target,
+            created_by=self.created_by,
+            created_at=created_at,
+            environment=environment,
+        )
+
+
+@dataclass(slots=True)
+class Import:
+    """Studies that are stored once, however often that is tried."""
+
+    studies: Sequence[FinishedStudy]
+    first_tried_at: datetime | None = None
+
+    def add(self, connection: Connection, environment_id: Callable[[Connection, Environment], int]) -> None:
+        """Store the studies, unless an earlier try did; raise `UsageError` where a name is ill-formed or taken."""
+        if self.first_tried_at is None:
+            self.first_tried_at = now(connection)
+        elif self._is_stored(connection, self.first_tried_at):
+            return  # the connection broke after the commit
+        for study in self.studies:
+            keeping.check_name(study.name)
+            keeping.create(connection, study.record(self.first_tried_at, None), again=False)
+            study_id = connection.execute(select(StudyRow.id).where(StudyRow.name == study.name)).scalar_one()
+            place = {"study_id": study_id, "environment_id": environment_id(connection, study.environment)}
+            keeping.bind(connection, study_id, study.environment, place["environment_id"], again=False)
+            rows = [
+                {**place, **to_columns(_record(trial, number, self.first_tried_at))}
+                for number, trial in enumerate(study.trials, start=1)
+            ]
+            if rows:
+                connection.execute(insert(TrialRow), rows)
+
+    def _is_stored(self, connection: Connection, created_at: datetime) -> bool:
+        for study in self.studies:
+            row = connection.execute(STUDY.where(StudyRow.name == study.name)).mappings().first()
+            if row is None or study_record(row) != study.record(created_at, study.environment):
+                return False
+        return True
+
+
+def _record(trial: FinishedTrial, number: int, time: datetime) -> TrialRecord:
+    if not trial.outcome.state.is_finished:
+        raise ValueError(f"{trial.outcome.state} is not how a trial ends")
+    return TrialRecord(
+        number=number,
+        state=trial.outcome.state,
+        phase=trial.phase,
+        evidence=True,  # no other trial's time has stopped it
+        configuration=trial.configuration,
+        sampled=None,
+        seed=trial.seed,
+        train_seconds_limit=trial.train_seconds_limit,
+        eval_every_steps=1,
+        threads=1,
+        retry_of=None,
+        lease_owner=None,
+        lease_expires_at=None,
+        created_at=time,
+        ended_at=time,
+        steps_x_step_time_s=None,
+        outcome=trial.outcome,
+    )

@@ -1,0 +1,456 @@
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from statistics import NormalDist
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bssearch.analysis.batch_model import (
+    LawFit,
+    LawPoint,
+    RunnableStep,
+    fit_law,
+    predict_optimum,
+    rising,
+)
+
+RCP = Path(__file__).resolve().parents[1] / "data" / "mlperf-rcp"
+SIZES = (16, 32, 64, 128, 256, 512)
+B_CRIT = 100.0
+E_MIN = 1e5
+
+
+def rcp_points(workload: str) -> list[LawPoint]:
+    """Return MLPerf's runs of a workload, in samples or epochs."""
+    entries = json.loads((RCP / f"rcps_{workload}.json").read_text()).values()
+    return [
+        LawPoint(entry["BS"], tuple(entry.get("samples to converge") or entry["Epochs to converge"]))
+        for entry in entries
+    ]
+
+
+def law(size: float, b_crit: float = B_CRIT, e_min: float = E_MIN) -> float:
+    return e_min * (1 + size / b_crit)
+
+
+def exact(b_crit: float = B_CRIT, e_min: float = E_MIN, sizes: tuple[int, ...] = SIZES) -> list[LawPoint]:
+    return [LawPoint(size, (law(size, b_crit, e_min),)) for size in sizes]
+
+
+def noisy(seed: int, runs: int = 5, deviation: float = 0.04, sizes: tuple[int, ...] = SIZES) -> list[LawPoint]:
+    random = np.random.default_rng(seed)
+    return [LawPoint(size, tuple((law(size) * np.exp(random.normal(0, deviation, runs))).tolist())) for size in sizes]
+
+
+def censored(points: list[LawPoint], limits: dict[int, float]) -> list[LawPoint]:
+    """Stop the runs of some batch sizes at a number of samples."""
+    stopped = []
+    for point in points:
+        limit = limits.get(point.batch_size, math.inf)
+        reached = tuple(value for value in point.samples if value <= limit)
+        stopped.append(replace(point, samples=reached, missed_at=(limit,) * (len(point.samples) - len(reached))))
+    return stopped
+
+
+def fitted(points: list[LawPoint]) -> LawFit:
+    fit = fit_law(points)
+    assert fit is not None
+    return fit
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.floats(-2, 4), st.floats(-3, 12))
+def test_a_law_without_noise_is_found_again(log_b_crit: float, log_e_min: float) -> None:
+    b_crit, e_min = 10**log_b_crit, 10**log_e_min
+    fit = fitted(exact(b_crit, e_min))
+    assert fit.b_crit == pytest.approx(b_crit, rel=1e-6)
+    assert fit.e_min == pytest.approx(e_min, rel=1e-6)
+    assert fit.s_min == pytest.approx(e_min / b_crit, rel=1e-6)
+    assert fit.samples(100) == pytest.approx(law(100, b_crit, e_min))
+    assert fit.steps(100) == pytest.approx(law(100, b_crit, e_min) / 100)
+    assert fit.max_residual < 1e-6
+    assert fit.deviation <= 1e-6
+
+
+def squares(points: list[LawPoint], b_crit: float, e_min: float | None = None) -> float:
+    """Return the sum of squares around the law, with E_min at its best where it is not given."""
+    bare = [math.log(value) - math.log1p(point.batch_size / b_crit) for point in points for value in point.samples]
+    level = float(np.mean(bare)) if e_min is None else math.log(e_min)
+    return math.fsum((value - level) ** 2 for value in bare)
+
+
+def test_the_smallest_sum_of_squares_of_log_samples_is_found() -> None:
+    points = noisy(1, runs=3, deviation=0.3)
+    fit = fitted(points)
+    least = squares(points, fit.b_crit, fit.e_min)
+    assert fit.deviation == pytest.approx(math.sqrt(least / (18 - 2)))
+    for factor in (0.999, 1.001):
+        assert squares(points, fit.b_crit * factor, fit.e_min) > least
+        assert squares(points, fit.b_crit, fit.e_min * factor) > least
+    assert all(squares(points, b_crit) >= least for b_crit in np.geomspace(0.01, 1e6, 200))
+
+
+def test_with_missed_runs_the_greatest_likelihood_is_found() -> None:
+    points = [LawPoint(size, (off * law(size),)) for size, off in zip(SIZES, (1, 1.1, 0.9, 0.95, 1.05, 1), strict=True)]
+    points += [LawPoint(100, (), missed_at=(1.1 * law(100),)), LawPoint(600, (), missed_at=(1.1 * law(600),))]
+    fit = fitted(points)
+
+    def likelihood(b_crit: float, e_min: float) -> float:
+        spread = NormalDist(0, fit.deviation)
+        total = 0.0
+        for point in points:
+            mean = math.log(law(point.batch_size, b_crit, e_min))
+            total += sum(math.log(spread.pdf(math.log(value) - mean)) for value in point.samples)
+            total += sum(math.log(spread.cdf(mean - math.log(value))) for value in point.missed_at)
+        return total
+
+    most = likelihood(fit.b_crit, fit.e_min)
+    for factor in (0.99, 1.01):
+        assert likelihood(fit.b_crit * factor, fit.e_min) < most
+        assert likelihood(fit.b_crit, fit.e_min * factor) < most
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(0, 1000), st.integers(2, 10**6), st.floats(-6, 9))
+def test_units_do_not_matter(seed: int, of_batch: int, of_samples: float) -> None:
+    """Batch sizes may count sequences or tokens, samples epochs."""
+    points = noisy(seed, runs=2)
+    unit = 10**of_samples
+    scaled = [LawPoint(point.batch_size * of_batch, tuple(value * unit for value in point.samples)) for point in points]
+    one, other = fitted(points), fitted(scaled)
+    assert other.b_crit == pytest.approx(one.b_crit * of_batch, rel=1e-6)
+    assert other.e_min == pytest.approx(one.e_min * unit, rel=1e-6)
+    assert other.b_crit_low is not None and one.b_crit_low is not None
+    assert other.b_crit_low == pytest.approx(one.b_crit_low * of_batch, rel=1e-6)
+    assert other.deviation == pytest.approx(one.deviation, rel=1e-6)
+    assert other.verdict == one.verdict
+
+
+@settings(deadline=None, max_examples=20)
+@given(st.integers(0, 1000))
+def test_the_order_of_points_and_runs_does_not_matter(seed: int) -> None:
+    points = noisy(seed, runs=3)
+    backwards = [replace(point, samples=point.samples[::-1]) for point in reversed(points)]
+    assert fitted(backwards).b_crit == pytest.approx(fitted(points).b_crit, rel=1e-9)
+    assert list(fitted(backwards).residuals) == list(SIZES)
+
+
+def test_a_missed_run_pulls_the_law_up_where_it_is_and_only_by_what_it_says() -> None:
+    points = noisy(2)
+    limit = law(512)
+    cut = censored(points, {512: limit})
+    dropped = fitted([replace(point, missed_at=()) for point in cut])
+    taken_for_reached = fitted([LawPoint(p.batch_size, (*p.samples, *p.missed_at)) for p in cut])
+    seen = fitted(cut)
+    assert 0 < len(cut[-1].missed_at) < 5
+    assert seen.samples(512) > taken_for_reached.samples(512) > dropped.samples(512)
+    assert seen.b_crit < dropped.b_crit
+    assert seen.samples(512) == pytest.approx(fitted(points).samples(512), rel=0.05)
+
+
+def test_a_missed_run_that_the_law_expects_changes_nothing() -> None:
+    points = noisy(3)
+    plain = fitted(points)
+    early = fitted([replace(point, missed_at=(0.5 * law(point.batch_size),)) for point in points])
+    assert early.b_crit == pytest.approx(plain.b_crit, rel=1e-6)
+    assert early.deviation == pytest.approx(plain.deviation, rel=0.1)
+    lonely = fitted([*points, LawPoint(1024, (), missed_at=(0.5 * law(1024),) * 3)])
+    assert lonely.b_crit_low == pytest.approx(plain.b_crit_low, rel=1e-6)
+    assert lonely.b_crit_high == pytest.approx(plain.b_crit_high, rel=1e-6)
+    assert lonely.largest_batch == 1024 and 1024 not in lonely.residuals
+
+
+def test_batch_sizes_that_no_run_reached_the_target_at_make_no_interval() -> None:
+    points = [*noisy(4, sizes=(16, 64)), LawPoint(512, (), missed_at=(0.9 * law(512),) * 5)]
+    fit = fitted(points)
+    assert (fit.b_crit_low, fit.b_crit_high, fit.verdict) == (None, None, "too_few_points")
+    assert fit.samples(512) > 0.85 * law(512)
+    assert fit.steps_interval(64) is None
+
+
+@pytest.mark.parametrize("half_censored", [False, True])
+def test_the_interval_of_b_crit_holds_it_nine_times_in_ten(half_censored: bool) -> None:
+    limits = {size: law(size) for size in (256, 512)} if half_censored else {}
+    held = 0
+    for seed in range(60):
+        fit = fitted(censored(noisy(seed), limits))
+        held += (fit.b_crit_low or 0) <= B_CRIT <= (fit.b_crit_high or math.inf)
+    assert 51 <= held <= 58
+
+
+def test_the_interval_of_steps_holds_them() -> None:
+    held = 0
+    for seed in range(100):
+        interval = fitted(noisy(seed)).steps_interval(512)
+        assert interval is not None
+        held += interval[0] <= law(512) / 512 <= interval[1]
+    assert held >= 88
+
+
+def test_an_end_that_the_runs_do_not_bound_is_none() -> None:
+    below = fitted([LawPoint(p.batch_size, p.samples) for p in noisy(5, sizes=(1, 2, 4))])
+    assert below.b_crit_high is None and below.b_crit_low is not None
+    above = fitted(noisy(6, sizes=(10_000, 20_000, 40_000)))
+    assert above.b_crit_low is None and above.b_crit_high is not None
+    two = fitted(noisy(7, sizes=(16, 512)))
+    assert (two.b_crit_low, two.b_crit_high) == (None, None)
+
+
+def test_the_interval_ends_where_the_sum_of_squares_is_too_large_by_student() -> None:
+    points = noisy(8, runs=3)
+    fit = fitted(points)
+    quantile = 1.7459  # of t, 16 degrees of freedom, 95 %
+    bound = squares(points, fit.b_crit) + (quantile * fit.deviation) ** 2
+    assert fit.b_crit_low is not None and fit.b_crit_high is not None
+    assert squares(points, fit.b_crit_low) == pytest.approx(bound, rel=1e-4)
+    assert squares(points, fit.b_crit_high) == pytest.approx(bound, rel=1e-4)
+
+
+def test_lack_of_fit_widens_the_interval() -> None:
+    """Within batch sizes these runs hardly vary; what the law misses is then what B_crit is uncertain by."""
+    shifts = (0.05, -0.05, 0.05, -0.05, 0.05, -0.05)
+    points = [
+        replace(point, samples=tuple(value * math.exp(shift) for value in point.samples))
+        for point, shift in zip(noisy(8, deviation=1e-4), shifts, strict=True)
+    ]
+    fit = fitted(points)
+    quantile = 2.1318  # of t, 4 degrees of freedom, 95 %
+    least = squares(points, fit.b_crit)
+    assert fit.b_crit_low is not None and fit.b_crit_high is not None
+    assert squares(points, fit.b_crit_low) == pytest.approx(least * (1 + quantile**2 / 4), rel=1e-3)
+    assert squares(points, fit.b_crit_high) == pytest.approx(least * (1 + quantile**2 / 4), rel=1e-3)
+
+
+def test_a_residual_beyond_a_tenth_and_beyond_noise_is_poor() -> None:
+    def off(excess: float, deviation: float) -> LawFit:
+        points = noisy(9, deviation=deviation)
+        raised = tuple(value * excess for value in points[3].samples)
+        return fitted([*points[:3], replace(points[3], samples=raised), *points[4:]])
+
+    assert off(1.05, 0.001).verdict == "fits"
+    assert off(1.25, 0.001).verdict == "poor"
+    noisier = off(1.25, 0.25)
+    assert noisier.max_residual > 0.1
+    assert noisier.verdict == "fits"
+    single = exact()
+    assert fitted([*single[:3], LawPoint(128, (1.25 * law(128),)), *single[4:]]).verdict == "poor"
+
+
+def test_too_few_points_have_no_verdict() -> None:
+    assert fit_law([]) is None
+    assert fit_law([LawPoint(8, (100.0, 101.0)), LawPoint(16, (), missed_at=(100.0,))]) is None
+    assert fitted(exact(sizes=(16, 512))).verdict == "too_few_points"
+    assert fitted(exact(sizes=(16, 128, 512))).verdict == "fits"
+    assert fitted(exact(sizes=(10, 20, 40))).verdict == "too_few_points", "no batch size needs 1.5 E_min"
+    assert fitted(exact(sizes=(10, 20, 51))).verdict == "fits"
+
+
+def test_untuned_points_are_judged_but_not_fitted() -> None:
+    worse = LawPoint(1024, (2 * law(1024),), untuned=True)
+    fit = fitted([*exact(), worse])
+    assert fit.b_crit == pytest.approx(B_CRIT)
+    assert fit.residuals[1024] == pytest.approx(1.0)
+    assert fit.verdict == "poor"
+    assert fit.largest_batch == 1024
+    assert fit.including_untuned == fitted([*exact(), replace(worse, untuned=False)])
+    assert fitted(exact()).including_untuned is None
+
+
+def test_with_fewer_than_three_tuned_sizes_all_are_fitted_without_a_verdict() -> None:
+    points = [replace(point, untuned=point.batch_size > 32) for point in exact()]
+    fit = fitted(points)
+    assert fit.b_crit == pytest.approx(B_CRIT)
+    assert fit.verdict == "too_few_points"
+    assert fit.including_untuned is not None and fit.including_untuned.verdict == "fits"
+
+
+@pytest.mark.parametrize(
+    "points",
+    [
+        [LawPoint(size, (500.0, 500.0)) for size in SIZES],
+        [LawPoint(size, (10.0 * size,)) for size in SIZES],
+        [LawPoint(size, (float(size**2),)) for size in SIZES],
+        [LawPoint(size, (1.0 / size,)) for size in SIZES],
+        exact(1e-9),
+        exact(1e12),
+        exact(1e17, 1e30, (10**15, 10**17, 10**18)),
+        exact(1.5, 1e-12, (1, 2, 3)),
+        [*exact(), LawPoint(1024, (), missed_at=(1e-9, 1e30))],
+        [replace(point, missed_at=(1e3 * point.samples[0],)) for point in exact()],
+        [LawPoint(8, (100.0,)), LawPoint(16, (100.0,)), LawPoint(32, (), missed_at=(1e6,))],
+        [LawPoint(8, (100.0, 100.0), missed_at=(1e9,) * 20), LawPoint(16, (100.0,)), LawPoint(32, (1.0,))],
+    ],
+)
+def test_whatever_the_samples_the_figures_are_finite(points: list[LawPoint]) -> None:
+    fit = fitted(points)
+    ends = [end for end in (fit.b_crit_low, fit.b_crit_high) if end is not None]
+    interval = fit.steps_interval(fit.largest_batch) or ()
+    figures = [fit.s_min, fit.b_crit, fit.e_min, fit.deviation, fit.max_residual, *ends, *interval]
+    assert all(math.isfinite(figure) and figure >= 0 for figure in figures)
+    assert min(fit.s_min, fit.b_crit, fit.e_min) > 0
+    assert fit.b_crit_low is None or fit.b_crit_low <= fit.b_crit
+    assert fit.b_crit_high is None or fit.b_crit <= fit.b_crit_high
+
+
+samples = st.floats(1e-6, 1e12)
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    st.dictionaries(
+        st.integers(1, 10**7),
+        st.tuples(st.lists(samples, max_size=3), st.lists(samples, max_size=2), st.booleans()),
+        max_size=5,
+    )
+)
+def test_any_valid_runs_can_be_fitted(runs: dict[int, tuple[list[float], list[float], bool]]) -> None:
+    points = [LawPoint(size, tuple(some), tuple(missed), untuned) for size, (some, missed, untuned) in runs.items()]
+    assert set(rising(points)) <= set(runs)
+    fit = fit_law(points)
+    assert (fit is None) == (sum(bool(point.samples) for point in points) < 2)
+    if fit is not None:
+        figures = [fit.s_min, fit.b_crit, fit.deviation, *fit.residuals.values()]
+        assert all(map(math.isfinite, figures))
+        assert fit.b_crit_low is None or fit.b_crit_low <= fit.b_crit
+        assert fit.b_crit_high is None or fit.b_crit <= fit.b_crit_high
+
+
+def test_nothing_is_said_of_batch_sizes_above_the_largest_run() -> None:
+    fit = fitted(exact())
+    assert fit.samples(512) == pytest.approx(law(512))
+    for refused in (fit.steps, fit.samples, fit.steps_interval):
+        with pytest.raises(ValueError, match=r"batch_size = 513 .*<= 512"):
+            refused(513)
+    with pytest.raises(ValueError, match="batch_size = 0"):
+        fit.steps(0)
+
+
+@pytest.mark.parametrize(
+    ("points", "message"),
+    [
+        ([LawPoint(0, (1.0,))], "batch_size = 0 must"),
+        ([LawPoint(-4, (1.0,))], "batch_size = -4 must"),
+        ([LawPoint(8, (1.0,)), LawPoint(8, (2.0,))], "batch_size = 8 is given twice"),
+        ([LawPoint(8, (1.0, 0.0))], "samples = 0.0 at batch_size = 8"),
+        ([LawPoint(8, (math.nan,))], "samples = nan"),
+        ([LawPoint(8, (math.inf,))], "samples = inf"),
+        ([LawPoint(8, (1.0,), missed_at=(-1.0,))], "missed_at = -1.0"),
+        ([LawPoint(8, (1.0,), missed_at=(math.inf,))], "missed_at = inf"),
+    ],
+)
+def test_invalid_runs_are_refused_by_value(points: list[LawPoint], message: str) -> None:
+    for refuses in (fit_law, rising):
+        with pytest.raises(ValueError, match=message):
+            refuses(points)
+
+
+def test_steps_of_the_law_never_rise() -> None:
+    assert rising(exact()) == []
+    assert sum(len(rising(noisy(seed))) for seed in range(100)) == 0
+
+
+def test_a_rise_is_shown_by_three_runs_beyond_noise_or_by_fewer_beyond_a_tenth() -> None:
+    def steps(small: list[float], large: list[float]) -> list[LawPoint]:
+        return [
+            LawPoint(8, tuple(8 * value for value in small)),
+            LawPoint(16, tuple(16 * value for value in large)),
+        ]
+
+    assert rising(steps([100, 101, 102], [104, 105, 106])) == [16]
+    assert rising(steps([100, 110, 120], [105, 115, 125])) == []
+    assert rising(steps([80, 100, 130], [90, 120, 150])) == [], "a ratio of 1.16, within noise"
+    assert rising(steps([100, 100, 100], [100, 100, 100])) == []
+    assert rising(steps([100, 100], [109, 109, 109])) == []
+    assert rising(steps([100, 100], [111, 111, 111])) == [16]
+
+
+def test_a_missed_run_counts_as_a_rise_where_it_already_took_more_steps() -> None:
+    small = LawPoint(8, (800.0,))
+    assert rising([small, LawPoint(16, (), missed_at=(16 * 120.0,))]) == [16]
+    assert rising([small, LawPoint(16, (), missed_at=(16 * 50.0,))]) == []
+    assert rising([small, LawPoint(16, (), missed_at=(16 * 50.0,)), LawPoint(32, (32 * 120.0,))]) == [32]
+    assert rising([replace(small, missed_at=(900.0,)), LawPoint(16, (16 * 120.0,))]) == []
+
+
+@settings(deadline=None, max_examples=50)
+@given(
+    st.dictionaries(st.tuples(st.integers(1, 700), st.integers(1, 8)), st.floats(1e-4, 1e2), min_size=1, max_size=12)
+)
+def test_the_predicted_optimum_is_that_of_trying_everything(times: dict[tuple[int, int], float]) -> None:
+    fit = fitted(exact())
+    steps = [RunnableStep(size, micro, seconds) for (size, micro), seconds in times.items()]
+    least = {
+        size: min(law(size) / size * s.step_seconds for s in steps if s.batch_size == size)
+        for size in sorted({step.batch_size for step in steps})
+        if size <= 512
+    }
+    found = predict_optimum(fit, steps)
+    if not least:
+        assert found is None
+        return
+    assert found is not None
+    assert found.seconds_by_batch == pytest.approx(least)
+    assert list(found.seconds_by_batch) == list(least)
+    assert found.seconds == found.seconds_by_batch[found.batch_size] == min(found.seconds_by_batch.values())
+    best = min(seconds for (size, _), seconds in times.items() if size == found.batch_size)
+    assert times[found.batch_size, found.micro_batch_size] == best
+    low, high = found.flat_range
+    bound = 1.05 * found.seconds
+    assert low <= found.batch_size <= high
+    assert all(seconds <= bound for size, seconds in found.seconds_by_batch.items() if low <= size <= high)
+    below, above = [size for size in least if size < low], [size for size in least if size > high]
+    assert not below or found.seconds_by_batch[below[-1]] > bound
+    assert not above or found.seconds_by_batch[above[0]] > bound
+
+
+@pytest.mark.parametrize(("alpha", "beta"), [(0.001, 1e-5), (0.01, 1e-5), (0.0002, 1e-5)])
+def test_with_a_line_of_step_times_the_optimum_is_the_root(alpha: float, beta: float) -> None:
+    steps = [RunnableStep(size, size, alpha + beta * size) for size in range(1, 513)]
+    found = predict_optimum(fitted(exact()), steps)
+    assert found is not None
+    assert found.batch_size == pytest.approx(math.sqrt(B_CRIT * alpha / beta), abs=1)
+    assert found.micro_batch_size == found.batch_size
+
+
+def test_no_optimum_is_predicted_above_the_largest_batch_size_run() -> None:
+    fit = fitted(exact())
+    faster_beyond = [RunnableStep(256, 256, 1.0), RunnableStep(1024, 256, 0.1)]
+    found = predict_optimum(fit, faster_beyond)
+    assert found is not None
+    assert list(found.seconds_by_batch) == [256]
+    assert predict_optimum(fit, faster_beyond[1:]) is None
+
+
+@pytest.mark.parametrize(
+    "step", [RunnableStep(0, 1, 1.0), RunnableStep(8, 0, 1.0), RunnableStep(8, 8, 0.0), RunnableStep(8, 8, math.nan)]
+)
+def test_steps_that_cannot_be_are_refused(step: RunnableStep) -> None:
+    with pytest.raises(ValueError, match="step_seconds"):
+        predict_optimum(fitted(exact()), [step])
+
+
+@pytest.mark.parametrize(
+    ("workload", "b_crit", "verdict"),
+    [("resnet", (44_400, 49_600), "fits"), ("flux1", (2710, 4270), "fits"), ("bert", (10_600, 14_700), "poor")],
+)
+def test_published_runs_give_the_published_b_crit(workload: str, b_crit: tuple[float, float], verdict: str) -> None:
+    """95 % bootstrap intervals of a fit to one run per batch size; MLPerf's reference convergence points."""
+    fit = fitted(rcp_points(workload))
+    assert b_crit[0] < fit.b_crit < b_crit[1]
+    assert fit.verdict == verdict
+
+
+def test_the_untuned_reference_of_retinanet_is_found() -> None:
+    """Its learning rate at 4096 is below that at 2560."""
+    points = rcp_points("retinanet")
+    assert rising(points) == [4096]
+    assert fitted(points).verdict == "poor"
+    without = fitted([replace(point, untuned=point.batch_size == 4096) for point in points])
+    assert without.residuals[4096] > 0.2
+    assert max(abs(value) for size, value in without.residuals.items() if size < 4096) < 0.1

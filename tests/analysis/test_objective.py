@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from bssearch.analysis.objective import AS_GOOD, FLAT, TIME, Measure, metric_figure
+from bssearch.records import Configuration, DeviceUse, Goal, Objective, Target, TrialState
+from tests.factories import make_trial
+
+ACCURACY = Target(metric="accuracy", value=0.9)
+LOSS = Target(metric="loss", value=3.0, goal=Goal.MINIMIZE)
+REACHED = make_trial(1, batch_size=32, steps=100, seconds=2.0, last_miss_step=95)
+CAPPED = make_trial(2, batch_size=32, state=TrialState.CAPPED, seconds=5.0, last_miss_step=240)
+
+
+def measure(objective: Objective, target: Target = ACCURACY, price: float = 1.0) -> Measure:
+    return Measure(objective, target, price)
+
+
+def test_each_objective_has_its_figure_of_a_trial_that_reached() -> None:
+    assert REACHED.outcome is not None
+    outcome = replace(REACHED.outcome, device_use=DeviceUse(mean_power_watts=300.0))
+    two_devices = Configuration(batch_size=32, micro_batch_size=16, learning_rate=0.1, world_size=2)
+    trial = replace(REACHED, outcome=outcome, configuration=two_devices)
+    assert TIME.of(trial) == 2.0
+    assert measure(Objective.SAMPLES_TO_TARGET).of(trial) == 3200
+    assert measure(Objective.COST_TO_TARGET, price=36.0).of(trial) == pytest.approx(2 * 2.0 * 36.0 / 3600)
+    assert measure(Objective.ENERGY_TO_TARGET).of(trial) == 600.0
+    assert measure(Objective.METRIC_IN_BUDGET).of(trial) == metric_figure(0.9, ACCURACY)
+
+
+def test_a_contended_run_counts_with_steps_times_step_time() -> None:
+    shared = make_trial(1, seconds=5.0, contended=True, product=2.0)
+    assert TIME.of(shared) == 2.0
+    assert measure(Objective.COST_TO_TARGET, price=3600.0).of(shared) == 2.0
+
+
+def test_what_was_not_measured_has_no_figure() -> None:
+    assert measure(Objective.ENERGY_TO_TARGET).of(REACHED) is None
+    for objective in set(Objective) - {Objective.METRIC_IN_BUDGET}:
+        assert measure(objective).of(CAPPED) is None
+    assert measure(Objective.METRIC_IN_BUDGET).of(make_trial(3, state=TrialState.FAILED)) is None
+    assert measure(Objective.METRIC_IN_BUDGET).of(make_trial(3, best_metric=None)) is None
+
+
+def test_a_stopped_trial_bounds_its_figure() -> None:
+    assert TIME.bound(CAPPED) == 5.0
+    assert measure(Objective.SAMPLES_TO_TARGET).bound(CAPPED) == 240 * 32
+    assert measure(Objective.METRIC_IN_BUDGET).bound(CAPPED) is None
+    assert TIME.bound(REACHED) is None
+    shared = make_trial(2, state=TrialState.CAPPED, seconds=5.0, contended=True, last_miss_step=240)
+    assert TIME.bound(shared) is None
+    assert measure(Objective.SAMPLES_TO_TARGET).bound(shared) == 240 * 32
+
+
+@pytest.mark.parametrize(("target", "better", "worse"), [(ACCURACY, 0.95, 0.9), (LOSS, 2.5, 3.0)])
+def test_a_better_metric_has_a_smaller_figure_and_comes_back_from_it(
+    target: Target, better: float, worse: float
+) -> None:
+    of_metric = measure(Objective.METRIC_IN_BUDGET, target)
+    assert metric_figure(better, target) < metric_figure(worse, target)
+    for metric in (better, worse):
+        assert of_metric.shown(metric_figure(metric, target)) == pytest.approx(metric)
+    as_good = target.value + (-1 if target.goal is Goal.MAXIMIZE else 1) * AS_GOOD * target.value
+    assert metric_figure(as_good, target) / metric_figure(target.value, target) == pytest.approx(FLAT)
+
+
+def test_a_diverged_loss_is_no_overflow() -> None:
+    assert math.isfinite(metric_figure(1e300, LOSS))
+    assert metric_figure(1e300, LOSS) > metric_figure(1e2, LOSS)

@@ -1,0 +1,479 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from bssearch.analysis.answer import Answer, CriticalBatch, FinalMetrics, Fit, Gap, Generalisation
+from bssearch.analysis.measured import NoiseAnswer
+from bssearch.analysis.report import build_answer
+from bssearch.analysis.rule_book import Rule
+from bssearch.analysis.rules import Audit, RuleFinding, audit
+from bssearch.records import Configuration, Phase, StepTime, StudyRecord, TrialRecord, TrialState
+from bssearch.space import UNKNOWN, MemoryBoundary
+from bssearch.spec import StudySpec
+from bssearch.spec.model import IMPORTED
+from tests.factories import EPOCH, make_environment, make_probe, make_spec, make_trial
+
+DEFAULT = {"batch_size": 16, "learning_rate": 0.1, "weight_decay": 1e-4, "dropout": 0.1, "warmup_epochs": 0.0}
+SPACE = {
+    "batch_size": {"low": 8, "high": 128},
+    "learning_rate": {"reference_batch": 16, "low": 0.01, "high": 1.0, "rule": "sqrt"},
+    "warmup_epochs": [0.0, 1.0],
+    "weight_decay": [0.0, 1e-4, 1e-3],
+    "dropout": {"low": 0.0, "high": 0.5},
+}
+SPEC = make_spec(space=SPACE, default=DEFAULT)
+TUNED = Configuration(
+    batch_size=128, micro_batch_size=128, learning_rate=0.3, warmup_epochs=1.0, weight_decay=1e-3, dropout=0.2
+)
+AT_32 = replace(TUNED, batch_size=32, micro_batch_size=32, learning_rate=0.12)
+
+
+def runs_of(
+    configuration: Configuration, *seconds: float, start: int, phase: Phase = Phase.CONFIRM, **changes: Any
+) -> list[TrialRecord]:
+    return [
+        make_trial(start + n, configuration=configuration, seconds=value, seed=n, phase=phase, **changes)
+        for n, value in enumerate(seconds)
+    ]
+
+
+def base(spec: StudySpec = SPEC) -> list[TrialRecord]:
+    """The optimum is batch 128, tuned and confirmed; 32 is confirmed, and slower."""
+    return [
+        make_trial(1, configuration=spec.default_configuration, seconds=9.0),
+        *runs_of(TUNED, 1.0, 1.2, 0.9, start=10),
+        *runs_of(AT_32, 2.0, 2.2, 1.9, start=20),
+    ]
+
+
+def answer_to(trials: list[TrialRecord], spec: StudySpec = SPEC, memory: MemoryBoundary = UNKNOWN) -> Answer:
+    study = StudyRecord(
+        name=spec.name,
+        spec=spec.model_dump(mode="json"),
+        spec_hash=spec.question_hash,
+        objective=spec.objective,
+        target=spec.record_target,
+        created_by="tester",
+        created_at=EPOCH,
+        environment=make_environment(),
+    )
+    return build_answer(study, spec, trials, {size: make_probe(size) for size in (16, 32, 128)}, memory)
+
+
+def judged(extra: list[TrialRecord], spec: StudySpec = SPEC, memory: MemoryBoundary = UNKNOWN, **known: Any) -> Audit:
+    trials = [*base(spec), *extra]
+    return audit(spec, trials, answer_to(trials, spec, memory), memory=memory, **known)
+
+
+def of(found: Audit, rule: Rule, batch_size: int | None = 128) -> RuleFinding:
+    return next(one for one in found.rules if one.rule is rule and one.batch_size == batch_size)
+
+
+def by_rule(rule: Rule, *seconds: float, configuration: dict[str, Any], **changes: Any) -> RuleFinding:
+    runs = runs_of(replace(TUNED, **configuration), *seconds, start=100, phase=Phase.AUDIT, **changes)
+    return of(judged(runs), rule)
+
+
+def test_each_rule_gives_the_optimum_with_one_parameter_by_the_rule() -> None:
+    found = judged([])
+    given = {
+        Rule.LINEAR_RATE: ("learning_rate", 0.8),
+        Rule.SQRT_RATE: ("learning_rate", 0.1 * 8**0.5),
+        Rule.WARMUP: ("warmup_epochs", 0.0),
+        Rule.WEIGHT_DECAY: ("weight_decay", 1e-4 * 8**0.5),
+        Rule.DROPOUT: ("dropout", 0.1 * 8**0.5),
+    }
+    tuned = {"learning_rate": 0.3, "warmup_epochs": 1.0, "weight_decay": 1e-3, "dropout": 0.2}
+    for rule, (name, value) in given.items():
+        one = of(found, rule)
+        assert one.configuration is not None
+        assert one.configuration[name] == pytest.approx(value)
+        assert {key: one.configuration[key] for key in tuned if key != name} == {
+            key: level for key, level in tuned.items() if key != name
+        }
+        assert (one.verdict, one.trial_numbers, one.regret) == ("not_run", [], None)
+        assert one.reason == "bssearch audit toy runs it"
+
+
+def test_rules_are_audited_at_the_optimum_and_the_largest_with_confirmation_only() -> None:
+    faster = runs_of(AT_32, 0.5, 0.55, 0.45, start=40)
+    trials = [make_trial(1, configuration=SPEC.default_configuration), *runs_of(TUNED, 1, 1.2, 0.9, start=10), *faster]
+    found = audit(SPEC, trials, answer_to(trials))
+    assert [one.batch_size for one in found.rules if one.rule is Rule.LINEAR_RATE] == [32, 128]
+    assert [one.batch_size for one in judged([]).rules if one.rule is Rule.LINEAR_RATE] == [128]
+
+
+def test_at_the_defaults_own_batch_size_there_is_nothing_to_audit() -> None:
+    own = replace(TUNED, batch_size=16, micro_batch_size=16)
+    trials = [make_trial(1, configuration=SPEC.default_configuration), *runs_of(own, 1.0, 1.1, 0.9, start=10)]
+    found = audit(SPEC, trials, answer_to(trials))
+    one = of(found, Rule.LINEAR_RATE, 16)
+    assert one.verdict == "not_run"
+    assert "changes nothing" in one.reason
+
+
+@pytest.mark.parametrize(
+    ("seconds", "verdict", "regret"),
+    [
+        ((1.01, 1.2, 0.9), "held", 1.0033),
+        ((2.0, 2.4, 1.8), "broke", 2.0),
+        ((1.0, 1.5, 0.9), "undecided", 1.0772),
+        ((1.08, 1.296, 0.972), "undecided", 1.08),
+    ],
+)
+def test_the_interval_of_the_regret_decides(seconds: tuple[float, ...], verdict: str, regret: float) -> None:
+    one = by_rule(Rule.LINEAR_RATE, *seconds, configuration={"learning_rate": 0.8})
+    assert one.regret is not None
+    assert one.verdict == verdict
+    assert one.regret.value == pytest.approx(regret, rel=1e-3)
+    assert one.reason == "paired by 3 seeds; learning rate 0.8 for 0.3"
+    assert one.trial_numbers == [100, 101, 102]
+
+
+def test_pairing_takes_the_noise_of_the_seeds_out_and_welch_does_not() -> None:
+    paired = by_rule(Rule.LINEAR_RATE, 1.2, 1.44, 1.08, configuration={"learning_rate": 0.8})
+    assert paired.verdict == "broke"
+    assert paired.regret is not None
+    assert paired.regret.low == pytest.approx(1.2) == paired.regret.high
+    others = [
+        replace(run, seed=50 + run.seed)
+        for run in runs_of(replace(TUNED, learning_rate=0.8), 1.2, 1.44, 1.08, start=100, phase=Phase.AUDIT)
+    ]
+    welch = of(judged(others), Rule.LINEAR_RATE)
+    assert welch.verdict == "undecided"
+    assert welch.regret is not None and welch.regret.low is not None and welch.regret.high is not None
+    # By scipy.stats.ttest_ind(…, equal_var=False) on the logarithms.
+    assert (welch.regret.low, welch.regret.high) == pytest.approx((0.8628, 1.6691), abs=1e-4)
+    assert welch.reason.startswith("3 against 3 runs, by Welch")
+
+
+def test_a_rule_none_of_whose_runs_reached_broke_by_at_least_the_limit_over_the_tuned_time() -> None:
+    one = by_rule(Rule.LINEAR_RATE, 10.0, 10.0, 10.0, configuration={"learning_rate": 0.8}, state=TrialState.EXHAUSTED)
+    assert one.verdict == "broke"
+    assert one.regret is not None
+    assert one.regret.at_least
+    assert one.regret.value == pytest.approx(10.0)
+    diverged = by_rule(Rule.LINEAR_RATE, 0.1, 0.1, 0.1, configuration={"learning_rate": 0.8}, state=TrialState.DIVERGED)
+    assert diverged.verdict == "broke"
+    assert diverged.regret == one.regret
+
+
+def test_too_few_runs_and_some_that_missed_decide_nothing() -> None:
+    half = by_rule(Rule.LINEAR_RATE, 5.0, 5.0, configuration={"learning_rate": 0.8})
+    assert half.verdict == "undecided"
+    assert half.regret is not None and half.regret.low is None
+    assert "2 of 3 runs made" in half.reason
+    alone = by_rule(Rule.LINEAR_RATE, 10.0, configuration={"learning_rate": 0.8}, state=TrialState.EXHAUSTED)
+    assert alone.verdict == "undecided"
+    assert "1 of 3 runs made" in alone.reason
+    rule = replace(TUNED, learning_rate=0.8)
+    mixed = [
+        *runs_of(rule, 1.0, 1.2, start=100, phase=Phase.AUDIT),
+        make_trial(102, configuration=rule, seconds=10.0, seed=2, phase=Phase.AUDIT, state=TrialState.EXHAUSTED),
+    ]
+    one = of(judged(mixed), Rule.LINEAR_RATE)
+    assert one.verdict == "undecided"
+    assert "1 of 3 runs of the rule missed the target" in one.reason
+
+
+def test_runs_stopped_short_of_the_full_limit_say_nothing() -> None:
+    rule = replace(TUNED, learning_rate=0.8)
+    runs = runs_of(rule, 2.0, 2.0, 2.0, start=100, phase=Phase.AUDIT, state=TrialState.EXHAUSTED)
+    short = [replace(run, train_seconds_limit=2.0) for run in runs]
+    assert of(judged(short), Rule.LINEAR_RATE).verdict == "not_run"
+
+
+def test_confirmation_runs_of_what_a_rule_gives_are_its_runs() -> None:
+    runs = runs_of(replace(TUNED, learning_rate=0.8), 2.0, 2.4, 1.8, start=100)
+    assert of(judged(runs), Rule.LINEAR_RATE).verdict == "broke"
+
+
+def test_warmup_is_needed_where_going_without_costs_and_not_where_it_does_not() -> None:
+    assert by_rule(Rule.WARMUP, 2.0, 2.4, 1.8, configuration={"warmup_epochs": 0.0}).verdict == "held"
+    assert by_rule(Rule.WARMUP, 1.0, 1.2, 0.9, configuration={"warmup_epochs": 0.0}).verdict == "broke"
+
+
+def test_an_optimum_without_warmup_breaks_the_rule_where_the_space_has_one() -> None:
+    def verdict(space: dict[str, Any]) -> RuleFinding:
+        spec = make_spec(space={**SPACE, **space}, default=DEFAULT)
+        trials = [
+            make_trial(1, configuration=spec.default_configuration),
+            *runs_of(replace(TUNED, warmup_epochs=0.0), 0.5, 0.6, 0.4, start=10),
+        ]
+        return of(audit(spec, trials, answer_to(trials, spec)), Rule.WARMUP)
+
+    one = verdict({})
+    assert one.verdict == "broke"
+    assert one.regret is not None and one.regret.value == 1.0
+    assert "the tuned optimum has none" in one.reason
+    assert verdict({"warmup_epochs": 0.0}).verdict == "not_run"
+
+
+def test_a_rule_that_gives_the_tuned_configuration_holds() -> None:
+    trials = [
+        make_trial(1, configuration=SPEC.default_configuration),
+        *runs_of(replace(TUNED, learning_rate=0.1 * 128 / 16), 0.5, 0.6, 0.4, start=10),
+    ]
+    one = of(audit(SPEC, trials, answer_to(trials)), Rule.LINEAR_RATE)
+    assert one.verdict == "held"
+    assert one.trial_numbers == [10, 11, 12]
+
+
+def test_what_a_rule_is_not_about_is_not_run() -> None:
+    spec = make_spec(space=SPACE, default={**DEFAULT, "weight_decay": 0.0, "dropout": 0.0, "batch_size": 32})
+    trials = [make_trial(1, configuration=spec.default_configuration), *runs_of(TUNED, 0.5, 0.6, 0.4, start=10)]
+    found = audit(spec, trials, answer_to(trials, spec))
+    reasons = {one.rule: one.reason for one in found.rules if one.batch_size == 128}
+    assert reasons[Rule.WEIGHT_DECAY] == "the default has no weight decay"
+    assert reasons[Rule.DROPOUT] == "the default has no dropout"
+    assert reasons[Rule.TIMESCALE] == "it is about AdamW, and the optimum trains with sgd"
+    assert reasons[Rule.WARMUP] == "it is 4× the default's batch size, below 8×"
+
+
+def test_adamw_keeps_its_timescale() -> None:
+    spec = make_spec(space={**SPACE, "optimizer": {"name": "adamw"}}, default=DEFAULT)
+    tuned = replace(TUNED, optimizer="adamw")
+    trials = [make_trial(1, configuration=spec.default_configuration), *runs_of(tuned, 0.5, 0.6, 0.4, start=10)]
+    one = of(audit(spec, trials, answer_to(trials, spec)), Rule.TIMESCALE)
+    assert one.configuration is not None
+    assert one.configuration["weight_decay"] == pytest.approx(1e-4 * 8 * 0.1 / 0.3)
+
+
+def test_without_confirmation_nothing_is_judged_and_it_says_what_to_do() -> None:
+    trials = [make_trial(1, configuration=SPEC.default_configuration), make_trial(2, configuration=TUNED, seconds=0.5)]
+    one = of(audit(SPEC, trials, answer_to(trials)), Rule.LINEAR_RATE)
+    assert (one.verdict, one.reason) == ("not_run", "no complete confirmation there (bssearch confirm toy)")
+
+
+def test_an_imported_study_is_judged_and_says_that_nothing_can_be_run() -> None:
+    known = make_spec(space=SPACE, default=DEFAULT, workload=IMPORTED, workload_settings={"default_known": True})
+    assert "imported" in of(judged([], known), Rule.LINEAR_RATE).reason
+    unknown = make_spec(space=SPACE, default=DEFAULT, workload=IMPORTED)
+    assert "nobody said what the default is" in of(judged([], unknown), Rule.LINEAR_RATE).reason
+
+
+def test_a_spent_budget_and_failures_are_named() -> None:
+    rule = replace(TUNED, learning_rate=0.8)
+    ran = runs_of(rule, 2.0, start=100, phase=Phase.AUDIT)
+    found = judged(ran, train_seconds=1.5)
+    assert found.spent_train_seconds == 2.0
+    assert "the budget of 1.5 train seconds is spent" in of(found, Rule.LINEAR_RATE).reason
+    assert "the budget of 1.5 train seconds is spent" in of(found, Rule.DROPOUT).reason
+    failed = runs_of(rule, 0.0, 0.0, start=100, phase=Phase.AUDIT, state=TrialState.FAILED)
+    assert of(judged(failed), Rule.LINEAR_RATE).reason == "trial 101 failed: as the test has it"
+
+
+def test_runs_on_past_the_target_are_not_what_the_audit_spent() -> None:
+    rule = replace(TUNED, learning_rate=0.8)
+    assert judged(runs_of(rule, 2.0, start=100, phase=Phase.AUDIT, evidence=True)).spent_train_seconds == 0.0
+
+
+@pytest.mark.parametrize(
+    ("memory", "train_samples", "batch_size", "verdict", "reason"),
+    [
+        (UNKNOWN, None, None, "not_run", "no micro-batch size is known to fit"),
+        (MemoryBoundary(fits=40), None, None, "not_run", "no micro-batch ran out of memory; 40 is the largest"),
+        (MemoryBoundary(fits=1000, too_large=1100), None, None, "not_run", "80 % of memory is batch 800; the nearest"),
+        (MemoryBoundary(fits=40, too_large=44), None, 32, "broke", "paired by 3 seeds; 80 % of the 40 samples"),
+        (MemoryBoundary(fits=40), 40, 32, "broke", "paired by 3 seeds; 80 % of the 40 samples that fit is 32"),
+        (MemoryBoundary(fits=200, too_large=220), None, 128, "held", "it is the optimum"),
+    ],
+)
+def test_eighty_percent_of_memory(
+    memory: MemoryBoundary, train_samples: int | None, batch_size: int | None, verdict: str, reason: str
+) -> None:
+    # What ran out of memory is judged here, not where it would change the optimum.
+    trials = base()
+    found = audit(SPEC, trials, answer_to(trials), memory=replace(memory, too_large=None), train_samples=train_samples)
+    if memory.too_large is not None:
+        bound = MemoryBoundary(fits=memory.fits, too_large=max(memory.too_large, 129))
+        found = audit(SPEC, trials, answer_to(trials), memory=bound, train_samples=train_samples)
+    one = of(found, Rule.MEMORY, batch_size)
+    assert one.verdict == verdict
+    assert reason in one.reason
+
+
+def with_law(noise: dict[str, Any], b_crit: tuple[float, float | None, float | None], verdict: str = "fits") -> Answer:
+    found = answer_to(base())
+    values: dict[str, Any] = {
+        "s_min": 100.0,
+        "b_crit": CriticalBatch(estimate=b_crit[0], low=b_crit[1], high=b_crit[2]),
+        "max_residual": 0.02,
+        "verdict": verdict,
+        "residuals": {},
+        **dict.fromkeys(("alpha_s", "beta_s", "b_star", "predicted", "including_untuned", "noise_scale_ratio")),
+    }
+    scale = NoiseAnswer(
+        **{
+            "batch_size": 128, "scale": None, "low": 1.0, "high": None, "adam_scale": None, "adam_low": None,
+            "adam_high": None, "passes": 9, "step": 5, "trial": None, "far_from_target": None, **noise,
+        }
+    )  # fmt: skip
+    measured = found.measured.model_copy(update={"noise_scale": scale})
+    return found.model_copy(update={"measured": measured, "fit": Fit(**values)})
+
+
+@pytest.mark.parametrize(
+    ("noise", "b_crit", "verdict"),
+    [
+        ({"scale": 110.0, "low": 90.0, "high": 130.0}, (100.0, 85.0, 120.0), "held"),
+        ({"scale": 300.0, "low": 250.0, "high": 360.0}, (100.0, 90.0, 110.0), "broke"),
+        ({"scale": 30.0, "low": 25.0, "high": 36.0}, (100.0, 90.0, 110.0), "broke"),
+        ({"scale": 150.0, "low": 130.0, "high": 170.0}, (100.0, 90.0, 110.0), "undecided"),
+        ({"scale": 110.0, "low": 20.0, "high": 600.0}, (100.0, 30.0, 300.0), "undecided"),
+        ({"scale": 110.0, "low": 90.0, "high": 130.0}, (100.0, None, None), "undecided"),
+        ({"low": 300.0}, (100.0, 90.0, 110.0), "broke"),
+        ({"low": 150.0}, (100.0, 90.0, 110.0), "undecided"),
+    ],
+)
+def test_the_noise_scale_is_the_critical_batch_only_where_both_are_known_well(
+    noise: dict[str, Any], b_crit: tuple[float, float | None, float | None], verdict: str
+) -> None:
+    one = of(audit(SPEC, base(), with_law(noise, b_crit)), Rule.NOISE_SCALE, None)
+    assert one.verdict == verdict
+    assert one.regret is not None
+    assert one.regret.value == pytest.approx(noise.get("scale", noise["low"]) / 100)
+
+
+def test_the_ratio_of_noise_scale_and_critical_batch_adds_both_intervals() -> None:
+    found = audit(SPEC, base(), with_law({"scale": 100.0, "low": 50.0, "high": 200.0}, (100.0, 50.0, 200.0)))
+    regret = of(found, Rule.NOISE_SCALE, None).regret
+    assert regret is not None and regret.high is not None
+    # A factor 2 each, the law's of 90 % widened to 95 %.
+    assert regret.high == pytest.approx(2 ** (1 + (1.96 / 1.645) ** 2) ** 0.5)
+    assert regret.low == pytest.approx(1 / regret.high)
+
+
+def test_a_law_that_does_not_fit_has_no_critical_batch() -> None:
+    found = audit(SPEC, base(), with_law({"scale": 100.0, "low": 90.0, "high": 110.0}, (100.0, 90.0, 110.0), "poor"))
+    one = of(found, Rule.NOISE_SCALE, None)
+    assert one.verdict == "not_run"
+    assert "the law is poor" in one.reason
+
+
+def with_gap(gap: Gap | None, best: int = 32) -> Answer:
+    def final(batch_size: int, its_gap: Gap | None) -> FinalMetrics:
+        return FinalMetrics(
+            batch_size=batch_size, parameters={}, runs=3, ended_early=0, final_metric=0.9, test_metric=0.9,
+            gap=its_gap, trial_numbers=[batch_size],
+        )  # fmt: skip
+
+    found = Generalisation(
+        train_seconds=10.0, best_batch_size=best, notable_gap=0.02, batches=[final(32, None), final(128, gap)],
+        more_regularised=None, closed=None,
+    )  # fmt: skip
+    return answer_to(base()).model_copy(update={"generalisation": found})
+
+
+@pytest.mark.parametrize(
+    ("gap", "verdict"),
+    [
+        (Gap(value=0.04, low=0.03, high=0.05), "held"),
+        (Gap(value=0.01, low=0.00, high=0.015), "broke"),
+        (Gap(value=0.02, low=0.01, high=0.03), "undecided"),
+        (Gap(value=0.04, low=None, high=None), "not_run"),
+        (None, "not_run"),
+    ],
+)
+def test_two_points_worse_is_shown_or_not(gap: Gap | None, verdict: str) -> None:
+    assert of(audit(SPEC, base(), with_gap(gap)), Rule.GENERALISATION, 128).verdict == verdict
+
+
+def test_a_largest_batch_that_ends_best_breaks_it_and_without_runs_the_command_is_named() -> None:
+    assert of(audit(SPEC, base(), with_gap(None, best=128)), Rule.GENERALISATION, 128).verdict == "broke"
+    assert "bssearch confirm toy --to-budget" in of(judged([]), Rule.GENERALISATION, None).reason
+
+
+@pytest.mark.parametrize(
+    ("milliseconds", "interval", "verdict"),
+    [(1.7, 0.01, "held"), (1.1, 0.01, "broke"), (4.0, 0.01, "broke"), (1.52, 0.05, "undecided")],
+)
+def test_accumulation_costs_what_was_timed(milliseconds: float, interval: float, verdict: str) -> None:
+    def timed(micro: int, seconds: float) -> StepTime:
+        return StepTime(
+            batch_size=128, micro_batch_size=micro, step_seconds=seconds, evaluation_seconds=0.1, steps_timed=9,
+            peak_memory_bytes=None, step_seconds_low=seconds * (1 - interval),
+            step_seconds_high=seconds * (1 + interval),
+        )  # fmt: skip
+
+    one = of(judged([], step_times=[timed(128, 1e-3), timed(32, 1e-3 * milliseconds)]), Rule.ACCUMULATION)
+    assert one.verdict == verdict
+    assert one.regret is not None
+    assert one.regret.value == pytest.approx(milliseconds)
+    assert "4 micro-batches of 32" in one.reason
+    assert of(judged([], step_times=[timed(128, 1e-3)]), Rule.ACCUMULATION, None).verdict == "not_run"
+
+
+def slope_of(rates: dict[int, float]) -> Any:
+    trials = [make_trial(1, configuration=SPEC.default_configuration, seconds=50.0)]
+    for number, (size, rate) in enumerate(rates.items()):
+        one = replace(TUNED, batch_size=size, micro_batch_size=size, learning_rate=rate)
+        slower = replace(one, dropout=0.3)  # a second one that reached: the batch size counts as tuned
+        trials += [
+            make_trial(10 * number + 10, configuration=one, seconds=1.0, steps=5000 // size),
+            make_trial(10 * number + 11, configuration=slower, seconds=2.0, steps=9000 // size),
+        ]
+    return audit(SPEC, trials, answer_to(trials)).learning_rate_slope
+
+
+def test_the_slope_of_the_tuned_rate_excludes_what_it_is_not() -> None:
+    exact = slope_of({size: 0.05 * (size / 16) ** 0.5 for size in (16, 32, 64, 128)})
+    assert exact.estimate == pytest.approx(0.5)
+    assert exact.excludes == [0.0, 1.0]
+    # By scipy.stats.linregress and t(0.975, 2) = 4.3027.
+    rough = slope_of({16: 0.05, 32: 0.06, 64: 0.11, 128: 0.12})
+    assert rough.estimate == pytest.approx(0.4663, abs=1e-3)
+    assert rough.high - rough.estimate == pytest.approx(4.3027 * 0.09862, abs=1e-4)
+    assert slope_of({16: 0.05, 32: 0.06}) is None
+
+
+def test_where_a_run_shared_its_device_all_are_compared_in_steps() -> None:
+    def shared(runs: list[TrialRecord], step_seconds: float) -> list[TrialRecord]:
+        return [
+            replace(run, steps_x_step_time_s=step_seconds * run.outcome.steps_to_target)
+            for run in runs
+            if run.outcome is not None and run.outcome.steps_to_target is not None
+        ]
+
+    rule = replace(TUNED, learning_rate=0.8)
+    # The tuned runs were slowed down by others, and timed at 20 ms a step; those of the rule at 10 ms, and alone.
+    tuned = shared(runs_of(TUNED, 1.0, 1.2, 0.9, start=10, steps=100, contended=True), 0.020)
+    quick = shared(runs_of(rule, 0.2, 0.2, 0.2, start=100, steps=150, phase=Phase.AUDIT), 0.010)
+    trials = [make_trial(1, configuration=SPEC.default_configuration, seconds=9.0), *tuned, *quick]
+    one = of(audit(SPEC, trials, answer_to(trials)), Rule.LINEAR_RATE)
+    assert one.regret is not None
+    assert one.regret.value == pytest.approx(1.5)
+    assert one.verdict == "broke"
+    assert "paired by 3 seeds in steps × step time" in one.reason
+
+
+def test_a_shared_device_shows_by_its_steps_how_far_a_rule_missed() -> None:
+    rule = replace(TUNED, learning_rate=0.8)
+    tuned = [
+        replace(run, steps_x_step_time_s=1.0)
+        for run in runs_of(TUNED, 1.0, 1.2, 0.9, start=10, steps=100, contended=True)
+    ]
+    missed = runs_of(
+        rule, 10.0, 10.0, 10.0, start=100, phase=Phase.AUDIT, state=TrialState.EXHAUSTED, last_miss_step=700,
+        contended=True,
+    )  # fmt: skip
+    trials = [make_trial(1, configuration=SPEC.default_configuration, seconds=9.0), *tuned, *missed]
+    one = of(audit(SPEC, trials, answer_to(trials)), Rule.LINEAR_RATE)
+    assert one.verdict == "broke"
+    assert one.regret is not None and one.regret.at_least
+    assert one.regret.value == pytest.approx(7.0)
+
+
+def test_step_times_that_were_not_measured_alone_cost_nothing() -> None:
+    def timed(micro: int) -> StepTime:
+        return StepTime(
+            batch_size=128, micro_batch_size=micro, step_seconds=0.001, evaluation_seconds=0.1, steps_timed=9,
+            peak_memory_bytes=None, contended=micro == 32,
+        )  # fmt: skip
+
+    one = of(judged([], step_times=[timed(128), timed(32)]), Rule.ACCUMULATION)
+    assert one.verdict == "not_run"
+    assert "in micro-batches of 32 it was timed while others used the device" in one.reason

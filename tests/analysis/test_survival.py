@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from bssearch.analysis.survival import survival
+from bssearch.records import TrialRecord, TrialState
+from tests.factories import make_trial
+
+
+def runs(reached: list[float], missed: list[float], state: TrialState = TrialState.EXHAUSTED) -> list[TrialRecord]:
+    times = [make_trial(n, seconds=value) for n, value in enumerate(reached)]
+    return times + [make_trial(100 + n, seconds=value, state=state) for n, value in enumerate(missed)]
+
+
+def test_the_mean_is_restricted_to_the_horizon_of_those_that_missed() -> None:
+    found = survival(runs([2.0, 4.0, 6.0], [10.0]))
+    assert found is not None
+    assert found.restricted_mean == pytest.approx((2 + 4 + 6 + 10) / 4)
+    assert (found.horizon, found.median, found.reached_share) == (10.0, 4.0, pytest.approx(0.75))
+
+
+def test_a_run_that_ended_early_counts_as_long_as_it_was_seen() -> None:
+    """By hand: S = 2/3 after 2; the run that left at 3 is no longer at risk; S = 0 after 6."""
+    found = survival(runs([2.0, 6.0], [3.0]))
+    assert found is not None
+    assert found.restricted_mean == pytest.approx(2 + 4 * 2 / 3)
+    assert found.median == 6.0
+
+
+def test_the_median_is_unknown_where_half_have_missed() -> None:
+    found = survival(runs([2.0], [10.0, 10.0]))
+    assert found is not None
+    assert found.median is None
+    assert found.restricted_mean == pytest.approx((2 + 10 + 10) / 3)
+
+
+def test_nothing_is_said_where_censoring_depends_on_the_run_or_nothing_is_censored() -> None:
+    assert survival(runs([2.0, 3.0], [])) is None
+    assert survival(runs([], [10.0, 10.0])) is None
+    assert survival(runs([2.0], [10.0], TrialState.PRUNED)) is None
+    assert survival(runs([2.0], [10.0], TrialState.DIVERGED)) is None
+    one, other = runs([2.0], [10.0])
+    assert survival([one, replace(other, train_seconds_limit=20.0)]) is None

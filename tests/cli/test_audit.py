@@ -1,0 +1,184 @@
+"""``bssearch audit``: what it prints, what it refuses, and that it runs what it says."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bssearch.analysis.regret import Regret
+from bssearch.analysis.rule_book import Rule
+from bssearch.analysis.rules import Audit, LearningRateSlope, RuleFinding
+from bssearch.cli.audit import audit_row, slope_line
+from bssearch.errors import TargetNotReachedError
+from bssearch.search.study import run_study
+from tests.cli.task import bssearch, write_task
+from tests.factories import make_spec
+from tests.search.law import LawExecutor
+
+SPEC = make_spec(
+    space={
+        "batch_size": [32, 64, 256],
+        "learning_rate": {"reference_batch": 32, "low": 0.02, "high": 0.5, "rule": "sqrt"},
+    },
+    default={"batch_size": 32, "learning_rate": 0.1, "weight_decay": 0.0},
+    budget={"trials": 12, "trial_train_seconds": 100.0},
+    confirm={"top": 3, "runs": 3},
+)
+RUNS = "batch_size,seed,reached,steps,train_seconds\n" + "".join(
+    f"{size},{seed},true,{3000 // size + seed},{seconds + seed / 10}\n"
+    for size, seconds in ((16, 3.0), (64, 2.0), (128, 2.5))
+    for seed in range(3)
+)
+
+
+def store_law(folder: Path, executor: LawExecutor) -> None:
+    run_study(SPEC, db=f"sqlite:///{folder / 'bssearch.db'}", make_executor=lambda *_: executor)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("finished")
+    store_law(folder, LawExecutor())
+    return folder
+
+
+@pytest.fixture
+def folder(finished: Path, tmp_path: Path) -> Path:
+    """A folder with a finished study of the law."""
+    shutil.copytree(finished, tmp_path, dirs_exist_ok=True)
+    return tmp_path
+
+
+@pytest.fixture
+def by_law(monkeypatch: pytest.MonkeyPatch) -> LawExecutor:
+    """Have the command run its trials by the law."""
+    executor = LawExecutor()
+    monkeypatch.setattr("bssearch.search.study.local", lambda *_: lambda *_: executor)
+    return executor
+
+
+def test_it_runs_the_rules_and_says_which_held(folder: Path, by_law: LawExecutor) -> None:
+    done = bssearch("audit", "toy", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assert "auditing with 3 runs each, 2000 train seconds in all" in done.stderr
+    assert "audit, trial" in done.stderr
+    lines = [line.split() for line in done.stdout.splitlines()]
+    linear = next(line for line in lines if line[:5] == ["learning", "rate", "∝", "batch", "256"])
+    assert "BROKE" in linear
+    assert next(line for line in lines if line[:5] == ["learning", "rate", "∝", "√batch", "256"]).count("HELD") == 1
+    assert "Tuned learning rate ∝ batch^" in done.stdout or "is not known" in done.stdout
+    assert len({request.seed for request in by_law.requests}) == 3
+
+
+def test_json_is_the_audit_and_rows_are_its_rules(folder: Path, by_law: LawExecutor) -> None:
+    found = json.loads(bssearch("audit", "toy", "--runs", "3", "-f", "json", cwd=folder).stdout)
+    assert set(found) == {"study", "rules", "learning_rate_slope", "spent_train_seconds"}
+    assert found["study"] == "toy"
+    assert found["spent_train_seconds"] > 0
+    keys = {"rule", "batch_size", "configuration", "regret", "verdict", "reason", "trial_numbers"}
+    assert all(set(rule) == keys for rule in found["rules"])
+    linear = next(rule for rule in found["rules"] if rule["rule"] == Rule.LINEAR_RATE and rule["batch_size"] == 256)
+    assert linear["verdict"] == "broke"
+    assert linear["regret"]["low"] > 1.1
+    assert linear["configuration"]["learning_rate"] == pytest.approx(0.8)
+    assert {rule["verdict"] for rule in found["rules"]} <= {"held", "broke", "undecided", "not_run"}
+    rows = list(csv.DictReader(io.StringIO(bssearch("audit", "toy", "-f", "csv", cwd=folder).stdout)))
+    assert [row["rule"] for row in rows] == [rule["rule"] for rule in found["rules"]]
+    lines = bssearch("audit", "toy", "-f", "jsonl", cwd=folder).stdout.splitlines()
+    assert [json.loads(line)["verdict"] for line in lines] == [rule["verdict"] for rule in found["rules"]]
+
+
+def test_no_run_judges_what_is_stored(folder: Path, by_law: LawExecutor) -> None:
+    done = bssearch("audit", "toy", "--no-run", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assert "bssearch audit toy runs it" in done.stdout
+    assert "The runs for this audit took 0 train seconds." in done.stdout
+    assert not by_law.requests
+
+
+def test_an_imported_study_is_only_judged(tmp_path: Path, by_law: LawExecutor) -> None:
+    (tmp_path / "table.csv").write_text(RUNS)
+    assert (
+        bssearch("import", "runs", "table.csv", "--target", "0.9", "--default-batch", "16", cwd=tmp_path).returncode
+        == 0
+    )
+    done = bssearch("audit", "table", "-f", "json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    rules = json.loads(done.stdout)["rules"]
+    assert {rule["verdict"] for rule in rules} == {"not_run"}
+    assert any("the learning rate of the runs is not known" in rule["reason"] for rule in rules)
+    assert not by_law.requests
+
+
+def test_unknown_studies_and_those_that_never_reached_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(TargetNotReachedError):
+        store_law(tmp_path, LawExecutor(reachable=False))
+    missing = bssearch("audit", "nothing", cwd=tmp_path)
+    assert missing.returncode == 3
+    assert "nothing" in missing.stderr
+    unreached = bssearch("audit", "toy", cwd=tmp_path)
+    assert unreached.returncode == 5
+    assert "nearest came" in unreached.stderr
+    assert missing.stdout == unreached.stdout == ""
+    assert bssearch("audit", "toy", "--runs", "0", cwd=tmp_path).returncode == 2
+
+
+def finding(regret: Regret | None, **changes: Any) -> RuleFinding:
+    values: dict[str, Any] = {
+        "rule": Rule.LINEAR_RATE, "batch_size": 64, "configuration": {"learning_rate": 0.30000004},
+        "regret": regret, "verdict": "not_run", "reason": "because", "trial_numbers": [1],
+    }  # fmt: skip
+    return RuleFinding(**{**values, **changes})
+
+
+def test_rows_for_people_are_short() -> None:
+    row = audit_row(finding(Regret(value=2.0, low=None, high=None, at_least=True)))
+    assert row == {
+        "rule": "learning rate ∝ batch", "batch": "64", "gives": "learning rate 0.3", "regret": "≥ 2",
+        "verdict": "NOT RUN", "note": "because",
+    }  # fmt: skip
+    interval = audit_row(finding(Regret(value=1.0, low=0.9, high=1.12345, at_least=False)))
+    assert interval["regret"] == "1 [0.9, 1.12]"
+    assert audit_row(finding(None, rule=Rule.MEMORY, batch_size=None, configuration=None))["gives"] is None
+
+
+def test_the_slope_is_said_in_words() -> None:
+    slope = LearningRateSlope(estimate=0.5, low=0.4, high=0.6, excludes=[0.0, 1.0])
+    assert slope_line(slope).endswith("batch^0.50 [0.40, 0.60]: that excludes 0 (none) and 1 (linear).")
+    assert "excludes none of 0, ½" in slope_line(slope.model_copy(update={"excludes": []}))
+    assert "three tuned batch sizes" in slope_line(None)
+
+
+def test_help_loads_nothing_heavy() -> None:
+    code = (
+        "import sys; sys.argv = ['bssearch', 'audit', '--help']\n"
+        "from bssearch.cli.app import main\n"
+        "try: main()\nexcept SystemExit: pass\n"
+        "print(sorted({'torch', 'optuna', 'pandas', 'plotly', 'scipy'} & set(sys.modules)), file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr.strip() == "[]"
+    assert "--train-seconds" in done.stdout
+
+
+@pytest.mark.slow
+def test_a_real_study_is_audited_by_real_trials(tmp_path: Path) -> None:
+    spec = write_task(tmp_path)
+    assert bssearch("run", spec.name, cwd=tmp_path).returncode == 0
+    done = bssearch("audit", "task", "-f", "json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    found = Audit.model_validate_json(done.stdout)
+    linear = [one for one in found.rules if one.rule is Rule.LINEAR_RATE]
+    assert any(len(one.trial_numbers) == 3 for one in linear)
+    trials = json.loads(bssearch("trials", "task", "--phase", "audit", "-f", "json", cwd=tmp_path).stdout)
+    assert found.spent_train_seconds == pytest.approx(sum(trial["train_seconds"] for trial in trials))
+    again = json.loads(bssearch("audit", "task", "--no-run", "-f", "json", cwd=tmp_path).stdout)
+    assert again["rules"][0] == json.loads(done.stdout)["rules"][0]

@@ -1,0 +1,177 @@
+"""``bssearch confirm``: what it refuses, what it stores, and what it prints."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bssearch.analysis.answer import FinalMetrics, Gap, Generalisation
+from bssearch.cli.confirm import print_generalisation
+from bssearch.errors import TargetNotReachedError
+from bssearch.search.study import run_study
+from bssearch.storage.repository import open_store
+from tests.cli.task import bssearch, write_task
+from tests.factories import make_spec
+from tests.search.law import LawExecutor
+
+RUNS = "batch_size,seed,reached,steps,train_seconds\n16,0,true,100,2.0\n64,0,true,90,3.0\n"
+
+
+def store_study(folder: Path, *, reachable: bool = True, **changes: Any) -> None:
+    """Store a finished study of the law in a folder's database."""
+    spec = make_spec(budget={"trials": 10, "trial_train_seconds": 100.0}, confirm={"top": 1, "runs": 2}, **changes)
+    executor = LawExecutor(reachable=reachable)
+    with nullcontext() if reachable else pytest.raises(TargetNotReachedError):
+        run_study(spec, db=f"sqlite:///{folder / 'bssearch.db'}", make_executor=lambda *_: executor)
+
+
+@pytest.fixture
+def by_law(monkeypatch: pytest.MonkeyPatch) -> LawExecutor:
+    """Have the command run its trials by the law."""
+    executor = LawExecutor()
+    monkeypatch.setattr("bssearch.search.study.local", lambda *_: lambda *_: executor)
+    return executor
+
+
+def test_it_runs_what_is_missing_and_prints_what_best_prints(tmp_path: Path, by_law: LawExecutor) -> None:
+    store_study(tmp_path)
+    done = bssearch("confirm", "toy", "--runs", "4", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == bssearch("best", "toy", cwd=tmp_path).stdout
+    assert "confirm, trial" in done.stderr
+    answer = json.loads(bssearch("confirm", "toy", "--format", "json", cwd=tmp_path).stdout)
+    assert answer["optimal"]["time_to_target_s"]["runs"] == 4
+    assert len({request.seed for request in by_law.requests}) == 2  # of four, two had been made
+    rows = list(csv.DictReader(io.StringIO(bssearch("confirm", "toy", "-f", "csv", cwd=tmp_path).stdout)))
+    assert [row["batch_size"] for row in rows] == ["8", "16", "32", "64", "128"]
+
+
+def test_what_is_asked_is_stored_with_the_study(tmp_path: Path, by_law: LawExecutor) -> None:
+    store_study(tmp_path)
+    done = bssearch("confirm", "toy", "--runs", "3", "--max-runs", "5", "--train-seconds", "60", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "settled after" in done.stderr
+    with open_store(f"sqlite:///{tmp_path / 'bssearch.db'}", write=False) as store:
+        study = store.study("toy")
+    assert study.spec["confirm"] == {"top": 1, "runs": 3, "max_runs": 5, "train_seconds": 60.0}
+    assert study.spec_hash == make_spec().question_hash
+
+
+def test_to_budget_answers_with_the_final_metrics_and_leaves_the_confirmation_as_it_is(
+    tmp_path: Path, by_law: LawExecutor
+) -> None:
+    store_study(tmp_path)
+    done = bssearch("confirm", "toy", "--to-budget", "--runs", "1", "--format", "json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert {request.stop_at_target for request in by_law.requests} == {False}
+    assert "1 runs each, all to 100 train seconds" in done.stderr
+    trials = json.loads(bssearch("trials", "toy", "--format", "json", cwd=tmp_path).stdout)
+    audited = [trial for trial in trials if trial["phase"] == "audit"]
+    assert len(audited) == len(by_law.requests)
+    assert all(trial["test_metric"] == 0.89 for trial in audited)
+    with open_store(f"sqlite:///{tmp_path / 'bssearch.db'}", write=False) as store:
+        confirm = store.study("toy").spec["confirm"]
+    assert confirm == {"top": 1, "runs": 2, "max_runs": None, "train_seconds": None}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["toy", "--runs", "1"], 2, "--runs 1 must be >= confirm.runs = 2 of the stored study 'toy'"),
+        (["toy", "--max-runs", "1"], 2, "max_runs = 1 must be >= runs = 2"),
+        (["toy", "--train-seconds", "9"], 2, "train_seconds = 9 ends the runs after the first 2: it needs max_runs"),
+        (["toy", "--max-runs", "3", "--train-seconds", "-1"], 2, "confirm.train_seconds = -1.0: Input should be"),
+        (["toy", "--to-budget", "--max-runs", "9"], 2, "--to-budget and --max-runs exclude each other"),
+        (["toy", "--to-budget", "--train-seconds", "9"], 2, "--to-budget and --train-seconds exclude each other"),
+        (["toy", "--runs", "0"], 2, "--runs"),
+        (["tox"], 3, "no study 'tox' in this database"),
+    ],
+)
+def test_what_does_not_go_together_is_refused_and_nothing_runs(
+    tmp_path: Path, by_law: LawExecutor, arguments: list[str], code: int, words: str
+) -> None:
+    store_study(tmp_path)
+    done = bssearch("confirm", *arguments, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (code, "")
+    assert words in done.stderr
+    assert by_law.requests == []
+
+
+def test_a_study_without_a_reached_trial_has_nothing_to_confirm(tmp_path: Path) -> None:
+    store_study(tmp_path, reachable=False)
+    for more in ([], ["--to-budget"]):
+        done = bssearch("confirm", "toy", *more, cwd=tmp_path)
+        assert done.returncode == 5
+        assert "none of 10 trials reached accuracy 0.9" in done.stderr
+
+
+def test_without_a_database_none_is_made(tmp_path: Path) -> None:
+    assert bssearch("confirm", "toy", cwd=tmp_path).returncode in {3, 4}
+    assert not (tmp_path / "bssearch.db").exists()
+
+
+def test_of_imported_runs_none_can_be_made(tmp_path: Path) -> None:
+    (tmp_path / "runs.csv").write_text(RUNS)
+    assert bssearch("import", "runs", "runs.csv", "--target", "0.9", cwd=tmp_path).returncode == 0
+    done = bssearch("confirm", "runs", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "the runs of study 'runs' were made elsewhere and imported: there is no workload to run" in done.stderr
+
+
+def test_the_table_of_final_metrics_marks_the_best_and_says_what_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
+    def row(size: int, final: float | None, gap: Gap | None, early: int = 0) -> FinalMetrics:
+        return FinalMetrics(
+            batch_size=size,
+            parameters={},
+            runs=0 if final is None else 3,
+            ended_early=early,
+            final_metric=final,
+            test_metric=None,
+            gap=gap,
+            trial_numbers=[],
+        )
+
+    found = Generalisation(
+        train_seconds=20.0,
+        best_batch_size=32,
+        notable_gap=0.02,
+        batches=[
+            row(32, 0.95, None),
+            row(64, None, None, early=2),
+            row(128, 0.9, Gap(value=0.05, low=0.01, high=0.09)),
+        ],
+        more_regularised=row(128, 0.94, Gap(value=0.01, low=None, high=None)),
+        closed=True,
+    )
+    print_generalisation(found, "accuracy")
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert lines[0] == "Trained to 20 s each, whenever the target was reached (accuracy):"
+    assert "32 (best) 0.95 – – 3" in lines
+    assert "64 – – – 0 (2 ended early)" in lines
+    assert "128 0.9 – 0.05 [0.01, 0.09] 3" in lines
+    assert "128, more regularised 0.94 – 0.01 3" in lines
+
+
+@pytest.mark.slow
+def test_a_real_study_is_confirmed_on_and_trained_to_its_budget(tmp_path: Path) -> None:
+    budget = {"trials": 8, "trial_train_seconds": 0.4}
+    write_task(tmp_path, budget=budget, confirm={"top": 1, "runs": 2})
+    assert bssearch("run", "task.yaml", cwd=tmp_path).returncode == 0
+    confirmed = bssearch("confirm", "task", "--runs", "3", "--format", "json", cwd=tmp_path)
+    assert confirmed.returncode == 0, confirmed.stderr
+    assert json.loads(confirmed.stdout)["optimal"]["time_to_target_s"]["runs"] == 3
+    done = bssearch("confirm", "task", "--to-budget", "--runs", "3", "--format", "json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)["generalisation"]
+    assert found["train_seconds"] == 0.4
+    assert all(row["runs"] == 3 and 0.5 < row["final_metric"] <= 1 for row in found["batches"])
+    assert all(0.5 < row["test_metric"] <= 1 for row in found["batches"])
+    trials = json.loads(bssearch("trials", "task", "--format", "json", cwd=tmp_path).stdout)
+    audited = [trial for trial in trials if trial["phase"] == "audit"]
+    assert all(trial["train_seconds"] >= 0.4 and trial["time_to_target_s"] < 0.4 for trial in audited)

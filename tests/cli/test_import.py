@@ -1,0 +1,349 @@
+"""Runs that were made elsewhere become studies, or nothing at all."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+
+from bssearch.records import Phase, StudyRecord, TrialOutcome, TrialRecord, TrialState
+from bssearch.spec import StudySpec
+from bssearch.storage.repository import open_store
+from tests.cli.task import bssearch
+
+HEADER = "batch_size,seed,reached,steps,train_seconds,final_metric,device,param.lr"
+ROWS = (
+    "32,0,true,100,2.5,0.91,A100,0.1",
+    "32,1,yes,110,2.75,0.92,A100,0.1",
+    "32,2,1,90,2.25,0.9,A100,0.1",
+    "64,0,true,80,3.5,0.9,A100,0.2",
+    "64,1,false,200,9,0.8,A100,0.2",
+    "128,0,no,150,12,nan,A100,0.4",
+)
+RESNET = {
+    "resnet_ref_1632": {
+        "Benchmark": "resnet",
+        "BS": 1632,
+        "Hyperparams": {"optimizer": "lars", "opt_base_learning_rate": 7.4},
+        "Epochs to converge": [34, 34, 35],
+    },
+    "resnet_ref_3264": {
+        "Benchmark": "resnet",
+        "BS": 3264,
+        "Hyperparams": {"optimizer": "lars", "opt_base_learning_rate": 10.5},
+        "Epochs to converge": [36, 35],
+    },
+}
+
+
+def write_table(folder: Path, *rows: str, header: str = HEADER) -> Path:
+    path = folder / "runs.csv"
+    path.write_text("\n".join([header, *(rows or ROWS)]) + "\n", encoding="utf-8")
+    return path
+
+
+@cache
+def empty_database() -> bytes:
+    """Return a database with the tables and nothing in them: to make one takes longer than most imports."""
+    with TemporaryDirectory() as folder:
+        open_store(f"sqlite:///{folder}/bssearch.db").close()
+        return Path(folder, "bssearch.db").read_bytes()
+
+
+def do(folder: Path, *arguments: str) -> tuple[list[str], str]:
+    """Import into the folder's database; return the studies' names, and what was said of them."""
+    if not (folder / "bssearch.db").exists():
+        (folder / "bssearch.db").write_bytes(empty_database())
+    done = bssearch("import", *arguments, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines(), done.stderr
+
+
+def stored(folder: Path, name: str = "runs") -> tuple[StudyRecord, StudySpec, list[TrialRecord]]:
+    with open_store(f"sqlite:///{folder / 'bssearch.db'}", write=False) as store:
+        study = store.study(name)
+        return study, StudySpec.model_validate(study.spec), store.trials(name)
+
+
+def outcome(trial: TrialRecord) -> TrialOutcome:
+    assert trial.outcome is not None
+    return trial.outcome
+
+
+def refuse(folder: Path, *arguments: str, said: str, code: int = 2) -> None:
+    before = sorted(path.name for path in folder.iterdir())
+    done = bssearch("import", *arguments, cwd=folder)
+    assert done.returncode == code, done.stderr
+    assert said in done.stderr, done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+    assert sorted(path.name for path in folder.iterdir()) == before
+
+
+def test_a_table_becomes_a_study(tmp_path: Path) -> None:
+    write_table(tmp_path)
+    names, said = do(tmp_path, "runs", "runs.csv", "--metric", "accuracy", "--target", "0.9", "--precision", "bf16")
+    assert names == ["runs"]
+    assert "study runs: 6 runs, 4 reached, on device A100, precision bf16" in said
+    assert "not known of any run: warmup_epochs, weight_decay, dropout, label_smoothing, optimizer" in said
+    assert "final_metric is NaN, and so not known, in 1 of 6 runs (the first: runs.csv:7)" in said
+    study, spec, trials = stored(tmp_path)
+    assert (study.target.metric, study.target.value, study.objective) == ("accuracy", 0.9, "time_to_target")
+    assert study.environment is not None
+    assert (study.environment.device_name, study.environment.precision) == ("A100", "bf16")
+    assert (study.environment.device_type, study.environment.host) == ("unknown", "imported")
+    assert (spec.workload, spec.workload_settings) == ("imported", {"default_known": False})
+    assert (spec.space.batch_size, spec.space.learning_rate) == ((32, 64, 128), (0.1, 0.2, 0.4))
+    assert (spec.default.batch_size, spec.default.learning_rate) == (32, 0.1)
+    assert (spec.confirm.top, spec.confirm.runs) == (3, 2)
+    assert (spec.budget.trials, spec.budget.trial_train_seconds) == (6, 12.0)
+    assert [(one.number, one.phase, one.seed) for one in trials] == [
+        (1, Phase.CONFIRM, 0),
+        (2, Phase.CONFIRM, 1),
+        (3, Phase.CONFIRM, 2),
+        (4, Phase.CONFIRM, 0),
+        (5, Phase.CONFIRM, 1),
+        (6, Phase.SEARCH, 0),
+    ]
+
+
+def test_what_a_run_reached_and_what_it_missed(tmp_path: Path) -> None:
+    write_table(tmp_path)
+    do(tmp_path, "runs", "runs.csv", "--target", "0.9")
+    trials = stored(tmp_path)[2]
+    reached, missed = outcome(trials[0]), outcome(trials[4])
+    assert (reached.state, missed.state) == (TrialState.REACHED, TrialState.EXHAUSTED)
+    assert (reached.steps, reached.samples, reached.train_seconds) == (100, 3200, 2.5)
+    assert (missed.steps, missed.samples, missed.train_seconds) == (200, 12_800, 9.0)
+    assert (reached.time_to_target_s, reached.steps_to_target) == (2.5, 100)
+    assert (reached.first_hit_step, reached.first_hit_seconds) == (100, 2.5)
+    assert (reached.last_miss_step, reached.last_miss_seconds) == (None, None)
+    assert (missed.time_to_target_s, missed.steps_to_target, missed.first_hit_step) == (None, None, None)
+    assert (missed.last_miss_step, missed.last_miss_seconds) == (200, 9.0)
+    assert (reached.final_metric, missed.final_metric, outcome(trials[5]).final_metric) == (0.91, 0.8, None)
+    assert missed.reason == "ended without metric 0.9 (imported, runs.csv:6)"
+
+
+def test_the_commands_that_ask_find_the_study(tmp_path: Path) -> None:
+    write_table(tmp_path)
+    done = bssearch("import", "runs", "runs.csv", "--name", "mine", "--format", "json", cwd=tmp_path)
+    assert json.loads(done.stdout) == [{"study": "mine", "runs": 6, "reached": 4}]
+
+    def read(*arguments: str) -> Any:
+        return json.loads(bssearch(*arguments, "--format", "json", cwd=tmp_path).stdout)
+
+    (study,) = read("studies")
+    assert (study["name"], study["workload"], study["trials"], study["reached"]) == ("mine", "imported", 6, 4)
+    assert [one["batch_size"] for one in read("trials", "mine")] == [32, 32, 32, 64, 64, 128]
+    answer = read("best", "mine")
+    assert answer["optimal"]["batch_size"] == 32
+    assert answer["optimal"]["parameters"]["learning_rate"] == 0.1
+    assert answer["optimal"]["parameters"]["weight_decay"] is None
+
+
+def test_without_a_target_it_is_the_worst_metric_of_a_run_that_reached_it(tmp_path: Path) -> None:
+    write_table(tmp_path, "8,0,1,10,1,0.91,,", "16,0,1,10,1,0.95,,", "32,0,0,10,1,0.5,,")
+    _, said = do(tmp_path, "runs", "runs.csv")
+    assert "the target is metric ≥ 0.91: the worst final_metric of a run that reached it" in said
+    assert stored(tmp_path)[0].target.value == 0.91
+    write_table(tmp_path, "8,0,1,10,1,0.91,,", "16,0,1,10,1,0.95,,", "32,0,0,10,1,1.5,,")
+    _, said = do(tmp_path, "runs", "runs.csv", "--name", "loss", "--metric", "loss", "--goal", "minimize")
+    assert "the target is loss ≤ 0.95" in said
+    assert stored(tmp_path, "loss")[0].target.value == 0.95
+
+
+def test_metrics_that_do_not_agree_with_reached_are_noted(tmp_path: Path) -> None:
+    write_table(tmp_path, "8,0,1,10,1,0.1,,", "16,0,0,10,1,0.9,,")
+    _, said = do(tmp_path, "runs", "runs.csv", "--target", "0.5")
+    assert "do not agree in 2 of 2 runs: 0.1 reached metric ≥ 0.5 (runs.csv:2); is it the right goal?" in said
+
+
+def test_missing_seeds_are_numbered_and_a_seed_that_stands_twice_gets_the_next_free_one(tmp_path: Path) -> None:
+    rows = ("8,,1,10,1", "8,,1,11,1", "8,1,1,12,1", "8,1,1,13,1", "8,1,1,14,1", "16,7,1,9,1", "32,,1,9,1")
+    write_table(tmp_path, *rows, header="batch_size,seed,reached,steps,train_seconds")
+    _, said = do(tmp_path, "runs", "runs.csv", "--target", "1")
+    _, spec, trials = stored(tmp_path)
+    assert [trial.seed for trial in trials] == [0, 2, 1, 3, 4, 7, 0]
+    assert [outcome(trial).steps for trial in trials] == [10, 11, 12, 13, 14, 9, 9]
+    assert [trial.phase for trial in trials] == [Phase.CONFIRM] * 5 + [Phase.SEARCH] * 2
+    assert spec.confirm.runs == 5
+    assert "in 2 of 7 runs the seed is that of an earlier run of the same configuration" in said
+    assert "(the first: runs.csv:5)" in said
+
+
+def test_single_runs_confirm_nothing(tmp_path: Path) -> None:
+    write_table(tmp_path, "8,0,1,10,1,,,0.1", "8,1,1,10,1,,,0.2")
+    do(tmp_path, "runs", "runs.csv", "--target", "1")
+    _, spec, trials = stored(tmp_path)
+    assert {trial.phase for trial in trials} == {Phase.SEARCH}
+    assert spec.confirm.runs == 0
+
+
+def test_devices_and_precisions_are_never_pooled(tmp_path: Path) -> None:
+    rows = (
+        "8,1,10,1,NVIDIA A100,bf16",
+        "8,1,11,1,NVIDIA A100,",
+        "8,1,12,1,H100,bf16",
+        "8,1,13,1,nvidia a100,bf16",
+        "8,1,14,1,,bf16",
+        "8,1,15,1,H100,bf16",
+    )
+    write_table(tmp_path, *rows, header="batch_size,reached,steps,train_seconds,device,precision")
+    names, said = do(tmp_path, "runs", "runs.csv", "--target", "1", "--name", "x", "--precision", "fp32")
+    assert names == ["x-nvidia-a100-bf16", "x-nvidia-a100-fp32", "x-h100", "x-nvidia-a100", "x-unknown"]
+    steps = [[outcome(trial).steps for trial in stored(tmp_path, name)[2]] for name in names]
+    assert steps == [[10], [11], [12, 15], [13], [14]]
+    kinds = []
+    for name in names:
+        environment = stored(tmp_path, name)[0].environment
+        assert environment is not None
+        kinds.append((environment.device_name, environment.precision))
+    assert kinds[:3] == [("NVIDIA A100", "bf16"), ("NVIDIA A100", "fp32"), ("H100", "bf16")]
+    assert kinds[3:] == [("nvidia a100", "bf16"), ("unknown", "bf16")]
+    assert "study x-h100: 2 runs, 2 reached, on device H100, precision bf16" in said
+
+
+def test_devices_whose_names_look_alike_make_studies_of_their_own(tmp_path: Path) -> None:
+    write_table(tmp_path, "8,1,A-100", "8,1,a 100", "8,1,a/100", header="batch_size,reached,device")
+    names, _ = do(tmp_path, "runs", "runs.csv", "--target", "1")
+    assert names == ["runs-a-100", "runs-a-100-2", "runs-a-100-3"]
+
+
+def test_a_study_whose_name_is_taken_keeps_all_of_a_file_out(tmp_path: Path) -> None:
+    write_table(tmp_path, "8,1,B", header="batch_size,reached,device")
+    do(tmp_path, "runs", "runs.csv", "--target", "1", "--name", "x-b")
+    write_table(tmp_path, "8,1,A", "8,1,B", header="batch_size,reached,device")
+    refuse(tmp_path, "runs", "runs.csv", "--target", "1", "--name", "x", said="there is a study 'x-b' already")
+    assert bssearch("studies", "--format", "csv", cwd=tmp_path).stdout.count("\n") == 2
+
+
+def test_the_default_is_what_is_in_use_at_the_given_batch_size(tmp_path: Path) -> None:
+    write_table(tmp_path)
+    do(tmp_path, "runs", "runs.csv", "--default-batch", "64")
+    spec = stored(tmp_path)[1]
+    assert spec.default_is_known
+    assert (spec.default.batch_size, spec.default.learning_rate) == (64, 0.2)
+    refuse(
+        tmp_path,
+        *("runs", "runs.csv", "--name", "x", "--default-batch", "48"),
+        said="--default-batch = 48 must be one of 32, 64, 128",
+    )
+
+
+def test_a_device_without_a_run_at_the_default_batch_has_no_default(tmp_path: Path) -> None:
+    write_table(tmp_path, "8,1,A", "16,1,B", header="batch_size,reached,device")
+    _, said = do(tmp_path, "runs", "runs.csv", "--target", "1", "--default-batch", "16")
+    assert "study runs-a: no run at --default-batch 16" in said
+    assert [stored(tmp_path, name)[1].default_is_known for name in ("runs-a", "runs-b")] == [False, True]
+
+
+def test_without_seconds_the_objective_is_samples(tmp_path: Path) -> None:
+    write_table(tmp_path, "8,1,10", "16,0,", header="batch_size,reached,steps")
+    _, said = do(tmp_path, "runs", "runs.csv", "--target", "1")
+    study, spec, trials = stored(tmp_path)
+    assert "study runs: no run has train_seconds, so its objective is samples_to_target" in said
+    assert "not known of some of 2 runs: steps of 1" in said
+    assert (study.objective, spec.budget.trial_train_seconds) == ("samples_to_target", 1.0)
+    first, second = map(outcome, trials)
+    assert (first.time_to_target_s, first.steps_to_target, first.warnings) == (
+        None,
+        10,
+        ("imported: train_seconds not known",),
+    )
+    assert (second.last_miss_step, second.warnings) == (None, ("imported: steps and train_seconds not known",))
+
+
+def test_the_objective_is_the_one_asked_for(tmp_path: Path) -> None:
+    write_table(tmp_path)
+    _, said = do(tmp_path, "runs", "runs.csv", "--objective", "samples_to_target")
+    assert "objective" not in said
+    assert stored(tmp_path)[0].objective == "samples_to_target"
+
+
+def test_learning_rates_that_are_not_known_are_in_no_space(tmp_path: Path) -> None:
+    write_table(tmp_path, "8,1,", "16,1,0.5", "32,1,", header="batch_size,reached,param.lr")
+    do(tmp_path, "runs", "runs.csv", "--target", "1")
+    assert stored(tmp_path)[1].space.learning_rate == 0.5
+    write_table(tmp_path, "8,1", "16,1", header="batch_size,reached")
+    do(tmp_path, "runs", "runs.csv", "--target", "1", "--name", "none")
+    assert stored(tmp_path, "none")[1].space.learning_rate == 1.0
+
+
+@pytest.mark.parametrize(
+    ("rows", "arguments", "said"),
+    [
+        (("0,0,1,10,1,,,",), (), "batch_size = '0' must be an integer in [1, 2147483647] (runs.csv:2)"),
+        (("8,0,1,10,0,,,",), (), "train_seconds = '0' must be > 0"),
+        (("8,0,maybe,10,1,,,",), (), "reached = 'maybe' must be"),
+        (("8,0,1,10,1,,,",), (), "the target is not known: no run that reached it has a final_metric"),
+        (("8,0,1,10,1,,,",), ("--target", "nan"), "--target = nan must be a finite number"),
+        (("8,0,1,10,1,0.9,,",), ("--name", "a b"), "'a b' is no name for a study"),
+        (("8,0,1,10,1,0.9,A,", "8,0,1,10,1,0.9,B,"), ("--name", "x" * 99), "is no name for a study"),
+        (("8,0,1,10,1,0.9,,",), ("--objective", "fun"), "fun"),
+        (("8,0,1,10,1,0.9,,",), ("--db", "nosuch://x/y"), "nosuch"),
+    ],
+)
+def test_wrong_input_is_said_and_makes_no_database(
+    tmp_path: Path, rows: tuple[str, ...], arguments: tuple[str, ...], said: str
+) -> None:
+    write_table(tmp_path, *rows)
+    refuse(tmp_path, "runs", "runs.csv", *arguments, said=said)
+
+
+def test_files_that_are_not_there_or_whose_names_make_no_study(tmp_path: Path) -> None:
+    refuse(tmp_path, "runs", "nothing.csv", said="nothing.csv", code=3)
+    refuse(tmp_path, "rcp", "nothing.json", said="nothing.json", code=3)
+    write_table(tmp_path).rename(tmp_path / "my runs.csv")
+    refuse(tmp_path, "runs", "my runs.csv", said="'my runs' is no name for a study")
+
+
+def test_reference_points_become_a_study_of_samples(tmp_path: Path) -> None:
+    (tmp_path / "rcps_resnet.json").write_text(json.dumps(RESNET))
+    names, said = do(tmp_path, "rcp", "rcps_resnet.json")
+    assert names == ["rcps_resnet"]
+    assert "study rcps_resnet: 5 runs, 5 reached" in said
+    study, spec, trials = stored(tmp_path, "rcps_resnet")
+    assert (study.objective, study.target.metric, study.target.value) == ("samples_to_target", "accuracy", 0.759)
+    assert (spec.confirm.runs, spec.confirm.top, spec.default_is_known) == (2, 2, False)
+    assert [(one.phase, one.seed) for one in trials] == [(Phase.CONFIRM, seed) for seed in (0, 1, 2, 0, 1)]
+    first = outcome(trials[0])
+    assert (first.steps_to_target, first.time_to_target_s) == (round(34 * 1_281_167 / 1632), None)
+    assert first.samples == first.steps * 1632
+    answer = json.loads(bssearch("best", "--format", "json", cwd=tmp_path).stdout)
+    assert answer["optimal"]["batch_size"] == 1632
+    assert answer["optimal"]["time_to_target_s"] is None
+
+
+def test_reference_points_in_epochs_of_an_unknown_size_ask_for_it(tmp_path: Path) -> None:
+    other = {name: {**entry, "Benchmark": "unet3d"} for name, entry in RESNET.items()}
+    (tmp_path / "rcps.json").write_text(json.dumps(other))
+    refuse(tmp_path, "rcp", "rcps.json", said="--samples-per-epoch N says it")
+    do(tmp_path, "rcp", "rcps.json", "--name", "unet", "--samples-per-epoch", "16320")
+    assert [outcome(trial).steps for trial in stored(tmp_path, "unet")[2]] == [340, 340, 350, 180, 175]
+
+
+@pytest.mark.slow
+def test_ten_thousand_runs_are_imported(tmp_path: Path) -> None:
+    rows = [f"{2 ** (number % 8)},true,{number + 1},1.5,{number % 5 + 1}" for number in range(10_000)]
+    write_table(tmp_path, *rows, header="batch_size,reached,steps,train_seconds,param.lr")
+    do(tmp_path, "runs", "runs.csv", "--target", "1")
+    assert len(stored(tmp_path)[2]) == 10_000
+
+
+def test_every_command_has_help_and_help_loads_nothing_heavy() -> None:
+    heavy = ("torch", "optuna", "pandas", "sqlalchemy", "scipy")
+    code = (
+        "import sys; from bssearch.cli.app import app\n"
+        "for words in (['import'], ['import', 'runs'], ['import', 'rcp']): "
+        "app([*words, '--help'], standalone_mode=False)\n"
+        f"print('HEAVY', [name for name in {heavy!r} if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip().endswith("HEAVY []")
+    assert "--samples-per-epoch" in done.stdout

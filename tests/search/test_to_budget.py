@@ -1,0 +1,220 @@
+"""Finalists trained to the same full limit: which they are, with which seeds, and how an interruption goes on."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bssearch.analysis.answer import Answer
+from bssearch.errors import InterruptedRunError
+from bssearch.executors.base import Ended, Event
+from bssearch.records import Configuration, Phase, TrialOutcome, TrialRecord, TrialState
+from bssearch.search.confirming import confirm_study, stored_spec
+from bssearch.search.history import History
+from bssearch.search.seeds import trial_seed
+from bssearch.search.study import run_study
+from bssearch.search.to_budget import finalists, more_regularised, next_job
+from bssearch.space import SearchSpace
+from bssearch.storage.repository import open_store
+from tests.factories import SPEC as RAW
+from tests.factories import make_probe, make_spec, make_trial
+from tests.search.law import LawExecutor
+
+LIMIT = 100.0
+SPEC = make_spec(budget={"trials": 16, "trial_train_seconds": LIMIT}, confirm={"top": 2, "runs": 3})
+
+
+@dataclass
+class TrainsOn(LawExecutor):
+    """Ends trials that do not stop at the target at their limit, with a metric that falls with the batch size."""
+
+    stop_after: int | None = None
+
+    def events(self, timeout: float) -> list[Event]:
+        request = self.running[0] if self.running else None
+        going_on = [one for one in self.requests if not one.stop_at_target]
+        if self.stop_after is not None and len(going_on) > self.stop_after:
+            raise KeyboardInterrupt
+        found = super().events(timeout)
+        if request is None or request.stop_at_target or not isinstance(found[-1], Ended):
+            return found
+        final = 0.99 - 0.0005 * request.configuration.batch_size + 0.1 * request.configuration.dropout
+        outcome = replace(
+            found[-1].outcome, train_seconds=request.train_seconds_limit, final_metric=final, test_metric=final - 0.01
+        )
+        return [*found[:-1], Ended(request.number, outcome)]
+
+
+def url_in(folder: Path) -> str:
+    return f"sqlite:///{folder / 'study.db'}"
+
+
+def store_study(folder: Path) -> None:
+    run_study(SPEC, db=url_in(folder), make_executor=lambda *_: TrainsOn())
+
+
+def go_on(folder: Path, executor: TrainsOn, runs: int = 2) -> Answer:
+    spec = stored_spec("toy", db=url_in(folder))
+    return confirm_study(spec, to_budget_runs=runs, db=url_in(folder), make_executor=lambda *_: executor)
+
+
+def trials_in(folder: Path, phase: Phase = Phase.AUDIT) -> list[TrialRecord]:
+    with open_store(url_in(folder), write=False) as store:
+        return [trial for trial in store.trials("toy") if trial.phase is phase]
+
+
+def at(size: int, **changes: Any) -> Configuration:
+    return Configuration(batch_size=size, micro_batch_size=size, learning_rate=0.1, **changes)
+
+
+def history(*trials: TrialRecord, spec: Any = SPEC) -> History:
+    return History(spec, trials, {size: make_probe(size) for size in (8, 16, 32, 64, 128)})
+
+
+def confirmed(configuration: Configuration, start: int, *seconds: float) -> list[TrialRecord]:
+    return [
+        make_trial(start + n, configuration=configuration, phase=Phase.CONFIRM, seed=n, seconds=value)
+        for n, value in enumerate(seconds)
+    ]
+
+
+def test_finalists_are_what_was_confirmed_else_the_best_trial_of_each_batch_size_that_reached() -> None:
+    lucky, steady = at(32, weight_decay=1e-3), at(32)
+    seen = history(
+        make_trial(1, configuration=lucky, seconds=0.5),
+        make_trial(2, configuration=steady, seconds=1.0),
+        make_trial(3, configuration=at(64), seconds=3.0),
+        make_trial(4, configuration=at(64, weight_decay=1e-3), seconds=2.0),
+        make_trial(5, configuration=at(128), state=TrialState.CAPPED, seconds=9.0),
+        *confirmed(lucky, 10, 1.5, 1.5, 1.5),
+        *confirmed(steady, 20, 1.0, 1.0, 1.0),
+    )
+    assert finalists(seen) == [steady, at(64, weight_decay=1e-3)]
+    assert finalists(history(make_trial(1, state=TrialState.CAPPED))) == []
+
+
+def test_the_largest_is_also_run_with_more_regularisation_in_the_micro_batches_of_its_batch_size() -> None:
+    best, largest = at(32, dropout=0.2, weight_decay=1e-4), at(128, dropout=0.1, weight_decay=1e-4)
+    trials = [make_trial(1, configuration=best), make_trial(2, configuration=largest, seconds=2.0)]
+    harder = replace(largest, dropout=0.4, weight_decay=1e-3)
+    assert finalists(history(*trials)) == [best, largest, harder]
+    accumulated = History(SPEC, trials, {32: make_probe(32), 128: make_probe(128, micro_batch_size=64)})
+    assert finalists(accumulated)[1:] == [largest.in_micro_batches(64), harder.in_micro_batches(64)]
+
+
+def test_regularisation_follows_the_square_root_of_the_batch_size_within_the_space() -> None:
+    space = SearchSpace.model_validate({**RAW["space"], "label_smoothing": {"low": 0.05, "high": 0.1}})
+    optimum = at(8, dropout=0.1, weight_decay=1e-4, label_smoothing=0.08)
+    assert more_regularised(space, at(32), optimum) == at(32, dropout=0.2, weight_decay=1e-3, label_smoothing=0.1)
+    assert more_regularised(space, at(128), replace(optimum, dropout=0.2)).dropout == 0.5  # 0.8, clipped
+    assert more_regularised(space, at(32, dropout=0.3), optimum).dropout == 0.3  # never less than it is
+    fixed = SearchSpace.model_validate({**RAW["space"], "weight_decay": 0.0, "dropout": 0.1})
+    same = at(128, dropout=0.1)
+    assert more_regularised(fixed, same, at(32, dropout=0.1)) == same
+
+
+def test_what_cannot_be_regularised_more_is_run_once() -> None:
+    fixed = make_spec(
+        space={**RAW["space"], "weight_decay": 0.0, "dropout": 0.0},
+        default={"batch_size": 32, "learning_rate": 0.1},
+        budget={"trials": 16, "trial_train_seconds": LIMIT},
+    )
+    trials = [make_trial(1, configuration=at(32)), make_trial(2, configuration=at(128), seconds=2.0)]
+    assert finalists(history(*trials, spec=fixed)) == [at(32), at(128)]
+    alone = make_trial(1, configuration=at(128, dropout=0.2))
+    assert finalists(history(alone)) == [alone.configuration]  # it is the optimum itself
+
+
+def test_all_train_to_the_full_limit_with_the_seeds_of_the_confirmation_interleaved(tmp_path: Path) -> None:
+    store_study(tmp_path)
+    executor = TrainsOn()
+    answer = go_on(tmp_path, executor)
+    trials = trials_in(tmp_path)
+    assert len(trials) == len(executor.requests)
+    assert all(not one.stop_at_target and one.evaluate_test for one in executor.requests)
+    assert {(one.train_seconds_limit, one.limit_state) for one in executor.requests} == {(LIMIT, TrialState.EXHAUSTED)}
+    seeds = [trial.seed for trial in trials]
+    half = len(seeds) // 2
+    assert (set(seeds[:half]), set(seeds[half:])) == tuple({trial_seed(SPEC.seed, Phase.CONFIRM, n)} for n in range(2))
+    orders = [[one.configuration.key for one in trials[part]] for part in (slice(half), slice(half, None))]
+    assert sorted(orders[0]) == sorted(orders[1])
+    assert orders[0] != orders[1]
+    found = answer.generalisation
+    assert found is not None
+    assert found.train_seconds == LIMIT
+    assert {row.batch_size: row.runs for row in found.batches} == dict.fromkeys(
+        {trial.configuration.batch_size for trial in trials}, 2
+    )
+    assert len(go_on(tmp_path, TrainsOn(), runs=3).optimal.trial_numbers) == len(answer.optimal.trial_numbers)
+    assert len(trials_in(tmp_path)) == 3 * half  # one more seed each
+
+
+def test_the_verdict_is_as_it_was_before_the_runs_that_went_on(tmp_path: Path) -> None:
+    store_study(tmp_path)
+    with open_store(url_in(tmp_path), write=False) as store:
+        from bssearch.search.answers import answer
+
+        before = answer(store, "toy")
+    after = go_on(tmp_path, TrainsOn())
+    assert before.generalisation is None
+    for part in ("optimal", "recommendation", "flat_range", "tied", "speedup", "settle"):
+        assert getattr(after, part) == getattr(before, part)
+
+
+def test_an_interruption_goes_on_and_makes_the_cancelled_run_again(tmp_path: Path) -> None:
+    store_study(tmp_path)
+    with pytest.raises(InterruptedRunError):
+        go_on(tmp_path, TrainsOn(stop_after=3))
+    stopped = trials_in(tmp_path)
+    assert Counter(trial.state for trial in stopped)[TrialState.CANCELLED] == 1
+    go_on(tmp_path, TrainsOn())
+    trials = trials_in(tmp_path)
+    ended = [(one.configuration.key, one.seed) for one in trials if not one.state.is_missing]
+    assert len(ended) == len(set(ended)) == len(trials) - 1
+    assert [one.retry_of for one in trials if one.retry_of is not None] == [stopped[-1].number]
+
+
+def test_a_run_that_fails_is_made_once_more_and_one_of_another_limit_again() -> None:
+    base = [make_trial(1, configuration=at(32), seconds=1.0)]
+    plan = next_job(1)
+    job = plan(history(*base))
+    assert job is not None
+    assert (job.phase, job.evidence, job.stop_at_target) == (Phase.AUDIT, True, False)
+
+    def after(*states: TrialState, limit: float = LIMIT, evidence: bool = True) -> bool:
+        made: dict[str, Any] = {"configuration": at(32), "seed": job.seed, "phase": Phase.AUDIT, "evidence": evidence}
+        done = [
+            replace(make_trial(10 + n, state=state, **made), train_seconds_limit=limit)
+            for n, state in enumerate(states)
+        ]
+        return plan(history(*base, *done)) is not None
+
+    assert not after(TrialState.REACHED)
+    assert not after(TrialState.DIVERGED)
+    assert not after(TrialState.RUNNING)
+    assert after(TrialState.FAILED)
+    assert not after(TrialState.FAILED, TrialState.FAILED)
+    assert after(TrialState.LOST, TrialState.CANCELLED)
+    assert after(TrialState.REACHED, limit=LIMIT / 2)  # the budget has been raised since
+    assert after(TrialState.REACHED, evidence=False)  # of a rule audit, which stops at the target
+
+
+def test_where_memory_runs_out_on_the_way_all_runs_of_the_batch_size_are_made_in_smaller_micro_batches(
+    tmp_path: Path,
+) -> None:
+    class RunsOut(TrainsOn):
+        def events(self, timeout: float) -> list[Event]:
+            if self.running and self.running[0].configuration.micro_batch_size > 32:
+                request = self.running.pop(0)
+                return [Ended(request.number, TrialOutcome(state=TrialState.OOM, reason="no memory left"))]
+            return super().events(timeout)
+
+    store_study(tmp_path)
+    go_on(tmp_path, RunsOut())
+    ended = [trial for trial in trials_in(tmp_path) if trial.state is not TrialState.OOM]
+    assert max(trial.configuration.batch_size for trial in ended) > 32
+    assert max(trial.configuration.micro_batch_size for trial in ended) == 32

@@ -1,0 +1,185 @@
+"""Studies that come with all their trials, on every database: whole, or not at all."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import uuid
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from bssearch.errors import UsageError
+from bssearch.records import Configuration, Phase, Target, TrialOutcome, TrialRecord, TrialState
+from bssearch.search.importing import make_studies
+from bssearch.search.run_tables import LARGEST, LARGEST_SEED, Run, make_configuration
+from bssearch.storage.imports import FinishedStudy, FinishedTrial, Import
+from bssearch.storage.repository import Store, open_store
+from tests.factories import make_environment
+from tests.storage.conftest import OUTCOME, add_study
+
+MISSED = TrialOutcome(state=TrialState.EXHAUSTED, reason="ended", steps=7, last_miss_step=7)
+CONFIGURATION = Configuration(
+    batch_size=32, micro_batch_size=16, accumulation_steps=2, learning_rate=0.1, parameters={"learning_rate": None}
+)
+
+
+def make_study(name: str = "imported", *outcomes: TrialOutcome, **changes: Any) -> FinishedStudy:
+    values: dict[str, Any] = {
+        "name": name,
+        "spec": {"workload": "imported", "name": name},
+        "spec_hash": "abc",
+        "objective": "samples_to_target",
+        "target": Target(metric="accuracy", value=0.9),
+        "created_by": "someone",
+        "environment": make_environment(device_name="A100", device_type="unknown"),
+        "trials": [
+            FinishedTrial(
+                configuration=CONFIGURATION, phase=Phase.CONFIRM, seed=seed, train_seconds_limit=3.0, outcome=outcome
+            )
+            for seed, outcome in enumerate(outcomes or (OUTCOME, MISSED))
+        ],
+    }
+    return FinishedStudy(**{**values, **changes})
+
+
+def as_imported(trial: TrialRecord) -> FinishedTrial:
+    assert trial.outcome is not None
+    return FinishedTrial(
+        configuration=trial.configuration,
+        phase=trial.phase,
+        seed=trial.seed,
+        train_seconds_limit=trial.train_seconds_limit,
+        outcome=trial.outcome,
+    )
+
+
+class TestImports:
+    def test_a_study_is_stored_with_its_trials_its_environment_and_the_time(self, store: Store) -> None:
+        study = make_study()
+        store.import_studies([study])
+        found = store.study("imported")
+        assert (found.spec, found.objective, found.target) == (study.spec, "samples_to_target", study.target)
+        assert found.environment == study.environment
+        trials = store.trials("imported")
+        assert [trial.number for trial in trials] == [1, 2]
+        assert [as_imported(trial) for trial in trials] == study.trials
+        for trial in trials:
+            assert trial.created_at == trial.ended_at == found.created_at
+            assert (trial.sampled, trial.retry_of, trial.lease_owner, trial.evidence) == (None, None, None, True)
+        assert store.environment_of("imported", 2) == study.environment
+        assert [(one.trials, one.reached, one.running) for one in store.studies()] == [(2, 1, 0)]
+
+    def test_a_name_that_is_taken_or_ill_formed_stores_nothing(self, store: Store) -> None:
+        add_study(store, "taken")
+        for name, said in (("taken", "there is a study 'taken' already"), ("a b", "is no name for a study")):
+            with pytest.raises(UsageError, match=said):
+                store.import_studies([make_study("first"), make_study(name)])
+            assert [study.name for study in store.studies()] == ["taken"]
+        with pytest.raises(UsageError, match="there is a study 'first' already"):
+            store.import_studies([make_study("first"), make_study("first")])
+        assert [study.name for study in store.studies()] == ["taken"]
+
+    def test_a_trial_that_has_not_ended_stores_nothing(self, store: Store) -> None:
+        running = replace(OUTCOME, state=TrialState.RUNNING)
+        with pytest.raises(ValueError, match="running is not how a trial ends"):
+            store.import_studies([make_study("first"), make_study("second", OUTCOME, running)])
+        assert store.studies() == []
+
+    def test_an_import_that_was_committed_unnoticed_is_not_made_again(self, store: Store) -> None:
+        batch = Import([make_study("first"), make_study("second", environment=make_environment())])
+        for _ in range(2):
+            with store._writing() as connection:
+                batch.add(connection, store._environment_id)
+        assert [(one.name, one.trials) for one in store.studies()] == [("first", 2), ("second", 2)]
+
+    def test_a_second_try_finds_a_name_that_another_took_meanwhile(self, store: Store) -> None:
+        batch = Import([make_study("first")])
+        with pytest.raises(ConnectionError), store._writing() as connection:
+            batch.add(connection, store._environment_id)
+            raise ConnectionError
+        assert store.studies() == []
+        store.import_studies([make_study("first", OUTCOME)])
+        with pytest.raises(UsageError, match="there is a study 'first' already"), store._writing() as connection:
+            batch.add(connection, store._environment_id)
+        assert len(store.trials("first")) == 1
+
+    def test_a_process_that_is_killed_in_the_middle_leaves_nothing(self, store: Store, url: str) -> None:
+        code = f"""
+import os, signal
+from bssearch.storage import imports
+from bssearch.storage.repository import open_store
+from tests.storage.test_imports import make_study
+
+def die(study, number, time, record=imports._record):
+    if study.seed == 1 and studies[1].trials[1] is study:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return record(study, number, time)
+
+imports._record = die
+studies = [make_study("first"), make_study("second")]
+open_store({url!r}).import_studies(studies)
+"""
+        root = Path(__file__).resolve().parents[2]
+        done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=False)
+        assert done.returncode == -signal.SIGKILL, done.stderr
+        with open_store(url) as other:
+            assert other.studies() == []
+            other.import_studies([make_study("first")])
+
+
+POSITIVE = st.floats(min_value=1e-9, max_value=1e9)
+PARAMETERS = st.dictionaries(
+    st.sampled_from(["learning_rate", "weight_decay", "optimizer", "momentum", "ü"]),
+    st.none() | POSITIVE | st.integers(1, 2**60),
+)
+RUNS = st.builds(
+    Run,
+    origin=st.sampled_from(["runs.csv:2", "folder/runs.csv:3"]),
+    configuration=st.builds(make_configuration, st.integers(1, LARGEST), PARAMETERS, st.just("")),
+    seed=st.none() | st.integers(0, 3) | st.just(LARGEST_SEED),
+    reached=st.booleans(),
+    steps=st.none() | st.integers(1, LARGEST),
+    train_seconds=st.none() | POSITIVE,
+    final_metric=st.none()
+    | st.floats(allow_nan=False, allow_infinity=False).map(lambda metric: metric + 0.0),  # not -0
+    device=st.sampled_from([None, "NVIDIA A100", "nvidia-a100", "ü"]),
+    precision=st.sampled_from([None, "bf16"]),
+)
+
+
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(runs=st.lists(RUNS, min_size=1, max_size=8))
+def test_what_is_imported_comes_back_unchanged(store: Store, runs: list[Run]) -> None:
+    name = f"s{uuid.uuid4().hex}"
+    made = make_studies(runs, name=name, target=Target(metric="accuracy", value=0.9)).studies
+    store.import_studies(made)
+    for study in made:
+        stored = store.trials(study.name)
+        assert tuple(map(as_imported, stored)) == study.trials
+        assert store.study(study.name).spec == study.spec
+        assert store.study(study.name).environment == study.environment
+        seeds = [(trial.configuration.key, trial.seed) for trial in stored]
+        assert len(set(seeds)) == len(seeds)
+    back = [trial for study in made for trial in store.trials(study.name)]
+    assert sorted(map(figures_of_run, runs)) == sorted(map(figures_of_trial, back))
+
+
+def figures_of_run(run: Run) -> str:
+    to_target = (run.train_seconds, run.steps) if run.reached else (None, None)
+    missed_at = (None, None) if run.reached else (run.train_seconds, run.steps)
+    return repr((asdict(run.configuration), run.reached, to_target, missed_at, run.final_metric))
+
+
+def figures_of_trial(trial: TrialRecord) -> str:
+    outcome = trial.outcome
+    assert outcome is not None
+    to_target = (outcome.time_to_target_s, outcome.steps_to_target)
+    missed_at = (outcome.last_miss_seconds, outcome.last_miss_step)
+    reached = trial.state is TrialState.REACHED
+    return repr((asdict(trial.configuration), reached, to_target, missed_at, outcome.final_metric))
