@@ -41,7 +41,7 @@ LARGEST_DROPOUT = 0.95
 def is_said_to_need_warmup(batch_size: int, reference_batch: int) -> bool:
     """Return whether the rule asks for a warmup: κ ≥ `WARMUP_RATIO` (Goyal et al. 2017, arXiv 1706.02677, §2.2).
 
-    Their evidence is batch 8,192 against 256, κ = 32; for κ ≥ 8 it is said (`research/batch.md`, D).
+    Their evidence is batch 8,192 against 256, κ = 32; from 8 on is what practice makes of it.
     """
     return batch_size >= WARMUP_RATIO * reference_batch
 

@@ -16,7 +16,7 @@ Figure = dict[str, Any]
 INK, MUTED, GRID, PAGE, PANEL = "var(--ink)", "var(--muted)", "var(--grid)", "var(--page)", "var(--panel)"
 ACCENT, SECOND, THIRD, BAND = "var(--accent)", "var(--second)", "var(--third)", "var(--band)"
 MOST_TICKS = 12
-LONGEST_LABEL = 60
+LONGEST_LABEL = 40
 PADDING = 0.06
 """Of an axis, on either side of what it shows."""
 

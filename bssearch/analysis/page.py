@@ -22,6 +22,7 @@ from bssearch.analysis.axes import Figure, number
 from bssearch.analysis.headline import headline
 from bssearch.analysis.measured import NoiseAnswer
 from bssearch.analysis.objective import UNITS, Measure
+from bssearch.analysis.rule_book import CHANGES
 from bssearch.errors import UsageError
 from bssearch.records import Environment, Objective, Observation, StudyRecord, TrialRecord
 from bssearch.spec import StudySpec
@@ -151,7 +152,10 @@ def _policy(*scripts: str) -> str:
     """Return a policy under which these scripts run, no others, and nothing is fetched."""
     digests = (base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts)
     allowed = " ".join(f"'sha256-{digest}'" for digest in digests)
-    return f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
+    return (
+        f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data:; "
+        "base-uri 'none'; form-action 'none'"
+    )
 
 
 def _sentence(words: str) -> str:
@@ -184,7 +188,7 @@ def _tiles(picture: StudyPicture) -> list[Tile]:
         ),
     ]
     if spec.default_is_known:
-        tiles.append(Tile("Your default", f"{spec.default.batch_size:,}", _times(answer, answer.speedup.over_default)))
+        tiles.append(_default_tile(answer, spec))
     if answer.fit is not None:
         tiles.append(_critical(answer.fit))
     if answer.measured.noise_scale is not None:
@@ -194,6 +198,11 @@ def _tiles(picture: StudyPicture) -> list[Tile]:
     if best.peak_memory_bytes is not None:
         tiles.append(Tile("Peak memory", f"{number(best.peak_memory_bytes / 2**30)} GiB", "of the optimum"))
     return tiles
+
+
+def _default_tile(answer: Answer, spec: StudySpec) -> Tile:
+    over = _times(answer, answer.speedup.over_default)
+    return Tile("Your default", f"{spec.default.batch_size:,}", over or "no run of it gives a figure to compare")
 
 
 def _figure_tile(answer: Answer) -> Tile:
@@ -436,22 +445,29 @@ def _audit(audit: Any | None) -> Section | None:
         figures={},
         table=Table(
             ["Rule", "Batch", "Verdict", "Regret", "It gives", "Because"],
-            [Row(_rule_cells(rule)) for rule in found["rules"]],
+            [Row(_rule_cells(rule)) for rule in sorted(found["rules"], key=lambda one: one["verdict"] == "not_run")],
         ),
         notes=[] if not slope else [_slope(slope)],
     )
 
 
 def _rule_cells(rule: Mapping[str, Any]) -> list[str]:
-    regret, gives = rule.get("regret"), rule.get("configuration") or {}
+    regret = rule.get("regret")
     return [
-        str(rule.get("rule", NOTHING)).replace("_", " "),
+        str(rule["rule"]).replace("_", " "),
         _value(rule.get("batch_size")),
-        str(rule.get("verdict", NOTHING)).replace("_", " "),
+        str(rule["verdict"]).replace("_", " ").upper(),
         NOTHING if not regret else _regret(regret),
-        ", ".join(f"{name} {_value(value)}" for name, value in gives.items() if value is not None) or NOTHING,
+        _given(str(rule["rule"]), rule.get("configuration") or {}),
         str(rule.get("reason") or NOTHING),
     ]
+
+
+def _given(rule: str, configuration: Mapping[str, Any]) -> str:
+    """Return what a rule gives: the parameter it is about, or all where that is not known."""
+    about = {str(one): name for one, name in CHANGES.items()}.get(rule)
+    shown = configuration if about is None else {about: configuration.get(about)}
+    return ", ".join(f"{name} {_value(value)}" for name, value in shown.items() if value is not None) or NOTHING
 
 
 def _regret(regret: Mapping[str, Any]) -> str:

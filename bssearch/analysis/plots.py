@@ -35,11 +35,11 @@ Pairs = Sequence[tuple[float, float]]
 CURVE_POINTS = 200
 
 AXIS_TITLES = {
-    Objective.TIME_TO_TARGET: "train seconds to {target}",
-    Objective.SAMPLES_TO_TARGET: "samples to {target}",
-    Objective.COST_TO_TARGET: "cost to {target}",
-    Objective.ENERGY_TO_TARGET: "joules to {target}",
-    Objective.METRIC_IN_BUDGET: "{metric} in the budget",
+    Objective.TIME_TO_TARGET: "train seconds to the target",
+    Objective.SAMPLES_TO_TARGET: "training samples to the target",
+    Objective.COST_TO_TARGET: "cost to the target",
+    Objective.ENERGY_TO_TARGET: "joules to the target",
+    Objective.METRIC_IN_BUDGET: "metric in the budget",
 }
 COLOUR_TITLES = {
     Objective.TIME_TO_TARGET: "seconds",
@@ -78,7 +78,7 @@ def objective_figure(answer: Answer, default_batch_size: int | None = None) -> F
         data.append(_default_mark(answer, default_batch_size, answer.speedup.over_default))
     drawn = [trace for trace in data if trace is not None]
     values = [value for trace in drawn for value in _extent(trace)]
-    title = AXIS_TITLES[Objective(answer.objective)].format(target=_target(answer), metric=label(answer.target.metric))
+    title = AXIS_TITLES[Objective(answer.objective)]
     y = value_axis(title, values, log=answer.objective != Objective.METRIC_IN_BUDGET)
     _stretch_band(drawn[0], y)
     figure = framed(drawn, batch_axis(_sizes(answer)), y)
@@ -93,7 +93,7 @@ def time_figure(answer: Answer) -> Figure | None:
         return None
     points = [(row.batch_size, row.time_to_target_s) for row in known]
     trace = _interval_trace([(size, one) for size, one in points if one is not None], "best tuned", ACCENT)
-    title = AXIS_TITLES[Objective.TIME_TO_TARGET].format(target=_target(answer))
+    title = AXIS_TITLES[Objective.TIME_TO_TARGET]
     return framed([trace], batch_axis(_sizes(answer)), value_axis(title, _extent(trace), log=True))
 
 
@@ -133,13 +133,16 @@ def front_figure(answer: Answer, *, priced: bool) -> Figure | None:
             "x": [one.time_to_target_s for one in points],
             "y": [one.cost for one in points],
             "text": [str(one.batch_size) for one in points],
-            "textposition": "top center",
+            "textposition": position,
             "textfont": {"color": INK},
             "marker": {"color": colour, "size": 9},
             "line": {"color": colour, "width": 1.5, "shape": "hv"},
             "hovertemplate": "batch %{text}<br>%{x:.4~g} s, cost %{y:.4~s}<extra></extra>",
         }
-        for name, points, colour in (("best trade-offs", front, ACCENT), ("beaten in both", beaten, MUTED))
+        for name, points, colour, position in (
+            ("best trade-offs", front, ACCENT, "bottom left"),
+            ("beaten in both", beaten, MUTED, "top right"),
+        )
         if points
     ]
     seconds, costs = [one.time_to_target_s for one in answer.front], [one.cost for one in answer.front]
@@ -195,7 +198,7 @@ def curves_figure(answer: Answer, curves: Mapping[int, Sequence[Observation]]) -
             "xref": "paper",
             "x": 0.01,
             "y": answer.target.value,
-            "text": f"target: {_target(answer)}",
+            "text": f"target {answer.target.goal.sign} {answer.target.value:g}",
             "showarrow": False,
             "xanchor": "left",
             "yanchor": "bottom",
@@ -553,10 +556,6 @@ def _row_text(row: Batch) -> str:
         if time.basis == "steps_x_step_time":
             parts.append("steps × step time")
     return "<br>".join([*parts, *(label(reason) for reason in row.untuned_because)])
-
-
-def _target(answer: Answer) -> str:
-    return f"{label(answer.target.metric)} {answer.target.goal.sign} {answer.target.value:g}"
 
 
 def _sizes(answer: Answer) -> list[int]:

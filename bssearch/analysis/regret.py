@@ -61,7 +61,8 @@ def judge(rule: Candidate, tuned: Candidate, *, wanted: int, limit: float) -> Ju
 
     ``wanted`` is how many runs were to be made, ``limit`` the train seconds that each may take. Held: the upper end of
     the regret's interval is below `HELD`. Broke: its lower end is above `BROKE`, or all wanted runs were made and none
-    reached the target. Undecided otherwise; without an interval always. Seconds are of one kind, see `on_one_basis`.
+    reached the target; where others used the device meanwhile, only if their steps show a regret above `BROKE`.
+    Undecided otherwise; without an interval always. Seconds are of one kind, see `on_one_basis`.
     """
     rule, tuned, basis = on_one_basis(rule, tuned)
     made, reached = len(rule.runs), rule.estimate.reached
@@ -70,6 +71,8 @@ def judge(rule: Candidate, tuned: Candidate, *, wanted: int, limit: float) -> Ju
         counted = f"none of its {made} runs reached the target" if made > 1 else "its one run missed the target"
         if made < wanted:
             return Judgement("undecided", f"{counted}; {made} of {wanted} runs made", regret)
+        if basis and not _has_diverged(rule) and (regret is None or regret.value <= BROKE):
+            return Judgement("undecided", f"{counted}, but others used the device", regret)
         return Judgement("broke", counted, regret)
     missed = [
         f"{one.estimate.runs - one.estimate.reached} of {one.estimate.runs} runs {of} missed the target"
@@ -177,9 +180,12 @@ def _at_least(rule: Candidate, tuned: Candidate, limit: float) -> Regret | None:
         bounds = [known for run in rule.runs if (known := measure.bound(run)) is not None]
         bound = min(bounds, default=None)
     figure = tuned.value
-    diverged = all(run.state is TrialState.DIVERGED for run in rule.runs)
-    if diverged and measure.objective in {Objective.TIME_TO_TARGET, Objective.COST_TO_TARGET}:
+    if _has_diverged(rule) and measure.objective in {Objective.TIME_TO_TARGET, Objective.COST_TO_TARGET}:
         bound, figure = limit, tuned.time.median or math.inf
     if bound is None or not math.isfinite(figure) or bound <= 0:
         return None
     return Regret(value=bound / figure, low=None, high=None, at_least=True)
+
+
+def _has_diverged(rule: Candidate) -> bool:
+    return all(run.state is TrialState.DIVERGED for run in rule.runs)

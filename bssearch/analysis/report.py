@@ -70,7 +70,8 @@ def build_answer(
     tuned = tuning(spec, trials, verdict)
     known = measured(probes.values(), memory_uses, memory, noise, verdict.optimal.runs)
     law, fit = fit_and_predict(tuned.points, probes.values(), known.noise_scale)
-    if law is not None and law.verdict == "fits":
+    stands = standing(verdict)
+    if law is not None and law.verdict == "fits" and not (stands and stands.is_settled):
         step_seconds = {size: probe.step_seconds for size, probe in probes.items() if probe.step_seconds is not None}
         verdict = verdict.with_law(predicted_figures(law, step_seconds, list(verdict.by_batch), spec.objective))
     batches = batch_rows(trials, probes, verdict, tuned)

@@ -32,9 +32,10 @@ def reprice(
     sizes = {trial.configuration.batch_size for trial in trials}
     left_out = sorted(sizes - step_times.keys())
     if not sizes & step_times.keys():
+        ran, timed = (", ".join(map(str, sorted(some))) for some in (sizes, step_times))
         raise UsageError(
-            f"none of the step times is of a batch size that study {study.name!r} ran: it has "
-            f"{', '.join(map(str, sorted(sizes))) or 'no trials'}; they are of {', '.join(map(str, sorted(step_times)))}"
+            f"none of the step times is of a batch size that study {study.name!r} ran: it has {ran or 'no trials'}; "
+            f"they are of {timed}"
         )
     moved = [
         at_step_time(trial, seconds)

@@ -9,10 +9,11 @@ from bssearch.cli.output import Format, cell, console, print_json, print_rows, p
 from bssearch.records import Objective
 
 if TYPE_CHECKING:
-    from bssearch.analysis.answer import Answer, Batch, Fit
+    from bssearch.analysis.answer import Answer, Batch, FinalMetrics, Fit, Generalisation
     from bssearch.analysis.measured import Measured
 
 BATCH_COLUMNS = ("batch", "time_to_target", "steps", "ms/step", "learning_rate", "regime", "trials")
+GENERALISATION_COLUMNS = ("batch", "final_metric", "test_metric", "worse_by", "runs")
 FIGURE_COLUMNS = {
     Objective.SAMPLES_TO_TARGET: "samples_to_target",
     Objective.COST_TO_TARGET: "cost_to_target",
@@ -49,8 +50,35 @@ def print_answer(found: Answer) -> None:
     print_table(batch_rows(found), columns)
     for line in (*law_lines(found), *measured_lines(found.measured)):
         out.print(line)
+    if found.generalisation is not None:
+        print_generalisation(found.generalisation, found.target.metric)
     for warning in found.warnings:
         out.print(f"note: {warning.message}")
+
+
+def print_generalisation(found: Generalisation, metric: str) -> None:
+    """Print what the batch sizes come to in the same train seconds, as a table for people."""
+    console().print(f"Trained to {found.train_seconds:g} s each, whenever the target was reached ({metric}):")
+    rows = [_final_row(one, found) for one in found.batches]
+    if found.more_regularised is not None:
+        rows.append(_final_row(found.more_regularised, found, ", more regularised"))
+    print_table(rows, GENERALISATION_COLUMNS)
+
+
+def _final_row(one: FinalMetrics, found: Generalisation, what: str = "") -> dict[str, Any]:
+    gap, worse = one.gap, None
+    if gap is not None:
+        interval = "" if gap.low is None or gap.high is None else f" [{gap.low:.3g}, {gap.high:.3g}]"
+        worse = f"{gap.value:.3g}{interval}"
+    best = " (best)" if one.batch_size == found.best_batch_size and not what else ""
+    early = f" ({one.ended_early} ended early)" if one.ended_early else ""
+    return {
+        "batch": f"{one.batch_size}{what}{best}",
+        "final_metric": cell(one.final_metric),
+        "test_metric": cell(one.test_metric),
+        "worse_by": worse,
+        "runs": f"{one.runs}{early}",
+    }
 
 
 def law_lines(found: Answer) -> Iterator[str]:

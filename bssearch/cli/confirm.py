@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,17 +14,13 @@ from bssearch.cli.output import (
     DataDirOption,
     Format,
     FormatOption,
-    cell,
-    console,
-    print_table,
 )
 from bssearch.errors import UsageError
 
 if TYPE_CHECKING:
-    from bssearch.analysis.answer import FinalMetrics, Generalisation
+    pass
 
 TO_BUDGET_RUNS = 3
-GENERALISATION_COLUMNS = ("batch", "final_metric", "test_metric", "worse_by", "runs")
 
 
 def confirm(
@@ -78,28 +74,3 @@ def confirm(
             listener=listener,
         )
     print_found(answer, form)
-
-
-def print_generalisation(found: Generalisation, metric: str) -> None:
-    """Print what the batch sizes come to in the same train seconds, as a table for people."""
-    console().print(f"Trained to {found.train_seconds:g} s each, whenever the target was reached ({metric}):")
-    rows = [_row(one, found) for one in found.batches]
-    if found.more_regularised is not None:
-        rows.append(_row(found.more_regularised, found, ", more regularised"))
-    print_table(rows, GENERALISATION_COLUMNS)
-
-
-def _row(one: FinalMetrics, found: Generalisation, what: str = "") -> dict[str, Any]:
-    gap, worse = one.gap, None
-    if gap is not None:
-        interval = "" if gap.low is None or gap.high is None else f" [{gap.low:.3g}, {gap.high:.3g}]"
-        worse = f"{gap.value:.3g}{interval}"
-    best = " (best)" if one.batch_size == found.best_batch_size and not what else ""
-    early = f" ({one.ended_early} ended early)" if one.ended_early else ""
-    return {
-        "batch": f"{one.batch_size}{what}{best}",
-        "final_metric": cell(one.final_metric),
-        "test_metric": cell(one.test_metric),
-        "worse_by": worse,
-        "runs": f"{one.runs}{early}",
-    }

@@ -84,7 +84,7 @@ def status(study: StudyArgument = None, db: DatabaseOption = None, form: FormatO
     from bssearch.spec import StudySpec
 
     with _store(db) as store:
-        name = _study_name(store, study)
+        name = study_name(store, study)
         spec = StudySpec.model_validate(store.study(name).spec)
         found = store.trials(name)
     searched = [trial for trial in found if trial.phase is Phase.SEARCH]
@@ -141,7 +141,7 @@ def trials(
 ) -> None:
     """List the trials of a study."""
     with _store(db) as store:
-        found = store.trials(_study_name(store, study))
+        found = store.trials(study_name(store, study))
     rows = [
         trial_row(trial)
         for trial in found
@@ -170,7 +170,7 @@ def trial(
             raise UsageError(f"trial {study_or_number!r}: it takes the number of a trial, after the name of its study")
         number = int(study_or_number)
     with _store(db) as store:
-        name = _study_name(store, study)
+        name = study_name(store, study)
         if number >= 2**31:
             raise NotFoundError(f"study {name!r} has no trial {number}")
         found = store.trial(name, number)
@@ -230,7 +230,7 @@ def best(
     if export is not None and form is not Format.TABLE:
         raise UsageError(f"--export {export} and --format {form} exclude each other: leave one out")
     with _store(db) as store:
-        found = answer(store, _study_name(store, study), target)
+        found = answer(store, study_name(store, study), target)
     if export is not None:
         write(exported(found, export))
         for caveat in grave(found):
@@ -287,7 +287,7 @@ def _store(db: str | None) -> Store:
     return open_store(db, write=False)
 
 
-def _study_name(store: Store, given: str | None) -> str:
+def study_name(store: Store, given: str | None) -> str:
     if given is not None:
         return given
     found = store.studies()

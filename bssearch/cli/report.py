@@ -23,7 +23,7 @@ from bssearch.cli.output import (
     print_rows,
     print_table,
 )
-from bssearch.cli.query import _study_name, trial_row
+from bssearch.cli.query import study_name, trial_row
 from bssearch.errors import UsageError
 
 if TYPE_CHECKING:
@@ -66,11 +66,11 @@ def report(
 
     if html is not None:
         require_plots()
-        html = _writable(html)
+        _check_file(html)
     if tables is not None:
-        tables = _writable_folder(tables)
+        _check_folder(tables)
     with open_store(db, write=False) as store:
-        name = _study_name(store, study)
+        name = study_name(store, study)
         if html is not None:
             page = render(picture_of(store, name))
             with _replacing([html]) as (file,):
@@ -143,7 +143,8 @@ def _write_tables(store: Store, name: str, folder: Path) -> list[Path]:
     made = not folder.exists()
     paths = [folder / f"{table}.csv" for table in ("trials", "batches", "observations")]
     try:
-        folder.mkdir(exist_ok=True)
+        with _naming(folder):
+            folder.mkdir(exist_ok=True)
         with _replacing(paths) as files:
             _write_rows(files[0], [trial_row(trial) for trial in trials])
             _write_rows(files[1], _batch_rows(found))
@@ -189,41 +190,50 @@ def _write_observations(file: TextIO, observations: Iterable[tuple[int, Any]]) -
     writer.writerows((number, *(getattr(one, column) for column in columns)) for number, one in observations)
 
 
-def _writable(path: Path) -> Path:
-    """Return where a file is really to be written. Raises `UsageError` where that cannot be."""
-    target = path.resolve()
-    if not target.parent.is_dir():
-        raise UsageError(f"{path} cannot be written: there is no folder {target.parent}", hint="make it first")
-    if target.exists() and not target.is_file():
-        raise UsageError(f"{path} cannot be written: it is {'a folder' if target.is_dir() else 'not a regular file'}")
-    return target
+def _check_file(path: Path) -> None:
+    """Raise `UsageError` where a path cannot be that of a file."""
+    with _naming(path):
+        if not path.parent.is_dir():
+            raise UsageError(f"{path} cannot be written: there is no folder {path.parent}", hint="make it first")
+        if path.exists() and not path.is_file():
+            what = "a folder" if path.is_dir() else "no regular file"
+            raise UsageError(f"{path} cannot be written: it is {what}")
 
 
-def _writable_folder(path: Path) -> Path:
-    """Return the folder to write tables into: there, or to be made in one that is."""
-    target = path.resolve()
-    if target.exists() and not target.is_dir():
-        raise UsageError(f"{path} is not a folder")
-    if not target.exists() and not target.parent.is_dir():
-        raise UsageError(f"{path} cannot be made: there is no folder {target.parent}", hint="make it first")
-    return target
+def _check_folder(path: Path) -> None:
+    """Raise `UsageError` where a path is neither a folder nor can be that of a new one."""
+    with _naming(path):
+        if path.exists() and not path.is_dir():
+            raise UsageError(f"{path} is not a folder")
+        if not path.parent.is_dir():
+            raise UsageError(f"{path} cannot be made: there is no folder {path.parent}", hint="make it first")
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Turn what the file system refuses into a `UsageError` that names a path."""
+    try:
+        yield
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written: {error.strerror or error}") from error
 
 
 @contextmanager
 def _replacing(paths: Sequence[Path]) -> Iterator[list[TextIO]]:
-    """Open files beside the paths and rename them into place at the end: all are written, or nothing is changed.
+    """Open files beside the paths and rename them into place at the end: what fails before leaves all as it was.
 
-    Raises `UsageError` where one cannot be.
+    A link stays one: what it leads to is replaced. Raises `UsageError` where a file cannot be written.
     """
-    drafts = [path.with_name(f".{path.name}.{os.getpid()}.tmp") for path in paths]
-    try:
-        with ExitStack() as stack:
-            yield [stack.enter_context(draft.open("w", encoding="utf-8", newline="")) for draft in drafts]
-        for draft, path in zip(drafts, paths, strict=True):
-            draft.replace(path)
-    except OSError as error:
-        raise UsageError(f"{paths[0]} cannot be written: {error.strerror or error}") from error
-    finally:
-        for draft in drafts:
-            with suppress(OSError):
-                draft.unlink(missing_ok=True)
+    drafts: list[Path] = []
+    with _naming(paths[0]):
+        targets = [path.resolve() for path in paths]
+        try:
+            with ExitStack() as stack:
+                drafts = [target.with_name(f".bssearch-{os.getpid()}-{target.name[-40:]}") for target in targets]
+                yield [stack.enter_context(draft.open("w", encoding="utf-8", newline="")) for draft in drafts]
+            for draft, target in zip(drafts, targets, strict=True):
+                draft.replace(target)
+        finally:
+            for draft in drafts:
+                with suppress(OSError):
+                    draft.unlink(missing_ok=True)

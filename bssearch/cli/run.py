@@ -48,8 +48,8 @@ def run(
     if dry_run:
         print_plan(study)
         return
-    from bssearch.cli.live import watch
     from bssearch.cli.answer import print_answer
+    from bssearch.cli.live import watch
     from bssearch.search.study import run_study
 
     with watch(study) as listener:

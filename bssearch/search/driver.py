@@ -24,7 +24,7 @@ from bssearch.records import (
     TrialRequest,
     TrialState,
 )
-from bssearch.search import pruners
+from bssearch.search import confirm, pruners
 from bssearch.search.answers import save_finding
 from bssearch.search.calibration import (
     measure_step_times,
@@ -91,10 +91,16 @@ class Driver:
                 self._run(self.planner.search_job, Phase.SEARCH, self.executor.slots)
                 with self._claimed(f"confirm on {self.environment.host}"):
                     self._run(self.planner.confirmation_job, Phase.CONFIRM, 1)
+                    self._tell_how_confirmation_ended()
                 # What was enqueued, or lost by another driver, meanwhile is run too.
                 history = self._history()
                 if not history.untimed and self.planner.search_job(history) is None:
                     return
+
+    def _tell_how_confirmation_ended(self) -> None:
+        told = confirm.ending(self._history()) if self.spec.confirm.max_runs is not None else None
+        if told:
+            self.listener.note(told)
 
     def run_planned(self, next_job: Callable[[History], Job | None], phase: Phase) -> None:
         """Run what a plan asks for, one trial at a time, and nothing else; raises what `run` raises.

@@ -40,7 +40,12 @@ def longest_seconds(spec: StudySpec, trial: float | None = None) -> tuple[float,
     search = spec.budget.trials * trial / spec.executor.slots
     if spec.budget.wall_seconds is not None:
         search = min(search, spec.budget.wall_seconds + trial)
-    return search, finalists(spec) * spec.confirm.runs * trial
+    return search, finalists(spec) * _confirmation_runs(spec) * trial
+
+
+def _confirmation_runs(spec: StudySpec) -> int:
+    """Return the runs that confirmation gives a finalist at most."""
+    return spec.confirm.max_runs or spec.confirm.runs
 
 
 def pruned_seconds(spec: StudySpec, default_seconds: float, trial: float) -> float:

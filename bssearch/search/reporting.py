@@ -9,9 +9,10 @@ from pydantic import BaseModel, ConfigDict
 from bssearch.analysis.answer import Answer, CriticalBatch, Time
 from bssearch.analysis.page import StudyPicture
 from bssearch.analysis.plots import curve_trials
+from bssearch.analysis.rules import audit
 from bssearch.analysis.time_to_target import Estimate, estimate, ratio_upper_bound
 from bssearch.errors import TargetNotReachedError
-from bssearch.records import Observation, StudyRecord, TrialRecord
+from bssearch.records import Observation, Phase, StudyRecord, TrialRecord
 from bssearch.search.answers import answer
 from bssearch.spec import StudySpec
 from bssearch.storage.repository import Store
@@ -52,20 +53,23 @@ class Comparison(BaseModel):
 
 
 def picture_of(store: Store, name: str) -> StudyPicture:
-    """Return all that the page of a study shows.
+    """Return all that the page of a study shows; the rules of thumb where some were audited.
 
     Raises `NotFoundError`, and `TargetNotReachedError` where no trial reached the target.
     """
     found = answer(store, name)
     study, trials = store.study(name), store.trials(name)
+    spec = StudySpec.model_validate(study.spec)
     chosen = curve_trials(found, trials)
     curves = store.curves(name, list(chosen.values()))
+    audited = any(trial.phase is Phase.AUDIT for trial in trials)
     return StudyPicture(
         study=study,
-        spec=StudySpec.model_validate(study.spec),
+        spec=spec,
         answer=found,
         trials=trials,
         curves={size: curves[number] for size, number in chosen.items()},
+        audit=audit(spec, trials, found, store.probes(name).values(), store.memory_boundary(name)) if audited else None,
     )
 
 

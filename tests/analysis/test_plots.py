@@ -11,7 +11,7 @@ import pytest
 
 from bssearch.analysis import plots
 from bssearch.analysis.answer import Answer
-from bssearch.analysis.axes import label, number, round_numbers
+from bssearch.analysis.axes import Figure, label, number, round_numbers
 from bssearch.analysis.objective import Measure
 from bssearch.analysis.report import build_answer
 from bssearch.records import (
@@ -80,19 +80,19 @@ def answer() -> Answer:
     return answer_of(law_trials())
 
 
-def named(figure: plots.Figure | None, name: str) -> dict[str, Any]:
+def named(figure: Figure | None, name: str) -> dict[str, Any]:
     assert figure is not None
     found: list[dict[str, Any]] = [trace for trace in figure["data"] if name in trace.get("name", "")]
     assert len(found) == 1, [trace.get("name") for trace in figure["data"]]
     return found[0]
 
 
-def names(figure: plots.Figure | None) -> list[str]:
+def names(figure: Figure | None) -> list[str]:
     assert figure is not None
     return [trace["name"] for trace in figure["data"]]
 
 
-def all_figures(answer: Answer, trials: Sequence[TrialRecord], spec: StudySpec) -> Iterator[plots.Figure | None]:
+def all_figures(answer: Answer, trials: Sequence[TrialRecord], spec: StudySpec) -> Iterator[Figure | None]:
     curves = {size: make_curve((0.0, 0.1), (0.5, 0.8), (1.0, 0.9), batch_size=size) for size in SIZES}
     yield plots.objective_figure(answer, spec.default.batch_size)
     yield plots.time_figure(answer)
@@ -247,7 +247,7 @@ def test_curves_are_thinned_and_end_where_they_ended(answer: Answer) -> None:
     assert plots.curves_figure(answer, {16: []}) is None
 
 
-def rates(trials: Sequence[TrialRecord], default: Configuration | None = None) -> plots.Figure | None:
+def rates(trials: Sequence[TrialRecord], default: Configuration | None = None) -> Figure | None:
     return plots.learning_rate_figure(trials, Measure(), default)
 
 
@@ -310,13 +310,13 @@ def test_throughput_is_batch_size_over_step_time(answer: Answer) -> None:
 
 def test_names_of_users_are_cut_and_shown_as_they_are(answer: Answer) -> None:
     assert label("<b>a & b</b>\n c") == "&lt;b&gt;a &amp; b&lt;/b&gt; c"
-    assert len(label("x" * 1000)) == 60
+    assert len(label("x" * 1000)) == 40
     evil = answer.model_copy(
         update={"target": answer.target.model_copy(update={"metric": '<a href="https://evil">click</a>'})}
     )
-    for figure in (plots.objective_figure(evil), plots.curves_figure(evil, {32: long_curve(9)})):
-        assert "<a" not in str(figure)
-        assert "&lt;a" in str(figure)
+    figure = plots.curves_figure(evil, {32: long_curve(9)})
+    assert "<a" not in str(figure)
+    assert "&lt;a" in str(figure)
 
 
 @pytest.mark.parametrize(

@@ -122,6 +122,8 @@ def test_at_the_defaults_own_batch_size_there_is_nothing_to_audit() -> None:
         ((2.0, 2.4, 1.8), "broke", 2.0),
         ((1.0, 1.5, 0.9), "undecided", 1.0772),
         ((1.08, 1.296, 0.972), "undecided", 1.08),
+        ((1.0, 1.3, 0.85), "undecided", 1.0077),
+        ((1.0, 1.8, 1.1), "undecided", 1.2239),
     ],
 )
 def test_the_interval_of_the_regret_decides(seconds: tuple[float, ...], verdict: str, regret: float) -> None:
@@ -373,7 +375,8 @@ def with_gap(gap: Gap | None, best: int = 32) -> Answer:
     [
         (Gap(value=0.04, low=0.03, high=0.05), "held"),
         (Gap(value=0.01, low=0.00, high=0.015), "broke"),
-        (Gap(value=0.02, low=0.01, high=0.03), "undecided"),
+        (Gap(value=0.03, low=0.01, high=0.05), "undecided"),
+        (Gap(value=0.01, low=0.00, high=0.03), "undecided"),
         (Gap(value=0.04, low=None, high=None), "not_run"),
         (None, "not_run"),
     ],
@@ -430,6 +433,12 @@ def test_the_slope_of_the_tuned_rate_excludes_what_it_is_not() -> None:
     assert slope_of({16: 0.05, 32: 0.06}) is None
 
 
+def test_a_batch_size_that_is_not_tuned_has_no_part_in_the_slope() -> None:
+    tuned = {size: 0.05 * (size / 16) ** 0.5 for size in (16, 32, 64)}
+    at_the_edge = 0.01 * (128 / 16) ** 0.5
+    assert slope_of({**tuned, 128: at_the_edge}) == slope_of(tuned)
+
+
 def test_where_a_run_shared_its_device_all_are_compared_in_steps() -> None:
     def shared(runs: list[TrialRecord], step_seconds: float) -> list[TrialRecord]:
         return [
@@ -450,21 +459,24 @@ def test_where_a_run_shared_its_device_all_are_compared_in_steps() -> None:
     assert "paired by 3 seeds in steps × step time" in one.reason
 
 
-def test_a_shared_device_shows_by_its_steps_how_far_a_rule_missed() -> None:
+@pytest.mark.parametrize(("last_miss_step", "verdict", "regret"), [(700, "broke", 7.0), (90, "undecided", 0.9)])
+def test_a_shared_device_shows_by_its_steps_how_far_a_rule_missed(
+    last_miss_step: int, verdict: str, regret: float
+) -> None:
     rule = replace(TUNED, learning_rate=0.8)
     tuned = [
         replace(run, steps_x_step_time_s=1.0)
         for run in runs_of(TUNED, 1.0, 1.2, 0.9, start=10, steps=100, contended=True)
     ]
     missed = runs_of(
-        rule, 10.0, 10.0, 10.0, start=100, phase=Phase.AUDIT, state=TrialState.EXHAUSTED, last_miss_step=700,
+        rule, 10.0, 10.0, 10.0, start=100, phase=Phase.AUDIT, state=TrialState.EXHAUSTED, last_miss_step=last_miss_step,
         contended=True,
     )  # fmt: skip
     trials = [make_trial(1, configuration=SPEC.default_configuration, seconds=9.0), *tuned, *missed]
     one = of(audit(SPEC, trials, answer_to(trials)), Rule.LINEAR_RATE)
-    assert one.verdict == "broke"
+    assert one.verdict == verdict
     assert one.regret is not None and one.regret.at_least
-    assert one.regret.value == pytest.approx(7.0)
+    assert one.regret.value == pytest.approx(regret)
 
 
 def test_step_times_that_were_not_measured_alone_cost_nothing() -> None:

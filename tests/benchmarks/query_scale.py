@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 from bssearch.records import Configuration, Observation, Phase, TrialOutcome, TrialState
+from bssearch.search.answers import save_finding
 from bssearch.storage.repository import Store, open_store
 from tests.factories import make_environment, make_probe, make_spec
 
@@ -38,6 +39,7 @@ def fill(url: str, trials: int, observations: int) -> int:
             size = 32 if confirms else dice.choice(LADDER)
             rate = 0.1 if confirms else dice.uniform(0.01, 1.0)
             add_trial(store, spec.name, size, rate, Phase.CONFIRM if confirms else Phase.SEARCH, observations, dice)
+        save_finding(store, spec.name)  # as a driver does when a trial ends
         return store.observation_count(spec.name)
 
 

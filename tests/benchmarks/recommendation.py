@@ -33,7 +33,7 @@ def study(dice: np.random.Generator, noise: float) -> tuple[list[TrialRecord], d
     step = {size: 1e-4 * (half_saturation + size) / half_saturation for size in SIZES}
     steps = {size: S_MIN * (1 + b_crit / size) for size in SIZES}
     deviation = math.sqrt(math.log1p(noise**2))
-    trials = []
+    trials: list[TrialRecord] = []
     for size in SIZES:
         for seed in range(RUNS):
             taken = max(1, round(steps[size] * math.exp(dice.normal(0, deviation))))

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from bssearch.analysis.answer import FinalMetrics, Gap, Generalisation
-from bssearch.cli.confirm import print_generalisation
+from bssearch.cli.answer import print_generalisation
 from bssearch.errors import TargetNotReachedError
 from bssearch.search.study import run_study
 from bssearch.storage.repository import open_store

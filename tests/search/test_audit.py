@@ -247,4 +247,4 @@ def test_a_rule_that_gives_the_tuned_configuration_takes_no_runs() -> None:
     case, history = case_and_history(SPEC)
     assert case.tuned is not None
     same = replace(case, configuration=case.tuned.configuration)
-    assert not list(remaining(history, [same], 3))
+    assert not list(remaining(history, [same], 4))

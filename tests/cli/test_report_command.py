@@ -1,0 +1,257 @@
+"""``bssearch report`` writes whole files or none; ``bssearch compare`` puts studies side by side."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import stat
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bssearch.analysis import page
+from bssearch.errors import UsageError
+from bssearch.records import Phase, TrialRecord, TrialState
+from bssearch.spec import StudySpec
+from bssearch.storage.repository import Store, open_store
+from tests.analysis.test_plots import SIZES, law_trials
+from tests.cli.task import bssearch
+from tests.factories import make_curve, make_environment, make_probe, make_spec, make_trial
+
+TABLES = ("trials.csv", "batches.csv", "observations.csv")
+
+
+def add_study(store: Store, spec: StudySpec, trials: Sequence[TrialRecord], **environment: Any) -> None:
+    """Store a study with trials as they are, each with a curve of three observations."""
+    place = make_environment(**environment)
+    store.create_study(
+        spec.name, spec.model_dump(mode="json"), spec.question_hash, spec.objective, spec.record_target, "test"
+    )
+    store.bind_environment(spec.name, place)
+    for size in SIZES:
+        store.save_probe(spec.name, place, make_probe(size, step_seconds=0.01 + 0.0002 * size))
+    for trial in trials:
+        number = store.start_trial(
+            spec.name,
+            configuration=trial.configuration,
+            sampled=None,
+            phase=trial.phase,
+            evidence=False,
+            seed=trial.seed,
+            train_seconds_limit=10.0,
+            eval_every_steps=5,
+            threads=1,
+            retry_of=None,
+            environment=place,
+            lease_owner="test/1/1.00/x",
+            lease_seconds=60.0,
+        )
+        assert number is not None and trial.outcome is not None
+        curve = make_curve((0.0, 0.1), (0.5, 0.8), (1.0, 0.9))
+        store.append_observations(spec.name, [(number, one) for one in curve])
+        store.finish_trial(spec.name, number, trial.outcome, steps_x_step_time_s=None)
+
+
+def slower(trials: Sequence[TrialRecord], factor: float) -> list[TrialRecord]:
+    """Return the same runs on a device on which each takes so many times the seconds."""
+    return [
+        make_trial(
+            one.number,
+            batch_size=one.configuration.batch_size,
+            phase=Phase.CONFIRM,
+            seed=one.seed,
+            steps=one.outcome.steps_to_target or 0,
+            seconds=factor * (one.outcome.time_to_target_s or 0.0),
+            configuration=one.configuration,
+        )
+        for one in trials
+        if one.outcome is not None
+    ]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("report")
+    missed = [make_trial(0, state=TrialState.EXHAUSTED, best_metric=0.7)]
+    harder = {"metric": "accuracy", "value": 0.95}
+    with open_store(f"sqlite:///{place}/bssearch.db") as store:
+        add_study(store, make_spec(), law_trials())
+        add_study(store, make_spec(name="slow"), slower(law_trials(), 3.0), device_name="Old CPU", precision="bf16")
+        add_study(store, make_spec(name="harder", target=harder), law_trials())
+        add_study(store, make_spec(name="single"), [make_trial(0, batch_size=64, seconds=4.0)])
+        add_study(store, make_spec(name="missed"), missed)
+    return place
+
+
+def files(place: Path) -> set[str]:
+    return {path.name for path in place.iterdir()}
+
+
+def test_the_page_is_written_and_its_path_printed(folder: Path, tmp_path: Path) -> None:
+    path = tmp_path / "report.html"
+    done = bssearch("report", "toy", "--html", path, cwd=folder)
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"{path}\n", "")
+    assert files(tmp_path) == {"report.html"}
+    text = path.read_text(encoding="utf-8")
+    assert text.startswith("<!doctype html>") and text.rstrip().endswith("</html>")
+    assert stat.S_IMODE(path.stat().st_mode) == 0o666 & ~_umask()
+
+
+def _umask() -> int:
+    line = next(one for one in Path("/proc/self/status").read_text().splitlines() if one.startswith("Umask"))
+    return int(line.split()[1], 8)
+
+
+def test_an_earlier_page_is_replaced_and_a_link_to_it_kept(folder: Path, tmp_path: Path) -> None:
+    real, link = tmp_path / "real.html", tmp_path / "link.html"
+    real.write_text("old")
+    link.symlink_to(real)
+    assert bssearch("report", "toy", "--html", link, cwd=folder).returncode == 0
+    assert link.is_symlink() and real.read_text(encoding="utf-8").startswith("<!doctype html>")
+
+
+@pytest.mark.parametrize("option", ["--html", "--csv"])
+def test_what_cannot_be_written_is_named_and_nothing_is_left(folder: Path, tmp_path: Path, option: str) -> None:
+    taken = tmp_path / "taken"
+    taken.mkdir() if option == "--html" else taken.write_text("mine")
+    for path in (tmp_path / "nowhere" / "out", taken, tmp_path / ("x" * 300), Path("/dev/null"), Path("/proc/x")):
+        done = bssearch("report", "toy", option, path, cwd=folder)
+        assert (done.returncode, done.stdout) == (2, ""), path
+        assert str(path) in done.stderr
+    assert files(tmp_path) == {"taken"}
+    assert Path("/dev/null").is_char_device()
+
+
+def test_a_page_that_fails_leaves_the_earlier_one(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "report.html"
+    path.write_text("old")
+    monkeypatch.setattr(Path, "replace", _full_disk)
+    done = bssearch("report", "toy", "--html", path, cwd=folder)
+    assert done.returncode == 2
+    assert f"{path} cannot be written: No space left" in done.stderr
+    assert (files(tmp_path), path.read_text()) == ({"report.html"}, "old")
+
+
+def _full_disk(self: Path, target: Path) -> Path:
+    raise OSError(28, "No space left on device")
+
+
+@pytest.mark.parametrize("option", ["--html", "--csv"])
+def test_without_a_reached_trial_nothing_is_written(folder: Path, tmp_path: Path, option: str) -> None:
+    done = bssearch("report", "missed", option, tmp_path / "out", cwd=folder)
+    assert (done.returncode, done.stdout) == (5, "")
+    assert "nearest came trial 1 (batch 32) with 0.7" in done.stderr
+    assert files(tmp_path) == set()
+
+
+def test_without_plotly_it_says_what_to_install_and_the_tables_still_come(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing() -> None:
+        raise UsageError("the page needs plotly, which is not installed", hint="pip install '.[plots]'")
+
+    monkeypatch.setattr(page, "require_plots", missing)
+    done = bssearch("report", "toy", "--html", tmp_path / "out.html", cwd=folder)
+    assert done.returncode == 2
+    assert "pip install '.[plots]'" in done.stderr
+    assert files(tmp_path) == set()
+    assert bssearch("report", "toy", "--csv", tmp_path, cwd=folder).returncode == 0
+
+
+def read(path: Path) -> list[dict[str, str]]:
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_the_tables_hold_every_row(folder: Path, tmp_path: Path) -> None:
+    place = tmp_path / "tables"
+    done = bssearch("report", "toy", "--csv", place, cwd=folder)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines() == [str(place / name) for name in TABLES]
+    assert files(place) == set(TABLES)
+    trials, batches, observations = (read(place / name) for name in TABLES)
+    listed = json.loads(bssearch("trials", "toy", "--format", "json", cwd=folder).stdout)
+    assert [(int(one["number"]), float(one["time_to_target_s"]), one["state"]) for one in trials] == [
+        (one["number"], one["time_to_target_s"], one["state"]) for one in listed
+    ]
+    answer = json.loads(bssearch("best", "toy", "--format", "json", cwd=folder).stdout)
+    assert [(int(one["batch_size"]), float(one["time_to_target_s.median"])) for one in batches] == [
+        (one["batch_size"], one["time_to_target_s"]["median"]) for one in answer["batches"]
+    ]
+    assert batches[0]["ended.reached"] == "3"
+    assert len(observations) == 3 * len(trials)
+    assert [(one["trial"], one["step"], float(one["metric"])) for one in observations[:3]] == [
+        ("1", "0", 0.1),
+        ("1", "10", 0.8),
+        ("1", "20", 0.9),
+    ]
+
+
+def test_without_an_option_it_prints_the_answer_and_how_to_get_the_page(folder: Path) -> None:
+    done = bssearch("report", "toy", cwd=folder)
+    assert done.stdout == bssearch("best", "toy", cwd=folder).stdout
+    assert "bssearch report toy --html report.html" in done.stderr
+
+
+def compared(folder: Path, *studies: str) -> list[dict[str, Any]]:
+    done = bssearch("compare", *studies, "--format", "json", cwd=folder)
+    assert (done.returncode, done.stderr) == (0, "")
+    rows: list[dict[str, Any]] = json.loads(done.stdout)
+    return rows
+
+
+def test_studies_stand_side_by_side_each_on_its_own_device(folder: Path) -> None:
+    first, second = compared(folder, "toy", "slow")
+    answer = json.loads(bssearch("best", "toy", "--format", "json", cwd=folder).stdout)
+    assert (first["device"], first["precision"]) == ("Test CPU", "fp32")
+    assert (second["device"], second["precision"]) == ("Old CPU", "bf16")
+    assert first["optimal_batch_size"] == answer["optimal"]["batch_size"]
+    assert first["time_to_target_s"] == answer["optimal"]["time_to_target_s"]
+    assert first["flat_range"] == answer["flat_range"]
+    assert first["b_crit"] == answer["fit"]["b_crit"]
+    assert first["largest_that_fits"] == answer["largest_that_fits"]["batch_size"]
+    assert first["ratio_to_first"] == {"value": 1.0, "low": None, "high": None}
+    ratio: Mapping[str, float] = second["ratio_to_first"]
+    assert ratio["value"] == pytest.approx(3.0)
+    assert ratio["low"] < 3.0 < ratio["high"]
+    assert ratio["low"] * ratio["high"] == pytest.approx(9.0, rel=1e-3)
+
+
+def test_a_ratio_has_no_interval_below_three_runs_and_there_is_none_for_another_target(folder: Path) -> None:
+    first, single, harder, missed = compared(folder, "toy", "single", "harder", "missed")
+    assert single["ratio_to_first"]["value"] == pytest.approx(4.0 / first["time_to_target_s"]["median"])
+    assert (single["ratio_to_first"]["low"], single["ratio_to_first"]["high"]) == (None, None)
+    assert (harder["ratio_to_first"], harder["note"]) == (None, "other target")
+    assert missed["optimal_batch_size"] is None
+    assert "nearest came trial 1" in missed["note"]
+
+
+def test_the_comparison_for_people_and_for_spreadsheets(folder: Path) -> None:
+    done = bssearch("compare", "toy", "harder", "missed", cwd=folder)
+    assert done.returncode == 0
+    assert "other target" in done.stdout and "no trial reached the target" in done.stdout
+    assert "missed: none of 1 trials reached accuracy 0.9" in done.stderr
+    text = bssearch("compare", "toy", "slow", "--format", "csv", cwd=folder).stdout
+    assert [row["study"] for row in csv.DictReader(io.StringIO(text))] == ["toy", "slow"]
+
+
+def test_wrong_comparisons_say_so(folder: Path) -> None:
+    done = bssearch("compare", "toy", "nobody", cwd=folder)
+    assert (done.returncode, done.stdout) == (3, "")
+    assert "nobody" in done.stderr
+    assert bssearch("compare", "toy", cwd=folder).returncode == 2
+    assert bssearch("report", "nobody", "--html", "x.html", cwd=folder).returncode == 3
+
+
+def test_help_imports_neither_plotly_nor_jinja() -> None:
+    heavy = "{'plotly', 'jinja2', 'torch', 'optuna', 'pandas'}"
+    code = f"import bssearch.cli.app, sys; print(sorted({heavy} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
