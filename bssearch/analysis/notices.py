@@ -115,12 +115,18 @@ def _notices(spec: StudySpec, trials: Sequence[TrialRecord], verdict: Verdict) -
     default = [trial for trial in trials if trial.configuration.trains_like(baseline)]
     if default and not any(trial.state is TrialState.REACHED for trial in default):
         yield "default_missed", "the default configuration never reached the target within its limit"
-    shared = sum(trial.outcome is not None and trial.outcome.contended for trial in optimal.runs)
+    compared = [trial for trial in trials if trial.phase is Phase.CONFIRM] if verdict.confirmed else optimal.runs
+    shared = sum(trial.outcome is not None and trial.outcome.contended for trial in compared)
     if shared:
+        kind = "confirmation runs" if verdict.confirmed else "runs of the optimum"
         yield (
             "contended",
-            f"in {shared} of {optimal.estimate.runs} runs the device was not the optimum's alone: "
-            "they count with steps × step time measured in isolation",
+            f"in {shared} of {len(compared)} {kind} something else used the device: "
+            + (
+                "they are compared by steps × step time measured in isolation, all of them"
+                if optimal.measure.step_seconds is not None
+                else "these count with steps × step time measured in isolation"
+            ),
         )
     hits = [run.outcome for run in optimal.runs if run.outcome and run.state is TrialState.REACHED]
     if hits and all(outcome.last_miss_step == 0 for outcome in hits):

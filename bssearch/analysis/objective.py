@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
-from bssearch.records import Objective, Target, TrialRecord, TrialState
+from bssearch.records import Configuration, Objective, StepTime, Target, TrialRecord, TrialState
 
 Basis = Literal["measured", "steps_x_step_time"]
+
+StepSeconds = Mapping[tuple[int, int], float]
+"""Seconds of an optimizer step by (batch size, micro-batch size), timed in isolation."""
 
 FLAT = 1.05
 """Figures within this factor of the least are as good."""
@@ -24,11 +28,34 @@ class Measure:
     time_to_target: seconds. samples_to_target: samples. cost_to_target: hours × devices × price, in the currency of
     the price. energy_to_target: joules of the device, mean power × seconds. metric_in_budget: see
     `metric_figure`.
+
+    Seconds of a trial are those it would take alone: the measured ones, or steps × its own step time where something
+    else used the device. With ``step_seconds`` they are steps × these, contended or not; see `between`.
     """
 
     objective: Objective = Objective.TIME_TO_TARGET
     target: Target | None = None
     price_per_device_hour: float = 1.0
+    step_seconds: StepSeconds | None = None
+
+    def between(self, runs: Sequence[TrialRecord], step_seconds: StepSeconds) -> Measure:
+        """Return the measure that compares runs by seconds of one kind.
+
+        Those measured where every run had its device to itself, else steps × step time for all of them: as it is known
+        now (``step_seconds``), or else as the newest run in the same micro-batches had it. Where a run has neither,
+        each keeps its own.
+        """
+        if all(trial_basis(run) == "measured" for run in runs):
+            return self
+        known = {**_step_seconds_of(runs), **step_seconds}
+        complete = all(split(run.configuration) in known for run in runs)
+        return replace(self, step_seconds=known) if complete else self
+
+    def basis(self, trial: TrialRecord) -> Basis:
+        """Return of which kind a trial's seconds are."""
+        if self.step_seconds is not None and split(trial.configuration) in self.step_seconds:
+            return "steps_x_step_time"
+        return trial_basis(trial)
 
     def of(self, trial: TrialRecord) -> float | None:
         """Return a trial's figure, or None where it has none: it missed the target, or something was not measured."""
@@ -44,7 +71,7 @@ class Measure:
         if self.objective is Objective.SAMPLES_TO_TARGET:
             steps = outcome.steps_to_target
             return None if steps is None else float(steps * trial.configuration.batch_size)
-        return self._of_seconds(trial, seconds_to_target(trial))
+        return self._of_seconds(trial, self._seconds(trial, outcome.steps_to_target, seconds_to_target(trial)))
 
     def bound(self, trial: TrialRecord) -> float | None:
         """Return what a stopped trial's figure is more than, by when the target was last seen to be missed.
@@ -57,9 +84,17 @@ class Measure:
         if self.objective is Objective.SAMPLES_TO_TARGET:
             step = outcome.last_miss_step
             return None if step is None else float(step * trial.configuration.batch_size)
-        if self.objective is Objective.METRIC_IN_BUDGET or outcome.contended:
+        if self.objective is Objective.METRIC_IN_BUDGET:
             return None
-        return self._of_seconds(trial, outcome.last_miss_seconds)
+        measured = None if outcome.contended else outcome.last_miss_seconds
+        return self._of_seconds(trial, self._seconds(trial, outcome.last_miss_step, measured))
+
+    def _seconds(self, trial: TrialRecord, steps: int | None, own: float | None) -> float | None:
+        """Return what a trial's steps take by ``step_seconds``; its own seconds where its split is not among them."""
+        known = None if self.step_seconds is None else self.step_seconds.get(split(trial.configuration))
+        if known is None:
+            return own
+        return None if steps is None else steps * known
 
     def _of_seconds(self, trial: TrialRecord, seconds: float | None) -> float | None:
         if seconds is None:
@@ -100,6 +135,30 @@ def metric_figure(metric: float, target: Target) -> float:
 def metric_scale(target: Target) -> float:
     """Return what a metric is multiplied by before it becomes the exponent of its figure."""
     return math.log(FLAT) / (AS_GOOD * (abs(target.value) or 1.0))
+
+
+def split(configuration: Configuration) -> tuple[int, int]:
+    """Return (batch size, micro-batch size)."""
+    return configuration.batch_size, configuration.micro_batch_size
+
+
+def step_seconds_of(probes: Iterable[StepTime]) -> StepSeconds:
+    """Return the step times that were measured; of several of a split, the first that had the device to itself."""
+    timed = [(one.contended, (one.batch_size, one.micro_batch_size), one.step_seconds) for one in probes]
+    known: dict[tuple[int, int], float] = {}
+    for _, place, seconds in sorted(timed, key=lambda one: one[0]):
+        if seconds is not None:
+            known.setdefault(place, seconds)
+    return known
+
+
+def _step_seconds_of(runs: Iterable[TrialRecord]) -> dict[tuple[int, int], float]:
+    """Return the step times that the products of runs were made with, of each split the newest run's."""
+    return {
+        split(run.configuration): run.steps_x_step_time_s / run.outcome.steps_to_target
+        for run in sorted(runs, key=lambda run: run.number)
+        if run.outcome is not None and run.outcome.steps_to_target and run.steps_x_step_time_s is not None
+    }
 
 
 def seconds_to_target(trial: TrialRecord, basis: Basis | None = None) -> float | None:

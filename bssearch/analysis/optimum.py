@@ -7,9 +7,10 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from types import MappingProxyType
 from typing import Literal
 
-from bssearch.analysis.objective import FLAT, TIME, Measure, seconds_to_target
+from bssearch.analysis.objective import FLAT, TIME, Measure, StepSeconds, seconds_to_target
 from bssearch.analysis.time_to_target import Estimate, estimate, ratio_upper_bound
 from bssearch.records import Configuration, Phase, TrialRecord, TrialState
 
@@ -33,7 +34,12 @@ class Candidate:
     @cached_property
     def time(self) -> Estimate:
         """Return the time-to-target over the runs, whatever the objective."""
-        return self.estimate if self.measure == TIME else estimate(self.runs)
+        return self.estimate if self._times == self.measure else estimate(self.runs, self._times)
+
+    @property
+    def _times(self) -> Measure:
+        """Return the measure of time, in seconds of the same kind."""
+        return replace(TIME, step_seconds=self.measure.step_seconds)
 
     @property
     def is_confirmed(self) -> bool:
@@ -48,7 +54,7 @@ class Candidate:
     @property
     def watched_seconds(self) -> float:
         """Return the train seconds at which the target was last seen to be missed, in the longest run."""
-        return max((TIME.bound(run) or 0.0 for run in self.runs), default=0.0)
+        return max((self._times.bound(run) or 0.0 for run in self.runs), default=0.0)
 
     @property
     def lower_bound(self) -> float | None:
@@ -58,7 +64,7 @@ class Candidate:
     @property
     def lower_bound_s(self) -> float | None:
         """Return what the median seconds to the target are longer than, where they are not known."""
-        return self._lower_bound(TIME, self.time)
+        return self._lower_bound(self._times, self.time)
 
     def _lower_bound(self, measure: Measure, known: Estimate) -> float | None:
         """Return the median of the figures, with last misses for those that are not known.
@@ -163,7 +169,12 @@ def repeats(trials: Sequence[TrialRecord], measure: Measure = TIME) -> list[Cand
     ]
 
 
-def decide(trials: Sequence[TrialRecord], confirmation_runs: int, measure: Measure = TIME) -> Verdict | None:
+def decide(
+    trials: Sequence[TrialRecord],
+    confirmation_runs: int,
+    measure: Measure = TIME,
+    step_seconds: StepSeconds = MappingProxyType({}),
+) -> Verdict | None:
     """Return the verdict over a study's trials, or None where none has a figure: no trial reached the target.
 
     Where every finalist has had its confirmation runs, they alone decide; a batch size without any keeps its best
@@ -171,11 +182,15 @@ def decide(trials: Sequence[TrialRecord], confirmation_runs: int, measure: Measu
     fresh seeds missed the target is not recommended for the one seed that reached it.
 
     Recommended is the smallest batch size shown to be within 5 % of the least median, else that with the least.
+
+    Where something else used the device during a confirmation run, all are compared by steps × ``step_seconds``.
     """
     counted = [trial for trial in trials if trial.state.is_finished and not trial.state.is_missing]
-    confirmed = repeats([trial for trial in counted if trial.phase is Phase.CONFIRM], measure)
+    fresh = [trial for trial in counted if trial.phase is Phase.CONFIRM]
     if not is_complete(trials, confirmation_runs):
-        confirmed = []
+        fresh = []
+    measure = measure.between(fresh, step_seconds)
+    confirmed = repeats(fresh, measure)
     refuted = {one.configuration.key for one in confirmed if not math.isfinite(one.value)}
     searched = [Candidate(trial.configuration, (trial,), measure) for trial in counted if trial.phase is Phase.SEARCH]
     if refuted:

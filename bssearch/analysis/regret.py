@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from bssearch.analysis.objective import trial_basis
+from bssearch.analysis.objective import StepSeconds
 from bssearch.analysis.optimum import Candidate
 from bssearch.analysis.time_to_target import ratio_interval, student_t
-from bssearch.records import Configuration, Objective, TrialRecord, TrialState
+from bssearch.records import Objective, TrialState
 
 Finding = Literal["held", "broke", "undecided", "not_run"]
 
@@ -56,7 +56,9 @@ class Judgement:
         return Judgement(other.get(self.finding, self.finding), self.reason, self.regret)
 
 
-def judge(rule: Candidate, tuned: Candidate, *, wanted: int, limit: float) -> Judgement:
+def judge(
+    rule: Candidate, tuned: Candidate, step_seconds: StepSeconds = MappingProxyType({}), *, wanted: int, limit: float
+) -> Judgement:
     """Return what the runs of a rule's configuration say against those of the tuned one, which has reached the target.
 
     ``wanted`` is how many runs were to be made, ``limit`` the train seconds that each may take. Held: the upper end of
@@ -64,7 +66,7 @@ def judge(rule: Candidate, tuned: Candidate, *, wanted: int, limit: float) -> Ju
     reached the target; where others used the device meanwhile, only if their steps show a regret above `BROKE`.
     Undecided otherwise; without an interval always. Seconds are of one kind, see `on_one_basis`.
     """
-    rule, tuned, basis = on_one_basis(rule, tuned)
+    rule, tuned, basis = on_one_basis(rule, tuned, step_seconds)
     made, reached = len(rule.runs), rule.estimate.reached
     if not reached:
         regret = _at_least(rule, tuned, limit)
@@ -90,46 +92,14 @@ def judge(rule: Candidate, tuned: Candidate, *, wanted: int, limit: float) -> Ju
     return Judgement("broke" if regret.low > BROKE else "undecided", method, regret)
 
 
-def on_one_basis(rule: Candidate, tuned: Candidate) -> tuple[Candidate, Candidate, str]:
-    """Return both with seconds of one kind, and which where it is not the measured ones.
+def on_one_basis(rule: Candidate, tuned: Candidate, step_seconds: StepSeconds) -> tuple[Candidate, Candidate, str]:
+    """Return both with seconds of one kind, and which where it is not the measured ones; see `Measure.between`.
 
-    Those are taken where every run had its device to itself. Else all are steps × step time, of the newest run in the
-    same micro-batches: at one batch size it falls out of the ratio.
+    At one batch size the step time falls out of the ratio.
     """
-    runs = (*rule.runs, *tuned.runs)
-    if all(trial_basis(run) == "measured" for run in runs):
-        return rule, tuned, ""
-    seconds = [_step_seconds(runs, one.configuration) for one in (rule, tuned)]
-    if seconds[0] is None or seconds[1] is None:
-        return rule, tuned, ""
-    return _with_products(rule, seconds[0]), _with_products(tuned, seconds[1]), " in steps × step time"
-
-
-def _step_seconds(runs: Sequence[TrialRecord], configuration: Configuration) -> float | None:
-    """Return the step time that the newest run in a configuration's micro-batches was multiplied with."""
-    split = (configuration.batch_size, configuration.micro_batch_size)
-    known = [
-        (run.number, run.steps_x_step_time_s / run.outcome.steps_to_target)
-        for run in runs
-        if (run.configuration.batch_size, run.configuration.micro_batch_size) == split
-        if run.outcome is not None and run.outcome.steps_to_target and run.steps_x_step_time_s is not None
-    ]
-    return max(known)[1] if known else None
-
-
-def _with_products(candidate: Candidate, step_seconds: float) -> Candidate:
-    """Return a candidate whose runs took, and were seen to miss the target at, their steps × the step time."""
-    return replace(candidate, runs=tuple(_with_product(run, step_seconds) for run in candidate.runs))
-
-
-def _with_product(run: TrialRecord, step_seconds: float) -> TrialRecord:
-    outcome = run.outcome
-    if outcome is None:
-        return run
-    steps, miss = outcome.steps_to_target, outcome.last_miss_step
-    seconds = None if steps is None else steps * step_seconds
-    missed = None if miss is None else miss * step_seconds
-    return replace(run, outcome=replace(outcome, contended=False, time_to_target_s=seconds, last_miss_seconds=missed))
+    measure = tuned.measure.between((*rule.runs, *tuned.runs), step_seconds)
+    said = "" if measure.step_seconds is None else " in steps × step time"
+    return replace(rule, measure=measure), replace(tuned, measure=measure), said
 
 
 def _regret(rule: Candidate, tuned: Candidate) -> tuple[Regret, str]:

@@ -27,7 +27,7 @@ from bssearch.analysis.generalisation import generalisation
 from bssearch.analysis.joint import fit_and_predict, predicted_figures
 from bssearch.analysis.measured import measured
 from bssearch.analysis.notices import about_generalisation, notices
-from bssearch.analysis.objective import Measure
+from bssearch.analysis.objective import Measure, step_seconds_of
 from bssearch.analysis.optimum import Candidate, Verdict, decide, runs_to_settle
 from bssearch.analysis.settled import standing
 from bssearch.errors import TargetNotReachedError
@@ -64,7 +64,7 @@ def build_answer(
     """
     trials = [one for one in trials if one.phase is not Phase.CONFIRM or _may_fit(memory, one)]
     measure = Measure(spec.objective, study.target, spec.price_per_device_hour or 1.0)
-    verdict = decide(trials, spec.confirm.runs, measure)
+    verdict = decide(trials, spec.confirm.runs, measure, step_seconds_of(probes.values()))
     if verdict is None or study.environment is None:
         raise _not_reached(study, trials)
     tuned = tuning(spec, trials, verdict)
@@ -96,7 +96,7 @@ def build_answer(
         largest_that_fits=largest,
         speedup=Speedup(
             over_largest=_ratio(verdict, verdict.by_batch.get(largest.batch_size)),
-            over_default=_ratio(verdict, _default(spec, trials, measure)),
+            over_default=_ratio(verdict, _default(spec, trials, verdict.optimal.measure)),
         ),
         batches=batches,
         fit=fit,

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from bssearch.analysis.answer import Answer, CriticalBatch
 from bssearch.analysis.measured import NoiseAnswer
+from bssearch.analysis.objective import StepSeconds
 from bssearch.analysis.optimum import Candidate
 from bssearch.analysis.regret import NONE, Finding, Judgement, Regret, judge
 from bssearch.records import StepTime
@@ -49,6 +50,7 @@ def about_memory(
     spec: StudySpec,
     answer: Answer,
     optima: Mapping[int, Candidate],
+    step_seconds: StepSeconds,
     memory: MemoryBoundary,
     train_samples: int | None,
 ) -> Evidence:
@@ -75,7 +77,7 @@ def about_memory(
     for one in (tuned, there):
         if not one.is_confirmed:
             return _not_run(size, f"{where}; batch {one.configuration.batch_size} has no complete confirmation")
-    judgement = judge(there, tuned, wanted=len(there.runs), limit=spec.budget.trial_train_seconds)
+    judgement = judge(there, tuned, step_seconds, wanted=len(there.runs), limit=spec.budget.trial_train_seconds)
     reason = f"{judgement.reason}; {where}, against the optimum's batch {answer.optimal.batch_size}"
     return Evidence(size, Judgement(judgement.finding, reason, judgement.regret), numbers)
 
@@ -179,7 +181,8 @@ def about_accumulation(spec: StudySpec, step_times: Collection[StepTime]) -> lis
     """
     found = []
     for size in sorted({one.batch_size for one in step_times}):
-        here = [one for one in step_times if one.batch_size == size and one.step_seconds]
+        timed = [one for one in step_times if one.batch_size == size and one.step_seconds]
+        here = sorted(timed, key=lambda one: one.contended)
         whole = next((one for one in here if one.micro_batch_size == size), None)
         split = min(
             (one for one in here if one.micro_batch_size < size), key=lambda one: one.micro_batch_size, default=None

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pydantic import BaseModel, ConfigDict
 
 from bssearch.analysis.answer import Answer, Parameters, parameters_of
-from bssearch.analysis.objective import Measure
+from bssearch.analysis.objective import Measure, StepSeconds, step_seconds_of
 from bssearch.analysis.optimum import Candidate, decide
 from bssearch.analysis.regret import NONE, Finding, Judgement, Regret, judge
 from bssearch.analysis.rule_book import GIVES, Rule
@@ -107,18 +107,19 @@ def audit(
     known, says whether the whole training part fits into memory.
     """
     wanted = spec.confirm.runs if runs is None else runs
-    found = cases(spec, trials, answer, memory)
-    optima = tuned_optima(spec, trials, memory)
+    found = cases(spec, trials, answer, step_times, memory)
+    optima = tuned_optima(spec, trials, step_times, memory)
     spent = spent_train_seconds(spec, trials, found)
     is_spent = train_seconds is not None and spent >= train_seconds
     unmade = _why_unmade(spec, train_seconds if is_spent else None)
     measured = [
-        (Rule.MEMORY, about_memory(spec, answer, optima, memory, train_samples)),
+        (Rule.MEMORY, about_memory(spec, answer, optima, step_seconds_of(step_times), memory, train_samples)),
         (Rule.NOISE_SCALE, about_noise_scale(spec, answer)),
         (Rule.GENERALISATION, about_generalisation(spec, answer)),
         *((Rule.ACCUMULATION, one) for one in about_accumulation(spec, step_times)),
     ]
-    rules = [_of_case(spec, trials, case, wanted, unmade) for case in found]
+    step_seconds = step_seconds_of(step_times)
+    rules = [_of_case(spec, trials, case, step_seconds, wanted, unmade) for case in found]
     rules += [_finding(rule, one.batch_size, None, one.judgement, one.trial_numbers) for rule, one in measured]
     return Audit(
         study=answer.study,
@@ -129,7 +130,11 @@ def audit(
 
 
 def cases(
-    spec: StudySpec, trials: Sequence[TrialRecord], answer: Answer, memory: MemoryBoundary = UNKNOWN
+    spec: StudySpec,
+    trials: Sequence[TrialRecord],
+    answer: Answer,
+    step_times: Collection[StepTime] = (),
+    memory: MemoryBoundary = UNKNOWN,
 ) -> list[Case]:
     """Return every rule that gives a configuration, at the optimum's batch size and at the largest.
 
@@ -137,7 +142,7 @@ def cases(
     batch size no rule changes anything.
     """
     base = spec.default_configuration
-    optima = tuned_optima(spec, trials, memory)
+    optima = tuned_optima(spec, trials, step_times, memory)
     largest = max(
         (size for size, one in optima.items() if one.is_confirmed and one.configuration.accumulation_steps == 1),
         default=answer.largest_that_fits.batch_size,
@@ -150,14 +155,17 @@ def cases(
 
 
 def tuned_optima(
-    spec: StudySpec, trials: Sequence[TrialRecord], memory: MemoryBoundary = UNKNOWN
+    spec: StudySpec,
+    trials: Sequence[TrialRecord],
+    step_times: Collection[StepTime] = (),
+    memory: MemoryBoundary = UNKNOWN,
 ) -> Mapping[int, Candidate]:
     """Return the best candidate of each batch size, as the answer has it; see `decide`."""
     measure = Measure(spec.objective, spec.record_target, spec.price_per_device_hour or 1.0)
     fitting = [
         one for one in trials if one.phase is not Phase.CONFIRM or memory.may_fit(one.configuration.micro_batch_size)
     ]
-    verdict = decide(fitting, spec.confirm.runs, measure)
+    verdict = decide(fitting, spec.confirm.runs, measure, step_seconds_of(step_times))
     return {} if verdict is None else verdict.by_batch
 
 
@@ -251,7 +259,14 @@ def _case(spec: StudySpec, rule: Rule, batch_size: int, tuned: Candidate | None)
     return Case(rule, batch_size, given, tuned)
 
 
-def _of_case(spec: StudySpec, trials: Sequence[TrialRecord], case: Case, wanted: int, unmade: str) -> RuleFinding:
+def _of_case(
+    spec: StudySpec,
+    trials: Sequence[TrialRecord],
+    case: Case,
+    step_seconds: StepSeconds,
+    wanted: int,
+    unmade: str,
+) -> RuleFinding:
     if case.configuration is None or case.tuned is None:
         return _finding(case.rule, case.batch_size, None, Judgement("not_run", case.reason), ())
     if case.is_tuned:
@@ -259,7 +274,7 @@ def _of_case(spec: StudySpec, trials: Sequence[TrialRecord], case: Case, wanted:
         judgement, runs = Judgement("held", said, NONE), case.tuned.runs
     else:
         runs = runs_of(spec, trials, case.configuration)
-        judgement = _of_runs(spec, trials, case, runs, wanted, unmade)
+        judgement = _of_runs(spec, trials, case, runs, step_seconds, wanted, unmade)
     if case.rule is Rule.WARMUP:
         judgement = judgement.reversed()
     return _finding(case.rule, case.batch_size, case.configuration, judgement, [run.number for run in runs])
@@ -270,6 +285,7 @@ def _of_runs(
     trials: Sequence[TrialRecord],
     case: Case,
     runs: tuple[TrialRecord, ...],
+    step_seconds: StepSeconds,
     wanted: int,
     unmade: str,
 ) -> Judgement:
@@ -280,7 +296,7 @@ def _of_runs(
     measure = case.tuned.measure
     tuned = Candidate(case.tuned.configuration, runs_of(spec, trials, case.tuned.configuration), measure)
     rule = Candidate(case.configuration, runs, measure)
-    judgement = judge(rule, tuned, wanted=wanted, limit=spec.budget.trial_train_seconds)
+    judgement = judge(rule, tuned, step_seconds, wanted=wanted, limit=spec.budget.trial_train_seconds)
     why = f"{judgement.reason}; {_difference(case.configuration, tuned.configuration)}"
     if len(runs) < wanted and judgement.finding == "undecided":
         why += f"; {_why_in_vain(trials, case.configuration) or unmade}"

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bssearch.analysis.objective import TIME, Basis, Measure, trial_basis
+from bssearch.analysis.objective import TIME, Basis, Measure
 from bssearch.records import TrialRecord
 
 CONFIDENCE = 0.95
@@ -39,13 +39,13 @@ class Estimate:
 def estimate(runs: Sequence[TrialRecord], measure: Measure = TIME) -> Estimate:
     """Return the figure of one configuration from repeats of it, by default its time-to-target in seconds.
 
-    Seconds of a repeat are those it would take alone: the measured ones, or steps × step time where it was contended;
-    ``basis`` names what most have. A run that missed the target counts as longer than all others.
+    ``basis`` names of which kind the seconds of most are. A run that missed the target counts as longer than all
+    others.
 
     The interval is Student's t on logarithms: seed noise is multiplicative, and the exponential of the mean logarithm
     is the median of a log-normal. It is widened to hold the median of the runs, where they are not.
     """
-    products = sum(trial_basis(run) == "steps_x_step_time" for run in runs)
+    products = sum(measure.basis(run) == "steps_x_step_time" for run in runs)
     basis: Basis = "steps_x_step_time" if products and 2 * products >= len(runs) else "measured"
     values = [value for run in runs if (value := measure.of(run)) is not None and value > 0]
     logs = [math.log(value) for value in values]

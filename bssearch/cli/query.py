@@ -288,6 +288,7 @@ def _store(db: str | None) -> Store:
 
 
 def study_name(store: Store, given: str | None) -> str:
+    """Return the study that is named, or the only one there is. Raises `NotFoundError` and `UsageError`."""
     if given is not None:
         return given
     found = store.studies()

@@ -10,7 +10,7 @@ from bssearch.analysis.answer import Answer
 from bssearch.analysis.rules import Audit, Case, audit, cases, is_result, spent_train_seconds
 from bssearch.errors import UsageError
 from bssearch.probes.cadence import probe_record
-from bssearch.records import Phase, StepTime, TrialRecord, TrialState
+from bssearch.records import Phase, TrialRecord, TrialState
 from bssearch.search.answers import answer
 from bssearch.search.calibration import default_at
 from bssearch.search.confirm import ConfirmationRun, Made
@@ -55,19 +55,17 @@ def audit_stored(
     runs: int | None = None,
     train_seconds: float | None = None,
     train_samples: int | None = None,
-    measured: Sequence[StepTime] = (),
 ) -> Audit:
     """Judge the rules by what is stored of a study in an open store; nothing is run. See `bssearch.analysis.rules`.
 
-    ``measured`` are step times beside those that are stored. Raises `NotFoundError`, and `TargetNotReachedError` where
-    no trial reached the target.
+    Raises `NotFoundError`, and `TargetNotReachedError` where no trial reached the target.
     """
     found = answer(store, study)
     return audit(
         StudySpec.model_validate(store.study(study).spec),
         store.trials(study),
         found,
-        [*store.probes(study).values(), *measured],
+        store.step_times(study),
         store.memory_boundary(study),
         runs=runs,
         train_seconds=train_seconds,
@@ -115,17 +113,23 @@ def audit_study(
         make_executor=make_executor,
     ) as place:
         found = answer(place.store, spec.name)
-        known = cases(spec, place.store.trials(spec.name), found, place.store.memory_boundary(spec.name))
+        known = cases(
+            spec,
+            place.store.trials(spec.name),
+            found,
+            place.store.step_times(spec.name),
+            place.store.memory_boundary(spec.name),
+        )
         place.listener.note(f"auditing with {runs or spec.confirm.runs} runs each, {budget:g} train seconds in all")
         driver = Driver(spec, place.store, place.executor, place.environment, place.listener)
         driver.run_planned(next_job(known, runs or spec.confirm.runs, budget), Phase.AUDIT)
+        time_accumulation(spec, place, found)
         return audit_stored(
             place.store,
             spec.name,
             runs=runs,
             train_seconds=budget,
             train_samples=place.executor.describe().train_samples,
-            measured=time_accumulation(spec, place, found),
         )
 
 
@@ -176,7 +180,7 @@ def seeds_of(spec: StudySpec, case: Case, runs: int) -> list[int]:
     return list(dict.fromkeys([*had, *further]))[:runs]
 
 
-def time_accumulation(spec: StudySpec, place: OpenStudy, found: Answer) -> list[StepTime]:
+def time_accumulation(spec: StudySpec, place: OpenStudy, found: Answer) -> None:
     """Time the optimum's batch size and the largest that runs at once in micro-batches, and store that.
 
     What was timed in the same micro-batches before keeps its first figures. Raises `LaunchError` where the worker dies.
@@ -184,7 +188,6 @@ def time_accumulation(spec: StudySpec, place: OpenStudy, found: Answer) -> list[
     known = place.store.probes(spec.name, place.environment)
     whole = [size for size, probe in known.items() if probe.micro_batch_size == size]
     sizes = sorted({found.optimal.batch_size, max(whole, default=0)} & set(whole))
-    timed: list[StepTime] = []
     for size in sizes:
         count = next((count for count in MICRO_BATCHES if size % count == 0), None)
         if count is None:
@@ -196,8 +199,6 @@ def time_accumulation(spec: StudySpec, place: OpenStudy, found: Answer) -> list[
         # Trials at a batch size keep one cadence, whatever micro-batches they run in.
         probe = replace(probe, eval_every_steps=known[size].eval_every_steps)
         place.store.save_probe(spec.name, place.environment, probe)
-        timed.append(probe)
-    return timed
 
 
 def _counts(spec: StudySpec, trial: TrialRecord) -> bool:

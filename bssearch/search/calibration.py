@@ -21,13 +21,18 @@ SECONDS_LIMIT = 0.5
 
 
 def missing_step_times(spec: StudySpec, store: Store, environment: Environment) -> list[int]:
-    """Return the batch sizes of a study that nobody has timed yet in the largest micro-batches that may fit."""
+    """Return the batch sizes of a study that nobody has timed yet in the largest micro-batches that may fit.
+
+    And those that were timed while something else used the device: they are timed again whenever a driver begins.
+    """
     known = store.probes(spec.name, environment)
     memory = store.memory_boundary(spec.name, environment)
 
     def is_missing(size: int) -> bool:
         micro = choose_micro_batch(size, spec.space.max_micro_batch_size, memory)
-        return size not in known or (micro is not None and micro > known[size].micro_batch_size)
+        if size not in known or known[size].contended:
+            return True
+        return micro is not None and micro > known[size].micro_batch_size
 
     return [size for size in spec.batch_sizes if is_missing(size)]
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
-from bssearch.analysis.objective import FLAT
+from bssearch.analysis.objective import FLAT, step_seconds_of
 from bssearch.analysis.optimum import Verdict, decide, runs_to_settle
 from bssearch.analysis.settled import Standing, standing
 from bssearch.records import Configuration, Phase, TrialRecord, TrialState
@@ -97,7 +97,8 @@ def in_force(history: History, trials: Sequence[TrialRecord]) -> list[TrialRecor
 def verdict_of(history: History, trials: Sequence[TrialRecord]) -> Verdict | None:
     """Return the verdict over the search and its confirmation trials, None where no trial reached the target."""
     counted = [*history.trials, *in_force(history, trials)]
-    return decide(counted, history.spec.confirm.runs, history.measure)
+    timed = step_seconds_of(history.probes.values())
+    return decide(counted, history.spec.confirm.runs, history.measure, timed)
 
 
 def ending(history: History) -> str | None:

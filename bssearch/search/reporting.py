@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from pydantic import BaseModel, ConfigDict
 
 from bssearch.analysis.answer import Answer, CriticalBatch, Time
+from bssearch.analysis.objective import TIME, step_seconds_of
 from bssearch.analysis.page import StudyPicture
 from bssearch.analysis.plots import curve_trials
 from bssearch.analysis.rules import audit
@@ -69,7 +71,7 @@ def picture_of(store: Store, name: str) -> StudyPicture:
         answer=found,
         trials=trials,
         curves={size: curves[number] for size, number in chosen.items()},
-        audit=audit(spec, trials, found, store.probes(name).values(), store.memory_boundary(name)) if audited else None,
+        audit=audit(spec, trials, found, store.step_times(name), store.memory_boundary(name)) if audited else None,
     )
 
 
@@ -104,7 +106,11 @@ class _Compared:
         except TargetNotReachedError as error:
             self.missed = error.message
             return
-        self.time = estimate([store.trial(name, number) for number in self.answer.optimal.trial_numbers])
+        runs = [store.trial(name, number) for number in self.answer.optimal.trial_numbers]
+        time, measure = self.answer.optimal.time_to_target_s, TIME
+        if time is not None and time.basis == "steps_x_step_time":
+            measure = replace(TIME, step_seconds=step_seconds_of(store.probes(name).values()))
+        self.time = estimate(runs, measure)
 
     def beside(self, first: _Compared) -> Comparison:
         """Return the study's row in a comparison with the first."""

@@ -7,7 +7,7 @@ once accumulates smaller micro-batches, so that only a model of which not even o
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 from bssearch.records import ProbeRecord
@@ -81,8 +81,9 @@ def choose_micro_batch(batch_size: int, max_micro_batch_size: int | None, memory
 def in_force(timed: Iterable[ProbeRecord], memory: MemoryBoundary) -> dict[int, ProbeRecord]:
     """Return by batch size the step time of the split that its trials run with, of all that were timed.
 
-    It is the one with the largest micro-batch below the boundary; of several with it the first. Batch sizes of which
-    no such split was timed are left out.
+    It is the one with the largest micro-batch below the boundary; of several with it the first that had the device to
+    itself, else the first; always with the first one's cadence, which trials keep. Batch sizes of which no such split
+    was timed are left out.
     """
     found: dict[int, ProbeRecord] = {}
     for probe in timed:
@@ -91,4 +92,6 @@ def in_force(timed: Iterable[ProbeRecord], memory: MemoryBoundary) -> dict[int, 
         known = found.get(probe.batch_size)
         if known is None or probe.micro_batch_size > known.micro_batch_size:
             found[probe.batch_size] = probe
+        elif probe.micro_batch_size == known.micro_batch_size and known.contended and not probe.contended:
+            found[probe.batch_size] = replace(probe, eval_every_steps=known.eval_every_steps)
     return found

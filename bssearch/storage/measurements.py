@@ -58,6 +58,13 @@ class Measurements(Database):
             return in_force(timed, self._boundary(connection, study_id, environment))
 
     @patiently
+    def step_times(self, study: str) -> list[ProbeRecord]:
+        """Return every step time that was measured for a study, in every split, in the order of measuring."""
+        with self._reading() as connection:
+            query = PROBES.where(ProbeRow.study_id == self._study_id(connection, study))
+            return [from_columns(ProbeRecord, row) for row in connection.execute(query).mappings()]
+
+    @patiently
     def memory_boundary(self, study: str, environment: Environment | None = None) -> MemoryBoundary:
         """Return which micro-batch sizes fit into the memory of an environment, by default the largest a trial ran in.
 

@@ -38,9 +38,12 @@ def test_the_noise_scale_is_measured_at_the_default_and_shown_by_best(folder: Pa
     found = json.loads(done.stdout)
     assert (found["study"], found["batch_size"]) == ("task", 32)
     assert found["noise_passes"] >= 8 and found["noise_low"] > 0 and found["noise_adam_scale"] is None
+    with open_store(f"sqlite:///{folder / 'bssearch.db'}", write=False) as store:
+        shared = [str(size) for size, probe in store.probes("task").items() if probe.contended]
     ran = bssearch("run", "task.yaml", cwd=folder)
     assert ran.returncode == 0, ran.stderr
-    assert "timing steps" not in ran.stderr
+    told = [line for line in ran.stderr.splitlines() if line.startswith("timing steps")]
+    assert told == ([f"timing steps at batch sizes {', '.join(shared)}"] if shared else [])
     assert "Gradient noise scale near the target:" in ran.stdout
     best = json.loads(bssearch("best", "--format", "json", cwd=folder).stdout)
     assert best["measured"]["noise_scale"]["low"] == found["noise_low"]
