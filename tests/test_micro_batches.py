@@ -47,3 +47,11 @@ def test_the_step_time_in_force_is_that_of_the_largest_split_below_the_boundary(
     assert in_force(timed, MemoryBoundary(too_large=64)) == {64: half}
     assert in_force(timed, MemoryBoundary(too_large=17)) == {64: quarter}
     assert in_force(timed, MemoryBoundary(too_large=16)) == {}
+
+
+def test_a_step_time_measured_alone_takes_the_place_of_one_that_was_not_but_for_its_cadence() -> None:
+    shared = make_probe(64, step_seconds=9.0, contended=True, eval_every_steps=3)
+    alone = make_probe(64, step_seconds=1.0, eval_every_steps=7)
+    later = make_probe(64, step_seconds=2.0, eval_every_steps=8)
+    assert in_force([shared, alone, later], UNKNOWN) == {64: make_probe(64, step_seconds=1.0, eval_every_steps=3)}
+    assert in_force([alone, shared], UNKNOWN) == {64: alone}

@@ -230,14 +230,16 @@ class Gap(Model):
 class FinalMetrics(Model):
     """What the runs of one configuration came to at the end of their budget: medians over ``runs``.
 
-    ``ended_early`` counts the runs that did not come to the end, as one that diverged does; they are left out. The
-    metrics are null where all are, and the gap where there is nothing to compare.
+    ``ended_early`` counts the runs that did not come to the end, as one that diverged does; they are left out.
+    ``contended`` counts those during which something else used the device. The metrics are null where all are left
+    out, and the gap where there is nothing to compare.
     """
 
     batch_size: int
     parameters: Parameters
     runs: int
     ended_early: int
+    contended: int
     final_metric: float | None
     test_metric: float | None
     gap: Gap | None

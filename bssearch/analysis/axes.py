@@ -11,6 +11,8 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from bssearch.analysis.numbers import number
+
 Figure = dict[str, Any]
 
 INK, MUTED, GRID, PAGE, PANEL = "var(--ink)", "var(--muted)", "var(--grid)", "var(--page)", "var(--panel)"
@@ -19,16 +21,6 @@ MOST_TICKS = 12
 LONGEST_LABEL = 40
 PADDING = 0.06
 """Of an axis, on either side of what it shows."""
-
-
-def number(value: float) -> str:
-    """Return a number for people: three significant digits, thousands apart, no exponent where none is needed."""
-    if value == 0 or not 1e-4 <= abs(value) < 1e9:
-        return f"{value:.3g}"
-    if abs(value) >= 999.5:
-        digits = 2 - math.floor(math.log10(abs(value)))
-        return f"{round(value, digits):,.0f}"
-    return f"{value:.3g}"
 
 
 def label(text: object) -> str:

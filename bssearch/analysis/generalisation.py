@@ -112,6 +112,7 @@ class _Repeats:
             parameters=parameters_of(self.configuration),
             runs=len(self.finals),
             ended_early=len(self.runs) - len(self.whole),
+            contended=sum(run.outcome is not None and run.outcome.contended for run in self.whole),
             final_metric=statistics.median(self.finals) if self.finals else None,
             test_metric=statistics.median(measured) if measured else None,
             gap=self.gap_to(best),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bssearch.analysis.answer import Answer, Figure, Ratio, Time
+from bssearch.analysis.numbers import number
 from bssearch.analysis.objective import FLAT
 from bssearch.records import Objective
 
@@ -43,22 +44,23 @@ def _reaches(answer: Answer, figure: Figure) -> str:
     match answer.objective:
         case Objective.METRIC_IN_BUDGET:
             return (
-                f"Batch {answer.optimal.batch_size} comes to {target.metric} {_with_interval(figure, 4)} in the budget"
+                f"Batch {answer.optimal.batch_size} comes to {target.metric} {with_interval(figure, 4)} in the budget"
             )
         case Objective.SAMPLES_TO_TARGET:
-            return f"{reaches} with {_with_interval(figure)} samples"
+            return f"{reaches} with {with_interval(figure)} samples"
         case Objective.COST_TO_TARGET:
-            return f"{reaches} at a cost of {_with_interval(figure)}"
+            return f"{reaches} at a cost of {with_interval(figure)}"
         case Objective.ENERGY_TO_TARGET:
-            return f"{reaches} with {_with_interval(figure)} J"
+            return f"{reaches} with {with_interval(figure)} J"
     assert time is not None, "an optimum has reached the target"
-    return f"{reaches} in {_with_interval(time, unit=' s')}"
+    return f"{reaches} in {with_interval(time, unit=' s')}"
 
 
-def _with_interval(figure: Figure | Time, digits: int = 3, unit: str = "") -> str:
+def with_interval(figure: Figure | Time, digits: int = 3, unit: str = "") -> str:
+    """Return a figure for people, with its 95 % interval where there is one."""
     low, high = figure.low, figure.high
-    interval = "" if low is None or high is None else f" [{low:.{digits}g}, {high:.{digits}g}]"
-    return f"{figure.median:.{digits}g}{unit}{interval}"
+    interval = "" if low is None or high is None else f" [{number(low, digits)}, {number(high, digits)}]"
+    return f"{number(figure.median, digits)}{unit}{interval}"
 
 
 def _what_else(answer: Answer, best: Figure) -> list[str]:

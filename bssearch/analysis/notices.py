@@ -155,10 +155,19 @@ def retargeted(target: Target) -> Notice:
 
 
 def about_generalisation(found: Generalisation | None, target: Target) -> list[Notice]:
-    """Return a caveat for each batch size that comes to a notably worse metric in the same train seconds."""
+    """Return a caveat for each batch size that comes to a notably worse metric in the same train seconds.
+
+    And one where these seconds were not the same to all: something else used the device during some runs.
+    """
     if found is None:
         return []
-    return [
+    shared, runs = (sum(counts) for counts in zip(*((row.contended, row.runs) for row in found.batches), strict=True))
+    unlike = Notice(
+        code="generalisation_contended",
+        message=f"in {shared} of {runs} runs of {found.train_seconds:g} s something else used the device: they came "
+        "less far in the same seconds",
+    )
+    return [unlike] * bool(shared) + [
         Notice(code="generalisation_gap", message=_gap_sentence(found, row, row.gap, target))
         for row in found.batches
         if row.gap is not None and row.gap.value > found.notable_gap

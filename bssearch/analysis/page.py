@@ -18,9 +18,10 @@ from typing import Any
 
 from bssearch.analysis import plots
 from bssearch.analysis.answer import Answer, Batch, Fit, Parameters, Ratio
-from bssearch.analysis.axes import Figure, number
+from bssearch.analysis.axes import Figure
 from bssearch.analysis.headline import headline
 from bssearch.analysis.measured import NoiseAnswer
+from bssearch.analysis.numbers import number
 from bssearch.analysis.objective import UNITS, Measure
 from bssearch.analysis.rule_book import CHANGES
 from bssearch.errors import UsageError

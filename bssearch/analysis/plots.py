@@ -22,10 +22,10 @@ from bssearch.analysis.axes import (
     batch_axis,
     framed,
     label,
-    number,
     round_numbers,
     value_axis,
 )
+from bssearch.analysis.numbers import number
 from bssearch.analysis.objective import Measure
 from bssearch.records import Configuration, Objective, Observation, TrialRecord, TrialState
 from bssearch.scaling import LearningRateRule, learning_rate_factor

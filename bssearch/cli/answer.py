@@ -38,7 +38,8 @@ def print_answer(found: Answer) -> None:
 
     out = console()
     out.print(headline(found), style="bold")
-    parameters = ", ".join(f"{key} {cell(value)}" for key, value in found.optimal.parameters.items())
+    known = {key: value for key, value in found.optimal.parameters.items() if value is not None}
+    parameters = ", ".join(f"{key} {cell(value)}" for key, value in known.items())
     accumulated = found.optimal.accumulation_steps
     micro = f" ({accumulated} × {found.optimal.micro_batch_size})" if accumulated > 1 else ""
     out.print(f"Train with: batch_size {found.optimal.batch_size}{micro}, {parameters}")
@@ -83,14 +84,18 @@ def _final_row(one: FinalMetrics, found: Generalisation, what: str = "") -> dict
 
 def law_lines(found: Answer) -> Iterator[str]:
     """Yield what the law says, and how far it can be trusted."""
+    from bssearch.analysis.numbers import number
+
     fit = found.fit
     if fit is None:
         return
     if fit.verdict == "too_few_points":
         yield "No law of steps against batch size yet: it takes three tuned batch sizes that span its bend."
         return
-    low, high = (cell(fit.b_crit.low), cell(fit.b_crit.high))
-    says = f"Critical batch size {fit.b_crit.estimate:.4g} [{low}, {high}]: steps = {fit.s_min:.3g} · (1 + it / B)"
+    low, high = ("–" if end is None else number(end) for end in (fit.b_crit.low, fit.b_crit.high))
+    says = (
+        f"Critical batch size {number(fit.b_crit.estimate)} [{low}, {high}]: steps = {number(fit.s_min)} · (1 + it / B)"
+    )
     yield f"{says}, which {_how_it_fits(fit)} (largest residual {fit.max_residual:.0%})."
     if fit.predicted is not None:
         low_batch, high_batch = fit.predicted.flat_range
@@ -149,14 +154,16 @@ def batch_rows(found: Answer) -> list[dict[str, Any]]:
 
 def _figure(found: Answer, row: Batch) -> dict[str, str | None]:
     """Return the objective's figure under the name of its column, where that is not the time."""
+    from bssearch.analysis.numbers import number
+
     name = FIGURE_COLUMNS.get(Objective(found.objective))
     if name is None:
         return {}
     known = row.objective_value
     if known is None:
         return {name: None}
-    interval = "" if known.low is None else f" [{known.low:.4g}, {known.high:.4g}]"
-    return {name: f"{known.median:.4g}{interval}"}
+    interval = "" if known.low is None or known.high is None else f" [{number(known.low, 4)}, {number(known.high, 4)}]"
+    return {name: f"{number(known.median, 4)}{interval}"}
 
 
 def _time(time: Any, bound: float | None) -> str | None:

@@ -6,7 +6,7 @@ import shlex
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from bssearch.records import Goal
+from bssearch.records import Goal, Objective
 
 if TYPE_CHECKING:
     from bssearch.analysis.answer import Answer, Parameters
@@ -56,14 +56,28 @@ def grave(answer: Answer) -> list[str]:
 
 def header(answer: Answer) -> str:
     """Return comment lines that say where the values are from."""
-    target, time = answer.target, answer.optimal.time_to_target_s
-    assert time is not None, "an optimum has reached the target"
-    interval = "" if time.low is None else f" [{time.low:.3g}, {time.high:.3g}]"
+    target = answer.target
     return (
         f"# study {answer.study}: {target.metric} {'>=' if target.goal is Goal.MAXIMIZE else '<='} {target.value!r}\n"
         f"# on {' '.join(answer.device.name.split())}, {answer.device.precision}\n"
-        f"# in {time.median:.3g} s{interval} of training (median of {time.runs} run{'s' * (time.runs > 1)})\n"
+        f"# {_takes(answer)}\n"
     )
+
+
+def _takes(answer: Answer) -> str:
+    """Return what it takes to reach the target: seconds, or, where they are not known, the objective's figure."""
+    from bssearch.analysis.headline import with_interval
+    from bssearch.analysis.objective import UNITS
+
+    time, figure = answer.optimal.time_to_target_s, answer.optimal.objective_value
+    assert figure is not None, "an optimum has its figure"
+    known = (
+        f"with {with_interval(figure, unit=UNITS[Objective(answer.objective)])}"
+        if time is None
+        else f"in {with_interval(time, unit=' s')} of training"
+    )
+    runs = (time or figure).runs
+    return f"{known} (median of {runs} run{'s' * (runs > 1)})"
 
 
 def arguments(values: Parameters) -> list[str]:

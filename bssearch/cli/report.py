@@ -112,6 +112,8 @@ def compare(
 
 def _compared(one: Comparison) -> dict[str, Any]:
     """Return a comparison's row for people."""
+    from bssearch.analysis.numbers import number
+
     head = [one.study, one.device, one.precision, one.workload, one.target]
     if one.optimal_batch_size is None or one.flat_range is None:
         return dict(zip(COMPARED, [*head, None, "no trial reached the target"], strict=False))
@@ -123,7 +125,7 @@ def _compared(one: Comparison) -> dict[str, Any]:
         time and f"{time.median:.3g} s{_ends(time)} ({time.runs} run{'' if time.runs == 1 else 's'})",
         one.note if ratio is None else f"{ratio.value:.3g}{_ends(ratio)}",
         str(low) if low == high else f"{low}–{high}",
-        critical and f"{critical.estimate:.3g}{_ends(critical)}{poor}",
+        critical and f"{number(critical.estimate)}{_ends(critical)}{poor}",
         one.largest_that_fits,
         cell(one.test_metric),
     ]
@@ -131,7 +133,9 @@ def _compared(one: Comparison) -> dict[str, Any]:
 
 
 def _ends(figure: Any) -> str:
-    return "" if figure.low is None or figure.high is None else f" [{figure.low:.3g}, {figure.high:.3g}]"
+    from bssearch.analysis.numbers import number
+
+    return "" if figure.low is None or figure.high is None else f" [{number(figure.low)}, {number(figure.high)}]"
 
 
 def _write_tables(store: Store, name: str, folder: Path) -> list[Path]:

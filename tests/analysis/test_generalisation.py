@@ -58,6 +58,15 @@ def test_without_runs_to_the_full_limit_there_is_nothing_to_say() -> None:
     assert found([replace(to_budget(at(32), 0.9)[0], state=TrialState.RUNNING)]) is None
 
 
+def test_that_something_else_used_the_device_is_said() -> None:
+    answer = found(to_budget(at(16), 0.95, 0.96, 0.94), to_budget(at(128), 0.95, 0.95, 0.95, contended=True, start=200))
+    assert answer is not None
+    assert [row.contended for row in answer.batches] == [0, 3]
+    (notice,) = about_generalisation(answer, ACCURACY)
+    assert notice.code == "generalisation_contended"
+    assert notice.message.startswith("in 3 of 6 runs of 10 s something else used the device")
+
+
 def test_the_gap_is_to_the_best_batch_size_with_welchs_interval() -> None:
     answer = found(to_budget(at(16), 0.95, 0.96, 0.94), to_budget(at(128), 0.91, 0.92, 0.90, start=200))
     assert answer is not None

@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from bssearch.analysis.objective import AS_GOOD, FLAT, TIME, Measure, metric_figure
+from bssearch.analysis.objective import AS_GOOD, FLAT, TIME, Measure, metric_figure, step_seconds_of
 from bssearch.records import Configuration, DeviceUse, Goal, Objective, Target, TrialState
-from tests.factories import make_trial
+from tests.factories import make_probe, make_trial
 
 ACCURACY = Target(metric="accuracy", value=0.9)
 LOSS = Target(metric="loss", value=3.0, goal=Goal.MINIMIZE)
@@ -35,6 +35,41 @@ def test_a_contended_run_counts_with_steps_times_step_time() -> None:
     shared = make_trial(1, seconds=5.0, contended=True, product=2.0)
     assert TIME.of(shared) == 2.0
     assert measure(Objective.COST_TO_TARGET, price=3600.0).of(shared) == 2.0
+
+
+def test_runs_are_compared_by_seconds_of_one_kind() -> None:
+    alone = make_trial(1, batch_size=32, steps=100, seconds=2.0)
+    shared = make_trial(2, batch_size=64, steps=50, seconds=9.0, contended=True, product=3.0)
+    assert TIME.between([alone, alone], {(32, 32): 0.5}) is TIME
+    assert TIME.between([alone, shared], {}) is TIME, "nobody knows a step time at batch 32"
+    known = TIME.between([alone, shared], {(32, 32): 0.01})
+    assert (known.of(alone), known.of(shared)) == (1.0, 3.0)
+    assert {known.basis(alone), known.basis(shared)} == {"steps_x_step_time"}
+    again = TIME.between([alone, shared], {(32, 32): 0.01, (64, 64): 0.04})
+    assert again.of(shared) == 2.0, "a step time measured since replaces the run's own"
+    missed = make_trial(3, batch_size=64, state=TrialState.CAPPED, seconds=9.0, contended=True, last_miss_step=200)
+    assert again.bound(missed) == 8.0
+    elsewhere = make_trial(4, batch_size=128, seconds=7.0)
+    assert (again.of(elsewhere), again.basis(elsewhere)) == (7.0, "measured")
+
+
+def test_the_newest_run_says_how_long_a_step_takes() -> None:
+    old, new = (
+        make_trial(number, steps=100, seconds=9.0, contended=True, product=product)
+        for number, product in ((1, 4.0), (2, 2.0))
+    )
+    assert TIME.between([new, old], {}).of(old) == 2.0
+
+
+def test_of_several_step_times_the_first_measured_alone_counts() -> None:
+    timed = [
+        make_probe(32, step_seconds=9.0, contended=True),
+        make_probe(32, step_seconds=1.0),
+        make_probe(32, step_seconds=2.0),
+        make_probe(32, micro_batch_size=16, step_seconds=3.0, contended=True),
+        make_probe(64, step_seconds=None, out_of_memory=True),
+    ]
+    assert step_seconds_of(timed) == {(32, 32): 1.0, (32, 16): 3.0}
 
 
 def test_what_was_not_measured_has_no_figure() -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -43,6 +44,21 @@ def test_what_may_be_within_5_percent_is_not_shown_to_be() -> None:
     found = verdict({32: [0.8, 1.0, 1.3], 64: [0.9, 0.99, 1.1]})
     assert (found.optimal.configuration.batch_size, found.rule) == (64, "least")
     assert found.tied == [64]
+
+
+def test_one_run_that_shared_its_device_has_all_compared_in_steps() -> None:
+    times = {32: [1.0, 1.0, 1.0], 64: [0.5, 0.5, 0.5]}
+    trials = confirmed(times, steps={32: 100, 64: 90})
+    slowed = next(trial for trial in trials if trial.configuration.batch_size == 32)
+    assert slowed.outcome is not None
+    trials[trials.index(slowed)] = replace(
+        slowed, steps_x_step_time_s=1.0, outcome=replace(slowed.outcome, contended=True)
+    )
+    found = decide(trials, 3, step_seconds={(32, 32): 0.01, (64, 64): 0.02})
+    assert found is not None
+    assert {size: one.value for size, one in found.by_batch.items()} == {32: 1.0, 64: pytest.approx(1.8)}
+    assert {one.estimate.basis for one in found.by_batch.values()} == {"steps_x_step_time"}
+    assert found.optimal.configuration.batch_size == 32
 
 
 NOISY = {16: [1.0, 1.5, 2.0], 32: [0.9, 1.2, 1.6], 64: [0.8, 1.1, 1.6]}

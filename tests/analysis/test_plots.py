@@ -11,7 +11,8 @@ import pytest
 
 from bssearch.analysis import plots
 from bssearch.analysis.answer import Answer
-from bssearch.analysis.axes import Figure, label, number, round_numbers
+from bssearch.analysis.axes import Figure, label, round_numbers
+from bssearch.analysis.numbers import number
 from bssearch.analysis.objective import Measure
 from bssearch.analysis.report import build_answer
 from bssearch.records import (

@@ -359,7 +359,7 @@ def test_a_law_that_does_not_fit_has_no_critical_batch() -> None:
 def with_gap(gap: Gap | None, best: int = 32) -> Answer:
     def final(batch_size: int, its_gap: Gap | None) -> FinalMetrics:
         return FinalMetrics(
-            batch_size=batch_size, parameters={}, runs=3, ended_early=0, final_metric=0.9, test_metric=0.9,
+            batch_size=batch_size, parameters={}, runs=3, ended_early=0, contended=0, final_metric=0.9, test_metric=0.9,
             gap=its_gap, trial_numbers=[batch_size],
         )  # fmt: skip
 

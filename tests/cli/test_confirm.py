@@ -131,6 +131,7 @@ def test_the_table_of_final_metrics_marks_the_best_and_says_what_is_missing(caps
             parameters={},
             runs=0 if final is None else 3,
             ended_early=early,
+            contended=0,
             final_metric=final,
             test_metric=None,
             gap=gap,

@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 import yaml
 
-from bssearch.analysis.answer import Answer
+from bssearch.analysis.answer import Answer, Figure
 from bssearch.analysis.notices import Notice
 from bssearch.cli.export import Export, exported, winner
+from bssearch.records import Objective
 from tests.cli.task import bssearch, write_task
 
 AWKWARD: dict[str, bool | int | float | str | None] = {
@@ -106,6 +107,13 @@ def test_the_micro_batch_is_there_where_batches_are_accumulated(folder: Path) ->
     assert "micro_batch_size" not in winner(awkward(folder))
     values = winner(awkward(folder, batch_size=64, micro_batch_size=16, accumulation_steps=4))
     assert list(values.items())[:3] == [("batch_size", 64), ("micro_batch_size", 16), ("accumulation_steps", 4)]
+
+
+def test_where_no_seconds_are_known_the_figure_of_the_objective_is_named(folder: Path) -> None:
+    answer = awkward(folder, time_to_target_s=None, objective_value=Figure(median=4.5e7, low=4e7, high=5e7, runs=5))
+    answer = answer.model_copy(update={"objective": Objective.SAMPLES_TO_TARGET})
+    header = exported(answer, Export.YAML).splitlines()[2]
+    assert header == "# with 45,000,000 samples [40,000,000, 50,000,000] (median of 5 runs)"
 
 
 def test_what_makes_the_values_doubtful_is_said_beside_them(folder: Path) -> None:

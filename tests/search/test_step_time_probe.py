@@ -13,7 +13,7 @@ from bssearch.search import calibration
 from bssearch.search.calibration import measure_step_times, missing_step_times
 from bssearch.search.step_time_probe import SECONDS_LIMIT, probe_step_times
 from bssearch.storage.repository import Store, open_store
-from tests.factories import make_environment, make_spec
+from tests.factories import make_environment, make_probe, make_spec
 from tests.search.law import LawExecutor, step_seconds
 
 SPEC = make_spec()
@@ -89,6 +89,20 @@ def test_what_does_not_fit_is_timed_in_smaller_micro_batches(store: Store) -> No
         (128, 32),
     ]
     assert store.memory_boundary(SPEC.name, HERE).too_large == 64
+
+
+def test_what_was_timed_on_a_shared_device_is_timed_again(store: Store) -> None:
+    elsewhere = make_environment(host="busy")
+    for size in SIZES:
+        store.save_probe(SPEC.name, elsewhere, make_probe(size, contended=size == 32, eval_every_steps=3))
+    assert missing_step_times(SPEC, store, HERE) == [32]
+    executor = Stopwatch()
+    measure_step_times(SPEC, store, executor, HERE, lambda: None)
+    assert len(executor.limits) == 1
+    assert missing_step_times(SPEC, store, HERE) == []
+    again = store.probes(SPEC.name)[32]
+    assert (again.step_seconds, again.eval_every_steps) == (step_seconds(32), 3)
+    assert len(store.step_times(SPEC.name)) == 6
 
 
 def test_where_nothing_fits_nothing_is_returned(store: Store) -> None:
