@@ -56,6 +56,22 @@ def is_to_budget(trial: TrialRecord, limit: float | None = None) -> bool:
     return trial.phase is Phase.AUDIT and trial.evidence and limit in (None, trial.train_seconds_limit)
 
 
+def final_rows(found: Generalisation) -> list[list[str]]:
+    """Return for people what each batch size came to: batch, metric, test metric, by how much it is worse, runs."""
+    rows = [_final_row(one, " (best)" * (one.batch_size == found.best_batch_size)) for one in found.batches]
+    return rows if found.more_regularised is None else [*rows, _final_row(found.more_regularised, ", more regularised")]
+
+
+def _final_row(one: FinalMetrics, remark: str) -> list[str]:
+    metrics = ["–" if metric is None else f"{metric:.4g}" for metric in (one.final_metric, one.test_metric)]
+    gap, worse = one.gap, "–"
+    if gap is not None:
+        interval = "" if gap.low is None or gap.high is None else f" [{gap.low:.3g}, {gap.high:.3g}]"
+        worse = f"{gap.value:.3g}{interval}"
+    early = f" ({one.ended_early} ended early)" if one.ended_early else ""
+    return [f"{one.batch_size}{remark}", *metrics, worse, f"{one.runs}{early}"]
+
+
 def notable_gap(target: Target, metrics: Iterable[float]) -> float:
     """Return two points of a metric: 0.02 where it lies in [0, 1], else 2 % of the target's value.
 

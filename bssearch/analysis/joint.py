@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Collection, Mapping, Sequence
 
 from bssearch.analysis.answer import CriticalBatch, Fit, Law, Predicted
@@ -45,24 +47,28 @@ def fit_and_predict(
 def runnable_steps(probes: Collection[ProbeRecord], largest: int) -> list[RunnableStep]:
     """Return step times of batch sizes that can be run, up to the largest: those timed, and those between them.
 
-    Between sizes that ran without accumulation the line t = α + β·B says what a step takes; where there is none, only
-    the sizes that were timed are returned.
+    Between two neighbours that ran without accumulation a step's time lies on the straight line from one to the other:
+    a line through all sizes would leave those that were timed.
     """
-    timed = [probe for probe in probes if probe.step_seconds is not None and probe.batch_size <= largest]
-    found = [RunnableStep(one.batch_size, one.micro_batch_size, one.step_seconds or 0.0) for one in timed]
-    line = fit_step_time(timed)
-    whole = [one.batch_size for one in timed if one.batch_size == one.micro_batch_size]
-    if line is None or not whole:
-        return found
-    known = {one.batch_size for one in found}
-    size = float(min(whole))
-    while size < max(whole):
-        between = round(size)
-        if between not in known:
-            known.add(between)
-            found.append(RunnableStep(between, between, line.predict(between, between, 0.0)))
-        size *= 2 ** (1 / SIZES_PER_OCTAVE)
-    return sorted(found, key=lambda one: one.batch_size)
+    found = [
+        RunnableStep(one.batch_size, one.micro_batch_size, one.step_seconds)
+        for one in sorted(probes, key=lambda one: one.batch_size)
+        if one.step_seconds is not None and one.batch_size <= largest
+    ]
+    whole = [one for one in found if one.batch_size == one.micro_batch_size]
+    between = [one for pair in itertools.pairwise(whole) for one in _between(*pair)]
+    return sorted([*found, *between], key=lambda one: one.batch_size)
+
+
+def _between(low: RunnableStep, high: RunnableStep) -> list[RunnableStep]:
+    """Return the step times between two of them, `SIZES_PER_OCTAVE` to an octave."""
+    count = SIZES_PER_OCTAVE * math.log2(high.batch_size / low.batch_size)
+    sizes = {round(low.batch_size * 2 ** (index / SIZES_PER_OCTAVE)) for index in range(1, math.ceil(count))}
+    slope = (high.step_seconds - low.step_seconds) / (high.batch_size - low.batch_size)
+    return [
+        RunnableStep(size, size, low.step_seconds + slope * (size - low.batch_size))
+        for size in sorted(sizes - {low.batch_size, high.batch_size})
+    ]
 
 
 def predicted_figures(

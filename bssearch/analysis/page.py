@@ -19,6 +19,7 @@ from typing import Any
 from bssearch.analysis import plots
 from bssearch.analysis.answer import Answer, Batch, Fit, Parameters, Ratio
 from bssearch.analysis.axes import Figure
+from bssearch.analysis.generalisation import final_rows
 from bssearch.analysis.headline import headline
 from bssearch.analysis.measured import NoiseAnswer
 from bssearch.analysis.numbers import number
@@ -307,8 +308,26 @@ def _sections(picture: StudyPicture) -> list[Section]:
             notes=_about_device(answer),
         ),
     ]
-    audit = _audit(picture.audit)
-    return sections if audit is None else [*sections, audit]
+    return [*sections, *(one for one in (_generalisation(answer), _audit(picture.audit)) if one is not None)]
+
+
+def _generalisation(answer: Answer) -> Section | None:
+    """Return what the batch sizes came to in the same train seconds; None where none was trained so."""
+    found = answer.generalisation
+    if found is None:
+        return None
+    best = [one.batch_size for one in found.batches].index(found.best_batch_size)
+    return Section(
+        name="generalisation",
+        title="Trained for the same time",
+        text=f"Each batch size trained for {number(found.train_seconds)} s, whenever it reached the target: the median "
+        "final metrics, and by how much they are worse than the best, with a 95 % interval.",
+        figures={},
+        table=Table(
+            ["Batch", f"Validation {answer.target.metric}", f"Test {answer.target.metric}", "Worse by", "Runs"],
+            [Row(cells, index == best) for index, cells in enumerate(final_rows(found))],
+        ),
+    )
 
 
 def _drawn(**figures: Figure | None) -> dict[str, Figure]:

@@ -9,7 +9,7 @@ from bssearch.cli.output import Format, cell, console, print_json, print_rows, p
 from bssearch.records import Objective
 
 if TYPE_CHECKING:
-    from bssearch.analysis.answer import Answer, Batch, FinalMetrics, Fit, Generalisation
+    from bssearch.analysis.answer import Answer, Batch, Fit, Generalisation
     from bssearch.analysis.measured import Measured
 
 BATCH_COLUMNS = ("batch", "time_to_target", "steps", "ms/step", "learning_rate", "regime", "trials")
@@ -59,27 +59,12 @@ def print_answer(found: Answer) -> None:
 
 def print_generalisation(found: Generalisation, metric: str) -> None:
     """Print what the batch sizes come to in the same train seconds, as a table for people."""
+    from bssearch.analysis.generalisation import final_rows
+
     console().print(f"Trained to {found.train_seconds:g} s each, whenever the target was reached ({metric}):")
-    rows = [_final_row(one, found) for one in found.batches]
-    if found.more_regularised is not None:
-        rows.append(_final_row(found.more_regularised, found, ", more regularised"))
-    print_table(rows, GENERALISATION_COLUMNS)
-
-
-def _final_row(one: FinalMetrics, found: Generalisation, what: str = "") -> dict[str, Any]:
-    gap, worse = one.gap, None
-    if gap is not None:
-        interval = "" if gap.low is None or gap.high is None else f" [{gap.low:.3g}, {gap.high:.3g}]"
-        worse = f"{gap.value:.3g}{interval}"
-    best = " (best)" if one.batch_size == found.best_batch_size and not what else ""
-    early = f" ({one.ended_early} ended early)" if one.ended_early else ""
-    return {
-        "batch": f"{one.batch_size}{what}{best}",
-        "final_metric": cell(one.final_metric),
-        "test_metric": cell(one.test_metric),
-        "worse_by": worse,
-        "runs": f"{one.runs}{early}",
-    }
+    print_table(
+        [dict(zip(GENERALISATION_COLUMNS, row, strict=True)) for row in final_rows(found)], GENERALISATION_COLUMNS
+    )
 
 
 def law_lines(found: Answer) -> Iterator[str]:
@@ -99,14 +84,19 @@ def law_lines(found: Answer) -> Iterator[str]:
     yield f"{says}, which {_how_it_fits(fit)} (largest residual {fit.max_residual:.0%})."
     if fit.predicted is not None:
         low_batch, high_batch = fit.predicted.flat_range
+        near = "no other size" if low_batch == high_batch else f"all from {low_batch} to {high_batch}"
         yield (
             f"With the step times it predicts the least time, {fit.predicted.time_to_target_s:.3g} s, at batch "
-            f"{fit.predicted.batch_size}; within 5 % from {low_batch} to {high_batch}."
+            f"{fit.predicted.batch_size}; {near} within 5 %."
         )
 
 
 def _how_it_fits(fit: Fit) -> str:
-    return "fits" if fit.verdict == "fits" else "fits poorly"
+    from bssearch.analysis.batch_model import LARGE_RESIDUAL
+
+    if fit.verdict == "poor":
+        return "fits poorly"
+    return "fits within the noise of the runs" if fit.max_residual > LARGE_RESIDUAL else "fits"
 
 
 def measured_lines(found: Measured) -> Iterator[str]:

@@ -13,7 +13,7 @@ from bssearch.errors import TargetNotReachedError
 from bssearch.spec import StudySpec
 from bssearch.storage.repository import Store
 
-ANSWERS = 2
+ANSWERS = 3
 """What makes answers: counted up where the same trials give another one, so that stored ones are made anew."""
 
 

@@ -19,6 +19,7 @@ import pytest
 import yaml
 
 from bssearch.analysis import page
+from bssearch.analysis.answer import FinalMetrics, Gap, Generalisation
 from bssearch.analysis.headline import headline
 from bssearch.analysis.page import StudyPicture, render, script_json
 from bssearch.analysis.plots import curve_trials
@@ -243,6 +244,41 @@ def test_the_audit_is_shown_where_there_is_one(html: str) -> None:
     for said in ("BROKE", "1.23 [1.15, 1.33]", "learning_rate 0.4, batch_size 128", "NOT RUN", "no dropout"):
         assert said in text
     assert "to the power 0.52 [0.31, 0.73]; linear is 1, square root 0.5, and the interval excludes 0, 1." in text
+
+
+def test_what_the_batch_sizes_come_to_in_the_same_time_is_shown_where_it_was_run(html: str) -> None:
+    assert "Trained for the same time" not in html
+    large = FinalMetrics(
+        batch_size=128,
+        parameters={},
+        runs=3,
+        ended_early=1,
+        contended=0,
+        final_metric=0.91,
+        test_metric=0.9,
+        gap=Gap(value=0.04, low=0.01, high=0.07),
+        trial_numbers=[4, 5, 6],
+    )
+    small = large.model_copy(update={"batch_size": 16, "gap": None, "final_metric": 0.95})
+    final = Generalisation(
+        train_seconds=10.0,
+        best_batch_size=16,
+        notable_gap=0.02,
+        batches=[small, large],
+        more_regularised=large,
+        closed=False,
+    )
+    found = picture()
+    shown = render(replace(found, answer=found.answer.model_copy(update={"generalisation": final})))
+    section = re.search(r'<section id="generalisation">(.*?)</section>', shown, flags=re.DOTALL)
+    assert section is not None
+    rows = [re.findall(r"<td>(.*?)</td>", row) for row in re.findall(r"<tr.*?</tr>", section[1], flags=re.DOTALL)][1:]
+    assert rows == [
+        ["16 (best)", "0.95", "0.9", "–", "3 (1 ended early)"],
+        ["128", "0.91", "0.9", "0.04 [0.01, 0.07]", "3 (1 ended early)"],
+        ["128, more regularised", "0.91", "0.9", "0.04 [0.01, 0.07]", "3 (1 ended early)"],
+    ]
+    assert section[1].count('class="marked"') == 1
 
 
 def test_the_spec_on_the_page_asks_the_same_question(whole: StudyPicture, html: str) -> None:
