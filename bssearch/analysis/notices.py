@@ -92,7 +92,8 @@ def _notices(spec: StudySpec, trials: Sequence[TrialRecord], verdict: Verdict) -
         yield (
             "chosen_by_law",
             f"the seeds differ too much for {optimal.estimate.runs} runs to tell 5 %, and the law fits: at batch "
-            f"{best} law × step time is least; batch {least} has the least median",
+            f"{best} law × step time is least; "
+            + ("so is the median" if least == best else f"batch {least} has the least median"),
         )
     elif verdict.rule == "smallest_shown_within_5_percent":
         yield (
@@ -125,7 +126,7 @@ def _notices(spec: StudySpec, trials: Sequence[TrialRecord], verdict: Verdict) -
             + (
                 "they are compared by steps × step time measured in isolation, all of them"
                 if optimal.measure.step_seconds is not None
-                else "these count with steps × step time measured in isolation"
+                else "such a run counts with steps × step time measured in isolation"
             ),
         )
     hits = [run.outcome for run in optimal.runs if run.outcome and run.state is TrialState.REACHED]

@@ -183,7 +183,8 @@ def decide(
 
     Recommended is the smallest batch size shown to be within 5 % of the least median, else that with the least.
 
-    Where something else used the device during a confirmation run, all are compared by steps × ``step_seconds``.
+    Where something else used the device during many confirmation runs, all are compared by steps × ``step_seconds``;
+    see `Measure.between`.
     """
     counted = [trial for trial in trials if trial.state.is_finished and not trial.state.is_missing]
     fresh = [trial for trial in counted if trial.phase is Phase.CONFIRM]

@@ -53,6 +53,17 @@ def test_runs_are_compared_by_seconds_of_one_kind() -> None:
     assert (again.of(elsewhere), again.basis(elsewhere)) == (7.0, "measured")
 
 
+def test_a_quarter_of_a_configurations_runs_may_have_shared_the_device() -> None:
+    alone = [make_trial(number, steps=100, seconds=2.0) for number in range(3)]
+    shared = [make_trial(number, steps=100, seconds=9.0, contended=True, product=4.0) for number in (3, 4)]
+    few = TIME.between([*alone, shared[0]], {(32, 32): 0.01})
+    assert few is TIME and few.of(shared[0]) == 4.0
+    assert TIME.between([*alone, *shared], {(32, 32): 0.01}).of(alone[0]) == 1.0
+    elsewhere = make_trial(5, batch_size=64, steps=50, seconds=9.0, contended=True, product=3.0)
+    many = TIME.between([*alone, elsewhere], {(32, 32): 0.01})
+    assert many.of(alone[0]) == 1.0, "all runs of one configuration shared it"
+
+
 def test_the_newest_run_says_how_long_a_step_takes() -> None:
     old, new = (
         make_trial(number, steps=100, seconds=9.0, contended=True, product=product)
