@@ -31,6 +31,8 @@ if TYPE_CHECKING:
         WorkloadError,
     )
     from bssearch.records import MetricInfo
+    from bssearch.search.audit import audit_study
+    from bssearch.search.confirming import confirm_study
     from bssearch.search.enqueue import enqueue
     from bssearch.search.study import advise_target, best, check, run_study, trials_frame
     from bssearch.spec import StudySpec, load_spec
@@ -58,8 +60,10 @@ _HOMES = {
     "Workload": "bssearch.workloads.base",
     "WorkloadError": "bssearch.errors",
     "advise_target": "bssearch.search.study",
+    "audit_study": "bssearch.search.audit",
     "best": "bssearch.search.study",
     "check": "bssearch.search.study",
+    "confirm_study": "bssearch.search.confirming",
     "enqueue": "bssearch.search.enqueue",
     "load_spec": "bssearch.spec",
     "open_store": "bssearch.storage.repository",
@@ -88,8 +92,10 @@ __all__ = [
     "Workload",
     "WorkloadError",
     "advise_target",
+    "audit_study",
     "best",
     "check",
+    "confirm_study",
     "enqueue",
     "load_spec",
     "open_store",
