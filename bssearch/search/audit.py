@@ -15,8 +15,8 @@ from bssearch.search.answers import answer
 from bssearch.search.calibration import default_at
 from bssearch.search.confirm import ConfirmationRun, Made
 from bssearch.search.history import History
+from bssearch.search.job import Job
 from bssearch.search.listener import Listener
-from bssearch.search.planner import Job
 from bssearch.search.seeds import trial_seed
 from bssearch.search.study import ExecutorFactory, OpenStudy, opened
 from bssearch.spec import StudySpec

@@ -35,9 +35,10 @@ from bssearch.search.calibration import (
 from bssearch.search.heartbeat import HEARTBEAT_SECONDS, LEASE_SECONDS, Heartbeat
 from bssearch.search.history import FAILURES, History, measured_seconds
 from bssearch.search.interrupts import Interrupts
+from bssearch.search.job import Job
 from bssearch.search.listener import Listener
 from bssearch.search.owner import is_alive, this_driver
-from bssearch.search.planner import Job, Planner
+from bssearch.search.planner import Planner
 from bssearch.spec import StudySpec
 from bssearch.storage.repository import Store
 

@@ -4,34 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from math import inf
 
 from bssearch.curves import Envelope
 from bssearch.records import Configuration, Objective, ParameterValue, Phase, ProbeRecord, TrialRecord, TrialState
 from bssearch.search import allocation, confirm, pruners
 from bssearch.search.history import History, measured_seconds
+from bssearch.search.job import Job
 from bssearch.search.sampler import Sampler
 from bssearch.search.seeds import trial_seed
 from bssearch.spec import StudySpec
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
-    """A trial to start; ``queued`` is the number of one that waits in the store, None for a new one.
-
-    Without ``stop_at_target`` it trains on to its limit.
-    """
-
-    configuration: Configuration
-    sampled: Mapping[str, ParameterValue] | None
-    phase: Phase
-    seed: int
-    train_seconds_limit: float
-    evidence: bool = False
-    retry_of: int | None = None
-    queued: int | None = None
-    stop_at_target: bool = True
 
 
 class Planner:

@@ -11,7 +11,7 @@ from bssearch.analysis.generalisation import REGULARISERS, is_to_budget
 from bssearch.records import Configuration, Phase
 from bssearch.search.confirm import Made, interleaved, verdict_of
 from bssearch.search.history import History
-from bssearch.search.planner import Job
+from bssearch.search.job import Job
 from bssearch.space import Domain, SearchSpace, bounds
 
 
