@@ -12,6 +12,7 @@ import gzip
 import io
 import json
 import math
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,9 +70,10 @@ def read_table(path: Path) -> RecordedTable:
 
 
 def write_table(table: RecordedTable, path: Path) -> list[Path]:
-    """Write a table and its description beside it; return both paths. The same table gives the same bytes.
+    """Write a table and its description beside it, both or none; return their paths.
 
-    Raises `UsageError` where the name does not end as that of a table must.
+    The same table gives the same bytes. Raises `UsageError` where the name does not end as that of a table must, and
+    where they cannot be written.
     """
     head = {
         "name": table.name,
@@ -82,8 +84,21 @@ def write_table(table: RecordedTable, path: Path) -> list[Path]:
     }
     text = _csv_text(table.trials).encode()
     beside = _beside(path)
-    beside.write_text(json.dumps(head, indent=1) + "\n", encoding="utf-8")
-    path.write_bytes(gzip.compress(text, mtime=0) if path.suffix == ".gz" else text)
+    contents = {
+        path: gzip.compress(text, mtime=0) if path.suffix == ".gz" else text,
+        beside: (json.dumps(head, indent=1) + "\n").encode(),
+    }
+    drafts = {target: target.with_name(f".{os.getpid()}-{target.name}") for target in contents}
+    try:
+        for target, content in contents.items():
+            drafts[target].write_bytes(content)
+        for target, draft in drafts.items():
+            draft.replace(target)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written: {error.strerror or error}") from error
+    finally:
+        for draft in drafts.values():
+            draft.unlink(missing_ok=True)
     return [path, beside]
 
 

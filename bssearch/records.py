@@ -474,6 +474,11 @@ class TrialRecord:
     steps_x_step_time_s: float | None
     outcome: TrialOutcome | None
 
+    @property
+    def is_imported(self) -> bool:
+        """Return whether the trial was made elsewhere: it began and ended in the moment of its import."""
+        return self.ended_at is not None and self.created_at == self.ended_at
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudyRecord:

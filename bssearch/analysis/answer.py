@@ -31,13 +31,16 @@ class TargetAnswer(Model):
 
 
 class Device(Model):
-    """Where it was measured; the answer holds for this kind of device."""
+    """Where it was measured; the answer holds for this kind of device.
+
+    Of a device for which an answer is predicted only the name is known: its type is ``unknown``, the rest null.
+    """
 
     name: str
     type: str
     memory_bytes: int | None
-    precision: str
-    torch_version: str
+    precision: str | None
+    torch_version: str | None
 
 
 class Time(Model):
@@ -123,8 +126,9 @@ class Batch(Model):
 
     ``untuned``, for the reasons in ``untuned_because``: the learning rate lies at an end of its range, the steps rise
     from the next smaller batch size, or a single configuration has reached the target. ``lower_bound_s`` is the last
-    moment at which the target was seen to be missed; ``restricted`` is there where some of several runs missed it.
-    Energy is of the device, over the train seconds to the target.
+    moment at which the target was seen to be missed, ``objective_lower_bound`` the same in the unit of the objective;
+    ``restricted`` is there where some of several runs missed it. Samples and the product of steps and step time are of
+    the median steps, ``steps_to_target`` is rounded up. Energy is of the device, over the train seconds to the target.
     """
 
     batch_size: int
@@ -141,6 +145,7 @@ class Batch(Model):
     ended: dict[str, int]
     micro_batch_size: int | None
     objective_value: Figure | None
+    objective_lower_bound: float | None
     steps_x_step_time_s: float | None
     samples_to_target: float | None
     samples_per_s: float | None
@@ -206,7 +211,8 @@ class Recommendation(Model):
 class Settle(Model):
     """The seed noise of the confirmation runs, and how many runs a batch size tell two of them apart by 5 and 10 %.
 
-    ``undecided`` are the batch sizes of which more runs could change the recommendation; ``settled`` where none is.
+    ``undecided`` are the batch sizes of which more runs could change what the runs alone recommend, which is another
+    one where the law decides; ``settled`` where none is.
     """
 
     coefficient_of_variation: float
@@ -275,11 +281,15 @@ class FrontPoint(Model):
 
 
 class Answer(Model):
-    """Which batch size is optimal, and the evidence."""
+    """Which batch size is optimal, and the evidence.
+
+    Costs are in the currency of ``price_per_device_hour``; where it is null they are device-hours.
+    """
 
     schema_version: Literal[1] = 1
     study: str
     objective: str
+    price_per_device_hour: float | None = None
     target: TargetAnswer
     device: Device
     optimal: Optimal

@@ -6,12 +6,12 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from bssearch.analysis.answer import Batch, BestTrial, Figure, Restricted, Time, parameters_of
 from bssearch.analysis.batch_model import LawPoint, rising
-from bssearch.analysis.objective import seconds_to_target
+from bssearch.analysis.objective import TIME, seconds_to_target
 from bssearch.analysis.optimum import Candidate, Verdict, least_of, regime
 from bssearch.analysis.survival import survival
 from bssearch.records import Phase, ProbeRecord, TrialOutcome, TrialRecord, TrialState
@@ -65,7 +65,7 @@ def batch_rows(
 ) -> list[Batch]:
     """Return a row for every batch size that has run or been timed, ascending."""
     sizes = sorted({*probes, *verdict.by_batch})
-    steps = [steps_to_target(verdict.by_batch[size]) if size in verdict.by_batch else None for size in sizes]
+    steps = [median_steps(verdict.by_batch[size]) if size in verdict.by_batch else None for size in sizes]
     rows = []
     for index, size in enumerate(sizes):
         finished = [trial for trial in _at(trials, size) if trial.state.is_finished]
@@ -106,11 +106,26 @@ def figure_of(candidate: Candidate) -> Figure | None:
     return Figure(median=shown(known.median), low=low, high=high, runs=known.reached)
 
 
-def steps_to_target(candidate: Candidate) -> int | None:
-    """Return the median steps over a candidate's runs, rounded up; None where half of them or more missed."""
+def bound_of(candidate: Candidate) -> float | None:
+    """Return what the objective's figure of a candidate is more than, in its own unit, where it is not known."""
+    bound = candidate.lower_bound
+    return None if bound is None else candidate.measure.shown(bound)
+
+
+def median_steps(candidate: Candidate) -> float | None:
+    """Return the median steps over a candidate's runs; None where half of them or more missed.
+
+    Samples to the target are these × the batch size: between two runs they lie half-way, as the objective's do.
+    """
     steps = [run.outcome.steps_to_target for run in candidate.runs if run.outcome]
     median = statistics.median([math.inf if value is None else value for value in steps])
-    return math.ceil(median) if math.isfinite(median) else None
+    return median if math.isfinite(median) else None
+
+
+def steps_to_target(candidate: Candidate) -> int | None:
+    """Return `median_steps` rounded up: a run takes whole ones."""
+    steps = median_steps(candidate)
+    return None if steps is None else math.ceil(steps)
 
 
 def energy_of(run: TrialRecord) -> float | None:
@@ -120,27 +135,29 @@ def energy_of(run: TrialRecord) -> float | None:
     return None if power is None or seconds is None else power * seconds
 
 
-def _of_candidate(candidate: Candidate | None, steps: int | None, step_seconds: float | None) -> dict[str, Any]:
+def _of_candidate(candidate: Candidate | None, steps: float | None, step_seconds: float | None) -> dict[str, Any]:
     """Return the fields of a row that are those of its best configuration."""
     if candidate is None:
         empty = (
             "best time_to_target_s lower_bound_s steps_to_target final_metric micro_batch_size objective_value "
-            "steps_x_step_time_s samples_to_target samples_per_s peak_memory_bytes energy_joules restricted"
+            "objective_lower_bound steps_x_step_time_s samples_to_target samples_per_s peak_memory_bytes energy_joules "
+            "restricted"
         )
         return {**dict.fromkeys(empty.split()), "confirmed": False}
     size = candidate.configuration.batch_size
     best = least_of(candidate.runs, candidate.measure)
-    curve = survival(candidate.runs)
+    curve = survival(candidate.runs, replace(TIME, step_seconds=candidate.measure.step_seconds))
     return {
         "best": None if best is None else BestTrial(trial=best.number, parameters=parameters_of(best.configuration)),
         "time_to_target_s": time_of(candidate),
         "lower_bound_s": candidate.lower_bound_s,
-        "steps_to_target": steps,
+        "steps_to_target": steps_to_target(candidate),
         "final_metric": _median(candidate, lambda outcome: outcome.final_metric),
         "micro_batch_size": candidate.configuration.micro_batch_size,
         "objective_value": figure_of(candidate),
+        "objective_lower_bound": bound_of(candidate),
         "steps_x_step_time_s": None if steps is None or step_seconds is None else steps * step_seconds,
-        "samples_to_target": None if steps is None else float(steps * size),
+        "samples_to_target": None if steps is None else steps * size,
         "samples_per_s": None if step_seconds is None else size / step_seconds,
         "peak_memory_bytes": max(_known(candidate, lambda outcome: outcome.peak_memory_bytes), default=None),
         "energy_joules": _middle(energy_of(run) for run in candidate.runs),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bssearch.analysis.answer import Answer, Figure, Ratio, Time
 from bssearch.analysis.numbers import number
-from bssearch.analysis.objective import FLAT
+from bssearch.analysis.objective import FLAT, UNITS
 from bssearch.records import Objective
 
 BETTER: dict[str, tuple[str, str]] = {
@@ -40,7 +40,8 @@ def headline(answer: Answer) -> str:
 def _reaches(answer: Answer, figure: Figure) -> str:
     target, time = answer.target, answer.optimal.time_to_target_s
     wanted = f"{target.metric} {target.goal.sign} {target.value:g}"
-    reaches = f"Batch {answer.optimal.batch_size} reaches {wanted}"
+    is_predicted = any(notice.code == "predicted" for notice in answer.warnings)
+    reaches = f"Batch {answer.optimal.batch_size} {'is predicted to reach' if is_predicted else 'reaches'} {wanted}"
     match answer.objective:
         case Objective.METRIC_IN_BUDGET:
             return (
@@ -49,7 +50,8 @@ def _reaches(answer: Answer, figure: Figure) -> str:
         case Objective.SAMPLES_TO_TARGET:
             return f"{reaches} with {with_interval(figure)} samples"
         case Objective.COST_TO_TARGET:
-            return f"{reaches} at a cost of {with_interval(figure)}"
+            unit = " device-hours" if answer.price_per_device_hour is None else ""
+            return f"{reaches} at a cost of {with_interval(figure, unit=unit)}"
         case Objective.ENERGY_TO_TARGET:
             return f"{reaches} with {with_interval(figure)} J"
     assert time is not None, "an optimum has reached the target"
@@ -67,19 +69,23 @@ def _what_else(answer: Answer, best: Figure) -> list[str]:
     """Return the sentence on other batch sizes within 5 %, of those with as many runs; none below three runs."""
     if best.low is None or answer.objective == Objective.METRIC_IN_BUDGET:
         return []  # too few runs to say anything of
+    figures = {row.batch_size: row.objective_value for row in answer.batches if row.objective_value}
+    if answer.recommendation.rule == "law":
+        least = answer.recommendation.least_batch_size
+        median = number(figures[least].median) + UNITS[Objective(answer.objective)]
+        return [f"The law decides, for the seeds differ too much: batch {least} has the least median, {median}."]
     low, high = answer.flat_range
     if low < high:
         inside = {row.batch_size for row in answer.batches if low <= row.batch_size <= high}
         verb = "is" if inside <= {*answer.tied} else "has a median"
         return [f"Anything from {low} to {high} {verb} within 5 %."]
-    figures = {row.batch_size: row.objective_value for row in answer.batches if row.objective_value}
-    least = min(figure.median for figure in figures.values())
+    lowest = min(figure.median for figure in figures.values())
     rivals = {
         size: figure
         for size, figure in figures.items()
         if figure.runs >= best.runs and size != answer.optimal.batch_size
     }
-    near = [str(size) for size, figure in rivals.items() if figure.median <= FLAT * min(least, best.median)]
+    near = [str(size) for size, figure in rivals.items() if figure.median <= FLAT * min(lowest, best.median)]
     if near:
         return [f"The median of batch {', '.join(near)} is within 5 %, too."]
     undecided = {"not_separated", "unconfirmed"} & {notice.code for notice in answer.warnings}

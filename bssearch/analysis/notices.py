@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ConfigDict
 
-from bssearch.analysis.optimum import Verdict, is_complete
+from bssearch.analysis.optimum import Verdict, fewest_runs
 from bssearch.analysis.time_to_target import Estimate
 from bssearch.records import Phase, ProbeRecord, Target, TrialRecord, TrialState
 from bssearch.spec import StudySpec
+from bssearch.spec.model import IMPORTED
 
 if TYPE_CHECKING:
     from bssearch.analysis.answer import FinalMetrics, Gap, Generalisation
@@ -60,10 +61,14 @@ def _notices(spec: StudySpec, trials: Sequence[TrialRecord], verdict: Verdict) -
     confirming = [trial for trial in trials if trial.phase is Phase.CONFIRM]
     if not verdict.confirmed:
         yield "unconfirmed", "from single search trials: the best of many is partly luck until it is confirmed"
-        if confirming and is_complete(trials, spec.confirm.runs):
-            yield "confirmation_missed", "no finalist reached the target in half of its confirmation runs or more"
-        elif confirming:
-            yield "confirmation_incomplete", "its confirmation has begun and is not complete; bssearch run completes it"
+    made = fewest_runs(trials, spec.confirm.runs)
+    if confirming and made < spec.confirm.runs:
+        how_far = f"{made} of {spec.confirm.runs} runs" if verdict.confirmed else "it has begun"
+        yield "confirmation_incomplete", f"its confirmation is not complete ({how_far}); bssearch run completes it"
+    elif confirming and not verdict.confirmed:
+        yield "confirmation_missed", "no finalist reached the target in half of its confirmation runs or more"
+    if len(verdict.by_batch) == 1:
+        yield "only_one_batch_size", f"no batch size but {best} has run: there is nothing to compare it with"
     if len(spec.batch_sizes) > 1 and best in (min(spec.batch_sizes), max(spec.batch_sizes)):
         end = "smallest" if best == min(spec.batch_sizes) else "largest"
         yield "optimum_at_edge", f"batch {best} is the {end} of the study; the optimum may lie beyond"
@@ -75,7 +80,8 @@ def _notices(spec: StudySpec, trials: Sequence[TrialRecord], verdict: Verdict) -
     if 0 < optimal.estimate.runs < 3 and verdict.confirmed:
         yield (
             "few_runs",
-            f"{optimal.estimate.runs} of 3 confirmation runs: no interval; raise confirm.runs",
+            f"{optimal.estimate.runs} of 3 confirmation runs: no interval"
+            + ("" if spec.workload == IMPORTED else "; raise confirm.runs"),
         )
     missed = optimal.estimate.runs - optimal.estimate.reached
     if missed:
@@ -124,7 +130,7 @@ def _notices(spec: StudySpec, trials: Sequence[TrialRecord], verdict: Verdict) -
             "contended",
             f"in {shared} of {len(compared)} {kind} something else used the device: "
             + (
-                "they are compared by steps × step time measured in isolation, all of them"
+                "all of them are compared by steps × the step time of their batch size"
                 if optimal.measure.step_seconds is not None
                 else "such a run counts with steps × step time measured in isolation"
             ),
@@ -142,7 +148,11 @@ def _notices(spec: StudySpec, trials: Sequence[TrialRecord], verdict: Verdict) -
     failed = sum(trial.state is TrialState.FAILED for trial in trials)
     if failed:
         yield "failed_trials", f"{failed} trials failed; bssearch trials {spec.name} shows them"
-    if spec.space.encode(baseline) is None and any(trial.phase is Phase.SEARCH for trial in trials):
+    if (
+        spec.workload != IMPORTED
+        and spec.space.encode(baseline) is None
+        and any(trial.phase is Phase.SEARCH for trial in trials)
+    ):
         yield "default_outside_space", "the default configuration lies outside the search space"
 
 

@@ -14,6 +14,9 @@ from bssearch.analysis.objective import FLAT, TIME, Measure, StepSeconds, second
 from bssearch.analysis.time_to_target import Estimate, estimate, ratio_upper_bound
 from bssearch.records import Configuration, Phase, TrialRecord, TrialState
 
+ENOUGH_RUNS = 3
+"""Confirmation runs of each configuration without which there is no interval, and so no verdict."""
+
 Regime = Literal["perfect", "diminishing", "maximal"]
 Rule = Literal["least", "smallest_shown_within_5_percent", "law"]
 
@@ -99,9 +102,14 @@ class Verdict:
 
     @cached_property
     def flat_range(self) -> tuple[int, int]:
-        """Return the batch sizes around the optimum whose median is within 5 % of the least, without a gap."""
+        """Return the batch sizes around the optimum whose median is within 5 % of the least, without a gap.
+
+        That is its own alone where the law decides, and its median is not.
+        """
         sizes = list(self.by_batch)
         low = high = sizes.index(self.optimal.configuration.batch_size)
+        if not self._is_flat(sizes[low]):
+            return sizes[low], sizes[low]
         while low > 0 and self._is_flat(sizes[low - 1]):
             low -= 1
         while high < len(sizes) - 1 and self._is_flat(sizes[high + 1]):
@@ -142,6 +150,8 @@ class Verdict:
         if not self.confirmed or not self.is_noisy or len(known) < len(self._confirmed):
             return self
         best = min(known, key=lambda size: known[size])
+        if best == self.least.configuration.batch_size:
+            return replace(self, optimal=self.least, rule="least")
         return replace(self, optimal=self.by_batch[best], rule="law")
 
     @property
@@ -177,9 +187,9 @@ def decide(
 ) -> Verdict | None:
     """Return the verdict over a study's trials, or None where none has a figure: no trial reached the target.
 
-    Where every finalist has had its confirmation runs, they alone decide; a batch size without any keeps its best
-    search trial in ``by_batch``, for the table. A confirmation half done decides nothing, and a configuration whose
-    fresh seeds missed the target is not recommended for the one seed that reached it.
+    Where every finalist has had its confirmation runs, or `ENOUGH_RUNS` of them, they alone decide; a batch size
+    without any keeps its best search trial in ``by_batch``, for the table. A confirmation that has only begun decides
+    nothing, and a configuration whose fresh seeds missed the target is not recommended for the one that reached it.
 
     Recommended is the smallest batch size shown to be within 5 % of the least median, else that with the least.
 
@@ -188,7 +198,7 @@ def decide(
     """
     counted = [trial for trial in trials if trial.state.is_finished and not trial.state.is_missing]
     fresh = [trial for trial in counted if trial.phase is Phase.CONFIRM]
-    if not is_complete(trials, confirmation_runs):
+    if fewest_runs(trials, confirmation_runs) < min(confirmation_runs, ENOUGH_RUNS):
         fresh = []
     measure = measure.between(fresh, step_seconds)
     confirmed = repeats(fresh, measure)
@@ -221,15 +231,15 @@ def decide(
     )
 
 
-def is_complete(trials: Sequence[TrialRecord], confirmation_runs: int) -> bool:
-    """Return whether every configuration in confirmation has had its runs; failed ones count, lost ones do not."""
+def fewest_runs(trials: Sequence[TrialRecord], confirmation_runs: int) -> int:
+    """Return how many of its runs every configuration in confirmation has had; failed ones count, lost ones do not."""
     seeds: dict[str, set[int]] = {}
     for trial in trials:
         if trial.phase is Phase.CONFIRM:
             had = seeds.setdefault(trial.configuration.key, set())
             if trial.state.is_finished and trial.state not in {TrialState.LOST, TrialState.CANCELLED}:
                 had.add(trial.seed)
-    return all(len(had) >= confirmation_runs for had in seeds.values())
+    return min((len(had) for had in seeds.values()), default=confirmation_runs)
 
 
 def runs_to_settle(log_deviation: float, ratio: float) -> int:

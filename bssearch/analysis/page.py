@@ -169,9 +169,8 @@ def _kicker(picture: StudyPicture) -> str:
     ended = [trial.ended_at for trial in picture.trials if trial.ended_at is not None]
     until = f" · until {max(ended):%d %B %Y}" if ended else ""
     study = picture.study.name
-    return (
-        f"{study} · {picture.spec.workload} · {device.name}, {device.precision} · {len(picture.trials)} trials{until}"
-    )
+    place = ", ".join(part for part in (device.name, device.precision) if part)
+    return f"{study} · {picture.spec.workload} · {place} · {len(picture.trials)} trials{until}"
 
 
 def _tiles(picture: StudyPicture) -> list[Tile]:
@@ -191,7 +190,7 @@ def _tiles(picture: StudyPicture) -> list[Tile]:
     ]
     if spec.default_is_known:
         tiles.append(_default_tile(answer, spec))
-    if answer.fit is not None:
+    if answer.fit is not None and answer.fit.verdict != "too_few_points":
         tiles.append(_critical(answer.fit))
     if answer.measured.noise_scale is not None:
         tiles.append(_noise(answer.measured.noise_scale))
@@ -213,7 +212,13 @@ def _figure_tile(answer: Answer) -> Tile:
     of = _plural(figure.runs, "run")
     low, high = figure.low, figure.high
     ends = "" if low is None or high is None else f"95 % interval {number(low)} to {number(high)}, "
-    return Tile(_objective_name(objective), f"{number(figure.median)}{UNITS[objective]}", ends + of)
+    return Tile(_objective_name(objective), f"{number(figure.median)}{_unit(answer)}", ends + of)
+
+
+def _unit(answer: Answer) -> str:
+    """Return what stands behind a figure of the objective."""
+    unpriced = answer.objective == Objective.COST_TO_TARGET and answer.price_per_device_hour is None
+    return " device-hours" if unpriced else UNITS[Objective(answer.objective)]
 
 
 def _objective_name(objective: Objective) -> str:
@@ -237,10 +242,10 @@ def _noise(noise: NoiseAnswer) -> Tile:
 
 def _critical(fit: Fit) -> Tile:
     critical = fit.b_crit
-    said = {"fits": "the law fits", "poor": "the law fits poorly", "too_few_points": "too few batch sizes to judge"}
+    said = "the law fits" if fit.verdict == "fits" else "the law fits poorly"
     ends = [NOTHING if end is None else number(end) for end in (critical.low, critical.high)]
     bounds = "" if critical.low is None and critical.high is None else f"90 % interval {ends[0]} to {ends[1]}; "
-    return Tile("Critical batch size", number(critical.estimate), bounds + said[fit.verdict])
+    return Tile("Critical batch size", number(critical.estimate), bounds + said)
 
 
 def _sections(picture: StudyPicture) -> list[Section]:
@@ -344,11 +349,10 @@ def _objective_title(answer: Answer) -> str:
 
 def _without_figure(answer: Answer) -> list[str]:
     """Return the sentence on the batch sizes that the figure of the objective does not show."""
-    is_time = answer.objective == Objective.TIME_TO_TARGET
     missing = [
         f"{row.batch_size} ({_ended(row) or 'not run'})"
         for row in answer.batches
-        if row.objective_value is None and not (is_time and row.lower_bound_s is not None)
+        if row.objective_value is None and row.objective_lower_bound is None
     ]
     return [f"Not drawn, for no run gives a figure or a bound: batch {', '.join(missing)}."] if missing else []
 
@@ -356,6 +360,8 @@ def _without_figure(answer: Answer) -> list[str]:
 def _about_law(fit: Fit | None) -> list[str]:
     if fit is None:
         return ["There is no law: fewer than two batch sizes reached the target."]
+    if fit.verdict == "too_few_points":
+        return ["There is no law yet: it takes three tuned batch sizes that span the bend."]
     parts = [
         f"The law is S = S_min·(1 + B_crit/B) with S_min = {number(fit.s_min)} steps and B_crit = "
         f"{number(fit.b_crit.estimate)}; the largest residual is {number(100 * fit.max_residual)} %."
@@ -425,12 +431,12 @@ def _figure_heading(answer: Answer) -> str:
 
 def _cells(answer: Answer, row: Batch) -> list[str]:
     figure = row.objective_value
-    unit = UNITS[Objective(answer.objective)]
+    bound, unit = row.objective_lower_bound, _unit(answer)
     if figure is not None:
         ends = "" if figure.low is None or figure.high is None else f" [{number(figure.low)}, {number(figure.high)}]"
         shown = f"{number(figure.median)}{unit}{ends}, {_plural(figure.runs, 'run')}"
     else:
-        shown = NOTHING if row.lower_bound_s is None else f"> {number(row.lower_bound_s)} s"
+        shown = NOTHING if bound is None else f"> {number(bound)}{unit}"
     rate = row.best.parameters.get("learning_rate") if row.best else None
     untuned = f"untuned: {'; '.join(row.untuned_because)}" if row.untuned else None
     return [

@@ -69,11 +69,11 @@ def objective_figure(answer: Answer, default_batch_size: int | None = None) -> F
     known = [row for row in answer.batches if row.objective_value is not None]
     if not known:
         return None
-    is_time = answer.objective == Objective.TIME_TO_TARGET
-    missed = [(row, row.lower_bound_s) for row in answer.batches if is_time and row.lower_bound_s is not None]
+    missed = [(row, bound) for row in answer.batches if (bound := row.objective_lower_bound) is not None]
     data = [_band(answer), _law_line(answer), *_with_intervals(answer, known)]
     if missed:
-        data.append(_bounds([(row.batch_size, bound, _row_text(row)) for row, bound in missed]))
+        more = "longer" if answer.objective == Objective.TIME_TO_TARGET else "more"
+        data.append(_bounds([(row.batch_size, bound, _row_text(row)) for row, bound in missed], more))
     if default_batch_size is not None and answer.speedup.over_default is not None:
         data.append(_default_mark(answer, default_batch_size, answer.speedup.over_default))
     drawn = [trace for trace in data if trace is not None]
@@ -266,8 +266,8 @@ def _against_law(
     if not known:
         return None
     data = []
-    if answer.fit is not None:
-        fit = answer.fit
+    fit = _drawn_law(answer)
+    if fit is not None:
         sizes = _span(list(fit.residuals))
         data.append(_curve([(size, expected(fit, size)) for size in sizes], "the law", fit))
     if len(known) > 1:
@@ -363,18 +363,18 @@ def _interval_trace(points: Sequence[tuple[int, Any]], name: str, fill: str) -> 
     }
 
 
-def _bounds(points: Iterable[tuple[int, float, str]]) -> Figure:
-    """Return lower bounds as arrows upward."""
+def _bounds(points: Iterable[tuple[int, float, str]], more: str) -> Figure:
+    """Return lower bounds as arrows upward, what is not known being ``more`` than they are."""
     sizes, values, texts = zip(*points, strict=True)
     return {
         "type": "scatter",
         "mode": "markers",
-        "name": "longer than this: target not reached",
+        "name": f"{more} than this: target not reached",
         "x": list(sizes),
         "y": list(values),
         "customdata": list(texts),
         "marker": {"symbol": "arrow-up", "color": MUTED, "size": 14},
-        "hovertemplate": "batch %{x}: longer than %{y:.4~g}<br>%{customdata}<extra></extra>",
+        "hovertemplate": f"batch %{{x}}: {more} than %{{y:.4~g}}<br>%{{customdata}}<extra></extra>",
     }
 
 
@@ -422,7 +422,7 @@ def _stretch_band(band: Figure, axis: Figure) -> None:
 
 def _law_line(answer: Answer) -> Figure | None:
     """Return what the law expects of the objective, up to the largest batch size that reached the target."""
-    fit = answer.fit
+    fit = _drawn_law(answer)
     if fit is None:
         return None
     sizes = list(fit.residuals)
@@ -439,13 +439,18 @@ def _law_line(answer: Answer) -> Figure | None:
     return _curve([(b, s * math.exp(t)) for b, s, t in zip(span, steps, logs, strict=True)], "law × step time", fit)
 
 
+def _drawn_law(answer: Answer) -> Fit | None:
+    """Return the law where enough batch sizes speak for or against it."""
+    fit = answer.fit
+    return None if fit is None or fit.verdict == "too_few_points" else fit
+
+
 def _curve(points: Pairs, name: str, fit: Fit) -> Figure:
     """Return a line of the law, dashed and called poor where the law does not fit."""
-    said = {"fits": "", "poor": " (poor fit)", "too_few_points": " (poor: too few batch sizes)"}[fit.verdict]
     return {
         "type": "scatter",
         "mode": "lines",
-        "name": name + said,
+        "name": name if fit.verdict == "fits" else f"{name} (poor fit)",
         "x": [size for size, _ in points],
         "y": [value for _, value in points],
         "line": {"color": THIRD, "width": 2, "dash": "solid" if fit.verdict == "fits" else "dash"},

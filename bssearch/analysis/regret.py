@@ -118,7 +118,7 @@ def _regret(rule: Candidate, tuned: Candidate) -> tuple[Regret, str]:
     interval = ratio_interval(rule.estimate, tuned.estimate)
     if interval is None:
         counts = f"{len(mine)} against {len(theirs)} runs"
-        return Regret(value=value, low=None, high=None, at_least=False), f"{counts}: an interval takes {FEWEST_RUNS}"
+        return Regret(value=value, low=None, high=None, at_least=False), f"{counts} (an interval takes {FEWEST_RUNS})"
     low, high = interval
     return (
         Regret(value=value, low=low, high=high, at_least=False),

@@ -22,7 +22,8 @@ from bssearch.analysis.answer import (
     TargetAnswer,
     parameters_of,
 )
-from bssearch.analysis.batches import batch_rows, figure_of, steps_to_target, time_of, tuning
+from bssearch.analysis.baseline import default_configuration
+from bssearch.analysis.batches import batch_rows, figure_of, median_steps, steps_to_target, time_of, tuning
 from bssearch.analysis.generalisation import generalisation
 from bssearch.analysis.joint import fit_and_predict, predicted_figures
 from bssearch.analysis.measured import measured
@@ -32,7 +33,6 @@ from bssearch.analysis.optimum import Candidate, Verdict, decide, runs_to_settle
 from bssearch.analysis.settled import standing
 from bssearch.errors import TargetNotReachedError
 from bssearch.records import (
-    Configuration,
     MemoryUse,
     NoiseMeasurement,
     Objective,
@@ -82,6 +82,7 @@ def build_answer(
     return Answer(
         study=study.name,
         objective=study.objective,
+        price_per_device_hour=spec.price_per_device_hour,
         target=TargetAnswer(metric=study.target.metric, value=study.target.value, goal=study.target.goal),
         device=Device(
             name=environment.device_name,
@@ -116,7 +117,8 @@ def _optimal(candidate: Candidate) -> Optimal:
     at_target = [outcome for outcome in outcomes if outcome.state is TrialState.REACHED]
     tests = [outcome.test_metric for outcome in at_target if outcome.test_metric is not None]
     tokens = next((one.tokens / one.samples for one in at_target if one.tokens is not None and one.samples), None)
-    samples = None if steps is None else float(steps * configuration.batch_size)
+    middle = median_steps(candidate)
+    samples = None if middle is None else middle * configuration.batch_size
     peaks = [outcome.peak_memory_bytes for outcome in outcomes if outcome.peak_memory_bytes is not None]
     return Optimal(
         batch_size=configuration.batch_size,
@@ -162,7 +164,7 @@ def _default(spec: StudySpec, trials: Sequence[TrialRecord], measure: Measure) -
     """Return the default's runs; None where it never ran, or where nobody said what the default is."""
     if not spec.default_is_known:
         return None
-    default = _default_configuration(spec, trials)
+    default = default_configuration(spec, trials)
     for phase in (Phase.CONFIRM, Phase.SEARCH):
         runs = [trial for trial in trials if trial.phase is phase and trial.configuration.trains_like(default)]
         ended = [run for run in runs if run.state.is_finished and not run.state.is_missing]
@@ -170,14 +172,6 @@ def _default(spec: StudySpec, trials: Sequence[TrialRecord], measure: Measure) -
         if counted:
             return Candidate(counted[0].configuration, counted, measure)
     return None
-
-
-def _default_configuration(spec: StudySpec, trials: Sequence[TrialRecord]) -> Configuration:
-    """Return the default as it was run: of imported runs the first at its batch size, which hold more than a spec."""
-    if spec.workload != IMPORTED:
-        return spec.default_configuration
-    at_default = (trial.configuration for trial in trials if trial.configuration.batch_size == spec.default.batch_size)
-    return next(at_default, spec.default_configuration)
 
 
 def _ratio(verdict: Verdict, other: Candidate | None) -> Ratio | None:
@@ -254,5 +248,7 @@ def _not_reached(study: StudyRecord, trials: Sequence[TrialRecord]) -> TargetNot
         f"none of {len(tried)} trials reached {target.metric} {target.value:g}; nearest came trial {nearest.number} "
         f"(batch {nearest.configuration.batch_size}) with {nearest.outcome.best_metric:.4g} "
         f"after {nearest.outcome.train_seconds:.3g} s",
-        hint="raise budget.trial_train_seconds, ask for an easier target under a new name, or widen the space",
+        hint="import them with an easier target"
+        if study.spec.get("workload") == IMPORTED
+        else "raise budget.trial_train_seconds, ask for an easier target under a new name, or widen the space",
     )

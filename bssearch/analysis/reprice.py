@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from bssearch.analysis.answer import Answer
+from bssearch.analysis.answer import Answer, Device
 from bssearch.analysis.notices import Notice
 from bssearch.analysis.report import build_answer
-from bssearch.errors import UsageError
-from bssearch.records import Environment, Objective, ProbeRecord, StudyRecord, TrialRecord
+from bssearch.errors import TargetNotReachedError, UsageError
+from bssearch.records import Objective, ProbeRecord, StudyRecord, TrialRecord, TrialState
 from bssearch.spec import StudySpec
 
 OF_THE_STUDYS_DEVICE = frozenset({"contended", "step_times_contended", "measurement"})
@@ -26,17 +26,19 @@ def reprice(
     """Return the answer that a study's steps give with another device's step times; every time in it is predicted.
 
     The time to the target of a run is its steps × the step time of its batch size. Batch sizes without a step time are
-    left out, and named. The optimum is that of time to the target, or of cost where the study minimises that. Raises
-    `UsageError` where no batch size of the study has a step time, `TargetNotReachedError` where none of them reached.
+    left out, and named. The optimum is that of time to the target, or of cost where the study minimises that. Of the
+    other device nothing but its name is known. Raises `UsageError` where no batch size of the study has a step time,
+    `TargetNotReachedError` where none of them reached.
     """
     sizes = {trial.configuration.batch_size for trial in trials}
     left_out = sorted(sizes - step_times.keys())
     if not sizes & step_times.keys():
-        ran, timed = (", ".join(map(str, sorted(some))) for some in (sizes, step_times))
+        ran, timed = (_listed(sorted(some)) for some in (sizes, step_times))
         raise UsageError(
             f"none of the step times is of a batch size that study {study.name!r} ran: it has {ran or 'no trials'}; "
             f"they are of {timed}"
         )
+    _check_reached(study, trials, step_times)
     moved = [
         at_step_time(trial, seconds)
         for trial in trials
@@ -44,7 +46,7 @@ def reprice(
     ]
     objective = spec.objective if spec.objective is Objective.COST_TO_TARGET else Objective.TIME_TO_TARGET
     found = build_answer(
-        replace(study, environment=_elsewhere(study.environment, device_name), objective=objective),
+        replace(study, objective=objective),
         spec.model_copy(update={"objective": objective}),
         moved,
         step_times,
@@ -53,10 +55,11 @@ def reprice(
     message = f"predicted for {device_name}: the steps were measured on {measured_on}, no trial ran on {device_name}"
     notices = [Notice(code="predicted", message=message)]
     if left_out:
-        sizes_text = ", ".join(map(str, left_out))
-        notices.append(Notice(code="no_step_time", message=f"batch {sizes_text} left out: they have no step time"))
+        message = f"batch {_listed(left_out)} left out: they have no step time"
+        notices.append(Notice(code="no_step_time", message=message))
     kept = [notice for notice in found.warnings if notice.code not in OF_THE_STUDYS_DEVICE]
-    return found.model_copy(update={"warnings": [*notices, *kept]})
+    device = Device(name=device_name, type="unknown", memory_bytes=None, precision=None, torch_version=None)
+    return found.model_copy(update={"device": device, "warnings": [*notices, *kept]})
 
 
 def at_step_time(trial: TrialRecord, step_seconds: float) -> TrialRecord:
@@ -83,7 +86,25 @@ def at_step_time(trial: TrialRecord, step_seconds: float) -> TrialRecord:
     return replace(trial, outcome=changed, steps_x_step_time_s=None if reached is None else reached * step_seconds)
 
 
-def _elsewhere(environment: Environment | None, device_name: str) -> Environment | None:
-    if environment is None:
-        return None
-    return replace(environment, device_name=device_name, device_type="unknown", device_memory_bytes=None)
+def _check_reached(study: StudyRecord, trials: Sequence[TrialRecord], timed: Collection[int]) -> None:
+    """Raise `TargetNotReachedError` where no batch size with a step time has steps to the target."""
+    reached = {
+        trial.configuration.batch_size
+        for trial in trials
+        if trial.state is TrialState.REACHED and trial.outcome is not None and trial.outcome.steps_to_target is not None
+    }
+    if not reached:
+        raise TargetNotReachedError(
+            f"no trial of study {study.name!r} has a known number of steps to the target to predict from",
+            hint=f"bssearch trials {study.name} shows how they ended",
+        )
+    if reached.isdisjoint(timed):
+        ran = sorted({trial.configuration.batch_size for trial in trials} & set(timed))
+        raise TargetNotReachedError(
+            f"the step times are of batch sizes of study {study.name!r} that did not reach the target: {_listed(ran)}",
+            hint=f"give step times of batch sizes that reached it: {_listed(sorted(reached))}",
+        )
+
+
+def _listed(sizes: Iterable[int]) -> str:
+    return ", ".join(map(str, sizes))

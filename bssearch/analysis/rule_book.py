@@ -38,7 +38,7 @@ class Rule(StrEnum):
 def _unknown(base: Configuration, tuned: Configuration, name: str) -> str | None:
     """Return that a parameter is not known of the default or the optimum, as of imported runs it may not be."""
     both = (parameters_of(base)[name], parameters_of(tuned)[name])
-    return f"the {name.replace('_', ' ')} of the runs is not known" if None in both else None
+    return f"the runs do not say their {name.replace('_', ' ')}" if None in both else None
 
 
 def _other_optimizer(base: Configuration, tuned: Configuration) -> str | None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
-from bssearch.analysis.answer import Answer, CriticalBatch
+from bssearch.analysis.answer import Answer, CriticalBatch, FinalMetrics
 from bssearch.analysis.measured import NoiseAnswer
 from bssearch.analysis.objective import StepSeconds
 from bssearch.analysis.optimum import Candidate
@@ -161,7 +161,7 @@ def about_generalisation(spec: StudySpec, answer: Answer) -> Evidence:
     largest, points = found.batches[-1], found.notable_gap
     numbers = tuple(largest.trial_numbers)
     if largest.batch_size == found.best_batch_size:
-        return Evidence(largest.batch_size, Judgement("broke", "the largest ends with the best metric itself"), numbers)
+        return Evidence(largest.batch_size, _of_best_largest(found.batches[:-1], points), numbers)
     gap = largest.gap
     if gap is None or gap.low is None or gap.high is None:
         known = "its runs did not come to their end" if gap is None else f"a gap of {gap.value:.3g} without an interval"
@@ -172,6 +172,15 @@ def about_generalisation(spec: StudySpec, answer: Answer) -> Evidence:
     )
     finding: Finding = "held" if gap.low > points else "broke" if gap.high < points else "undecided"
     return Evidence(largest.batch_size, Judgement(finding, reason), numbers)
+
+
+def _of_best_largest(others: Sequence[FinalMetrics], points: float) -> Judgement:
+    """Return what the others say where the largest batch size ends best: it is worse than none of them by 2 points."""
+    lows = [one.gap.low for one in others if one.gap is not None and one.gap.low is not None]
+    said = "the largest ends with the best metric itself"
+    if len(lows) < len(others):
+        return Judgement("undecided", f"{said}; no interval below three runs a side")
+    return Judgement("broke" if min(lows) > -points else "undecided", said)
 
 
 def about_accumulation(spec: StudySpec, step_times: Collection[StepTime]) -> list[Evidence]:
@@ -188,15 +197,15 @@ def about_accumulation(spec: StudySpec, step_times: Collection[StepTime]) -> lis
             (one for one in here if one.micro_batch_size < size), key=lambda one: one.micro_batch_size, default=None
         )
         if whole is not None and split is not None:
-            found.append(_cost(whole, split))
+            found.append(_cost(whole, split, command(spec, f"audit {spec.name}")))
     known = "no batch size was timed both at once and in micro-batches"
     return found or [_not_run(None, known + command(spec, f"audit {spec.name}"))]
 
 
-def _cost(whole: StepTime, split: StepTime) -> Evidence:
+def _cost(whole: StepTime, split: StepTime, again: str) -> Evidence:
     if whole.contended or split.contended:
         sizes = " and ".join(str(one.micro_batch_size) for one in (whole, split) if one.contended)
-        why = f"in micro-batches of {sizes} it was timed while others used the device (bssearch probe step-time)"
+        why = f"in micro-batches of {sizes} it was timed while others used the device{again}"
         return _not_run(whole.batch_size, why)
     assert whole.step_seconds is not None and split.step_seconds is not None, "both were timed"
     low = (split.step_seconds_low or split.step_seconds) / (whole.step_seconds_high or whole.step_seconds)

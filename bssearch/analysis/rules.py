@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pydantic import BaseModel, ConfigDict
 
 from bssearch.analysis.answer import Answer, Parameters, parameters_of
+from bssearch.analysis.baseline import default_configuration
 from bssearch.analysis.objective import Measure, StepSeconds, step_seconds_of
 from bssearch.analysis.optimum import Candidate, decide
 from bssearch.analysis.regret import NONE, Finding, Judgement, Regret, judge
@@ -27,6 +28,7 @@ from bssearch.spec import StudySpec
 from bssearch.spec.model import IMPORTED
 
 FEWEST_SIZES = 3
+ROUNDING = 1e-9
 SLOPES = (0.0, 0.5, 1.0)
 """Of log learning rate over log batch size: no rule, sqrt, linear."""
 
@@ -109,7 +111,7 @@ def audit(
     wanted = spec.confirm.runs if runs is None else runs
     found = cases(spec, trials, answer, step_times, memory)
     optima = tuned_optima(spec, trials, step_times, memory)
-    spent = spent_train_seconds(spec, trials, found)
+    spent = spent_train_seconds(trials)
     is_spent = train_seconds is not None and spent >= train_seconds
     unmade = _why_unmade(spec, train_seconds if is_spent else None)
     measured = [
@@ -141,7 +143,7 @@ def cases(
     The largest is that of the batch sizes with confirmation runs that run without accumulation. At the default's own
     batch size no rule changes anything.
     """
-    base = spec.default_configuration
+    base = default_configuration(spec, trials)
     optima = tuned_optima(spec, trials, step_times, memory)
     largest = max(
         (size for size, one in optima.items() if one.is_confirmed and one.configuration.accumulation_steps == 1),
@@ -151,7 +153,7 @@ def cases(
     if not sizes:
         reason = "it changes nothing: the optimum and the largest with confirmation runs are the default's batch size"
         return [Case(rule, base.batch_size, reason=reason) for rule in GIVES]
-    return [_case(spec, rule, size, optima.get(size)) for rule in GIVES for size in sizes]
+    return [_case(spec, base, rule, size, optima.get(size)) for rule in GIVES for size in sizes]
 
 
 def tuned_optima(
@@ -187,24 +189,15 @@ def is_result(spec: StudySpec, trial: TrialRecord) -> bool:
     return free or trial.train_seconds_limit >= spec.budget.trial_train_seconds
 
 
-def spent_train_seconds(spec: StudySpec, trials: Sequence[TrialRecord], found: Sequence[Case]) -> float:
-    """Return the train seconds of all audit runs of the cases' configurations, however they ended.
+def spent_train_seconds(trials: Sequence[TrialRecord]) -> float:
+    """Return the train seconds of all runs that were made for an audit, however they ended.
 
     Runs that train on past the target, which are evidence of something else, are left out.
     """
-    configurations = [
-        configuration
-        for case in found
-        if case.configuration is not None and case.tuned is not None
-        for configuration in (case.configuration, case.tuned.configuration)
-    ]
     return math.fsum(
         trial.outcome.train_seconds
         for trial in trials
-        if trial.phase is Phase.AUDIT
-        and not trial.evidence
-        and trial.outcome is not None
-        and any(trial.configuration.trains_like(one) for one in configurations)
+        if trial.phase is Phase.AUDIT and not trial.evidence and trial.outcome is not None
     )
 
 
@@ -228,7 +221,10 @@ def learning_rate_slope(spec: StudySpec, answer: Answer) -> LearningRateSlope | 
         return None
     low, estimate, high = _slope(points)
     return LearningRateSlope(
-        estimate=estimate, low=low, high=high, excludes=[one for one in SLOPES if not low <= one <= high]
+        estimate=estimate,
+        low=low,
+        high=high,
+        excludes=[one for one in SLOPES if not low - ROUNDING <= one <= high + ROUNDING],
     )
 
 
@@ -243,7 +239,7 @@ def _slope(points: Sequence[tuple[float, float]]) -> tuple[float, float, float]:
     return slope - half, slope, slope + half
 
 
-def _case(spec: StudySpec, rule: Rule, batch_size: int, tuned: Candidate | None) -> Case:
+def _case(spec: StudySpec, base: Configuration, rule: Rule, batch_size: int, tuned: Candidate | None) -> Case:
     if tuned is None:
         return Case(rule, batch_size, reason="no trial there says anything")
     if not tuned.is_confirmed:
@@ -253,7 +249,7 @@ def _case(spec: StudySpec, rule: Rule, batch_size: int, tuned: Candidate | None)
         return Case(rule, batch_size, reason=f"nothing to compare with: {reached} tuned runs there reached the target")
     if not spec.default_is_known:
         return Case(rule, batch_size, reason="nobody said what the default is (import … --default-batch)")
-    given = GIVES[rule](spec.space, spec.default_configuration, tuned.configuration)
+    given = GIVES[rule](spec.space, base, tuned.configuration)
     if isinstance(given, str):
         return Case(rule, batch_size, reason=given)
     return Case(rule, batch_size, given, tuned)

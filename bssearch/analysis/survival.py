@@ -7,15 +7,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from bssearch.analysis.objective import TIME, Measure
 from bssearch.records import TrialRecord, TrialState
 
 
 @dataclass(frozen=True, slots=True)
 class Survival:
-    """Train seconds to the target where some runs missed it.
+    """Train seconds to the target where some runs missed it, of the kind that the measure counts.
 
-    ``restricted_mean`` is the mean of min(seconds, ``horizon``), ``median`` that of Kaplan and Meier: None where half
-    of the runs or more have not reached by then. ``reached_share`` is the share that has, by the same curve.
+    ``restricted_mean`` is the mean of min(seconds, ``horizon``), ``median`` that of Kaplan and Meier, by which more
+    than half of the runs have reached: None where half or more have not by the horizon. ``reached_share`` is the share
+    that has, by the same curve.
     """
 
     restricted_mean: float
@@ -24,27 +26,27 @@ class Survival:
     reached_share: float
 
 
-def survival(runs: Sequence[TrialRecord]) -> Survival | None:
+def survival(runs: Sequence[TrialRecord], measure: Measure = TIME) -> Survival | None:
     """Return the Kaplan–Meier estimate of repeats under one limit; None where there is none to make.
 
-    Censoring must not depend on how a run goes (Kaplan & Meier 1958): of pruned runs, under differing limits, and
-    where something else ended a run, nothing is said; nor where all runs reached or none did.
+    ``measure`` is one of time: it says of which kind the seconds are. Censoring must not depend on how a run goes
+    (Kaplan & Meier 1958): of pruned runs, under differing limits, and where something else ended a run, nothing is
+    said; nor where all runs reached or none did, or where the seconds of one are not known or not comparable.
     """
     from scipy.stats import CensoredData, ecdf
 
     ended = {TrialState.REACHED, TrialState.EXHAUSTED, TrialState.CAPPED}
-    outcomes = [run.outcome for run in runs if run.outcome is not None and run.state in ended]
-    if len(outcomes) < len(runs) or len({run.train_seconds_limit for run in runs}) > 1:
+    if any(run.state not in ended for run in runs) or len({run.train_seconds_limit for run in runs}) > 1:
         return None
-    reached = [one.time_to_target_s for one in outcomes if one.time_to_target_s is not None]
-    missed = [one.last_miss_seconds or 0.0 for one in outcomes if one.state is not TrialState.REACHED]
-    if not reached or not missed or len(reached) + len(missed) < len(outcomes):
+    reached = [seconds for run in runs if (seconds := measure.of(run)) is not None]
+    missed = [seconds for run in runs if (seconds := measure.bound(run)) is not None]
+    if not reached or not missed or len(reached) + len(missed) < len(runs):
         return None
     horizon = max(*missed, *reached)
     curve = ecdf(CensoredData(uncensored=reached, right=missed)).sf
     times, left = np.asarray(curve.quantiles), np.asarray(curve.probabilities)
     steps = np.diff(np.concatenate([[0.0], times, [horizon]]))
-    crossed = times[left <= 0.5]
+    crossed = times[left < 0.5]
     return Survival(
         restricted_mean=float(steps @ np.concatenate([[1.0], left])),
         horizon=horizon,

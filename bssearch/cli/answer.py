@@ -42,10 +42,12 @@ def print_answer(found: Answer) -> None:
     parameters = ", ".join(f"{key} {cell(value)}" for key, value in known.items())
     accumulated = found.optimal.accumulation_steps
     micro = f" ({accumulated} × {found.optimal.micro_batch_size})" if accumulated > 1 else ""
-    out.print(f"Train with: batch_size {found.optimal.batch_size}{micro}, {parameters}")
+    out.print(f"Train with: batch_size {found.optimal.batch_size}{micro}{parameters and f', {parameters}'}")
     if found.optimal.test_metric is not None:
         metric = f"{found.target.metric} {cell(found.optimal.test_metric)}"
-        out.print(f"Test {metric} at the target; measured on {found.device.name}.")
+        is_predicted = any(warning.code == "predicted" for warning in found.warnings)
+        where = "" if is_predicted else f"; measured on {found.device.name}"
+        out.print(f"Test {metric} at the target{where}.")
     figure = FIGURE_COLUMNS.get(Objective(found.objective))
     columns = BATCH_COLUMNS if figure is None else (BATCH_COLUMNS[0], figure, *BATCH_COLUMNS[1:])
     print_table(batch_rows(found), columns)
@@ -86,7 +88,7 @@ def law_lines(found: Answer) -> Iterator[str]:
         low_batch, high_batch = fit.predicted.flat_range
         near = "no other size" if low_batch == high_batch else f"all from {low_batch} to {high_batch}"
         yield (
-            f"With the step times it predicts the least time, {fit.predicted.time_to_target_s:.3g} s, at batch "
+            f"With the step times it predicts the least time, {number(fit.predicted.time_to_target_s)} s, at batch "
             f"{fit.predicted.batch_size}; {near} within 5 %."
         )
 
@@ -133,7 +135,7 @@ def batch_rows(found: Answer) -> list[dict[str, Any]]:
                 "time_to_target": _time(row.time_to_target_s, row.lower_bound_s),
                 **_figure(found, row),
                 "steps": row.steps_to_target,
-                "ms/step": None if row.step_time_s is None else round(1000 * row.step_time_s, 2),
+                "ms/step": None if row.step_time_s is None else float(f"{1000 * row.step_time_s:.3g}"),
                 "learning_rate": parameters.get("learning_rate"),
                 "regime": f"{row.regime or '–'}{', untuned?' if row.untuned else ''}",
                 "trials": ", ".join(f"{count} {state}" for state, count in row.ended.items()) or None,
@@ -149,9 +151,9 @@ def _figure(found: Answer, row: Batch) -> dict[str, str | None]:
     name = FIGURE_COLUMNS.get(Objective(found.objective))
     if name is None:
         return {}
-    known = row.objective_value
+    known, bound = row.objective_value, row.objective_lower_bound
     if known is None:
-        return {name: None}
+        return {name: None if bound is None else f"> {number(bound, 4)}"}
     interval = "" if known.low is None or known.high is None else f" [{number(known.low, 4)}, {number(known.high, 4)}]"
     return {name: f"{number(known.median, 4)}{interval}"}
 
@@ -159,5 +161,6 @@ def _figure(found: Answer, row: Batch) -> dict[str, str | None]:
 def _time(time: Any, bound: float | None) -> str | None:
     if time is None:
         return None if bound is None else f"> {bound:.3g} s"
-    interval = "" if time.low is None else f" [{time.low:.3g}, {time.high:.3g}]"
-    return f"{time.median:.3g} s{interval} ({time.runs} run{'' if time.runs == 1 else 's'})"
+    from bssearch.analysis.headline import with_interval
+
+    return f"{with_interval(time, unit=' s')} ({time.runs} run{'' if time.runs == 1 else 's'})"

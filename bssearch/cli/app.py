@@ -7,8 +7,24 @@ from typing import Annotated
 
 import typer
 
-from bssearch.cli import audit, check, confirm, db, enqueue, imports, init, keep, price, probe, query, report, run
-from bssearch.cli.output import end_of_pipe
+from bssearch.cli import (
+    audit,
+    check,
+    confirm,
+    db,
+    enqueue,
+    exports,
+    imports,
+    init,
+    keep,
+    price,
+    probe,
+    query,
+    report,
+    run,
+    simulate,
+)
+from bssearch.cli.output import end_of_pipe, visible
 from bssearch.errors import BSSearchError
 
 app = typer.Typer(
@@ -34,6 +50,8 @@ app.command("report")(report.report)
 app.command("compare")(report.compare)
 app.command("price")(price.price)
 app.command("audit")(audit.audit)
+app.command("export")(exports.export)
+app.command("simulate")(simulate.simulate)
 app.command("rename")(keep.rename)
 app.command("archive")(keep.archive)
 app.command("delete")(keep.delete)
@@ -65,7 +83,7 @@ def main() -> None:
     try:
         app()
     except BSSearchError as error:
-        sys.stderr.write(f"error: {error}\n")
+        sys.stderr.write(visible(f"error: {error}\n"))
         if error.hint:
             sys.stderr.write(f"hint: {error.hint}\n")
         sys.exit(error.exit_code)

@@ -87,9 +87,17 @@ def console(*, stderr: bool = False) -> Console:
             # Nobody reads how far it is; the study goes on.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
 
+        def print(self, *objects: Any, **options: Any) -> None:
+            super().print(*(visible(one) if isinstance(one, str) else one for one in objects), **options)
+
     plain = partial(QuietOnBrokenPipe, stderr=stderr, highlight=False, markup=False, emoji=False)
     screen = plain()
     return screen if screen.is_terminal else plain(width=WIDE)
+
+
+def visible(text: str) -> str:
+    """Return a text without what a terminal would obey: control characters become U+FFFD, lines and tabs stay."""
+    return "".join("\ufffd" if (ord(one) < 32 and one not in "\n\t") or 127 <= ord(one) < 160 else one for one in text)
 
 
 def end_of_pipe() -> NoReturn:
@@ -151,7 +159,7 @@ def cell(value: Any) -> str:
         return "–"
     if isinstance(value, float):
         return f"{value:.4g}"
-    return str(value)
+    return visible(str(value))
 
 
 def _flat(value: Any) -> Any:

@@ -82,12 +82,14 @@ def status(study: StudyArgument = None, db: DatabaseOption = None, form: FormatO
     from bssearch.analysis.objective import seconds_to_target
     from bssearch.analysis.optimum import fastest
     from bssearch.spec import StudySpec
+    from bssearch.spec.model import IMPORTED
 
     with _store(db) as store:
         name = study_name(store, study)
         spec = StudySpec.model_validate(store.study(name).spec)
         found = store.trials(name)
-    searched = [trial for trial in found if trial.phase is Phase.SEARCH]
+    is_imported = spec.workload == IMPORTED
+    searched = [trial for trial in found if is_imported or trial.phase is Phase.SEARCH]
     running = [trial.number for trial in found if trial.state is TrialState.RUNNING]
     best_trial = fastest(searched)
     counts: dict[str, dict[str, int]] = {}
@@ -116,7 +118,7 @@ def status(study: StudyArgument = None, db: DatabaseOption = None, form: FormatO
     out = console()
     # Enqueued trials run whatever the budget says.
     of = f"of {budget} search trials" if spent <= budget else f"search trials, more than the budget of {budget}"
-    out.print(f"{name}: {spent} {of}", end="")
+    out.print(f"{name}: {spent} {'imported runs' if is_imported else of}", end="")
     out.print(f", {len(running)} running" if running else "")
     if best_trial is not None:
         seconds = cell(seconds_to_target(best_trial))
@@ -253,6 +255,23 @@ def schema(
         print_json(Answer.model_json_schema(mode="serialization"))
 
 
+UNKNOWN_AS_ZERO = frozenset({"steps", "samples", "train_seconds"})
+"""What an imported run has as 0 where its table does not say it."""
+
+UNKNOWN_OF_IMPORTED = (
+    "evidence",
+    "train_seconds_limit",
+    "eval_every_steps",
+    "threads",
+    "evaluation_seconds",
+    "warmup_seconds",
+    "other_seconds",
+    "wall_seconds",
+    "contended",
+)
+"""What nobody knows of a run that was made elsewhere."""
+
+
 def trial_row(record: TrialRecord) -> dict[str, Any]:
     """Return a trial as a flat row: the contract of ``trials --format json``, and more."""
     from dataclasses import asdict
@@ -261,6 +280,8 @@ def trial_row(record: TrialRecord) -> dict[str, Any]:
     outcome.pop("traceback", None)
     outcome.pop("state", None)
     configuration = asdict(record.configuration)
+    if record.is_imported:
+        outcome = {name: value for name, value in outcome.items() if value or name not in UNKNOWN_AS_ZERO}
     empty = dict.fromkeys(("train_seconds", "time_to_target_s", "steps_to_target", "final_metric", "reason"))
     return {
         "number": record.number,
@@ -278,6 +299,7 @@ def trial_row(record: TrialRecord) -> dict[str, Any]:
         **empty,
         **outcome,
         "steps_x_step_time_s": record.steps_x_step_time_s,
+        **(dict.fromkeys(UNKNOWN_OF_IMPORTED) if record.is_imported else {}),
     }
 
 

@@ -7,6 +7,7 @@ import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
@@ -31,14 +32,16 @@ if TYPE_CHECKING:
     from bssearch.search.reporting import Comparison
     from bssearch.storage.repository import Store
 
+TABLES = ("trials.csv", "batches.csv", "observations.csv")
 COMPARED = (
     "study",
     "device",
     "precision",
     "workload",
+    "objective",
     "target",
-    "optimal batch",
-    "time to target",
+    "optimal",
+    "figure",
     "ratio to first",
     "within 5 %",
     "critical batch",
@@ -47,14 +50,24 @@ COMPARED = (
 )
 
 
+def _path(text: str) -> Path:
+    """Return a path that was given; raise `UsageError` where it is empty, which would stand for the folder at hand."""
+    if not text:
+        raise UsageError("a path is empty", hint="--html takes a file, --csv a folder; . is the folder at hand")
+    return Path(text)
+
+
 def report(
     study: StudyArgument = None,
     html: Annotated[
-        Path | None, typer.Option("--html", metavar="FILE", help="Write the page: one file that needs no network.")
+        Path | None,
+        typer.Option("--html", parser=_path, metavar="FILE", help="Write the page: one file that needs no network."),
     ] = None,
     tables: Annotated[
         Path | None,
-        typer.Option("--csv", metavar="FOLDER", help="Write trials.csv, batches.csv and observations.csv."),
+        typer.Option(
+            "--csv", parser=_path, metavar="FOLDER", help="Write trials.csv, batches.csv and observations.csv."
+        ),
     ] = None,
     db: DatabaseOption = None,
 ) -> None:
@@ -114,15 +127,16 @@ def _compared(one: Comparison) -> dict[str, Any]:
     """Return a comparison's row for people."""
     from bssearch.analysis.numbers import number
 
-    head = [one.study, one.device, one.precision, one.workload, one.target]
+    objective = str(one.objective).replace("_", " ")
+    head = [one.study, one.device, one.precision, one.workload, objective, one.target]
     if one.optimal_batch_size is None or one.flat_range is None:
-        return dict(zip(COMPARED, [*head, None, "no trial reached the target"], strict=False))
-    time, ratio, critical = one.time_to_target_s, one.ratio_to_first, one.b_crit
+        return dict(zip(COMPARED, [*head, None, "target not reached"], strict=False))
+    figure, ratio, critical = one.objective_value, one.ratio_to_first, one.b_crit
     low, high = one.flat_range
     poor = "" if one.fit_verdict == "fits" else f" ({str(one.fit_verdict).replace('_', ' ')})"
     figures = [
         one.optimal_batch_size,
-        time and f"{time.median:.3g} s{_ends(time)} ({time.runs} run{'' if time.runs == 1 else 's'})",
+        figure and f"{number(figure.median)}{_ends(figure)} ({figure.runs} run{'' if figure.runs == 1 else 's'})",
         one.note if ratio is None else f"{ratio.value:.3g}{_ends(ratio)}",
         str(low) if low == high else f"{low}–{high}",
         critical and f"{number(critical.estimate)}{_ends(critical)}{poor}",
@@ -145,14 +159,17 @@ def _write_tables(store: Store, name: str, folder: Path) -> list[Path]:
 
     found, trials = answer(store, name), store.trials(name)
     made = not folder.exists()
-    paths = [folder / f"{table}.csv" for table in ("trials", "batches", "observations")]
+    paths = [folder / table for table in TABLES]
     try:
         with _naming(folder):
             folder.mkdir(exist_ok=True)
         with _replacing(paths) as files:
-            _write_rows(files[0], [trial_row(trial) for trial in trials])
-            _write_rows(files[1], _batch_rows(found))
-            _write_observations(files[2], observations_of(store, name, trials))
+            with _naming(paths[0]):
+                _write_rows(files[0], [trial_row(trial) for trial in trials])
+            with _naming(paths[1]):
+                _write_rows(files[1], _batch_rows(found))
+            with _naming(paths[2]):
+                _write_observations(files[2], observations_of(store, name, trials))
     except BaseException:
         if made:
             with suppress(OSError):
@@ -196,6 +213,7 @@ def _write_observations(file: TextIO, observations: Iterable[tuple[int, Any]]) -
 
 def _check_file(path: Path) -> None:
     """Raise `UsageError` where a path cannot be that of a file."""
+    _target(path)
     with _naming(path):
         if not path.parent.is_dir():
             raise UsageError(f"{path} cannot be written: there is no folder {path.parent}", hint="make it first")
@@ -205,12 +223,25 @@ def _check_file(path: Path) -> None:
 
 
 def _check_folder(path: Path) -> None:
-    """Raise `UsageError` where a path is neither a folder nor can be that of a new one."""
+    """Raise `UsageError` where a path is neither a folder for the tables nor can be that of a new one."""
+    _target(path)
     with _naming(path):
         if path.exists() and not path.is_dir():
             raise UsageError(f"{path} is not a folder")
         if not path.parent.is_dir():
             raise UsageError(f"{path} cannot be made: there is no folder {path.parent}", hint="make it first")
+        is_there = path.exists()
+    for table in TABLES if is_there else ():
+        _check_file(path / table)
+
+
+def _target(path: Path) -> Path:
+    """Return what a path leads to; raise `UsageError` where its links lead round in a circle."""
+    try:
+        with _naming(path):
+            return path.resolve()
+    except RuntimeError:  # an OSError from Python 3.13 on
+        raise UsageError(f"{path} cannot be written: its symbolic links lead round in a circle") from None
 
 
 @contextmanager
@@ -224,20 +255,55 @@ def _naming(path: Path) -> Iterator[None]:
 
 @contextmanager
 def _replacing(paths: Sequence[Path]) -> Iterator[list[TextIO]]:
-    """Open files beside the paths and rename them into place at the end: what fails before leaves all as it was.
+    """Open files beside the paths and rename them into place at the end: what fails leaves all as it was.
 
-    A link stays one: what it leads to is replaced. Raises `UsageError` where a file cannot be written.
+    A link stays one: what it leads to is replaced. Raises `UsageError` naming the file that cannot be written.
     """
-    drafts: list[Path] = []
-    with _naming(paths[0]):
-        targets = [path.resolve() for path in paths]
-        try:
-            with ExitStack() as stack:
-                drafts = [target.with_name(f".bssearch-{os.getpid()}-{target.name[-40:]}") for target in targets]
-                yield [stack.enter_context(draft.open("w", encoding="utf-8", newline="")) for draft in drafts]
-            for draft, target in zip(drafts, targets, strict=True):
+    targets = [_target(path) for path in paths]
+    drafts = [_beside(target, "new") for target in targets]
+    try:
+        with ExitStack() as stack:
+            yield [stack.enter_context(_opened(path, draft)) for path, draft in zip(paths, drafts, strict=True)]
+        _rename(paths, drafts, targets)
+    finally:
+        for draft in drafts:
+            with suppress(OSError):
+                draft.unlink(missing_ok=True)
+
+
+@contextmanager
+def _opened(path: Path, draft: Path) -> Iterator[TextIO]:
+    """Open a draft; what cannot be written of it, also at its end, is said of the path."""
+    with _naming(path), draft.open("w", encoding="utf-8", newline="") as file:
+        yield file
+
+
+def _rename(paths: Sequence[Path], drafts: Sequence[Path], targets: Sequence[Path]) -> None:
+    """Rename drafts into place. Where one cannot be, those before it give way again to what they replaced.
+
+    What stood at the last place, or at an only one, is there all the time; at the others it stands aside meanwhile.
+    """
+    aside = [_beside(target, "old") for target in targets[:-1]]
+    placed: list[Path] = []
+    try:
+        for path, draft, target, old in zip_longest(paths, drafts, targets, aside):
+            with _naming(path):
+                if old is not None and target.exists():
+                    target.replace(old)
                 draft.replace(target)
-        finally:
-            for draft in drafts:
-                with suppress(OSError):
-                    draft.unlink(missing_ok=True)
+            placed.append(target)
+    except BaseException:
+        for target, old in zip(targets, aside, strict=False):
+            with suppress(OSError):
+                if old.exists():
+                    old.replace(target)
+                elif target in placed:
+                    target.unlink()
+        raise
+    for old in aside:
+        with suppress(OSError):
+            old.unlink(missing_ok=True)
+
+
+def _beside(target: Path, what: str) -> Path:
+    return target.with_name(f".bssearch-{os.getpid()}-{what}-{target.name[-40:]}")

@@ -9,11 +9,12 @@ from bssearch.analysis.answer import Answer
 from bssearch.analysis.notices import retargeted
 from bssearch.analysis.report import build_answer
 from bssearch.analysis.retarget import at_target, easier_target
-from bssearch.errors import TargetNotReachedError
+from bssearch.errors import TargetNotReachedError, UsageError
 from bssearch.spec import StudySpec
+from bssearch.spec.model import IMPORTED
 from bssearch.storage.repository import Store
 
-ANSWERS = 3
+ANSWERS = 5
 """What makes answers: counted up where the same trials give another one, so that stored ones are made anew."""
 
 
@@ -46,6 +47,12 @@ def compute_answer(store: Store, name: str, target: float | None = None) -> Answ
     noise = store.noise(name)
     if target is None or target == study.target.value:
         return build_answer(study, spec, trials, probes, memory, uses, noise)
+    if spec.workload == IMPORTED:
+        raise UsageError(
+            f"the runs of study {name!r} were imported without learning curves: when they reached "
+            f"{study.target.metric} {target:g} is not known",
+            hint="import them again with that target, where their table has the steps and seconds to it",
+        )
     easier = easier_target(study.target, target)
     curves = store.curves(name, [trial.number for trial in trials])
     step_seconds = {size: probe.step_seconds for size, probe in probes.items()}

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 from bssearch.analysis.answer import Answer
@@ -97,8 +99,8 @@ def audit_study(
 
     if runs is not None and runs < 1:
         raise UsageError(f"runs = {runs} must be >= 1")
-    if train_seconds is not None and not train_seconds >= 0:
-        raise UsageError(f"train_seconds = {train_seconds:g} must be >= 0")
+    if train_seconds is not None and not 0 <= train_seconds < math.inf:
+        raise UsageError(f"train_seconds = {train_seconds:g} must be a finite number >= 0")
     if not run or spec.workload == IMPORTED:
         with open_store(db, write=False) as store:
             return audit_stored(store, spec.name, runs=runs)
@@ -112,18 +114,12 @@ def audit_study(
         listener=listener,
         make_executor=make_executor,
     ) as place:
-        found = answer(place.store, spec.name)
-        known = cases(
-            spec,
-            place.store.trials(spec.name),
-            found,
-            place.store.step_times(spec.name),
-            place.store.memory_boundary(spec.name),
-        )
+        answer(place.store, spec.name)
+        known = cache(lambda: cases_of(place.store, spec))
         place.listener.note(f"auditing with {runs or spec.confirm.runs} runs each, {budget:g} train seconds in all")
         driver = Driver(spec, place.store, place.executor, place.environment, place.listener)
         driver.run_planned(next_job(known, runs or spec.confirm.runs, budget), Phase.AUDIT)
-        time_accumulation(spec, place, found)
+        time_accumulation(spec, place, answer(place.store, spec.name))
         return audit_stored(
             place.store,
             spec.name,
@@ -133,13 +129,27 @@ def audit_study(
         )
 
 
-def next_job(found: Sequence[Case], runs: int, train_seconds: float) -> Callable[[History], Job | None]:
-    """Return the plan of the runs that the cases lack, within a budget, for `Driver.run_planned`."""
+def cases_of(store: Store, spec: StudySpec) -> list[Case]:
+    """Return the rules with what is to be run for each, as a study stands now."""
+    return cases(
+        spec,
+        store.trials(spec.name),
+        answer(store, spec.name),
+        store.step_times(spec.name),
+        store.memory_boundary(spec.name),
+    )
+
+
+def next_job(found: Callable[[], Sequence[Case]], runs: int, train_seconds: float) -> Callable[[History], Job | None]:
+    """Return the plan of the runs that the cases lack, within a budget, for `Driver.run_planned`.
+
+    The cases are ``found`` when the first run is due: a confirmation that was waited for may have changed them.
+    """
 
     def job(history: History) -> Job | None:
-        if spent_train_seconds(history.spec, history.all_trials, found) >= train_seconds:
+        if spent_train_seconds(history.all_trials) >= train_seconds:
             return None
-        missing = next(remaining(history, found, runs), None)
+        missing = next(remaining(history, found(), runs), None)
         if missing is None:
             return None
         return Job(

@@ -115,7 +115,10 @@ def ending(history: History) -> str | None:
         why = "" if least == batch else f", shown to be within 5 % of batch {least}, which has the least median"
         return f"settled after {count} confirmation runs: batch {batch}{why}"
     sizes = ", ".join(map(str, found.undecided_batch_sizes))
-    text = f"not settled after {_stopped_by(history, trials, found)}: batch {sizes} may change it from batch {batch}"
+    text = (
+        f"not settled after {_stopped_by(history, trials, found)}: the runs alone give batch {batch}, and "
+        f"batch {sizes} may change that"
+    )
     deviation = verdict.seed_deviation
     if not found.to_run:
         return f"{text}; a run missed the target, so that more runs show nothing"

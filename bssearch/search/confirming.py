@@ -47,6 +47,8 @@ def with_confirmation(
     stored = spec.confirm
     if runs is not None and runs < stored.runs:
         raise UsageError(f"--runs {runs} must be >= confirm.runs = {stored.runs} of the stored study {spec.name!r}")
+    if runs is not None and max_runs is None and stored.max_runs is not None and runs > stored.max_runs:
+        max_runs = runs
     asked = {"runs": runs, "max_runs": max_runs, "train_seconds": train_seconds}
     changed: dict[str, Any] = {name: value for name, value in asked.items() if value is not None}
     try:

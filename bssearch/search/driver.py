@@ -33,7 +33,7 @@ from bssearch.search.calibration import (
     refuse_where_nothing_fits,
 )
 from bssearch.search.heartbeat import HEARTBEAT_SECONDS, LEASE_SECONDS, Heartbeat
-from bssearch.search.history import FAILURES, History, measured_seconds
+from bssearch.search.history import FAILURES, History, measure_of, measured_seconds
 from bssearch.search.interrupts import Interrupts
 from bssearch.search.job import Job
 from bssearch.search.listener import Listener
@@ -90,6 +90,8 @@ class Driver:
         with self._ready():
             while True:
                 self._run(self.planner.search_job, Phase.SEARCH, self.executor.slots)
+                if self.planner.confirmation_job(self._history()) is not None:
+                    self._time_steps()  # Again where others used the device meanwhile: the runs are compared by them.
                 with self._claimed(f"confirm on {self.environment.host}"):
                     self._run(self.planner.confirmation_job, Phase.CONFIRM, 1)
                     self._tell_how_confirmation_ended()
@@ -311,6 +313,7 @@ class Driver:
         self.listener.ended(trial, self._history())
         self._keep_finding()
         self._refuse_target_met_at_once(trial)
+        self._refuse_energy_that_is_not_measured(trial)
         self._count_failures(number, outcome)
 
     def _keep_finding(self, at_once: bool = False) -> None:
@@ -330,6 +333,17 @@ class Driver:
                 f"target.value = {self.spec.target.value:g} is met before the first step: "
                 f"trial {trial.number} starts with {self.spec.target.metric} = {trial.outcome.best_metric:.4g}",
                 hint="ask for a harder target, under a new name; this one takes no training",
+            )
+
+    def _refuse_energy_that_is_not_measured(self, trial: TrialRecord) -> None:
+        has_ended = trial.state is TrialState.REACHED and trial.outcome is not None
+        if self.spec.objective is not Objective.ENERGY_TO_TARGET or not has_ended:
+            return
+        if measure_of(self.spec).of(trial) is None:
+            raise LaunchError(
+                f"objective = energy_to_target: {self.environment.device_name} does not report its power, so that "
+                f"nothing is known of what trial {trial.number} took",
+                hint="a CUDA device and the extra gpu report it; time_to_target and cost_to_target take seconds alone",
             )
 
     def _count_failures(self, number: int, outcome: TrialOutcome) -> None:

@@ -3,20 +3,33 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from reprlib import Repr
 from typing import Any
 
 from bssearch.analysis.answer import Answer
 from bssearch.analysis.reprice import reprice
 from bssearch.errors import UsageError
 from bssearch.records import ProbeRecord
+from bssearch.search.run_tables import LARGEST
 from bssearch.spec import StudySpec
 from bssearch.storage.repository import Store
 
-LARGEST = 2**31 - 1
+COLUMNS = ("batch_size", "step_seconds", "micro_batch_size")
+REQUIRED = frozenset(COLUMNS[:2])
+SHORTEST_S, LONGEST_S = 1e-9, 1e6
+"""Of a step."""
+
+SHOWN_COLUMNS = 8
+LONGEST_INTEGER = 300
+"""Digits that a float surely holds; a longer one stays a text."""
+
+_brief = Repr()
+_brief.maxstring = 40
 
 
 def price(store: Store, study: str, step_times: Path, device_name: str | None = None) -> Answer:
@@ -53,21 +66,47 @@ def read_step_times(path: Path) -> dict[int, ProbeRecord]:
     return found
 
 
-def _csv_rows(path: Path, text: str) -> Iterable[tuple[str, Mapping[str, Any]]]:
-    reader = csv.DictReader(text.splitlines(), skipinitialspace=True)
-    missing = {"batch_size", "step_seconds"} - set(reader.fieldnames or ())
+def _csv_rows(path: Path, text: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    rows = _cells(path, text)
+    columns = [name.strip() for name in next(rows, ("", []))[1]]
+    missing = REQUIRED - {*columns}
     if missing:
-        there = ", ".join(reader.fieldnames or ["none"])
-        raise UsageError(f"{path} has no column {' and no '.join(sorted(missing))}: it has {there}")
-    for row in reader:
-        yield f"{path}:{reader.line_num}", row
+        there = ", ".join(map(_shown, columns[:SHOWN_COLUMNS])) or "none"
+        raise UsageError(
+            f"{path} has no column {' and no '.join(sorted(missing))}: it has {there}",
+            hint=f"the columns are {', '.join(COLUMNS)}, separated by commas",
+        )
+    for place, cells in rows:
+        if len(cells) > len(columns):
+            raise UsageError(
+                f"{place}: a row of {len(cells)} cells, where the header has {len(columns)} columns",
+                hint="commas separate columns; decimals take a point",
+            )
+        yield place, dict(zip(columns, cells, strict=False))
 
 
-def _json_rows(path: Path, text: str) -> Iterable[tuple[str, Mapping[str, Any]]]:
+def _cells(path: Path, text: str) -> Iterator[tuple[str, list[str]]]:
+    """Yield each row that is not blank, with the file and the line on which it begins."""
+    reader = csv.reader(io.StringIO(text, newline=""), skipinitialspace=True, strict=True)
+    while True:
+        place = f"{path}:{reader.line_num + 1}"
+        try:
+            cells = next(reader, None)
+        except csv.Error as error:
+            raise UsageError(f"{place} is not valid CSV: {error}") from None
+        if cells is None:
+            return
+        if cells:
+            yield place, cells
+
+
+def _json_rows(path: Path, text: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
     try:
-        document = json.loads(text)
+        document = json.loads(text, parse_int=_integer)
     except json.JSONDecodeError as error:
         raise UsageError(f"{path}:{error.lineno} is no JSON: {error.msg}") from None
+    except RecursionError:
+        raise UsageError(f"{path} cannot be read as JSON: its lists or objects are nested too deeply") from None
     rows = document.get("probes") if isinstance(document, dict) else document
     if not isinstance(rows, list):
         raise UsageError(
@@ -76,9 +115,14 @@ def _json_rows(path: Path, text: str) -> Iterable[tuple[str, Mapping[str, Any]]]
     for number, row in enumerate(rows):
         place = f"{path}, probe {number + 1}"
         if not isinstance(row, dict):
-            raise UsageError(f"{place}: {row!r} is no object with batch_size and step_seconds")
+            raise UsageError(f"{place}: {_shown(row)} is no object with batch_size and step_seconds")
         if row.get("step_seconds") is not None:
             yield place, row
+
+
+def _integer(digits: str) -> int | str:
+    """Return a whole number, or its text where it is too long for one."""
+    return int(digits) if len(digits) <= LONGEST_INTEGER else digits
 
 
 def _step_time(place: str, row: Mapping[str, Any]) -> ProbeRecord:
@@ -101,22 +145,30 @@ def _step_time(place: str, row: Mapping[str, Any]) -> ProbeRecord:
 def _count(place: str, name: str, value: Any) -> int:
     number = _number(value)
     if number is None or number != int(number) or not 1 <= number <= LARGEST:
-        raise UsageError(f"{place}: {name} = {value!r} must be a whole number in [1, {LARGEST}]")
+        raise UsageError(f"{place}: {name} = {_shown(value)} must be a whole number in [1, {LARGEST}]")
     return int(number)
 
 
 def _seconds(place: str, value: Any) -> float:
     number = _number(value)
-    if number is None or number <= 0:
-        raise UsageError(f"{place}: step_seconds = {value!r} must be a finite number of seconds > 0")
+    if number is None or not SHORTEST_S <= number <= LONGEST_S:
+        raise UsageError(
+            f"{place}: step_seconds = {_shown(value)} must be a finite number of seconds > 0, "
+            f"from {SHORTEST_S:g} to {LONGEST_S:g}"
+        )
     return number
 
 
 def _number(value: Any) -> float | None:
-    if isinstance(value, bool):
+    if isinstance(value, bool) or (isinstance(value, str) and "_" in value):
         return None
     try:
         number = float(value)
     except (TypeError, ValueError):
         return None
     return number if math.isfinite(number) else None
+
+
+def _shown(value: Any) -> str:
+    """Return a value for an error, cut where it is long or deep."""
+    return _brief.repr(value)

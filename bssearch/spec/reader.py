@@ -55,9 +55,10 @@ def load_spec(path_or_name: str | Path, overrides: Sequence[str] = ()) -> StudyS
         raise SpecError(f"{path} is empty", hint="bssearch schema spec prints every field")
     if not isinstance(data, dict):
         raise SpecError(f"{path}: a spec is a mapping of fields, not {type(data).__name__}")
-    if "preset" in data:
-        data = _with_preset(path, data)
     origins: dict[Location, str] = {location: f"{path}:{line}" for location, line in lines.items()}
+    if "preset" in data:
+        data, of_preset = _with_preset(path, data)
+        origins = {**of_preset, **origins}
     for override in overrides:
         location = _override(data, override)
         origins = {known: line for known, line in origins.items() if known[: len(location)] != location}
@@ -71,16 +72,28 @@ def load_spec(path_or_name: str | Path, overrides: Sequence[str] = ()) -> StudyS
         raise SpecError("\n".join(dict.fromkeys(problems)), hint="bssearch schema spec prints every field") from None
 
 
-def _with_preset(path: Path, data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a spec's fields over those of the preset that it names."""
+def _with_preset(path: Path, data: Mapping[str, Any]) -> tuple[dict[str, Any], dict[Location, str]]:
+    """Return a spec's fields over those of the preset that it names, and the origins of the preset's."""
     known = settings.presets()
     name = str(data["preset"])
     if name not in known:
         near = difflib.get_close_matches(name, known, n=1)
         advice = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
         raise SpecError(f"{path}: preset = {name!r} is not known; {advice}")
-    fragment, _ = _read_yaml(known[name], known[name].read_text(encoding="utf-8"))
-    return _over(fragment, {field: value for field, value in data.items() if field != "preset"})
+    fragment, lines = _read_yaml(known[name], known[name].read_text(encoding="utf-8"))
+    whole = _over(fragment, {field: value for field, value in data.items() if field != "preset"})
+    return whole, {location: f"preset {name}" for location in lines if not _is_given(data, location)}
+
+
+def _is_given(data: Any, location: Location) -> bool:
+    """Return whether a spec gives a field of its preset itself, or the whole that the field is part of."""
+    for part in location:
+        if part not in data:
+            return False
+        data = data[part]
+        if part not in GROUPS or not isinstance(data, Mapping):
+            return True
+    return True
 
 
 def _over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
@@ -197,4 +210,9 @@ def _explain(problem: Any, data: Any, origins: Mapping[Location, str], path: str
     shown = f" = {value!r}" if isinstance(value, str | int | float) and problem["type"] != "unknown_key" else ""
     while location and location not in origins:
         location = location[:-1]
-    return f"{field}{shown}: {message[0].lower()}{message[1:]} ({origins.get(location, path)})"
+    place = origins.get(location, path)
+    if searched := re.fullmatch(r"(\S+) is searched, so the default must give it", message):
+        by = origins.get(("space", *searched[1].split(".")), "")
+        if by.startswith("preset "):
+            return f"{by} searches {searched[1]}: give default.{searched[1]} too ({place})"
+    return f"{field}{shown}: {message[0].lower()}{message[1:]} ({place})"

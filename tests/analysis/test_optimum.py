@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from bssearch.analysis.objective import Measure
-from bssearch.analysis.optimum import Verdict, decide, runs_to_settle
+from bssearch.analysis.optimum import Verdict, decide, fewest_runs, runs_to_settle
 from bssearch.records import Objective, Phase, Target, TrialRecord
 from tests.factories import make_trial
 
@@ -70,6 +70,25 @@ def test_the_law_decides_where_the_runs_are_too_noisy() -> None:
     by_law = found.with_law({16: 1.3, 32: 1.0, 64: 1.1})
     assert (by_law.optimal.configuration.batch_size, by_law.rule) == (32, "law")
     assert by_law.least.configuration.batch_size == 64
+
+
+def test_where_the_law_decides_the_flat_range_does_not_reach_to_what_is_not_flat() -> None:
+    by_law = verdict(NOISY).with_law({16: 0.9, 32: 1.3, 64: 1.2})
+    assert by_law.optimal.configuration.batch_size == 16
+    assert by_law.flat_range == (16, 16)
+
+
+def test_where_the_law_agrees_with_the_least_median_that_is_the_rule() -> None:
+    assert verdict(NOISY).with_law({16: 1.3, 32: 1.1, 64: 1.0}).rule == "least"
+
+
+def test_three_runs_of_each_decide_though_more_were_asked_for() -> None:
+    trials = confirmed({32: [1.0, 1.0, 1.0, 1.0], 64: [2.0, 2.0, 2.0]})
+    assert fewest_runs(trials, 7) == 3
+    found = decide(trials, 7)
+    assert found is not None and found.confirmed
+    begun = decide([*trials, *confirmed({128: [0.5]})], 7)
+    assert begun is None, "one configuration has had a single run: nothing is decided, and there is no search"
 
 
 def test_the_law_does_not_decide_where_it_says_nothing_of_a_batch_size_or_the_runs_do() -> None:

@@ -25,7 +25,7 @@ from bssearch.analysis.page import StudyPicture, render, script_json
 from bssearch.analysis.plots import curve_trials
 from bssearch.analysis.report import build_answer
 from bssearch.errors import UsageError
-from bssearch.records import TrialState
+from bssearch.records import Objective, TrialState
 from bssearch.spec import StudySpec
 from tests.analysis.test_plots import SIZES, answer_of, law_trials, study_of
 from tests.factories import make_curve, make_probe, make_spec, make_trial
@@ -237,6 +237,38 @@ def test_batch_sizes_that_no_run_bounds_are_named(html: str) -> None:
     assert "Not drawn" not in Elements(html).text
 
 
+@pytest.mark.parametrize(
+    ("objective", "price", "said"),
+    [
+        (Objective.SAMPLES_TO_TARGET, None, "&gt; 2,400 samples"),
+        (Objective.COST_TO_TARGET, 500.0, "&gt; 1"),
+        (Objective.COST_TO_TARGET, None, "&gt; 0.002 device-hours"),
+        (Objective.TIME_TO_TARGET, None, "&gt; 7.2 s"),
+    ],
+)
+def test_what_was_missed_is_bounded_in_the_unit_of_the_objective(
+    objective: Objective, price: float | None, said: str
+) -> None:
+    spec = make_spec(objective=objective, price_per_device_hour=price)
+    trials = [
+        make_trial(0, batch_size=32),
+        make_trial(1, batch_size=8, state=TrialState.EXHAUSTED, seconds=7.2, last_miss_step=300),
+    ]
+    found = render(replace(picture(spec), answer=answer_of(trials, spec), trials=trials))
+    assert f"<td>{said}</td>" in found
+    missed = Elements(found).text.count("Not drawn, for no run gives a figure or a bound: batch 16 (not run), 64")
+    assert (missed, "batch 8" in found.split("Not drawn")[1].split("</p>")[0]) == (1, False)
+
+
+def test_of_too_few_batch_sizes_there_is_no_critical_one_and_no_law() -> None:
+    trials = law_trials((8, 16))
+    answer = answer_of(trials)
+    assert answer.fit is not None and answer.fit.verdict == "too_few_points"
+    text = Elements(render(replace(picture(), answer=answer, trials=trials))).text
+    assert "There is no law yet: it takes three tuned batch sizes that span the bend." in text
+    assert "Critical batch size" not in text and "S_min" not in text and "B_crit" not in text
+
+
 def test_the_audit_is_shown_where_there_is_one(html: str) -> None:
     assert "Rules of thumb" not in html
     assert "Rules of thumb" not in render(picture(audit={"rules": []}))
@@ -332,7 +364,7 @@ class Seen:
         self.tab.wait_for_function("document.querySelectorAll('.figure .xtick').length > 0")
         self.figures = self.ask("document.querySelectorAll('.figure').length")
         self.drawn = self.ask(
-            "[...document.querySelectorAll('.figure')].filter(one => one.querySelector('.plot')).length"
+            "[...document.querySelectorAll('.figure')].filter(one => one.querySelector('.trace')).length"
         )
         self.too_wide = self.ask("document.documentElement.scrollWidth - document.documentElement.clientWidth")
         self.ink = self.ask("getComputedStyle(document.querySelector('.ytick text')).fill")

@@ -144,6 +144,20 @@ def test_a_stopped_run_is_an_arrow_upward_at_its_bound() -> None:
     assert (trace["x"], trace["y"], trace["marker"]["symbol"]) == ([8], [7.5], "arrow-up")
 
 
+@pytest.mark.parametrize(
+    ("objective", "bound"), [(Objective.SAMPLES_TO_TARGET, 8 * 300), (Objective.COST_TO_TARGET, 7.2 * 2 / 3600)]
+)
+def test_an_arrow_is_in_the_unit_of_the_objective(objective: Objective, bound: float) -> None:
+    missed = make_trial(1, batch_size=8, state=TrialState.EXHAUSTED, seconds=7.2, last_miss_step=300)
+    spec = make_spec(objective=objective, price_per_device_hour=2.0)
+    trace = named(plots.objective_figure(answer_of([make_trial(0, batch_size=32), missed], spec)), "not reached")
+    assert (trace["x"], trace["y"], trace["name"]) == (
+        [8],
+        [pytest.approx(bound)],
+        "more than this: target not reached",
+    )
+
+
 def test_the_law_runs_from_the_smallest_to_the_largest_that_reached(answer: Answer) -> None:
     trace = named(plots.objective_figure(answer), "law × step time")
     assert trace["name"] == "law × step time"
@@ -161,14 +175,20 @@ def test_the_law_is_not_drawn_beyond_the_batch_sizes_run() -> None:
 
 def test_a_law_that_does_not_fit_is_dashed_and_called_poor(answer: Answer) -> None:
     assert answer.fit is not None
-    for verdict, said in (("poor", "poor"), ("too_few_points", "poor: too few")):
-        poor = answer.model_copy(update={"fit": answer.fit.model_copy(update={"verdict": verdict})})
-        for figure in (plots.objective_figure(poor), plots.steps_figure(poor), plots.samples_figure(poor)):
-            trace = named(figure, "law")
-            assert said in trace["name"]
-            assert trace["line"]["dash"] == "dash"
-    none = answer.model_copy(update={"fit": None})
-    assert not any("law" in name for name in names(plots.objective_figure(none)))
+    poor = answer.model_copy(update={"fit": answer.fit.model_copy(update={"verdict": "poor"})})
+    for figure in (plots.objective_figure(poor), plots.steps_figure(poor), plots.samples_figure(poor)):
+        trace = named(figure, "law")
+        assert "(poor fit)" in trace["name"]
+        assert trace["line"]["dash"] == "dash"
+
+
+def test_a_law_of_too_few_batch_sizes_is_not_drawn(answer: Answer) -> None:
+    assert answer.fit is not None
+    few = answer_of(law_trials((8, 16)))
+    assert few.fit is not None and few.fit.verdict == "too_few_points"
+    for without in (few, answer.model_copy(update={"fit": None})):
+        for figure in (plots.objective_figure(without), plots.steps_figure(without), plots.samples_figure(without)):
+            assert not any("law" in name for name in names(figure))
 
 
 def test_the_range_the_default_and_the_largest_are_marked(answer: Answer) -> None:

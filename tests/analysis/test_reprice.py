@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from bssearch.analysis.reprice import at_step_time, reprice
-from bssearch.errors import UsageError
+from bssearch.errors import TargetNotReachedError, UsageError
 from bssearch.records import Phase, TrialRecord, TrialState
 from tests.analysis.test_report import study
 from tests.factories import make_probe, make_spec, make_trial
@@ -38,7 +38,13 @@ def test_the_same_steps_at_other_step_times_have_another_optimum() -> None:
     assert found.optimal.time_to_target_s is not None
     assert found.optimal.time_to_target_s.median == pytest.approx(401 * 0.016)
     assert found.optimal.time_to_target_s.basis == "steps_x_step_time"
-    assert found.device.name == "tiny"
+    assert found.device.model_dump() == {
+        "name": "tiny",
+        "type": "unknown",
+        "memory_bytes": None,
+        "precision": None,
+        "torch_version": None,
+    }
     assert found.warnings[0].code == "predicted"
     assert not {"contended", "measurement"} & {notice.code for notice in found.warnings}
 
@@ -55,6 +61,20 @@ def test_step_times_of_other_batch_sizes_alone_are_refused() -> None:
         UsageError, match="none of the step times is of a batch size that study 'toy' ran: it has 16, 32"
     ):
         reprice(study(), SPEC, runs(), {7: make_probe(7)}, "tiny")
+
+
+def test_step_times_of_batch_sizes_that_missed_alone_are_refused_and_those_wanted_are_listed() -> None:
+    missed = make_trial(1, batch_size=8, state=TrialState.EXHAUSTED, seconds=3.0)
+    with pytest.raises(TargetNotReachedError) as caught:
+        reprice(study(), SPEC, [*runs(), missed], {8: make_probe(8), 7: make_probe(7)}, "tiny")
+    assert str(caught.value) == "the step times are of batch sizes of study 'toy' that did not reach the target: 8"
+    assert caught.value.hint == "give step times of batch sizes that reached it: 16, 32, 64"
+
+
+def test_a_study_in_which_nothing_reached_is_refused_without_a_predicted_second() -> None:
+    with pytest.raises(TargetNotReachedError, match="no trial of study 'toy' has a known number of steps") as caught:
+        reprice(study(), SPEC, [make_trial(1, state=TrialState.EXHAUSTED, seconds=3.0)], {32: make_probe(32)}, "tiny")
+    assert caught.value.hint == "bssearch trials toy shows how they ended"
 
 
 def test_a_bound_moves_with_the_step_time_and_a_trial_that_runs_stays() -> None:

@@ -268,6 +268,11 @@ def test_a_spent_budget_and_failures_are_named() -> None:
     assert of(judged(failed), Rule.LINEAR_RATE).reason == "trial 101 failed: as the test has it"
 
 
+def test_runs_of_what_no_rule_gives_any_more_were_spent_all_the_same() -> None:
+    elsewhere = replace(TUNED, batch_size=32, micro_batch_size=32, learning_rate=0.7)
+    assert judged(runs_of(elsewhere, 2.0, start=100, phase=Phase.AUDIT)).spent_train_seconds == 2.0
+
+
 def test_runs_on_past_the_target_are_not_what_the_audit_spent() -> None:
     rule = replace(TUNED, learning_rate=0.8)
     assert judged(runs_of(rule, 2.0, start=100, phase=Phase.AUDIT, evidence=True)).spent_train_seconds == 0.0
@@ -356,7 +361,7 @@ def test_a_law_that_does_not_fit_has_no_critical_batch() -> None:
     assert "the law is poor" in one.reason
 
 
-def with_gap(gap: Gap | None, best: int = 32) -> Answer:
+def with_gap(gap: Gap | None, best: int = 32, *, smaller: Gap | None = None) -> Answer:
     def final(batch_size: int, its_gap: Gap | None) -> FinalMetrics:
         return FinalMetrics(
             batch_size=batch_size, parameters={}, runs=3, ended_early=0, contended=0, final_metric=0.9, test_metric=0.9,
@@ -364,7 +369,7 @@ def with_gap(gap: Gap | None, best: int = 32) -> Answer:
         )  # fmt: skip
 
     found = Generalisation(
-        train_seconds=10.0, best_batch_size=best, notable_gap=0.02, batches=[final(32, None), final(128, gap)],
+        train_seconds=10.0, best_batch_size=best, notable_gap=0.02, batches=[final(32, smaller), final(128, gap)],
         more_regularised=None, closed=None,
     )  # fmt: skip
     return answer_to(base()).model_copy(update={"generalisation": found})
@@ -386,7 +391,13 @@ def test_two_points_worse_is_shown_or_not(gap: Gap | None, verdict: str) -> None
 
 
 def test_a_largest_batch_that_ends_best_breaks_it_and_without_runs_the_command_is_named() -> None:
-    assert of(audit(SPEC, base(), with_gap(None, best=128)), Rule.GENERALISATION, 128).verdict == "broke"
+    for gap, verdict in (
+        (Gap(value=0.01, low=-0.01, high=0.03), "broke"),
+        (Gap(value=0.01, low=-0.03, high=0.05), "undecided"),
+        (Gap(value=0.01, low=None, high=None), "undecided"),
+    ):
+        found = audit(SPEC, base(), with_gap(None, best=128, smaller=gap))
+        assert of(found, Rule.GENERALISATION, 128).verdict == verdict
     assert "bssearch confirm toy --to-budget" in of(judged([]), Rule.GENERALISATION, None).reason
 
 
@@ -426,6 +437,8 @@ def test_the_slope_of_the_tuned_rate_excludes_what_it_is_not() -> None:
     exact = slope_of({size: 0.05 * (size / 16) ** 0.5 for size in (16, 32, 64, 128)})
     assert exact.estimate == pytest.approx(0.5)
     assert exact.excludes == [0.0, 1.0]
+    linear = slope_of({size: 0.1 * size / 64 for size in (64, 128, 256, 512)})
+    assert linear.excludes == [0.0, 0.5], "the exact rule is not excluded by rounding"
     # By scipy.stats.linregress and t(0.975, 2) = 4.3027.
     rough = slope_of({16: 0.05, 32: 0.06, 64: 0.11, 128: 0.12})
     assert rough.estimate == pytest.approx(0.4663, abs=1e-3)

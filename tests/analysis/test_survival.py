@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from bssearch.analysis.objective import TIME
 from bssearch.analysis.survival import survival
 from bssearch.records import TrialRecord, TrialState
 from tests.factories import make_trial
@@ -18,7 +19,7 @@ def test_the_mean_is_restricted_to_the_horizon_of_those_that_missed() -> None:
     found = survival(runs([2.0, 4.0, 6.0], [10.0]))
     assert found is not None
     assert found.restricted_mean == pytest.approx((2 + 4 + 6 + 10) / 4)
-    assert (found.horizon, found.median) == (10.0, 4.0)
+    assert (found.horizon, found.median) == (10.0, 6.0)
     assert found.reached_share == pytest.approx(0.75)
 
 
@@ -35,6 +36,20 @@ def test_the_median_is_unknown_where_half_have_missed() -> None:
     assert found is not None
     assert found.median is None
     assert found.restricted_mean == pytest.approx((2 + 10 + 10) / 3)
+    half = survival(runs([2.0, 3.0], [10.0, 10.0]))
+    assert half is not None
+    assert half.median is None
+    assert half.reached_share == pytest.approx(0.5)
+
+
+def test_seconds_are_of_the_kind_that_the_measure_counts() -> None:
+    reached = [make_trial(n, seconds=9.0, steps=steps, contended=True) for n, steps in enumerate((20, 40, 60))]
+    missed = make_trial(9, seconds=30.0, state=TrialState.EXHAUSTED, last_miss_step=100, contended=True)
+    found = survival([*reached, missed], replace(TIME, step_seconds={(32, 32): 0.1}))
+    assert found is not None
+    assert found.restricted_mean == pytest.approx((2 + 4 + 6 + 10) / 4)
+    assert (found.horizon, found.median) == (10.0, 6.0)
+    assert survival([*reached, missed]) is None  # when the last was last seen alone to miss is not known
 
 
 def test_nothing_is_said_where_censoring_depends_on_the_run_or_nothing_is_censored() -> None:

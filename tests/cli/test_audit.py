@@ -114,7 +114,7 @@ def test_an_imported_study_is_only_judged(tmp_path: Path, by_law: LawExecutor) -
     assert done.returncode == 0, done.stderr
     rules = json.loads(done.stdout)["rules"]
     assert {rule["verdict"] for rule in rules} == {"not_run"}
-    assert any("the learning rate of the runs is not known" in rule["reason"] for rule in rules)
+    assert any("the runs do not say their learning rate" in rule["reason"] for rule in rules)
     assert not by_law.requests
 
 

@@ -243,6 +243,33 @@ def test_a_device_without_a_run_at_the_default_batch_has_no_default(tmp_path: Pa
     assert [stored(tmp_path, name)[1].default_is_known for name in ("runs-a", "runs-b")] == [False, True]
 
 
+def test_what_nobody_knows_of_a_run_is_null_and_an_easier_target_is_refused(tmp_path: Path) -> None:
+    header = "batch_size,seed,reached,steps,param.lr,param.optimizer"
+    rows = [f"{size},{seed},true,{3200 // size + seed},0.1,adamw" for size in (32, 64) for seed in range(3)]
+    write_table(tmp_path, *rows, header=header)
+    do(tmp_path, "runs", "runs.csv", "--metric", "accuracy", "--target", "0.9", "--default-batch", "32")
+    row = json.loads(bssearch("trials", "--format", "json", cwd=tmp_path).stdout)[0]
+    unknown = ("train_seconds", "wall_seconds", "evaluation_seconds", "threads", "evidence", "contended")
+    assert [row[name] for name in unknown] == [None] * len(unknown)
+    assert (row["steps"], row["steps_to_target"]) == (100, 100)
+    easier = bssearch("best", "--target", "0.5", cwd=tmp_path)
+    assert easier.returncode == 2
+    assert "imported without learning curves" in easier.stderr
+    assert "runs: 6 imported runs" in bssearch("status", cwd=tmp_path).stdout
+    rules = json.loads(bssearch("audit", "--format", "json", "runs", cwd=tmp_path).stdout)["rules"]
+    assert not any("trains with sgd" in rule["reason"] for rule in rules)
+
+
+def test_what_a_terminal_would_obey_does_not_reach_it(tmp_path: Path) -> None:
+    rows = [f"32,{seed},true,{100 + seed},2.5,0.91,red\x1b[31m,0.1" for seed in range(3)]
+    write_table(tmp_path, *rows)
+    (name,), _ = do(tmp_path, "runs", "runs.csv", "--target", "0.9")
+    for command in (("compare", name, name), ("trial", "1"), ("best", "x\x1b[0m")):
+        done = bssearch(*command, cwd=tmp_path)
+        assert "\x1b" not in done.stdout + done.stderr
+        assert "\ufffd" in done.stdout + done.stderr, command
+
+
 def test_without_seconds_the_objective_is_samples(tmp_path: Path) -> None:
     write_table(tmp_path, "8,1,10", "16,0,", header="batch_size,reached,steps")
     _, said = do(tmp_path, "runs", "runs.csv", "--target", "1")

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from bssearch.analysis import page
+from bssearch.cli import report
 from bssearch.errors import UsageError
 from bssearch.records import Phase, TrialRecord, TrialState
 from bssearch.spec import StudySpec
@@ -85,7 +86,22 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         add_study(store, make_spec(name="harder", target=harder), law_trials())
         add_study(store, make_spec(name="single"), [make_trial(0, batch_size=64, seconds=4.0)])
         add_study(store, make_spec(name="missed"), missed)
+        for name, objective, price in OTHERS:
+            spec = make_spec(name=name, objective=objective, price_per_device_hour=price)
+            add_study(store, spec, slower(law_trials(), 3.0 if name == "cost" else 1.0))
+        better = make_spec(name="better", objective="metric_in_budget")
+        add_study(store, better, law_trials(best_metric=0.99))
+        add_study(store, make_spec(name="two"), law_trials((16, 32)))
     return place
+
+
+OTHERS = (
+    ("samples", "samples_to_target", None),
+    ("cost", "cost_to_target", 7.2),
+    ("cheap", "cost_to_target", 3.6),
+    ("hours", "cost_to_target", None),
+    ("metric", "metric_in_budget", None),
+)
 
 
 def files(place: Path) -> set[str]:
@@ -141,6 +157,70 @@ def test_a_page_that_fails_leaves_the_earlier_one(
 
 def _full_disk(self: Path, target: Path) -> Path:
     raise OSError(28, "No space left on device")
+
+
+@pytest.mark.parametrize("option", ["--html", "--csv"])
+def test_a_link_to_itself_and_an_empty_path_are_refused(folder: Path, tmp_path: Path, option: str) -> None:
+    loop = tmp_path / "loop"
+    loop.symlink_to(loop)
+    done = bssearch("report", "toy", option, loop, cwd=folder)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"{loop} cannot be written: its symbolic links lead round in a circle" in done.stderr
+    empty = bssearch("report", "toy", option, "", cwd=folder)
+    assert (empty.returncode, empty.stdout) == (2, "")
+    assert "a path is empty" in empty.stderr
+    assert files(tmp_path) == {"loop"} and files(folder) == {"bssearch.db"}
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_where_one_table_cannot_be_written_none_is_and_that_one_is_named(
+    folder: Path, tmp_path: Path, name: str
+) -> None:
+    (tmp_path / name).mkdir()
+    done = bssearch("report", "toy", "--csv", tmp_path, cwd=folder)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"{tmp_path / name} cannot be written: it is a folder" in done.stderr
+    assert files(tmp_path) == {name}
+
+
+@pytest.mark.parametrize("failing", TABLES)
+def test_where_one_table_cannot_be_put_in_place_the_earlier_ones_come_back(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str
+) -> None:
+    (tmp_path / "trials.csv").write_text("mine")
+    (tmp_path / "observations.csv").write_text("mine, too")
+    put = Path.replace
+
+    def replace(self: Path, target: Path) -> Path:
+        return _full_disk(self, target) if "-new-" in self.name and target.name == failing else put(self, target)
+
+    monkeypatch.setattr(Path, "replace", replace)
+    done = bssearch("report", "toy", "--csv", tmp_path, cwd=folder)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"{tmp_path / failing} cannot be written: No space left" in done.stderr
+    assert files(tmp_path) == {"trials.csv", "observations.csv"}
+    assert (tmp_path / "trials.csv").read_text() == "mine"
+    assert (tmp_path / "observations.csv").read_text() == "mine, too"
+
+
+def test_earlier_tables_are_replaced_and_nothing_else_is_left(folder: Path, tmp_path: Path) -> None:
+    for name in TABLES:
+        (tmp_path / name).write_text("old")
+    assert bssearch("report", "toy", "--csv", tmp_path, cwd=folder).returncode == 0
+    assert files(tmp_path) == set(TABLES)
+    assert all((tmp_path / name).read_text().count("\n") > 5 for name in TABLES)
+
+
+def test_a_table_that_does_not_fit_on_the_disk_is_named(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(report, "_write_observations", full)
+    done = bssearch("report", "toy", "--csv", tmp_path, cwd=folder)
+    assert f"{tmp_path / 'observations.csv'} cannot be written: No space left" in done.stderr
+    assert (done.returncode, files(tmp_path)) == (2, set())
 
 
 @pytest.mark.parametrize("option", ["--html", "--csv"])
@@ -233,10 +313,45 @@ def test_a_ratio_has_no_interval_below_three_runs_and_there_is_none_for_another_
     assert "nearest came trial 1" in missed["note"]
 
 
+@pytest.mark.parametrize("other", ["samples", "cost", "metric"])
+def test_there_is_no_ratio_between_studies_of_other_objectives(folder: Path, other: str) -> None:
+    first, second = compared(folder, "toy", other)
+    assert (first["objective"], first["objective_value"]["median"]) == (
+        "time_to_target",
+        first["time_to_target_s"]["median"],
+    )
+    best = json.loads(bssearch("best", other, "--format", "json", cwd=folder).stdout)
+    assert (second["objective"], second["objective_value"]) == (
+        best["objective"],
+        best["optimal"]["objective_value"],
+    )
+    assert (second["ratio_to_first"], second["note"]) == (None, "other objective")
+
+
+def test_a_ratio_is_of_the_figure_of_the_objective(folder: Path) -> None:
+    cost, cheap, hours = compared(folder, "cost", "cheap", "hours")
+    ratio = cheap["ratio_to_first"]
+    assert ratio["value"] == pytest.approx(cheap["objective_value"]["median"] / cost["objective_value"]["median"])
+    assert ratio["value"] == pytest.approx(1 / 6)
+    assert ratio["low"] < 1 / 6 < ratio["high"]
+    assert (hours["ratio_to_first"], hours["note"]) == (None, "other unit of cost")
+    _, better = compared(folder, "metric", "better")
+    assert better["objective_value"]["median"] == pytest.approx(0.99)
+    assert better["ratio_to_first"] == pytest.approx({"value": 1.1, "low": 1.1, "high": 1.1})
+    shown = bssearch("compare", "samples", "toy", cwd=folder).stdout
+    assert "samples to target" in shown and "other objective" in shown
+
+
+def test_of_too_few_batch_sizes_no_critical_one_is_compared(folder: Path) -> None:
+    _, two = compared(folder, "toy", "two")
+    assert (two["b_crit"], two["fit_verdict"]) == (None, "too_few_points")
+    assert "too few" not in bssearch("compare", "toy", "two", cwd=folder).stdout
+
+
 def test_the_comparison_for_people_and_for_spreadsheets(folder: Path) -> None:
     done = bssearch("compare", "toy", "harder", "missed", cwd=folder)
     assert done.returncode == 0
-    assert "other target" in done.stdout and "no trial reached the target" in done.stdout
+    assert "other target" in done.stdout and "target not reached" in done.stdout
     assert "missed: none of 1 trials reached accuracy 0.9" in done.stderr
     text = bssearch("compare", "toy", "slow", "--format", "csv", cwd=folder).stdout
     assert [row["study"] for row in csv.DictReader(io.StringIO(text))] == ["toy", "slow"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 from collections import Counter
 from dataclasses import replace
@@ -193,8 +194,10 @@ def test_studies_that_cannot_be_audited_say_so(tmp_path: Path) -> None:
         stored_spec(SPEC.name, db=url(tmp_path))
     with pytest.raises(UsageError, match="runs = 0 must be >= 1"):
         audited(tmp_path, runs=0)
-    with pytest.raises(UsageError, match="train_seconds = -1 must be >= 0"):
+    with pytest.raises(UsageError, match="train_seconds = -1 must be a finite number >= 0"):
         audited(tmp_path, train_seconds=-1.0)
+    with pytest.raises(UsageError, match="train_seconds = inf must be a finite number"):
+        audited(tmp_path, train_seconds=math.inf)
 
 
 def case_and_history(spec: StudySpec, *made: tuple[int, TrialState], limit: float = 100.0) -> tuple[Case, History]:

@@ -368,8 +368,8 @@ def test_a_spent_budget_says_what_is_left_open_and_how_many_runs_it_takes(tmp_pa
     assert not answer.settle.settled
     assert answer.settle.undecided
     assert notes[-1] == (
-        f"not settled after max_runs = 4 a batch: batch {', '.join(map(str, answer.settle.undecided))} may change it "
-        f"from batch {answer.optimal.batch_size}; "
+        f"not settled after max_runs = 4 a batch: the runs alone give batch {answer.optimal.batch_size}, and "
+        f"batch {', '.join(map(str, answer.settle.undecided))} may change that; "
         f"about {answer.settle.runs_for_5_percent} runs a batch would settle 5 %"
     )
     assert max(Counter(trial.configuration.key for trial in confirmation(tmp_path)).values()) == 4
@@ -430,6 +430,8 @@ def test_a_study_without_confirmation_needs_to_be_told_how_many(tmp_path: Path) 
     with pytest.raises(UsageError, match=r"confirm.runs = 0 of the stored study 'toy': --runs must say"):
         with_confirmation(make_spec(confirm={"runs": 0}))
     assert with_confirmation(make_spec(confirm={"runs": 0}), runs=2).confirm.runs == 2
+    more = with_confirmation(make_spec(confirm={"runs": 3, "max_runs": 9}), runs=10).confirm
+    assert (more.runs, more.max_runs) == (10, 10), "a limit that nobody gave now does not forbid it"
     with pytest.raises(UsageError, match=r"confirm: max_runs = 2 must be >= runs = 3"):
         with_confirmation(make_spec(), max_runs=2)
     with pytest.raises(UsageError, match=r"confirm.train_seconds = -1.0: Input should be greater than 0"):

@@ -8,7 +8,7 @@ import pytest
 
 from bssearch.analysis.answer import Answer
 from bssearch.analysis.headline import headline
-from bssearch.errors import TargetNotReachedError
+from bssearch.errors import LaunchError
 from bssearch.records import Objective, TrialState
 from bssearch.search.answers import answer, compute_answer
 from bssearch.search.study import run_study
@@ -49,8 +49,10 @@ def test_cost_is_time_at_a_price(tmp_path: Path) -> None:
 
 
 def test_energy_takes_a_device_that_measures_it(tmp_path: Path) -> None:
-    with pytest.raises(TargetNotReachedError, match="none has a figure of energy_to_target"):
-        run(tmp_path, Objective.ENERGY_TO_TARGET, LawExecutor())
+    executor = LawExecutor()
+    with pytest.raises(LaunchError, match="Test CPU does not report its power"):
+        run(tmp_path, Objective.ENERGY_TO_TARGET, executor)
+    assert len(executor.requests) == 1, "the rest of the budget is not spent"
 
 
 def test_the_metric_in_a_budget_trains_every_trial_to_the_full_limit(tmp_path: Path) -> None:

@@ -1,0 +1,78 @@
+"""The shipped presets: what a spec must add to one is said with the preset's name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bssearch import settings
+from bssearch.errors import SpecError
+from bssearch.spec import load_spec
+
+SPEC = """\
+schema_version: 1
+name: toy
+workload: digits
+target: {metric: accuracy, value: 0.9}
+space:
+  batch_size: {low: 8, high: 64}
+  learning_rate: {low: 1e-3, high: 5e-1}
+default: {batch_size: 32, learning_rate: 1e-1}
+budget: {trials: 20, trial_train_seconds: 5}
+"""
+LINE = 8
+"""Of the default."""
+
+
+def write(folder: Path, preset: str, spec: str = SPEC) -> Path:
+    path = folder / "mine.yaml"
+    path.write_text(f"{spec}preset: {preset}\n", encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize("name", sorted(settings.presets()))
+def test_no_preset_asks_more_of_a_workload_than_the_protocol_does(tmp_path: Path, name: str) -> None:
+    gives = "{batch_size: 32, learning_rate: 1e-1, warmup_epochs: 0, weight_decay: 0, dropout: 0, label_smoothing: 0}"
+    default = SPEC.splitlines()[LINE - 1]
+    if name not in {"accuracy_first", "fine_tuning"}:
+        gives = "{batch_size: 32, learning_rate: 1e-1}"
+    spec = load_spec(write(tmp_path, name, SPEC.replace(default, f"default: {gives}")))
+    assert not spec.training.activation_checkpointing
+
+
+@pytest.mark.parametrize("name", ["large_model", "memory_bound"])
+def test_checkpointing_is_switched_on_by_taking_a_mark_away(name: str) -> None:
+    text = settings.presets()[name].read_text(encoding="utf-8")
+    assert "\n  # activation_checkpointing: true\n" in text
+
+
+@pytest.mark.parametrize(
+    ("preset", "parameter"), [("accuracy_first", "weight_decay"), ("fine_tuning", "warmup_epochs")]
+)
+def test_what_a_preset_searches_and_the_default_lacks_is_said_with_its_name(
+    tmp_path: Path, preset: str, parameter: str
+) -> None:
+    path = write(tmp_path, preset)
+    with pytest.raises(SpecError) as caught:
+        load_spec(path)
+    said = f"preset {preset} searches {parameter}: give default.{parameter} too ({path}:{LINE})"
+    assert str(caught.value).splitlines()[0] == said
+
+
+@pytest.mark.parametrize("mine", ["weight_decay: [0, 1e-3]", "dropout: {low: 0.0, high: 0.5}"])
+def test_what_the_spec_searches_itself_is_not_laid_on_its_preset(tmp_path: Path, mine: str) -> None:
+    path = write(tmp_path, "speed_first", SPEC.replace("space:\n", f"space:\n  {mine}\n"))
+    with pytest.raises(SpecError, match="is searched, so the default must give it") as caught:
+        load_spec(path)
+    assert f"({path}:{LINE + 1})" in str(caught.value) and "preset" not in str(caught.value)
+    both = write(tmp_path, "accuracy_first", SPEC.replace("space:\n", "space:\n  weight_decay: [0, 1e-3]\n"))
+    with pytest.raises(SpecError, match="weight_decay is searched, so the default must give it"):
+        load_spec(both)
+
+
+def test_what_is_wrong_in_a_part_that_the_spec_gives_is_not_laid_on_the_preset(tmp_path: Path) -> None:
+    path = write(tmp_path, "fine_tuning", SPEC.replace("low: 1e-3", "reference_batch: 16"))
+    with pytest.raises(SpecError) as caught:
+        load_spec(path)
+    assert f"space.learning_rate.low: field required ({path}:7)" in str(caught.value)
