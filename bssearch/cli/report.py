@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import csv
 import json
-import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
-from itertools import zip_longest
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
 from bssearch.cli.answer import print_answer
+from bssearch.cli.files import check_file, check_folder, naming, replacing
 from bssearch.cli.output import (
     DatabaseOption,
     Format,
@@ -72,21 +71,22 @@ def report(
     db: DatabaseOption = None,
 ) -> None:
     """Show a study as a whole: a page with its figures and tables, or all its rows as CSV."""
-    from bssearch.analysis.page import render, require_plots
+    from bssearch.analysis.html import require_plots
+    from bssearch.analysis.page import render
     from bssearch.search.answers import answer
     from bssearch.search.reporting import picture_of
     from bssearch.storage.repository import open_store
 
     if html is not None:
         require_plots()
-        _check_file(html)
+        check_file(html)
     if tables is not None:
-        _check_folder(tables)
+        check_folder(tables, TABLES)
     with open_store(db, write=False) as store:
         name = study_name(store, study)
         if html is not None:
             page = render(picture_of(store, name))
-            with _replacing([html]) as (file,):
+            with replacing([html]) as (file,):
                 file.write(page)
             typer.echo(html)
         if tables is not None:
@@ -161,14 +161,14 @@ def _write_tables(store: Store, name: str, folder: Path) -> list[Path]:
     made = not folder.exists()
     paths = [folder / table for table in TABLES]
     try:
-        with _naming(folder):
+        with naming(folder):
             folder.mkdir(exist_ok=True)
-        with _replacing(paths) as files:
-            with _naming(paths[0]):
+        with replacing(paths) as files:
+            with naming(paths[0]):
                 _write_rows(files[0], [trial_row(trial) for trial in trials])
-            with _naming(paths[1]):
+            with naming(paths[1]):
                 _write_rows(files[1], _batch_rows(found))
-            with _naming(paths[2]):
+            with naming(paths[2]):
                 _write_observations(files[2], observations_of(store, name, trials))
     except BaseException:
         if made:
@@ -209,101 +209,3 @@ def _write_observations(file: TextIO, observations: Iterable[tuple[int, Any]]) -
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow(("trial", *columns))
     writer.writerows((number, *(getattr(one, column) for column in columns)) for number, one in observations)
-
-
-def _check_file(path: Path) -> None:
-    """Raise `UsageError` where a path cannot be that of a file."""
-    _target(path)
-    with _naming(path):
-        if not path.parent.is_dir():
-            raise UsageError(f"{path} cannot be written: there is no folder {path.parent}", hint="make it first")
-        if path.exists() and not path.is_file():
-            what = "a folder" if path.is_dir() else "no regular file"
-            raise UsageError(f"{path} cannot be written: it is {what}")
-
-
-def _check_folder(path: Path) -> None:
-    """Raise `UsageError` where a path is neither a folder for the tables nor can be that of a new one."""
-    _target(path)
-    with _naming(path):
-        if path.exists() and not path.is_dir():
-            raise UsageError(f"{path} is not a folder")
-        if not path.parent.is_dir():
-            raise UsageError(f"{path} cannot be made: there is no folder {path.parent}", hint="make it first")
-        is_there = path.exists()
-    for table in TABLES if is_there else ():
-        _check_file(path / table)
-
-
-def _target(path: Path) -> Path:
-    """Return what a path leads to; raise `UsageError` where its links lead round in a circle."""
-    try:
-        with _naming(path):
-            return path.resolve()
-    except RuntimeError:  # an OSError from Python 3.13 on
-        raise UsageError(f"{path} cannot be written: its symbolic links lead round in a circle") from None
-
-
-@contextmanager
-def _naming(path: Path) -> Iterator[None]:
-    """Turn what the file system refuses into a `UsageError` that names a path."""
-    try:
-        yield
-    except OSError as error:
-        raise UsageError(f"{path} cannot be written: {error.strerror or error}") from error
-
-
-@contextmanager
-def _replacing(paths: Sequence[Path]) -> Iterator[list[TextIO]]:
-    """Open files beside the paths and rename them into place at the end: what fails leaves all as it was.
-
-    A link stays one: what it leads to is replaced. Raises `UsageError` naming the file that cannot be written.
-    """
-    targets = [_target(path) for path in paths]
-    drafts = [_beside(target, "new") for target in targets]
-    try:
-        with ExitStack() as stack:
-            yield [stack.enter_context(_opened(path, draft)) for path, draft in zip(paths, drafts, strict=True)]
-        _rename(paths, drafts, targets)
-    finally:
-        for draft in drafts:
-            with suppress(OSError):
-                draft.unlink(missing_ok=True)
-
-
-@contextmanager
-def _opened(path: Path, draft: Path) -> Iterator[TextIO]:
-    """Open a draft; what cannot be written of it, also at its end, is said of the path."""
-    with _naming(path), draft.open("w", encoding="utf-8", newline="") as file:
-        yield file
-
-
-def _rename(paths: Sequence[Path], drafts: Sequence[Path], targets: Sequence[Path]) -> None:
-    """Rename drafts into place. Where one cannot be, those before it give way again to what they replaced.
-
-    What stood at the last place, or at an only one, is there all the time; at the others it stands aside meanwhile.
-    """
-    aside = [_beside(target, "old") for target in targets[:-1]]
-    placed: list[Path] = []
-    try:
-        for path, draft, target, old in zip_longest(paths, drafts, targets, aside):
-            with _naming(path):
-                if old is not None and target.exists():
-                    target.replace(old)
-                draft.replace(target)
-            placed.append(target)
-    except BaseException:
-        for target, old in zip(targets, aside, strict=False):
-            with suppress(OSError):
-                if old.exists():
-                    old.replace(target)
-                elif target in placed:
-                    target.unlink()
-        raise
-    for old in aside:
-        with suppress(OSError):
-            old.unlink(missing_ok=True)
-
-
-def _beside(target: Path, what: str) -> Path:
-    return target.with_name(f".bssearch-{os.getpid()}-{what}-{target.name[-40:]}")

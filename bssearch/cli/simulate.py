@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from collections.abc import Mapping
+from dataclasses import asdict, astuple
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from bssearch.cli.files import check_file, replacing
 from bssearch.cli.output import Format, FormatOption, print_json, print_rows, print_table
 
 if TYPE_CHECKING:
+    from bssearch.analysis.simulation_page import Point
     from bssearch.search.simulate import Interval, Summary
 
 COLUMNS = ("pruner", "relative cost", "missed", "regret", "cost to within 5 %", "draws")
@@ -29,6 +32,9 @@ def simulate(
     trials: Annotated[int, typer.Option(min=1, help="Trials of a draw.")] = 50,
     workers: Annotated[int, typer.Option(min=1, help="Trials that run at once.")] = 1,
     seed: Annotated[int, typer.Option(help="Of the draws: the same seed gives the same draws.")] = 0,
+    html: Annotated[
+        Path | None, typer.Option("--html", metavar="FILE", help="Draw cost against misses, too: a page of its own.")
+    ] = None,
     form: FormatOption = Format.TABLE,
 ) -> None:
     """Run past searches again on a virtual clock, and say what each pruner costs and how often it loses the winner.
@@ -36,10 +42,15 @@ def simulate(
     Cost: train seconds over running every trial to its target or its end. Missed: draws whose winner is not within 5 %
     of the draw's fastest trial. Intervals are 95 %, by bootstrap over the draws' winners.
     """
+    from bssearch.analysis.html import require_plots
+    from bssearch.analysis.simulation_page import simulation_page
     from bssearch.recorded import read_table
     from bssearch.search.simulate import POLICIES, by_policy, policy_maker, summarize
     from bssearch.search.simulate import simulate as simulated
 
+    if html is not None:
+        require_plots()
+        check_file(html)
     names = list(dict.fromkeys(pruner or POLICIES))
     for name in names:
         policy_maker(name)
@@ -49,15 +60,45 @@ def simulate(
         drawn = simulated(table, names, draws=draws, trials=trials, seed=seed, workers=workers)
         found[f"{table.name} ({path})" if table.name in found else table.name] = drawn
     policies = {name: summarize(one) for name, one in by_policy(found.values())}
+    each = {table: {name: summarize(one) for name, one in drawn.items()} for table, drawn in found.items()}
+    if html is not None:
+        protocol = (
+            f"{_count(len(tables), 'table')} · {_count(draws, 'draw')} of {_count(trials, 'trial')} each · "
+            f"{_count(workers, 'worker')} · seed {seed}"
+        )
+        page = simulation_page(_points(policies), {name: _points(one) for name, one in each.items()}, protocol)
+        with replacing([html]) as (file,):
+            file.write(page)
+        typer.echo(html, err=True)
     if form is Format.TABLE:
         print_table([_row(name, one) for name, one in policies.items()], COLUMNS)
     elif form is Format.JSON:
-        each = {
-            table: {name: _figures(summarize(one)) for name, one in drawn.items()} for table, drawn in found.items()
-        }
-        print_json({"policies": {name: _figures(one) for name, one in policies.items()}, "tables": each})
+        by_table = {table: {name: _figures(one) for name, one in drawn.items()} for table, drawn in each.items()}
+        print_json({"policies": {name: _figures(one) for name, one in policies.items()}, "tables": by_table})
     else:
         print_rows([{"pruner": name, **_figures(one)} for name, one in policies.items()], (), form)
+
+
+def _points(policies: Mapping[str, Summary]) -> list[Point]:
+    from bssearch.analysis.simulation_page import Point
+    from bssearch.search.pace import PATIENCE
+    from bssearch.search.simulate import PEERS
+
+    return [
+        Point(
+            name=name,
+            kind="ours" if name in PATIENCE else "peer" if name in PEERS else "simple",
+            relative_cost=astuple(one.relative_cost),
+            miss_rate=astuple(one.miss_rate),
+            regret=one.regret,
+            cost_to_within=one.cost_to_within,
+        )
+        for name, one in policies.items()
+    ]
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def _row(name: str, one: Summary) -> dict[str, Any]:

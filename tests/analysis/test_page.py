@@ -18,10 +18,11 @@ from typing import Any
 import pytest
 import yaml
 
-from bssearch.analysis import page
+from bssearch.analysis import html as pages
 from bssearch.analysis.answer import FinalMetrics, Gap, Generalisation
 from bssearch.analysis.headline import headline
-from bssearch.analysis.page import StudyPicture, render, script_json
+from bssearch.analysis.html import script_json
+from bssearch.analysis.page import StudyPicture, render
 from bssearch.analysis.plots import curve_trials
 from bssearch.analysis.report import build_answer
 from bssearch.errors import UsageError
@@ -327,11 +328,11 @@ def test_an_imported_study_is_not_said_to_run_again() -> None:
 
 
 def test_without_plotly_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    page._tools.cache_clear()
+    pages._tools.cache_clear()
     monkeypatch.setitem(sys.modules, "plotly.offline", None)
     with pytest.raises(UsageError, match="plotly") as caught:
         render(picture())
-    page._tools.cache_clear()
+    pages._tools.cache_clear()
     assert caught.value.hint == "pip install '.[plots]'"
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from bssearch.analysis import page
+from bssearch.analysis import html
 from bssearch.cli import report
 from bssearch.errors import UsageError
 from bssearch.records import Phase, TrialRecord, TrialState
@@ -237,7 +237,7 @@ def test_without_plotly_it_says_what_to_install_and_the_tables_still_come(
     def missing() -> None:
         raise UsageError("the page needs plotly, which is not installed", hint="pip install '.[plots]'")
 
-    monkeypatch.setattr(page, "require_plots", missing)
+    monkeypatch.setattr(html, "require_plots", missing)
     done = bssearch("report", "toy", "--html", tmp_path / "out.html", cwd=folder)
     assert done.returncode == 2
     assert "pip install '.[plots]'" in done.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -91,3 +92,23 @@ def test_a_study_without_curves_says_so(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert "has no learning curves" in done.stderr
     assert sorted(path.suffix for path in tmp_path.iterdir()) == [".csv", ".db"]
+
+
+def test_the_page_draws_every_policy(folder: Path) -> None:
+    done = bssearch(
+        *("simulate", "lines.csv.gz", "--draws", "5", "--trials", "6", "--pruner", "none", "--pruner", "safe"),
+        *("--html", "page.html", "--format", "csv"),
+        cwd=folder,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[0].startswith("pruner,draws,regret")
+    page = (folder / "page.html").read_text(encoding="utf-8")
+    figures = re.search(r'<script type="application/json" id="figures">(.*?)</script>', page)
+    assert figures is not None
+    drawn = {trace["name"]: trace["text"] for trace in json.loads(figures[1])["all"]["data"]}
+    assert drawn == {"operating points": ["safe"], "simple rules": ["none"]}
+    assert "1 table · 5 draws of 6 trials each · 1 worker · seed 0" in page
+    assert "Where it ran" not in page
+    refused = bssearch("simulate", "lines.csv.gz", "--html", "no/page.html", cwd=folder)
+    assert refused.returncode == 2
+    assert "there is no folder no" in refused.stderr

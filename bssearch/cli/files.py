@@ -1,0 +1,110 @@
+"""Files that a command writes: all of them or none, and what cannot be written is named before any work is done."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from itertools import zip_longest
+from pathlib import Path
+from typing import TextIO
+
+from bssearch.errors import UsageError
+
+
+def check_file(path: Path) -> None:
+    """Raise `UsageError` where a path cannot be that of a file."""
+    _target(path)
+    with naming(path):
+        if not path.parent.is_dir():
+            raise UsageError(f"{path} cannot be written: there is no folder {path.parent}", hint="make it first")
+        if path.exists() and not path.is_file():
+            what = "a folder" if path.is_dir() else "no regular file"
+            raise UsageError(f"{path} cannot be written: it is {what}")
+
+
+def check_folder(path: Path, files: Sequence[str]) -> None:
+    """Raise `UsageError` where a path is neither a folder for such files nor can be that of a new one."""
+    _target(path)
+    with naming(path):
+        if path.exists() and not path.is_dir():
+            raise UsageError(f"{path} is not a folder")
+        if not path.parent.is_dir():
+            raise UsageError(f"{path} cannot be made: there is no folder {path.parent}", hint="make it first")
+        is_there = path.exists()
+    for name in files if is_there else ():
+        check_file(path / name)
+
+
+def _target(path: Path) -> Path:
+    """Return what a path leads to; raise `UsageError` where its links lead round in a circle."""
+    try:
+        with naming(path):
+            return path.resolve()
+    except RuntimeError:  # an OSError from Python 3.13 on
+        raise UsageError(f"{path} cannot be written: its symbolic links lead round in a circle") from None
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Turn what the file system refuses into a `UsageError` that names a path."""
+    try:
+        yield
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written: {error.strerror or error}") from error
+
+
+@contextmanager
+def replacing(paths: Sequence[Path]) -> Iterator[list[TextIO]]:
+    """Open files beside the paths and rename them into place at the end: what fails leaves all as it was.
+
+    A link stays one: what it leads to is replaced. Raises `UsageError` naming the file that cannot be written.
+    """
+    targets = [_target(path) for path in paths]
+    drafts = [_beside(target, "new") for target in targets]
+    try:
+        with ExitStack() as stack:
+            yield [stack.enter_context(_opened(path, draft)) for path, draft in zip(paths, drafts, strict=True)]
+        _rename(paths, drafts, targets)
+    finally:
+        for draft in drafts:
+            with suppress(OSError):
+                draft.unlink(missing_ok=True)
+
+
+@contextmanager
+def _opened(path: Path, draft: Path) -> Iterator[TextIO]:
+    """Open a draft; what cannot be written of it, also at its end, is said of the path."""
+    with naming(path), draft.open("w", encoding="utf-8", newline="") as file:
+        yield file
+
+
+def _rename(paths: Sequence[Path], drafts: Sequence[Path], targets: Sequence[Path]) -> None:
+    """Rename drafts into place. Where one cannot be, those before it give way again to what they replaced.
+
+    What stood at the last place, or at an only one, is there all the time; at the others it stands aside meanwhile.
+    """
+    aside = [_beside(target, "old") for target in targets[:-1]]
+    placed: list[Path] = []
+    try:
+        for path, draft, target, old in zip_longest(paths, drafts, targets, aside):
+            with naming(path):
+                if old is not None and target.exists():
+                    target.replace(old)
+                draft.replace(target)
+            placed.append(target)
+    except BaseException:
+        for target, old in zip(targets, aside, strict=False):
+            with suppress(OSError):
+                if old.exists():
+                    old.replace(target)
+                elif target in placed:
+                    target.unlink()
+        raise
+    for old in aside:
+        with suppress(OSError):
+            old.unlink(missing_ok=True)
+
+
+def _beside(target: Path, what: str) -> Path:
+    return target.with_name(f".bssearch-{os.getpid()}-{what}-{target.name[-40:]}")
