@@ -12,16 +12,20 @@ import gzip
 import io
 import json
 import math
-import os
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from bssearch.errors import NotFoundError, UsageError
+from bssearch.files import check_file, replacing
 from bssearch.records import Goal, ParameterValue, Target
 
 COLUMNS = ("trial", "seed", "step", "train_seconds", "metric")
 PREFIX = "param."
+LARGEST = 1e300
+SHORTEST_S = 1e-9
 SUFFIXES = (".csv.gz", ".csv")
 
 
@@ -55,14 +59,14 @@ def read_table(path: Path) -> RecordedTable:
     about = _description(_beside(path))
     try:
         with (
-            gzip.open(path, "rt", encoding="utf-8", newline="")
+            gzip.open(path, "rt", encoding="utf-8-sig", newline="")
             if path.suffix == ".gz"
             else path.open(encoding="utf-8-sig", newline="") as file
         ):
             trials = tuple(_trials(csv.reader(file), path.name))
     except FileNotFoundError:
         raise NotFoundError(f"no file {str(path)!r}") from None
-    except (OSError, EOFError, UnicodeDecodeError, csv.Error) as error:
+    except (OSError, EOFError, UnicodeDecodeError, csv.Error, zlib.error) as error:
         raise UsageError(f"{path} cannot be read: {error}") from error
     if not trials:
         raise UsageError(f"{path} holds no trial")
@@ -88,18 +92,22 @@ def write_table(table: RecordedTable, path: Path) -> list[Path]:
         path: gzip.compress(text, mtime=0) if path.suffix == ".gz" else text,
         beside: (json.dumps(head, indent=1) + "\n").encode(),
     }
-    drafts = {target: target.with_name(f".{os.getpid()}-{target.name}") for target in contents}
-    try:
-        for target, content in contents.items():
-            drafts[target].write_bytes(content)
-        for target, draft in drafts.items():
-            draft.replace(target)
-    except OSError as error:
-        raise UsageError(f"{path} cannot be written: {error.strerror or error}") from error
-    finally:
-        for draft in drafts.values():
-            draft.unlink(missing_ok=True)
+    for target in contents:
+        check_file(target)
+    with replacing(list(contents), binary=True) as files:
+        for file, content in zip(files, contents.values(), strict=True):
+            file.write(content)
     return [path, beside]
+
+
+class _Reader(Protocol):
+    """What `csv.reader` returns."""
+
+    line_num: int
+
+    def __iter__(self) -> Iterator[list[str]]: ...
+
+    def __next__(self) -> list[str]: ...
 
 
 def _csv_text(trials: Sequence[RecordedTrial]) -> str:
@@ -125,21 +133,21 @@ def _beside(path: Path) -> Path:
 def _description(path: Path) -> RecordedTable:
     """Return what stands beside a table, as a table without trials."""
     try:
-        head = json.loads(path.read_text(encoding="utf-8"))
+        head = json.loads(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         raise NotFoundError(
             f"no file {str(path)!r}", hint="it holds name, metric, goal, target and max_train_seconds of the table"
         ) from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"{path} cannot be read: {error}") from error
     if not isinstance(head, dict):
         raise UsageError(f"{path} must hold an object with name, metric, goal, target and max_train_seconds")
     limit = head.get("max_train_seconds")
-    if limit is not None and not (_is_number(limit) and limit > 0):
-        raise UsageError(f"{path}: max_train_seconds = {limit!r} must be a number > 0, or null")
+    if limit is not None and not (_is_number(limit) and limit >= SHORTEST_S):
+        raise UsageError(f"{path}: max_train_seconds = {limit!r} must be a number >= {SHORTEST_S:g}, or null")
     if not _is_number(head.get("target")):
         raise UsageError(f"{path}: target = {head.get('target')!r} must be a number, the same for all trials")
-    if head.get("goal") not in set(Goal):
+    if str(head.get("goal")) not in set(Goal):
         raise UsageError(f"{path}: goal = {head.get('goal')!r} must be {' or '.join(Goal)}")
     target = Target(metric=str(head.get("metric", "metric")), value=float(head["target"]), goal=Goal(head["goal"]))
     name = str(head.get("name") or path.stem)
@@ -147,10 +155,10 @@ def _description(path: Path) -> RecordedTable:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < LARGEST
 
 
-def _trials(rows: Iterator[Sequence[str]], source: str) -> Iterator[RecordedTrial]:
+def _trials(rows: _Reader, source: str) -> Iterator[RecordedTrial]:
     header = [name.strip() for name in next(rows, [])]
     missing = [name for name in COLUMNS if name not in header]
     if missing:
@@ -160,10 +168,10 @@ def _trials(rows: Iterator[Sequence[str]], source: str) -> Iterator[RecordedTria
     place = {name: header.index(name) for name in header}
     seen: set[int] = set()
     current: _Trial | None = None
-    for line, cells in enumerate(rows, start=2):
+    for cells in rows:
         if not cells:
             continue
-        row = _Row(f"{source}:{line}", cells, place)
+        row = _Row(f"{source}:{rows.line_num}", cells, place)
         number = row.whole("trial")
         if current is None or current.number != number:
             if current is not None:
@@ -171,7 +179,9 @@ def _trials(rows: Iterator[Sequence[str]], source: str) -> Iterator[RecordedTria
             if number in seen:
                 raise UsageError(f"{row.origin}: trial {number} goes on here; its rows must stand together")
             seen.add(number)
-            current = _Trial(number, row.parameters(), row.whole("seed"))
+            current = _Trial(row)
+        elif row.setting() != current.setting:
+            raise UsageError(f"{row.origin}: trial {number} has another seed or other parameters than above")
         current.add(row)
     if current is not None:
         yield current.done()
@@ -207,6 +217,10 @@ class _Row:
         except ValueError:
             raise UsageError(f"{self.origin}: {name} = {text!r} must be a number") from None
 
+    def setting(self) -> list[str]:
+        """Return the cells of what is the same in all rows of a trial."""
+        return [self.cell(name) for name in self.place if name == "seed" or name.startswith(PREFIX)]
+
     def parameters(self) -> dict[str, ParameterValue]:
         named = {name.removeprefix(PREFIX): self.cell(name) for name in self.place if name.startswith(PREFIX)}
         return {name: _parsed(text) for name, text in named.items() if text}
@@ -215,10 +229,11 @@ class _Row:
 class _Trial:
     """A trial while its rows are read."""
 
-    def __init__(self, number: int, parameters: Mapping[str, ParameterValue], seed: int) -> None:
-        self.number = number
-        self._parameters = parameters
-        self._seed = seed
+    def __init__(self, first: _Row) -> None:
+        self.number = first.whole("trial")
+        self.setting = first.setting()
+        self._parameters = first.parameters()
+        self._seed = first.whole("seed")
         self._steps: list[int] = []
         self._seconds: list[float] = []
         self._metrics: list[float] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 
@@ -57,11 +58,16 @@ def test_what_is_written_is_read_back_and_the_same_table_gives_the_same_bytes(tm
         (("0,32,,1,10,1,good",), HEADER, {}, "metric = 'good' must be a number"),
         ((*ROWS, "0,32,,1,30,2,0.9"), HEADER, {}, "toy.csv:5: trial 0 goes on here; its rows must stand together"),
         (("0,32,,1,10,1",), HEADER, {}, "6 cells; the header has 7"),
+        (("0,32,,1,10,1,0.6", "0,64,,1,20,2,0.7"), HEADER, {}, "toy.csv:3: trial 0 has another seed or other param"),
+        (("0,32,,1,10,1,0.6", "0,32,,2,20,2,0.7"), HEADER, {}, "toy.csv:3: trial 0 has another seed"),
+        (('0,32,"a', 'b",1,10,1,0.6', "0,32,,1,ten,1,0.6"), HEADER, {}, "toy.csv:4: trial 0 has another seed"),
         ((), HEADER, {}, "holds no trial"),
+        (ROWS, HEADER, {"goal": []}, "goal = [] must be"),
+        (ROWS, HEADER, {"target": 10**400}, "must be a number, the same for all trials"),
         (ROWS, f"{HEADER},seed", {}, "column 'seed' stands there twice"),
         (ROWS, HEADER, {"target": [0.8, 0.9]}, "target = [0.8, 0.9] must be a number, the same for all trials"),
         (ROWS, HEADER, {"goal": "up"}, "goal = 'up' must be maximize or minimize"),
-        (ROWS, HEADER, {"max_train_seconds": 0}, "max_train_seconds = 0 must be a number > 0, or null"),
+        (ROWS, HEADER, {"max_train_seconds": 0}, "max_train_seconds = 0 must be a number >= 1e-09, or null"),
     ],
 )
 def test_what_is_wrong_is_named(
@@ -71,6 +77,14 @@ def test_what_is_wrong_is_named(
     with pytest.raises(UsageError) as raised:
         read_table(path)
     assert said in raised.value.message
+
+
+def test_both_files_are_written_or_none(tmp_path: Path) -> None:
+    (tmp_path / "x.json").mkdir()
+    table = read_table(write(tmp_path, *ROWS))
+    with pytest.raises(UsageError, match=r"x\.json cannot be written: it is a folder"):
+        write_table(table, tmp_path / "x.csv.gz")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["toy.csv", "toy.json", "x.json"]
 
 
 def test_missing_files_and_other_names_are_named(tmp_path: Path) -> None:
@@ -84,6 +98,10 @@ def test_missing_files_and_other_names_are_named(tmp_path: Path) -> None:
     path.unlink()
     with pytest.raises(NotFoundError, match=r"toy\.csv"):
         read_table(path)
+    whole = gzip.compress("\n".join([HEADER, *ROWS * 50]).encode())
+    (tmp_path / "toy.csv.gz").write_bytes(whole[:40] + bytes(20) + whole[60:])
+    with pytest.raises(UsageError, match="cannot be read"):
+        read_table(tmp_path / "toy.csv.gz")
     (tmp_path / "toy.csv.gz").write_bytes(b"no gzip")
     with pytest.raises(UsageError, match="cannot be read: Not a gzipped file"):
         read_table(tmp_path / "toy.csv.gz")

@@ -97,5 +97,5 @@ def _compared(ratio: Ratio, versus: str, words: tuple[str, str]) -> str:
     factor = max(ratio.value, 1 / ratio.value)
     if factor < 1.005 and not ratio.at_least:
         return f"as fast as {versus}" if better == "faster" else f"the same as {versus}"
-    amount = f"{factor - 1:.0%}".replace("%", " %") if factor < 1.1 else f"{factor:.2g}×"
+    amount = f"{factor - 1:.0%}".replace("%", " %") if factor < 1.1 else f"{number(factor, 2)}×"
     return f"{'at least ' if ratio.at_least else ''}{amount} {better if ratio.value > 1 else worse} than {versus}"

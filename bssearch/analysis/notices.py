@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ConfigDict
 
+from bssearch.analysis.baseline import default_configuration
 from bssearch.analysis.optimum import Verdict, fewest_runs
 from bssearch.analysis.time_to_target import Estimate
 from bssearch.records import Phase, ProbeRecord, Target, TrialRecord, TrialState
@@ -63,7 +64,7 @@ def _notices(spec: StudySpec, trials: Sequence[TrialRecord], verdict: Verdict) -
         yield "unconfirmed", "from single search trials: the best of many is partly luck until it is confirmed"
     made = fewest_runs(trials, spec.confirm.runs)
     if confirming and made < spec.confirm.runs:
-        how_far = f"{made} of {spec.confirm.runs} runs" if verdict.confirmed else "it has begun"
+        how_far = f"{made} of {spec.confirm.runs} runs of each configuration"
         yield "confirmation_incomplete", f"its confirmation is not complete ({how_far}); bssearch run completes it"
     elif confirming and not verdict.confirmed:
         yield "confirmation_missed", "no finalist reached the target in half of its confirmation runs or more"
@@ -98,8 +99,7 @@ def _notices(spec: StudySpec, trials: Sequence[TrialRecord], verdict: Verdict) -
         yield (
             "chosen_by_law",
             f"the seeds differ too much for {optimal.estimate.runs} runs to tell 5 %, and the law fits: at batch "
-            f"{best} law × step time is least; "
-            + ("so is the median" if least == best else f"batch {least} has the least median"),
+            f"{best} law × step time is least; batch {least} has the least median",
         )
     elif verdict.rule == "smallest_shown_within_5_percent":
         yield (
@@ -118,7 +118,7 @@ def _notices(spec: StudySpec, trials: Sequence[TrialRecord], verdict: Verdict) -
                 f"batch {', '.join(single)} was faster than {best} in a single search trial, which is partly luck; "
                 "a larger confirm.top confirms it too",
             )
-    baseline = spec.default_configuration
+    baseline = default_configuration(spec, trials)
     default = [trial for trial in trials if trial.configuration.trains_like(baseline)]
     if default and not any(trial.state is TrialState.REACHED for trial in default):
         yield "default_missed", "the default configuration never reached the target within its limit"

@@ -156,10 +156,11 @@ def step_seconds_of(probes: Iterable[StepTime]) -> StepSeconds:
 
 
 def _shares(runs: Iterable[TrialRecord]) -> list[float]:
-    """Return of each configuration which share of its runs counts by steps × step time."""
+    """Return of each configuration in which share of its runs something else used the device."""
     shared: dict[str, list[bool]] = {}
     for run in runs:
-        shared.setdefault(run.configuration.key, []).append(trial_basis(run) == "steps_x_step_time")
+        is_shared = run.outcome is not None and run.outcome.contended
+        shared.setdefault(run.configuration.key, []).append(is_shared)
     return [sum(one) / len(one) for one in shared.values()]
 
 

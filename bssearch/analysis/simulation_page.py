@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from bssearch.analysis.axes import ACCENT, INK, MUTED, SECOND, Figure, framed, label, value_axis
 from bssearch.analysis.html import Row, Section, Table, html_page
 
-Ends = tuple[float, float, float]
-"""A mean with its 95 % interval: (mean, low, high)."""
+Ends = tuple[float, float | None, float | None]
+"""A mean with its 95 % interval, where there is one: (mean, low, high)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,15 +60,19 @@ def _section(name: str, title: str, points: Sequence[Point]) -> Section:
 
 
 def _cells(point: Point) -> list[str]:
-    cost, low, high = point.relative_cost
-    missed, least, most = (100 * share for share in point.miss_rate)
     return [
         point.name,
-        f"{cost:.3f} [{low:.3f}, {high:.3f}]",
-        f"{missed:.1f} % [{least:.1f}, {most:.1f}]",
+        _with_ends(point.relative_cost, 1.0, "{:.3f}", ""),
+        _with_ends(point.miss_rate, 100.0, "{:.1f}", " %"),
         f"{point.regret:.4f}",
         f"{point.cost_to_within:.3f}",
     ]
+
+
+def _with_ends(figure: Ends, unit: float, digits: str, sign: str) -> str:
+    mean, low, high = figure
+    ends = "" if low is None or high is None else f" [{digits.format(unit * low)}, {digits.format(unit * high)}]"
+    return f"{digits.format(unit * mean)}{sign}{ends}"
 
 
 def frontier_figure(points: Sequence[Point]) -> Figure:
@@ -96,7 +100,7 @@ def frontier_figure(points: Sequence[Point]) -> Figure:
             }
         )
     x = value_axis("train seconds, relative to no pruning", [0.0, 1.0], log=False)
-    most = max(100 * high for point in points for high in point.miss_rate)
+    most = max(100 * end for point in points for end in point.miss_rate if end is not None)
     return framed(data, x, value_axis("draws that miss the winner, %", [0.0, max(most, 1.0)], log=False))
 
 
@@ -104,8 +108,8 @@ def _bars(figures: Sequence[Ends], unit: float, colour: str) -> Figure:
     return {
         "type": "data",
         "symmetric": False,
-        "array": [unit * (high - mean) for mean, _, high in figures],
-        "arrayminus": [unit * (mean - low) for mean, low, _ in figures],
+        "array": [0.0 if high is None else unit * (high - mean) for mean, _, high in figures],
+        "arrayminus": [0.0 if low is None else unit * (mean - low) for mean, low, _ in figures],
         "color": colour,
         "thickness": 1,
         "width": 3,

@@ -25,12 +25,19 @@ def export(
     ] = None,
     db: DatabaseOption = None,
 ) -> None:
-    """Write a study's learning curves as a table, with a description of the same name that ends in .json."""
+    """Write the learning curves of a study's search trials as a table, and a description of it that ends in .json."""
     from bssearch.recorded import write_table
-    from bssearch.search.exporting import recorded_table
+    from bssearch.search.exporting import recorded_table, stopped_early
     from bssearch.storage.repository import open_store
 
     with open_store(db, write=False) as store:
         table = recorded_table(store, study)
+        early = stopped_early(store, study)
     for path in write_table(table, file or Path(f"{study}.csv.gz")):
         typer.echo(path)
+    if early:
+        typer.echo(
+            f"note: the study's own pruner stopped {early} of {len(table.trials)} trials, whose curves end there: to "
+            "compare pruners without that, run a study with --set pruner.name=none",
+            err=True,
+        )

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 import typer
 
 from bssearch.cli.answer import print_answer
-from bssearch.cli.files import check_file, check_folder, naming, replacing
 from bssearch.cli.output import (
     DatabaseOption,
     Format,
@@ -25,6 +24,7 @@ from bssearch.cli.output import (
 )
 from bssearch.cli.query import study_name, trial_row
 from bssearch.errors import UsageError
+from bssearch.files import check_file, check_folder, naming, replacing
 
 if TYPE_CHECKING:
     from bssearch.analysis.answer import Answer

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, astuple
+from dataclasses import asdict, astuple, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bssearch.cli.files import check_file, replacing
 from bssearch.cli.output import Format, FormatOption, print_json, print_rows, print_table
+from bssearch.errors import UsageError
+from bssearch.files import check_file, replacing
 
 if TYPE_CHECKING:
     from bssearch.analysis.simulation_page import Point
@@ -54,12 +55,17 @@ def simulate(
     names = list(dict.fromkeys(pruner or POLICIES))
     for name in names:
         policy_maker(name)
+    if len({path.resolve() for path in tables}) < len(tables):
+        raise UsageError("a table is named twice: its draws would count twice")
     found = {}
     for path in tables:
         table = read_table(path)
-        drawn = simulated(table, names, draws=draws, trials=trials, seed=seed, workers=workers)
-        found[f"{table.name} ({path})" if table.name in found else table.name] = drawn
+        if table.name in found:
+            table = replace(table, name=f"{table.name} ({path})")
+        found[table.name] = simulated(table, names, draws=draws, trials=trials, seed=seed, workers=workers)
     policies = {name: summarize(one) for name, one in by_policy(found.values())}
+    if any(one.miss_rate.low is None for one in policies.values()):
+        typer.echo("note: no intervals: all draws of a table have one winner; fewer --trials vary it", err=True)
     each = {table: {name: summarize(one) for name, one in drawn.items()} for table, drawn in found.items()}
     if html is not None:
         protocol = (
@@ -113,8 +119,10 @@ def _row(name: str, one: Summary) -> dict[str, Any]:
 
 
 def _with_ends(figure: Interval, unit: float, digits: str) -> str:
-    mean, low, high = (digits.format(unit * value) for value in (figure.mean, figure.low, figure.high))
-    return f"{mean} [{low}, {high}]"
+    mean = digits.format(unit * figure.mean)
+    if figure.low is None or figure.high is None:
+        return mean
+    return f"{mean} [{digits.format(unit * figure.low)}, {digits.format(unit * figure.high)}]"
 
 
 def _figures(one: Summary) -> dict[str, Any]:

@@ -193,7 +193,8 @@ def seeds_of(spec: StudySpec, case: Case, runs: int) -> list[int]:
 def time_accumulation(spec: StudySpec, place: OpenStudy, found: Answer) -> None:
     """Time the optimum's batch size and the largest that runs at once in micro-batches, and store that.
 
-    What was timed in the same micro-batches before keeps its first figures. Raises `LaunchError` where the worker dies.
+    What was timed alone in the same micro-batches before keeps its first figures. Raises `LaunchError` where the worker
+    dies.
     """
     known = place.store.probes(spec.name, place.environment)
     whole = [size for size, probe in known.items() if probe.micro_batch_size == size]

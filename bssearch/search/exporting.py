@@ -8,21 +8,21 @@ from operator import itemgetter
 from bssearch.analysis.answer import parameters_of
 from bssearch.errors import UsageError
 from bssearch.recorded import RecordedTable, RecordedTrial
-from bssearch.records import Observation, TrialRecord
+from bssearch.records import Observation, Phase, TrialRecord, TrialState
 from bssearch.search.reporting import observations_of
 from bssearch.spec import StudySpec
 from bssearch.storage.repository import Store
 
 
 def recorded_table(store: Store, name: str) -> RecordedTable:
-    """Return the finished trials of a study, of every phase, with their curves; those without a curve are left out.
+    """Return the finished search trials of a study with their curves; those without a curve are left out.
 
     What stopped a trial early is not in its curve: replayed, it ends there. Raises `NotFoundError`, and `UsageError`
     where no trial has a curve.
     """
     study = store.study(name)
     spec = StudySpec.model_validate(study.spec)
-    finished = {trial.number: trial for trial in store.trials(name) if trial.state.is_finished}
+    finished = {trial.number: trial for trial in search_trials(store, name)}
     observations = observations_of(store, name, list(finished.values()))
     recorded = [
         _recorded(finished[number], [observation for _, observation in group])
@@ -33,6 +33,16 @@ def recorded_table(store: Store, name: str) -> RecordedTable:
             f"study {name!r} has no learning curves: none of its {len(finished)} finished trials stored an evaluation"
         )
     return RecordedTable(name, study.target, spec.budget.trial_train_seconds, tuple(recorded))
+
+
+def search_trials(store: Store, name: str) -> list[TrialRecord]:
+    """Return the finished search trials of a study: repeats of a configuration are no trials of a search."""
+    return [trial for trial in store.trials(name) if trial.phase is Phase.SEARCH and trial.state.is_finished]
+
+
+def stopped_early(store: Store, name: str) -> int:
+    """Return how many search trials a study's own pruner stopped: replayed, they end there, whoever would have won."""
+    return sum(trial.state in {TrialState.CAPPED, TrialState.PRUNED} for trial in search_trials(store, name))
 
 
 def _recorded(trial: TrialRecord, curve: list[Observation]) -> RecordedTrial:

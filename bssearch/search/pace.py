@@ -1,8 +1,8 @@
 """Pruning by pace: a trial waits while, on the clocks of all winners so far, it would have to be too fast to win.
 
 With f the share of the incumbent's time-to-target that a trial has trained, and u the largest share, over the winners,
-of a winner's own time after which it first had the trial's best gain (what part of the way the trial has gone, by the
-luckiest comparison), a trial is hopeless where
+of a winner's own time until which it had no more than the trial's best gain (what part of the way the trial has gone,
+by the luckiest comparison), a trial is hopeless where
 
     (f / u) · √((1 − u) / (1 − f)) > ``patience``:
 
@@ -82,7 +82,7 @@ class Pace(Cap):
     def is_hopeless(self, curve: Progress) -> bool:
         """Return whether, by every winner's clock, the pace of a trial so far leaves it no chance."""
         elapsed = curve.now / self.cap
-        if elapsed < FROM or not curve.gains:
+        if elapsed < FROM:
             return False
         if elapsed >= 1:
             return True
@@ -91,8 +91,6 @@ class Pace(Cap):
 
     def _share(self, curve: Progress) -> float:
         """Return what part of the way to the target a trial has gone, by the luckiest of the winners' clocks."""
-        if not curve.gains:
-            return 1.0
         return max(winner.when(curve.gain) / seconds for winner, seconds in self.winners)
 
     def _predicted(self, curve: Progress) -> float:

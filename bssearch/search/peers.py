@@ -33,7 +33,10 @@ class OptunaPolicy(Cap):
         super().__init__(limit)
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         sampler = optuna.samplers.RandomSampler(seed=0)
-        self._study = optuna.create_study(direction="maximize", sampler=sampler, pruner=PRUNERS[pruner]())
+        # Hyperband puts trials into brackets by the study's name, which Optuna would make up.
+        self._study = optuna.create_study(
+            study_name="simulated", direction="maximize", sampler=sampler, pruner=PRUNERS[pruner]()
+        )
         self._trials: dict[int, optuna.Trial] = {}
         self._place: dict[int, int] = {}
 
@@ -47,7 +50,7 @@ class OptunaPolicy(Cap):
         """Stop what Optuna prunes, where the evaluation is at a new place of the grid."""
         super().observe(number, train_seconds, gain)
         place, trial = int(GRID * train_seconds / self.limit), self._trials[number]
-        if place <= self._place[number] or not self.curves[number].gains:
+        if place <= self._place[number]:
             return Action.GO_ON
         self._place[number] = place
         trial.report(self.curves[number].gain, place)

@@ -7,7 +7,7 @@ anything else. Gains are metrics with their sign set so that more is better.
 from __future__ import annotations
 
 import math
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from enum import StrEnum
 
 
@@ -49,11 +49,12 @@ class Progress:
         return self.gains[index] if index >= 0 else None
 
     def when(self, gain: float) -> float:
-        """Return the train seconds at which a gain was first had, interpolated between evaluations.
+        """Return the last train seconds at which the trial had no more than a gain, interpolated between evaluations.
 
-        Of what the first evaluation exceeds, those of the first; of what none has reached, those of the last.
+        On a plateau that is its end. Of what the first evaluation exceeds, those of the first; of what none exceeds,
+        those of the last.
         """
-        index = bisect_left(self.gains, gain)
+        index = bisect_right(self.gains, gain)
         if index == 0:
             return self.train_seconds[0]
         if index == len(self.gains):

@@ -87,11 +87,11 @@ class Draw:
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A mean over draws with its 95 % interval."""
+    """A mean over draws with its 95 % interval; None where a table has had a single winner in all its draws."""
 
     mean: float
-    low: float
-    high: float
+    low: float | None
+    high: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +147,11 @@ def simulate(
         raise UsageError(
             f"no trial of table {table.name!r} reaches {target.metric} {target.goal.sign} {target.value:g}"
         )
+    at_once = [
+        trial.number for trial, one in zip(table.trials, pool, strict=True) if min(one.end, one.target_seconds) <= 0
+    ]
+    if at_once:
+        raise UsageError(f"trial {at_once[0]} of table {table.name!r} ends, or meets the target, at 0 train seconds")
     dice = random.Random(seed)
     found: dict[str, list[Draw]] = {name: [] for name in makers}
     for _ in range(draws):
@@ -157,6 +162,11 @@ def simulate(
         whole = math.fsum(one.end for one in order)
         for name, make in makers.items():
             found[name].append(_draw(table.name, order, make(max(one.limit for one in order)), best, whole, workers))
+    if not all(found.values()):
+        raise UsageError(
+            f"none of {draws} draws of {trials} trials of table {table.name!r} has one that reaches the target",
+            hint="more --draws, or more --trials",
+        )
     return found
 
 
@@ -171,15 +181,23 @@ def _draw(table: str, order: Sequence[Replay], policy: Policy, best: float, whol
 
 @dataclass(order=True, slots=True)
 class _Busy:
-    """A worker's next event: at ``time``, ``seconds`` of training further; ``at_cap``: nothing is seen there."""
+    """A worker's next event, at ``time``: its trial has trained ``until`` then, and ``since`` before.
+
+    ``at_cap``: nothing is seen there, and the trial ends.
+    """
 
     time: float
     worker: int
     trial: int
     evaluation: int
-    trained: float
-    seconds: float
+    since: float
+    until: float
     at_cap: bool
+
+    @property
+    def seconds(self) -> float:
+        """Return what is trained from now on until the event."""
+        return self.until - self.since
 
 
 class VirtualClock:
@@ -195,24 +213,24 @@ class VirtualClock:
         self._policy = policy
         self._workers = workers
         self._next = 0
+        self._busy: list[_Busy] = []
         self._paused: dict[int, tuple[int, float]] = {}
 
     def run(self) -> None:
         """Run until all have ended or wait for nothing."""
         idle = list(range(self._workers))
-        busy: list[_Busy] = []
         while True:
             while idle and (begun := self._begin()) is not None:
                 trial, evaluation, trained = begun
-                heapq.heappush(busy, self._event(idle.pop(), trial, evaluation, trained))
-            if not busy:
+                heapq.heappush(self._busy, self._event(idle.pop(), trial, evaluation, trained))
+            if not self._busy:
                 return
-            event = heapq.heappop(busy)
+            event = heapq.heappop(self._busy)
             following = self._happen(event)
             if following is None:
                 idle.append(event.worker)
             else:
-                heapq.heappush(busy, following)
+                heapq.heappush(self._busy, following)
 
     def _begin(self) -> tuple[int, int, float] | None:
         """Return (trial, its next evaluation, train seconds so far) of what a free worker goes on with."""
@@ -228,23 +246,24 @@ class VirtualClock:
 
     def _event(self, worker: int, trial: int, evaluation: int, trained: float) -> _Busy:
         due, cap = self._order[trial].train_seconds[evaluation], self._policy.cap
-        seconds = max(0.0, min(due, cap) - trained)
-        return _Busy(self.now + seconds, worker, trial, evaluation, trained, seconds, due > cap)
+        until = max(trained, min(due, cap))
+        return _Busy(self.now + until - trained, worker, trial, evaluation, trained, until, due > cap)
 
     def _happen(self, event: _Busy) -> _Busy | None:
         """Take in an event and return the worker's next one; None where the trial has stopped, ended or waits."""
         self.now = event.time
         self.cost += event.seconds
-        trial, trained = event.trial, event.trained + event.seconds
+        trial, trained = event.trial, event.until
         if event.at_cap or trained > self._policy.cap:
             self._policy.ended(trial)
             return None
         replay = self._order[trial]
         gain = replay.gains[event.evaluation]
         if trained >= replay.target_seconds:
-            if trained < self._policy_incumbent:
-                self.incumbents.append((self.cost, trained))
+            if not self.incumbents or trained < self.incumbents[-1][1]:
+                self.incumbents.append((self.cost + self._under_way(), trained))
             self._policy.reached(trial, trained, gain)
+            self._end_at_the_cap()
             return None
         action = self._policy.observe(trial, trained, gain)
         evaluation = event.evaluation + 1
@@ -257,9 +276,20 @@ class VirtualClock:
             return None
         return self._event(event.worker, trial, evaluation, trained)
 
-    @property
-    def _policy_incumbent(self) -> float:
-        return self.incumbents[-1][1] if self.incumbents else math.inf
+    def _under_way(self) -> float:
+        """Return the train seconds that the other workers have spent on what they are at."""
+        return math.fsum(event.seconds - (event.time - self.now) for event in self._busy)
+
+    def _end_at_the_cap(self) -> None:
+        """Have trials that are under way end where they come to the cap, which may have fallen."""
+        cap = self._policy.cap
+        for event in self._busy:
+            so_far = event.until - (event.time - self.now)
+            if event.until > cap:
+                event.until = max(cap, so_far)
+                event.time = self.now + event.until - so_far
+                event.at_cap = True
+        heapq.heapify(self._busy)
 
 
 def summarize(draws: Sequence[Draw], repeats: int = 1000) -> Summary:
@@ -284,11 +314,16 @@ def _is_missed(draw: Draw) -> float:
     return float(draw.ratio > CLOSE)
 
 
-def _bootstrap(draws: Iterable[Draw], repeats: int) -> dict[Literal["cost", "missed"], tuple[float, float]]:
+Ends = tuple[float | None, float | None]
+
+
+def _bootstrap(draws: Iterable[Draw], repeats: int) -> dict[Literal["cost", "missed"], Ends]:
     """Return the 95 % intervals of mean cost and miss rate, from winners drawn anew within each table."""
     tables: dict[str, dict[float, list[Draw]]] = defaultdict(lambda: defaultdict(list))
     for draw in draws:
         tables[draw.table][draw.best].append(draw)
+    if any(len(winners) < 2 for winners in tables.values()):
+        return {"cost": (None, None), "missed": (None, None)}
     dice = np.random.default_rng(0)
     sums = np.zeros((repeats, 3))
     for winners in tables.values():

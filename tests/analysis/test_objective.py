@@ -64,6 +64,11 @@ def test_a_quarter_of_a_configurations_runs_may_have_shared_the_device() -> None
     assert many.of(alone[0]) == 1.0, "all runs of one configuration shared it"
 
 
+def test_a_contended_run_counts_as_such_though_no_product_was_stored() -> None:
+    runs = [make_trial(number, steps=100, seconds=9.0, contended=True) for number in range(3)]
+    assert TIME.between(runs, {(32, 32): 0.01}).of(runs[0]) == 1.0
+
+
 def test_the_newest_run_says_how_long_a_step_takes() -> None:
     old, new = (
         make_trial(number, steps=100, seconds=9.0, contended=True, product=product)

@@ -24,7 +24,7 @@ SEEDS = range(10)
 DRAWS = 60
 TRIALS = 50
 BARS = {"safe": (0.39, 0.01), "balanced": (0.31, 0.05), "fast": (0.23, 0.12)}
-PATIENCES = (1.7, 1.9, 2.0, 2.1, 2.2, 2.3, 2.4, 2.6, 2.8, 3.0, 3.25, 3.5)
+PATIENCES = (1.7, 1.9, 2.0, 2.1, 2.2, 2.4, 2.6, 2.7, 3.0, 3.5, 4.0, 4.5)
 
 
 def all_draws(table: RecordedTable, names: Sequence[str], seeds: Sequence[int]) -> dict[str, list[Draw]]:

@@ -29,7 +29,7 @@ def test_progress_is_the_best_so_far() -> None:
     curve = progress((1.0, 0.2), (2.0, 0.1), (3.0, math.nan), (4.0, 0.6))
     assert (curve.now, curve.gain) == (4.0, 0.6)
     assert [curve.at(moment) for moment in (0.5, 1.0, 3.5, 9.0)] == [None, 0.2, 0.2, 0.6]
-    assert [curve.when(gain) for gain in (0.1, 0.2, 0.4, 0.6, 0.9)] == [1.0, 1.0, 3.5, 4.0, 4.0]
+    assert [curve.when(gain) for gain in (0.1, 0.2, 0.4, 0.6, 0.9)] == [1.0, 3.0, 3.5, 4.0, 4.0]
     assert (Progress().now, Progress().gain) == (0.0, -math.inf)
 
 
@@ -93,6 +93,19 @@ def test_a_first_evaluation_at_no_seconds_is_no_progress() -> None:
     pace.observe(0, 0.0, 0.5)
     pace.reached(0, 10.0, 1.0)
     assert pace.is_hopeless(progress((5.0, 0.4)))
+
+
+@pytest.mark.parametrize("speed", [1.0, 0.8, 0.5])
+def test_the_winners_own_curve_is_never_hopeless_on_its_own_clock(speed: float) -> None:
+    shape = [(0.0, 0.1), (2.0, 0.1), (4.0, 0.1), (5.0, 0.6), (8.0, 0.6), (9.0, 0.9)]
+    pace = Pace(100.0, patience=2.0)
+    pace.started(0)
+    for moment, gain in shape:
+        pace.observe(0, moment, gain)
+    pace.reached(0, 10.0, 1.0)
+    pace.started(1)
+    actions = [pace.observe(1, speed * moment, gain) for moment, gain in shape]
+    assert set(actions) == {Action.GO_ON}, "a plateau is passed at its end"
 
 
 def test_what_waits_goes_on_when_a_better_winner_gives_it_hope() -> None:

@@ -11,7 +11,7 @@ from bssearch.errors import UsageError
 from bssearch.recorded import RecordedTable, RecordedTrial
 from bssearch.records import Goal, Target
 from bssearch.search.policy import Action, Cap, Policy
-from bssearch.search.simulate import POLICIES, Draw, Replay, VirtualClock, replays, simulate, summarize
+from bssearch.search.simulate import POLICIES, Draw, Replay, Summary, VirtualClock, replays, simulate, summarize
 
 TARGET = Target(metric="accuracy", value=1.0)
 
@@ -54,6 +54,27 @@ def test_workers_run_at_once_and_a_new_incumbent_caps_those_that_run() -> None:
     # 10 and 4 begin together; at 4 s the first has come to the cap, and 300 runs from there for 4 s.
     assert found.now == 8.0
     assert found.cost == 4 + 4 + 4
+
+
+def test_a_fall_of_the_cap_ends_what_is_under_way() -> None:
+    long = Replay([1000.0], [0.1], math.inf, 1000.0)
+    found = VirtualClock([line(10), long], Cap(1000.0), 2)
+    found.run()
+    assert (found.now, found.cost) == (10.0, 20.0)
+
+
+def test_what_was_spent_by_an_incumbent_counts_what_the_others_are_at() -> None:
+    alike = [Replay([5.0], [1.0], 5.0, 100.0)] * 3
+    found = VirtualClock(alike, Policy(100.0), 3)
+    found.run()
+    assert found.incumbents == [(15.0, 5.0)]
+
+
+def test_rounding_loses_no_hit() -> None:
+    found = VirtualClock([Replay([0.72, 2.98], [0.1, 0.95], 2.98, 10.0)], Policy(10.0), 1)
+    found.run()
+    ((_, seconds),) = found.incumbents
+    assert seconds == 2.98
 
 
 class OnceInTheMiddle(Policy):
@@ -119,20 +140,31 @@ def draws(*ratios: float, cost: float = 0.5, best: Sequence[float] = ()) -> list
     ]
 
 
+def ends(found: Summary) -> tuple[float, float]:
+    assert found.miss_rate.low is not None and found.miss_rate.high is not None
+    return found.miss_rate.low, found.miss_rate.high
+
+
 def test_a_summary_counts_what_is_not_within_5_percent() -> None:
     found = summarize(draws(1.0, 1.04, 1.06, math.inf))
     assert found.miss_rate.mean == 0.5
     assert found.regret == pytest.approx((1.04 * 1.06 * 9) ** 0.25)
     assert (found.relative_cost.low, found.relative_cost.mean, found.relative_cost.high) == (0.5, 0.5, 0.5)
-    assert found.miss_rate.low < 0.5 < found.miss_rate.high
+    low, high = ends(found)
+    assert low < 0.5 < high
 
 
 def test_draws_with_one_winner_are_one_observation() -> None:
     ratios = [1.0] * 20 + [2.0] * 20
-    apart = summarize(draws(*ratios)).miss_rate
-    together = summarize(draws(*ratios, best=[1.0] * 20 + [2.0] * 20)).miss_rate
-    assert apart.high - apart.low < 0.4
-    assert (together.low, together.high) == (0.0, 1.0)
+    low, high = ends(summarize(draws(*ratios)))
+    assert high - low < 0.4
+    assert ends(summarize(draws(*ratios, best=[1.0] * 20 + [2.0] * 20))) == (0.0, 1.0)
+
+
+def test_a_table_with_one_winner_gives_no_interval() -> None:
+    found = summarize(draws(1.0, 1.0, 2.0, best=[3.0] * 3))
+    assert (found.miss_rate.low, found.relative_cost.high) == (None, None)
+    assert found.miss_rate.mean == pytest.approx(1 / 3)
 
 
 @pytest.mark.parametrize(
@@ -149,6 +181,20 @@ def test_what_is_wrong_is_named(options: dict[str, object], said: str) -> None:
     with pytest.raises(UsageError) as raised:
         simulate(table(3, 4, 5, 6), arguments.pop("names"), **arguments)  # type: ignore[arg-type]
     assert said in raised.value.message
+
+
+def test_the_peers_are_reproducible() -> None:
+    lines = table(*range(3, 43))
+    first, again = (simulate(lines, ["hyperband"], draws=6, trials=20, seed=1) for _ in range(2))
+    assert first == again
+
+
+def test_a_target_met_at_once_and_draws_without_a_hit_are_refused() -> None:
+    at_once = RecordedTable("zero", TARGET, 5.0, (RecordedTrial(4, {}, 0, (0, 1), (0.0, 1.0), (1.0, 1.0)),))
+    with pytest.raises(UsageError, match="trial 4 of table 'zero' ends, or meets the target, at 0 train seconds"):
+        simulate(at_once, ["none"], draws=1, trials=1, seed=0)
+    with pytest.raises(UsageError, match="none of 1 draws of 1 trials of table 'lines' has one that reaches"):
+        simulate(table(*[30] * 200, 5), ["none"], draws=1, trials=1, seed=0)
 
 
 def test_a_table_in_which_nothing_is_reached_is_refused() -> None:

@@ -1,4 +1,4 @@
-"""Files that a command writes: all of them or none, and what cannot be written is named before any work is done."""
+"""Files that are written: all of them or none, and what cannot be written is named before any work is done."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from itertools import zip_longest
 from pathlib import Path
-from typing import TextIO
+from typing import Any
 
 from bssearch.errors import UsageError
 
@@ -55,16 +55,17 @@ def naming(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def replacing(paths: Sequence[Path]) -> Iterator[list[TextIO]]:
+def replacing(paths: Sequence[Path], *, binary: bool = False) -> Iterator[list[Any]]:
     """Open files beside the paths and rename them into place at the end: what fails leaves all as it was.
 
-    A link stays one: what it leads to is replaced. Raises `UsageError` naming the file that cannot be written.
+    They take text, or bytes where ``binary``. A link stays one: what it leads to is replaced. Raises `UsageError`
+    naming the file that cannot be written.
     """
     targets = [_target(path) for path in paths]
     drafts = [_beside(target, "new") for target in targets]
     try:
         with ExitStack() as stack:
-            yield [stack.enter_context(_opened(path, draft)) for path, draft in zip(paths, drafts, strict=True)]
+            yield [stack.enter_context(_opened(path, draft, binary)) for path, draft in zip(paths, drafts, strict=True)]
         _rename(paths, drafts, targets)
     finally:
         for draft in drafts:
@@ -73,9 +74,9 @@ def replacing(paths: Sequence[Path]) -> Iterator[list[TextIO]]:
 
 
 @contextmanager
-def _opened(path: Path, draft: Path) -> Iterator[TextIO]:
+def _opened(path: Path, draft: Path, binary: bool) -> Iterator[Any]:
     """Open a draft; what cannot be written of it, also at its end, is said of the path."""
-    with naming(path), draft.open("w", encoding="utf-8", newline="") as file:
+    with naming(path), draft.open("wb") if binary else draft.open("w", encoding="utf-8", newline="") as file:
         yield file
 
 
