@@ -77,6 +77,7 @@ def test_warming_up_leaves_no_process_behind() -> None:
     assert loaders() == before
 
 
+@pytest.mark.slow  # torch waits 5 s for each process that is gone
 def test_a_data_loading_process_that_fails_says_so() -> None:
     train = toy_data().train
     short = type(train)(train.inputs, train.targets[:50])
