@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from bssearch.records import Configuration, Objective, StepTime, Target, TrialRecord, TrialState
+from bssearch.spec import StudySpec
 
 Basis = Literal["measured", "steps_x_step_time"]
 
@@ -124,6 +125,11 @@ UNITS = {
     Objective.ENERGY_TO_TARGET: " J",
     Objective.METRIC_IN_BUDGET: "",
 }
+
+
+def measure_of(spec: StudySpec, target: Target | None = None) -> Measure:
+    """Return what a spec asks to minimise, for its own target or an easier one."""
+    return Measure(spec.objective, target or spec.record_target, spec.price_per_device_hour or 1.0)
 
 
 def metric_figure(metric: float, target: Target) -> float:

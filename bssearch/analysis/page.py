@@ -15,7 +15,7 @@ from bssearch.analysis.headline import headline
 from bssearch.analysis.html import Row, Section, Table, Tile, html_page
 from bssearch.analysis.measured import NoiseAnswer
 from bssearch.analysis.numbers import number
-from bssearch.analysis.objective import UNITS, Measure
+from bssearch.analysis.objective import UNITS, measure_of
 from bssearch.analysis.rule_book import CHANGES
 from bssearch.records import Environment, Objective, Observation, StudyRecord, TrialRecord
 from bssearch.spec import StudySpec
@@ -146,7 +146,7 @@ def _sections(picture: StudyPicture) -> list[Section]:
     """Return the parts of the page in the order in which they answer what a reader asks next."""
     answer, spec = picture.answer, picture.spec
     default = spec.default_configuration if spec.default_is_known else None
-    measure = Measure(spec.objective, picture.study.target, spec.price_per_device_hour or 1.0)
+    measure = measure_of(spec, picture.study.target)
     sections = [
         Section(
             name="objective",

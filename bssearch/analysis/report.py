@@ -28,7 +28,7 @@ from bssearch.analysis.generalisation import generalisation
 from bssearch.analysis.joint import fit_and_predict, predicted_figures
 from bssearch.analysis.measured import measured
 from bssearch.analysis.notices import about_generalisation, notices
-from bssearch.analysis.objective import Measure, step_seconds_of
+from bssearch.analysis.objective import Measure, measure_of, step_seconds_of
 from bssearch.analysis.optimum import Candidate, Verdict, decide, runs_to_settle
 from bssearch.analysis.settled import standing
 from bssearch.errors import TargetNotReachedError
@@ -63,7 +63,7 @@ def build_answer(
     ``noise`` are what was probed of memory and of the gradient noise scale.
     """
     trials = [one for one in trials if one.phase is not Phase.CONFIRM or _may_fit(memory, one)]
-    measure = Measure(spec.objective, study.target, spec.price_per_device_hour or 1.0)
+    measure = measure_of(spec, study.target)
     verdict = decide(trials, spec.confirm.runs, measure, step_seconds_of(probes.values()))
     if verdict is None or study.environment is None:
         raise _not_reached(study, trials)

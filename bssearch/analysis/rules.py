@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict
 
 from bssearch.analysis.answer import Answer, Parameters, parameters_of
 from bssearch.analysis.baseline import default_configuration
-from bssearch.analysis.objective import Measure, StepSeconds, step_seconds_of
+from bssearch.analysis.objective import StepSeconds, measure_of, step_seconds_of
 from bssearch.analysis.optimum import Candidate, decide
 from bssearch.analysis.regret import NONE, Finding, Judgement, Regret, judge
 from bssearch.analysis.rule_book import GIVES, Rule
@@ -109,18 +109,18 @@ def audit(
     known, says whether the whole training part fits into memory.
     """
     wanted = spec.confirm.runs if runs is None else runs
-    found = cases(spec, trials, answer, step_times, memory)
     optima = tuned_optima(spec, trials, step_times, memory)
+    found = _cases(spec, trials, answer, optima)
+    step_seconds = step_seconds_of(step_times)
     spent = spent_train_seconds(trials)
     is_spent = train_seconds is not None and spent >= train_seconds
     unmade = _why_unmade(spec, train_seconds if is_spent else None)
     measured = [
-        (Rule.MEMORY, about_memory(spec, answer, optima, step_seconds_of(step_times), memory, train_samples)),
+        (Rule.MEMORY, about_memory(spec, answer, optima, step_seconds, memory, train_samples)),
         (Rule.NOISE_SCALE, about_noise_scale(spec, answer)),
         (Rule.GENERALISATION, about_generalisation(spec, answer)),
         *((Rule.ACCUMULATION, one) for one in about_accumulation(spec, step_times)),
     ]
-    step_seconds = step_seconds_of(step_times)
     rules = [_of_case(spec, trials, case, step_seconds, wanted, unmade) for case in found]
     rules += [_finding(rule, one.batch_size, None, one.judgement, one.trial_numbers) for rule, one in measured]
     return Audit(
@@ -143,8 +143,13 @@ def cases(
     The largest is that of the batch sizes with confirmation runs that run without accumulation. At the default's own
     batch size no rule changes anything.
     """
+    return _cases(spec, trials, answer, tuned_optima(spec, trials, step_times, memory))
+
+
+def _cases(
+    spec: StudySpec, trials: Sequence[TrialRecord], answer: Answer, optima: Mapping[int, Candidate]
+) -> list[Case]:
     base = default_configuration(spec, trials)
-    optima = tuned_optima(spec, trials, step_times, memory)
     largest = max(
         (size for size, one in optima.items() if one.is_confirmed and one.configuration.accumulation_steps == 1),
         default=answer.largest_that_fits.batch_size,
@@ -163,11 +168,10 @@ def tuned_optima(
     memory: MemoryBoundary = UNKNOWN,
 ) -> Mapping[int, Candidate]:
     """Return the best candidate of each batch size, as the answer has it; see `decide`."""
-    measure = Measure(spec.objective, spec.record_target, spec.price_per_device_hour or 1.0)
     fitting = [
         one for one in trials if one.phase is not Phase.CONFIRM or memory.may_fit(one.configuration.micro_batch_size)
     ]
-    verdict = decide(fitting, spec.confirm.runs, measure, step_seconds_of(step_times))
+    verdict = decide(fitting, spec.confirm.runs, measure_of(spec), step_seconds_of(step_times))
     return {} if verdict is None else verdict.by_batch
 
 

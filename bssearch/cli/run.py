@@ -14,8 +14,6 @@ from bssearch.cli.output import (
     Format,
     FormatOption,
     console,
-    print_json,
-    print_rows,
 )
 
 if TYPE_CHECKING:
@@ -48,7 +46,7 @@ def run(
     if dry_run:
         print_plan(study)
         return
-    from bssearch.cli.answer import print_answer
+    from bssearch.cli.answer import print_found
     from bssearch.cli.live import watch
     from bssearch.search.study import run_study
 
@@ -62,12 +60,7 @@ def run(
             allow_busy=allow_busy,
             listener=listener,
         )
-    if form is Format.TABLE:
-        print_answer(answer)
-    elif form is Format.JSON:
-        print_json(answer.model_dump(mode="json"))
-    else:
-        print_rows([row.model_dump(mode="json") for row in answer.batches], (), form)
+    print_found(answer, form)
 
 
 def print_plan(study: StudySpec) -> None:

@@ -66,7 +66,11 @@ def simulate(
     policies = {name: summarize(one) for name, one in by_policy(found.values())}
     if any(one.miss_rate.low is None for one in policies.values()):
         typer.echo("note: no intervals: all draws of a table have one winner; fewer --trials vary it", err=True)
-    each = {table: {name: summarize(one) for name, one in drawn.items()} for table, drawn in found.items()}
+    shows_tables = html is not None or form is Format.JSON
+    each = {
+        table: {name: summarize(one) for name, one in drawn.items()}
+        for table, drawn in (found.items() if shows_tables else ())
+    }
     if html is not None:
         protocol = (
             f"{_count(len(tables), 'table')} · {_count(draws, 'draw')} of {_count(trials, 'trial')} each · "

@@ -150,16 +150,7 @@ def next_job(found: Callable[[], Sequence[Case]], runs: int, train_seconds: floa
         if spent_train_seconds(history.all_trials) >= train_seconds:
             return None
         missing = next(remaining(history, found(), runs), None)
-        if missing is None:
-            return None
-        return Job(
-            configuration=missing.configuration,
-            sampled=history.spec.space.encode(missing.configuration),
-            phase=Phase.AUDIT,
-            seed=missing.seed,
-            train_seconds_limit=history.spec.budget.trial_train_seconds,
-            retry_of=missing.retry_of,
-        )
+        return None if missing is None else missing.job(history, Phase.AUDIT)
 
     return job
 

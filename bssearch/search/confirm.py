@@ -18,6 +18,7 @@ from bssearch.analysis.optimum import Verdict, decide, runs_to_settle
 from bssearch.analysis.settled import Standing, standing
 from bssearch.records import Configuration, Phase, TrialRecord, TrialState
 from bssearch.search.history import History
+from bssearch.search.job import Job
 from bssearch.search.seeds import trial_seed
 
 CONFIGURATIONS_PER_BATCH = 2
@@ -31,6 +32,19 @@ class ConfirmationRun:
     configuration: Configuration
     seed: int
     retry_of: int | None = None
+
+    def job(self, history: History, phase: Phase, *, to_budget: bool = False) -> Job:
+        """Return the job that makes it, under the full limit; ``to_budget``: as evidence, on past the target."""
+        return Job(
+            configuration=self.configuration,
+            sampled=history.spec.space.encode(self.configuration),
+            phase=phase,
+            seed=self.seed,
+            train_seconds_limit=history.spec.budget.trial_train_seconds,
+            evidence=to_budget,
+            retry_of=self.retry_of,
+            stop_at_target=not to_budget,
+        )
 
 
 def finalists(history: History) -> list[Configuration]:

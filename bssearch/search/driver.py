@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
+from bssearch.analysis.objective import measure_of
 from bssearch.curves import Envelope, envelope
 from bssearch.errors import BSSearchError, DatabaseError, InterruptedRunError, LaunchError, SpecError
 from bssearch.executors.base import Ended, Executor, Observed
@@ -33,7 +34,7 @@ from bssearch.search.calibration import (
     refuse_where_nothing_fits,
 )
 from bssearch.search.heartbeat import HEARTBEAT_SECONDS, LEASE_SECONDS, Heartbeat
-from bssearch.search.history import FAILURES, History, measure_of, measured_seconds
+from bssearch.search.history import FAILURES, History, measured_seconds
 from bssearch.search.interrupts import Interrupts
 from bssearch.search.job import Job
 from bssearch.search.listener import Listener

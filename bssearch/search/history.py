@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 
-from bssearch.analysis.objective import UNITS, Measure
+from bssearch.analysis.objective import UNITS, Measure, measure_of
 from bssearch.records import Configuration, ParameterValue, Phase, ProbeRecord, TrialRecord, TrialState
 from bssearch.spec import StudySpec
 
@@ -155,11 +155,6 @@ class History:
 def _has_run(trial: TrialRecord) -> bool:
     """Return whether a trial came to an end of its own, and so fits and works."""
     return trial.state.is_finished and not trial.state.is_missing and trial.state is not TrialState.OOM
-
-
-def measure_of(spec: StudySpec) -> Measure:
-    """Return what a spec asks to minimise."""
-    return Measure(spec.objective, spec.record_target, spec.price_per_device_hour or 1.0)
 
 
 def measured_seconds(trial: TrialRecord | None) -> float:

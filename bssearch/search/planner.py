@@ -85,16 +85,7 @@ class Planner:
         """Return the next confirmation run, or None where all are made or running."""
         made = [trial for trial in history.all_trials if trial.phase is Phase.CONFIRM]
         runs = confirm.remaining(history, made)
-        if not runs:
-            return None
-        return Job(
-            configuration=runs[0].configuration,
-            sampled=self.spec.space.encode(runs[0].configuration),
-            phase=Phase.CONFIRM,
-            seed=runs[0].seed,
-            train_seconds_limit=self._full_limit,
-            retry_of=runs[0].retry_of,
-        )
+        return runs[0].job(history, Phase.CONFIRM) if runs else None
 
     def _job(
         self,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import math
 from collections.abc import Iterator, Mapping
@@ -15,7 +13,7 @@ from bssearch.analysis.answer import Answer
 from bssearch.analysis.reprice import reprice
 from bssearch.errors import UsageError
 from bssearch.records import ProbeRecord
-from bssearch.search.run_tables import LARGEST
+from bssearch.search.run_tables import LARGEST, csv_rows
 from bssearch.spec import StudySpec
 from bssearch.storage.repository import Store
 
@@ -67,7 +65,7 @@ def read_step_times(path: Path) -> dict[int, ProbeRecord]:
 
 
 def _csv_rows(path: Path, text: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    rows = _cells(path, text)
+    rows = ((f"{path}:{line}", cells) for line, cells in csv_rows(text, str(path), skipinitialspace=True))
     columns = [name.strip() for name in next(rows, ("", []))[1]]
     missing = REQUIRED - {*columns}
     if missing:
@@ -83,21 +81,6 @@ def _csv_rows(path: Path, text: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
                 hint="commas separate columns; decimals take a point",
             )
         yield place, dict(zip(columns, cells, strict=False))
-
-
-def _cells(path: Path, text: str) -> Iterator[tuple[str, list[str]]]:
-    """Yield each row that is not blank, with the file and the line on which it begins."""
-    reader = csv.reader(io.StringIO(text, newline=""), skipinitialspace=True, strict=True)
-    while True:
-        place = f"{path}:{reader.line_num + 1}"
-        try:
-            cells = next(reader, None)
-        except csv.Error as error:
-            raise UsageError(f"{place} is not valid CSV: {error}") from None
-        if cells is None:
-            return
-        if cells:
-            yield place, cells
 
 
 def _json_rows(path: Path, text: str) -> Iterator[tuple[str, Mapping[str, Any]]]:

@@ -70,7 +70,7 @@ def read_runs(path: Path) -> RunTable:
 
 def parse_runs(text: str, source: str) -> RunTable:
     """Return the runs of a CSV text; ``source`` is what its lines are named after. See `read_runs`."""
-    rows = _rows(text, source)
+    rows = csv_rows(text, source)
     line, header = next(rows, (1, []))
     columns = _columns(header, f"{source}:{line}")
     runs: list[Run] = []
@@ -239,9 +239,9 @@ class _Row:
         }
 
 
-def _rows(text: str, source: str) -> Iterator[tuple[int, list[str]]]:
-    """Yield each row that is not blank, with the line on which it begins."""
-    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+def csv_rows(text: str, source: str, *, skipinitialspace: bool = False) -> Iterator[tuple[int, list[str]]]:
+    """Yield each row that is not blank, with the line on which it begins; raise `UsageError` for what is no CSV."""
+    reader = csv.reader(io.StringIO(text, newline=""), skipinitialspace=skipinitialspace, strict=True)
     while True:
         line = reader.line_num + 1
         try:

@@ -14,6 +14,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -32,13 +33,10 @@ WORST_REGRET = 9.0
 MakePolicy = Callable[[float], Policy]
 
 
-def _peer(name: str) -> MakePolicy:
-    def make(limit: float) -> Policy:
-        from bssearch.search.peers import OptunaPolicy
+def _peer(limit: float, pruner: str) -> Policy:
+    from bssearch.search.peers import OptunaPolicy
 
-        return OptunaPolicy(limit, name)
-
-    return make
+    return OptunaPolicy(limit, pruner)
 
 
 PEERS = ("median", "asha", "hyperband")
@@ -47,9 +45,9 @@ PEERS = ("median", "asha", "hyperband")
 POLICIES: Mapping[str, MakePolicy] = {
     "none": Policy,
     "cap": Cap,
-    **{f"lag-{lag:g}": lambda limit, lag=lag: Race(limit, lag) for lag in (1.5, 2.0, 3.0)},  # type: ignore[misc]
-    **{name: lambda limit, patience=patience: Pace(limit, patience) for name, patience in PATIENCE.items()},  # type: ignore[misc]
-    **{name: _peer(name) for name in PEERS},
+    **{f"lag-{lag:g}": partial(Race, lag=lag) for lag in (1.5, 2.0, 3.0)},
+    **{name: partial(Pace, patience=patience) for name, patience in PATIENCE.items()},
+    **{name: partial(_peer, pruner=name) for name in PEERS},
 }
 """Policies by name, each made for the longest that a trial trains, in seconds."""
 

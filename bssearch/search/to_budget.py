@@ -26,18 +26,7 @@ def next_job(runs: int) -> Callable[[History], Job | None]:
         limit = history.spec.budget.trial_train_seconds
         trials = [trial for trial in history.all_trials if is_to_budget(trial, limit)]
         run = next(interleaved(history, Made.of(history, trials), finalists(history), runs), None)
-        if run is None:
-            return None
-        return Job(
-            configuration=run.configuration,
-            sampled=history.spec.space.encode(run.configuration),
-            phase=Phase.AUDIT,
-            seed=run.seed,
-            train_seconds_limit=limit,
-            evidence=True,
-            retry_of=run.retry_of,
-            stop_at_target=False,
-        )
+        return None if run is None else run.job(history, Phase.AUDIT, to_budget=True)
 
     return job
 
