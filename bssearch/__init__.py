@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from bssearch.analysis.answer import Answer
     from bssearch.errors import (
         BSSearchError,
+        CheckpointError,
         DatabaseError,
         InterruptedRunError,
         LaunchError,
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "Answer": "bssearch.analysis.answer",
     "BSSearchError": "bssearch.errors",
+    "CheckpointError": "bssearch.errors",
     "Data": "bssearch.workloads.base",
     "DatabaseError": "bssearch.errors",
     "InterruptedRunError": "bssearch.errors",
@@ -74,6 +76,7 @@ _HOMES = {
 __all__ = [
     "Answer",
     "BSSearchError",
+    "CheckpointError",
     "Data",
     "DatabaseError",
     "InterruptedRunError",

@@ -1,8 +1,7 @@
-"""Pure functions on learning curves: where a target is crossed, and what a curve shows at equal seconds."""
+"""Pure functions on learning curves: where a target is crossed."""
 
 from __future__ import annotations
 
-import bisect
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -66,38 +65,6 @@ def first_crossing(observations: Sequence[Observation], target: Target) -> Cross
             return crossing(previous, observation, target)
         previous = observation
     return None
-
-
-@dataclass(frozen=True, slots=True)
-class Envelope:
-    """The best gain so far over train seconds: a curve that never falls. More gain is better, whatever the goal."""
-
-    train_seconds: tuple[float, ...]
-    gains: tuple[float, ...]
-
-    def at(self, train_seconds: float) -> float | None:
-        """Return the gain at a moment, interpolated between evaluations; None before the first one.
-
-        After the last evaluation it is the last value.
-        """
-        right = bisect.bisect_right(self.train_seconds, train_seconds)
-        if right == 0:
-            return None
-        if right == len(self.train_seconds):
-            return self.gains[-1]
-        start, end = self.train_seconds[right - 1], self.train_seconds[right]
-        share = (train_seconds - start) / (end - start)
-        return self.gains[right - 1] + share * (self.gains[right] - self.gains[right - 1])
-
-
-def envelope(observations: Sequence[Observation], target: Target) -> Envelope:
-    """Return the best-so-far curve of a trial's observations, which must be in time order."""
-    best = -math.inf
-    gains = []
-    for observation in observations:
-        best = max(best, target.gain(observation.metric))
-        gains.append(best)
-    return Envelope(tuple(observation.train_seconds for observation in observations), tuple(gains))
 
 
 def sparkline(values: Sequence[float], width: int = 40) -> str:

@@ -12,6 +12,7 @@ The tree, with the exit code the command line gives each branch:
     - SchemaError                        its schema is not the one this version speaks
   x TargetNotReachedError            5   no trial reached the target
   x LaunchError                      6   the device, the memory or a worker process failed
+    - CheckpointError                    a paused trial cannot go on from its file
   x InterruptedRunError            130   stopped by the user; everything finished is stored
 """
 
@@ -83,6 +84,10 @@ class LaunchError(BSSearchError):
     """The device, its memory, or a worker process failed."""
 
     exit_code = 6
+
+
+class CheckpointError(LaunchError):
+    """The file of a paused trial is missing, damaged or that of another trial."""
 
 
 class InterruptedRunError(BSSearchError):

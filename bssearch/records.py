@@ -49,7 +49,10 @@ class Phase(StrEnum):
 
 
 class TrialState(StrEnum):
-    """Where a trial stands, or how it ended. Only `REACHED` has a time-to-target."""
+    """Where a trial stands, or how it ended. Only `REACHED` has a time-to-target.
+
+    `PAUSED` is an end like `PRUNED`, from which a trial may yet go on.
+    """
 
     QUEUED = "queued"
     RUNNING = "running"
@@ -66,13 +69,13 @@ class TrialState(StrEnum):
 
     @property
     def is_finished(self) -> bool:
-        """Whether nothing more will come of the trial."""
-        return self not in {TrialState.QUEUED, TrialState.RUNNING, TrialState.PAUSED}
+        """Whether the trial has ended; one that is paused may go on."""
+        return self not in {TrialState.QUEUED, TrialState.RUNNING}
 
     @property
     def is_censored(self) -> bool:
         """Whether the trial was stopped before its target: its time-to-target is longer than what it ran."""
-        return self in {TrialState.PRUNED, TrialState.CAPPED, TrialState.EXHAUSTED}
+        return self in {TrialState.PAUSED, TrialState.PRUNED, TrialState.CAPPED, TrialState.EXHAUSTED}
 
     @property
     def is_missing(self) -> bool:
@@ -167,6 +170,9 @@ class TrialRequest:
     ``train_seconds_limit`` ends the trial in the state ``limit_state``: `CAPPED` where the incumbent set the limit,
     `EXHAUSTED` where it is the whole budget of a trial. Without ``stop_at_target`` the trial goes on to its limit after
     it has reached the target, and its time-to-target is that of the first crossing.
+
+    ``checkpoint`` is the file to which the trial is saved where it is stopped as `PAUSED`; without one it ends as
+    `PRUNED` then. With ``resumes`` it goes on from that file.
     """
 
     number: int
@@ -179,6 +185,8 @@ class TrialRequest:
     evaluate_test: bool = False
     stop_at_target: bool = True
     threads: int = 1
+    checkpoint: str | None = None
+    resumes: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

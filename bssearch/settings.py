@@ -12,6 +12,7 @@ DEFAULT_DATABASE_URL = "sqlite:///bssearch.db"
 DATABASE_URL_VARIABLE = "BSSEARCH_DB_URL"
 DATABASE_URL_FILE_VARIABLE = "BSSEARCH_DB_URL_FILE"
 DATA_DIR_VARIABLE = "BSSEARCH_DATA_DIR"
+CHECKPOINT_DIR_VARIABLE = "BSSEARCH_CHECKPOINT_DIR"
 
 
 def database_url(given: str | None = None) -> str:
@@ -39,6 +40,15 @@ def _url_from_file() -> str | None:
             hint="its first line must be a database URL",
         )
     return url
+
+
+def checkpoint_folder() -> Path:
+    """Return where paused trials are kept: ``BSSEARCH_CHECKPOINT_DIR``, else in the user's cache."""
+    given = os.environ.get(CHECKPOINT_DIR_VARIABLE)
+    if given:
+        return Path(given)
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(cache) / "bssearch" / "checkpoints"
 
 
 def user_name() -> str:

@@ -33,6 +33,8 @@ SPEC: dict[str, Any] = {
         "dropout": {"low": 0.0, "high": 0.5},
     },
     "default": {"batch_size": 32, "learning_rate": 0.1, "weight_decay": 0.0, "dropout": 0.1},
+    "sampler": {"name": "tpe"},
+    "pruner": {"name": "race", "slack": 1.3},
     "budget": {"trials": 20, "trial_train_seconds": 10.0},
 }
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bssearch.curves import crossing, envelope, sparkline
+from bssearch.curves import crossing, sparkline
 from bssearch.records import Goal, Target
 from tests.factories import make_curve
 
@@ -28,28 +28,6 @@ def test_crossing_is_interpolated_by_the_same_fraction() -> None:
 def test_target_met_at_once_takes_no_steps() -> None:
     (hit,) = make_curve((0.0, 0.95))
     assert crossing(None, hit, ACCURACY).steps == 0
-
-
-@given(st.lists(st.tuples(st.floats(0.01, 10), st.floats(0, 1)), min_size=1, max_size=20), st.floats(0, 200))
-def test_envelope_never_falls_and_is_never_below_the_curve(points: list[tuple[float, float]], when: float) -> None:
-    clock, curve = 0.0, []
-    for wait, metric in points:
-        clock += wait
-        curve.append((clock, metric))
-    best = envelope(make_curve(*curve), ACCURACY)
-    assert list(best.gains) == sorted(best.gains)
-    value = best.at(when)
-    seen = [metric for seconds, metric in curve if seconds <= when]
-    assert (value is None) == (not seen)
-    if value is not None:
-        assert max(seen) - 1e-12 <= value <= max(metric for _, metric in curve) + 1e-12
-
-
-def test_envelope_of_a_loss_gains_as_the_loss_falls() -> None:
-    best = envelope(make_curve((0.0, 2.0), (1.0, 1.0), (2.0, 1.5)), LOSS)
-    assert best.gains == (-2.0, -1.0, -1.0)
-    assert best.at(0.5) == -1.5
-    assert best.at(9.0) == -1.0
 
 
 def test_sparkline_shows_the_ends_of_a_long_curve() -> None:

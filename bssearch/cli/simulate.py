@@ -1,8 +1,8 @@
-"""``bssearch simulate``: what pruning policies would have cost, and lost, on past searches."""
+"""``bssearch simulate``: what pruning policies and samplers would have cost, and lost, on past searches."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, astuple, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,13 +10,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from bssearch.cli.output import Format, FormatOption, print_json, print_rows, print_table
+from bssearch.cli.simulate_search import PRUNER, REPEATS, compare_samplers
 from bssearch.errors import UsageError
 from bssearch.files import check_file, replacing
 
 if TYPE_CHECKING:
     from bssearch.analysis.simulation_page import Point
+    from bssearch.recorded import RecordedTable
     from bssearch.search.simulate import Interval, Summary
 
+DRAWS = 60
+TRIALS = 50
 COLUMNS = ("pruner", "relative cost", "missed", "regret", "cost to within 5 %", "draws")
 
 
@@ -27,12 +31,31 @@ def simulate(
     ],
     pruner: Annotated[
         list[str] | None,
-        typer.Option(help="A policy; several times for several.", show_default="all of them"),
+        typer.Option(help="A policy; several times for several.", show_default=f"all of them; {PRUNER} with --sampler"),
     ] = None,
-    draws: Annotated[int, typer.Option(min=1, help="Draws of each table.")] = 60,
-    trials: Annotated[int, typer.Option(min=1, help="Trials of a draw.")] = 50,
+    draws: Annotated[int | None, typer.Option(min=1, help="Draws of each table.", show_default=str(DRAWS))] = None,
+    trials: Annotated[int | None, typer.Option(min=1, help="Trials of a draw.", show_default=str(TRIALS))] = None,
+    sampler: Annotated[
+        list[str] | None,
+        typer.Option(help="Search the table: auto, random, tpe or gp; several times for several."),
+    ] = None,
+    budget: Annotated[
+        float | None, typer.Option(metavar="SECONDS", help="Of a search, in train seconds of all workers.")
+    ] = None,
+    repeats: Annotated[
+        int | None, typer.Option(min=1, help="Searches with each sampler and pruner.", show_default=str(REPEATS))
+    ] = None,
+    default: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME=VALUE,…", help="The configuration that every search begins with.", show_default=False
+        ),
+    ] = None,
+    target: Annotated[
+        float | None, typer.Option(help="Another target than the table's own.", show_default=False)
+    ] = None,
     workers: Annotated[int, typer.Option(min=1, help="Trials that run at once.")] = 1,
-    seed: Annotated[int, typer.Option(help="Of the draws: the same seed gives the same draws.")] = 0,
+    seed: Annotated[int, typer.Option(help="Of draws and searches: the same seed gives the same.")] = 0,
     html: Annotated[
         Path | None, typer.Option("--html", metavar="FILE", help="Draw cost against misses, too: a page of its own.")
     ] = None,
@@ -42,10 +65,58 @@ def simulate(
 
     Cost: train seconds over running every trial to its target or its end. Missed: draws whose winner is not within 5 %
     of the draw's fastest trial. Intervals are 95 %, by bootstrap over the draws' winners.
+
+    With --sampler the table is a space to search, from its combinations of parameters: train seconds until the
+    incumbent's mean over the seeds is within 25 % and 10 % of the best combination's, the median over the repeats.
     """
+    if sampler:
+        for name, of_draws in {"draws": draws, "trials": trials, "html": html}.items():
+            if of_draws is not None:
+                raise UsageError(f"--{name} and --sampler do not go together: a search has no draws")
+        if len(tables) > 1:
+            raise UsageError(f"--sampler takes one table, not {len(tables)}: a search is of one space")
+        compare_samplers(
+            _read(tables[0], target),
+            [(one, other) for one in sampler for other in pruner or [PRUNER]],
+            budget=budget,
+            repeats=repeats or REPEATS,
+            default=default,
+            workers=workers,
+            seed=seed,
+            form=form,
+        )
+        return
+    for name, of_searches in {"budget": budget, "repeats": repeats, "default": default}.items():
+        if of_searches is not None:
+            raise UsageError(f"--{name} goes with --sampler only: without one nothing is searched")
+    _compare_policies(
+        tables,
+        pruner,
+        target,
+        draws=draws or DRAWS,
+        trials=trials or TRIALS,
+        workers=workers,
+        seed=seed,
+        html=html,
+        form=form,
+    )
+
+
+def _compare_policies(
+    tables: Sequence[Path],
+    pruner: Sequence[str] | None,
+    target: float | None,
+    *,
+    draws: int,
+    trials: int,
+    workers: int,
+    seed: int,
+    html: Path | None,
+    form: Format,
+) -> None:
+    """Run policies on draws of tables, and print what they cost and miss."""
     from bssearch.analysis.html import require_plots
     from bssearch.analysis.simulation_page import simulation_page
-    from bssearch.recorded import read_table
     from bssearch.search.simulate import POLICIES, by_policy, policy_maker, summarize
     from bssearch.search.simulate import simulate as simulated
 
@@ -59,7 +130,7 @@ def simulate(
         raise UsageError("a table is named twice: its draws would count twice")
     found = {}
     for path in tables:
-        table = read_table(path)
+        table = _read(path, target)
         if table.name in found:
             table = replace(table, name=f"{table.name} ({path})")
         found[table.name] = simulated(table, names, draws=draws, trials=trials, seed=seed, workers=workers)
@@ -87,6 +158,24 @@ def simulate(
         print_json({"policies": {name: _figures(one) for name, one in policies.items()}, "tables": by_table})
     else:
         print_rows([{"pruner": name, **_figures(one)} for name, one in policies.items()], (), form)
+
+
+def _read(path: Path, target: float | None) -> RecordedTable:
+    """Return a table, with another target where one is given."""
+    from bssearch.recorded import read_table
+    from bssearch.search.virtual_clock import ended_before, with_target
+
+    table = read_table(path)
+    if target is None:
+        return table
+    changed = with_target(table, target)
+    if early := ended_before(table, changed.target):
+        typer.echo(
+            f"note: {early} of {len(table.trials)} trials of table {table.name!r} ended at its own target "
+            f"{table.target.value:g}: here they never reach {target:g}",
+            err=True,
+        )
+    return changed
 
 
 def _points(policies: Mapping[str, Summary]) -> list[Point]:

@@ -45,6 +45,11 @@ class Executor(Protocol):
 
     slots: int
 
+    @property
+    def slots_apart(self) -> bool:
+        """Whether each slot has a device of its own, so that trials side by side take nothing from each other."""
+        ...
+
     def describe(self) -> WorkloadDescription:
         """Load the workload and return what it offers; raise `WorkloadError` or `LaunchError`."""
         ...
@@ -69,7 +74,11 @@ class Executor(Protocol):
         ...
 
     def stop(self, number: int, state: TrialState, reason: str) -> None:
-        """Ask a running trial to end in ``state``; it does within one step. Unknown numbers are ignored."""
+        """Ask a running trial to end in ``state``; it does within one step. Unknown numbers are ignored.
+
+        Of `TrialState.PAUSED` it ends so once it is saved, where its request names a ``checkpoint`` and that can be
+        written; else as pruned.
+        """
         ...
 
     def events(self, timeout: float) -> list[Event]:

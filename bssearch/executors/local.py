@@ -171,6 +171,12 @@ class LocalExecutor:
         self._inbox: queue.SimpleQueue[tuple[WorkerProcess, Reply | None]] = queue.SimpleQueue()
         self._events: list[Event] = []
 
+    @property
+    def slots_apart(self) -> bool:
+        """Whether each slot has a device of its own, as far as the workers that have started have said."""
+        devices = [slot.device for slot in self._slots]
+        return None not in devices and "cpu" not in devices and len(set(devices)) == len(devices)
+
     def describe(self) -> WorkloadDescription:
         """Load the workload and return what it offers; raise `WorkloadError` or `LaunchError`."""
         slot = self._slots[0]

@@ -16,6 +16,7 @@ In this order:
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -49,28 +50,60 @@ class Proposal:
 
 def propose(history: History) -> Proposal | None:
     """Return what to try next, or None where no batch size is feasible."""
-    default = history.spec.default_configuration
-    if default.batch_size in history.feasible and not history.tried(default):
-        return Proposal(default.batch_size, "default", evidence=True)
-    if not history.feasible:
-        return None
+    default = propose_default(history)
+    if default is not None or not history.feasible:
+        return default
     centre = _centre(history)
     counts = {size: len(history.at(size)) for size in history.feasible}
     fewest = min(counts.values())
     nearest = min((size for size in counts if counts[size] == fewest), key=lambda size: octaves(size, centre))
     if fewest == 0:
         return Proposal(nearest, "transfer")
-    wanted = evidence_sizes(history) if history.spent >= EVIDENCE_FROM * history.spec.budget.trials else []
+    wanted = evidence_sizes(history) if evidence_is_due(history) else []
+    first = _first_evidence(history, wanted)
+    if first is not None:
+        return first
+    if fewest < FLOOR:
+        return Proposal(nearest, "sample")
+    further = _further_evidence(history, wanted)
+    if further is not None:
+        return further
+    return Proposal(max(counts, key=lambda size: _weight(history, size) / (counts[size] + 1)), "sample")
+
+
+def propose_default(history: History) -> Proposal | None:
+    """Return the default configuration until it has been tried."""
+    default = history.spec.default_configuration
+    if default.batch_size in history.feasible and not history.tried(default):
+        return Proposal(default.batch_size, "default", evidence=True)
+    return None
+
+
+def propose_evidence(history: History) -> Proposal | None:
+    """Return the trial that the answer still needs at a batch size that the search has no need of, if any."""
+    wanted = evidence_sizes(history)
+    return _first_evidence(history, wanted) or _further_evidence(history, wanted)
+
+
+def evidence_is_due(history: History) -> bool:
+    """Return whether so much of the budget is spent that evidence must have its share of the rest."""
+    return history.spent >= EVIDENCE_FROM * history.spec.budget.trials
+
+
+def _first_evidence(history: History, wanted: Sequence[int]) -> Proposal | None:
+    default = history.spec.default_configuration
     for size in wanted:
         tries = sum(not trial.configuration.trains_like(default) for trial in _evidence_at(history, size))
         if history.best_at(size) is None and tries < EVIDENCE_TRIES:
             return Proposal(size, FIRST_SOURCES[tries], evidence=True)
-    if fewest < FLOOR:
-        return Proposal(nearest, "sample")
+    return None
+
+
+def _further_evidence(history: History, wanted: Sequence[int]) -> Proposal | None:
     for size in wanted:
         if history.best_at(size) is not None and len(_evidence_at(history, size)) < EVIDENCE_TRIALS:
             return Proposal(size, "sample", evidence=True)
-    return Proposal(max(counts, key=lambda size: _weight(history, size) / (counts[size] + 1)), "sample")
+    return None
 
 
 def evidence_sizes(history: History) -> list[int]:

@@ -9,10 +9,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from bssearch.analysis.objective import measure_of
-from bssearch.curves import Envelope, envelope
 from bssearch.errors import BSSearchError, DatabaseError, InterruptedRunError, LaunchError, SpecError
 from bssearch.executors.base import Ended, Executor, Observed
 from bssearch.records import (
@@ -25,7 +24,7 @@ from bssearch.records import (
     TrialRequest,
     TrialState,
 )
-from bssearch.search import confirm, pruners
+from bssearch.search import confirm
 from bssearch.search.answers import save_finding
 from bssearch.search.calibration import (
     measure_step_times,
@@ -33,13 +32,15 @@ from bssearch.search.calibration import (
     refuse_cap_beyond_memory,
     refuse_where_nothing_fits,
 )
+from bssearch.search.checkpoints import Checkpoints
 from bssearch.search.heartbeat import HEARTBEAT_SECONDS, LEASE_SECONDS, Heartbeat
-from bssearch.search.history import FAILURES, History, measured_seconds
+from bssearch.search.history import FAILURES, History
 from bssearch.search.interrupts import Interrupts
 from bssearch.search.job import Job
 from bssearch.search.listener import Listener
 from bssearch.search.owner import is_alive, this_driver
 from bssearch.search.planner import Planner
+from bssearch.search.watch import Watch
 from bssearch.spec import StudySpec
 from bssearch.storage.repository import Store
 
@@ -56,12 +57,12 @@ FINDING_SHARE = 0.02
 
 @dataclass(slots=True)
 class Running:
-    """A trial in a slot, with what it has reported; ``step_seconds`` as measured in isolation."""
+    """A trial in a slot; ``step_seconds`` as measured in isolation, ``stopping`` the state it was asked to end in."""
 
     job: Job
     step_seconds: float | None
-    observations: list[Observation] = field(default_factory=list)
-    stopping: bool = False
+    last: Observation | None = None
+    stopping: TrialState | None = None
 
 
 class Driver:
@@ -76,12 +77,13 @@ class Driver:
         self.environment = environment
         self.listener = listener
         self.owner = this_driver()
-        self.planner = Planner(spec, self._curve)
+        self.checkpoints = Checkpoints(store.masked_url, store.study(spec.name))
+        self.watch = Watch(spec, lambda number: store.observations(spec.name, number), self.checkpoints)
+        self.planner = Planner(spec, self.watch)
         self._running: dict[int, Running] = {}
         self._unwritten: list[tuple[int, Observation]] = []
-        self._curves: dict[int, Envelope] = {}
-        self._incumbent: pruners.Incumbent | None = None
         self._failures = 0
+        self._told: str | None = None
         self._any_ran = False
         self._looked = self._flushed = self._next_look = self._next_finding = time.monotonic()
         self._interrupts = Interrupts(on_second=executor.kill, at_once=lambda: store.is_waiting)
@@ -91,10 +93,11 @@ class Driver:
         with self._ready():
             while True:
                 self._run(self.planner.search_job, Phase.SEARCH, self.executor.slots)
+                self._settle()
                 if self.planner.confirmation_job(self._history()) is not None:
                     self._time_steps()  # Again where others used the device meanwhile: the runs are compared by them.
-                with self._claimed(f"confirm on {self.environment.host}"):
-                    self._run(self.planner.confirmation_job, Phase.CONFIRM, 1)
+                with self._claimed(self._confirming):
+                    self._run(self.planner.confirmation_job, Phase.CONFIRM, self._slots_to_confirm)
                     self._tell_how_confirmation_ended()
                 # What was enqueued, or lost by another driver, meanwhile is run too.
                 history = self._history()
@@ -111,7 +114,7 @@ class Driver:
 
         The plan is asked again after each trial, until it has none.
         """
-        with self._ready(), self._claimed(f"confirm on {self.environment.host}"):
+        with self._ready(), self._claimed(self._confirming):
             self._run(next_job, phase, 1)
 
     @contextmanager
@@ -172,16 +175,8 @@ class Driver:
     def _history(self) -> History:
         trials = self.store.trials(self.spec.name)
         history = History(self.spec, trials, self.store.probes(self.spec.name, self.environment))
-        best = history.incumbent
-        if best is not None and (self._incumbent is None or best.number != self._incumbent.number):
-            self._incumbent = pruners.Incumbent(best.number, measured_seconds(best), self._curve(best.number))
+        self.watch.update(history)
         return history
-
-    def _curve(self, number: int) -> Envelope:
-        if number not in self._curves:
-            observations = self.store.observations(self.spec.name, number)
-            self._curves[number] = envelope(observations, self.spec.record_target)
-        return self._curves[number]
 
     def _run(self, next_job: Callable[[History], Job | None], phase: Phase, slots: int) -> None:
         """Start jobs while there are any and slots are free; return when all have ended, other drivers' too.
@@ -199,6 +194,8 @@ class Driver:
                     self._time_steps()
                     continue
                 job = None if history.untimed else next_job(history)
+                if job is None and phase is Phase.SEARCH and not history.untimed:
+                    job = self._filler(history)
                 if job is not None:
                     self._start(job, history)
                     continue
@@ -210,6 +207,28 @@ class Driver:
                     told = True
                 self._next_look = time.monotonic() + LOOK_SECONDS
             self._wait()
+
+    @property
+    def _confirming(self) -> str:
+        """Return the name of the claim under which runs are confirmed: by one driver of a host at a time."""
+        return f"confirm on {self.environment.host}"
+
+    @property
+    def _slots_to_confirm(self) -> int:
+        """Return how many confirmation runs may run at once: none shares its device."""
+        return self.executor.slots if self.executor.slots_apart else 1
+
+    def _filler(self, history: History) -> Job | None:
+        """Return a confirmation run for a slot that the last search trials leave idle, on a device of its own."""
+        if not self._running or not self.executor.slots_apart:
+            return None
+        job = self.planner.confirmation_job(history)
+        if job is None:
+            return None
+        claimed = self.store.claim(
+            self.spec.name, self._confirming, owner=self.owner, lease_seconds=LEASE_SECONDS, is_alive=is_alive
+        )
+        return job if claimed else None
 
     def _wait(self) -> None:
         """Take in what has happened, and keep the store up to date."""
@@ -232,7 +251,12 @@ class Driver:
         cadence = probe.eval_every_steps or 1
         number = self._store_start(job, history.length, cadence)
         if number is None:
+            if job.resumed is not None:
+                self.watch.forget(job.resumed)
             return
+        if job.phase is Phase.SEARCH:
+            self.watch.started(number)
+        checkpoint = self.checkpoints.file_for(number) if self._may_stop(job) else None
         self._running[number] = Running(job, probe.step_seconds)
         full = job.train_seconds_limit >= self.spec.budget.trial_train_seconds
         self.executor.submit(
@@ -247,12 +271,23 @@ class Driver:
                 eval_every_steps=cadence,
                 evaluate_test=job.phase is not Phase.SEARCH,
                 threads=self.spec.executor.threads,
+                checkpoint=None if checkpoint is None else str(checkpoint),
+                resumes=job.resumed is not None,
             )
         )
         self.listener.started(self.store.trial(self.spec.name, number), self._history())
 
     def _store_start(self, job: Job, after: int, cadence: int) -> int | None:
         threads = self.spec.executor.threads
+        if job.resumed is not None:
+            resumed = self.store.resume_trial(
+                self.spec.name,
+                job.resumed,
+                train_seconds_limit=job.train_seconds_limit,
+                lease_owner=self.owner,
+                lease_seconds=LEASE_SECONDS,
+            )
+            return job.resumed if resumed else None
         if job.queued is not None:
             started = self.store.start_queued(
                 self.spec.name,
@@ -285,15 +320,20 @@ class Driver:
 
     def _observe(self, number: int, observation: Observation) -> None:
         running = self._running[number]
-        running.observations.append(observation)
+        running.last = observation
         self._unwritten.append((number, observation))
-        free = running.job.phase is not Phase.SEARCH or running.job.evidence or running.stopping
-        if free or self._incumbent is None or self.spec.objective not in pruners.BY_SECONDS:
+        if running.job.phase is not Phase.SEARCH:
             return
-        stop = pruners.verdict(self.spec.pruner, running.observations, self.spec.record_target, self._incumbent)
+        may_stop = self._may_stop(running.job) and running.stopping is None
+        stop = self.watch.observe(number, observation, may_stop=may_stop)
         if stop is not None:
-            running.stopping = True
+            running.stopping = stop[0]
             self.executor.stop(number, *stop)
+
+    @staticmethod
+    def _may_stop(job: Job) -> bool:
+        """Return whether a trial may be stopped for what others did: what the answer needs may not."""
+        return job.phase is Phase.SEARCH and not job.evidence
 
     def _end(self, number: int, outcome: TrialOutcome, log: str) -> None:
         self._flush()
@@ -311,11 +351,35 @@ class Driver:
             self.listener.note(f"trial {number} was taken over by another driver; what it measured here is left out")
             return
         trial = self.store.trial(self.spec.name, number)
+        if running.stopping is TrialState.PAUSED and trial.state is TrialState.PRUNED:
+            self._pause_no_more(trial)
         self.listener.ended(trial, self._history())
+        self._give_up_excess()
         self._keep_finding()
         self._refuse_target_met_at_once(trial)
         self._refuse_energy_that_is_not_measured(trial)
         self._count_failures(number, outcome)
+
+    def _pause_no_more(self, trial: TrialRecord) -> None:
+        """Take note that trials cannot be saved here: those that would have waited are stopped from now on."""
+        reason = trial.outcome.reason if trial.outcome is not None else ""
+        if self.watch.cannot_wait():
+            self.listener.note(f"trials are stopped for good from now on where they would have waited: {reason}")
+
+    def _give_up_excess(self) -> None:
+        """Prune of the waiting trials those that would be missed least, until the others take no more than they may."""
+        while (number := self.watch.excess()) is not None:
+            self.store.settle_paused(self.spec.name, [number])
+            self.checkpoints.forget(number)
+
+    def _settle(self) -> None:
+        """End the search: what waits now will not go on."""
+        told = self.planner.ending(self._history())
+        if told is not None and self._told != told:
+            self.listener.note(f"the search has ended: {told}")
+            self._told = told
+        self.store.settle_paused(self.spec.name)
+        self.checkpoints.clear()
 
     def _keep_finding(self, at_once: bool = False) -> None:
         """Store the answer as it is now, for those who ask."""
@@ -381,7 +445,7 @@ class Driver:
             return
         self.executor.kill()
         for number, running in self._running.items():
-            last = running.observations[-1] if running.observations else None
+            last = running.last
             outcome = TrialOutcome(
                 state=TrialState.CANCELLED,
                 reason="the run ended before the trial did",

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from bssearch.probes.cadence import EVALUATION_SHARE
 from bssearch.records import ProbeRecord
 from bssearch.search.confirm import CONFIGURATIONS_PER_BATCH
+from bssearch.search.watch import first_slack
 from bssearch.spec import StudySpec
 
 EVIDENCE_TRIALS = 4
@@ -55,7 +56,7 @@ def pruned_seconds(spec: StudySpec, default_seconds: float, trial: float) -> flo
     full limit, and ``trial`` seconds with evaluation.
     """
     full = spec.budget.trial_train_seconds
-    capped = full if spec.pruner.name == "none" else min(full, spec.pruner.slack * default_seconds)
+    capped = full if spec.pruner.name == "none" else min(full, first_slack(spec) * default_seconds)
     search = spec.budget.trials * capped / spec.executor.slots
     confirmation = finalists(spec) * spec.confirm.runs * min(full, default_seconds)
     evidence = EVIDENCE_TRIALS * (full - capped)

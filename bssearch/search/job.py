@@ -12,7 +12,7 @@ from bssearch.records import Configuration, ParameterValue, Phase
 class Job:
     """A trial to start; ``queued`` is the number of one that waits in the store, None for a new one.
 
-    Without ``stop_at_target`` it trains on to its limit.
+    ``resumed`` is the number of one that was paused and goes on. Without ``stop_at_target`` it trains on to its limit.
     """
 
     configuration: Configuration
@@ -23,4 +23,5 @@ class Job:
     evidence: bool = False
     retry_of: int | None = None
     queued: int | None = None
+    resumed: int | None = None
     stop_at_target: bool = True

@@ -3,83 +3,68 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from math import inf
 
-from bssearch.curves import Envelope
 from bssearch.records import Configuration, Objective, ParameterValue, Phase, ProbeRecord, TrialRecord, TrialState
-from bssearch.search import allocation, confirm, pruners
+from bssearch.search import confirm
+from bssearch.search.choosers import chooser_for
 from bssearch.search.history import History, measured_seconds
 from bssearch.search.job import Job
-from bssearch.search.sampler import Sampler
+from bssearch.search.policy import Cap
 from bssearch.search.seeds import trial_seed
+from bssearch.search.watch import BY_SECONDS, Watch, first_slack
 from bssearch.spec import StudySpec
+
+GROWING = frozenset({"cap", "race"})
+"""The pruners under which limits grow before the first hit: the others pause or stop what lags, or nothing."""
 
 
 class Planner:
-    """Decides the next job of one spec; ``curve`` gives the best-so-far curve of a trial by its number."""
+    """Decides the next job of one spec, by what ``watch`` knows of the curves."""
 
-    def __init__(self, spec: StudySpec, curve: Callable[[int], Envelope]) -> None:
+    def __init__(self, spec: StudySpec, watch: Watch) -> None:
         self.spec = spec
-        self._curve = curve
-        self._sampler = Sampler(
-            spec.sampler.name,
-            spec.space.dimensions(),
-            seed=spec.seed,
-            startup_trials=spec.sampler.startup_trials,
-        )
+        self._watch = watch
+        self._chooser = chooser_for(spec, watch)
 
     def search_job(self, history: History) -> Job | None:
-        """Return the next search trial: what a person enqueued, then what the budget allows, first what was lost.
+        """Return the next search trial: what a person enqueued, what was lost, what waits, or what the sampler chooses.
 
-        Evidence that was lost is run again whatever the budget says: among it is what a person enqueued.
+        Evidence that was lost is run again whatever the budget says: among it is what a person enqueued. What waits
+        and has hope goes on even where the budget takes no new trial.
         """
         queued = next((trial for trial in history.trials if trial.state is TrialState.QUEUED), None)
         if queued is not None:
             return self._job(history, queued.configuration, queued.sampled, evidence=True, earlier=queued)
-        retry = history.to_retry(evidence=True)
-        if retry is None:
-            if self._is_spent(history):
-                return None
-            retry = history.to_retry(evidence=False)
+        is_spent = self._spent(history) is not None
+        is_over = is_spent or self._chooser.ending is not None
+        retry = history.to_retry(evidence=True) or (None if is_over else history.to_retry(evidence=False))
         if retry is not None:
             return self._job(history, retry.configuration, retry.sampled, evidence=retry.evidence, earlier=retry)
-        proposal = allocation.propose(history)
-        if proposal is None:
+        waiting = None if self._is_out_of_time(history) else self._watch.next_waiting(history, fresh=not is_over)
+        if waiting is not None:
+            return self._resumption(history, waiting)
+        choice = None if is_spent else self._chooser.choose(history)
+        if choice is None:
             return None
-        if proposal.source == "default":
-            default = self.spec.default_configuration
-            return self._job(history, default, self.spec.space.encode(default), evidence=True)
-        sampled = self._known_coordinates(history, proposal)
-        if sampled is None:
-            reference = self._curve(history.reference.number) if history.reference else None
-            sampled = self._sampler.ask(history, proposal.batch_size, reference)
-        configuration = self.spec.space.decode(proposal.batch_size, sampled)
-        return self._job(history, configuration, sampled, evidence=proposal.evidence)
+        return self._job(history, choice.configuration, choice.sampled, evidence=choice.evidence)
 
-    def _known_coordinates(
-        self, history: History, proposal: allocation.Proposal
-    ) -> Mapping[str, ParameterValue] | None:
-        """Return the coordinates that a proposal takes over, or None where the sampler is to choose them.
+    def ending(self, history: History) -> str | None:
+        """Say why the search is at its end, None while it goes on."""
+        return self._spent(history) or self._chooser.ending
 
-        It is where there are none, and where evidence would repeat a configuration that has had its trial.
-        """
-        if proposal.source == "sample":
-            return None
-        if proposal.source == "transfer":
-            sampled = history.coordinates_near(proposal.batch_size)
-        else:
-            sampled = self.spec.space.encode(self.spec.default_configuration)
-        if sampled is None or not proposal.evidence:
-            return sampled
-        configuration = self.spec.space.decode(proposal.batch_size, sampled)
-        return None if any(trial.configuration.trains_like(configuration) for trial in history.trials) else sampled
-
-    def _is_spent(self, history: History) -> bool:
+    def _spent(self, history: History) -> str | None:
         budget = self.spec.budget
         if history.spent >= budget.trials:
-            return True
-        return budget.wall_seconds is not None and busy_seconds(history.trials, time.time()) >= budget.wall_seconds
+            return f"the budget of {budget.trials} trials is spent"
+        if self._is_out_of_time(history):
+            return f"the budget of {budget.wall_seconds:g} seconds is spent"
+        return None
+
+    def _is_out_of_time(self, history: History) -> bool:
+        budget = self.spec.budget.wall_seconds
+        return budget is not None and busy_seconds(history.trials, time.time()) >= budget
 
     def confirmation_job(self, history: History) -> Job | None:
         """Return the next confirmation run, or None where all are made or running."""
@@ -112,6 +97,17 @@ class Planner:
             queued=earlier.number if earlier and is_queued else None,
         )
 
+    def _resumption(self, history: History, waiting: TrialRecord) -> Job:
+        """Return the job of a trial that waits, in the micro-batches that it was saved in."""
+        return Job(
+            configuration=waiting.configuration,
+            sampled=waiting.sampled,
+            phase=Phase.SEARCH,
+            seed=waiting.seed,
+            train_seconds_limit=self._limit(history, waiting.configuration, evidence=False, earlier=None),
+            resumed=waiting.number,
+        )
+
     def _limit(
         self, history: History, configuration: Configuration, evidence: bool, earlier: TrialRecord | None
     ) -> float:
@@ -123,12 +119,21 @@ class Planner:
         if evidence and earlier is not None:
             return full if earlier.state is TrialState.QUEUED else min(full, earlier.train_seconds_limit)
         best = history.best_at(size) if evidence else history.incumbent
-        if evidence and best is None:
-            return full
-        sweeps = history.spent // len(history.feasible)
-        seconds = self._seconds_as_good_as(best, history.probes[size])
-        limit = pruners.train_seconds_limit(self.spec.pruner, full, seconds, sweeps)
+        if best is None or self.spec.pruner.name == "none":
+            return full if evidence or self.spec.pruner.name not in GROWING else self._growing(history)
+        limit = self._slack * self._seconds_as_good_as(best, history.probes[size])
         return min(full, max(limit, _seconds_to_look_twice(history.probes[size])))
+
+    def _growing(self, history: History) -> float:
+        """Return the limit before the first hit of what is not paused: a quarter of the full one while every batch
+        size is tried once, half of it in the second sweep, all of it from the third.
+        """
+        return self._full_limit * min(1.0, 2.0 ** (history.spent // len(history.feasible) - 2))
+
+    @property
+    def _slack(self) -> float:
+        policy = self._watch.policy
+        return policy.slack if isinstance(policy, Cap) else first_slack(self.spec)
 
     def _seconds_as_good_as(self, best: TrialRecord | None, probe: ProbeRecord) -> float:
         """Return the train seconds after which a trial at a probed batch size is no better than the best.
@@ -137,7 +142,7 @@ class Planner:
         """
         if self.spec.objective is Objective.METRIC_IN_BUDGET:
             return self._full_limit
-        if best is None or self.spec.objective in pruners.BY_SECONDS:
+        if best is None or self.spec.objective in BY_SECONDS:
             return measured_seconds(best)
         if self.spec.objective is Objective.SAMPLES_TO_TARGET and probe.step_seconds is not None:
             assert best.outcome is not None and best.outcome.steps_to_target is not None, "the best has reached"

@@ -7,7 +7,7 @@ anything else. Gains are metrics with their sign set so that more is better.
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from enum import StrEnum
 
 
@@ -42,6 +42,15 @@ class Progress:
         """Take in an evaluation; a gain that is not a number changes nothing."""
         self.train_seconds.append(train_seconds)
         self.gains.append(gain if gain > self.gain else self.gain)
+
+    @property
+    def when_best(self) -> float:
+        """Return the train seconds of the first evaluation that had the best gain."""
+        return self.train_seconds[bisect_left(self.gains, self.gain)]
+
+    def index_from(self, train_seconds: float) -> int:
+        """Return the place of the first evaluation at a moment or later."""
+        return bisect_left(self.train_seconds, train_seconds)
 
     def at(self, train_seconds: float) -> float | None:
         """Return the best gain at a moment, that of the last evaluation until then; None before the first."""
@@ -78,9 +87,13 @@ class Policy:
         """Take note that a trial has begun."""
         self.curves[number] = Progress()
 
+    def watch(self, number: int, train_seconds: float, gain: float) -> None:
+        """Take in an evaluation of a trial over which the policy has no say: the baseline's, for one."""
+        self.curves[number].add(train_seconds, gain)
+
     def observe(self, number: int, train_seconds: float, gain: float) -> Action:
         """Take in an evaluation that missed the target, and return what becomes of the trial."""
-        self.curves[number].add(train_seconds, gain)
+        self.watch(number, train_seconds, gain)
         return Action.GO_ON
 
     def reached(self, number: int, train_seconds: float, gain: float) -> None:
@@ -89,6 +102,13 @@ class Policy:
 
     def ended(self, number: int) -> None:
         """Take note that a trial came to its end without the target, or was stopped at the cap."""
+
+    def waits(self, number: int) -> None:
+        """Take note that a trial waits that was stopped before this policy watched it."""
+
+    def least_promising(self) -> int | None:
+        """Return the waiting trial that would be missed least, None where none waits; it waits no more."""
+        return None
 
     def next_waiting(self, *, fresh: bool) -> int | None:
         """Return the trial that goes on before another begins, None for none; ``fresh``: there are others to begin.
@@ -99,19 +119,36 @@ class Policy:
 
 
 class Cap(Policy):
-    """No trial runs past the incumbent's time-to-target: lossless for single runs (Hutter et al. 2009, ParamILS)."""
+    """No trial runs past ``slack`` × the incumbent's time-to-target (adaptive capping; Hutter et al. 2009, ParamILS).
 
-    def __init__(self, limit: float) -> None:
+    Lossless for single runs with a slack of 1; `slack_for` gives what seeds ask for that differ.
+    """
+
+    def __init__(self, limit: float, slack: float = 1.0) -> None:
         super().__init__(limit)
+        self.slack = slack
         self.winners: list[tuple[Progress, float]] = []
         """Each trial that was the fastest when it reached the target, with its seconds, the fastest first."""
 
     def reached(self, number: int, train_seconds: float, gain: float) -> None:
         """Take note of a trial that reached the target: where it was faster, it is the incumbent."""
         super().reached(number, train_seconds, gain)
-        if train_seconds < self.cap:
+        if not self.winners or train_seconds < self.winners[0][1]:
             self.winners.insert(0, (self.curves[number], train_seconds))
-            self.cap = train_seconds
+            self.cap = self.slack * train_seconds
+
+    def allow(self, slack: float) -> None:
+        """Set the slack from now on, as the noise of the seeds becomes known."""
+        self.slack = slack
+        self.cap = slack * self.winners[0][1] if self.winners else math.inf
+
+
+def slack_for(seed_noise: float) -> float:
+    """Return the slack that keeps what is as good as the incumbent, where log times differ by so much between seeds.
+
+    1 + 2 c: the incumbent's own run may have been a lucky one, by one deviation, and the other's an unlucky one.
+    """
+    return 1 + 2 * seed_noise
 
 
 class Race(Cap):
@@ -122,8 +159,8 @@ class Race(Cap):
 
     FROM = 0.1
 
-    def __init__(self, limit: float, lag: float) -> None:
-        super().__init__(limit)
+    def __init__(self, limit: float, lag: float, slack: float = 1.0) -> None:
+        super().__init__(limit, slack)
         self.lag = lag
 
     def observe(self, number: int, train_seconds: float, gain: float) -> Action:

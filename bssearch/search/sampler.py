@@ -23,9 +23,9 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, Floa
 from optuna.trial import FrozenTrial
 from optuna.trial import TrialState as OptunaState
 
-from bssearch.curves import Envelope
 from bssearch.records import ParameterValue, TrialRecord, TrialState
 from bssearch.search.history import History, octaves
+from bssearch.search.policy import Progress
 from bssearch.space import Dimension
 
 CENSORED_STEP = 1
@@ -43,7 +43,7 @@ class Sampler:
         self._startup_trials = startup_trials
         optuna.logging.set_verbosity(optuna.logging.WARNING)
 
-    def ask(self, history: History, batch_size: int, reference: Envelope | None) -> dict[str, ParameterValue]:
+    def ask(self, history: History, batch_size: int, reference: Progress | None) -> dict[str, ParameterValue]:
         """Return coordinates to try at a batch size.
 
         ``reference`` is the best-so-far curve of `History.reference`, against which shortfalls are measured.
@@ -52,7 +52,7 @@ class Sampler:
         params = study.ask(self.distributions).params
         return {dimension.name: from_optuna(dimension, params[dimension.name]) for dimension in self.dimensions}
 
-    def study(self, history: History, trials: Sequence[TrialRecord], reference: Envelope | None) -> optuna.Study:
+    def study(self, history: History, trials: Sequence[TrialRecord], reference: Progress | None) -> optuna.Study:
         """Return an in-memory Optuna study that holds the given trials."""
         study = optuna.create_study(direction="minimize", sampler=self._sampler(self._seed + history.length))
         for trial in trials:
@@ -64,11 +64,15 @@ class Sampler:
     def _sampler(self, seed: int) -> optuna.samplers.BaseSampler:
         if self._name == "random":
             return optuna.samplers.RandomSampler(seed=seed)
+        if self._name == "gp":
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+                return optuna.samplers.GPSampler(seed=seed, n_startup_trials=self._startup_trials)
         return optuna.samplers.TPESampler(
             seed=seed, n_startup_trials=self._startup_trials, multivariate=True, constant_liar=True
         )
 
-    def _told(self, history: History, trial: TrialRecord, reference: Envelope | None) -> FrozenTrial | None:
+    def _told(self, history: History, trial: TrialRecord, reference: Progress | None) -> FrozenTrial | None:
         if trial.sampled is None or trial.state.is_missing:
             return None
         told: dict[str, Any] = {
@@ -129,7 +133,7 @@ def _ordered(dimension: Dimension) -> list[Any]:
     return sorted(dimension.choices)
 
 
-def _shortfall(history: History, trial: TrialRecord, reference: Envelope | None) -> float:
+def _shortfall(history: History, trial: TrialRecord, reference: Progress | None) -> float:
     """Return how far the trial's best metric was behind the reference curve at the moment it stopped."""
     if reference is None or trial.outcome is None or trial.outcome.best_metric is None:
         return WORSE_THAN_ANY

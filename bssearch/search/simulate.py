@@ -7,7 +7,6 @@ not within 5 % of the fastest of the draw. A trial that waits goes on from where
 
 from __future__ import annotations
 
-import heapq
 import math
 import random
 import statistics
@@ -22,7 +21,8 @@ import numpy as np
 from bssearch.errors import UsageError
 from bssearch.recorded import RecordedTable
 from bssearch.search.pace import PATIENCE, Pace
-from bssearch.search.policy import Action, Cap, Policy, Race
+from bssearch.search.policy import Cap, Policy, Race
+from bssearch.search.virtual_clock import Order, Replay, State, VirtualClock, replays
 
 CLOSE = 1.05
 """A winner within this factor of the fastest trial of its draw is not missed."""
@@ -50,21 +50,6 @@ POLICIES: Mapping[str, MakePolicy] = {
     **{name: partial(_peer, pruner=name) for name in PEERS},
 }
 """Policies by name, each made for the longest that a trial trains, in seconds."""
-
-
-@dataclass(frozen=True, slots=True)
-class Replay:
-    """One recorded trial: gains at train seconds, when it meets the target (∞: never), and its limit."""
-
-    train_seconds: Sequence[float]
-    gains: Sequence[float]
-    target_seconds: float
-    limit: float
-
-    @property
-    def end(self) -> float:
-        """Return the train seconds at which it ends if nothing stops it."""
-        return min(self.target_seconds, self.train_seconds[-1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,21 +96,6 @@ def policy_maker(name: str) -> MakePolicy:
     return POLICIES[name]
 
 
-def replays(table: RecordedTable) -> list[Replay]:
-    """Return a table's trials as they can be run again; without a limit in it, each ran for its own."""
-    found = []
-    for trial in table.trials:
-        hits = (
-            seconds
-            for seconds, metric in zip(trial.train_seconds, trial.metrics, strict=True)
-            if table.target.is_met_by(metric)
-        )
-        gains = [table.target.gain(metric) for metric in trial.metrics]
-        limit = table.max_train_seconds or trial.train_seconds[-1]
-        found.append(Replay(trial.train_seconds, gains, next(hits, math.inf), limit))
-    return found
-
-
 def simulate(
     table: RecordedTable, names: Collection[str], *, draws: int, trials: int, seed: int, workers: int = 1
 ) -> dict[str, list[Draw]]:
@@ -140,16 +110,6 @@ def simulate(
     pool = replays(table)
     if trials > len(pool):
         raise UsageError(f"trials = {trials} must be <= {len(pool)}, the trials of table {table.name!r}")
-    if all(math.isinf(one.target_seconds) for one in pool):
-        target = table.target
-        raise UsageError(
-            f"no trial of table {table.name!r} reaches {target.metric} {target.goal.sign} {target.value:g}"
-        )
-    at_once = [
-        trial.number for trial, one in zip(table.trials, pool, strict=True) if min(one.end, one.target_seconds) <= 0
-    ]
-    if at_once:
-        raise UsageError(f"trial {at_once[0]} of table {table.name!r} ends, or meets the target, at 0 train seconds")
     dice = random.Random(seed)
     found: dict[str, list[Draw]] = {name: [] for name in makers}
     for _ in range(draws):
@@ -169,125 +129,15 @@ def simulate(
 
 
 def _draw(table: str, order: Sequence[Replay], policy: Policy, best: float, whole: float, workers: int) -> Draw:
-    clock = VirtualClock(order, policy, workers)
-    clock.run()
-    incumbents = clock.incumbents
+    clock = VirtualClock(Order(order), policy, workers)
+    incumbents: list[tuple[float, float]] = []
+    for trial, state in clock.run():
+        seconds = order[trial].target_seconds
+        if state is State.REACHED and (not incumbents or seconds < incumbents[-1][1]):
+            incumbents.append((clock.cost, seconds))
     fastest = incumbents[-1][1] if incumbents else math.inf
     within = next((cost for cost, seconds in incumbents if seconds <= CLOSE * best), clock.cost)
     return Draw(table, best, clock.cost / whole, fastest / best, within / whole, clock.now * workers / whole)
-
-
-@dataclass(order=True, slots=True)
-class _Busy:
-    """A worker's next event, at ``time``: its trial has trained ``until`` then, and ``since`` before.
-
-    ``at_cap``: nothing is seen there, and the trial ends.
-    """
-
-    time: float
-    worker: int
-    trial: int
-    evaluation: int
-    since: float
-    until: float
-    at_cap: bool
-
-    @property
-    def seconds(self) -> float:
-        """Return what is trained from now on until the event."""
-        return self.until - self.since
-
-
-class VirtualClock:
-    """Runs recorded trials in order on some workers, under a policy; events happen in the order of their time.
-
-    ``incumbents`` are (train seconds spent by then, time-to-target) of each trial that was the fastest when it reached.
-    """
-
-    def __init__(self, order: Sequence[Replay], policy: Policy, workers: int) -> None:
-        self.cost = self.now = 0.0
-        self.incumbents: list[tuple[float, float]] = []
-        self._order = order
-        self._policy = policy
-        self._workers = workers
-        self._next = 0
-        self._busy: list[_Busy] = []
-        self._paused: dict[int, tuple[int, float]] = {}
-
-    def run(self) -> None:
-        """Run until all have ended or wait for nothing."""
-        idle = list(range(self._workers))
-        while True:
-            while idle and (begun := self._begin()) is not None:
-                trial, evaluation, trained = begun
-                heapq.heappush(self._busy, self._event(idle.pop(), trial, evaluation, trained))
-            if not self._busy:
-                return
-            event = heapq.heappop(self._busy)
-            following = self._happen(event)
-            if following is None:
-                idle.append(event.worker)
-            else:
-                heapq.heappush(self._busy, following)
-
-    def _begin(self) -> tuple[int, int, float] | None:
-        """Return (trial, its next evaluation, train seconds so far) of what a free worker goes on with."""
-        fresh = self._next < len(self._order)
-        waiting = self._policy.next_waiting(fresh=fresh)
-        if waiting is not None:
-            return waiting, *self._paused.pop(waiting)
-        if not fresh:
-            return None
-        trial, self._next = self._next, self._next + 1
-        self._policy.started(trial)
-        return trial, 0, 0.0
-
-    def _event(self, worker: int, trial: int, evaluation: int, trained: float) -> _Busy:
-        due, cap = self._order[trial].train_seconds[evaluation], self._policy.cap
-        until = max(trained, min(due, cap))
-        return _Busy(self.now + until - trained, worker, trial, evaluation, trained, until, due > cap)
-
-    def _happen(self, event: _Busy) -> _Busy | None:
-        """Take in an event and return the worker's next one; None where the trial has stopped, ended or waits."""
-        self.now = event.time
-        self.cost += event.seconds
-        trial, trained = event.trial, event.until
-        if event.at_cap or trained > self._policy.cap:
-            self._policy.ended(trial)
-            return None
-        replay = self._order[trial]
-        gain = replay.gains[event.evaluation]
-        if trained >= replay.target_seconds:
-            if not self.incumbents or trained < self.incumbents[-1][1]:
-                self.incumbents.append((self.cost + self._under_way(), trained))
-            self._policy.reached(trial, trained, gain)
-            self._end_at_the_cap()
-            return None
-        action = self._policy.observe(trial, trained, gain)
-        evaluation = event.evaluation + 1
-        if evaluation == len(replay.train_seconds):
-            self._policy.ended(trial)
-            return None
-        if action is Action.WAIT:
-            self._paused[trial] = (evaluation, trained)
-        if action is not Action.GO_ON:
-            return None
-        return self._event(event.worker, trial, evaluation, trained)
-
-    def _under_way(self) -> float:
-        """Return the train seconds that the other workers have spent on what they are at."""
-        return math.fsum(event.seconds - (event.time - self.now) for event in self._busy)
-
-    def _end_at_the_cap(self) -> None:
-        """Have trials that are under way end where they come to the cap, which may have fallen."""
-        cap = self._policy.cap
-        for event in self._busy:
-            so_far = event.until - (event.time - self.now)
-            if event.until > cap:
-                event.until = max(cap, so_far)
-                event.time = self.now + event.until - so_far
-                event.at_cap = True
-        heapq.heapify(self._busy)
 
 
 def summarize(draws: Sequence[Draw], repeats: int = 1000) -> Summary:

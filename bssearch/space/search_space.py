@@ -121,11 +121,7 @@ class SearchSpace(StrictModel):
         """
         if configuration.batch_size not in self.rungs or configuration.optimizer not in self._optimizer_names:
             return None
-        values = self._coordinates(configuration)
-        sampled = {
-            dimension.name: dimension.nearest(values.get(dimension.name, dimension.any_value))
-            for dimension in self.dimensions()
-        }
+        sampled = self._nearest(self._coordinates(configuration))
         again = self.decode(configuration.batch_size, sampled)
         same_rate = math.isclose(again.learning_rate, configuration.learning_rate, rel_tol=1e-9)
         same = replace(again, learning_rate=configuration.learning_rate).trains_like(configuration)
@@ -181,6 +177,23 @@ class SearchSpace(StrictModel):
     def learning_rate_factor(self, batch_size: int, optimizer: str) -> float:
         """Return what a batch size and an offered optimizer multiply the reference learning rate with."""
         return self._learning_rate_factor(batch_size, self._optimizer(optimizer))
+
+    def plain_learning_rate(self, configuration: Configuration) -> float:
+        """Return a configuration's learning rate without its optimizer's own scale, to compare it with others'."""
+        return configuration.learning_rate / self._optimizer(configuration.optimizer).learning_rate_scale
+
+    def nearest(self, configuration: Configuration) -> tuple[int, dict[str, ParameterValue]]:
+        """Return the batch size and the coordinates of the space that are nearest to a configuration."""
+        batch_size = min(self.rungs, key=lambda size: abs(math.log(size / configuration.batch_size)))
+        factor = self._learning_rate_factor(batch_size, self._optimizer(configuration.optimizer))
+        values = {**self._coordinates(configuration), REFERENCE_LEARNING_RATE: configuration.learning_rate / factor}
+        return batch_size, self._nearest(values)
+
+    def _nearest(self, values: Mapping[str, Any]) -> dict[str, ParameterValue]:
+        return {
+            dimension.name: dimension.nearest(values.get(dimension.name, dimension.any_value))
+            for dimension in self.dimensions()
+        }
 
     def _coordinates(self, configuration: Configuration) -> dict[str, ParameterValue]:
         """Return all of a configuration by the names of the space's coordinates; its optimizer must be offered."""

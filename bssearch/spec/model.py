@@ -61,22 +61,33 @@ class DefaultSpec(StrictModel):
 
 
 class SamplerSpec(StrictModel):
-    """How the other parameters are chosen once the batch size is."""
+    """How the configurations to try are chosen.
 
-    name: Literal["tpe", "random"] = "tpe"
+    ``auto`` chooses batch size and all else by a model of the time to the target. ``tpe``, ``gp`` and ``random`` are
+    Optuna's: they choose the rest once the batch size has been allocated, at random for the first ``startup_trials``.
+    ``grid`` tries every combination of a space of lists.
+    """
+
+    name: Literal["auto", "tpe", "gp", "random", "grid"] = "auto"
     startup_trials: int = Field(default=6, ge=1)
 
 
 class PrunerSpec(StrictModel):
     """When a trial is stopped early.
 
-    ``cap``: past ``slack`` × the incumbent's time-to-target. ``race``: also where it is worse now than the incumbent
-    was at 1/``lag`` of the time. ``none``: only at the budget's limit.
+    ``cap``: past ``slack`` × the incumbent's time-to-target. ``safe``, ``balanced`` and ``fast``: also paused while its
+    pace leaves it no chance, the sooner the later the name. ``race``: also stopped where it is worse now than the
+    incumbent was at 1/``lag`` of the time. ``median``, ``asha`` and ``hyperband``: also what Optuna's pruner of that
+    name prunes. ``none``: only at the budget's limit.
+
+    Without ``slack`` it follows from how much the study's own seeds differ. Paused trials take at most
+    ``checkpoint_gib`` of disk.
     """
 
-    name: Literal["race", "cap", "none"] = "race"
-    slack: float = Field(default=1.3, ge=1)
+    name: Literal["safe", "balanced", "fast", "race", "cap", "median", "asha", "hyperband", "none"] = "balanced"
+    slack: float | None = Field(default=None, ge=1)
     lag: float = Field(default=3.0, gt=1)
+    checkpoint_gib: float = Field(default=10.0, ge=0, le=1e6)
 
 
 class ConfirmSpec(StrictModel):
@@ -105,11 +116,16 @@ class ConfirmSpec(StrictModel):
 
 
 class BudgetSpec(StrictModel):
-    """What the search may spend; confirmation comes on top. ``wall_seconds`` counts the time trials were running."""
+    """What the search may spend; confirmation comes on top. ``wall_seconds`` counts the time trials were running.
+
+    It ends before that where no trial is expected to better the incumbent's time by a share of ``least_improvement``,
+    as far as the sampler can say: ``auto`` does.
+    """
 
     trials: int = Field(ge=1, le=1_000_000)
     trial_train_seconds: float = Field(gt=0, le=1e9)
     wall_seconds: float | None = Field(default=None, gt=0, le=1e9)
+    least_improvement: float = Field(default=0.02, ge=0, lt=1)
 
 
 class TrainingSpec(StrictModel):
@@ -186,6 +202,14 @@ class StudySpec(StrictModel):
             raise ValueError(
                 f"budget.trials = {self.budget.trials} must be >= {trials_needed}, one for each batch size to try"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _grid_of_lists(self) -> Self:
+        if self.sampler.name == "grid":
+            ranges = [dimension.name for dimension in self.space.dimensions() if not dimension.choices]
+            if ranges:
+                raise ValueError(f"sampler = grid needs lists of values: {', '.join(ranges)} is given as a range")
         return self
 
     @property

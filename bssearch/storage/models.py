@@ -41,7 +41,7 @@ NAMING_CONVENTION = {
     "ix": "ix_%(table_name)s_%(column_0_N_name)s",
 }
 TABLE_PREFIX = "bss_"
-UNFINISHED = "state IN ('queued', 'running', 'paused')"
+UNFINISHED = "state IN ('queued', 'running')"
 
 
 class ProbeKind(StrEnum):
@@ -203,7 +203,8 @@ class StudyRow(Base):
 class TrialRow(Base):
     """A trial: the configuration as run, its lease while it runs, then its outcome.
 
-    Until a trial has ended its outcome columns hold the zeros of a `TrialOutcome`.
+    Until a trial has ended its outcome columns hold the zeros of a `TrialOutcome`; one that was paused and runs again
+    keeps what its first part was in ``contended``.
     """
 
     __tablename__ = "bss_trial"

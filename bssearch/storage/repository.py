@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 from sqlalchemy import URL, Connection, func, insert, select, update
@@ -259,6 +260,26 @@ class Store(Findings, Measurements):
 
         return self._on_study(study, start)
 
+    def resume_trial(
+        self, study: str, number: int, *, train_seconds_limit: float, lease_owner: str, lease_seconds: float
+    ) -> bool:
+        """Let a paused trial go on under a new limit; return False where it is not paused any more.
+
+        True where it runs for this owner. It keeps its number and its observations, to which further ones are appended.
+        """
+        go_on = partial(
+            starting.resume,
+            number=number,
+            train_seconds_limit=train_seconds_limit,
+            lease_owner=lease_owner,
+            lease_seconds=lease_seconds,
+        )
+        return self._on_study(study, go_on)
+
+    def settle_paused(self, study: str, numbers: Collection[int] | None = None) -> list[int]:
+        """Make pruned trials of paused ones that will not go on, all or those given; return which were paused."""
+        return self._on_study(study, partial(starting.settle_paused, numbers=numbers))
+
     @patiently
     def append_observations(self, study: str, rows: Sequence[tuple[int, Observation]]) -> None:
         """Store observations with the numbers of their trials, all or none.
@@ -292,17 +313,22 @@ class Store(Findings, Measurements):
     def finish_trial(
         self, study: str, number: int, outcome: TrialOutcome, *, steps_x_step_time_s: float | None
     ) -> None:
-        """Store how a running trial ended; raise `DatabaseError` where it has ended in another way already."""
+        """Store how a running trial ended; raise `DatabaseError` where it has ended in another way already.
+
+        One that was resumed after a pause was contended where any of its parts was.
+        """
         if not outcome.state.is_finished:
             raise ValueError(f"{outcome.state} is not how a trial ends")
         with self._writing() as connection:
             study_id = self._study_id(connection, study)
             trial_id = trial_id_of(connection, study, study_id, number)
             columns = {**to_columns(outcome), "steps_x_step_time_s": steps_x_step_time_s}
+            if not outcome.contended:
+                del columns["contended"]  # the row says it of the part before a pause
             if end_trial(connection, trial_id, columns):
                 return
             stored = trial_record(connection.execute(TRIALS.where(TrialRow.id == trial_id)).mappings().one())
-            if stored.outcome != outcome:  # else an earlier try made it
+            if stored.outcome not in {outcome, replace(outcome, contended=True)}:  # else an earlier try made it
                 raise DatabaseError(
                     f"trial {number} of {study!r} cannot end as {outcome.state}: it is not running but {stored.state}"
                 )

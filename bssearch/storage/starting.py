@@ -1,8 +1,8 @@
-"""How trials come to be: started by a driver, or queued by a person and started later."""
+"""How trials come to run: started by a driver, queued by a person and started later, or resumed after a pause."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -85,6 +85,44 @@ def runs_for(connection: Connection, study_id: int, number: int, owner: str) -> 
     """Return whether a trial runs under a lease of the owner."""
     query = select(TrialRow.id).where(*is_running(study_id), TrialRow.number == number, TrialRow.lease_owner == owner)
     return connection.scalar(query) is not None
+
+
+def resume(
+    connection: Connection,
+    study_id: int,
+    *,
+    number: int,
+    train_seconds_limit: float,
+    lease_owner: str,
+    lease_seconds: float,
+) -> bool:
+    """Let a paused trial run again, without an outcome; return whether it now runs for this owner.
+
+    Whether it was contended stays in its row: that taints the whole trial, and its next worker need not know of it.
+    """
+    blank = to_columns(TrialOutcome(state=TrialState.RUNNING, reason=""))
+    del blank["contended"]
+    resumed = connection.execute(
+        update(TrialRow)
+        .where(TrialRow.study_id == study_id, TrialRow.number == number, TrialRow.state == TrialState.PAUSED)
+        .values(
+            **blank,
+            ended_at=None,
+            steps_x_step_time_s=None,
+            train_seconds_limit=train_seconds_limit,
+            lease_owner=lease_owner,
+            lease_expires_at=now(connection) + timedelta(seconds=lease_seconds),
+        )
+    )
+    return resumed.rowcount == 1 or runs_for(connection, study_id, number, lease_owner)
+
+
+def settle_paused(connection: Connection, study_id: int, *, numbers: Collection[int] | None) -> list[int]:
+    """Make pruned trials of a study's paused ones, all or those given; return their numbers."""
+    settled = update(TrialRow).where(TrialRow.study_id == study_id, TrialRow.state == TrialState.PAUSED)
+    if numbers is not None:
+        settled = settled.where(TrialRow.number.in_(numbers))
+    return sorted(connection.scalars(settled.values(state=TrialState.PRUNED).returning(TrialRow.number)))
 
 
 def start_queued(

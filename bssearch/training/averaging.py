@@ -30,6 +30,14 @@ class AveragedWeights:
         """Take the model's present weights into the average."""
         self._average(self._averages, self._weights, None)
 
+    def state(self) -> list[torch.Tensor]:
+        """Return the averages themselves, to be saved."""
+        return self._averages
+
+    def restore(self, averages: list[torch.Tensor]) -> None:
+        """Take over saved averages."""
+        _copy(averages, self._averages)
+
     @contextmanager
     def in_place(self) -> Iterator[None]:
         """Let the model have the averages as its weights inside the block, at the addresses of its own."""

@@ -6,6 +6,7 @@ loader's processes gather the same micro-batches in the same order. On the CPU t
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Generator, Iterator
 from dataclasses import replace
 from typing import Literal
@@ -61,15 +62,19 @@ def placement_of(train: Part, computation: Computation) -> Placement:
 
 
 def micro_batches(
-    train: Part, configuration: Configuration, computation: Computation, seed: int
+    train: Part, configuration: Configuration, computation: Computation, seed: int, *, after_steps: int = 0
 ) -> Generator[Batch, None, None]:
     """Yield the (inputs, targets) of each micro-batch on the device, epoch after epoch, without an end.
 
+    Those of the first ``after_steps`` optimizer steps are left out, ungathered.
     Each epoch is a new permutation of the training part; its last, incomplete batch is dropped. The order is drawn on
     the CPU from a generator of its own, so that it is the same on every device and whatever dropout draws. Closing the
     generator ends the processes that load for it.
     """
     epochs = _epochs(len(train), configuration.batch_size, seed)
+    if after_steps:
+        whole = len(train) - len(train) % configuration.batch_size
+        epochs = _after(epochs, after_steps * configuration.batch_size, whole)
     if placement_of(train, computation) == "device":
         return _gathered(train, epochs, configuration.micro_batch_size, computation.device)
     workers = computation.settings.loader_workers
@@ -83,6 +88,14 @@ def _epochs(samples: int, batch_size: int, seed: int) -> Iterator[torch.Tensor]:
     whole = samples - samples % batch_size
     while True:
         yield torch.randperm(samples, generator=generator)[:whole]
+
+
+def _after(epochs: Iterator[torch.Tensor], samples: int, samples_per_epoch: int) -> Iterator[torch.Tensor]:
+    """Return the epochs without the first samples of their orders, which are drawn now, not in the next step's time."""
+    whole, begun = divmod(samples, samples_per_epoch)
+    for _ in range(whole):
+        next(epochs)
+    return itertools.chain([next(epochs)[begun:]], epochs)
 
 
 def _gathered(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -50,6 +50,23 @@ class Clock:
         self._cpu_seconds = 0.0
         self._host_train_seconds = 0.0
         self._train_entered: float | None = None
+
+    def state(self) -> dict[str, Any]:
+        """Return what has been booked so far, and the wall time, to be saved; an open block is not in it."""
+        return {
+            "seconds": dict(self._seconds),
+            "cpu_seconds": self._cpu_seconds,
+            "host_train_seconds": self._host_train_seconds,
+            "wall_seconds": self.wall_seconds,
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Add what was booked in an earlier part of the trial; the time between the parts is in no account."""
+        for name in LEDGERS:
+            self._seconds[name] += state["seconds"][name]
+        self._cpu_seconds += state["cpu_seconds"]
+        self._host_train_seconds += state["host_train_seconds"]
+        self._started -= state["wall_seconds"]
 
     @contextmanager
     def ledger(self, name: Ledger) -> Iterator[None]:

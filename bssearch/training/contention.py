@@ -12,12 +12,13 @@ import os
 import resource
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from bssearch.training.core_pace import CorePace
+from bssearch.training.core_pace import CorePace, are_too_many
 from bssearch.training.nvml import other_processes, throttle_reasons
 
 FULL_SHARE = 0.6
@@ -48,6 +49,16 @@ class CpuUse:
     parent: float
     cpus: int
 
+    def less(self, other: CpuUse) -> CpuUse:
+        """Return the seconds without those of another use of the same CPUs."""
+        return CpuUse(
+            wall=self.wall - other.wall,
+            busy=self.busy - other.busy,
+            ours=self.ours - other.ours,
+            parent=self.parent - other.parent,
+            cpus=self.cpus,
+        )
+
 
 class ContentionMeter:
     """Compares the use of the machine at two moments, and looks at its pace between them.
@@ -69,11 +80,29 @@ class ContentionMeter:
         self._read_cpu = read_cpu or cpu_use
         self._before: CpuUse | None = None
         self._looks: list[float] = []
+        self._slow_before = self._looks_before = 0
+        self._on_gpu_before: list[str] = []
 
     def start(self) -> None:
         """Begin to watch."""
         self._before = self._read_cpu()
         self._looks = []
+        self._slow_before = self._looks_before = 0
+        self._on_gpu_before = []
+
+    def state(self) -> dict[str, Any]:
+        """Return what was seen since the start, to be saved."""
+        after = self._read_cpu()
+        used = None if self._before is None or after is None else asdict(after.less(self._before))
+        slow, looks = self._slow_looks()
+        return {"used": used, "slow": slow, "looks": looks, "on_gpu": self._gpu_reasons()}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Add what was seen in an earlier part of the work."""
+        if self._before is not None and state["used"] is not None:
+            self._before = self._before.less(CpuUse(**state["used"]))
+        self._slow_before, self._looks_before = state["slow"], state["looks"]
+        self._on_gpu_before = state["on_gpu"]
 
     def look(self) -> None:
         """Look at the pace of the core; called now and then, while it is awake."""
@@ -83,14 +112,23 @@ class ContentionMeter:
     def stop(self) -> Contention:
         """Return what was seen since the start."""
         after = self._read_cpu()
-        reasons = _on_gpu(self._device) if self._device.type == "cuda" else []
+        reasons = self._gpu_reasons()
         if self._before is not None and after is not None:
             crowd = cpu_crowd(self._before, after, self._threads)
             reasons += [] if crowd is None else [crowd]
-        if self._core is not None and self._core.are_slow(self._looks):
-            slow = sum(map(self._core.is_slow, self._looks))
-            reasons.append(f"the core was slow at {slow} of {len(self._looks)} looks")
+        slow, looks = self._slow_looks()
+        if are_too_many(slow, looks):
+            reasons.append(f"the core was slow at {slow} of {looks} looks")
         return Contention(bool(reasons), "; ".join(reasons) or None)
+
+    def _slow_looks(self) -> tuple[int, int]:
+        """Return how many looks were slow by what is known of the core they were at, and how many there were."""
+        slow = 0 if self._core is None else sum(map(self._core.is_slow, self._looks))
+        return self._slow_before + slow, self._looks_before + len(self._looks)
+
+    def _gpu_reasons(self) -> list[str]:
+        now = _on_gpu(self._device) if self._device.type == "cuda" else []
+        return list(dict.fromkeys([*self._on_gpu_before, *now]))
 
 
 def cpu_crowd(before: CpuUse, after: CpuUse, threads: int) -> str | None:

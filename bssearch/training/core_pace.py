@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 SLOW = 1.4
 """A look that takes so many times as long as the fastest is slow; with its other hardware thread at work, a core was
@@ -46,10 +46,10 @@ class CorePace:
         """Return whether a look was slow, by all that is known now."""
         return seconds > SLOW * min(self._looks)
 
-    def are_slow(self, looks: Sequence[float]) -> bool:
-        """Return whether so many of a measurement's looks were slow that its time is not to be trusted."""
-        slow = sum(map(self.is_slow, looks))
-        return slow >= SLOW_LOOKS and slow >= SLOW_SHARE * len(looks)
+
+def are_too_many(slow: int, looks: int) -> bool:
+    """Return whether so many of a measurement's looks were slow that its time is not to be trusted."""
+    return slow >= SLOW_LOOKS and slow >= SLOW_SHARE * looks
 
 
 def _spin_seconds() -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from typing import Any
 
 import torch
 
@@ -34,6 +35,19 @@ class DeviceMeter:
         reasons = nvml.known_throttle_reasons(self._device)
         if reasons is not None:
             self._reasons = (self._reasons or {}) | dict.fromkeys(reasons)
+
+    def state(self) -> dict[str, Any]:
+        """Return what was read since the start, to be saved."""
+        reasons = None if self._reasons is None else list(self._reasons)
+        return {"joules": self._joules_since_start(), "clocks": self._clocks, "reasons": reasons}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Add what was read in an earlier part of the trial, on this device or another."""
+        if self._joules is not None:
+            self._joules -= state["joules"] or 0.0
+        self._clocks = [*state["clocks"], *self._clocks]
+        if state["reasons"] is not None:
+            self._reasons = dict.fromkeys(state["reasons"]) | (self._reasons or {})
 
     def stop(self, wall_seconds: float) -> DeviceUse:
         """Return the use since the start, which was ``wall_seconds`` ago.

@@ -10,6 +10,8 @@ import random
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
+from typing import Any
 
 import numpy as np
 import torch
@@ -61,17 +63,17 @@ def _whole_groups(small_batch: int, ghost_batch_size: int | None) -> int:
 
 
 class Approach:
-    """Follows a metric from its first value toward the target."""
+    """Follows a metric from its ``first`` value (None before there is one) toward the target."""
 
     def __init__(self, target: Target) -> None:
         self._target = target
-        self._first: float | None = None
+        self.first: float | None = None
 
     def is_near(self, metric: float) -> bool:
         """Take the next metric; return whether it has come near the target, or past it."""
-        if self._first is None:
-            self._first = metric
-        way = max(0.0, self._target.shortfall(self._first))
+        if self.first is None:
+            self.first = metric
+        way = max(0.0, self._target.shortfall(self.first))
         return self._target.shortfall(metric) <= (1 - WINDOW_SHARE) * way
 
 
@@ -120,6 +122,14 @@ class GradientPasses:
             plain=plain,
             adam=adam,
         )
+
+    def state(self) -> dict[str, Any]:
+        """Return the state of the generator that draws the samples, to be saved."""
+        return dict(self._generator.bit_generator.state)
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Draw on from a saved state."""
+        self._generator.bit_generator.state = state
 
     def _norms(self, batches: tuple[torch.Tensor, ...]) -> tuple[Norms, Norms | None]:
         """Return the norms of the plain gradients and of those that Adam divides by √v̂ + ε."""
@@ -202,6 +212,25 @@ class NoiseMeter:
                 self._ended = True
                 return
 
+    def state(self) -> dict[str, Any]:
+        """Return the passes made so far and what the next ones hang on, to be saved."""
+        return {
+            "generator": self._make.state(),
+            "first_metric": self._approach.first,
+            "ended": self._ended,
+            "passes": [asdict(one) for one in self._passes],
+            "made": self._made,
+            "spent": self._spent,
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on after saved passes."""
+        self._make.restore(state["generator"])
+        self._approach.first = state["first_metric"]
+        self._ended = state["ended"]
+        self._passes = [_pass_of(one) for one in state["passes"]]
+        self._made, self._spent = state["made"], state["spent"]
+
     def result(self) -> GradientNoise:
         """Return the noise scale; all None where fewer passes than an interval needs were made."""
         return gradient_noise(self._passes)
@@ -225,6 +254,11 @@ class NoiseMeter:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         return self._now()
+
+
+def _pass_of(fields: dict[str, Any]) -> Pass:
+    adam = fields["adam"]
+    return Pass(**{**fields, "plain": Norms(**fields["plain"]), "adam": None if adam is None else Norms(**adam)})
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 * the target is met at an evaluation                      → `REACHED`
 * the train seconds pass the request's limit              → the request's ``limit_state``
-* the caller says stop, asked after every step            → what it says
+* the caller says stop, asked after every step            → what it says; `PAUSED` once the trial is saved
 * the schedule's horizon ends                             → evaluated once more, then `EXHAUSTED`
 * the loss or the metric is not finite at an evaluation   → `DIVERGED`
 * it never left chance in half of its whole budget        → `DIVERGED`
@@ -11,6 +11,9 @@
 
 A request that does not stop at the target goes on, at the same cadence, until one of the other reasons ends it. It is
 `REACHED` all the same once the target was met, unless the caller calls it off.
+
+A trial that was paused goes on from its checkpoint as if it had never stopped: the same steps, evaluations and random
+numbers; its ledgers and its wall time are those of its parts together.
 
 Any other exception is the caller's. On the CPU the same request, with the same number of threads, takes the same
 steps to the target, bit for bit: neither the clock nor the warm-up decides where an evaluation happens.
@@ -21,10 +24,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from bssearch.curves import Crossing, crossing, with_crossing
+from bssearch.errors import CheckpointError
 from bssearch.records import GradientNoise, Observation, TrialOutcome, TrialRequest, TrialState
 from bssearch.space.batch_norm import batch_norm_caveats
+from bssearch.training.checkpoint import Checkpoint, RandomState, Saved, first_line, identity_of
 from bssearch.training.clock import Clock
 from bssearch.training.computation import Computation
 from bssearch.training.contention import Contention, ContentionMeter
@@ -32,6 +38,7 @@ from bssearch.training.device_use import DeviceMeter
 from bssearch.training.gradient_noise import NoiseMeter
 from bssearch.training.inspection import batch_norm_layers, tokens_per_sample
 from bssearch.training.memory import is_out_of_memory, peak_memory_bytes, reset_peak_memory
+from bssearch.training.progress import Progress
 from bssearch.training.trainer import Trainer, warm_up
 from bssearch.workloads.base import Data, Workload
 
@@ -66,7 +73,8 @@ def run_trial(
 
     ``on_observation`` gets each evaluation, never a NaN; ``stop`` is asked and ``on_progress`` called after every
     step. Raises `WorkloadError` for a workload or batch size that cannot be trained, `UsageError` for a configuration
-    that means nothing, and lets the workload's own exceptions through, except for those that say that memory ran out.
+    that means nothing, `CheckpointError` where the trial cannot go on from where it was paused, and lets the workload's
+    own exceptions through, except for those that say that memory ran out.
     """
     return Trial(
         request,
@@ -109,9 +117,7 @@ class Trial:
         self._device_meter = DeviceMeter(computation.device)
         self._trainer: Trainer | None = None
         self._noise: NoiseMeter | None = None
-        self._peaks: list[int] = []
-        self._last: Observation | None = None
-        self._best: float | None = None
+        self._progress = Progress()
         self._crossing: Crossing | None = None
         self._reached = ""
         self._test_metric: float | None = None
@@ -123,20 +129,22 @@ class Trial:
             self._device_meter.start()
             self._contention.start()
         try:
-            ending = self._run()
+            ending = self._paused(self._reached_before(self._run()))
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
-            ending = self._out_of_memory(error)
+            ending = self._reached_before(self._out_of_memory(error))
         finally:
             if self._trainer is not None:
                 with self._clock.ledger("other"):
                     self._trainer.close()
-        return self._outcome(self._reached_before(ending))
+        return self._outcome(ending)
 
     def _run(self) -> Ending:
         trainer = self.prepare()
-        ending = self._evaluate(trainer)
+        if self._request.resumes:
+            self._restore()
+        ending = self._evaluate(trainer) if self._is_unseen(trainer) else None
         while ending is None:
             ending = self.train_segment(trainer) or self._evaluate(trainer)
         if self._request.evaluate_test and ending.state in TESTED_STATES:
@@ -174,6 +182,52 @@ class Trial:
                     request.seed,
                 )
         return self._trainer
+
+    def _is_unseen(self, trainer: Trainer) -> bool:
+        """Return whether an evaluation is due that was not made: step 0's, or the one that a pause came before."""
+        last = self._progress.last
+        return last is None or (last.step != trainer.steps and self._evaluation_is_due(trainer))
+
+    def _paused(self, ending: Ending) -> Ending:
+        """Save a trial that is to be paused; one that cannot be saved ends as pruned."""
+        if ending.state is not TrialState.PAUSED:
+            return ending
+        if self._request.checkpoint is None:
+            return Ending(TrialState.PRUNED, ending.reason)
+        self._note_peak_memory()
+        self._progress.warnings = self._standing_warnings()
+        try:
+            self._checkpoint(self._request.checkpoint).save(*self._parts())
+        except Exception as error:
+            return Ending(TrialState.PRUNED, f"{ending.reason}; could not be paused: {first_line(error)}")
+        return ending
+
+    def _restore(self) -> None:
+        """Go on from the checkpoint; raise `CheckpointError` where that cannot be."""
+        if self._request.checkpoint is None:
+            raise CheckpointError(f"trial {self._request.number} cannot go on: its request names no checkpoint")
+        self._checkpoint(self._request.checkpoint).restore(*self._parts())
+        reset_peak_memory(self._device)
+
+    def _checkpoint(self, path: str) -> Checkpoint:
+        with self._clock.ledger("other"):
+            identity = identity_of(self._request, self._workload, len(self._data.train), self._computation)
+        return Checkpoint(Path(path), identity, self._clock, self._on_progress)
+
+    def _parts(self) -> tuple[dict[str, Saved], dict[str, Saved]]:
+        """Return what a checkpoint holds of the training, the random state last, and of what is measured."""
+        assert self._trainer is not None, "only a trial that trains is paused"
+        training: dict[str, Saved] = {"trainer": self._trainer}
+        if self._noise is not None:
+            training["noise"] = self._noise
+        training["random"] = RandomState(self._device)
+        measured: dict[str, Saved] = {
+            "clock": self._clock,
+            "contention": self._contention,
+            "device_use": self._device_meter,
+            "progress": self._progress,
+        }
+        return training, measured
 
     def train_segment(self, trainer: Trainer) -> Ending | None:
         """Train until the next evaluation is due; return the ending if the trial ends before it.
@@ -224,7 +278,7 @@ class Trial:
             loss=loss,
             learning_rate=trainer.learning_rate,
         )
-        previous, self._last = self._last, observation
+        previous, self._progress.last = self._progress.last, observation
         with self._clock.ledger("other"):
             self._device_meter.sample()
             self._contention.look()
@@ -237,12 +291,12 @@ class Trial:
 
     def _note_peak_memory(self) -> None:
         """Keep the peak of the trial itself apart from that of what is measured beside it."""
-        self._peaks.append(peak_memory_bytes(self._device) or 0)
+        self._progress.peaks.append(peak_memory_bytes(self._device) or 0)
 
     def _judge(self, trainer: Trainer, previous: Observation | None, observation: Observation) -> Ending | None:
         target = self._request.target
-        if self._best is None or target.gain(observation.metric) > target.gain(self._best):
-            self._best = observation.metric
+        if self._progress.best is None or target.gain(observation.metric) > target.gain(self._progress.best):
+            self._progress.best = observation.metric
         if self._crossing is None and target.is_met_by(observation.metric):
             self._crossing = crossing(previous, observation, target)
             self._reached = f"{target.metric} = {observation.metric:.6g} at step {trainer.steps}"
@@ -277,13 +331,13 @@ class Trial:
             or trainer.steps <= trainer.schedule.warmup_steps
         ):
             return None
-        assert self._best is not None
+        assert self._progress.best is not None
         bound = target.gain(info.chance) + CHANCE_MARGIN * target.shortfall(info.chance)
-        if target.gain(self._best) > bound:
+        if target.gain(self._progress.best) > bound:
             return None
         return Ending(
             TrialState.DIVERGED,
-            f"{target.metric} = {self._best:.4g} at best is no better than chance ({info.chance:.4g}) "
+            f"{target.metric} = {self._progress.best:.4g} at best is no better than chance ({info.chance:.4g}) "
             f"after half of the train seconds: {self._where(trainer)}",
         )
 
@@ -311,13 +365,16 @@ class Trial:
             accumulates=configuration.accumulation_steps > 1,
             ghost_batch_size=settings.ghost_batch_size,
         )
-        found = [*self._computation.warnings, *(sentence for _, sentence in caveats)]
+        found = [*self._standing_warnings(), *(sentence for _, sentence in caveats)]
         if contention.reason is not None:
             found.append(f"contended: {contention.reason}")
         gap, wall = self._clock.unaccounted_seconds, self._clock.wall_seconds
         if gap is not None:
             found.append(f"{gap:.3g} s of the trial's {wall:.3g} s are in no ledger ({gap / wall:.1%})")
         return tuple(found)
+
+    def _standing_warnings(self) -> list[str]:
+        return list(dict.fromkeys([*self._progress.warnings, *self._computation.warnings]))
 
     def _where(self, trainer: Trainer) -> str:
         configuration = self._request.configuration
@@ -332,7 +389,7 @@ class Trial:
             self._note_peak_memory()
             contention = self._contention.stop()
             device_use = self._device_meter.stop(clock.wall_seconds)
-        samples = 0 if trainer is None else trainer.samples
+        samples, last = 0 if trainer is None else trainer.samples, self._progress.last
         outcome = TrialOutcome(
             state=ending.state,
             reason=ending.reason,
@@ -344,10 +401,10 @@ class Trial:
             warmup_seconds=clock.seconds("warmup"),
             other_seconds=clock.seconds("other"),
             wall_seconds=clock.wall_seconds,
-            final_metric=None if self._last is None else self._last.metric,
-            best_metric=self._best,
+            final_metric=None if last is None else last.metric,
+            best_metric=self._progress.best,
             test_metric=self._test_metric,
-            peak_memory_bytes=max(self._peaks) or None,
+            peak_memory_bytes=max(self._progress.peaks) or None,
             dropped_samples_per_epoch=None if trainer is None else trainer.dropped_samples,
             contended=contention.contended or clock.is_contended(self._request.threads),
             warnings=self._warnings(contention),
@@ -356,8 +413,8 @@ class Trial:
             device_use=device_use,
             noise=GradientNoise() if self._noise is None else self._noise.result(),
         )
-        if self._crossing is None and self._last is not None:
-            return replace(outcome, last_miss_step=self._last.step, last_miss_seconds=self._last.train_seconds)
+        if self._crossing is None and last is not None:
+            return replace(outcome, last_miss_step=last.step, last_miss_seconds=last.train_seconds)
         if self._crossing is None or ending.state is not TrialState.REACHED:
             return outcome
         return with_crossing(outcome, self._crossing)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from bssearch.workloads.base import WeightedLoss
@@ -26,6 +28,18 @@ class LossSum:
         self._total = self._total + total.detach()
         self._weight = self._weight + weight
         self._losses += 1
+
+    def state(self) -> dict[str, Any]:
+        """Return the sums, to be saved."""
+        weight = self._weight if isinstance(self._weight, torch.Tensor) else float(self._weight)
+        return {"total": self._total, "weight": weight, "losses": self._losses}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from saved sums."""
+        weight = state["weight"]
+        self._total = state["total"].to(self._device)
+        self._weight = weight.to(self._device) if isinstance(weight, torch.Tensor) else weight
+        self._losses = state["losses"]
 
     def mean(self) -> float | None:
         """Return the sum of the losses over that of their weights, None of no loss. Waits for the device."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from types import TracebackType
@@ -56,6 +56,8 @@ class Trainer:
         self._average = None if decay is None else AveragedWeights(self.model, decay)
         self._scaler = computation.new_scaler()
         self._skipped = torch.zeros((), device=computation.device)
+        self._train = train
+        self._seed = seed
         self._batches = micro_batches(train, configuration, computation, seed)
         self._learning_rate = configuration.learning_rate
         self._losses = LossSum(computation.device)
@@ -123,6 +125,44 @@ class Trainer:
             self._scaler.update()
         if self._average is not None:
             self._average.update()
+
+    def state(self) -> dict[str, Any]:
+        """Return all that the next steps hang on but the random state, to be saved; the tensors are those in use."""
+        return {
+            "steps": self.steps,
+            "model": {name: tensor.detach() for name, tensor in _named_tensors(self.model)},
+            "extra": _extra_state(self.model),
+            "optimizer": self.optimizer.state_dict(),
+            "learning_rate": self._learning_rate,
+            "average": None if self._average is None else self._average.state(),
+            "scaler": None if self._scaler is None else self._scaler.state_dict(),
+            "skipped": self._skipped,
+            "losses": self._losses.state(),
+        }
+
+    @torch.no_grad()
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from where a trainer of the same configuration and seed was saved; the random state is the caller's.
+
+        Raises `WorkloadError` where the model is another one.
+        """
+        _check_parameters(self.model, state["model"])
+        for name, tensor in state["model"].items():
+            _put(self.model, name, tensor.to(self._computation.device))
+        self.model.load_state_dict(state["extra"], strict=False)
+        self.optimizer.load_state_dict(state["optimizer"])
+        self._learning_rate = state["learning_rate"]
+        if self._average is not None:
+            self._average.restore(state["average"])
+        if self._scaler is not None:
+            self._scaler.load_state_dict(state["scaler"])
+        self._skipped = state["skipped"].to(self._computation.device)
+        self._losses.restore(state["losses"])
+        self.steps = state["steps"]
+        self._batches.close()
+        self._batches = micro_batches(
+            self._train, self._configuration, self._computation, self._seed, after_steps=self.steps
+        )
 
     def take_mean_loss(self) -> float | None:
         """Return the mean training loss since the last call, None without a step. Waits for the device."""
@@ -250,6 +290,34 @@ def metric_value(workload: Workload, metrics: Mapping[str, Any], metric: str) ->
     if (info.low is not None and value < info.low) or (info.high is not None and value > info.high):
         raise WorkloadError(f"evaluate() returned {metric} = {value:g}, outside the [{info.low}, {info.high}] declared")
     return value
+
+
+def _named_tensors(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    yield from model.named_parameters()
+    yield from model.named_buffers()
+
+
+def _extra_state(model: torch.nn.Module) -> dict[str, Any]:
+    """Return what modules keep beside tensors (``get_extra_state``)."""
+    return {name: value for name, value in model.state_dict().items() if name.endswith("_extra_state")}
+
+
+def _check_parameters(model: torch.nn.Module, saved: Mapping[str, torch.Tensor]) -> None:
+    for name, parameter in model.named_parameters():
+        if name not in saved or saved[name].shape != parameter.shape:
+            was = f"of shape {tuple(saved[name].shape)}" if name in saved else "missing"
+            raise WorkloadError(f"the parameter {name} of shape {tuple(parameter.shape)} was saved {was}")
+
+
+def _put(model: torch.nn.Module, name: str, value: torch.Tensor) -> None:
+    """Give a parameter or buffer its value where it lies; a buffer that the first steps made or replaced is made."""
+    path, _, leaf = name.rpartition(".")
+    owner = model.get_submodule(path)
+    present = getattr(owner, leaf, None)
+    if isinstance(present, torch.Tensor) and present.shape == value.shape and present.dtype == value.dtype:
+        present.copy_(value)
+    else:
+        owner.register_buffer(leaf, value)
 
 
 def warm_up(

@@ -276,6 +276,7 @@ def test_every_trial_that_says_something_is_on_the_map_by_how_it_ended() -> None
     states = {
         TrialState.REACHED: "reached the target",
         TrialState.PRUNED: "stopped",
+        TrialState.PAUSED: "stopped",
         TrialState.CAPPED: "stopped",
         TrialState.EXHAUSTED: "stopped",
         TrialState.DIVERGED: "diverged",

@@ -1,4 +1,4 @@
-"""A study's curves exported and simulated from the command line."""
+"""A study's curves exported and simulated, and tables searched, from the command line."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 from bssearch.recorded import RecordedTable, RecordedTrial, read_table, write_table
 from bssearch.records import Target
 from tests.cli.task import bssearch, write_task
+from tests.search.lines import Seconds, grid
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +29,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for number in range(12)
     )
     write_table(RecordedTable("lines", Target(metric="accuracy", value=0.9), 12.0, trials), place / "lines.csv.gz")
+    cells: Seconds = {(size, rate): [6 + size // 8, 9] for size in (8, 16, 32) for rate in (0.01, 0.1)}
+    write_table(grid(cells), place / "cells.csv.gz")
     return place
+
+
+SEARCH = ("cells.csv.gz", "--sampler", "random", "--budget", "9")
 
 
 def test_policies_are_compared_on_the_same_draws(folder: Path) -> None:
@@ -49,12 +55,69 @@ def test_policies_are_compared_on_the_same_draws(folder: Path) -> None:
     assert all(name in told.stdout for name in ("relative cost", "none", "lag-2", "safe", "balanced", "fast"))
 
 
+def searched(folder: Path, *arguments: str) -> str:
+    done = bssearch("simulate", "cells.csv.gz", "--budget", "40", "--repeats", "3", *arguments, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_a_table_is_searched_with_every_sampler_and_pruner(folder: Path) -> None:
+    arguments = ("--sampler", "auto", "--sampler", "random", "--pruner", "none", "--pruner", "cap")
+    first = ("--default", "batch_size=8,learning_rate=0.1")
+    found = json.loads(searched(folder, *arguments, *first, "--format", "json"))
+    assert list(found) == ["samplers"]
+    assert list(found["samplers"]) == ["auto+none", "auto+cap", "random+none", "random+cap"]
+    for one in found["samplers"].values():
+        assert {
+            *("cost_to_within_25", "found_25", "cost_to_within_10", "found_10", "recommended_within_10", "trials")
+        } <= set(one)
+        assert 0 <= one["found_10"] <= one["found_25"] <= 1
+        assert (one["cost_to_within_25"] is None) == (one["found_25"] < 0.5)
+        assert one["repeats"] == 3
+    assert json.loads(searched(folder, *arguments, *first, "--format", "json")) == found
+    assert found["samplers"]["auto+none"]["probes_s"] > 0 == found["samplers"]["random+none"]["probes_s"]
+
+
+def test_a_search_is_told_as_a_table_or_as_rows_and_prunes_by_pace_where_nothing_is_said(folder: Path) -> None:
+    told = searched(folder, "--sampler", "random", "--workers", "2")
+    assert all(words in told for words in ("s to within 25 %", "found 10 %", "right batch size", "random+balanced"))
+    head, row = searched(folder, "--sampler", "random", "--format", "csv").splitlines()
+    assert head.startswith("sampler,pruner,cost_to_within_25,found_25")
+    assert row.startswith("random,balanced,")
+
+
+def test_another_target_takes_another_time(folder: Path) -> None:
+    """Half the way takes half the time, and so half the budget."""
+    whole, half = (
+        json.loads(searched(folder, "--sampler", "random", "--pruner", "none", "--format", "json", *target))
+        for target in ((), ("--target", "0.5"))
+    )
+    assert half["samplers"]["random+none"]["trials"] > 1.5 * whole["samplers"]["random+none"]["trials"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
         (("lines.csv.gz", "--pruner", "saf"), 2, "there are none, cap, lag-1.5"),
         (("nothing.csv.gz",), 3, "nothing"),
         (("lines.csv.gz", "--trials", "13"), 2, "trials = 13 must be <= 12"),
+        (("lines.csv.gz", "--target", "nan"), 2, "target = nan must be a finite number"),
+        (("lines.csv.gz", "--target", "2"), 2, "the best accuracy in it is 1"),
+        (("lines.csv.gz", "--budget", "9"), 2, "--budget goes with --sampler only"),
+        (("lines.csv.gz", "--repeats", "9"), 2, "--repeats goes with --sampler only"),
+        (("lines.csv.gz", "--default", "a=1"), 2, "--default goes with --sampler only"),
+        ((*SEARCH, "--draws", "9"), 2, "--draws and --sampler do not go together"),
+        ((*SEARCH, "--trials", "9"), 2, "--trials and --sampler do not go together"),
+        ((*SEARCH, "--html", "page.html"), 2, "--html and --sampler do not go together"),
+        (("cells.csv.gz", *SEARCH), 2, "--sampler takes one table, not 2"),
+        (SEARCH[:-2], 2, "--sampler needs --budget SECONDS"),
+        ((*SEARCH[:-1], "0"), 2, "budget = 0 must be a number of train seconds > 0"),
+        ((*SEARCH, "--sampler", "best"), 2, "sampler = 'best' is not known; there are auto, random, tpe, gp"),
+        ((*SEARCH, "--pruner", "best"), 2, "pruner = 'best' is not known; there are none, cap"),
+        ((*SEARCH, "--seed", "-1"), 2, "seed = -1 must be >= 0"),
+        ((*SEARCH, "--default", "batch_size=8"), 2, "has no learning_rate; it must have batch_size, learning_rate"),
+        ((*SEARCH, "--default", "batch_size=9,learning_rate=0.1"), 2, "there are 8, 16, 32"),
+        (("lines.csv.gz", *SEARCH[1:]), 2, "table 'lines' has no column 'param.batch_size'"),
     ],
 )
 def test_what_is_wrong_is_named(folder: Path, arguments: tuple[str, ...], code: int, said: str) -> None:

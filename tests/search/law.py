@@ -47,6 +47,7 @@ class LawExecutor:
     """
 
     slots: int = 1
+    slots_apart: bool = False
     fails: frozenset[int] = frozenset()
     fits_up_to: int = 10**9
     trains_up_to: int = 10**9

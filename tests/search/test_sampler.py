@@ -3,11 +3,11 @@ from __future__ import annotations
 import optuna
 import pytest
 
-from bssearch.curves import envelope
 from bssearch.records import ParameterValue, TrialRecord, TrialState
 from bssearch.search.history import History
+from bssearch.search.policy import Progress
 from bssearch.search.sampler import CENSORED_STEP, Sampler, neighbours
-from tests.factories import make_curve, make_probe, make_spec, make_trial
+from tests.factories import make_probe, make_spec, make_trial
 
 SPEC = make_spec()
 SIZES = (8, 16, 32, 64, 128)
@@ -25,7 +25,9 @@ def sampler(name: str = "tpe") -> Sampler:
     return Sampler(name, SPEC.space.dimensions(), seed=3, startup_trials=4)
 
 
-REFERENCE = envelope(make_curve((0.0, 0.1), (1.0, 0.5), (2.0, 0.9)), SPEC.record_target)
+REFERENCE = Progress()
+for point in ((0.0, 0.1), (1.0, 0.5), (2.0, 0.9)):
+    REFERENCE.add(*point)
 
 
 def told(*trials: TrialRecord) -> list[optuna.trial.FrozenTrial]:

@@ -1,4 +1,4 @@
-"""Recorded trials on a virtual clock: costs and misses as counted by hand."""
+"""Policies on draws of recorded trials: costs and misses as counted by hand."""
 
 from __future__ import annotations
 
@@ -9,96 +9,8 @@ import pytest
 
 from bssearch.errors import UsageError
 from bssearch.recorded import RecordedTable, RecordedTrial
-from bssearch.records import Goal, Target
-from bssearch.search.policy import Action, Cap, Policy
-from bssearch.search.simulate import POLICIES, Draw, Replay, Summary, VirtualClock, replays, simulate, summarize
-
-TARGET = Target(metric="accuracy", value=1.0)
-
-
-def line(seconds: float, limit: float = 100.0) -> Replay:
-    """Return a trial that reaches a gain of 1 at ``seconds`` on a straight line, evaluated every second."""
-    moments = [float(moment) for moment in range(1, int(min(seconds, limit)) + 1)]
-    hit = seconds if seconds <= limit else math.inf
-    return Replay(moments, [moment / seconds for moment in moments], hit, limit)
-
-
-def table(*seconds: float, limit: float | None = 20.0) -> RecordedTable:
-    trials = []
-    for number, one in enumerate(seconds):
-        replay = line(one, 20.0)
-        steps = tuple(range(len(replay.train_seconds)))
-        trials.append(RecordedTrial(number, {}, 0, steps, tuple(replay.train_seconds), tuple(replay.gains)))
-    return RecordedTable("lines", TARGET, limit, tuple(trials))
-
-
-def clock(policy: Policy, *seconds: float, workers: int = 1) -> VirtualClock:
-    found = VirtualClock([line(one) for one in seconds], policy, workers)
-    found.run()
-    return found
-
-
-def test_without_pruning_every_trial_runs_to_its_target_or_its_end() -> None:
-    found = clock(Policy(100.0), 10, 4, 300)
-    assert found.cost == 10 + 4 + 100
-    assert found.incumbents == [(10.0, 10.0), (14.0, 4.0)]
-    assert found.now == found.cost
-
-
-def test_no_trial_runs_past_the_incumbent() -> None:
-    assert clock(Cap(100.0), 10, 4, 300, 7).cost == 10 + 4 + 4 + 4
-
-
-def test_workers_run_at_once_and_a_new_incumbent_caps_those_that_run() -> None:
-    found = clock(Cap(100.0), 10, 4, 300, workers=2)
-    # 10 and 4 begin together; at 4 s the first has come to the cap, and 300 runs from there for 4 s.
-    assert found.now == 8.0
-    assert found.cost == 4 + 4 + 4
-
-
-def test_a_fall_of_the_cap_ends_what_is_under_way() -> None:
-    long = Replay([1000.0], [0.1], math.inf, 1000.0)
-    found = VirtualClock([line(10), long], Cap(1000.0), 2)
-    found.run()
-    assert (found.now, found.cost) == (10.0, 20.0)
-
-
-def test_what_was_spent_by_an_incumbent_counts_what_the_others_are_at() -> None:
-    alike = [Replay([5.0], [1.0], 5.0, 100.0)] * 3
-    found = VirtualClock(alike, Policy(100.0), 3)
-    found.run()
-    assert found.incumbents == [(15.0, 5.0)]
-
-
-def test_rounding_loses_no_hit() -> None:
-    found = VirtualClock([Replay([0.72, 2.98], [0.1, 0.95], 2.98, 10.0)], Policy(10.0), 1)
-    found.run()
-    ((_, seconds),) = found.incumbents
-    assert seconds == 2.98
-
-
-class OnceInTheMiddle(Policy):
-    """Lets every trial wait at its fifth second, and go on when nothing is left to begin."""
-
-    def __init__(self) -> None:
-        super().__init__(100.0)
-        self.waiting: list[int] = []
-
-    def observe(self, number: int, train_seconds: float, gain: float) -> Action:
-        super().observe(number, train_seconds, gain)
-        if train_seconds != 5.0:
-            return Action.GO_ON
-        self.waiting.append(number)
-        return Action.WAIT
-
-    def next_waiting(self, *, fresh: bool) -> int | None:
-        return None if fresh or not self.waiting else self.waiting.pop()
-
-
-def test_what_waited_goes_on_from_where_it_was() -> None:
-    found = clock(OnceInTheMiddle(), 10, 8)
-    assert found.cost == 18.0
-    assert found.incumbents == [(13.0, 8.0)], "the second goes on first, and no second is paid twice"
+from bssearch.search.simulate import POLICIES, Draw, Summary, simulate, summarize
+from tests.search.lines import TARGET, table
 
 
 def test_all_policies_see_the_same_draws_and_the_same_seed_gives_the_same() -> None:
@@ -119,18 +31,6 @@ def test_every_policy_ends_and_costs_no_more_than_no_pruning(name: str, workers:
     found = simulate(table(*range(3, 43)), [name], draws=10, trials=12, seed=0, workers=workers)
     assert all(0 < one.cost <= 1 + 1e-9 and one.ratio >= 1 for one in found[name])
     assert all(0 < one.within <= one.cost + 1e-9 for one in found[name])
-
-
-def test_a_table_is_read_with_its_goal_and_limit() -> None:
-    losses = RecordedTable(
-        "loss",
-        Target(metric="loss", value=0.5, goal=Goal.MINIMIZE),
-        None,
-        (RecordedTrial(0, {}, 0, (1, 2, 3), (1.0, 2.0, 3.0), (0.9, 0.4, math.nan)),),
-    )
-    (one,) = replays(losses)
-    assert (one.target_seconds, one.end, one.limit) == (2.0, 2.0, 3.0)
-    assert list(one.gains[:2]) == [-0.9, -0.4]
 
 
 def draws(*ratios: float, cost: float = 0.5, best: Sequence[float] = ()) -> list[Draw]:

@@ -32,8 +32,8 @@ NEXT = """
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0005"
-down_revision = "0004"
+revision = "0006"
+down_revision = "0005"
 
 
 def upgrade() -> None:
@@ -67,10 +67,10 @@ def _next_version(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, then: str = "
     """Turn the code into a later version of itself, with a second revision that rebuilds a table."""
     folder = tmp_path / "later 100%"
     shutil.copytree(packaged_folder("migrations"), folder)
-    (folder / "versions" / "0004_note.py").write_text(NEXT.replace("FAIL", then))
+    (folder / "versions" / "0005_note.py").write_text(NEXT.replace("FAIL", then))
     monkeypatch.setattr(migrate, "packaged_folder", lambda name: folder)
-    monkeypatch.setattr(migrate, "REVISIONS", (*migrate.REVISIONS, "0005"))
-    monkeypatch.setattr(migrate, "SCHEMA_HEAD", "0005")
+    monkeypatch.setattr(migrate, "REVISIONS", (*migrate.REVISIONS, "0006"))
+    monkeypatch.setattr(migrate, "SCHEMA_HEAD", "0006")
 
 
 def _described(engine: Engine) -> dict[str, Any]:
@@ -175,7 +175,7 @@ class TestUpgrade:
             # The log of an open store holds what the file does not yet: the copy must have both.
             with monkeypatch.context() as patch:
                 _next_version(patch, tmp_path)
-                with pytest.raises(SchemaError, match="at revision 0004, this version needs 0005") as caught:
+                with pytest.raises(SchemaError, match="at revision 0005, this version needs 0006") as caught:
                     open_store(sqlite_url, write=False)
                 assert "bssearch db upgrade" in str(caught.value.hint)
                 assert not list(tmp_path.glob("*.bak"))
@@ -183,12 +183,12 @@ class TestUpgrade:
                 with open_store(sqlite_url, notify=told.append) as later:
                     assert later.study("toy").name == "toy"
                     assert [trial.number for trial in later.trials("toy")] == [1]
-                assert migrate.current(sqlite_url) == "0005"
-        copy = path.with_name(f"{path.name}.before-0005.bak")
-        assert told == [f"the schema of {path} went from 0004 to 0005 (the file as it was is kept as {copy})"]
+                assert migrate.current(sqlite_url) == "0006"
+        copy = path.with_name(f"{path.name}.before-0006.bak")
+        assert told == [f"the schema of {path} went from 0005 to 0006 (the file as it was is kept as {copy})"]
         assert copy.exists()
         assert not list(tmp_path.glob("*.part"))
-        assert migrate.current(f"sqlite:///{copy}") == "0004"
+        assert migrate.current(f"sqlite:///{copy}") == "0005"
         with open_store(f"sqlite:///{copy}", write=False) as old:
             assert [trial.number for trial in old.trials("toy")] == [1]
 
@@ -198,8 +198,8 @@ class TestUpgrade:
         migrate.upgrade(sqlite_url)
         _next_version(monkeypatch, tmp_path)
         done = migrate.upgrade(sqlite_url)
-        assert (done.before, done.after) == ("0004", "0005")
-        assert done.copy == path.with_name(f"{path.name}.before-0005.bak")
+        assert (done.before, done.after) == ("0005", "0006")
+        assert done.copy == path.with_name(f"{path.name}.before-0006.bak")
         assert str(done.copy) in str(done)
 
     @pytest.mark.parametrize("then", ["raise RuntimeError('half way')", "op.execute('DELETE FROM bss_study')"])
@@ -213,7 +213,7 @@ class TestUpgrade:
             _next_version(patch, tmp_path, then)
             with pytest.raises((RuntimeError, DatabaseError), match=r"half way|nothing was changed"):
                 migrate.upgrade(sqlite_url)
-        assert migrate.current(sqlite_url) == "0004"
+        assert migrate.current(sqlite_url) == "0005"
         with open_store(sqlite_url, write=False) as store:
             assert len(store.trials("toy")) == 1
 
@@ -237,13 +237,13 @@ class TestUpgrade:
             start(store)
         with monkeypatch.context() as patch:
             _next_version(patch, tmp_path)
-            for url, message in ((empty, "has no tables of bssearch"), (ours, "at revision 0004, .* needs 0005")):
+            for url, message in ((empty, "has no tables of bssearch"), (ours, "at revision 0005, .* needs 0006")):
                 for write in (True, False):
                     with pytest.raises(SchemaError, match=message) as caught:
                         open_store(url, write=write)
                     assert "`bssearch db upgrade`" in str(caught.value.hint)
                     assert caught.value.exit_code == 4
-            assert migrate.upgrade(ours) == migrate.Upgrade(before="0004", after="0005")
+            assert migrate.upgrade(ours) == migrate.Upgrade(before="0005", after="0006")
             with open_store(ours) as store:
                 assert [trial.number for trial in store.trials("toy")] == [1]
 
@@ -255,7 +255,7 @@ class TestUpgrade:
             _next_version(patch, tmp_path, "raise RuntimeError('half way')")
             with pytest.raises(RuntimeError, match="half way"):
                 migrate.upgrade(url)
-        assert migrate.current(url) == "0004"
+        assert migrate.current(url) == "0005"
         open_store(url).close()
 
 

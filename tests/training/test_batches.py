@@ -12,6 +12,7 @@ from bssearch.records import TrainingSettings
 from bssearch.training.batches import DATA_SHARE, micro_batches, place, placement_of
 from bssearch.training.computation import Computation
 from bssearch.training.trainer import Trainer, warm_up
+from bssearch.workloads.base import Part
 from tests.training.toys import Toy, configuration, on_cpu, toy_data
 
 META = torch.device("meta")
@@ -148,3 +149,37 @@ def test_a_gpu_is_fed_the_same_batches_from_the_host(workers: int) -> None:
         seen.append(torch.stack(sums).cpu())
         batches.close()
     assert torch.equal(*seen)
+
+
+@pytest.mark.parametrize("setting", ["device", "host"])
+@pytest.mark.parametrize("after_steps", [0, 1, 2, 3, 4, 7, 30])
+def test_the_batches_after_some_steps_are_those_that_come_after_them(setting: str, after_steps: int) -> None:
+    train = toy_data(100).train
+    split = configuration(30, micro_batch_size=10, accumulation_steps=3)
+    computation = on_cpu(data=setting, loader_workers=0)
+    whole = micro_batches(train, split, computation, seed=5)
+    later = micro_batches(train, split, computation, seed=5, after_steps=after_steps)
+    rest = islice(whole, 3 * after_steps, 3 * after_steps + 20)
+    for (inputs, targets), (expected, labels) in zip(islice(later, 20), rest, strict=True):
+        assert torch.equal(inputs, expected) and torch.equal(targets, labels)
+    whole.close()
+    later.close()
+
+
+def test_the_samples_of_the_steps_before_are_not_gathered() -> None:
+    gathered: list[int] = []
+
+    class Samples:
+        device = torch.device("cpu")
+
+        def __getitem__(self, rows: torch.Tensor) -> torch.Tensor:
+            gathered.append(len(rows))
+            return rows
+
+        def __len__(self) -> int:
+            return 100
+
+    samples: Any = Samples()
+    batches = micro_batches(Part(samples, samples), configuration(30), on_cpu(), seed=5, after_steps=1000)
+    next(batches)
+    assert gathered == [30, 30]  # inputs and targets of one batch

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 
@@ -100,3 +102,23 @@ def test_cuda_train_seconds_are_those_of_the_device_not_of_the_launches() -> Non
         launched = clock.train_seconds_so_far
     assert clock.seconds("train") > 2 * launched
     assert sum(clock.seconds(name) for name in LEDGERS) == pytest.approx(clock.wall_seconds, rel=0.02)
+
+
+def test_a_restored_clock_goes_on_with_every_account_and_leaves_the_pause_out() -> None:
+    time = FakeTime()
+    first = time.clock()
+    for seconds, name in enumerate(LEDGERS, start=1):
+        with first.ledger(name):
+            time.pass_by(seconds, cpu_share=0.5)
+    state = json.loads(json.dumps(first.state()))
+    time.pass_by(1000)
+    second = time.clock()
+    with second.ledger("warmup"):
+        time.pass_by(7)
+    second.restore(state)
+    assert second.train_seconds_so_far == 1
+    with second.ledger("train"):
+        time.pass_by(3)
+    assert [second.seconds(name) for name in LEDGERS] == [4, 2, 10, 4]
+    assert second.wall_seconds == 20 and second.unaccounted_seconds is None
+    assert second.cpu_share == 3.5 / 4

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import itertools
+import json
 import os
 import subprocess
 import sys
@@ -11,6 +13,7 @@ import torch
 
 from bssearch.training import contention
 from bssearch.training.contention import Contention, ContentionMeter, CpuUse, cpu_crowd, cpu_use
+from tests.training.toys import core_of_pace
 
 CPU = torch.device("cpu")
 NOTHING = CpuUse(wall=0, busy=0, ours=0, parent=0, cpus=2)
@@ -132,3 +135,46 @@ def test_another_process_and_a_slowed_clock_on_the_gpu_are_contention(monkeypatc
     meter = ContentionMeter(torch.device("cuda"), 1, read_cpu=lambda: None)
     meter.start()
     assert meter.stop() == Contention(True, "process 41 (python) uses the device; the device slows down: thermal limit")
+
+
+def test_a_pause_is_no_part_of_what_others_used() -> None:
+    """Ten seconds before it and ten after it count, and not what happened between."""
+    crowded, idle = used(2, others=2.0), used(2, others=0.0)
+    for parts, expected in (((crowded, idle), 1.0), ((crowded, crowded), 2.0), ((idle, idle), None)):
+        state = None
+        for part in parts:
+            uses = iter([NOTHING, part, part])
+            meter = ContentionMeter(CPU, 1, read_cpu=lambda uses=uses: next(uses))  # type: ignore[misc]
+            meter.start()
+            if state is not None:
+                meter.restore(json.loads(json.dumps(state)))
+            state = meter.state()
+        found = meter.stop()
+        assert found.contended is (expected is not None)
+        if expected is not None:
+            assert found.reason == f"other processes used {expected:.1f} of 2 CPUs"
+
+
+def test_slow_looks_count_where_they_were_made_and_on_after_a_pause() -> None:
+    before = ContentionMeter(CPU, 1, core_of_pace(1.0, 1.0, 1.7, 1.7), read_cpu=lambda: None)
+    before.start()
+    for _ in range(4):
+        before.look()
+    nothing_known = ContentionMeter(CPU, 1, core_of_pace(9.0), read_cpu=lambda: None)
+    nothing_known.start()
+    nothing_known.restore(before.state())
+    assert nothing_known.stop().reason == "the core was slow at 2 of 4 looks"
+    for _ in range(5):
+        nothing_known.look()
+    assert nothing_known.stop() == Contention(False), "2 of 9 are less than a quarter"
+
+
+def test_what_was_on_the_gpu_before_a_pause_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(contention, "throttle_reasons", lambda device: [])
+    others = iter([[(41, "python")], [(41, "python")], [(42, "java")]])
+    monkeypatch.setattr(contention, "other_processes", lambda device: next(others))
+    meters = [ContentionMeter(torch.device("cuda"), 1, read_cpu=lambda: None) for _ in range(3)]
+    for first, second in itertools.pairwise(meters):
+        second.start()
+        second.restore(first.state())
+    assert meters[-1].stop().reason == "process 41 (python) uses the device; process 42 (java) uses the device"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -188,3 +189,33 @@ def test_a_meter_on_the_cpu_says_nothing() -> None:
     meter.start()
     meter.sample()
     assert meter.stop(1.0) == DeviceUse()
+
+
+def test_what_was_read_before_a_pause_counts_and_what_was_used_during_it_does_not(fake: FakeNvml) -> None:
+    before = DeviceMeter(CUDA)
+    fake.reasons = 0x4
+    before.sample()
+    fake.millijoules = 25_000
+    state = json.loads(json.dumps(before.state()))
+    fake.millijoules = 900_000
+    after = DeviceMeter(CUDA)
+    after.restore(state)
+    fake.reasons, fake.megahertz = 0x24, 1_000
+    after.sample()
+    fake.millijoules = 910_000
+    assert after.stop(wall_seconds=0.5) == DeviceUse(
+        energy_joules=30.0,
+        mean_power_watts=60.0,
+        mean_clock_mhz=1490.0,
+        throttle_reasons="power cap, software thermal slowdown",
+    )
+
+
+def test_a_part_without_counters_adds_nothing(fake: FakeNvml) -> None:
+    nothing = DeviceMeter(CPU).state()
+    after = DeviceMeter(CUDA)
+    after.restore(nothing)
+    assert after.stop(1.0) == DeviceUse()
+    of_cpu = DeviceMeter(CPU)
+    of_cpu.restore(after.state())
+    assert of_cpu.stop(1.0) == DeviceUse()

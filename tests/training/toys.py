@@ -144,8 +144,9 @@ class Run:
         on_observation: Callable[[], object] = lambda: None,
         on_progress: Callable[[], None] = lambda: None,
         computation: Computation | None = None,
+        keep: list[Observation] | None = None,
     ) -> None:
-        self.observations: list[Observation] = []
+        self.observations: list[Observation] = [] if keep is None else keep
 
         def observed(observation: Observation) -> None:
             self.observations.append(observation)

@@ -1,0 +1,156 @@
+"""The sampler that knows about batch size: a model of log time-to-target over the space, fed by every trial's curve.
+
+What it believes at first are the laws of `bssearch.search.law_prior`, times the step time of each batch size; what it
+sees are the paces of all trials, those that were pruned, wait or run among them (`bssearch.search.paces`); what it then
+believes is `bssearch.search.posterior`. It asks for the configuration whose next run is expected to improve most on the
+best tried one, for its price; running one again that was lucky is among the choices.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bssearch.search.candidates import Candidates, Points
+from bssearch.search.law_prior import LawPrior
+from bssearch.search.paces import ERROR, Paces, Run, paces
+from bssearch.search.posterior import Belief, believe, prior_belief
+from bssearch.search.step_times import StepTimes
+
+__all__ = ["Auto", "Run"]
+
+Numbers = NDArray[np.float64]
+
+MOST_TRIED = 128
+"""Of more different points the best are looked at, and some of the others."""
+
+PROMISING = 3
+"""How many of the points with the least predicted times have their neighbours looked at."""
+
+COST_POWER = 0.5
+LEAST_COST = 0.35
+"""Improvement counts per square root of the price, which is no less than this share of the incumbent's time."""
+
+BEHIND = 0.1
+"""A trial this much behind the incumbent, in nats, is expected to be stopped on the way."""
+
+NODES = np.linspace(-4.0, 4.0, 25)
+WEIGHTS = np.exp(-(NODES**2) / 2) / np.exp(-(NODES**2) / 2).sum()
+"""A normal distribution as a sum: outcomes of a trial, in standard deviations."""
+
+
+class Auto:
+    """Asks for points of a space; ``default`` is the first, ``target_gain`` the gain that meets the target.
+
+    The same ``seed`` and the same runs make the same choices.
+    """
+
+    def __init__(
+        self, candidates: Candidates, *, default: int, target_gain: float, step_times: StepTimes, seed: int
+    ) -> None:
+        first = candidates.take(np.array([default]))
+        self._candidates = candidates
+        self._default = default
+        self._target_gain = target_gain
+        self._step_times = step_times
+        self._dice = np.random.default_rng(seed)
+        self._laws = LawPrior(
+            batch_sizes=candidates.batch_sizes,
+            default_size=int(first.batch_sizes[0]),
+            default_log_rate=float(first.log_rates[0]),
+            log_rates=candidates.log_rates,
+            seed=seed,
+        )
+        self._known: tuple[object, Belief, float] | None = None
+        self.expected_improvement = math.inf
+        """By how much, in nats, the best next trial is expected to better the incumbent's time, as of the last ask.
+
+        Whatever runs at the moment is not counted on."""
+
+    def ask(self, runs: Sequence[Run], batch_size: int | None = None) -> int:
+        """Return the point to run next: the first is the default; at a batch size where one is given."""
+        if not runs and batch_size is None:
+            return self._default
+        belief, error = self._belief(runs)
+        incumbent = self.incumbent(runs)
+        tried = {run.point for run in runs if run.hit is not None or run.running} or {self._default}
+        at = belief.places(sorted(tried))
+        if batch_size is None:
+            star = belief.mean[belief.place(self._default if incumbent is None else incumbent)]
+            behind = np.maximum(0.0, belief.mean - star - BEHIND)
+            price = np.maximum(np.exp(belief.mean - star - behind / error), LEAST_COST) ** COST_POWER
+            self.expected_improvement = float(_improvements(belief, at, behind).max())
+        else:
+            here = self._at(belief, batch_size)
+            at = at[here[at]] if here[at].any() else np.array([np.argmin(np.where(here, belief.mean, np.inf))])
+            behind, price = np.zeros(len(belief.mean)), np.where(here, 1.0, np.inf)
+        for run in runs:
+            if run.running:
+                belief = belief.after(belief.place(run.point))
+        score = _improvements(belief, at, behind) / price
+        if incumbent is None:  # Nothing has reached the target: what did not is not run again.
+            again = belief.places(sorted({run.point for run in runs}))
+            if len(again) < len(score):
+                score[again] = -1.0
+        return int(belief.points[np.argmax(score + 1e-12 * self._dice.random(len(score)))])
+
+    def _at(self, belief: Belief, batch_size: int) -> NDArray[np.bool_]:
+        here: NDArray[np.bool_] = self._candidates.take(belief.points).batch_sizes == batch_size
+        return here
+
+    def incumbent(self, runs: Sequence[Run]) -> int | None:
+        """Return the point with the least expected log time of those with a run that reached the target."""
+        hits = sorted({run.point for run in runs if run.hit is not None})
+        if not hits:
+            return None
+        belief, _ = self._belief(runs)
+        at = belief.places(hits)
+        return int(belief.points[at[np.argmin(belief.mean[at])]])
+
+    def _belief(self, runs: Sequence[Run]) -> tuple[Belief, float]:
+        """Return what is believed of the log times after runs, and the error of a pace; kept until more is seen."""
+        seen = [(len(run.progress.gains), run.running) for run in runs]
+        if self._known is None or self._known[0] != seen:
+            self._known = (seen, *self._believed(runs))
+        return self._known[1:]
+
+    def _believed(self, runs: Sequence[Run]) -> tuple[Belief, float]:
+        found = paces(runs, self._target_gain, MOST_TRIED)
+        kept: set[int] = set() if found is None else set(found.points.tolist())
+        tried = sorted(kept | {run.point for run in runs if run.running} | {self._default})
+        looked_at = self._candidates.among(tried, _most_promising(found), self._dice)
+        points = self._candidates.take(looked_at)
+        laws = self._laws.log_steps(points) + self._log_step_times(points)[:, None]
+        if found is None:
+            return prior_belief(looked_at, points, laws), ERROR
+        return believe(looked_at, points, laws, found), found.error
+
+    def _log_step_times(self, points: Points) -> Numbers:
+        sizes, where = np.unique(points.batch_sizes, return_inverse=True)
+        times: Numbers = np.log([self._step_times.at(int(size)) for size in sizes])[where]
+        return times
+
+
+def _most_promising(found: Paces | None) -> list[int]:
+    """Return the points whose runs had the least predicted times."""
+    if found is None:
+        return []
+    ordered = found.points[np.argsort(found.log_seconds, kind="stable")]
+    return list(dict.fromkeys(ordered.tolist()))[:PROMISING]
+
+
+def _improvements(belief: Belief, tried: NDArray[np.int64], behind: Numbers) -> Numbers:
+    """Return by how much a run of each point is expected to lower the least mean of those tried, itself among them.
+
+    In nats. ``tried`` are places; a run ``behind`` the incumbent is stopped early and tells as much less.
+    """
+    variance = np.diag(belief.covariance)
+    noise = np.sqrt(np.maximum(variance, 1e-9) + belief.seed_noise**2 + behind**2)
+    moves = belief.covariance[tried] / noise
+    best = (belief.mean[tried][:, None, None] + moves[:, :, None] * NODES).min(axis=0)
+    own = belief.mean[:, None] + (variance / noise)[:, None] * NODES
+    gains: Numbers = (belief.mean[tried].min() - np.minimum(best, own)) @ WEIGHTS
+    return gains

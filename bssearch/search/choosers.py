@@ -1,0 +1,251 @@
+"""Which configuration the search tries next, by the sampler that a spec names: each a `Chooser` over the history."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from bssearch.records import Configuration, ParameterValue, TrialRecord, TrialState
+from bssearch.search import allocation
+from bssearch.search.auto import Auto
+from bssearch.search.candidates import SpaceCandidates
+from bssearch.search.history import History, measured_seconds
+from bssearch.search.paces import Run
+from bssearch.search.policy import Progress
+from bssearch.search.sampler import Sampler
+from bssearch.search.step_times import StepTimes
+from bssearch.search.watch import BY_SECONDS, Watch
+from bssearch.spec import StudySpec
+
+QUIET_ASKS = 2
+"""So many times in a row little must be expected of the next trial before the search ends for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A configuration to try, with its coordinates in the space; None where it lies outside."""
+
+    configuration: Configuration
+    sampled: Mapping[str, ParameterValue] | None
+    evidence: bool = False
+
+
+class Chooser(Protocol):
+    """Chooses the trials of a search one by one."""
+
+    @property
+    def ending(self) -> str | None:
+        """Say why there is nothing more to try, None while there is."""
+        ...
+
+    def choose(self, history: History) -> Choice | None:
+        """Return what to try next, None where there is nothing."""
+        ...
+
+
+def chooser_for(spec: StudySpec, watch: Watch) -> Chooser:
+    """Return the chooser of a spec: `auto` where it has no model of the objective is TPE."""
+    if spec.sampler.name == "grid":
+        return Grid(spec)
+    if spec.sampler.name == "auto" and spec.objective in BY_SECONDS:
+        return Modelled(spec, watch)
+    return Allocated(spec, watch)
+
+
+class Allocated:
+    """Batch sizes by `bssearch.search.allocation`, the rest by one of Optuna's samplers."""
+
+    ending: str | None = None
+
+    def __init__(self, spec: StudySpec, watch: Watch) -> None:
+        self._spec = spec
+        self._watch = watch
+        self._sampler = Sampler(
+            "tpe" if spec.sampler.name == "auto" else spec.sampler.name,
+            spec.space.dimensions(),
+            seed=spec.seed,
+            startup_trials=spec.sampler.startup_trials,
+        )
+
+    def choose(self, history: History) -> Choice | None:
+        """Return what to try next, None where no batch size is feasible."""
+        proposal = allocation.propose(history)
+        if proposal is None:
+            return None
+        if proposal.source == "default":
+            return default_choice(self._spec)
+        sampled = known_coordinates(history, proposal)
+        if sampled is None:
+            reference = None if history.reference is None else self._watch.curves.get(history.reference.number)
+            sampled = self._sampler.ask(history, proposal.batch_size, reference)
+        return _choice(self._spec, proposal.batch_size, sampled, evidence=proposal.evidence)
+
+
+class Modelled:
+    """Everything by `bssearch.search.auto`, but for the evidence that the answer needs where no optimum can be."""
+
+    def __init__(self, spec: StudySpec, watch: Watch) -> None:
+        self.ending: str | None = None
+        self._spec = spec
+        self._watch = watch
+        self._candidates: SpaceCandidates | None = None
+        self._runs: dict[int, Run] = {}
+        self._quiet = 0
+        self._asked_at = -1
+
+    def choose(self, history: History) -> Choice | None:
+        """Return what to try next; None where no batch size is feasible, or where little more can be gained."""
+        if allocation.propose_default(history) is not None:
+            return default_choice(self._spec)
+        sizes = [size for size in self._spec.space.rungs if size in history.feasible]
+        if not sizes:
+            return None
+        auto = self._auto(history, sizes)
+        if allocation.evidence_is_due(history) and (evidence := self._evidence(history, auto)) is not None:
+            return evidence
+        point = auto.ask(list(self._runs.values()))
+        if self._is_done(history, auto):
+            return self._evidence(history, auto)
+        assert self._candidates is not None, "made with the model"
+        return _choice(self._spec, *self._candidates[point])
+
+    def _is_done(self, history: History, auto: Auto) -> bool:
+        """Return whether little is expected of a further trial, now and when the last one ended."""
+        least = self._spec.budget.least_improvement
+        expected = -math.expm1(-auto.expected_improvement)
+        if history.incumbent is None or expected >= least:
+            self._quiet, self.ending = 0, None
+            return False
+        ended = sum(trial.state.is_finished for trial in history.trials)
+        if ended != self._asked_at:
+            self._quiet, self._asked_at = self._quiet + 1, ended
+        if self._quiet < QUIET_ASKS:
+            return False
+        self.ending = (
+            f"a further trial is expected to better the time to the target by {expected:.2%}, "
+            f"less than budget.least_improvement = {least:.2%}"
+        )
+        return True
+
+    def _evidence(self, history: History, auto: Auto) -> Choice | None:
+        proposal = allocation.propose_evidence(history)
+        if proposal is None:
+            return None
+        sampled = known_coordinates(history, proposal)
+        if sampled is None:
+            assert self._candidates is not None, "made with the model"
+            runs = list(self._runs.values())
+            _, sampled = self._candidates[auto.ask(runs, batch_size=proposal.batch_size)]
+        return _choice(self._spec, proposal.batch_size, sampled, evidence=True)
+
+    def _auto(self, history: History, sizes: list[int]) -> Auto:
+        """Return the sampler over what the trials have shown; the points of a space that has changed are new ones."""
+        if self._candidates is None or self._candidates.batch_sizes != sizes:
+            self._candidates = SpaceCandidates(self._spec.space, sizes)
+            self._runs = {}
+        candidates = self._candidates
+        for trial in history.trials:
+            run = self._runs.get(trial.number)
+            if run is None and _tells(trial, sizes):
+                assert trial.sampled is not None, "it tells"
+                point = candidates.add(trial.configuration.batch_size, trial.sampled)
+                run = self._runs[trial.number] = Run(point, self._watch.curves.get(trial.number) or Progress())
+            if run is not None:
+                self._update(run, trial)
+        size, sampled = self._spec.space.nearest(self._spec.default_configuration)
+        default = candidates.add(size if size in sizes else min(sizes, key=lambda one: abs(one - size)), sampled)
+        return Auto(
+            candidates,
+            default=default,
+            target_gain=self._spec.record_target.gain(self._spec.target.value),
+            step_times=StepTimes(sizes, lambda one: _step_seconds(history, one)),
+            seed=self._spec.seed + history.length,
+        )
+
+    def _update(self, run: Run, trial: TrialRecord) -> None:
+        if trial.state.is_missing or trial.state is TrialState.OOM:
+            del self._runs[trial.number]
+            return
+        run.progress = self._watch.curves.get(trial.number) or run.progress
+        run.running = not trial.state.is_finished
+        run.diverged = trial.state is TrialState.DIVERGED
+        run.hit = measured_seconds(trial) if trial.state is TrialState.REACHED else None
+
+
+class Grid:
+    """Every combination of a space of lists, in an order that the study's seed fixes."""
+
+    def __init__(self, spec: StudySpec) -> None:
+        self.ending: str | None = None
+        self._spec = spec
+        dimensions = spec.space.dimensions()
+        names = [dimension.name for dimension in dimensions]
+        cells = itertools.product(*(dimension.choices for dimension in dimensions))
+        self._cells = [(size, dict(zip(names, cell, strict=True))) for cell in cells for size in spec.space.rungs]
+        random.Random(spec.seed).shuffle(self._cells)
+
+    def choose(self, history: History) -> Choice | None:
+        """Return a combination that has not been tried; None where all have."""
+        if allocation.propose_default(history) is not None:
+            return default_choice(self._spec)
+        tried = {_key(trial.configuration) for trial in history.trials if not _is_to_repeat(trial)}
+        for size, sampled in self._cells:
+            choice = _choice(self._spec, size, sampled)
+            if size in history.feasible and _key(choice.configuration) not in tried:
+                return choice
+        self.ending = f"all {len(self._cells)} combinations of the grid have been tried"
+        return None
+
+
+def default_choice(spec: StudySpec) -> Choice:
+    """Return the default configuration, the baseline of every speed-up."""
+    default = spec.default_configuration
+    return Choice(default, spec.space.encode(default), evidence=True)
+
+
+def known_coordinates(history: History, proposal: allocation.Proposal) -> Mapping[str, ParameterValue] | None:
+    """Return the coordinates that a proposal takes over, or None where the sampler is to choose them.
+
+    It is where there are none, and where evidence would repeat a configuration that has had its trial.
+    """
+    if proposal.source == "sample":
+        return None
+    spec = history.spec
+    if proposal.source == "transfer":
+        sampled = history.coordinates_near(proposal.batch_size)
+    else:
+        sampled = spec.space.encode(spec.default_configuration)
+    if sampled is None or not proposal.evidence:
+        return sampled
+    configuration = spec.space.decode(proposal.batch_size, sampled)
+    return None if any(trial.configuration.trains_like(configuration) for trial in history.trials) else sampled
+
+
+def _choice(
+    spec: StudySpec, batch_size: int, sampled: Mapping[str, ParameterValue], *, evidence: bool = False
+) -> Choice:
+    return Choice(spec.space.decode(batch_size, sampled), sampled, evidence)
+
+
+def _tells(trial: TrialRecord, sizes: list[int]) -> bool:
+    """Return whether a trial says something about points of the space that may be run."""
+    says_nothing = trial.state.is_missing or trial.state in {TrialState.OOM, TrialState.QUEUED}
+    return trial.sampled is not None and not says_nothing and trial.configuration.batch_size in sizes
+
+
+def _key(configuration: Configuration) -> str:
+    return configuration.in_micro_batches(1).key
+
+
+def _is_to_repeat(trial: TrialRecord) -> bool:
+    return trial.state in {TrialState.LOST, TrialState.CANCELLED, TrialState.OOM}
+
+
+def _step_seconds(history: History, batch_size: int) -> float:
+    seconds = history.probes[batch_size].step_seconds
+    assert seconds is not None, "it is feasible"
+    return seconds

@@ -1,0 +1,252 @@
+"""A paused trial as a file: what it trains with and what was measured of it, so that it goes on as if never stopped.
+
+The file is a zip archive of three parts: ``trial.json`` says whose it is, ``training.pt`` holds tensors and plain
+values, and ``measured.json``, written last, the ledgers, so that the time which the rest took to write is in them. The
+archive has a checksum of each part; nothing in it is executed when it is read. What a workload or a model keeps in
+attributes of its own, outside of parameters, buffers and ``get_extra_state``, is not in it.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import random
+import zipfile
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, Protocol, Self, cast
+
+import numpy as np
+import torch
+
+from bssearch.errors import CheckpointError
+from bssearch.records import TrialRequest
+from bssearch.training.clock import Clock
+from bssearch.training.computation import Computation
+from bssearch.training.environment import workload_revision
+from bssearch.workloads.base import Workload
+
+CHUNK_BYTES = 16 * 2**20
+"""What is written or read at a time, so that progress shows on a slow disk."""
+
+FORMAT = 1
+
+_IDENTITY, _TRAINING, _MEASURED = "trial.json", "training.pt", "measured.json"
+_SETTINGS = ("compile", "channels_last", "fused", "activation_checkpointing", "deterministic", "ghost_batch_size")
+
+State = dict[str, Any]
+"""Tensors, numbers, texts, None, and lists, tuples and dictionaries of them."""
+
+Identity = Mapping[str, str]
+"""What a trial is, by name, each as JSON: all that its steps hang on."""
+
+
+def identity_of(
+    request: TrialRequest, workload: Workload, train_samples: int, computation: Computation
+) -> dict[str, str]:
+    """Return what must be the same where a trial is saved and where it goes on."""
+    settings = asdict(computation.settings)
+    fields = {
+        "format": FORMAT,
+        "configuration": asdict(request.configuration),
+        "seed": request.seed,
+        "target": asdict(request.target),
+        "eval_every_steps": request.eval_every_steps,
+        "threads": request.threads,
+        "workload": [type(workload).__qualname__, workload_revision(workload)],
+        "train_samples": train_samples,
+        "device": computation.device.type,
+        "precision": computation.precision,
+        **{name: settings[name] for name in _SETTINGS},
+    }
+    return {name: json.dumps(value, sort_keys=True) for name, value in fields.items()}
+
+
+class Saved(Protocol):
+    """Something whose state is saved and restored."""
+
+    def state(self) -> State:
+        """Return what it goes on from."""
+        ...
+
+    def restore(self, state: State) -> None:
+        """Go on from there."""
+        ...
+
+
+class Checkpoint:
+    """The file of a trial; the time that it takes is booked as other. ``on_progress`` is called after each chunk."""
+
+    def __init__(self, path: Path, identity: Identity, clock: Clock, on_progress: Callable[[], None]) -> None:
+        self._path = path
+        self._identity = identity
+        self._clock = clock
+        self._on_progress = on_progress
+
+    def save(self, training: Mapping[str, Saved], measured: Mapping[str, Saved]) -> None:
+        """Write the file, in the place of an earlier one; the states of ``measured`` are JSON values.
+
+        What the file system or the serialisation raises goes through, and nothing is left of the try.
+        """
+        with _Draft(self._path, self._identity, self._on_progress) as draft:
+            with self._clock.ledger("other"):
+                draft.write_training({name: part.state() for name, part in training.items()})
+            with self._clock.ledger("other"):
+                draft.finish({name: part.state() for name, part in measured.items()})
+
+    def restore(self, training: Mapping[str, Saved], measured: Mapping[str, Saved]) -> None:
+        """Restore the parts that are in the file, in their order.
+
+        Raises `CheckpointError` where it is missing, damaged or that of another trial.
+        """
+        with self._clock.ledger("other"):
+            states = _read(self._path, self._identity, self._on_progress)
+            try:
+                for parts, saved in zip((training, measured), states, strict=True):
+                    for name in (name for name in parts if name in saved):
+                        parts[name].restore(saved[name])
+            except Exception as error:
+                raise _cannot_go_on(self._path, error) from error
+        self._on_progress()
+
+
+class RandomState:
+    """The states of all global generators that a model, a loss or an augmentation may draw from."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def state(self) -> State:
+        """Return the states as they are."""
+        version, values, gauss = random.getstate()
+        kind, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
+        return {
+            "python": [version, list(values), gauss],
+            "numpy": [kind, [int(key) for key in keys], int(position), int(has_gauss), float(cached)],
+            "torch": torch.get_rng_state(),
+            "cuda": torch.cuda.get_rng_state(self._device) if self._device.type == "cuda" else None,
+        }
+
+    def restore(self, state: State) -> None:
+        """Put the generators back into saved states."""
+        version, values, gauss = state["python"]
+        random.setstate((version, tuple(values), gauss))
+        kind, keys, position, has_gauss, cached = state["numpy"]
+        np.random.set_state((kind, np.asarray(keys, dtype=np.uint32), position, has_gauss, cached))
+        torch.set_rng_state(state["torch"])
+        if self._device.type == "cuda":
+            torch.cuda.set_rng_state(state["cuda"], self._device)
+
+
+def first_line(error: Exception) -> str:
+    """Return an error's kind and the first line of what it says."""
+    return f"{type(error).__name__}: {next(iter(str(error).strip().splitlines()), '')}".rstrip(": ")
+
+
+class _Draft:
+    """Writes a checkpoint beside its place and moves it there once it is whole; otherwise leaves nothing behind."""
+
+    def __init__(self, path: Path, identity: Identity, on_progress: Callable[[], None]) -> None:
+        self._path = path
+        self._part = path.with_name(path.name + ".part")
+        self._identity = identity
+        self._on_progress = on_progress
+        self._archive: zipfile.ZipFile | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._archive is not None:
+            with suppress(OSError, ValueError):  # a full disk says so twice
+                self._archive.close()
+            self._part.unlink(missing_ok=True)
+
+    def write_training(self, state: State) -> None:
+        """Write the large part."""
+        self._archive = zipfile.ZipFile(self._part, "w")
+        self._archive.writestr(_IDENTITY, json.dumps(self._identity))
+        with self._archive.open(_TRAINING, "w", force_zip64=True) as member:
+            file = _InChunks(member, self._on_progress)
+            try:
+                torch.save(state, cast("IO[bytes]", file))
+            except Exception as error:
+                raise file.error or error from None
+
+    def finish(self, measured: State) -> None:
+        """Write what was measured until now, JSON values, and put the file in its place."""
+        assert self._archive is not None, "the large part is written first"
+        self._archive.writestr(_MEASURED, json.dumps(measured, allow_nan=False))
+        self._archive.close()
+        self._part.replace(self._path)
+
+
+def _read(path: Path, identity: Identity, on_progress: Callable[[], None]) -> tuple[State, State]:
+    """Return the states of the training, their tensors on the CPU, and of what was measured."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            saved = json.loads(archive.read(_IDENTITY))
+            measured = json.loads(archive.read(_MEASURED))
+            _check(path, saved, identity)
+            with archive.open(_TRAINING) as member:
+                content = _whole(member, on_progress)
+        return torch.load(content, map_location="cpu", weights_only=True), measured
+    except CheckpointError:
+        raise
+    except Exception as error:
+        raise _cannot_go_on(path, error) from error
+
+
+def _cannot_go_on(path: Path, error: Exception) -> CheckpointError:
+    what = "it is not there" if isinstance(error, FileNotFoundError) else first_line(error)
+    return CheckpointError(f"the trial cannot go on from its checkpoint {path}: {what}")
+
+
+def _check(path: Path, saved: Mapping[str, str], wanted: Identity) -> None:
+    for name in {**wanted, **saved}:
+        if saved.get(name) != wanted.get(name):
+            raise CheckpointError(
+                f"the checkpoint {path} is that of another trial: "
+                f"its {name} is {saved.get(name)}, this trial's is {wanted.get(name)}"
+            )
+
+
+def _whole(member: IO[bytes], on_progress: Callable[[], None]) -> io.BytesIO:
+    """Return a member's content, which its last chunk has checked."""
+    content = io.BytesIO()
+    while chunk := member.read(CHUNK_BYTES):
+        content.write(chunk)
+        on_progress()
+    content.seek(0)
+    return content
+
+
+class _InChunks:
+    """A file to write to, which says after each chunk that there is progress.
+
+    ``error`` is what the file system said, which PyTorch's writer hides behind errors of its own.
+    """
+
+    def __init__(self, file: IO[bytes], on_progress: Callable[[], None]) -> None:
+        self._file = file
+        self._on_progress = on_progress
+        self.error: OSError | None = None
+
+    def write(self, data: bytes) -> int:
+        view = memoryview(data).cast("B")
+        try:
+            for start in range(0, len(view), CHUNK_BYTES):
+                self._file.write(view[start : start + CHUNK_BYTES])
+                self._on_progress()
+        except OSError as error:
+            self.error = self.error or error
+            raise
+        return len(view)
+
+    def flush(self) -> None:
+        self._file.flush()

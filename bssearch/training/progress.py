@@ -1,0 +1,28 @@
+"""How far a trial has come, whichever part of it came so far."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from bssearch.records import Observation
+
+
+@dataclass(slots=True)
+class Progress:
+    """The last observation, the best metric, peaks of memory in bytes, and warnings from before a pause."""
+
+    last: Observation | None = None
+    best: float | None = None
+    peaks: list[int] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+    def state(self) -> dict[str, Any]:
+        """Return all of it as JSON values, to be saved."""
+        return asdict(self)
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from what was saved."""
+        last = state["last"]
+        self.last = None if last is None else Observation(**last)
+        self.best, self.peaks, self.warnings = state["best"], state["peaks"], state["warnings"]

@@ -1,0 +1,210 @@
+"""Claim: the sampler `auto` takes at most 50 ms of its own time per ask at 1,000 trials, 100 ms at 10,000.
+
+Run as ``python tests/benchmarks/sampler_time.py``, a minute on two cores. Made-up trials follow the law of batch size,
+a third of them to the target, the others stopped on the way. Timed is an ask after one more trial has ended: on a grid
+of 108 cells the model alone; on the space of a spec everything that `bssearch.search.choosers.Modelled` does over a new
+history; beside them Optuna's TPE asking for the same parameters. Medians of 9 asks in one process, threads as they
+come. Exits 1 over a bar.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from bssearch.records import Observation, TrialRecord, TrialState
+from bssearch.search.auto import Auto, Run
+from bssearch.search.candidates import GridCandidates
+from bssearch.search.choosers import Modelled
+from bssearch.search.history import History
+from bssearch.search.policy import Progress
+from bssearch.search.sampler import distribution
+from bssearch.search.step_times import StepTimes
+from bssearch.spec import StudySpec
+from tests.factories import make_curve, make_probe, make_spec, make_trial
+from tests.search.watched import make_watch
+
+COUNTS = (100, 1_000, 10_000)
+BARS = {1_000: 0.050, 10_000: 0.100}
+ASKS = 9
+EVALUATIONS = 20
+TARGET = 0.9
+SIZES = tuple(2**power for power in range(3, 12))
+CELLS = list(itertools.product(SIZES, (1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-1), (0.0, 0.1)))
+
+
+def spec() -> StudySpec:
+    """Return the spec of the continuous space, its budget so large that the answer asks for nothing yet."""
+    space = {
+        "batch_size": {"low": SIZES[0], "high": SIZES[-1]},
+        "learning_rate": {"reference_batch": 32, "low": 0.001, "high": 1.0, "rule": "sqrt"},
+        "weight_decay": [0.0, 1e-4, 1e-3],
+        "dropout": {"low": 0.0, "high": 0.5},
+    }
+    budget = {"trials": 1_000_000, "trial_train_seconds": 100.0, "least_improvement": 0.0}
+    return make_spec(space=space, budget=budget, sampler={"name": "auto"}, pruner={"name": "balanced"})
+
+
+def step_seconds(batch_size: float) -> float:
+    """Return the seconds of a step, affine in the batch size."""
+    return 1e-3 * (1 + batch_size / 128)
+
+
+def seconds_of(batch_size: float, learning_rate: float, dice: np.random.Generator) -> float:
+    """Return a time to the target by a law with B_crit = 256 and a best learning rate that grows as √B."""
+    off = math.log(learning_rate / (0.05 * math.sqrt(batch_size / 32)))
+    steps = 300 * (1 + 256 / batch_size) * math.exp(min(0.3 * off**2, 3.0))
+    return step_seconds(batch_size) * steps * math.exp(0.1 * dice.standard_normal())
+
+
+def curve(seconds: float, state: TrialState) -> list[tuple[float, float]]:
+    """Return a metric over train seconds that is `TARGET` after ``seconds``; of what did not get there the first half."""
+    end = seconds if state is TrialState.REACHED else seconds / 2
+    moments = np.linspace(0.0, end, EVALUATIONS)
+    gains = 0.1 + (TARGET - 0.1) * np.minimum(moments / seconds, 1.0) ** 0.5
+    return list(zip(moments.tolist(), gains.tolist(), strict=True))
+
+
+def state_of(number: int, count: int) -> TrialState:
+    """Return how a trial ended; the last two run."""
+    if number >= count - 2:
+        return TrialState.RUNNING
+    kinds = (TrialState.REACHED, TrialState.PRUNED, TrialState.CAPPED)
+    return TrialState.DIVERGED if number % 10 == 9 else kinds[number % 3]
+
+
+def grid_asks(count: int) -> Callable[[int], None]:
+    """Return the ask of the grid's model, as the trials of a study end one by one."""
+    dice = np.random.default_rng(0)
+    cells = GridCandidates(("batch_size", "learning_rate", "dropout"), CELLS)
+    runs = []
+    for number in range(count):
+        point = int(dice.integers(len(CELLS)))
+        size, rate, _ = CELLS[point]
+        state = state_of(number, count)
+        run = Run(point, Progress(), running=state is TrialState.RUNNING, diverged=state is TrialState.DIVERGED)
+        for moment, gain in curve(seconds_of(size, rate, dice), state):
+            run.progress.add(moment, gain)
+        run.hit = run.progress.now if state is TrialState.REACHED else None
+        runs.append(run)
+    auto = Auto(cells, default=50, target_gain=TARGET, step_times=StepTimes(SIZES, step_seconds), seed=0)
+
+    def ask(number: int) -> None:
+        runs[number].progress.add(runs[number].progress.now * 1.01, runs[number].progress.gain)
+        auto.ask(runs)
+
+    return ask
+
+
+class Study:
+    """A study over the spec's space that grows by a trial between two asks."""
+
+    def __init__(self, count: int) -> None:
+        self.spec = spec()
+        self._dice = np.random.default_rng(0)
+        self._observations: dict[int, Sequence[Observation]] = {}
+        self._probes = {size: make_probe(size, step_seconds=step_seconds(size)) for size in SIZES}
+        self._trials = [self._trial(number, state_of(number, count)) for number in range(count)]
+        self._watch = make_watch(self.spec, self._observations)
+        self._chooser = Modelled(self.spec, self._watch)
+
+    def history(self) -> History:
+        """Return the history with one more trial, taken in by the watch."""
+        self._trials.append(self._trial(len(self._trials), TrialState.REACHED))
+        history = History(self.spec, list(self._trials), self._probes)
+        self._watch.update(history)
+        return history
+
+    def ask(self, history: History) -> None:
+        """Choose, as the driver does."""
+        assert self._chooser.choose(history) is not None, "the budget is large"
+
+    def _trial(self, number: int, state: TrialState) -> TrialRecord:
+        dice = self._dice
+        size = int(dice.choice(SIZES))
+        sampled = {
+            "reference_learning_rate": float(math.exp(dice.uniform(math.log(0.001), 0.0))),
+            "weight_decay": float(dice.choice((0.0, 1e-4, 1e-3))),
+            "dropout": float(dice.uniform(0.0, 0.5)),
+        }
+        if number == 0:
+            size, default = 32, self.spec.space.encode(self.spec.default_configuration)
+            assert default is not None, "it lies in the space"
+            sampled = dict(default)  # type: ignore[arg-type]
+        configuration = self.spec.space.decode(size, sampled)
+        points = curve(seconds_of(size, configuration.learning_rate, dice), state)
+        self._observations[number] = make_curve(*points, batch_size=size)
+        return make_trial(number, state=state, seconds=points[-1][0], sampled=sampled, configuration=configuration)
+
+
+def tpe_asks(count: int) -> Callable[[int], None]:
+    """Return the ask of Optuna's TPE over the same space, with as many completed trials."""
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    dice = np.random.default_rng(0)
+    distributions = {one.name: distribution(one) for one in spec().space.dimensions()}
+    distributions["batch_size"] = optuna.distributions.IntDistribution(0, len(SIZES) - 1)
+    study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=0))
+
+    def add() -> None:
+        params = {
+            "batch_size": int(dice.integers(len(SIZES))),
+            "reference_learning_rate": float(math.exp(dice.uniform(math.log(0.001), 0.0))),
+            "weight_decay": int(dice.integers(3)),
+            "dropout": float(dice.uniform(0.0, 0.5)),
+        }
+        value = seconds_of(SIZES[params["batch_size"]], params["reference_learning_rate"], dice)
+        study.add_trial(optuna.trial.create_trial(params=params, distributions=distributions, value=value))
+
+    for _ in range(count):
+        add()
+    return lambda _: study.ask(distributions) and None
+
+
+def median_seconds(ask: Callable[[int], None]) -> float:
+    """Return the median time of an ask; the first, which fills what is kept between two, does not count."""
+    times = []
+    for number in range(ASKS + 1):
+        started = time.perf_counter()
+        ask(number)
+        times.append(time.perf_counter() - started)
+    return statistics.median(times[1:])
+
+
+def space_seconds(count: int) -> tuple[float, float]:
+    """Return the median time of an ask over the spec's space, and the time of the first, after a restart."""
+    study = Study(count)
+    times = []
+    for _ in range(ASKS + 1):
+        history = study.history()
+        started = time.perf_counter()
+        study.ask(history)
+        times.append(time.perf_counter() - started)
+    return statistics.median(times[1:]), times[0]
+
+
+def main() -> int:
+    """Print the medians and the bars; return 1 where one is not met."""
+    print(f"{'trials':>8} {'grid':>9} {'space':>9} {'its first':>9} {'TPE':>9}   ms per ask")
+    is_met = True
+    for count in COUNTS:
+        grid, (space, first), tpe = median_seconds(grid_asks(count)), space_seconds(count), median_seconds(tpe_asks(count))
+        line = " ".join(f"{1e3 * one:9.1f}" for one in (grid, space, first, tpe))
+        bar = BARS.get(count)
+        if bar is not None:
+            met = max(grid, space) <= bar
+            is_met = is_met and met
+            line += f"   {'met' if met else 'NOT MET'}: at most {1e3 * bar:g} ms"
+        print(f"{count:>8,} {line}")
+    return 0 if is_met else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,117 @@
+"""Trials that are paused in one worker process and go on in another."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from bssearch.executors.base import Ended, Event, Observed
+from bssearch.executors.local import LocalExecutor
+from bssearch.records import Observation, TrialOutcome, TrialRequest, TrialState
+from tests.executors.line_workload import opened, outcomes, request_endless_trial, wait_for, worker_pids
+
+STEPS = 6000
+
+
+def request_long_trial(number: int, checkpoint: Path, behaviour: str = "learn") -> TrialRequest:
+    """Return a request that ends after so many steps, out of reach of its target."""
+    endless = request_endless_trial(number, behaviour)
+    configuration = replace(
+        endless.configuration, parameters={"horizon_samples": 8 * STEPS, "ema_decay": 0.99, "momentum": 0.95}
+    )
+    return replace(endless, configuration=configuration, eval_every_steps=100, checkpoint=str(checkpoint))
+
+
+def steps_of(events: list[Event]) -> list[int]:
+    return [event.observation.step for event in events if isinstance(event, Observed)]
+
+
+def run(
+    executor: LocalExecutor, request: TrialRequest, pause_after: int | None = None
+) -> tuple[TrialOutcome, list[Observation]]:
+    """Run a trial to its end, or pause it once it has been evaluated after so many steps."""
+    executor.submit(request)
+    events: list[Event] = []
+    if pause_after is not None:
+        events += wait_for(executor, lambda seen: any(step >= pause_after for step in steps_of(seen)))
+        executor.stop(request.number, TrialState.PAUSED, "later")
+    if not any(isinstance(one, Ended) for one in events):
+        events += wait_for(executor, lambda seen: request.number in outcomes(seen))
+    return outcomes(events)[request.number], [one.observation for one in events if isinstance(one, Observed)]
+
+
+def timeless(observations: list[Observation]) -> list[Observation]:
+    return [replace(one, train_seconds=0.0) for one in observations]
+
+
+def test_a_trial_goes_on_in_another_worker_process_bit_for_bit(tmp_path: Path) -> None:
+    request = request_long_trial(1, tmp_path / "trial-1")
+    with opened(tmp_path) as executor:
+        whole, curve = run(executor, replace(request, checkpoint=None))
+        paused, first = run(executor, request, pause_after=1000)
+        (pid,) = worker_pids(executor)
+    with opened(tmp_path) as executor:
+        executor.describe()
+        assert worker_pids(executor) != [pid]
+        again, second = run(executor, replace(request, resumes=True), pause_after=2000)
+        outcome, third = run(executor, replace(request, resumes=True))
+    assert (paused.state, paused.reason, again.state) == (TrialState.PAUSED, "later", TrialState.PAUSED)
+    assert 1000 <= paused.steps < again.steps < STEPS == outcome.steps == whole.steps
+    assert (outcome.state, outcome.reason) == (whole.state, whole.reason)
+    assert timeless([*first, *second, *third]) == timeless(curve)
+    seconds = [one.train_seconds for one in (*first, *second, *third)]
+    assert seconds == sorted(seconds)
+    assert paused.train_seconds < again.train_seconds < outcome.train_seconds
+    assert outcome.warmup_seconds > again.warmup_seconds > paused.warmup_seconds
+    ledgers = outcome.train_seconds + outcome.evaluation_seconds + outcome.warmup_seconds + outcome.other_seconds
+    assert 0 <= outcome.wall_seconds - ledgers < 0.05 * outcome.wall_seconds
+
+
+def test_a_trial_that_names_no_file_or_one_that_cannot_be_written_is_pruned(tmp_path: Path) -> None:
+    nowhere = request_long_trial(1, tmp_path / "nowhere" / "trial-1")
+    with opened(tmp_path) as executor:
+        pruned, _ = run(executor, replace(nowhere, checkpoint=None), pause_after=100)
+        assert (pruned.state, pruned.reason) == (TrialState.PRUNED, "later")
+        refused, _ = run(executor, nowhere, pause_after=100)
+        assert refused.state is TrialState.PRUNED
+        assert refused.reason.startswith("later; could not be paused: FileNotFoundError: ")
+        assert not list(tmp_path.rglob("*.part"))
+
+
+def test_a_checkpoint_that_cannot_be_read_fails_the_trial_and_leaves_the_worker(tmp_path: Path) -> None:
+    missing = replace(request_long_trial(1, tmp_path / "missing"), resumes=True)
+    (tmp_path / "broken").write_bytes(b"PK\3\4 and no more")
+    with opened(tmp_path) as executor:
+        executor.describe()
+        before = worker_pids(executor)
+        for name, why in (("missing", "it is not there"), ("broken", "BadZipFile")):
+            outcome, observed = run(executor, replace(missing, checkpoint=str(tmp_path / name)))
+            assert (outcome.state, observed) == (TrialState.FAILED, [])
+            assert outcome.reason.startswith(f"the trial cannot go on from its checkpoint {tmp_path / name}: {why}")
+            assert outcome.traceback is not None
+        assert worker_pids(executor) == before
+
+
+def test_a_checkpoint_of_another_trial_fails_the_trial(tmp_path: Path) -> None:
+    request = request_long_trial(1, tmp_path / "trial")
+    with opened(tmp_path) as executor:
+        assert run(executor, request, pause_after=100)[0].state is TrialState.PAUSED
+        outcome, _ = run(executor, replace(request, number=2, seed=2, resumes=True))
+    assert (outcome.state, outcome.steps) == (TrialState.FAILED, 0)
+    assert f"{tmp_path / 'trial'} is that of another trial: its seed is 1, this trial's is 2" in outcome.reason
+
+
+@pytest.mark.slow
+def test_a_worker_that_dies_or_hangs_in_a_resumed_part_ends_the_trial_as_ever(tmp_path: Path) -> None:
+    for behaviour, why in (("exit", "exited with code 3"), ("hang", "hang: no training progress")):
+        folder = tmp_path / behaviour
+        folder.mkdir()
+        with opened(folder, at=1500, hang_seconds=4.0) as executor:
+            request = request_long_trial(1, folder / "trial", behaviour)
+            paused, _ = run(executor, request, pause_after=500)
+            assert paused.state is TrialState.PAUSED
+            outcome, observed = run(executor, replace(request, resumes=True))
+        assert (outcome.state, observed != []) == (TrialState.FAILED, True)
+        assert why in outcome.reason

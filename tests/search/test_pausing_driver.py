@@ -1,0 +1,253 @@
+"""The driver with trials that wait: paused, gone on with, given up, and taken over by the next run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from bssearch.errors import TargetNotReachedError
+from bssearch.executors.base import Ended, Event, Observed
+from bssearch.records import Observation, Phase, TrialOutcome, TrialRecord, TrialRequest, TrialState
+from bssearch.search.listener import Listener
+from bssearch.search.study import run_study
+from bssearch.spec import StudySpec
+from bssearch.storage.repository import open_store
+from tests.factories import make_spec
+from tests.search.law import LawExecutor, step_seconds, steps_needed
+
+STEPS = 20
+
+
+@dataclass
+class SteppingLaw(LawExecutor):
+    """Runs its trials evaluation by evaluation, side by side, and lets them be paused and go on."""
+
+    saves: bool = True
+    done: dict[int, int] = field(default_factory=dict)
+    pauses: int = 0
+    resumed: list[int] = field(default_factory=list)
+
+    def submit(self, request: TrialRequest) -> None:
+        if request.resumes:
+            assert request.checkpoint is not None
+            assert Path(request.checkpoint).read_text() == str(self.done[request.number])
+            self.resumed.append(request.number)
+        else:
+            self.done[request.number] = 0
+        super().submit(request)
+
+    def events(self, timeout: float) -> list[Event]:
+        if not self.running:
+            return []
+        request = self.running.pop(0)
+        if request.number in self.stopped:
+            return [Ended(request.number, self._stopped(request, *self.stopped.pop(request.number)))]
+        self.done[request.number] += 1
+        seconds = steps_needed(request.configuration) * step_seconds(request.configuration.batch_size)
+        now = self.done[request.number] / STEPS * self.full
+        end = min(seconds, request.train_seconds_limit)
+        if now >= end:
+            return [Ended(request.number, self._ended(request, seconds, end))]
+        self.running.append(request)
+        return [Observed(request.number, self._seen(request, now, seconds))]
+
+    full = 100.0
+
+    def _seen(self, request: TrialRequest, now: float, seconds: float) -> Observation:
+        step = self.done[request.number]
+        return Observation(
+            step=step,
+            samples=step * request.configuration.batch_size,
+            train_seconds=now,
+            metric=0.9 * now / seconds,
+            loss=None,
+            learning_rate=request.configuration.learning_rate,
+        )
+
+    def _stopped(self, request: TrialRequest, state: TrialState, reason: str) -> TrialOutcome:
+        if state is TrialState.PAUSED:
+            self.pauses += 1
+            if not self.saves or request.checkpoint is None:
+                state, reason = TrialState.PRUNED, f"{reason}; could not be paused: no room"
+            else:
+                Path(request.checkpoint).write_text(str(self.done[request.number]))
+        now = self.done[request.number] / STEPS * self.full
+        return TrialOutcome(state=state, reason=reason, steps=self.done[request.number], train_seconds=now)
+
+    def _ended(self, request: TrialRequest, seconds: float, end: float) -> TrialOutcome:
+        reached = seconds <= request.train_seconds_limit
+        per_step = step_seconds(request.configuration.batch_size)
+        return TrialOutcome(
+            state=TrialState.REACHED if reached else request.limit_state,
+            reason="by the law",
+            steps=round(end / per_step),
+            train_seconds=end,
+            wall_seconds=end,
+            time_to_target_s=seconds if reached else None,
+            steps_to_target=round(seconds / per_step) if reached else None,
+            best_metric=0.9,
+            test_metric=0.89 if request.evaluate_test else None,
+        )
+
+
+@pytest.fixture(autouse=True)
+def _checkpoints_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BSSEARCH_CHECKPOINT_DIR", str(tmp_path / "waiting"))
+
+
+def study_spec(**changes: object) -> StudySpec:
+    return make_spec(
+        **{
+            "sampler": {"name": "tpe"},
+            "pruner": {"name": "balanced", "slack": 1.0},
+            "budget": {"trials": 40, "trial_train_seconds": 4.0},
+            "confirm": {"runs": 0},
+            **changes,
+        }
+    )
+
+
+def run(spec: StudySpec, folder: Path, executor: LawExecutor) -> list[TrialRecord]:
+    url = f"sqlite:///{folder / 'study.db'}"
+    executor.full = spec.budget.trial_train_seconds  # type: ignore[attr-defined]
+    run_study(spec, db=url, make_executor=lambda *_: executor)
+    with open_store(url, write=False) as store:
+        return list(store.trials(spec.name, phase=Phase.SEARCH))
+
+
+@pytest.mark.parametrize("slots", [1, 3])
+def test_what_has_no_chance_waits_and_is_pruned_at_the_end(tmp_path: Path, slots: int) -> None:
+    executor = SteppingLaw(slots=slots)
+    trials = run(study_spec(), tmp_path, executor)
+    assert executor.pauses > 0
+    assert all(trial.state.is_finished and trial.state is not TrialState.PAUSED for trial in trials)
+    assert sum(trial.state is TrialState.PRUNED for trial in trials) == executor.pauses - len(executor.resumed)
+    assert not list((tmp_path / "waiting").rglob("trial-*"))
+    assert len(trials) == 40
+
+
+def test_before_the_first_hit_the_best_go_on_from_where_they_were(tmp_path: Path) -> None:
+    outside = {"batch_size": 128, "learning_rate": 9.0, "weight_decay": 0.0, "dropout": 0.1}
+    executor = SteppingLaw()
+    trials = run(study_spec(default=outside), tmp_path, executor)
+    first = next(trial for trial in trials if trial.state is TrialState.REACHED)
+    assert 3 <= executor.pauses, "each runs to the first rung at first"
+    assert executor.resumed
+    assert min(executor.resumed) < first.number
+
+
+def test_without_a_hit_every_trial_runs_to_its_limit_in_the_end(tmp_path: Path) -> None:
+    executor = SteppingLaw()
+    spec = study_spec(budget={"trials": 8, "trial_train_seconds": 0.1})
+    with pytest.raises(TargetNotReachedError):
+        run(spec, tmp_path, executor)
+    with open_store(f"sqlite:///{tmp_path / 'study.db'}", write=False) as store:
+        trials = store.trials(spec.name)
+    assert {trial.state for trial in trials} == {TrialState.EXHAUSTED}
+    assert executor.pauses == len(executor.resumed) > 0
+
+
+def test_the_next_run_goes_on_with_what_waits(tmp_path: Path) -> None:
+    class Dies(BaseException):
+        pass
+
+    class Doomed(SteppingLaw):
+        def events(self, timeout: float) -> list[Event]:
+            if self.pauses == 4:
+                raise Dies
+            return super().events(timeout)
+
+    spec = study_spec(budget={"trials": 12, "trial_train_seconds": 0.1})
+    doomed = Doomed()
+    with pytest.raises(Dies):
+        run(spec, tmp_path, doomed)
+    with open_store(f"sqlite:///{tmp_path / 'study.db'}", write=False) as store:
+        paused = store.trials(spec.name, states=[TrialState.PAUSED])
+    assert paused
+    executor = SteppingLaw(done=doomed.done)
+    with pytest.raises(TargetNotReachedError):
+        run(spec, tmp_path, executor)
+    assert {trial.number for trial in paused} <= set(executor.resumed)
+
+
+def test_a_checkpoint_that_is_gone_makes_its_trial_a_pruned_one(tmp_path: Path) -> None:
+    class Forgetful(SteppingLaw):
+        def events(self, timeout: float) -> list[Event]:
+            events = super().events(timeout)
+            for file in (tmp_path / "waiting").rglob("trial-*"):
+                file.unlink()
+            return events
+
+    executor = Forgetful()
+    trials = run(study_spec(), tmp_path, executor)
+    assert executor.pauses > 0
+    assert not executor.resumed
+    assert not any(trial.state is TrialState.PAUSED for trial in trials)
+
+
+def test_where_nothing_can_be_saved_hopeless_trials_are_stopped_and_the_others_go_on(tmp_path: Path) -> None:
+    outside = {"batch_size": 128, "learning_rate": 9.0, "weight_decay": 0.0, "dropout": 0.1}
+    executor = SteppingLaw(saves=False)
+    trials = run(study_spec(default=outside), tmp_path, executor)
+    assert executor.pauses == 1
+    assert not executor.resumed
+    assert sum(trial.state is TrialState.REACHED for trial in trials) > 5
+
+
+def test_what_waits_takes_no_more_disk_than_it_may(tmp_path: Path) -> None:
+    class Looks(SteppingLaw):
+        most = 0
+
+        def submit(self, request: TrialRequest) -> None:
+            files = list((tmp_path / "waiting").rglob("trial-*"))
+            self.most = max(self.most, len(files))
+            super().submit(request)
+
+    allowed = 3 * 2 / 2**30  # what is saved has one digit or two
+    executor = Looks()
+    trials = run(study_spec(pruner={"name": "balanced", "slack": 1.0, "checkpoint_gib": allowed}), tmp_path, executor)
+    assert 1 <= executor.most <= 6
+    assert executor.pauses - len(executor.resumed) > 6
+    assert sum(trial.state is TrialState.PRUNED for trial in trials) == executor.pauses - len(executor.resumed)
+
+
+def test_auto_finds_the_optimum_of_the_law_and_says_why_it_ends(tmp_path: Path) -> None:
+    notes: list[str] = []
+
+    class Ear(Listener):
+        def note(self, message: str) -> None:
+            notes.append(message)
+
+    spec = study_spec(sampler={"name": "auto"}, budget={"trials": 60, "trial_train_seconds": 4.0})
+    executor = SteppingLaw(slots=2)
+    executor.full = 4.0
+    url = f"sqlite:///{tmp_path / 'study.db'}"
+    answer = run_study(spec, db=url, listener=Ear(), make_executor=lambda *_: executor)
+    assert answer.optimal.batch_size in {16, 32}
+    assert len(executor.done) < 60
+    (ending,) = [note for note in notes if note.startswith("the search has ended")]
+    assert "less than budget.least_improvement = 2.00%" in ending
+
+
+def test_confirmation_fills_slots_of_their_own_device_that_the_last_search_trials_leave_idle(tmp_path: Path) -> None:
+    class Notes(SteppingLaw):
+        beside: int = 0
+        most_confirmed: int = 0
+
+        def submit(self, request: TrialRequest) -> None:
+            super().submit(request)
+            confirming = [one for one in self.running if one.evaluate_test]
+            self.most_confirmed = max(self.most_confirmed, len(confirming))
+            self.beside += 0 < len(confirming) < len(self.running)
+
+    spec = study_spec(confirm={"top": 2, "runs": 3})
+    apart, shared = Notes(slots=3, slots_apart=True), Notes(slots=3)
+    for executor, folder in ((apart, tmp_path / "apart"), (shared, tmp_path / "shared")):
+        folder.mkdir()
+        trials = run(spec, folder, executor)
+        assert len(trials) == 40
+    assert apart.beside > 0
+    assert apart.most_confirmed == 3
+    assert (shared.beside, shared.most_confirmed) == (0, 1)

@@ -1,0 +1,210 @@
+"""Trials that are paused, go on, or are left as pruned, on every database."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+
+import pytest
+from alembic import command
+from sqlalchemy import text
+
+from bssearch.errors import DatabaseError, UsageError
+from bssearch.records import TrialOutcome, TrialState
+from bssearch.storage import migrate
+from bssearch.storage.engine import create_engine_for, writing
+from bssearch.storage.repository import Store, open_store
+from tests.factories import make_curve
+from tests.storage.conftest import OUTCOME, add_study, start
+from tests.storage.test_migrate import _config
+
+PAUSED = replace(
+    OUTCOME,
+    state=TrialState.PAUSED,
+    reason="slower than the fastest",
+    time_to_target_s=None,
+    steps_to_target=None,
+    first_hit_step=None,
+    first_hit_seconds=None,
+    test_metric=None,
+    traceback=None,
+    contended=False,
+)
+
+
+def pause(store: Store, number: int, outcome: TrialOutcome = PAUSED) -> None:
+    store.finish_trial("toy", number, outcome, steps_x_step_time_s=None)
+
+
+def resume(store: Store, number: int, owner: str = "second", *, limit: float = 4.0, seconds: float = 60.0) -> bool:
+    return store.resume_trial("toy", number, train_seconds_limit=limit, lease_owner=owner, lease_seconds=seconds)
+
+
+@pytest.fixture
+def paused(store: Store) -> Store:
+    """A store with one paused trial that has been evaluated twice."""
+    add_study(store)
+    start(store, lease_owner="first")
+    store.append_observations("toy", [(1, one) for one in make_curve((0.0, 0.1), (1.0, 0.4))])
+    pause(store, 1)
+    return store
+
+
+def test_a_paused_trial_has_ended_and_nobody_runs_it(paused: Store) -> None:
+    trial = paused.trial("toy", 1)
+    assert (trial.state, trial.outcome) == (TrialState.PAUSED, PAUSED)
+    assert trial.ended_at is not None and trial.lease_expires_at is None
+    assert paused.mark_lost("toy", is_alive=lambda owner: False) == []
+    assert paused.studies()[0].running == 0
+    pause(paused, 1)  # an earlier try made it
+    with pytest.raises(DatabaseError, match="is not running but paused"):
+        pause(paused, 1, OUTCOME)
+
+
+def test_it_goes_on_under_its_number_its_new_limit_and_a_new_lease(paused: Store) -> None:
+    before = paused.trial("toy", 1)
+    assert resume(paused, 1)
+    trial = paused.trial("toy", 1)
+    assert (trial.state, trial.outcome, trial.ended_at) == (TrialState.RUNNING, None, None)
+    assert (trial.lease_owner, trial.train_seconds_limit) == ("second", 4.0)
+    assert (trial.created_at, trial.seed, trial.configuration) == (before.created_at, before.seed, before.configuration)
+    paused.append_observations("toy", [(1, replace(make_curve((2.0, 0.9))[0], step=20))])
+    assert [one.step for one in paused.observations("toy", 1)] == [0, 10, 20]
+    ended = replace(OUTCOME, contended=False)
+    pause(paused, 1, ended)
+    assert paused.trial("toy", 1).outcome == ended
+
+
+def test_one_driver_gets_it(paused: Store) -> None:
+    assert resume(paused, 1, "second")
+    assert resume(paused, 1, "second"), "tried again"
+    assert not resume(paused, 1, "third")
+    assert paused.trial("toy", 1).lease_owner == "second"
+    pause(paused, 1)
+    assert resume(paused, 1, "third", limit=9.0)
+    assert not resume(paused, 1, "second")
+    pause(paused, 1, OUTCOME)
+    assert not resume(paused, 1, "third")
+
+
+def test_of_many_drivers_at_once_one_gets_it(paused: Store, url: str) -> None:
+    together = threading.Barrier(4)
+    got: list[str] = []
+
+    def drive(owner: str) -> None:
+        with open_store(url) as store:
+            together.wait()
+            if resume(store, 1, owner):
+                got.append(owner)
+
+    drivers = [threading.Thread(target=drive, args=(f"driver-{index}",)) for index in range(4)]
+    for driver in drivers:
+        driver.start()
+    for driver in drivers:
+        driver.join()
+    assert got == [paused.trial("toy", 1).lease_owner]
+
+
+def test_other_trials_cannot_be_resumed(paused: Store) -> None:
+    start(paused)
+    start(paused)
+    pause(paused, 3, OUTCOME)
+    for number in (2, 3, 99):
+        assert not resume(paused, number, "anybody")
+    assert [trial.state for trial in paused.trials("toy")] == ["paused", "running", "reached"]
+
+
+def test_a_resumed_trial_is_lost_with_its_driver_and_keeps_how_far_it_came(paused: Store) -> None:
+    resume(paused, 1)
+    assert paused.mark_lost("toy", is_alive={"second": False}.get) == [1]
+    lost = paused.trial("toy", 1)
+    assert lost.state is TrialState.LOST and lost.outcome is not None
+    assert (lost.outcome.reason, lost.outcome.steps) == ("its driver second is gone", 10)
+    assert (lost.outcome.best_metric, lost.outcome.last_miss_step) == (None, None)
+    with pytest.raises(DatabaseError, match="is not running but lost"):
+        pause(paused, 1)
+    assert not resume(paused, 1)
+
+
+def test_a_resumed_trial_s_lease_is_kept_by_heartbeats(paused: Store) -> None:
+    resume(paused, 1, seconds=-5.0)
+    paused.heartbeat("toy", "second", 60.0)
+    assert paused.mark_lost("toy", is_alive=lambda owner: None) == []
+
+
+@pytest.mark.parametrize("first", [False, True])
+@pytest.mark.parametrize("second", [False, True])
+def test_a_trial_is_contended_where_any_part_of_it_was(store: Store, first: bool, second: bool) -> None:
+    add_study(store)
+    start(store)
+    pause(store, 1, replace(PAUSED, contended=first))
+    resume(store, 1)
+    for _ in range(2):  # as after a connection that broke
+        pause(store, 1, replace(OUTCOME, contended=second))
+    outcome = store.trial("toy", 1).outcome
+    assert outcome is not None and outcome.contended is (first or second)
+
+
+def test_those_that_will_not_go_on_are_pruned(paused: Store) -> None:
+    for _ in range(4):
+        start(paused)
+    for number in (2, 3, 4):
+        pause(paused, number)
+    resume(paused, 2)
+    stamp = paused.stamp("toy")
+    assert paused.settle_paused("toy", [1, 2, 5, 99]) == [1]
+    assert paused.stamp("toy") != stamp
+    settled = paused.trial("toy", 1)
+    assert (settled.state, settled.outcome) == (TrialState.PRUNED, replace(PAUSED, state=TrialState.PRUNED))
+    assert paused.settle_paused("toy", []) == []
+    assert paused.settle_paused("toy") == [3, 4]
+    assert paused.settle_paused("toy") == []
+    assert not resume(paused, 3)
+    assert [trial.state for trial in paused.trials("toy")] == ["pruned", "running", "pruned", "pruned", "running"]
+
+
+def test_those_of_another_study_are_left_alone(paused: Store) -> None:
+    add_study(paused, "other")
+    start(paused, "other")
+    paused.finish_trial("other", 1, PAUSED, steps_x_step_time_s=None)
+    assert paused.settle_paused("other") == [1]
+    assert paused.trial("toy", 1).state is TrialState.PAUSED
+    assert resume(paused, 1)
+
+
+def test_an_answer_is_old_when_a_trial_goes_on_and_when_it_is_paused_again(paused: Store) -> None:
+    stamps = [paused.stamp("toy")]
+    resume(paused, 1)
+    stamps.append(paused.stamp("toy"))
+    pause(paused, 1)
+    stamps.append(paused.stamp("toy"))
+    assert len(set(stamps)) == 3
+
+
+def test_a_study_with_paused_trials_can_be_renamed_archived_and_deleted(paused: Store) -> None:
+    paused.rename_study("toy", "game")
+    paused.archive_study("game")
+    paused.delete_study("game")
+    assert paused.studies() == []
+    add_study(paused)
+    start(paused)
+    pause(paused, 1)
+    resume(paused, 1)
+    with pytest.raises(UsageError, match="its trial 1 is run by second"):
+        paused.delete_study("toy")
+
+
+def test_the_schema_before_takes_them_as_pruned(paused: Store, url: str) -> None:
+    start(paused)
+    engine = create_engine_for(url, foreign_keys=False)
+    try:
+        with writing(engine) as connection:
+            command.downgrade(_config(connection), "0004")
+            states = connection.execute(text("SELECT state, ended_at IS NULL FROM bss_trial ORDER BY number")).all()
+        assert [tuple(row) for row in states] == [("pruned", False), ("running", True)]
+        assert migrate.upgrade(url).before == "0004"
+        assert [trial.state for trial in paused.trials("toy")] == ["pruned", "running"]
+        assert [one.step for one in paused.observations("toy", 1)] == [0, 10]
+        pause(paused, 2)
+    finally:
+        engine.dispose()

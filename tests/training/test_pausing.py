@@ -1,0 +1,449 @@
+"""A trial that was paused goes on as if it had never stopped."""
+
+from __future__ import annotations
+
+import functools
+import pickle
+import random
+import resource
+import time
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from bssearch.errors import CheckpointError
+from bssearch.records import Configuration, Goal, Observation, Target, TrialOutcome, TrialRequest, TrialState
+from bssearch.training import checkpoint, gradient_noise
+from bssearch.training.clock import LEDGERS, Clock
+from tests.training.test_loop import timeless
+from tests.training.toys import FakeTime, Run, Toy, configuration, on_cpu, request
+
+
+class Random(Toy):
+    """A network with batch normalisation whose training draws from every generator there is."""
+
+    def build_model(self, *, dropout: float) -> nn.Module:
+        layers = nn.Linear(6, 16), nn.BatchNorm1d(16), nn.Tanh(), nn.Dropout(dropout), nn.Linear(16, 2)
+        return nn.Sequential(*layers).to(self.dtype)
+
+    def augment(self, inputs: torch.Tensor) -> torch.Tensor:
+        return inputs + 0.1 * torch.randn_like(inputs) + 0.1 * float(np.random.normal()) + 0.1 * random.gauss(0, 1)
+
+
+class StepClock(Clock):
+    """A clock that counts the steps of its part, by the time of a test."""
+
+    def __init__(self, fake: FakeTime) -> None:
+        self.steps = 0
+        super().__init__(now=lambda: fake.seconds, cpu_now=lambda: fake.cpu_seconds)
+
+    def pace(self, micro_batches: int = 1) -> None:
+        self.steps += 1
+
+
+@dataclass
+class Parts:
+    """Runs a request in parts, at one second a micro-batch, and keeps what all of them observed."""
+
+    request: TrialRequest
+    settings: dict[str, Any] = field(default_factory=dict)
+    toy: type[Toy] = Random
+    observations: list[Observation] = field(default_factory=list)
+    outcomes: list[TrialOutcome] = field(default_factory=list)
+    time: FakeTime = field(default_factory=FakeTime)
+
+    def run(self, stop_after: int | None = None, stop_seen: int | None = None, **changes: Any) -> TrialOutcome:
+        """Run a part, to its end or until so many of its steps were taken, or a step was evaluated."""
+        clock = StepClock(self.time)
+        seen: list[int] = []
+        observations: list[Observation] = []
+
+        def stop() -> tuple[TrialState, str] | None:
+            late = stop_after is not None and clock.steps >= stop_after
+            return (TrialState.PAUSED, "later") if late or stop_seen in seen else None
+
+        run = Run(
+            replace(self.request, resumes=bool(self.outcomes), **changes),
+            self.toy(on_loss=lambda: self.time.pass_by(1.0)),
+            clock=clock,
+            stop=stop,
+            on_observation=lambda: seen.append(observations[-1].step),
+            computation=on_cpu(**self.settings),
+            keep=observations,
+        )
+        self.observations += observations
+        self.outcomes.append(run.outcome)
+        self.time.pass_by(1000.0)  # what lies between the parts is nobody's time
+        return run.outcome
+
+
+SGD = configuration(30, parameters={"momentum": 0.9, "nesterov": True}, warmup_epochs=3.0)
+ADAMW = configuration(
+    24,
+    micro_batch_size=8,
+    accumulation_steps=3,
+    learning_rate=0.01,
+    optimizer="adamw",
+    dropout=0.3,
+    weight_decay=0.01,
+    label_smoothing=0.1,
+    warmup_epochs=2.0,
+    parameters={"ema_decay": 0.9, "clip_norm": 0.5, "schedule": "cosine", "horizon_samples": 2000},
+)
+
+
+def asked(configuration: Configuration, folder: Path, **changes: Any) -> TrialRequest:
+    """Return a request that no part of a test reaches the target of, to be saved in the folder."""
+    settings = {"target": 1.0, "train_seconds_limit": 150.0, "checkpoint": str(folder / "trial"), **changes}
+    return replace(request(configuration, **settings), eval_every_steps=5)
+
+
+def trained(parts: Parts) -> tuple[list[Observation], dict[str, Any], float]:
+    """Return what must not differ between one part and several: all but what the warm-up and other things took."""
+    outcome = parts.outcomes[-1]
+    return parts.observations, timeless(outcome), outcome.train_seconds
+
+
+@pytest.mark.parametrize("configuration", [SGD, ADAMW], ids=["sgd", "adamw"])
+@pytest.mark.parametrize("data", ["device", "host"])
+@pytest.mark.parametrize(
+    "where",
+    [
+        {"stop_after": 7},  # between two evaluations
+        {"stop_after": 10},  # when one is due
+        {"stop_seen": 10},  # when one has been made
+        {"stop_seen": 0},  # before the first step
+        {"stop_after": 9},  # at the end of the warmup
+        {"stop_after": 12},  # at the end of an epoch
+    ],
+    ids=["between", "due", "made", "start", "warmed", "epoch"],
+)
+def test_a_paused_trial_goes_on_as_if_it_had_never_stopped(
+    configuration: Configuration, data: str, where: dict[str, int], tmp_path: Path
+) -> None:
+    settings = {"data": data, "loader_workers": 0}
+    whole, parts = (Parts(asked(configuration, tmp_path), settings) for _ in range(2))
+    whole.run()
+    paused = parts.run(**where)
+    assert (paused.state, paused.reason) == (TrialState.PAUSED, "later")
+    parts.run()
+    assert len(whole.observations) > 5
+    assert trained(parts) == trained(whole)
+
+
+@pytest.mark.slow
+def test_a_loader_of_processes_goes_on_where_it_was(tmp_path: Path) -> None:
+    whole, parts = (Parts(asked(SGD, tmp_path), {"data": "host", "loader_workers": 2}) for _ in range(2))
+    whole.run()
+    parts.run(stop_after=8)
+    parts.run()
+    assert trained(parts) == trained(whole)
+
+
+@pytest.mark.parametrize("configuration", [SGD, ADAMW], ids=["sgd", "adamw"])
+def test_a_trial_can_be_paused_again_and_again(configuration: Configuration, tmp_path: Path) -> None:
+    whole, parts = (Parts(asked(configuration, tmp_path)) for _ in range(2))
+    whole.run()
+    for steps in (7, 1, 3, 0, 4):
+        assert parts.run(stop_after=steps).state is TrialState.PAUSED
+    parts.run()
+    assert [outcome.steps for outcome in parts.outcomes[:-1]] == [7, 8, 11, 11, 15]
+    assert trained(parts) == trained(whole)
+    assert [path.name for path in tmp_path.iterdir()] == ["trial"]
+
+
+def test_a_paused_outcome_is_a_pruned_one_but_for_its_state(tmp_path: Path) -> None:
+    paused = Parts(asked(SGD, tmp_path)).run(stop_after=12)
+    pruned = Parts(asked(SGD, tmp_path, checkpoint=None)).run(stop_after=12)
+    assert (pruned.state, pruned.reason) == (TrialState.PRUNED, "later")
+    machine: dict[str, Any] = {"contended": False, "warnings": ()}
+    without_saving = {**machine, "other_seconds": 0.0, "wall_seconds": 0.0}
+    assert replace(paused, state=TrialState.PRUNED, **without_saving) == replace(pruned, **without_saving)
+    assert (paused.last_miss_step, paused.steps) == (10, 12)
+
+
+def test_a_resumed_trial_crosses_its_target_in_the_interval_of_one_that_was_never_paused(tmp_path: Path) -> None:
+    easy = replace(asked(SGD, tmp_path), target=Target(metric="accuracy", value=0.85))
+    whole, parts = (Parts(easy) for _ in range(2))
+    assert whole.run().state is TrialState.REACHED
+    (hit,) = [seen.step for seen in whole.observations if seen.metric >= 0.85]
+    parts.run(stop_after=hit)
+    assert parts.observations[-1].step < hit
+    parts.run()
+    first, second = whole.outcomes[-1], parts.outcomes[-1]
+    assert trained(parts) == trained(whole)
+    assert (first.time_to_target_s, first.last_miss_seconds) == (second.time_to_target_s, second.last_miss_seconds)
+
+
+def test_the_limit_is_that_of_the_new_request(tmp_path: Path) -> None:
+    parts = Parts(asked(SGD, tmp_path))
+    parts.run(stop_after=12)
+    capped = parts.run(train_seconds_limit=5.0, limit_state=TrialState.CAPPED)
+    assert (capped.state, capped.steps, capped.train_seconds) == (TrialState.CAPPED, 12, 12.0)
+    assert parts.observations[-1].step == 10
+
+
+def test_a_target_met_before_the_stop_wins(tmp_path: Path) -> None:
+    met = replace(asked(SGD, tmp_path), target=Target(metric="accuracy", value=0.0), stop_at_target=False)
+    outcome = Parts(met).run(stop_after=7)
+    assert outcome.state is TrialState.REACHED
+    assert "then trained on: later" in outcome.reason
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_noise_scale_is_that_of_both_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gradient_noise, "NOISE_SHARE", 1e6)
+    monkeypatch.setattr(gradient_noise, "WINDOW_SHARE", 0.05)
+    lowest = Target(metric="loss", value=0.0, goal=Goal.MINIMIZE)
+    whole, parts = (Parts(replace(asked(ADAMW, tmp_path), target=lowest)) for _ in range(2))
+    whole.run()
+    assert parts.run(stop_after=21).noise.passes is not None
+    parts.run()
+    noise = whole.outcomes[-1].noise
+    assert noise.passes is not None and noise.adam_low is not None
+    assert parts.outcomes[-1].noise == noise != parts.outcomes[0].noise
+
+
+class TestLedgers:
+    def test_they_are_those_of_both_parts_and_the_pause_is_in_none(self, tmp_path: Path) -> None:
+        whole, parts = (Parts(asked(ADAMW, tmp_path)) for _ in range(2))
+        whole.run()
+        paused, outcome = parts.run(stop_after=7), parts.run()
+        assert (paused.train_seconds, outcome.train_seconds) == (21.0, whole.outcomes[-1].train_seconds)
+        assert outcome.warmup_seconds == 2 * paused.warmup_seconds == 2 * whole.outcomes[-1].warmup_seconds > 0
+        ledgers = sum(getattr(outcome, f"{name}_seconds") for name in LEDGERS)
+        assert outcome.wall_seconds == ledgers
+
+    def test_saving_and_restoring_are_booked_as_other(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        save, load = torch.save, torch.load
+        wanted = asked(SGD, tmp_path)
+
+        def slowly(work: Callable[..., Any]) -> Callable[..., Any]:
+            def worked(*arguments: Any, **named: Any) -> Any:
+                time.sleep(0.2)
+                return work(*arguments, **named)
+
+            return worked
+
+        monkeypatch.setattr(torch, "save", slowly(save))
+        monkeypatch.setattr(torch, "load", slowly(load))
+        first, second = (
+            Run(replace(wanted, resumes=resumes), stop=functools.partial(next, iter([None] * 10), stop)).outcome
+            for resumes, stop in [(False, (TrialState.PAUSED, "later")), (True, (TrialState.PRUNED, "enough"))]
+        )
+        assert (first.state, second.state) == (TrialState.PAUSED, TrialState.PRUNED)
+        assert 0.2 <= first.other_seconds < 0.4 <= second.other_seconds
+        for one in (first, second):
+            gap = one.wall_seconds - sum(getattr(one, f"{name}_seconds") for name in LEDGERS)
+            assert 0 <= gap < 0.05
+
+    def test_progress_shows_while_a_trial_is_saved_and_restored(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(checkpoint, "CHUNK_BYTES", 100)
+        wanted = asked(SGD, tmp_path)
+        shown: list[int] = []
+        Run(wanted, stop=lambda: (TrialState.PAUSED, "later"), on_progress=lambda: shown.append(1))
+        assert len(shown) > 100
+        shown.clear()
+        again = replace(wanted, resumes=True)
+        Run(again, stop=lambda: (TrialState.PRUNED, "enough"), on_progress=lambda: shown.append(1))
+        assert len(shown) > 100
+
+
+class Unpicklable(Random):
+    """A model that keeps something which cannot be saved."""
+
+    def build_model(self, *, dropout: float) -> nn.Module:
+        class Keeping(nn.Sequential):
+            def get_extra_state(self) -> Any:
+                return lambda: None
+
+        return Keeping(*super().build_model(dropout=dropout).children())
+
+
+class TestWhatCannotBeSaved:
+    def pruned(self, parts: Parts, folder: Path) -> str:
+        outcome = parts.run(stop_after=7)
+        assert (outcome.state, outcome.steps) == (TrialState.PRUNED, 7)
+        assert list(folder.iterdir()) == []
+        prefix = "later; could not be paused: "
+        assert outcome.reason.startswith(prefix)
+        return outcome.reason.removeprefix(prefix)
+
+    def test_a_folder_that_is_not_there(self, tmp_path: Path) -> None:
+        why = self.pruned(Parts(asked(SGD, tmp_path / "nowhere")), tmp_path)
+        assert "FileNotFoundError" in why and str(tmp_path / "nowhere") in why
+
+    def test_a_state_that_cannot_be_pickled(self, tmp_path: Path) -> None:
+        assert "pickle" in self.pruned(Parts(asked(SGD, tmp_path), toy=Unpicklable), tmp_path)
+
+    def test_a_disk_that_takes_no_more(self, tmp_path: Path) -> None:
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (2000, hard))
+        try:
+            assert "File too large" in self.pruned(Parts(asked(SGD, tmp_path)), tmp_path)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+    def test_an_earlier_checkpoint_stays_whole(self, tmp_path: Path) -> None:
+        parts = Parts(asked(SGD, tmp_path))
+        parts.run(stop_after=7)
+        before = (tmp_path / "trial").read_bytes()
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (2000, hard))
+        try:
+            assert parts.run(stop_after=3).state is TrialState.PRUNED
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        assert (tmp_path / "trial").read_bytes() == before
+
+
+@contextmanager
+def refused(parts: Parts, **changes: Any) -> Iterator[pytest.ExceptionInfo[CheckpointError]]:
+    with pytest.raises(CheckpointError) as caught:
+        parts.run(**changes)
+    yield caught
+    assert parts.request.checkpoint is not None and parts.request.checkpoint in str(caught.value)
+
+
+class Evil:
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[str]]:
+        return Path.touch, (Path("evil"),)  # type: ignore[return-value]
+
+
+class TestWhatCannotBeReadBack:
+    @pytest.fixture
+    def parts(self, tmp_path: Path) -> Parts:
+        parts = Parts(asked(SGD, tmp_path))
+        parts.run(stop_after=7)
+        return parts
+
+    def test_one_that_is_missing(self, parts: Parts, tmp_path: Path) -> None:
+        (tmp_path / "trial").unlink()
+        with refused(parts) as caught:
+            assert "it is not there" in str(caught.value)
+
+    def test_one_that_is_cut_off(self, parts: Parts, tmp_path: Path) -> None:
+        whole = (tmp_path / "trial").read_bytes()
+        for length in (0, 10, len(whole) // 2, len(whole) - 1):
+            (tmp_path / "trial").write_bytes(whole[:length])
+            with refused(parts) as caught:
+                assert "BadZipFile" in str(caught.value)
+
+    def test_one_with_a_single_wrong_bit_anywhere_in_its_tensors(self, parts: Parts, tmp_path: Path) -> None:
+        whole = (tmp_path / "trial").read_bytes()
+        with zipfile.ZipFile(tmp_path / "trial") as archive:
+            member = archive.getinfo("training.pt")
+        for share in (0.1, 0.5, 0.9):
+            broken = bytearray(whole)
+            broken[member.header_offset + 100 + round(share * (member.file_size - 100))] ^= 1
+            (tmp_path / "trial").write_bytes(broken)
+            with refused(parts) as caught:
+                assert "CRC" in str(caught.value)
+
+    def test_one_that_would_run_code(self, parts: Parts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.chdir(tmp_path)
+        with zipfile.ZipFile(tmp_path / "trial") as archive:
+            content = {name: archive.read(name) for name in archive.namelist()}
+        with zipfile.ZipFile(tmp_path / "trial", "w") as archive:
+            for name, data in content.items():
+                archive.writestr(name, pickle.dumps(Evil()) if name == "training.pt" else data)
+        with refused(parts):
+            assert not (tmp_path / "evil").exists()
+
+    @pytest.mark.parametrize(
+        ("name", "changes"),
+        [
+            ("seed", {"seed": 4}),
+            ("target", {"target": Target(metric="accuracy", value=0.5)}),
+            ("configuration", {"configuration": replace(SGD, learning_rate=0.03)}),
+            ("eval_every_steps", {"eval_every_steps": 4}),
+        ],
+    )
+    def test_one_of_another_trial(self, parts: Parts, name: str, changes: Mapping[str, Any]) -> None:
+        with refused(parts, **changes) as caught:
+            assert f"is that of another trial: its {name} is " in str(caught.value)
+
+    def test_one_of_another_precision_or_workload(self, parts: Parts) -> None:
+        parts.settings = {"precision": "bf16"}
+        with refused(parts) as caught:
+            assert "its precision is" in str(caught.value)
+        parts.settings, parts.toy = {}, Toy
+        with refused(parts) as caught:
+            assert "its workload is" in str(caught.value)
+
+    def test_one_of_a_model_that_has_changed_although_its_file_has_not(
+        self, parts: Parts, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(Random, "build_model", lambda self, dropout: nn.Linear(6, 2))
+        with refused(parts) as caught:
+            assert "parameter weight of shape (2, 6) was saved missing" in str(caught.value)
+
+    def test_a_request_without_one(self, parts: Parts) -> None:
+        with pytest.raises(CheckpointError, match="trial 7 cannot go on: its request names no checkpoint"):
+            parts.run(checkpoint=None)
+
+
+class Growing(Toy):
+    """A model that makes a buffer of its own in its first step."""
+
+    def build_model(self, *, dropout: float) -> nn.Module:
+        class Model(nn.Module):
+            scale: torch.Tensor | None
+
+            def __init__(self) -> None:
+                super().__init__()
+                self.layer = nn.Linear(6, 2)
+                self.register_buffer("scale", None)
+
+            def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+                self.scale = 0.99 * (torch.ones(()) if self.scale is None else self.scale)
+                scaled: torch.Tensor = self.layer(inputs) * self.scale
+                return scaled
+
+        return Model()
+
+
+def test_a_buffer_that_the_first_step_made_is_there_again(tmp_path: Path) -> None:
+    whole, parts = (Parts(asked(SGD, tmp_path), toy=Growing) for _ in range(2))
+    whole.run()
+    parts.run(stop_after=7)
+    parts.run()
+    assert trained(parts) == trained(whole)
+
+
+def test_what_a_pause_keeps_of_a_weighted_loss_is_exact(tmp_path: Path) -> None:
+    from bssearch.workloads.base import WeightedLoss
+
+    class Weighted(Toy):
+        def loss(self, model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor, *, label_smoothing: float) -> Any:
+            self.on_loss()
+            weights = 0.5 + inputs[:, 0].abs()
+            losses = functional.cross_entropy(model(inputs), targets, reduction="none")
+            return WeightedLoss((weights * losses).sum(), weights.sum())
+
+    whole, parts = (Parts(asked(ADAMW, tmp_path), toy=Weighted) for _ in range(2))
+    whole.run()
+    parts.run(stop_after=7)
+    parts.run()
+    assert trained(parts) == trained(whole)
+
+
+def test_where_the_data_lie_may_change_at_a_pause(tmp_path: Path) -> None:
+    whole, parts = (Parts(asked(SGD, tmp_path), {"data": "device"}) for _ in range(2))
+    whole.run()
+    parts.settings = {"data": "host", "loader_workers": 0}
+    assert parts.run(stop_after=7).data_placement == "host"
+    parts.settings = {"data": "device"}
+    assert parts.run().data_placement == "device"
+    assert trained(parts) == trained(whole)
