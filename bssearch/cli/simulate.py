@@ -117,7 +117,8 @@ def _compare_policies(
     """Run policies on draws of tables, and print what they cost and miss."""
     from bssearch.analysis.html import require_plots
     from bssearch.analysis.simulation_page import simulation_page
-    from bssearch.search.simulate import POLICIES, by_policy, policy_maker, summarize
+    from bssearch.search.policies import POLICIES, policy_maker
+    from bssearch.search.simulate import by_policy, summarize
     from bssearch.search.simulate import simulate as simulated
 
     if html is not None:
@@ -181,7 +182,7 @@ def _read(path: Path, target: float | None) -> RecordedTable:
 def _points(policies: Mapping[str, Summary]) -> list[Point]:
     from bssearch.analysis.simulation_page import Point
     from bssearch.search.pace import PATIENCE
-    from bssearch.search.simulate import PEERS
+    from bssearch.search.policies import PEERS
 
     return [
         Point(

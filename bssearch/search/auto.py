@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
+from threadpoolctl import ThreadpoolController
 
 from bssearch.search.candidates import Candidates, Points
 from bssearch.search.law_prior import LawPrior
@@ -23,6 +25,7 @@ from bssearch.search.step_times import StepTimes
 __all__ = ["Auto", "Run"]
 
 Numbers = NDArray[np.float64]
+Indices = NDArray[np.int64]
 
 MOST_TRIED = 128
 """Of more different points the best are looked at, and some of the others."""
@@ -36,6 +39,9 @@ LEAST_COST = 0.35
 
 BEHIND = 0.1
 """A trial this much behind the incumbent, in nats, is expected to be stopped on the way."""
+
+NOT_AGAIN = 1e6
+"""What is taken off the score of what has been tried while there is something else to try: more than any gain."""
 
 NODES = np.linspace(-4.0, 4.0, 25)
 WEIGHTS = np.exp(-(NODES**2) / 2) / np.exp(-(NODES**2) / 2).sum()
@@ -68,38 +74,26 @@ class Auto:
         self.expected_improvement = math.inf
         """By how much, in nats, the best next trial is expected to better the incumbent's time, as of the last ask.
 
-        Whatever runs at the moment is not counted on."""
+        Whatever runs at the moment is not counted on. Infinite before a trial has reached the target."""
 
     def ask(self, runs: Sequence[Run], batch_size: int | None = None) -> int:
-        """Return the point to run next: the first is the default; at a batch size where one is given."""
+        """Return the point to run next, the first time the default.
+
+        With a ``batch_size`` it is the point there, or at the nearest one, that promises most for it, at any price.
+        """
         if not runs and batch_size is None:
             return self._default
         belief, error = self._belief(runs)
-        incumbent = self.incumbent(runs)
-        tried = {run.point for run in runs if run.hit is not None or run.running} or {self._default}
-        at = belief.places(sorted(tried))
-        if batch_size is None:
-            star = belief.mean[belief.place(self._default if incumbent is None else incumbent)]
-            behind = np.maximum(0.0, belief.mean - star - BEHIND)
-            price = np.maximum(np.exp(belief.mean - star - behind / error), LEAST_COST) ** COST_POWER
-            self.expected_improvement = float(_improvements(belief, at, behind).max())
-        else:
-            here = self._at(belief, batch_size)
-            at = at[here[at]] if here[at].any() else np.array([np.argmin(np.where(here, belief.mean, np.inf))])
-            behind, price = np.zeros(len(belief.mean)), np.where(here, 1.0, np.inf)
-        for run in runs:
-            if run.running:
-                belief = belief.after(belief.place(run.point))
-        score = _improvements(belief, at, behind) / price
-        if incumbent is None:  # Nothing has reached the target: what did not is not run again.
-            again = belief.places(sorted({run.point for run in runs}))
-            if len(again) < len(score):
-                score[again] = -1.0
+        hits = belief.places(sorted({run.point for run in runs if run.hit is not None}))
+        running = [belief.place(run.point) for run in runs if run.running]
+        score = (
+            self._gains_per_price(belief, error, hits, running)
+            if batch_size is None
+            else self._gains_at(batch_size, belief, hits, running)
+        )
+        if not hits.size:  # Nothing has reached the target: what did not is run again only where there is nothing else.
+            score[belief.places(sorted({run.point for run in runs}))] -= NOT_AGAIN
         return int(belief.points[np.argmax(score + 1e-12 * self._dice.random(len(score)))])
-
-    def _at(self, belief: Belief, batch_size: int) -> NDArray[np.bool_]:
-        here: NDArray[np.bool_] = self._candidates.take(belief.points).batch_sizes == batch_size
-        return here
 
     def incumbent(self, runs: Sequence[Run]) -> int | None:
         """Return the point with the least expected log time of those with a run that reached the target."""
@@ -110,11 +104,34 @@ class Auto:
         at = belief.places(hits)
         return int(belief.points[at[np.argmin(belief.mean[at])]])
 
+    def _gains_per_price(self, belief: Belief, error: float, hits: Indices, running: Sequence[int]) -> Numbers:
+        default = belief.place(self._default)
+        star = belief.mean[hits].min() if hits.size else belief.mean[default]
+        behind = np.maximum(0.0, belief.mean - star - BEHIND)
+        price = np.maximum(np.exp(belief.mean - star - behind / error), LEAST_COST) ** COST_POWER
+        gains = _improvements(belief, hits, behind) if hits.size else None
+        self.expected_improvement = math.inf if gains is None else float(gains.max())
+        if gains is None or running:
+            tried = np.array(sorted({*hits.tolist(), *running}) or [default])
+            gains = _improvements(_after(belief, running), tried, behind)
+        return gains / price
+
+    def _gains_at(self, batch_size: int, belief: Belief, hits: Indices, running: Sequence[int]) -> Numbers:
+        sizes = self._candidates.take(belief.points).batch_sizes
+        nearest = min(self._candidates.batch_sizes, key=lambda size: abs(math.log(size / batch_size)))
+        here = sizes == nearest
+        tried = np.array([place for place in sorted({*hits.tolist(), *running}) if here[place]], int)
+        if not tried.size:
+            tried = np.array([np.argmin(np.where(here, belief.mean, np.inf))])
+        gains = _improvements(_after(belief, running), tried, np.zeros(len(sizes)))
+        return np.where(here, gains, -2 * NOT_AGAIN)
+
     def _belief(self, runs: Sequence[Run]) -> tuple[Belief, float]:
         """Return what is believed of the log times after runs, and the error of a pace; kept until more is seen."""
         seen = [(len(run.progress.gains), run.running) for run in runs]
         if self._known is None or self._known[0] != seen:
-            self._known = (seen, *self._believed(runs))
+            with _linear_algebra().limit(limits=1, user_api="blas"):
+                self._known = (seen, *self._believed(runs))
         return self._known[1:]
 
     def _believed(self, runs: Sequence[Run]) -> tuple[Belief, float]:
@@ -134,6 +151,12 @@ class Auto:
         return times
 
 
+@cache
+def _linear_algebra() -> ThreadpoolController:
+    """Return what sets its threads: beside trials that use every core, two of them wait for each other for seconds."""
+    return ThreadpoolController()
+
+
 def _most_promising(found: Paces | None) -> list[int]:
     """Return the points whose runs had the least predicted times."""
     if found is None:
@@ -142,7 +165,14 @@ def _most_promising(found: Paces | None) -> list[int]:
     return list(dict.fromkeys(ordered.tolist()))[:PROMISING]
 
 
-def _improvements(belief: Belief, tried: NDArray[np.int64], behind: Numbers) -> Numbers:
+def _after(belief: Belief, running: Sequence[int]) -> Belief:
+    """Return what is believed once the runs at some places have ended as expected."""
+    for place in running:
+        belief = belief.after(place)
+    return belief
+
+
+def _improvements(belief: Belief, tried: Indices, behind: Numbers) -> Numbers:
     """Return by how much a run of each point is expected to lower the least mean of those tried, itself among them.
 
     In nats. ``tried`` are places; a run ``behind`` the incumbent is stopped early and tells as much less.
@@ -153,4 +183,4 @@ def _improvements(belief: Belief, tried: NDArray[np.int64], behind: Numbers) -> 
     best = (belief.mean[tried][:, None, None] + moves[:, :, None] * NODES).min(axis=0)
     own = belief.mean[:, None] + (variance / noise)[:, None] * NODES
     gains: Numbers = (belief.mean[tried].min() - np.minimum(best, own)) @ WEIGHTS
-    return gains
+    return np.maximum(gains, 0.0)

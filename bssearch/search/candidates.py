@@ -28,9 +28,6 @@ MOST = 450
 SPREAD = 220
 """Of what is larger, so many points spread over it, beside those that have been tried and their neighbours."""
 
-PROMISING = 3
-"""How many of the best points have their neighbours looked at."""
-
 STEPS = (0.05, 0.2)
 """How far a neighbour lies in a range, of its width: one close by and one further off."""
 
@@ -133,6 +130,7 @@ class SpaceCandidates:
         self.batch_sizes = sorted(batch_sizes)
         self._space = space
         self._dimensions = space.dimensions()
+        self._choices = {one.name: {value: _shares(one, value) for value in one.choices} for one in self._dimensions}
         self._chosen: list[tuple[int, Coordinates]] = []
         self._rows: list[list[float]] = []
         self._keys: list[tuple[object, ...]] = []
@@ -201,14 +199,17 @@ class SpaceCandidates:
         return found
 
     def _row(self, batch_size: int, coordinates: Coordinates) -> list[float]:
-        configuration = self._space.decode(batch_size, coordinates)
         others = [
             share
             for one in self._dimensions
             if one.name != REFERENCE_LEARNING_RATE
-            for share in _shares(one, coordinates[one.name])
+            for share in self._shares(one, coordinates[one.name])
         ]
-        return [float(batch_size), math.log(self._space.plain_learning_rate(configuration)), *others]
+        return [float(batch_size), math.log(self._space.plain_learning_rate(batch_size, coordinates)), *others]
+
+    def _shares(self, dimension: Dimension, value: ParameterValue) -> list[float]:
+        known = self._choices[dimension.name].get(value)
+        return _shares(dimension, value) if known is None else known
 
 
 def _columns(values: Sequence[ParameterValue], ordered: Sequence[ParameterValue]) -> list[list[float]]:

@@ -13,7 +13,7 @@ from bssearch.records import Configuration, ParameterValue, TrialRecord, TrialSt
 from bssearch.search import allocation
 from bssearch.search.auto import Auto
 from bssearch.search.candidates import SpaceCandidates
-from bssearch.search.history import History, measured_seconds
+from bssearch.search.history import History, measured_seconds, octaves
 from bssearch.search.paces import Run
 from bssearch.search.policy import Progress
 from bssearch.search.sampler import Sampler
@@ -94,6 +94,7 @@ class Modelled:
         self._watch = watch
         self._candidates: SpaceCandidates | None = None
         self._runs: dict[int, Run] = {}
+        self._settled: set[int] = set()
         self._quiet = 0
         self._asked_at = -1
 
@@ -117,7 +118,7 @@ class Modelled:
         """Return whether little is expected of a further trial, now and when the last one ended."""
         least = self._spec.budget.least_improvement
         expected = -math.expm1(-auto.expected_improvement)
-        if history.incumbent is None or expected >= least:
+        if expected >= least:
             self._quiet, self.ending = 0, None
             return False
         ended = sum(trial.state.is_finished for trial in history.trials)
@@ -146,18 +147,13 @@ class Modelled:
         """Return the sampler over what the trials have shown; the points of a space that has changed are new ones."""
         if self._candidates is None or self._candidates.batch_sizes != sizes:
             self._candidates = SpaceCandidates(self._spec.space, sizes)
-            self._runs = {}
+            self._runs, self._settled = {}, set()
         candidates = self._candidates
         for trial in history.trials:
-            run = self._runs.get(trial.number)
-            if run is None and _tells(trial, sizes):
-                assert trial.sampled is not None, "it tells"
-                point = candidates.add(trial.configuration.batch_size, trial.sampled)
-                run = self._runs[trial.number] = Run(point, self._watch.curves.get(trial.number) or Progress())
-            if run is not None:
-                self._update(run, trial)
+            if trial.number not in self._settled:
+                self._take(trial, candidates)
         size, sampled = self._spec.space.nearest(self._spec.default_configuration)
-        default = candidates.add(size if size in sizes else min(sizes, key=lambda one: abs(one - size)), sampled)
+        default = candidates.add(min(sizes, key=lambda one: octaves(one, size)), sampled)
         return Auto(
             candidates,
             default=default,
@@ -166,14 +162,22 @@ class Modelled:
             seed=self._spec.seed + history.length,
         )
 
-    def _update(self, run: Run, trial: TrialRecord) -> None:
-        if trial.state.is_missing or trial.state is TrialState.OOM:
-            del self._runs[trial.number]
+    def _take(self, trial: TrialRecord, candidates: SpaceCandidates) -> None:
+        """Take in how far a trial has come."""
+        number, state = trial.number, trial.state
+        if state.is_finished and state is not TrialState.PAUSED:
+            self._settled.add(number)
+        if trial.sampled is None or not _tells(trial, candidates.batch_sizes):
+            self._runs.pop(number, None)
             return
-        run.progress = self._watch.curves.get(trial.number) or run.progress
-        run.running = not trial.state.is_finished
-        run.diverged = trial.state is TrialState.DIVERGED
-        run.hit = measured_seconds(trial) if trial.state is TrialState.REACHED else None
+        if number not in self._runs:
+            point = candidates.add(trial.configuration.batch_size, trial.sampled)
+            self._runs[number] = Run(point, Progress())
+        run = self._runs[number]
+        run.progress = self._watch.curves.get(number) or run.progress
+        run.running = not state.is_finished
+        run.diverged = state is TrialState.DIVERGED
+        run.hit = measured_seconds(trial) if state is TrialState.REACHED else None
 
 
 class Grid:
@@ -234,7 +238,7 @@ def _choice(
 def _tells(trial: TrialRecord, sizes: list[int]) -> bool:
     """Return whether a trial says something about points of the space that may be run."""
     says_nothing = trial.state.is_missing or trial.state in {TrialState.OOM, TrialState.QUEUED}
-    return trial.sampled is not None and not says_nothing and trial.configuration.batch_size in sizes
+    return not says_nothing and trial.configuration.batch_size in sizes
 
 
 def _key(configuration: Configuration) -> str:

@@ -71,13 +71,14 @@ class LawPrior:
 
     def log_steps(self, points: Points) -> Numbers:
         """Return the log of the number of steps by each law, up to a constant of its own, shape (points, laws)."""
-        size, rate = points.batch_sizes[:, None], points.log_rates[:, None]
+        sizes, where = np.unique(points.batch_sizes, return_inverse=True)
+        size = sizes[:, None]
         shift = self._slope * (np.log1p(self._knee / size) - np.log1p(self._knee / self._default_size))
-        off = rate - self._best_log_rate + shift
+        off = points.log_rates[:, None] + (shift - self._best_log_rate)[where]
         left, right = self._left, self._right
         below, above = np.exp(np.minimum(-left * off, 8.0)), np.exp(np.minimum(right * off, 8.0))
         valley = np.log((right * below + left * above) / (left + right))
-        steps: Numbers = np.log1p(self._critical / size) + np.minimum(valley, DEEPEST)
+        steps: Numbers = np.log1p(self._critical / size)[where] + np.minimum(valley, DEEPEST)
         return steps
 
 

@@ -12,18 +12,12 @@ so far it was f / u times slower than a winner, and for what is left it would ha
 from __future__ import annotations
 
 import math
-from collections import Counter
 
 from bssearch.search.policy import Action, Cap, Progress
+from bssearch.search.rungs import Rungs
 
 FROM = 0.1
 """Before this share of the incumbent's time no trial is hopeless."""
-
-FIRST_RUNG = 1 / 16
-"""Of the limit: how long each trial runs while none has reached the target."""
-
-PROMOTED = 3
-"""Whenever so many times as many trials came to a rung as went on from it, the best that waits there goes on."""
 
 PATIENCE = {"safe": 4.0, "balanced": 2.7, "fast": 2.1}
 """The operating points, by name."""
@@ -32,10 +26,8 @@ PATIENCE = {"safe": 4.0, "balanced": 2.7, "fast": 2.1}
 class Pace(Cap):
     """Cap, and let wait what is hopeless; go on with what a better winner gives hope again.
 
-    Before the first hit: every trial runs to `FIRST_RUNG` of the limit and waits; the best of a rung goes on to twice
-    its time, by `PROMOTED`, asynchronously (Li et al. 2020, ASHA), and nothing is ever thrown away. What is better than
-    all the others that came to its rung does not wait. Afterwards those
-    that wait and are not hopeless go on first, the one with the least predicted time (t / u) before the others.
+    Before the first hit `Rungs` say who waits. Afterwards those that wait and are not hopeless go on first, the one
+    with the least predicted time (t / u) before the others.
     """
 
     def __init__(self, limit: float, patience: float, slack: float = 1.0) -> None:
@@ -45,15 +37,14 @@ class Pace(Cap):
         """Where trials cannot be saved, what is hopeless is stopped for good, and before the first hit all go on."""
         self.waiting: dict[int, Progress] = {}
         self._hopeful: list[int] = []
-        self._rung: dict[int, int] = {}
-        self._best: dict[int, float] = {}
-        self._came: Counter[int] = Counter()
-        self._left: Counter[int] = Counter()
+        self._running: set[int] = set()
+        self._rungs = Rungs(limit)
 
     def started(self, number: int) -> None:
         """Take note that a trial has begun: it may run to the first rung."""
         super().started(number)
-        self._rung[number] = 0
+        self._running.add(number)
+        self._rungs.started(number)
 
     def observe(self, number: int, train_seconds: float, gain: float) -> Action:
         """Let a trial wait that is hopeless, or, before the first hit, that has come to its rung."""
@@ -62,17 +53,19 @@ class Pace(Cap):
         if self.winners:
             waits = self.is_hopeless(curve)
         else:
-            waits = self.can_wait and self._is_at_its_rung(number, train_seconds)
+            waits = self.can_wait and self._rungs.waits(number, self.curves, len(self._running))
         if not waits:
             return Action.GO_ON
         if not self.can_wait:
             return Action.STOP
         self.waiting[number] = curve
+        self._running.discard(number)
         return Action.WAIT
 
     def reached(self, number: int, train_seconds: float, gain: float) -> None:
         """Take note of a hit, and of what waits which could still be faster."""
         super().reached(number, train_seconds, gain)
+        self._running.discard(number)
         self.waiting.pop(number, None)
         self.waiting = {one: curve for one, curve in self.waiting.items() if curve.now < self.cap}
         chances = {one: curve for one, curve in self.waiting.items() if not self.is_hopeless(curve)}
@@ -80,20 +73,24 @@ class Pace(Cap):
 
     def ended(self, number: int) -> None:
         """Take note that a trial came to its end."""
+        self._running.discard(number)
         self.waiting.pop(number, None)
         self._hopeful = [one for one in self._hopeful if one != number]
 
     def waits(self, number: int) -> None:
         """Take note that a trial waits: at the rung that it has come to, where none has reached the target."""
+        if number in self.waiting:
+            return  # It was told to, here.
         curve = self.curves[number]
         self.waiting[number] = curve
+        self._running.discard(number)
         if self.winners:
             if curve.now >= self.cap:
                 del self.waiting[number]
             elif not self.is_hopeless(curve):
                 self._hopeful.insert(0, number)
         else:
-            self._is_at_its_rung(number, curve.now)
+            self._rungs.waits(number, self.curves, running=0)
 
     def least_promising(self) -> int | None:
         """Return the waiting trial that would be missed least: by its predicted time, or by its gain at equal rungs."""
@@ -102,15 +99,19 @@ class Pace(Cap):
         if self.winners:
             number = max(self.waiting, key=lambda one: self._predicted(self.waiting[one]))
         else:
-            number = min(self.waiting, key=lambda one: (self._rung[one], self.waiting[one].gain))
+            number = self._rungs.least_promising(self.waiting, self.curves)
         self.ended(number)
         return number
 
     def next_waiting(self, *, fresh: bool) -> int | None:
         """Return the trial that goes on next: what has hope again, or before the first hit what is promoted."""
-        number = (self._hopeful.pop() if self._hopeful else None) if self.winners else self._promoted(fresh)
+        if self.winners:
+            number = self._hopeful.pop() if self._hopeful else None
+        else:
+            number = self._rungs.promoted(self.waiting, fresh=fresh)
         if number is not None:
             del self.waiting[number]
+            self._running.add(number)
         return number
 
     def is_hopeless(self, curve: Progress) -> bool:
@@ -131,37 +132,3 @@ class Pace(Cap):
         """Return the train seconds to the target of a trial that keeps its pace."""
         share = self._share(curve)
         return curve.now / share if share > 0 else math.inf
-
-    def _is_at_its_rung(self, number: int, train_seconds: float) -> bool:
-        """Return whether a trial has come to its rung and waits there; an evaluation may lie beyond several at once."""
-        if train_seconds < self._seconds(self._rung[number]):
-            return False
-        self._came[self._rung[number]] += 1
-        while train_seconds >= self._seconds(self._rung[number] + 1):
-            self._climb(number)
-            self._came[self._rung[number]] += 1
-        rung, gain = self._rung[number], self.curves[number].gain
-        best, self._best[rung] = self._best.get(rung, -math.inf), max(gain, self._best.get(rung, -math.inf))
-        if gain <= best or self._came[rung] < PROMOTED:
-            return True
-        self._climb(number)
-        return False
-
-    def _climb(self, number: int) -> None:
-        self._left[self._rung[number]] += 1
-        self._rung[number] += 1
-
-    def _promoted(self, fresh: bool) -> int | None:
-        """Return the best trial of a rung from which one may go on, with nothing to begin of any, the highest first."""
-        rungs = {self._rung[number] for number in self.waiting}
-        due = [rung for rung in rungs if (self._left[rung] + 1) * PROMOTED <= self._came[rung]]
-        if not rungs or (not due and fresh):
-            return None
-        below = [rung for rung in rungs if self._seconds(rung) < self.limit]
-        rung = max(due or below, default=min(rungs))
-        number = max((one for one in self.waiting if self._rung[one] == rung), key=lambda one: self.waiting[one].gain)
-        self._climb(number)
-        return number
-
-    def _seconds(self, rung: int) -> float:
-        return FIRST_RUNG * self.limit * 2.0**rung

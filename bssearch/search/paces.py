@@ -1,8 +1,9 @@
 """What each trial, ended or not, says of its time to the target: its pace along the curves of those that got there.
 
 A trial whose best metric was reached by the winners after a share F of their own times, and by itself after t seconds,
-is on the way to log t − log F. That is exact for one that reached the target, the less sure the less of the way a trial
-has gone, and for one far behind, or that never left chance, no more than a bound: censored at its bound.
+is on the way to log t − log F. That is exact for one that reached the target, and the less sure the less of the way a
+trial has gone. It is no more than a bound for one far behind, for one that never left chance, and for one that should
+have been there by now: it takes at least as long as it has run.
 """
 
 from __future__ import annotations
@@ -91,28 +92,35 @@ class _Winner:
 def paces(runs: Sequence[Run], target_gain: float, most_points: int) -> Paces | None:
     """Return the paces of all runs that have shown something; None before there is one to compare with.
 
-    Of more than ``most_points`` different points only the best three quarters are kept, and some of the others.
+    Of more than ``most_points`` different points only the best three quarters are kept, and some of the others; of those
+    that diverged, a quarter as many beside them.
     """
     shown = _that_have_shown(runs)
     gain = np.array([run.progress.gain for run in shown])
     hit = np.array([run.hit is not None for run in shown], bool)
-    worst = min((run.progress.gains[0] for run in shown), default=0.0)
-    at_chance = ~hit & (gain - worst < AT_CHANCE * (target_gain - worst))
+    at_chance = ~hit & (gain < _at_chance(shown, target_gain))
     winners = _winners([run for run, is_lost in zip(shown, at_chance, strict=True) if not is_lost], target_gain)
     if not winners:
         return None
     log_share = _mean_log_share(winners, gain)
-    rough = np.log([run.progress.now for run in shown]) - log_share
+    log_now = np.log([run.progress.now for run in shown])
+    fastest = hit & (log_now == log_now.min(where=hit, initial=math.inf))
+    rough = np.where(fastest, -math.inf, log_now - log_share)
     kept = _thinned([run.point for run in shown], rough, most_points)
-    shown, hit, at_chance, log_share = [shown[index] for index in kept], hit[kept], at_chance[kept], log_share[kept]
+    shown, hit, at_chance = [shown[index] for index in kept], hit[kept], at_chance[kept]
+    log_share, log_now, missed = log_share[kept], log_now[kept], gain[kept] < winners[0].goal
     log_seconds = _late_paces(shown, winners)
     bound = math.log(WORST * min(winner.seconds for winner in winners))
-    is_bound = ~hit & ((log_seconds > bound) | at_chance)
+    is_far = at_chance | (log_seconds > bound)
+    is_due = missed & (log_seconds < log_now)
+    is_bound = ~hit & (is_far | is_due)
+    log_seconds = np.where(is_bound, np.where(is_far, bound, log_now), log_seconds)
     error = _error(winners)
-    lost = [run.point for run in runs if run.diverged][:most_points]
+    lost = [run.point for run in runs if run.diverged]
+    lost = lost[:: 1 + len(lost) // (most_points // 4)]
     return Paces(
         points=np.array([run.point for run in shown] + lost),
-        log_seconds=np.append(np.where(is_bound, bound, log_seconds), np.full(len(lost), bound)),
+        log_seconds=np.append(log_seconds, np.full(len(lost), bound)),
         variance=np.append(
             np.where(hit, 0.0, (error * log_share) ** 2 + BOUND_DEVIATION**2 * is_bound),
             np.full(len(lost), BOUND_DEVIATION**2),
@@ -130,6 +138,13 @@ def _that_have_shown(runs: Sequence[Run]) -> list[Run]:
         for run in runs
         if not run.diverged and run.progress.now > (early if run.running else 0.0) and run.progress.gain > -math.inf
     ]
+
+
+def _at_chance(runs: Sequence[Run], target_gain: float) -> float:
+    """Return the gain below which a trial has not left chance."""
+    starts = [start for run in runs if (start := run.progress.gains[0]) > -math.inf]
+    worst = min(starts, default=-math.inf)
+    return worst + AT_CHANCE * (target_gain - worst) if starts else -math.inf
 
 
 def _winners(runs: Sequence[Run], target_gain: float) -> list[_Winner]:
@@ -183,7 +198,7 @@ def _late_paces(runs: Sequence[Run], winners: Sequence[_Winner]) -> Numbers:
 
 def _thinned(points: Sequence[int], rough: Numbers, most: int) -> list[int]:
     """Return which runs to keep, so that there are no more than ``most`` different points."""
-    ordered = list(dict.fromkeys(points[index] for index in np.argsort(rough, kind="stable")))
+    ordered = list(dict.fromkeys(np.array(points)[np.argsort(rough, kind="stable")].tolist()))
     if len(ordered) <= most:
         return list(range(len(points)))
     head = 3 * most // 4

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.linalg.lapack import dtrtri
 
 from bssearch.search.candidates import Points
 from bssearch.search.law_prior import covariances
@@ -84,10 +85,16 @@ class _Data:
 
 @dataclass(frozen=True)
 class _Part:
-    """One seed noise and one departure: the log weights of the laws, and what they predict."""
+    """One seed noise and one departure: the log weights of the laws, and what conditions them on the data.
+
+    ``across`` is the covariance of all points with those of the data, ``inverse`` that of the data's own with its
+    noise, ``solved`` is ``inverse`` times what the data leave of each law.
+    """
 
     log_weights: Numbers
-    means: Numbers
+    solved: Numbers
+    across: Numbers
+    inverse: Numbers
     covariance: Numbers
     seed_noise: float
 
@@ -109,7 +116,7 @@ def believe(indices: Indices, points: Points, laws: Numbers, found: Paces) -> Be
         for departure in DEPARTURES:
             covariance = adds + departure**2 * departs
             parts.append(_part(laws, covariance, data, noise, math.log(share)))
-    return _matched(indices, parts)
+    return _matched(indices, laws, parts)
 
 
 def _by_point(places: Indices, found: Paces, noise: float) -> _Data:
@@ -134,34 +141,41 @@ def _part(laws: Numbers, covariance: Numbers, data: _Data, noise: float, log_pri
     at = data.places
     here = covariance[np.ix_(at, at)]
     factor = np.linalg.cholesky(here + np.diag(1 / data.weight))
-    inverse = np.linalg.inv(factor)
+    inverse, _ = dtrtri(factor, lower=1)
     inverse = inverse.T @ inverse
-    residuals = _residuals(data.mean[:, None] - laws[at], here, inverse, data)
-    solved = inverse @ residuals
-    fit = -0.5 * (residuals * solved).sum(axis=0) - np.log(np.diag(factor)).sum()
-    across = covariance[:, at]
+    residuals, solved = _residuals(data.mean[:, None] - laws[at], inverse, data)
+    fit = -0.5 * np.einsum("pl,pl->l", residuals, solved) - np.log(np.diag(factor)).sum()
     return _Part(
         log_weights=log_prior + data.log_likelihood + fit,
-        means=laws + across @ solved,
-        covariance=covariance - across @ inverse @ across.T,
+        solved=solved,
+        across=covariance[:, at],
+        inverse=inverse,
+        covariance=covariance,
         seed_noise=noise,
     )
 
 
-def _residuals(off: Numbers, here: Numbers, inverse: Numbers, data: _Data) -> Numbers:
-    """Return what the data leave of each law: at bounds, what the law falls short of them and nothing else."""
+def _residuals(off: Numbers, inverse: Numbers, data: _Data) -> tuple[Numbers, Numbers]:
+    """Return what the data leave of each law, and ``inverse`` times that.
+
+    At bounds it is what the law, moved by all the others, falls short of them, and nothing else.
+    """
     bounds = data.only_bounds
     if not bounds.any():
-        return off
+        return off, inverse @ off
     trust = np.where(bounds, 0.0, 1 / (UNCERTAIN + 1 / data.weight))
     level = trust @ off / trust.sum() if trust.any() else off.mean(axis=0)
     residuals = off.copy()
     residuals[bounds] = np.maximum(off[bounds], level)
-    residuals[bounds] = np.maximum(off[bounds], here[bounds] @ (inverse @ residuals))
-    return residuals
+    solved = inverse @ residuals
+    moved = residuals[bounds] - solved[bounds] / data.weight[bounds, None]  # the covariance times what is solved
+    met = np.maximum(off[bounds], moved)
+    solved += inverse[:, bounds] @ (met - residuals[bounds])
+    residuals[bounds] = met
+    return residuals, solved
 
 
-def _matched(indices: Indices, parts: Sequence[_Part]) -> Belief:
+def _matched(indices: Indices, laws: Numbers, parts: Sequence[_Part]) -> Belief:
     """Return the Gaussian with the mean and covariance of the mixture."""
     top = max(part.log_weights.max() for part in parts)
     weights = [np.exp(part.log_weights - top) for part in parts]
@@ -174,10 +188,10 @@ def _matched(indices: Indices, parts: Sequence[_Part]) -> Belief:
         variance += weight * part.seed_noise**2
         if weight < LEAST_WEIGHT:
             continue
-        laws = one > LEAST_LAW * one.max()
-        means.append(part.means[:, laws])
-        shares.append(one[laws])
-        within += weight * part.covariance
+        kept = one > LEAST_LAW * one.max()
+        means.append(laws[:, kept] + part.across @ part.solved[:, kept])
+        shares.append(one[kept])
+        within += weight * (part.covariance - part.across @ part.inverse @ part.across.T)
     mixed, share = np.concatenate(means, axis=1), np.concatenate(shares)
     share /= share.sum()
     mean = mixed @ share

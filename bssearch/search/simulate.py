@@ -20,8 +20,8 @@ import numpy as np
 
 from bssearch.errors import UsageError
 from bssearch.recorded import RecordedTable
-from bssearch.search.pace import PATIENCE, Pace
-from bssearch.search.policy import Cap, Policy, Race
+from bssearch.search.policies import MakePolicy, policy_maker
+from bssearch.search.policy import Policy
 from bssearch.search.virtual_clock import Order, Replay, State, VirtualClock, replays
 
 CLOSE = 1.05
@@ -29,27 +29,6 @@ CLOSE = 1.05
 
 WORST_REGRET = 9.0
 """What a winner's time over the fastest one's counts for at most, and where none was kept."""
-
-MakePolicy = Callable[[float], Policy]
-
-
-def _peer(limit: float, pruner: str) -> Policy:
-    from bssearch.search.peers import OptunaPolicy
-
-    return OptunaPolicy(limit, pruner)
-
-
-PEERS = ("median", "asha", "hyperband")
-"""Those of Optuna; see `bssearch.search.peers`."""
-
-POLICIES: Mapping[str, MakePolicy] = {
-    "none": Policy,
-    "cap": Cap,
-    **{f"lag-{lag:g}": partial(Race, lag=lag) for lag in (1.5, 2.0, 3.0)},
-    **{name: partial(Pace, patience=patience) for name, patience in PATIENCE.items()},
-    **{name: partial(_peer, pruner=name) for name in PEERS},
-}
-"""Policies by name, each made for the longest that a trial trains, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,13 +66,6 @@ class Summary:
     regret: float
     cost_to_within: float
     wall: float
-
-
-def policy_maker(name: str) -> MakePolicy:
-    """Return how a policy is made. Raises `UsageError` for a name that is not known."""
-    if name not in POLICIES:
-        raise UsageError(f"pruner = {name!r} is not known; there are {', '.join(POLICIES)}")
-    return POLICIES[name]
 
 
 def simulate(

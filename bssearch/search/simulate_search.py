@@ -25,8 +25,9 @@ import numpy as np
 from bssearch.errors import UsageError
 from bssearch.search.auto import Auto, Run
 from bssearch.search.candidates import GridCandidates
-from bssearch.search.policy import Policy, Progress
-from bssearch.search.simulate import PEERS, policy_maker
+from bssearch.search.policies import PEERS, policy_maker
+from bssearch.search.policy import Cap, Policy, Progress, slack_for
+from bssearch.search.seed_noise import seed_noise
 from bssearch.search.step_times import StepTimes
 from bssearch.search.table_space import TableSpace
 from bssearch.search.virtual_clock import Replay, State, VirtualClock
@@ -200,8 +201,9 @@ def search(plan: Plan, sampler: str, pruner: str, repeat: int) -> Search:
         policy = policy_maker(pruner)(plan.space.limit)
     else:
         chooser, policy = _peer(plan, sampler, pruner, seed)
-    is_baseline_run_whole = sampler == AUTO and pruner not in PEERS
-    return search_with(plan, chooser, policy, dice, exempt={0} if is_baseline_run_whole else ())
+    if sampler != AUTO or pruner in PEERS:
+        return search_with(plan, chooser, policy, dice)
+    return search_with(plan, chooser, policy, dice, exempt={0}, has_slack=True)
 
 
 def _peer(plan: Plan, sampler: str, pruner: str, seed: int) -> tuple[Sampler, Policy]:
@@ -214,12 +216,29 @@ def _peer(plan: Plan, sampler: str, pruner: str, seed: int) -> tuple[Sampler, Po
     return study, PrunedByStudy(limit, study) if own else policy_maker(pruner)(limit)
 
 
+def _noise(runs: Sequence[Run]) -> float:
+    """Return the noise of the seeds, as the runs of a search show it."""
+    stopped = {run.point for run in runs if run.hit is None and not run.running}
+    return seed_noise(((run.point, run.hit) for run in runs if run.hit is not None), stopped)
+
+
 def search_with(
-    plan: Plan, sampler: Sampler, policy: Policy, dice: np.random.Generator, exempt: Collection[int] = ()
+    plan: Plan,
+    sampler: Sampler,
+    policy: Policy,
+    dice: np.random.Generator,
+    *,
+    exempt: Collection[int] = (),
+    has_slack: bool = False,
 ) -> Search:
-    """Run one search with a sampler under a policy, which has no say over the trials in ``exempt``."""
+    """Run one search with a sampler under a policy, which has no say over the trials in ``exempt``.
+
+    Where it ``has_slack`` that follows the noise of the seeds, as in a study.
+    """
     space = plan.space
     asked = _Asked(space, sampler, dice)
+    if has_slack and isinstance(policy, Cap):
+        policy.allow(slack_for(_noise(())))
     clock = VirtualClock(asked, policy, plan.workers, budget=plan.budget, exempt=exempt)
     within: dict[str, float] = {}
     for number, state in clock.run():
@@ -229,6 +248,8 @@ def search_with(
             continue
         if state is State.REACHED:
             run.hit = run.progress.now
+        if state is State.REACHED and has_slack and isinstance(policy, Cap):
+            policy.allow(slack_for(_noise(asked.runs)))
         if state is not State.WAITING:
             sampler.ended(number, run)
         if len(within) < len(WITHIN) and (point := sampler.incumbent(asked.runs)) is not None:

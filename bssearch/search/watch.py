@@ -6,6 +6,7 @@ Its own trials it is told of as they run; those of other drivers, and of earlier
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from datetime import datetime
 
 from bssearch.records import Objective, Observation, TrialRecord, TrialState
 from bssearch.search.checkpoints import Checkpoints
@@ -31,7 +32,7 @@ class Watch:
         self._spec = spec
         self._target = spec.record_target
         self._observations = observations
-        self._known: dict[int, TrialState] = {}
+        self._known: dict[int, tuple[TrialState, datetime | None]] = {}
         self._keys: dict[int, str] = {}
         """What tells a trial's configuration from others, however it is split into micro-batches."""
 
@@ -44,7 +45,7 @@ class Watch:
         """Take in what has ended since the last time, and what the seeds have shown of their noise."""
         ended = False
         for trial in history.trials:
-            if trial.state.is_finished and self._known.get(trial.number) is not trial.state:
+            if trial.state.is_finished and self._known.get(trial.number) != (trial.state, trial.ended_at):
                 self._take(trial)
                 ended = True
         if ended and isinstance(self.policy, Cap) and self._spec.pruner.slack is None:
@@ -52,7 +53,7 @@ class Watch:
 
     def started(self, number: int) -> None:
         """Take note that a trial begins, or goes on, here."""
-        self._known[number] = TrialState.RUNNING
+        self._known[number] = (TrialState.RUNNING, None)
         if number not in self.curves:
             self.policy.started(number)
 
@@ -84,7 +85,6 @@ class Watch:
     def forget(self, number: int) -> None:
         """Take note that a trial that waited goes on elsewhere, or never."""
         self.policy.ended(number)
-        self._known[number] = TrialState.PAUSED
 
     def cannot_wait(self) -> bool:
         """Take note that trials cannot be saved; return whether that is news to the policy."""
@@ -104,12 +104,12 @@ class Watch:
         number = trial.number
         if number not in self.curves:
             self.policy.started(number)
-        if self._known.get(number) is not TrialState.RUNNING:
+        if self._known.get(number) != (TrialState.RUNNING, None):
             for observation in self._observations(number)[len(self.curves[number].gains) :]:
                 if not self._target.is_met_by(observation.metric):
                     gain = self._target.gain(observation.metric)
                     self.policy.watch(number, observation.train_seconds, gain)
-        self._known[number] = trial.state
+        self._known[number] = trial.state, trial.ended_at
         if trial.state is TrialState.REACHED:
             self.policy.reached(number, measured_seconds(trial), self._target.gain(self._target.value))
         elif trial.state is TrialState.PAUSED and self.checkpoints.has(number):
@@ -129,8 +129,8 @@ class Watch:
             if trial.number not in self._keys:
                 self._keys[trial.number] = trial.configuration.in_micro_batches(1).key
         stopped = {self._keys[trial.number] for trial in told if trial.state.is_censored}
-        times = ((self._keys[trial.number], measured_seconds(trial)) for trial in told)
-        return seed_noise((key, seconds) for key, seconds in times if key not in stopped and seconds > 0)
+        hits = (trial for trial in told if trial.state is TrialState.REACHED)
+        return seed_noise(((self._keys[trial.number], measured_seconds(trial)) for trial in hits), stopped)
 
     def _bound(self) -> str:
         assert isinstance(self.policy, Cap), "only a cap bounds"

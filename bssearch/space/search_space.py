@@ -178,9 +178,14 @@ class SearchSpace(StrictModel):
         """Return what a batch size and an offered optimizer multiply the reference learning rate with."""
         return self._learning_rate_factor(batch_size, self._optimizer(optimizer))
 
-    def plain_learning_rate(self, configuration: Configuration) -> float:
-        """Return a configuration's learning rate without its optimizer's own scale, to compare it with others'."""
-        return configuration.learning_rate / self._optimizer(configuration.optimizer).learning_rate_scale
+    def plain_learning_rate(self, batch_size: int, sampled: Mapping[str, ParameterValue]) -> float:
+        """Return the learning rate of coordinates without the optimizer's own scale, to compare it with others'."""
+        rate = self.learning_rate
+        if isinstance(rate, RelativeLearningRate):
+            factor = learning_rate_factor(rate.rule, batch_size, rate.reference_batch)
+            return float(sampled[REFERENCE_LEARNING_RATE] or 0.0) * factor
+        fixed = rate[0] if isinstance(rate, tuple) else rate
+        return float(sampled.get(REFERENCE_LEARNING_RATE, fixed) or 0.0)
 
     def nearest(self, configuration: Configuration) -> tuple[int, dict[str, ParameterValue]]:
         """Return the batch size and the coordinates of the space that are nearest to a configuration."""

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bssearch.recorded import RecordedTable, read_table
-from bssearch.search import simulate as simulation
+from bssearch.search import policies as policies_by_name
 from bssearch.search.pace import PATIENCE, Pace
 from bssearch.search.simulate import Draw, Summary, by_policy, simulate, summarize
 
@@ -44,7 +44,7 @@ def told(name: str, one: Summary) -> str:
 
 def against_the_bars(tables: Sequence[RecordedTable]) -> bool:
     """Print every policy over all tables; return whether the operating points keep their bars."""
-    found = by_policy(all_draws(table, list(simulation.POLICIES), SEEDS) for table in tables)
+    found = by_policy(all_draws(table, list(policies_by_name.POLICIES), SEEDS) for table in tables)
     policies = {name: summarize(draws) for name, draws in found}
     kept = True
     for name, one in policies.items():
@@ -63,7 +63,7 @@ def against_the_bars(tables: Sequence[RecordedTable]) -> bool:
 def leave_one_out(tables: Sequence[RecordedTable]) -> None:
     """Print what the patience chosen on the other tables comes to on each."""
     makers = {f"{patience:g}": lambda limit, patience=patience: Pace(limit, patience) for patience in PATIENCES}
-    simulation.POLICIES = makers
+    policies_by_name.POLICIES = makers
     by_table = {table.name: all_draws(table, list(makers), SEEDS[:3]) for table in tables}
     for name, (_, bar) in BARS.items():
         left_out: list[Draw] = []

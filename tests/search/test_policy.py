@@ -6,8 +6,9 @@ import math
 
 import pytest
 
-from bssearch.search.pace import FIRST_RUNG, FROM, PROMOTED, Pace
+from bssearch.search.pace import FROM, Pace
 from bssearch.search.policy import Action, Cap, Policy, Progress, Race
+from bssearch.search.rungs import FIRST, PROMOTED
 
 
 def progress(*points: tuple[float, float]) -> Progress:
@@ -109,7 +110,7 @@ def test_the_winners_own_curve_is_never_hopeless_on_its_own_clock(speed: float) 
 
 
 def test_what_waits_goes_on_when_a_better_winner_gives_it_hope() -> None:
-    pace = Pace(16.0 / FIRST_RUNG, patience=3.0)
+    pace = Pace(16.0 / FIRST, patience=3.0)
     winner(pace, 0, seconds=10.0)
     for number, gain in ((1, 0.15), (2, 0.18)):
         pace.started(number)
@@ -133,7 +134,7 @@ def test_what_is_past_the_cap_waits_for_nothing() -> None:
 
 def test_before_the_first_hit_the_best_of_each_rung_goes_on() -> None:
     limit = 160.0
-    rung = FIRST_RUNG * limit
+    rung = FIRST * limit
     pace = Pace(limit, patience=3.0)
     for number, gain in enumerate((0.1, 0.3, 0.2)):
         pace.started(number)

@@ -9,7 +9,8 @@ import pytest
 
 from bssearch.errors import UsageError
 from bssearch.recorded import RecordedTable, RecordedTrial
-from bssearch.search.simulate import POLICIES, Draw, Summary, simulate, summarize
+from bssearch.search.policies import POLICIES
+from bssearch.search.simulate import Draw, Summary, simulate, summarize
 from tests.search.lines import TARGET, table
 
 
