@@ -155,3 +155,90 @@ def test_an_evaluation_may_lie_beyond_several_rungs() -> None:
     assert pace.next_waiting(fresh=False) == 0
     assert pace.observe(0, 79.0, 0.1) is Action.GO_ON
     assert pace.observe(0, 80.0, 0.1) is Action.WAIT
+
+
+def test_the_slack_moves_the_cap_and_what_is_hopeless() -> None:
+    pace = Pace(100.0, patience=3.0)
+    pace.allow(1.5)
+    assert pace.cap == math.inf, "nothing has been reached"
+    winner(pace)
+    assert pace.cap == 15.0
+    late = progress((10.5, 0.7))
+    assert not pace.is_hopeless(late)
+    pace.allow(1.0)
+    assert pace.is_hopeless(late)
+
+
+def test_what_was_told_to_wait_here_waits_once() -> None:
+    """Its end tells again that it waits: it came to its rung once, and has hope once."""
+    pace = Pace(160.0, patience=3.0)
+    for number in range(2):
+        pace.started(number)
+        assert pace.observe(number, 10.0, 0.1 * (2 - number)) is Action.WAIT
+        pace.waits(number)
+    assert pace.next_waiting(fresh=True) is None, "two came, of three one goes on"
+    winner(pace, 7, seconds=100.0)  # both are as fast now as it was
+    pace.waits(0)
+    assert sorted(number for _ in range(3) if (number := pace.next_waiting(fresh=True)) is not None) == [0, 1]
+
+
+def test_what_waited_before_this_policy_watched_it_has_hope_like_any_other() -> None:
+    pace = Pace(160.0, patience=3.0)
+    winner(pace)
+    for number, (now, gain) in enumerate([(5.0, 0.1), (5.0, 0.4), (11.0, 0.9)], start=1):
+        pace.started(number)
+        pace.watch(number, now, gain)
+        pace.waits(number)
+    assert set(pace.waiting) == {1, 2}, "the third is past the cap"
+    assert [pace.next_waiting(fresh=True) for _ in range(2)] == [2, None]
+
+
+def test_where_trials_cannot_wait_the_hopeless_stop_and_before_the_first_hit_all_go_on() -> None:
+    pace = Pace(160.0, patience=3.0)
+    pace.can_wait = False
+    for number in range(4):
+        pace.started(number)
+        assert pace.observe(number, 80.0, 0.1) is Action.GO_ON
+    winner(pace, 9)
+    pace.started(4)
+    assert pace.observe(4, 5.0, 0.1) is Action.STOP
+    assert not pace.waiting
+    assert pace.least_promising() is None
+
+
+def test_the_least_promising_goes_first_and_waits_no_more() -> None:
+    pace = Pace(160.0, patience=3.0)
+    for number, gain in enumerate((0.3, 0.1, 0.2)):
+        pace.started(number)
+        pace.observe(number, 10.0, gain)
+    assert pace.least_promising() == 1
+    winner(pace, 9)
+    assert not pace.waiting, "none of them is before the cap"
+    for number, gain in ((3, 0.15), (4, 0.05)):
+        pace.started(number)
+        pace.observe(number, 5.0, gain)
+    assert [pace.least_promising() for _ in range(3)] == [4, 3, None]
+    assert pace.next_waiting(fresh=False) is None
+
+
+def test_what_beats_all_that_came_to_its_rung_does_not_wait_once_enough_came() -> None:
+    pace = Pace(160.0, patience=3.0)
+    actions = []
+    for number, gain in enumerate((0.1, 0.2, 0.3, 0.25)):
+        pace.started(number)
+        actions.append(pace.observe(number, 10.0, gain))
+    assert actions == [Action.WAIT, Action.WAIT, Action.GO_ON, Action.WAIT]
+    assert pace.observe(2, 20.0, 0.4) is Action.WAIT, "at the next rung it is the first"
+
+
+def test_an_ended_trial_waits_for_nothing_and_nan_is_no_progress() -> None:
+    pace = Pace(160.0, patience=3.0)
+    winner(pace)
+    pace.started(1)
+    assert pace.observe(1, 5.0, math.nan) is Action.WAIT
+    pace.ended(1)
+    winner(pace, 2, seconds=9.9)
+    assert pace.next_waiting(fresh=True) is None
+    pace.started(3)
+    assert pace.observe(3, 0.0, math.nan) is Action.GO_ON
+    assert pace.observe(3, 2.0, 0.5) is Action.GO_ON

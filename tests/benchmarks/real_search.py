@@ -1,0 +1,151 @@
+"""Two real searches at equal budget: `auto` with `balanced`, and Optuna's TPE with its median pruner.
+
+Run as ``python tests/benchmarks/real_search.py [STUDY]``: a shipped study or a spec (default: fashion_mnist_cpu), in
+a temporary folder; ``--wall-seconds`` is what each search may take, ``--searches`` how many of each are run, in turns,
+and ``--seeds`` how many fresh runs each incumbent gets afterwards. Every trial that was the fastest when it ended is an
+incumbent; its true time is the mean over the fresh seeds, infinite where one misses the target within the limit.
+Printed are the train seconds of a search until its incumbent's true time is within 25 % and 10 % of the best incumbent
+of all searches, and the incumbent at its end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import statistics
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from bssearch.executors.base import Ended, Executor
+from bssearch.records import Configuration, ProbeRecord, TrialRecord, TrialRequest, TrialState
+from bssearch.search.study import described, local, run_study
+from bssearch.spec import StudySpec, find_spec, load_spec
+from bssearch.storage.repository import open_store
+
+PAIRS = (("auto", "balanced"), ("tpe", "median"))
+WITHIN = (1.25, 1.10)
+
+
+@dataclass(frozen=True)
+class Incumbent:
+    """A trial that was the fastest when it ended, after so many train seconds of its search."""
+
+    trial: TrialRecord
+    spent: float
+
+    @property
+    def configuration(self) -> Configuration:
+        """Return what it ran, however it was split."""
+        return self.trial.configuration.in_micro_batches(1)
+
+
+def variant(spec: StudySpec, sampler: str, pruner: str, seed: int, wall_seconds: float) -> StudySpec:
+    """Return the spec with another sampler and pruner, ended by the clock alone and without confirmation."""
+    changes = {
+        "name": f"{spec.name}-{sampler}-{pruner}-{seed}",
+        "sampler": {"name": sampler},
+        "pruner": {"name": pruner},
+        "confirm": {"runs": 0},
+        "seed": seed,
+        "budget": {
+            "trials": 10_000,
+            "trial_train_seconds": spec.budget.trial_train_seconds,
+            "wall_seconds": wall_seconds,
+            "least_improvement": 0.0,
+        },
+    }
+    return StudySpec.model_validate({**spec.model_dump(mode="json"), **changes})
+
+
+def incumbents(trials: Sequence[TrialRecord]) -> tuple[list[Incumbent], float]:
+    """Return the incumbents of a search in their order, and its train seconds in all."""
+    ended = sorted((trial for trial in trials if trial.ended_at and trial.outcome), key=lambda one: str(one.ended_at))
+    found: list[Incumbent] = []
+    best, spent = math.inf, 0.0
+    for trial in ended:
+        assert trial.outcome is not None
+        spent += trial.outcome.train_seconds
+        seconds = trial.outcome.time_to_target_s if trial.state is TrialState.REACHED else None
+        if seconds is not None and seconds < best:
+            best = seconds
+            found.append(Incumbent(trial, spent))
+    return found, spent
+
+
+def true_seconds(
+    spec: StudySpec, executor: Executor, configuration: Configuration, probe: ProbeRecord, seeds: int
+) -> float:
+    """Return the mean seconds to the target of a configuration over fresh seeds, infinite where one misses it."""
+    found = []
+    for seed in range(seeds):
+        executor.submit(
+            TrialRequest(
+                number=seed + 1,
+                configuration=configuration.in_micro_batches(probe.micro_batch_size),
+                seed=1_000_000 + seed,
+                target=spec.record_target,
+                train_seconds_limit=spec.budget.trial_train_seconds,
+                limit_state=TrialState.EXHAUSTED,
+                eval_every_steps=probe.eval_every_steps or 1,
+                threads=spec.executor.threads,
+            )
+        )
+        ended: list[Ended] = []
+        while not ended:
+            ended = [event for event in executor.events(1.0) if isinstance(event, Ended)]
+        found.append(ended[0].outcome.time_to_target_s or math.inf)
+    return statistics.fmean(found)
+
+
+def main() -> None:
+    """Run the searches, then their incumbents again, and print both side by side."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("study", nargs="?", default="fashion_mnist_cpu")
+    parser.add_argument("--wall-seconds", type=float, default=60.0)
+    parser.add_argument("--searches", type=int, default=1)
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--data-dir", type=Path)
+    arguments = parser.parse_args()
+    spec = load_spec(find_spec(arguments.study))
+    searches: dict[tuple[str, str, int], tuple[list[Incumbent], float, int]] = {}
+    probes: dict[int, ProbeRecord] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        db = f"sqlite:///{folder}/study.db"
+        for seed in range(arguments.searches):
+            for sampler, pruner in PAIRS:
+                one = variant(spec, sampler, pruner, seed, arguments.wall_seconds)
+                run_study(one, db=db, data_dir=arguments.data_dir)
+                with open_store(db, write=False) as store:
+                    trials = store.trials(one.name)
+                    environment = store.study(one.name).environment
+                    assert environment is not None
+                    probes |= store.probes(one.name, environment)
+                searches[sampler, pruner, seed] = (*incumbents(trials), len(trials))
+    with described(spec, ".", local(arguments.data_dir, allow_busy=False)) as (executor, _):
+        true: dict[str, float] = {}
+        for found, _, _ in searches.values():
+            for incumbent in found:
+                configuration = incumbent.configuration
+                if configuration.key not in true:
+                    probe = probes[configuration.batch_size]
+                    true[configuration.key] = true_seconds(spec, executor, configuration, probe, arguments.seeds)
+    best = min(true.values())
+    print(f"{spec.name}, {arguments.wall_seconds:g} s each; the best incumbent takes {best:.3g} s to the target\n")
+    print(f"{'search':<22} {'trials':>6} {'train s':>8} {'to 25 %':>9} {'to 10 %':>9}   at the end")
+    for (sampler, pruner, seed), (found, spent, count) in searches.items():
+        costs = []
+        for factor in WITHIN:
+            near = [one.spent for one in found if true[one.configuration.key] <= factor * best]
+            costs.append(f"{near[0]:7.1f} s" if near else "never")
+        last = found[-1].configuration if found else None
+        ending = (
+            "nothing reached" if last is None else f"batch {last.batch_size}, {true[last.key] / best:.2f} × the best"
+        )
+        name = f"{sampler}+{pruner}, seed {seed}"
+        print(f"{name:<22} {count:>6} {spent:>8.1f} {costs[0]:>9} {costs[1]:>9}   {ending}")
+
+
+if __name__ == "__main__":
+    main()
