@@ -42,7 +42,8 @@ def search_trials(store: Store, name: str) -> list[TrialRecord]:
 
 def stopped_early(store: Store, name: str) -> int:
     """Return how many search trials a study's own pruner stopped: replayed, they end there, whoever would have won."""
-    return sum(trial.state in {TrialState.CAPPED, TrialState.PRUNED} for trial in search_trials(store, name))
+    stopped = {TrialState.CAPPED, TrialState.PAUSED, TrialState.PRUNED}
+    return sum(trial.state in stopped for trial in search_trials(store, name))
 
 
 def _recorded(trial: TrialRecord, curve: list[Observation]) -> RecordedTrial:
