@@ -188,21 +188,23 @@ class Grid:
         self._spec = spec
         dimensions = spec.space.dimensions()
         names = [dimension.name for dimension in dimensions]
-        cells = itertools.product(*(dimension.choices for dimension in dimensions))
-        self._cells = [(size, dict(zip(names, cell, strict=True))) for cell in cells for size in spec.space.rungs]
-        random.Random(spec.seed).shuffle(self._cells)
+        cells = [
+            dict(zip(names, cell, strict=True)) for cell in itertools.product(*(one.choices for one in dimensions))
+        ]
+        choices = [_choice(spec, size, cell) for cell in cells for size in spec.space.rungs]
+        self._choices = list({_key(choice.configuration): choice for choice in choices}.items())
+        random.Random(spec.seed).shuffle(self._choices)
 
     def choose(self, history: History) -> Choice | None:
-        """Return a combination that has not been tried; None where all have."""
+        """Return a combination that has not been tried; None where all have, of those whose batch size is feasible."""
         if allocation.propose_default(history) is not None:
             return default_choice(self._spec)
         tried = {_key(trial.configuration) for trial in history.trials if not _is_to_repeat(trial)}
-        for size, sampled in self._cells:
-            choice = _choice(self._spec, size, sampled)
-            if size in history.feasible and _key(choice.configuration) not in tried:
-                return choice
-        self.ending = f"all {len(self._cells)} combinations of the grid have been tried"
-        return None
+        fitting = [(key, one) for key, one in self._choices if one.configuration.batch_size in history.feasible]
+        untried = next((one for key, one in fitting if key not in tried), None)
+        where = "" if len(fitting) == len(self._choices) else " at batch sizes that fit"
+        self.ending = None if untried else f"all {len(fitting)} combinations of the grid{where} have been tried"
+        return untried
 
 
 def default_choice(spec: StudySpec) -> Choice:

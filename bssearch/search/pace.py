@@ -40,6 +40,11 @@ class Pace(Cap):
         self._running: set[int] = set()
         self._rungs = Rungs(limit)
 
+    @property
+    def paces_itself(self) -> bool:  # type: ignore[override]
+        """Whether trials wait for each other before any has reached the target."""
+        return self.can_wait
+
     def started(self, number: int) -> None:
         """Take note that a trial has begun: it may run to the first rung."""
         super().started(number)

@@ -35,6 +35,8 @@ PRUNERS: dict[str, Callable[[], optuna.pruners.BasePruner]] = {
 class OptunaPolicy(Cap):
     """Cap, and stop what one of Optuna's pruners prunes."""
 
+    paces_itself = True
+
     def __init__(self, limit: float, pruner: str) -> None:
         super().__init__(limit)
         optuna.logging.set_verbosity(optuna.logging.WARNING)

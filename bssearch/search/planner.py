@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from math import inf
+from math import inf, isfinite
 
 from bssearch.records import Configuration, Objective, ParameterValue, Phase, ProbeRecord, TrialRecord, TrialState
 from bssearch.search import confirm
@@ -15,10 +15,6 @@ from bssearch.search.policy import Cap
 from bssearch.search.seeds import trial_seed
 from bssearch.search.watch import BY_SECONDS, Watch, first_slack
 from bssearch.spec import StudySpec
-
-GROWING = frozenset({"cap", "race"})
-"""The pruners under which limits grow before the first hit: the others pause or stop what lags, or nothing."""
-
 
 class Planner:
     """Decides the next job of one spec, by what ``watch`` knows of the curves."""
@@ -119,15 +115,20 @@ class Planner:
         if evidence and earlier is not None:
             return full if earlier.state is TrialState.QUEUED else min(full, earlier.train_seconds_limit)
         best = history.best_at(size) if evidence else history.incumbent
-        if best is None or self.spec.pruner.name == "none":
-            return full if evidence or self.spec.pruner.name not in GROWING else self._growing(history)
-        limit = self._slack * self._seconds_as_good_as(best, history.probes[size])
+        if self.spec.pruner.name == "none" or (evidence and best is None):
+            return full
+        seconds = self._seconds_as_good_as(best, history.probes[size])
+        limit = self._slack * seconds if isfinite(seconds) else self._first_limit(history)
         return min(full, max(limit, _seconds_to_look_twice(history.probes[size])))
 
-    def _growing(self, history: History) -> float:
-        """Return the limit before the first hit of what is not paused: a quarter of the full one while every batch
-        size is tried once, half of it in the second sweep, all of it from the third.
+    def _first_limit(self, history: History) -> float:
+        """Return the limit before the first hit, where the policy does not say itself how long trials run.
+
+        A quarter of the full one while every batch size is tried once, half of it in the second sweep, all of it from
+        the third.
         """
+        if self._watch.policy.paces_itself:
+            return self._full_limit
         return self._full_limit * min(1.0, 2.0 ** (history.spent // len(history.feasible) - 2))
 
     @property

@@ -150,7 +150,19 @@ class Dimension:
         return self.choices[0] if self.choices else self.low
 
     def nearest(self, value: ParameterValue) -> ParameterValue:
-        """Return the value itself where it lies in the dimension, else one that does."""
+        """Return the value itself where it lies in the dimension, else the nearest number or the first choice."""
         if self.choices:
-            return value if value in self.choices else self.choices[0]
+            return value if value in self.choices else self._nearest_choice(value)
         return min(max(float(value or 0.0), self.low), self.high)
+
+    def _nearest_choice(self, value: ParameterValue) -> ParameterValue:
+        numbers = [float(choice) for choice in self.choices if _is_number(choice)]  # type: ignore[arg-type]
+        if not _is_number(value) or len(numbers) < len(self.choices):
+            return self.choices[0]
+        number = float(value)  # type: ignore[arg-type]
+        are_ratios = min(number, *numbers) > 0
+
+        def distance(place: int) -> float:
+            return abs(math.log(numbers[place] / number) if are_ratios else numbers[place] - number)
+
+        return self.choices[min(range(len(numbers)), key=distance)]

@@ -195,7 +195,11 @@ def main() -> int:
     print(f"{'trials':>8} {'grid':>9} {'space':>9} {'its first':>9} {'TPE':>9}   ms per ask")
     is_met = True
     for count in COUNTS:
-        grid, (space, first), tpe = median_seconds(grid_asks(count)), space_seconds(count), median_seconds(tpe_asks(count))
+        grid, (space, first), tpe = (
+            median_seconds(grid_asks(count)),
+            space_seconds(count),
+            median_seconds(tpe_asks(count)),
+        )
         line = " ".join(f"{1e3 * one:9.1f}" for one in (grid, space, first, tpe))
         bar = BARS.get(count)
         if bar is not None:

@@ -204,13 +204,13 @@ def test_where_all_was_tried_in_vain_it_still_answers() -> None:
         (("batch_size", "clip_norm"), [(8, 1.0), (8, 0.0), (32, 1.0)]),
     ],
 )
-def test_grids_of_every_shape_can_be_searched(
-    names: Sequence[str], cells: list[tuple[int | float | str, ...]]
-) -> None:
+def test_grids_of_every_shape_can_be_searched(names: Sequence[str], cells: list[tuple[int | float | str, ...]]) -> None:
     grid = GridCandidates(names, cells)
     runs: list[Run] = []
     for seed in range(len(cells) + 2):
-        asker = Auto(grid, default=0, target_gain=TARGET, step_times=StepTimes(grid.batch_sizes, step_seconds), seed=seed)
+        asker = Auto(
+            grid, default=0, target_gain=TARGET, step_times=StepTimes(grid.batch_sizes, step_seconds), seed=seed
+        )
         point = asker.ask(runs)
         assert 0 <= point < len(cells)
         runs.append(trained(point, 10.0 + 3 * point))

@@ -35,9 +35,7 @@ def _own_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def spec(**pruner: Any) -> StudySpec:
-    return make_spec(
-        pruner={"name": "balanced", **pruner}, budget={"trials": 50, "trial_train_seconds": LIMIT}
-    )
+    return make_spec(pruner={"name": "balanced", **pruner}, budget={"trials": 50, "trial_train_seconds": LIMIT})
 
 
 def history(of: StudySpec, *trials: TrialRecord) -> History:
@@ -269,7 +267,9 @@ def slack_after(*trials: TrialRecord, **pruner: Any) -> float:
 def test_the_slack_follows_from_repeats_but_not_where_a_run_of_them_was_stopped() -> None:
     first = 1 + 2 * PRIOR
     repeats = [make_trial(number, seconds=seconds) for number, seconds in enumerate((1.0, 2.0, 4.0))]
-    alone = [make_trial(number, seconds=seconds, learning_rate=seconds) for number, seconds in enumerate((1.0, 2.0, 4.0))]
+    alone = [
+        make_trial(number, seconds=seconds, learning_rate=seconds) for number, seconds in enumerate((1.0, 2.0, 4.0))
+    ]
     stopped = make_trial(3, state=TrialState.CAPPED, seconds=5.0)
     squares = 2 * math.log(2) ** 2
     assert slack_after() == pytest.approx(first)
@@ -291,7 +291,9 @@ def test_the_slack_follows_from_repeats_but_not_where_a_run_of_them_was_stopped(
         ({"a": [1.0, math.e**2], "b": [1.0, math.e**2]}, math.sqrt((PRIOR_FREEDOM * PRIOR**2 + 4) / 6)),
     ],
 )
-def test_the_noise_of_seeds_is_pooled_over_configurations(times: Mapping[str, Sequence[float]], expected: float) -> None:
+def test_the_noise_of_seeds_is_pooled_over_configurations(
+    times: Mapping[str, Sequence[float]], expected: float
+) -> None:
     told = [(name, seconds) for name, all_seconds in times.items() for seconds in all_seconds]
     assert seed_noise(told) == pytest.approx(expected)
 
@@ -322,9 +324,7 @@ def test_checkpoints_of_two_studies_or_databases_are_kept_apart(tmp_path: Path) 
     assert not kept.folder.exists()
 
 
-def test_where_nothing_can_be_written_there_are_no_checkpoints(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_nothing_can_be_written_there_are_no_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     blocked = tmp_path / "file"
     blocked.touch()
     monkeypatch.setenv("BSSEARCH_CHECKPOINT_DIR", str(blocked))
