@@ -14,7 +14,7 @@ from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
-from threadpoolctl import ThreadpoolController
+from threadpoolctl import ThreadpoolController  # type: ignore[import-untyped]
 
 from bssearch.search.candidates import Candidates, Points
 from bssearch.search.law_prior import LawPrior
@@ -114,7 +114,8 @@ class Auto:
         if gains is None or running:
             tried = np.array(sorted({*hits.tolist(), *running}) or [default])
             gains = _improvements(_after(belief, running), tried, behind)
-        return gains / price
+        score: Numbers = gains / price
+        return score
 
     def _gains_at(self, batch_size: int, belief: Belief, hits: Indices, running: Sequence[int]) -> Numbers:
         sizes = self._candidates.take(belief.points).batch_sizes

@@ -92,8 +92,8 @@ class _Winner:
 def paces(runs: Sequence[Run], target_gain: float, most_points: int) -> Paces | None:
     """Return the paces of all runs that have shown something; None before there is one to compare with.
 
-    Of more than ``most_points`` different points only the best three quarters are kept, and some of the others; of those
-    that diverged, a quarter as many beside them.
+    Of more than ``most_points`` different points only the best three quarters are kept, and some of the others; beside
+    them a quarter as many that diverged.
     """
     shown = _that_have_shown(runs)
     gain = np.array([run.progress.gain for run in shown])

@@ -16,6 +16,7 @@ from bssearch.search.seeds import trial_seed
 from bssearch.search.watch import BY_SECONDS, Watch, first_slack
 from bssearch.spec import StudySpec
 
+
 class Planner:
     """Decides the next job of one spec, by what ``watch`` knows of the curves."""
 

@@ -11,16 +11,15 @@ import math
 import random
 import statistics
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Literal
 
 import numpy as np
 
 from bssearch.errors import UsageError
 from bssearch.recorded import RecordedTable
-from bssearch.search.policies import MakePolicy, policy_maker
+from bssearch.search.policies import policy_maker
 from bssearch.search.policy import Policy
 from bssearch.search.virtual_clock import Order, Replay, State, VirtualClock, replays
 

@@ -98,20 +98,25 @@ def resume(
 ) -> bool:
     """Let a paused trial run again, without an outcome; return whether it now runs for this owner.
 
-    Whether it was contended stays in its row: that taints the whole trial, and its next worker need not know of it.
+    Whether it was contended stays in its row: that taints the whole trial, and its next worker need not know of it. It
+    counts as created as long ago as it has run, so that from then to its end it was busy and the wait is left out.
     """
+    paused = TrialRow.study_id == study_id, TrialRow.number == number, TrialRow.state == TrialState.PAUSED
+    ran = connection.scalar(select(TrialRow.wall_seconds).where(*paused))
+    time = now(connection)
     blank = to_columns(TrialOutcome(state=TrialState.RUNNING, reason=""))
     del blank["contended"]
     resumed = connection.execute(
         update(TrialRow)
-        .where(TrialRow.study_id == study_id, TrialRow.number == number, TrialRow.state == TrialState.PAUSED)
+        .where(*paused)
         .values(
             **blank,
+            created_at=time - timedelta(seconds=ran or 0.0),
             ended_at=None,
             steps_x_step_time_s=None,
             train_seconds_limit=train_seconds_limit,
             lease_owner=lease_owner,
-            lease_expires_at=now(connection) + timedelta(seconds=lease_seconds),
+            lease_expires_at=time + timedelta(seconds=lease_seconds),
         )
     )
     return resumed.rowcount == 1 or runs_for(connection, study_id, number, lease_owner)

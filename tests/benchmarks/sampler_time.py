@@ -64,7 +64,7 @@ def seconds_of(batch_size: float, learning_rate: float, dice: np.random.Generato
 
 
 def curve(seconds: float, state: TrialState) -> list[tuple[float, float]]:
-    """Return a metric over train seconds that is `TARGET` after ``seconds``; of what did not get there the first half."""
+    """Return a metric over train seconds that is `TARGET` after ``seconds``, half of it where the trial was stopped."""
     end = seconds if state is TrialState.REACHED else seconds / 2
     moments = np.linspace(0.0, end, EVALUATIONS)
     gains = 0.1 + (TARGET - 0.1) * np.minimum(moments / seconds, 1.0) ** 0.5
@@ -154,18 +154,23 @@ def tpe_asks(count: int) -> Callable[[int], None]:
     study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=0))
 
     def add() -> None:
+        place, rate = int(dice.integers(len(SIZES))), float(math.exp(dice.uniform(math.log(0.001), 0.0)))
         params = {
-            "batch_size": int(dice.integers(len(SIZES))),
-            "reference_learning_rate": float(math.exp(dice.uniform(math.log(0.001), 0.0))),
+            "batch_size": place,
+            "reference_learning_rate": rate,
             "weight_decay": int(dice.integers(3)),
             "dropout": float(dice.uniform(0.0, 0.5)),
         }
-        value = seconds_of(SIZES[params["batch_size"]], params["reference_learning_rate"], dice)
+        value = seconds_of(SIZES[place], rate, dice)
         study.add_trial(optuna.trial.create_trial(params=params, distributions=distributions, value=value))
 
     for _ in range(count):
         add()
-    return lambda _: study.ask(distributions) and None
+
+    def ask(_: int) -> None:
+        study.ask(distributions)
+
+    return ask
 
 
 def median_seconds(ask: Callable[[int], None]) -> float:

@@ -130,7 +130,7 @@ def test_a_lucky_seed_is_run_again_before_it_is_trusted() -> None:
     runs = [trained(point, truth(point)) for point in range(len(CELLS)) for _ in range(3) if point != lucky]
     runs.append(trained(lucky, truth(BEST) / 1.3))
     assert auto().ask(runs) in {lucky, BEST}
-    asked = []
+    asked: list[int] = []
     while auto().incumbent(runs) == lucky and len(asked) < 6:
         asked.append(auto(len(asked)).ask(runs))
         runs.append(trained(asked[-1], truth(asked[-1])))

@@ -218,9 +218,9 @@ def test_what_takes_too_much_disk_is_given_up_the_least_promising_first() -> Non
         seen(watch, number, (RUNG, gain))
         saved(watch, number, size=400)
     given_up = []
-    while (number := watch.excess()) is not None:
-        given_up.append(number)
-        watch.checkpoints.forget(number)
+    while (excess := watch.excess()) is not None:
+        given_up.append(excess)
+        watch.checkpoints.forget(excess)
     assert given_up == [1]
     assert watch.checkpoints.bytes == 800
 

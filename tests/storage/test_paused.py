@@ -50,6 +50,17 @@ def paused(store: Store) -> Store:
     return store
 
 
+def test_the_time_in_which_a_trial_waited_is_no_time_of_its_own(store: Store) -> None:
+    add_study(store)
+    start(store)
+    pause(store, 1, replace(PAUSED, wall_seconds=0.1))
+    waited_from = store.trial("toy", 1).ended_at
+    assert waited_from is not None
+    threading.Event().wait(0.3)
+    assert resume(store, 1)
+    assert 0.15 < (store.trial("toy", 1).created_at - waited_from).total_seconds() < 30
+
+
 def test_a_paused_trial_has_ended_and_nobody_runs_it(paused: Store) -> None:
     trial = paused.trial("toy", 1)
     assert (trial.state, trial.outcome) == (TrialState.PAUSED, PAUSED)
@@ -67,7 +78,7 @@ def test_it_goes_on_under_its_number_its_new_limit_and_a_new_lease(paused: Store
     trial = paused.trial("toy", 1)
     assert (trial.state, trial.outcome, trial.ended_at) == (TrialState.RUNNING, None, None)
     assert (trial.lease_owner, trial.train_seconds_limit) == ("second", 4.0)
-    assert (trial.created_at, trial.seed, trial.configuration) == (before.created_at, before.seed, before.configuration)
+    assert (trial.seed, trial.configuration) == (before.seed, before.configuration)
     paused.append_observations("toy", [(1, replace(make_curve((2.0, 0.9))[0], step=20))])
     assert [one.step for one in paused.observations("toy", 1)] == [0, 10, 20]
     ended = replace(OUTCOME, contended=False)
