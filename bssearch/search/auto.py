@@ -51,11 +51,20 @@ WEIGHTS = np.exp(-(NODES**2) / 2) / np.exp(-(NODES**2) / 2).sum()
 class Auto:
     """Asks for points of a space; ``default`` is the first, ``target_gain`` the gain that meets the target.
 
+    ``noise_scale`` is the gradient noise scale in samples, where it has been measured.
+
     The same ``seed`` and the same runs make the same choices.
     """
 
     def __init__(
-        self, candidates: Candidates, *, default: int, target_gain: float, step_times: StepTimes, seed: int
+        self,
+        candidates: Candidates,
+        *,
+        default: int,
+        target_gain: float,
+        step_times: StepTimes,
+        seed: int,
+        noise_scale: float | None = None,
     ) -> None:
         first = candidates.take(np.array([default]))
         self._candidates = candidates
@@ -69,6 +78,7 @@ class Auto:
             default_log_rate=float(first.log_rates[0]),
             log_rates=candidates.log_rates,
             seed=seed,
+            noise_scale=noise_scale,
         )
         self._known: tuple[object, Belief, float] | None = None
         self.expected_improvement = math.inf

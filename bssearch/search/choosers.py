@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
+import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
@@ -160,6 +161,7 @@ class Modelled:
             target_gain=self._spec.record_target.gain(self._spec.target.value),
             step_times=StepTimes(sizes, lambda one: _step_seconds(history, one)),
             seed=self._spec.seed + history.length,
+            noise_scale=_noise_scale(history),
         )
 
     def _take(self, trial: TrialRecord, candidates: SpaceCandidates) -> None:
@@ -249,6 +251,16 @@ def _key(configuration: Configuration) -> str:
 
 def _is_to_repeat(trial: TrialRecord) -> bool:
     return trial.state in {TrialState.LOST, TrialState.CANCELLED, TrialState.OOM}
+
+
+def _noise_scale(history: History) -> float | None:
+    """Return the gradient noise scale that the trials which reached the target have measured beside their training.
+
+    That of the gradients as the optimizer takes them, the median over the trials; None before any has.
+    """
+    measured = [trial.outcome.noise for trial in history.trials if trial.state is TrialState.REACHED and trial.outcome]
+    scales = [scale for one in measured if (scale := one.adam_scale or one.scale) is not None and scale > 0]
+    return statistics.median(scales) if scales else None
 
 
 def _step_seconds(history: History, batch_size: int) -> float:

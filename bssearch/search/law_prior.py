@@ -25,6 +25,11 @@ LAWS = 512
 BEYOND_OCTAVES = 2.0
 """How far outside the batch sizes of the space B_crit may lie."""
 
+NOISE_OCTAVES = 1.5
+UNINFORMED = 0.2
+"""A gradient noise scale tells B_crit within so many octaves, one standard deviation (McCandlish et al. 2018: the
+simple noise scale predicts it roughly); this share of the laws does without it."""
+
 KNEE_OCTAVES = 2.0
 """How far above B_crit the best learning rate may go on growing."""
 
@@ -54,14 +59,25 @@ class LawPrior:
     """Laws drawn from the prior, for a space whose default configuration has a batch size and a learning rate."""
 
     def __init__(
-        self, *, batch_sizes: Sequence[int], default_size: int, default_log_rate: float, log_rates: float, seed: int
+        self,
+        *,
+        batch_sizes: Sequence[int],
+        default_size: int,
+        default_log_rate: float,
+        log_rates: float,
+        seed: int,
+        noise_scale: float | None = None,
     ) -> None:
-        """``log_rates`` is how wide the space of the learning rate is at the default batch size, in nats."""
+        """``log_rates`` is how wide the space of the learning rate is at the default batch size, in nats.
+
+        ``noise_scale`` is the gradient noise scale near the target in samples, where it has been measured.
+        """
         share = latin_hypercube(LAWS, 6, np.random.default_rng(seed)).clip(1e-6, 1 - 1e-6)
         low, high = min(batch_sizes), max(batch_sizes)
-        span = math.log2(high / low) + 2 * BEYOND_OCTAVES
         normal = np.array([NormalDist().inv_cdf(one) for one in share[:, 1]])
-        self._critical = low * np.exp2(span * share[:, 0] - BEYOND_OCTAVES)
+        self._critical = np.exp2(
+            _spread(share[:, 0], math.log2(low) - BEYOND_OCTAVES, math.log2(high) + BEYOND_OCTAVES, noise_scale)
+        )
         self._best_log_rate = default_log_rate + normal * log_rates / 4
         self._slope = share[:, 2]
         self._knee = self._critical * np.exp2(KNEE_OCTAVES * share[:, 5])
@@ -80,6 +96,15 @@ class LawPrior:
         valley = np.log((right * below + left * above) / (left + right))
         steps: Numbers = np.log1p(self._critical / size)[where] + np.minimum(valley, DEEPEST)
         return steps
+
+
+def _spread(share: Numbers, low: float, high: float, noise_scale: float | None) -> Numbers:
+    """Return the log2 of B_crit at shares of its distribution: uniform, or mostly near the noise scale."""
+    if noise_scale is None:
+        return low + (high - low) * share
+    wide = low + (high - low) * share / UNINFORMED
+    at = [NormalDist().inv_cdf(max(1e-6, one)) for one in (share - UNINFORMED) / (1 - UNINFORMED)]
+    return np.where(share < UNINFORMED, wide, math.log2(noise_scale) + NOISE_OCTAVES * np.array(at))
 
 
 def covariances(points: Points) -> tuple[Numbers, Numbers]:

@@ -192,6 +192,8 @@ def test_where_all_was_tried_in_vain_it_still_answers() -> None:
     at_one = [run for run in vain if CELLS[run.point][0] == 128]
     assert CELLS[auto().ask(at_one, batch_size=128)][0] == 128
     assert CELLS[auto().ask(at_one)][0] != 128
+    for left in (0, 5, 15):
+        assert auto().ask([run for run in vain if run.point != left]) == left
 
 
 @pytest.mark.parametrize(

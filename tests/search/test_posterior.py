@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -108,6 +109,14 @@ def test_what_was_seen_is_believed_and_repeats_make_it_surer() -> None:
     assert thrice.seed_noise < once.seed_noise < belief(told((5, 4.0), (5, 12.0), (5, 7.0))).seed_noise
 
 
+def test_the_less_sure_a_pace_is_the_less_it_moves() -> None:
+    hits = ((place(32, 0.01), 10.0), (place(128, 0.01), 8.0), (place(32, 0.1), 9.0))
+    sure = told(*hits, (place(8, 0.01), 4.0))
+    unsure = replace(sure, variance=np.array([0.0, 0.0, 0.0, 1.0]))
+    means = [belief(found).mean[place(8, 0.01)] for found in (told(*hits), unsure, sure)]
+    assert math.log(4.0) < means[2] < means[1] < means[0]
+
+
 def test_a_single_lucky_seed_is_drawn_towards_what_its_neighbours_say() -> None:
     """The law allows for a factor of 4 between two of these points at most, not for 20."""
     alike = [(place(32, 0.01), 10.0), (place(128, 0.01), 10.0), (place(32, 0.1), 10.0), (place(128, 0.1), 10.0)]
@@ -167,3 +176,20 @@ def test_places_leave_out_what_is_not_looked_at() -> None:
     some = Belief(np.array([3, 5, 9]), np.zeros(3), np.eye(3), 0.1)
     assert some.place(5) == 1
     assert some.places([9, 4, 3]).tolist() == [2, 0]
+
+
+def test_a_measured_noise_scale_draws_the_laws_to_its_critical_batch_size() -> None:
+    def gains(noise_scale: float | None) -> float:
+        """Return the median over the laws of log steps at 32 less those at 512, each at its best learning rate."""
+        prior = LawPrior(
+            batch_sizes=[8, 2048],
+            default_size=32,
+            default_log_rate=0.0,
+            log_rates=0.0,
+            seed=0,
+            noise_scale=noise_scale,
+        )
+        return float(np.median(np.log1p(prior._critical / 32) - np.log1p(prior._critical / 512)))
+
+    assert gains(10.0) < gains(None) < gains(20_000.0)
+    assert gains(10.0) == pytest.approx(np.log1p(10 / 32) - np.log1p(10 / 512), abs=0.15)

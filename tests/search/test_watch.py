@@ -162,7 +162,7 @@ def test_a_better_winner_gives_what_waits_hope_and_it_goes_on_before_another_beg
     assert watch.next_waiting(after, fresh=True) is None, "once"
 
 
-def test_a_trial_whose_checkpoint_is_gone_or_that_goes_on_elsewhere_is_passed_over() -> None:
+def test_a_trial_without_a_checkpoint_or_that_goes_on_elsewhere_is_passed_over() -> None:
     of = spec()
     watch = make_watch(of, {})
     trials = [make_trial(number, state=PAUSED, seconds=RUNG) for number in range(3)]
@@ -175,6 +175,19 @@ def test_a_trial_whose_checkpoint_is_gone_or_that_goes_on_elsewhere_is_passed_ov
     assert found is not None
     assert found.number == 0, "2 has no file, 1 runs"
     assert watch.next_waiting(elsewhere, fresh=False) is None
+
+
+def test_a_trial_whose_checkpoint_goes_while_it_waits_is_passed_over() -> None:
+    of = spec()
+    watch = make_watch(of, {})
+    trials = [make_trial(number, state=PAUSED, seconds=RUNG) for number in range(2)]
+    for number in range(2):
+        seen(watch, number, (RUNG, 0.1 * number))
+        saved(watch, number)
+    watch.update(history(of, *trials))
+    watch.checkpoints.forget(1)
+    assert watch.next_waiting(history(of, *trials), fresh=False) is trials[0]
+    assert watch.next_waiting(history(of, *trials), fresh=False) is None
 
 
 def test_a_trial_that_paused_in_an_earlier_run_goes_on_in_this_one() -> None:
