@@ -93,7 +93,7 @@ class LawPrior:
         off = points.log_rates[:, None] + (shift - self._best_log_rate)[where]
         left, right = self._left, self._right
         below, above = np.exp(np.minimum(-left * off, 8.0)), np.exp(np.minimum(right * off, 8.0))
-        valley = np.log((right * below + left * above) / (left + right))
+        valley = np.log(right / (left + right) * below + left / (left + right) * above)
         steps: Numbers = np.log1p(self._critical / size)[where] + np.minimum(valley, DEEPEST)
         return steps
 

@@ -87,14 +87,14 @@ class _Data:
 class _Part:
     """One seed noise and one departure: the log weights of the laws, and what conditions them on the data.
 
-    ``across`` is the covariance of all points with those of the data, ``inverse`` that of the data's own with its
-    noise, ``solved`` is ``inverse`` times what the data leave of each law.
+    ``across`` is the covariance of all points with those of the data, ``root`` the inverse of the Cholesky factor of
+    the data's own with its noise, ``solved`` is the inverse times what the data leave of each law.
     """
 
     log_weights: Numbers
     solved: Numbers
     across: Numbers
-    inverse: Numbers
+    root: Numbers
     covariance: Numbers
     seed_noise: float
 
@@ -141,15 +141,15 @@ def _part(laws: Numbers, covariance: Numbers, data: _Data, noise: float, log_pri
     at = data.places
     here = covariance[np.ix_(at, at)]
     factor = np.linalg.cholesky(here + np.diag(1 / data.weight))
-    inverse, _ = dtrtri(factor, lower=1)
-    inverse = inverse.T @ inverse
+    root, _ = dtrtri(factor, lower=1)
+    inverse = root.T @ root
     residuals, solved = _residuals(data.mean[:, None] - laws[at], inverse, data)
     fit = -0.5 * np.einsum("pl,pl->l", residuals, solved) - np.log(np.diag(factor)).sum()
     return _Part(
         log_weights=log_prior + data.log_likelihood + fit,
         solved=solved,
         across=covariance[:, at],
-        inverse=inverse,
+        root=root,
         covariance=covariance,
         seed_noise=noise,
     )
@@ -191,7 +191,8 @@ def _matched(indices: Indices, laws: Numbers, parts: Sequence[_Part]) -> Belief:
         kept = one > LEAST_LAW * one.max()
         means.append(laws[:, kept] + part.across @ part.solved[:, kept])
         shares.append(one[kept])
-        within += weight * (part.covariance - part.across @ part.inverse @ part.across.T)
+        told = part.across @ part.root.T
+        within += weight * (part.covariance - told @ told.T)
     mixed, share = np.concatenate(means, axis=1), np.concatenate(shares)
     share /= share.sum()
     mean = mixed @ share

@@ -16,10 +16,13 @@ import argparse
 import math
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import optuna
+
 from bssearch.recorded import read_table
+from bssearch.search import peers
 from bssearch.search.simulate_search import Plan, SearchSummary, simulate_searches
 from bssearch.search.table_space import table_space
 from bssearch.search.virtual_clock import with_target
@@ -28,7 +31,13 @@ DEFAULT = "batch_size=32,learning_rate=1e-3,weight_decay=0.01,dropout=0"
 WORKERS = (1, 8)
 OURS = "auto+balanced"
 REFERENCES = ("tpe+median", "tpe+asha", "tpe+hyperband")
-OTHERS = ("auto+safe", "auto+fast", "random+none", "tpe+cap", "tpe+lag-2", "gp+cap")
+OTHERS = ("auto+safe", "auto+fast", "random+none", "tpe+cap", "tpe+lag-2")
+DEFAULTS: dict[str, Callable[[], optuna.pruners.BasePruner]] = {
+    "median": optuna.pruners.MedianPruner,
+    "asha": optuna.pruners.SuccessiveHalvingPruner,
+    "hyperband": optuna.pruners.HyperbandPruner,
+}
+"""Optuna's pruners as they come, where ours of the same names have been fitted to a common grid of train seconds."""
 HEAD = (
     f"{'':14} {'to 25 %':>8} {'found':>6} {'p90':>8} {'to 10 %':>8} {'found':>6} {'batch':>6} {'trials':>7} {'took':>7}"
 )
@@ -77,6 +86,7 @@ def main() -> int:
     parser.add_argument("--target", type=float, help="another target than the table's")
     parser.add_argument("--budget", type=float, default=40.0, help="train seconds of each search")
     parser.add_argument("--default", default=DEFAULT, help="the first configuration")
+    parser.add_argument("--optuna-defaults", action="store_true", help="the references with Optuna's defaults, too")
     options = parser.parse_args()
     table = read_table(options.table)
     if options.target is not None:
@@ -98,7 +108,27 @@ def main() -> int:
             (found[name],) = simulate_searches(plan, [(sampler, pruner)], repeats=options.repeats).values()
             print(told(name, found[name], time.perf_counter() - begun), flush=True)
         kept &= keeps_the_bars(found)
+        if options.optuna_defaults:
+            as_they_come(plan, options.repeats, found[OURS])
     return 0 if kept else 1
+
+
+def as_they_come(plan: Plan, repeats: int, ours: SearchSummary) -> None:
+    """Print the references with Optuna's pruners as they come, and what ours spends of the best of them."""
+    print("Optuna's pruners with their own defaults:")
+    fitted = dict(peers.PRUNERS)
+    peers.PRUNERS.update(DEFAULTS)
+    try:
+        costs = []
+        for name in REFERENCES:
+            sampler, pruner = name.split("+")
+            begun = time.perf_counter()
+            (one,) = simulate_searches(plan, [(sampler, pruner)], repeats=repeats, processes=0).values()
+            print(told(name, one, time.perf_counter() - begun), flush=True)
+            costs.append(seconds(one.cost_to_within_25))
+    finally:
+        peers.PRUNERS.update(fitted)
+    print(f"        {OURS} to within 25 %: {seconds(ours.cost_to_within_25) / min(costs):.2f} of the best of these")
 
 
 if __name__ == "__main__":
