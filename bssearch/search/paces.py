@@ -93,7 +93,7 @@ def paces(runs: Sequence[Run], target_gain: float, most_points: int) -> Paces | 
     """Return the paces of all runs that have shown something; None before there is one to compare with.
 
     Of more than ``most_points`` different points only the best three quarters are kept, and some of the others; beside
-    them a quarter as many that diverged.
+    them an eighth as many that diverged.
     """
     shown = _that_have_shown(runs)
     gain = np.array([run.progress.gain for run in shown])
@@ -117,7 +117,7 @@ def paces(runs: Sequence[Run], target_gain: float, most_points: int) -> Paces | 
     log_seconds = np.where(is_bound, np.where(is_far, bound, log_now), log_seconds)
     error = _error(winners)
     lost = [run.point for run in runs if run.diverged]
-    lost = lost[:: 1 + len(lost) // (most_points // 4)]
+    lost = lost[:: 1 + len(lost) // (most_points // 8)]
     return Paces(
         points=np.array([run.point for run in shown] + lost),
         log_seconds=np.append(log_seconds, np.full(len(lost), bound)),
