@@ -1,8 +1,6 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from bssearch.curves import crossing, sparkline
 from bssearch.records import Goal, Target

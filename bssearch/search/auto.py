@@ -14,7 +14,7 @@ from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
-from threadpoolctl import ThreadpoolController  # type: ignore[import-untyped]
+from threadpoolctl import ThreadpoolController
 
 from bssearch.search.candidates import Candidates, Points
 from bssearch.search.law_prior import LawPrior

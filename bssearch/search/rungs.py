@@ -57,7 +57,7 @@ class Rungs:
         return False
 
     def promoted(self, waiting: Mapping[int, Progress], *, fresh: bool) -> int | None:
-        """Return the best trial of a rung from which one may go on, the highest first; with nothing ``fresh``, of any."""
+        """Return the best trial of a rung from which one may go on, the highest first; nothing ``fresh``: of any."""
         rungs = {self._at[number] for number in waiting}
         due = [rung for rung in rungs if (self._left[rung] + 1) * PROMOTED <= self._came[rung]]
         if not rungs or (not due and fresh):
