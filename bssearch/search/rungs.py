@@ -18,7 +18,7 @@ FIRST = 1 / 16
 
 PROMOTED = 3
 
-LEADERS = 4
+LEADERS = 2
 """For so many trials that run at once, one leader does not wait above the first rung."""
 
 

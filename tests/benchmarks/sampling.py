@@ -83,6 +83,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("table", type=Path)
     parser.add_argument("--repeats", type=int, default=50)
+    parser.add_argument("--workers", type=int, nargs="+", default=WORKERS, help="how many trials run at once")
     parser.add_argument("--target", type=float, help="another target than the table's")
     parser.add_argument("--budget", type=float, default=40.0, help="train seconds of each search")
     parser.add_argument("--default", default=DEFAULT, help="the first configuration")
@@ -98,7 +99,7 @@ def main() -> int:
         f"{options.default}, {space.seconds[space.point_of(options.default)] / space.best:.2f} times the best"
     )
     kept = True
-    for workers in WORKERS:
+    for workers in options.workers:
         plan = Plan(space, options.budget, default=space.point_of(options.default), workers=workers)
         print(f"\n{workers} at once; medians in train seconds, probes charged\n{HEAD}")
         found = {}
