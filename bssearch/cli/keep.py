@@ -44,6 +44,8 @@ def delete(
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
 ) -> None:
     """Delete a study for good, with all its trials and observations."""
+    from bssearch.search.checkpoints import Checkpoints
+
     with existing_store(db) as store:
         trials, observations = len(store.trials(study)), store.observation_count(study)
         what = f"study {study} with {_count(trials, 'trial')} and {_count(observations, 'observation')}"
@@ -56,7 +58,9 @@ def delete(
             typer.echo(f"this deletes {what} from {store.masked_url}, for good")
             if typer.prompt("the study's name, to go on", default="", show_default=False) != study:
                 raise UsageError("that is not its name: nothing was deleted")
+        waiting = Checkpoints(store.study(study))
         store.delete_study(study)
+        waiting.clear()
     typer.echo(f"deleted {what}")
 
 

@@ -12,12 +12,11 @@ from bssearch.settings import checkpoint_folder
 
 
 class Checkpoints:
-    """The checkpoints of one study of one database."""
+    """The checkpoints of one study, however its database is addressed and whatever it is called."""
 
-    def __init__(self, database_url: str, study: StudyRecord) -> None:
-        told = f"{database_url} {study.name} {study.created_at.isoformat()}"
-        digest = hashlib.sha256(told.encode()).hexdigest()[:12]
-        self.folder = checkpoint_folder() / f"{study.name}-{digest}"
+    def __init__(self, study: StudyRecord) -> None:
+        told = f"{study.created_at.isoformat()} {study.created_by} {study.spec_hash}"
+        self.folder = checkpoint_folder() / hashlib.sha256(told.encode()).hexdigest()[:16]
         self._is_writable = True
 
     def file_for(self, number: int) -> Path | None:
@@ -35,8 +34,14 @@ class Checkpoints:
 
     def forget(self, number: int) -> None:
         """Delete what is kept of a trial."""
+        for file in self.folder.glob(f"{self._file(number).name}*"):  # a part of one that was being written, too
+            with suppress(OSError):
+                file.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Delete the folder, where nothing waits in it any more."""
         with suppress(OSError):
-            self._file(number).unlink(missing_ok=True)
+            self.folder.rmdir()
 
     def clear(self) -> None:
         """Delete what is kept of every trial."""

@@ -97,7 +97,7 @@ class Modelled:
         self._runs: dict[int, Run] = {}
         self._settled: set[int] = set()
         self._quiet = 0
-        self._asked_at = -1
+        self._asked_at: int | None = None
 
     def choose(self, history: History) -> Choice | None:
         """Return what to try next; None where no batch size is feasible, or where little more can be gained."""
@@ -107,7 +107,8 @@ class Modelled:
         if not sizes:
             return None
         auto = self._auto(history, sizes)
-        if allocation.evidence_is_due(history) and (evidence := self._evidence(history, auto)) is not None:
+        is_due = history.incumbent is not None and allocation.evidence_is_due(history)
+        if is_due and (evidence := self._evidence(history, auto)) is not None:
             return evidence
         point = auto.ask(list(self._runs.values()))
         if self._is_done(history, auto):
@@ -123,6 +124,8 @@ class Modelled:
             self._quiet, self.ending = 0, None
             return False
         ended = sum(trial.state.is_finished for trial in history.trials)
+        if self._asked_at is None and ended >= QUIET_ASKS:
+            self._quiet = QUIET_ASKS - 1  # A search that had ended before this run began has ended with its first ask.
         if ended != self._asked_at:
             self._quiet, self._asked_at = self._quiet + 1, ended
         if self._quiet < QUIET_ASKS:

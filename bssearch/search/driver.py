@@ -7,9 +7,10 @@ other has been started since. What a driver that dies leaves behind, the others 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 from bssearch.analysis.objective import measure_of
 from bssearch.errors import BSSearchError, DatabaseError, InterruptedRunError, LaunchError, SpecError
@@ -40,7 +41,7 @@ from bssearch.search.job import Job
 from bssearch.search.listener import Listener
 from bssearch.search.owner import is_alive, this_driver
 from bssearch.search.planner import Planner
-from bssearch.search.watch import Watch
+from bssearch.search.watch import INTERRUPTED, Watch
 from bssearch.spec import StudySpec
 from bssearch.storage.repository import Store
 
@@ -61,6 +62,7 @@ class Running:
 
     job: Job
     step_seconds: float | None
+    can_pause: bool
     last: Observation | None = None
     stopping: TrialState | None = None
 
@@ -77,7 +79,7 @@ class Driver:
         self.environment = environment
         self.listener = listener
         self.owner = this_driver()
-        self.checkpoints = Checkpoints(store.masked_url, store.study(spec.name))
+        self.checkpoints = Checkpoints(store.study(spec.name))
         self.watch = Watch(spec, lambda number: store.observations(spec.name, number), self.checkpoints)
         self.planner = Planner(spec, self.watch)
         self._running: dict[int, Running] = {}
@@ -256,8 +258,8 @@ class Driver:
             return
         if job.phase is Phase.SEARCH:
             self.watch.started(number)
-        checkpoint = self.checkpoints.file_for(number) if self._may_stop(job) else None
-        self._running[number] = Running(job, probe.step_seconds)
+        checkpoint = self._checkpoint(job, number)
+        self._running[number] = Running(job, probe.step_seconds, can_pause=checkpoint is not None)
         full = job.train_seconds_limit >= self.spec.budget.trial_train_seconds
         self.executor.submit(
             TrialRequest(
@@ -276,6 +278,15 @@ class Driver:
             )
         )
         self.listener.started(self.store.trial(self.spec.name, number), self._history())
+
+    def _checkpoint(self, job: Job, number: int) -> Path | None:
+        """Return the file that a search trial is saved to where it is paused or interrupted; None where none can be."""
+        if job.phase is not Phase.SEARCH or self.spec.pruner.checkpoint_gib == 0:
+            return None
+        file = self.checkpoints.file_for(number)
+        if file is None:
+            self._pause_no_more(f"{self.checkpoints.folder} cannot be made")
+        return file
 
     def _store_start(self, job: Job, after: int, cadence: int) -> int | None:
         threads = self.spec.executor.threads
@@ -338,6 +349,7 @@ class Driver:
     def _end(self, number: int, outcome: TrialOutcome, log: str) -> None:
         self._flush()
         running = self._running.pop(number)
+        outcome = self._as_stored(running, outcome)
         product = None
         if outcome.steps_to_target is not None and running.step_seconds is not None:
             product = outcome.steps_to_target * running.step_seconds
@@ -352,7 +364,7 @@ class Driver:
             return
         trial = self.store.trial(self.spec.name, number)
         if running.stopping is TrialState.PAUSED and trial.state is TrialState.PRUNED:
-            self._pause_no_more(trial)
+            self._pause_no_more(outcome.reason)
         self.listener.ended(trial, self._history())
         self._give_up_excess()
         self._keep_finding()
@@ -360,16 +372,28 @@ class Driver:
         self._refuse_energy_that_is_not_measured(trial)
         self._count_failures(number, outcome)
 
-    def _pause_no_more(self, trial: TrialRecord) -> None:
+    @staticmethod
+    def _as_stored(running: Running, outcome: TrialOutcome) -> TrialOutcome:
+        """Return an outcome as it counts: what could not go on from its checkpoint is no fault of the configuration."""
+        if running.job.resumed is not None and outcome.state is TrialState.FAILED and running.last is None:
+            return replace(outcome, state=TrialState.LOST)
+        if running.stopping is None and outcome.state is TrialState.PRUNED:
+            return replace(outcome, state=TrialState.CANCELLED)  # Interrupted, and not saved.
+        return outcome
+
+    def _pause_no_more(self, reason: str) -> None:
         """Take note that trials cannot be saved here: those that would have waited are stopped from now on."""
-        reason = trial.outcome.reason if trial.outcome is not None else ""
         if self.watch.cannot_wait():
             self.listener.note(f"trials are stopped for good from now on where they would have waited: {reason}")
 
     def _give_up_excess(self) -> None:
         """Prune of the waiting trials those that would be missed least, until the others take no more than they may."""
         while (number := self.watch.excess()) is not None:
-            self.store.settle_paused(self.spec.name, [number])
+            self._give_up([number])
+
+    def _give_up(self, numbers: Collection[int] | None = None) -> None:
+        """Prune trials that wait, all of them where no numbers are given; those that others go on with are theirs."""
+        for number in self.store.settle_paused(self.spec.name, numbers):
             self.checkpoints.forget(number)
 
     def _settle(self) -> None:
@@ -378,8 +402,17 @@ class Driver:
         if told is not None and self._told != told:
             self.listener.note(f"the search has ended: {told}")
             self._told = told
-        self.store.settle_paused(self.spec.name)
-        self.checkpoints.clear()
+        gone = [
+            trial.number
+            for trial in self.store.trials(self.spec.name, states=[TrialState.PAUSED])
+            if not self.checkpoints.has(trial.number)
+        ]
+        if gone:
+            self.listener.note(
+                f"not saved on this machine, so they do not go on: trial {', '.join(map(str, gone))}"
+            )
+        self._give_up()
+        self.checkpoints.close()
 
     def _keep_finding(self, at_once: bool = False) -> None:
         """Store the answer as it is now, for those who ask."""
@@ -433,8 +466,9 @@ class Driver:
         if not self._interrupts.count:
             return
         self.listener.note("stopping; press Ctrl-C again to kill")
-        for number in self._running:
-            self.executor.stop(number, TrialState.CANCELLED, "stopped by the user")
+        for number, running in self._running.items():
+            state = TrialState.PAUSED if running.can_pause else TrialState.CANCELLED
+            self.executor.stop(number, state, INTERRUPTED)
         while self._running:
             self._wait()
         raise InterruptedRunError("stopped; every trial is stored", hint=CONTINUE)

@@ -72,7 +72,16 @@ class Pace(Cap):
         super().reached(number, train_seconds, gain)
         self._running.discard(number)
         self.waiting.pop(number, None)
-        self.waiting = {one: curve for one, curve in self.waiting.items() if curve.now < self.cap}
+        self._hope_again()
+
+    def allow(self, slack: float) -> None:
+        """Set the slack from now on; what waits may have another chance for it, or none."""
+        super().allow(slack)
+        if self.winners:
+            self._hope_again()
+
+    def _hope_again(self) -> None:
+        """Find what waits and could still be faster, the least promising first."""
         chances = {one: curve for one, curve in self.waiting.items() if not self.is_hopeless(curve)}
         self._hopeful = sorted(chances, key=lambda one: self._predicted(chances[one]), reverse=True)
 
@@ -90,9 +99,7 @@ class Pace(Cap):
         self.waiting[number] = curve
         self._running.discard(number)
         if self.winners:
-            if curve.now >= self.cap:
-                del self.waiting[number]
-            elif not self.is_hopeless(curve):
+            if not self.is_hopeless(curve):
                 self._hopeful.insert(0, number)
         else:
             self._rungs.waits(number, self.curves, running=0)

@@ -54,26 +54,38 @@ class OptunaPolicy(Cap):
         self._trials[number] = self._study.ask()
         self._place[number] = 0
 
+    def watch(self, number: int, train_seconds: float, gain: float) -> None:
+        """Report an evaluation to Optuna, and leave the trial alone."""
+        super().watch(number, train_seconds, gain)
+        self._is_pruned(number, train_seconds)
+
     def observe(self, number: int, train_seconds: float, gain: float) -> Action:
         """Stop what Optuna prunes, where the evaluation is at a new place of the grid."""
-        super().observe(number, train_seconds, gain)
-        place, trial = int(GRID * train_seconds / self.limit), self._trials[number]
-        if place <= self._place[number]:
+        super().watch(number, train_seconds, gain)
+        if not self._is_pruned(number, train_seconds):
             return Action.GO_ON
-        self._place[number] = place
-        trial.report(self.curves[number].gain, place)
-        if not trial.should_prune():
-            return Action.GO_ON
-        self._study.tell(trial, state=TrialState.PRUNED)
+        self._study.tell(self._trials[number], state=TrialState.PRUNED)
         return Action.STOP
 
+    def _is_pruned(self, number: int, train_seconds: float) -> bool:
+        """Report the best gain at a new place of the grid and return what Optuna says, which keeps its own record."""
+        place, trial = int(GRID * train_seconds / self.limit), self._trials[number]
+        if place <= self._place[number]:
+            return False
+        self._place[number] = place
+        trial.report(self.curves[number].gain, place)
+        return trial.should_prune()
+
     def reached(self, number: int, train_seconds: float, gain: float) -> None:
-        """Take note of a hit: to Optuna a complete trial."""
+        """Take note of a hit: to Optuna a complete trial; not where it came after the trial had been told to stop."""
         super().reached(number, train_seconds, gain)
-        self._study.tell(self._trials[number], self.curves[number].gain)
+        self._complete(number)
 
     def ended(self, number: int) -> None:
         """Take note of an end without the target, by itself or at the cap: to Optuna a complete trial, too."""
+        self._complete(number)
+
+    def _complete(self, number: int) -> None:
         if self._study.trials[self._trials[number].number].state is TrialState.RUNNING:
             self._study.tell(self._trials[number], self.curves[number].gain)
 

@@ -16,6 +16,8 @@ from bssearch.search.seeds import trial_seed
 from bssearch.search.watch import BY_SECONDS, Watch, first_slack
 from bssearch.spec import StudySpec
 
+LATE = 0.5
+
 
 class Planner:
     """Decides the next job of one spec, by what ``watch`` knows of the curves."""
@@ -39,12 +41,13 @@ class Planner:
         retry = history.to_retry(evidence=True) or (None if is_over else history.to_retry(evidence=False))
         if retry is not None:
             return self._job(history, retry.configuration, retry.sampled, evidence=retry.evidence, earlier=retry)
-        waiting = None if self._is_out_of_time(history) else self._watch.next_waiting(history, fresh=not is_over)
+        waiting = self._next_waiting(history, fresh=not is_over and not self._is_late(history))
         if waiting is not None:
             return self._resumption(history, waiting)
         choice = None if is_spent else self._chooser.choose(history)
         if choice is None:
-            return None
+            waiting = self._next_waiting(history, fresh=False)
+            return None if waiting is None else self._resumption(history, waiting)
         return self._job(history, choice.configuration, choice.sampled, evidence=choice.evidence)
 
     def ending(self, history: History) -> str | None:
@@ -53,15 +56,24 @@ class Planner:
 
     def _spent(self, history: History) -> str | None:
         budget = self.spec.budget
+        if self._share_of_time(history) >= 1:
+            return f"the budget of {budget.wall_seconds:g} seconds is spent"
         if history.spent >= budget.trials:
             return f"the budget of {budget.trials} trials is spent"
-        if self._is_out_of_time(history):
-            return f"the budget of {budget.wall_seconds:g} seconds is spent"
         return None
 
-    def _is_out_of_time(self, history: History) -> bool:
+    def _next_waiting(self, history: History, *, fresh: bool) -> TrialRecord | None:
+        return None if self._share_of_time(history) >= 1 else self._watch.next_waiting(history, fresh=fresh)
+
+    def _is_late(self, history: History) -> bool:
+        """Return whether half of the budget went by without a hit: what waits goes on before anything begins."""
+        share = max(history.spent / self.spec.budget.trials, self._share_of_time(history))
+        return history.incumbent is None and share >= LATE
+
+    def _share_of_time(self, history: History) -> float:
+        """Return how much of the wall seconds is spent, 0 where they have no bound."""
         budget = self.spec.budget.wall_seconds
-        return budget is not None and busy_seconds(history.trials, time.time()) >= budget
+        return 0.0 if budget is None else busy_seconds(history.trials, time.time(), self.spec.executor.slots) / budget
 
     def confirmation_job(self, history: History) -> Job | None:
         """Return the next confirmation run, or None where all are made or running."""
@@ -95,13 +107,14 @@ class Planner:
         )
 
     def _resumption(self, history: History, waiting: TrialRecord) -> Job:
-        """Return the job of a trial that waits, in the micro-batches that it was saved in."""
+        """Return the job of a trial that waits or was interrupted, in the micro-batches that it was saved in."""
         return Job(
             configuration=waiting.configuration,
             sampled=waiting.sampled,
             phase=Phase.SEARCH,
             seed=waiting.seed,
-            train_seconds_limit=self._limit(history, waiting.configuration, evidence=False, earlier=None),
+            train_seconds_limit=self._limit(history, waiting.configuration, waiting.evidence, earlier=waiting),
+            evidence=waiting.evidence,
             resumed=waiting.number,
         )
 
@@ -163,15 +176,21 @@ def _seconds_to_look_twice(probe: ProbeRecord) -> float:
     return 2 * probe.eval_every_steps * probe.step_seconds
 
 
-def busy_seconds(trials: Sequence[TrialRecord], now: float) -> float:
-    """Return how long at least one of the trials was running, in seconds, overlaps counted once."""
-    spans = sorted(
-        (trial.created_at.timestamp(), trial.ended_at.timestamp() if trial.ended_at else now)
-        for trial in trials
-        if not trial.state.is_missing and trial.state is not TrialState.QUEUED
-    )
-    total, end = 0.0, -inf
-    for start, stop in spans:
-        total += max(0.0, stop - max(start, end))
-        end = max(end, stop)
+def busy_seconds(trials: Sequence[TrialRecord], now: float, slots: int) -> float:
+    """Return how long at least one of the trials was running, in seconds, overlaps counted once.
+
+    A trial that waited counts from its last start; what it ran before that adds, spread over the ``slots``.
+    """
+    spans, earlier = [], 0.0
+    for trial in trials:
+        if trial.state.is_missing or trial.state is TrialState.QUEUED:
+            continue
+        start, end = trial.created_at.timestamp(), trial.ended_at.timestamp() if trial.ended_at else now
+        spans.append((start, end))
+        if trial.outcome is not None:
+            earlier += max(0.0, trial.outcome.wall_seconds - (end - start))
+    total, until = earlier / slots, -inf
+    for start, end in sorted(spans):
+        total += max(0.0, end - max(start, until))
+        until = max(until, end)
     return total

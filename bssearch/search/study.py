@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from bssearch.analysis.answer import Answer
 from bssearch.errors import QuestionChangedError, SpecError, UsageError
@@ -308,9 +308,12 @@ def _refuse_changed_workload(study: StudyRecord, store: Store) -> None:
 
 def _differences(spec: StudySpec, study: StudyRecord, found: WorkloadDescription) -> Iterator[str]:
     """Yield what is not as it was when the study was last run, though it may go on."""
-    before, now = study.spec["budget"], spec.budget.model_dump(mode="json")
-    for field, (old, new) in changes(before, now).items():
-        yield f"budget.{field} was {old}, from now on it is {new}"
+    now = spec.model_dump(mode="json")
+    for part in ("budget", "sampler", "pruner", "confirm"):
+        before: Any = study.spec[part]
+        for field, (old, new) in changes(before, now[part]).items():
+            if field in before:  # what this version has brought had no value
+                yield f"{part}.{field} was {old}, from now on it is {new}"
     if study.environment is None:
         return
     for what, old, new in (

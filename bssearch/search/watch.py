@@ -17,6 +17,9 @@ from bssearch.search.policy import Action, Cap, Policy, Progress, Race, slack_fo
 from bssearch.search.seed_noise import seed_noise
 from bssearch.spec import StudySpec
 
+INTERRUPTED = "stopped by the user"
+"""The reason of what was running when somebody interrupted it: it goes on first."""
+
 BY_SECONDS = frozenset({Objective.TIME_TO_TARGET, Objective.COST_TO_TARGET})
 """The objectives that grow with a trial's train seconds alike at every batch size: others have no race."""
 
@@ -32,6 +35,7 @@ class Watch:
         self._spec = spec
         self._target = spec.record_target
         self._observations = observations
+        self._interrupted: list[int] = []
         self._known: dict[int, tuple[TrialState, datetime | None]] = {}
         self._keys: dict[int, str] = {}
         """What tells a trial's configuration from others, however it is split into micro-batches."""
@@ -70,12 +74,15 @@ class Watch:
             return TrialState.CAPPED, f"past {self._bound()}"
         if action is Action.GO_ON:
             return None
-        reason = self._reason(now)
-        return (TrialState.PAUSED if action is Action.WAIT else TrialState.PRUNED), reason
+        return (TrialState.PAUSED if action is Action.WAIT else TrialState.PRUNED), self._reason(now)
 
     def next_waiting(self, history: History, *, fresh: bool) -> TrialRecord | None:
         """Return the trial that goes on before another begins, if any; ``fresh``: there are others to begin."""
         paused = {trial.number: trial for trial in history.trials if trial.state is TrialState.PAUSED}
+        while self._interrupted:
+            interrupted = self._interrupted.pop(0)
+            if interrupted in paused and self.checkpoints.has(interrupted):
+                return paused[interrupted]
         while (number := self.policy.next_waiting(fresh=fresh)) is not None:
             if number in paused and self.checkpoints.has(number):
                 return paused[number]
@@ -113,7 +120,10 @@ class Watch:
         if trial.state is TrialState.REACHED:
             self.policy.reached(number, measured_seconds(trial), self._target.gain(self._target.value))
         elif trial.state is TrialState.PAUSED and self.checkpoints.has(number):
-            self.policy.waits(number)
+            if trial.outcome is not None and trial.outcome.reason == INTERRUPTED:
+                self._interrupted.append(number)
+            else:
+                self.policy.waits(number)
         else:
             self.policy.ended(number)
         if trial.state is not TrialState.PAUSED:
@@ -140,7 +150,7 @@ class Watch:
         policy = self.policy
         if isinstance(policy, Cap) and policy.winners:
             return f"at {now:.3g} s too far behind the fastest trial, which took {policy.winners[0][1]:.3g} s"
-        return f"at {now:.3g} s others go first: none has reached the target yet"
+        return f"at {now:.3g} s others were ahead, and none had reached the target yet"
 
 
 def policy_for(spec: StudySpec) -> Policy:

@@ -99,19 +99,17 @@ def resume(
     """Let a paused trial run again, without an outcome; return whether it now runs for this owner.
 
     Whether it was contended stays in its row: that taints the whole trial, and its next worker need not know of it. It
-    counts as created as long ago as it has run, so that from then to its end it was busy and the wait is left out.
+    counts as created now, so that the time in which it waited is no time in which it ran.
     """
-    paused = TrialRow.study_id == study_id, TrialRow.number == number, TrialRow.state == TrialState.PAUSED
-    ran = connection.scalar(select(TrialRow.wall_seconds).where(*paused))
     time = now(connection)
     blank = to_columns(TrialOutcome(state=TrialState.RUNNING, reason=""))
     del blank["contended"]
     resumed = connection.execute(
         update(TrialRow)
-        .where(*paused)
+        .where(TrialRow.study_id == study_id, TrialRow.number == number, TrialRow.state == TrialState.PAUSED)
         .values(
             **blank,
-            created_at=time - timedelta(seconds=ran or 0.0),
+            created_at=time,
             ended_at=None,
             steps_x_step_time_s=None,
             train_seconds_limit=train_seconds_limit,

@@ -73,6 +73,8 @@ SPEC = {
         "warmup_epochs": [0, 1],
     },
     "default": {"batch_size": 32, "learning_rate": 0.1, "warmup_epochs": 0},
+    "sampler": {"name": "tpe"},  # every batch size gets its trials, and all of them are made
+    "pruner": {"name": "race"},
     "confirm": {"top": 1, "runs": 3},
     "budget": {"trials": 12, "trial_train_seconds": 2.0},
     "executor": {"device": "cpu"},

@@ -123,12 +123,17 @@ def test_a_probe_that_ran_out_of_memory_has_no_cadence() -> None:
 
 def test_busy_seconds_count_overlaps_once_and_leave_pauses_out() -> None:
     first, second = make_trial(0), make_trial(1)  # 5 s each, ten seconds apart
-    assert busy_seconds([first, second], now=0.0) == 10.0
-    assert busy_seconds([first, replace(second, created_at=first.created_at, ended_at=first.ended_at)], now=0.0) == 5.0
+    assert busy_seconds([first, second], now=0.0, slots=1) == 10.0
+    beside = replace(second, created_at=first.created_at, ended_at=first.ended_at)
+    assert busy_seconds([first, beside], now=0.0, slots=1) == 5.0
+    assert first.outcome is not None
+    waited = replace(first, outcome=replace(first.outcome, wall_seconds=8.0))  # 3 s before it waited
+    assert busy_seconds([waited, second], now=0.0, slots=1) == 13.0
+    assert busy_seconds([waited, second], now=0.0, slots=2) == 11.5
     running = make_trial(2, state=TrialState.RUNNING)
-    assert busy_seconds([running], now=running.created_at.timestamp() + 3.0) == 3.0
-    assert busy_seconds([make_trial(0, state=TrialState.LOST)], now=0.0) == 0.0
-    assert busy_seconds([make_trial(0, state=TrialState.QUEUED)], now=1e10) == 0.0
+    assert busy_seconds([running], now=running.created_at.timestamp() + 3.0, slots=1) == 3.0
+    assert busy_seconds([make_trial(0, state=TrialState.LOST)], now=0.0, slots=1) == 0.0
+    assert busy_seconds([make_trial(0, state=TrialState.QUEUED)], now=1e10, slots=1) == 0.0
 
 
 def test_seeds_differ_by_phase_and_index() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -9,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from bssearch.errors import TargetNotReachedError
+from bssearch.errors import InterruptedRunError, TargetNotReachedError
 from bssearch.executors.base import Ended, Event, Observed
 from bssearch.records import Observation, Phase, TrialOutcome, TrialRecord, TrialRequest, TrialState
 from bssearch.search.listener import Listener
@@ -278,3 +280,79 @@ def test_two_drivers_share_what_waits(tmp_path: Path, monkeypatch: pytest.Monkey
     )
     assert pauses > resumed
     assert sum(trial.state is TrialState.PRUNED for trial in trials) == pauses - resumed
+
+
+@pytest.mark.parametrize("pruner", ["balanced", "none"])
+def test_what_is_interrupted_goes_on_first_where_it_was(tmp_path: Path, pruner: str) -> None:
+    class Interrupted(SteppingLaw):
+        def events(self, timeout: float) -> list[Event]:
+            if self.done.get(4, 0) == 2:
+                os.kill(os.getpid(), signal.SIGINT)
+                self.done[4] += 1
+            return super().events(timeout)
+
+    spec = study_spec(pruner={"name": pruner}, budget={"trials": 12, "trial_train_seconds": 4.0})
+    first = Interrupted()
+    with pytest.raises(InterruptedRunError):
+        run(spec, tmp_path, first)
+    with open_store(f"sqlite:///{tmp_path / 'study.db'}", write=False) as store:
+        assert store.trial(spec.name, 4).state is TrialState.PAUSED
+    second = SteppingLaw(done=first.done)
+    trials = run(spec, tmp_path, second)
+    assert second.requests[0].number == 4
+    assert second.requests[0].resumes
+    assert len(trials) == 12
+
+
+def test_a_grid_ends_only_when_what_waits_has_had_its_turn(tmp_path: Path) -> None:
+    spec = study_spec(
+        sampler={"name": "grid"},
+        space={"batch_size": [8, 16], "learning_rate": [0.005, 0.01]},
+        default={"batch_size": 8, "learning_rate": 0.005},
+        budget={"trials": 30, "trial_train_seconds": 6.0},
+    )
+    executor = SteppingLaw()
+    trials = run(spec, tmp_path, executor)
+    assert executor.pauses > 0
+    assert any(trial.state is TrialState.REACHED for trial in trials)
+    assert len(trials) == 4
+
+
+def test_late_in_a_budget_without_a_hit_what_waits_goes_on_before_anything_begins(tmp_path: Path) -> None:
+    executor = SteppingLaw()
+    spec = study_spec(budget={"trials": 12, "trial_train_seconds": 0.15})
+    with pytest.raises(TargetNotReachedError):
+        run(spec, tmp_path, executor)
+    order = [(request.number, request.resumes) for request in executor.requests]
+    last_new = max(index for index, (_, resumes) in enumerate(order) if not resumes)
+    finished_before = sum(resumes for _, resumes in order[:last_new])
+    assert finished_before > 6
+
+
+def test_trials_that_wait_on_another_machine_are_pruned_and_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Dies(BaseException):
+        pass
+
+    class Doomed(SteppingLaw):
+        def events(self, timeout: float) -> list[Event]:
+            if self.pauses == 4:
+                raise Dies
+            return super().events(timeout)
+
+    notes: list[str] = []
+
+    class Ear(Listener):
+        def note(self, message: str) -> None:
+            notes.append(message)
+
+    spec = study_spec()
+    url = f"sqlite:///{tmp_path / 'study.db'}"
+    with pytest.raises(Dies):
+        run(spec, tmp_path, Doomed())
+    monkeypatch.setenv("BSSEARCH_CHECKPOINT_DIR", str(tmp_path / "elsewhere"))
+    executor = SteppingLaw()
+    executor.full = 4.0
+    run_study(spec, db=url, listener=Ear(), make_executor=lambda *_: executor)
+    assert any(note.startswith("not saved on this machine, so they do not go on: trial ") for note in notes)

@@ -8,7 +8,8 @@ import pytest
 from optuna.trial import FrozenTrial, TrialState
 
 from bssearch.search.auto import Run
-from bssearch.search.peers import GRID, OptunaSearch, PrunedByStudy
+from bssearch.search.peers import GRID, OptunaPolicy, OptunaSearch, PrunedByStudy
+from bssearch.search.policies import PEERS
 from bssearch.search.policy import Action, Progress
 from bssearch.search.table_space import table_space
 from tests.search.lines import Seconds, grid
@@ -99,3 +100,29 @@ def test_the_studys_pruner_sees_the_gains_on_a_grid_of_train_seconds() -> None:
     assert last.state is TrialState.PRUNED, "and is not told a second time"
     assert max(last.intermediate_values) == int(0.3 * GRID)
     assert policy.cap == math.inf
+
+
+@pytest.mark.parametrize("pruner", PEERS)
+def test_a_trial_may_reach_the_target_after_it_was_told_to_stop(pruner: str) -> None:
+    policy = OptunaPolicy(81.0, pruner)
+    for number in range(40):
+        policy.started(number)
+        if policy.observe(number, 80.0, -float(number)) is Action.STOP:
+            break
+        policy.ended(number)
+    else:
+        pytest.fail("nothing was stopped")
+    policy.reached(number, 80.5, 1.0)
+    policy.ended(number)
+    assert policy.winners[0][1] == 80.5
+
+
+def test_what_others_ran_counts_for_optunas_median_too() -> None:
+    watched, alone = OptunaPolicy(81.0, "median"), OptunaPolicy(81.0, "median")
+    for number in range(10):
+        watched.started(number)
+        watched.watch(number, 40.0, 1.0)
+        watched.ended(number)
+    for policy in (watched, alone):
+        policy.started(99)
+    assert (watched.observe(99, 40.0, 0.5), alone.observe(99, 40.0, 0.5)) == (Action.STOP, Action.GO_ON)

@@ -129,7 +129,8 @@ def test_what_is_past_the_cap_waits_for_nothing() -> None:
     pace.started(1)
     assert pace.observe(1, 8.0, 0.0) is Action.WAIT
     winner(pace, 2, seconds=7.0)
-    assert not pace.waiting
+    assert pace.next_waiting(fresh=False) is None
+    assert pace.least_promising() == 1
 
 
 def test_before_the_first_hit_the_best_of_each_rung_goes_on() -> None:
@@ -190,7 +191,6 @@ def test_what_waited_before_this_policy_watched_it_has_hope_like_any_other() -> 
         pace.started(number)
         pace.watch(number, now, gain)
         pace.waits(number)
-    assert set(pace.waiting) == {1, 2}, "the third is past the cap"
     assert [pace.next_waiting(fresh=True) for _ in range(2)] == [2, None]
 
 
@@ -214,7 +214,8 @@ def test_the_least_promising_goes_first_and_waits_no_more() -> None:
         pace.observe(number, 10.0, gain)
     assert pace.least_promising() == 1
     winner(pace, 9)
-    assert not pace.waiting, "none of them is before the cap"
+    assert pace.next_waiting(fresh=False) is None, "they are past the cap"
+    assert {pace.least_promising(), pace.least_promising()} == {0, 2}
     for number, gain in ((3, 0.15), (4, 0.05)):
         pace.started(number)
         pace.observe(number, 5.0, gain)
@@ -243,3 +244,16 @@ def test_an_ended_trial_waits_for_nothing_and_nan_is_no_progress() -> None:
     pace.started(3)
     assert pace.observe(3, 0.0, math.nan) is Action.GO_ON
     assert pace.observe(3, 2.0, 0.5) is Action.GO_ON
+
+
+def test_the_slack_decides_anew_what_has_hope() -> None:
+    pace = Pace(160.0, patience=3.0)
+    winner(pace, 0, seconds=10.0)
+    pace.started(1)
+    assert pace.observe(1, 10.0, 0.5) is Action.WAIT
+    assert pace.next_waiting(fresh=False) is None
+    pace.allow(3.0)
+    pace.allow(1.0)
+    assert pace.next_waiting(fresh=False) is None
+    pace.allow(3.0)
+    assert pace.next_waiting(fresh=False) == 1

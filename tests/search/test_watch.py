@@ -126,7 +126,7 @@ def test_before_the_first_hit_trials_pause_at_their_rung() -> None:
     (first,) = make_curve((RUNG, 0.3))
     assert watch.observe(0, first, may_stop=True) == (
         PAUSED,
-        "at 10 s others go first: none has reached the target yet",
+        "at 10 s others were ahead, and none had reached the target yet",
     )
 
 
@@ -311,13 +311,12 @@ def test_the_noise_of_seeds_is_pooled_over_configurations(
     assert seed_noise(told) == pytest.approx(expected)
 
 
-def test_checkpoints_of_two_studies_or_databases_are_kept_apart(tmp_path: Path) -> None:
+def test_checkpoints_of_two_studies_are_kept_apart_and_stay_where_one_is_renamed(tmp_path: Path) -> None:
     one = study_record(spec())
-    kept = Checkpoints("sqlite:///a.db", one)
+    kept = Checkpoints(one)
     others = [
-        Checkpoints("sqlite:///b.db", one),
-        Checkpoints("sqlite:///a.db", replace(one, name="other")),
-        Checkpoints("sqlite:///a.db", replace(one, created_at=EPOCH + timedelta(seconds=1))),
+        Checkpoints(replace(one, created_by="other")),
+        Checkpoints(replace(one, created_at=EPOCH + timedelta(seconds=1))),
     ]
     assert kept.bytes == 0
     assert not kept.folder.exists()
@@ -329,9 +328,15 @@ def test_checkpoints_of_two_studies_or_databases_are_kept_apart(tmp_path: Path) 
     assert not kept.has(4)
     assert kept.bytes == 3
     assert not any(other.has(3) for other in others)
+    assert Checkpoints(replace(one, name="renamed")).has(3)
+    file.with_name(f"{file.name}.part").touch()
     kept.forget(4)
+    kept.close()
+    assert kept.has(3)
     kept.forget(3)
-    assert not kept.has(3)
+    assert not list(kept.folder.iterdir())
+    kept.close()
+    assert not kept.folder.exists()
     kept.clear()
     kept.clear()
     assert not kept.folder.exists()
@@ -341,7 +346,7 @@ def test_where_nothing_can_be_written_there_are_no_checkpoints(tmp_path: Path, m
     blocked = tmp_path / "file"
     blocked.touch()
     monkeypatch.setenv("BSSEARCH_CHECKPOINT_DIR", str(blocked))
-    kept = Checkpoints("sqlite:///a.db", study_record(spec()))
+    kept = Checkpoints(study_record(spec()))
     assert kept.file_for(0) is None
     assert not kept.has(0)
     assert kept.bytes == 0

@@ -26,5 +26,5 @@ def study_record(spec: StudySpec) -> StudyRecord:
 
 def make_watch(spec: StudySpec, observations: Mapping[int, Sequence[Observation]]) -> Watch:
     """Return a watch to which the store's curves are ``observations``; a trial without any has none."""
-    checkpoints = Checkpoints("sqlite:///none.db", study_record(spec))
+    checkpoints = Checkpoints(study_record(spec))
     return Watch(spec, lambda number: observations.get(number, ()), checkpoints)
