@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 DRAWS = 60
 TRIALS = 50
+SHARE = 2 / 3
+"""Of the smallest table's trials a draw has no more, unless asked to: draws of all have one winner."""
 COLUMNS = ("pruner", "relative cost", "missed", "regret", "cost to within 5 %", "draws")
 
 
@@ -34,7 +36,9 @@ def simulate(
         typer.Option(help="A policy; several times for several.", show_default=f"all of them; {PRUNER} with --sampler"),
     ] = None,
     draws: Annotated[int | None, typer.Option(min=1, help="Draws of each table.", show_default=str(DRAWS))] = None,
-    trials: Annotated[int | None, typer.Option(min=1, help="Trials of a draw.", show_default=str(TRIALS))] = None,
+    trials: Annotated[
+        int | None, typer.Option(min=1, help="Trials of a draw.", show_default="50, at most 2/3 of a table")
+    ] = None,
     sampler: Annotated[
         list[str] | None,
         typer.Option(help="Search the table: auto, random, tpe or gp; several times for several."),
@@ -94,7 +98,7 @@ def simulate(
         pruner,
         target,
         draws=draws or DRAWS,
-        trials=trials or TRIALS,
+        trials=trials,
         workers=workers,
         seed=seed,
         html=html,
@@ -108,7 +112,7 @@ def _compare_policies(
     target: float | None,
     *,
     draws: int,
-    trials: int,
+    trials: int | None,
     workers: int,
     seed: int,
     html: Path | None,
@@ -129,12 +133,17 @@ def _compare_policies(
         policy_maker(name)
     if len({path.resolve() for path in tables}) < len(tables):
         raise UsageError("a table is named twice: its draws would count twice")
-    found = {}
+    read: dict[str, RecordedTable] = {}
     for path in tables:
         table = _read(path, target)
-        if table.name in found:
+        if table.name in read:
             table = replace(table, name=f"{table.name} ({path})")
-        found[table.name] = simulated(table, names, draws=draws, trials=trials, seed=seed, workers=workers)
+        read[table.name] = table
+    trials = trials or min(TRIALS, max(1, int(SHARE * min(len(table.trials) for table in read.values()))))
+    found = {
+        name: simulated(table, names, draws=draws, trials=trials, seed=seed, workers=workers)
+        for name, table in read.items()
+    }
     policies = {name: summarize(one) for name, one in by_policy(found.values())}
     if any(one.miss_rate.low is None for one in policies.values()):
         typer.echo("note: no intervals: all draws of a table have one winner; fewer --trials vary it", err=True)

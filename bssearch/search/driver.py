@@ -408,9 +408,7 @@ class Driver:
             if not self.checkpoints.has(trial.number)
         ]
         if gone:
-            self.listener.note(
-                f"not saved on this machine, so they do not go on: trial {', '.join(map(str, gone))}"
-            )
+            self.listener.note(f"not saved on this machine, so they do not go on: trial {', '.join(map(str, gone))}")
         self._give_up()
         self.checkpoints.close()
 

@@ -207,7 +207,11 @@ class StudySpec(StrictModel):
     @model_validator(mode="after")
     def _grid_of_lists(self) -> Self:
         if self.sampler.name == "grid":
-            ranges = [dimension.name for dimension in self.space.dimensions() if not dimension.choices]
+            ranges = [
+                dimension.name.removeprefix("reference_")  # the learning rate's coordinate
+                for dimension in self.space.dimensions()
+                if not dimension.choices
+            ]
             if ranges:
                 raise ValueError(f"sampler = grid needs lists of values: {', '.join(ranges)} is given as a range")
         return self
