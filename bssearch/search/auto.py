@@ -40,6 +40,9 @@ LEAST_COST = 0.35
 BEHIND = 0.1
 """A trial this much behind the incumbent, in nats, is expected to be stopped on the way."""
 
+CLOSE = 1.05
+"""What is within this factor of the incumbent's time is as good."""
+
 NOT_AGAIN = 1e6
 """What is taken off the score of what has been tried while there is something else to try: more than any gain."""
 
@@ -113,6 +116,19 @@ class Auto:
         belief, _ = self._belief(runs)
         at = belief.places(hits)
         return int(belief.points[at[np.argmin(belief.mean[at])]])
+
+    def contenders(self, runs: Sequence[Run]) -> list[int]:
+        """Return the batch sizes, ascending, of which some configuration may well be as good as the incumbent.
+
+        Its expected log time less one standard deviation is within `CLOSE` of the incumbent's. All before a hit.
+        """
+        incumbent = self.incumbent(runs)
+        if incumbent is None:
+            return list(self._candidates.batch_sizes)
+        belief, _ = self._belief(runs)
+        lowest = belief.mean - np.sqrt(np.maximum(np.diag(belief.covariance), 0.0))
+        may_win = lowest < belief.mean[belief.place(incumbent)] + math.log(CLOSE)
+        return sorted({int(size) for size in self._candidates.take(belief.points[may_win]).batch_sizes})
 
     def _gains_per_price(self, belief: Belief, error: float, hits: Indices, running: Sequence[int]) -> Numbers:
         default = belief.place(self._default)

@@ -26,6 +26,11 @@ QUIET_ASKS = 2
 """So many times in a row little must be expected of the next trial before the search ends for it."""
 
 
+RETUNED = 3
+RETUNED_IN_VAIN = 5
+"""How many trials a batch size in contention has before the search ends: more where none reached the target."""
+
+
 @dataclass(frozen=True, slots=True)
 class Choice:
     """A configuration to try, with its coordinates in the space; None where it lies outside."""
@@ -112,7 +117,7 @@ class Modelled:
             return evidence
         point = auto.ask(list(self._runs.values()))
         if self._is_done(history, auto):
-            return self._evidence(history, auto)
+            return self._retuned(history, auto) or self._evidence(history, auto)
         assert self._candidates is not None, "made with the model"
         return _choice(self._spec, *self._candidates[point])
 
@@ -135,6 +140,16 @@ class Modelled:
             f"less than budget.least_improvement = {least:.2%}"
         )
         return True
+
+    def _retuned(self, history: History, auto: Auto) -> Choice | None:
+        """Return a trial at a batch size that may well be as good as the best and has had too few to be judged."""
+        runs = list(self._runs.values())
+        for size in auto.contenders(runs):
+            here = history.at(size)
+            if len(here) < (RETUNED if history.best_at(size) is not None else RETUNED_IN_VAIN):
+                assert self._candidates is not None, "made with the model"
+                return _choice(self._spec, *self._candidates[auto.ask(runs, batch_size=size)])
+        return None
 
     def _evidence(self, history: History, auto: Auto) -> Choice | None:
         proposal = allocation.propose_evidence(history)

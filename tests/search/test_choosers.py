@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from bssearch.records import Observation, TrialRecord, TrialState
-from bssearch.search.choosers import Allocated, Choice, Chooser, Modelled, chooser_for
+from bssearch.search.choosers import RETUNED_IN_VAIN, Allocated, Choice, Chooser, Modelled, chooser_for
 from bssearch.search.history import History
 from bssearch.search.watch import Watch
 from bssearch.spec import StudySpec
@@ -280,9 +280,8 @@ def test_asking_again_before_another_trial_has_ended_is_no_second_time() -> None
         assert study.choose() is not None
         assert study.ending() is None
     study.step()
-    choice = study.choose()
+    study.choose()
     assert (study.ending() or "").startswith("a further trial is expected to better the time to the target by")
-    assert choice is None or choice.evidence
 
 
 def test_nothing_ends_before_the_target_was_reached() -> None:
@@ -378,3 +377,18 @@ def test_what_a_combination_does_not_use_makes_it_no_other() -> None:
         study.run(choice)
     assert len(study.trials) == 6, "AdamW once, SGD with either momentum, at two batch sizes"
     assert study.ending() == "all 6 combinations of the grid have been tried"
+
+
+def test_the_search_does_not_end_before_every_batch_size_in_contention_has_been_tuned() -> None:
+    budget = {"trials": 1000, "trial_train_seconds": 100.0, "least_improvement": 0.9}
+    study = Study(spec(budget=budget))
+    study.step()
+    study.step()
+    tried: list[int] = []
+    while (choice := study.choose()) is not None and not choice.evidence and len(tried) < 60:
+        tried.append(choice.configuration.batch_size)
+        study.step()
+    assert (study.ending() or "").startswith("a further trial is expected to better")
+    assert len(tried) < 60
+    assert len(set(tried)) >= 2
+    assert max(tried.count(size) for size in tried) <= RETUNED_IN_VAIN
