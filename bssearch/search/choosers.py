@@ -45,7 +45,7 @@ class Chooser(Protocol):
 
     @property
     def ending(self) -> str | None:
-        """Say why there is nothing more to try, None while there is."""
+        """Say why little more can be gained, None while more can; what the answer needs is chosen all the same."""
         ...
 
     def choose(self, history: History) -> Choice | None:
@@ -128,7 +128,7 @@ class Modelled:
         if expected >= least:
             self._quiet, self.ending = 0, None
             return False
-        ended = sum(trial.state.is_finished for trial in history.trials)
+        ended = sum(trial.state.is_finished and trial.state is not TrialState.PAUSED for trial in history.trials)
         if self._asked_at is None and ended >= QUIET_ASKS:
             self._quiet = QUIET_ASKS - 1  # A search that had ended before this run began has ended with its first ask.
         if ended != self._asked_at:

@@ -39,9 +39,9 @@ from bssearch.search.history import FAILURES, History
 from bssearch.search.interrupts import Interrupts
 from bssearch.search.job import Job
 from bssearch.search.listener import Listener
-from bssearch.search.owner import is_alive, this_driver
+from bssearch.search.owner import is_alive, of_one_process, this_driver
 from bssearch.search.planner import Planner
-from bssearch.search.watch import INTERRUPTED, Watch
+from bssearch.search.watch import INTERRUPTED, Watch, is_interrupted
 from bssearch.spec import StudySpec
 from bssearch.storage.repository import Store
 
@@ -58,7 +58,7 @@ FINDING_SHARE = 0.02
 
 @dataclass(slots=True)
 class Running:
-    """A trial in a slot; ``step_seconds`` as measured in isolation, ``stopping`` the state it was asked to end in."""
+    """A trial in a slot; ``step_seconds`` as measured in isolation, ``stopping`` the state that a verdict asked for."""
 
     job: Job
     step_seconds: float | None
@@ -103,8 +103,11 @@ class Driver:
                     self._tell_how_confirmation_ended()
                 # What was enqueued, or lost by another driver, meanwhile is run too.
                 history = self._history()
-                if not history.untimed and self.planner.search_job(history) is None:
-                    return
+                if not history.untimed:
+                    job = self.planner.search_job(history)
+                    if job is None:
+                        return
+                    self._start(job, history)
 
     def _tell_how_confirmation_ended(self) -> None:
         told = confirm.ending(self._history()) if self.spec.confirm.max_runs is not None else None
@@ -363,7 +366,7 @@ class Driver:
             self.listener.note(f"trial {number} was taken over by another driver; what it measured here is left out")
             return
         trial = self.store.trial(self.spec.name, number)
-        if running.stopping is TrialState.PAUSED and trial.state is TrialState.PRUNED:
+        if running.stopping is TrialState.PAUSED and outcome.state is TrialState.PRUNED:
             self._pause_no_more(outcome.reason)
         self.listener.ended(trial, self._history())
         self._give_up_excess()
@@ -391,9 +394,9 @@ class Driver:
         while (number := self.watch.excess()) is not None:
             self._give_up([number])
 
-    def _give_up(self, numbers: Collection[int] | None = None) -> None:
-        """Prune trials that wait, all of them where no numbers are given; those that others go on with are theirs."""
-        for number in self.store.settle_paused(self.spec.name, numbers):
+    def _give_up(self, numbers: Collection[int], state: TrialState = TrialState.PRUNED) -> None:
+        """End trials that wait; those that others go on with are theirs."""
+        for number in self.store.settle_paused(self.spec.name, numbers, state):
             self.checkpoints.forget(number)
 
     def _settle(self) -> None:
@@ -402,15 +405,22 @@ class Driver:
         if told is not None and self._told != told:
             self.listener.note(f"the search has ended: {told}")
             self._told = told
-        gone = [
-            trial.number
-            for trial in self.store.trials(self.spec.name, states=[TrialState.PAUSED])
-            if not self.checkpoints.has(trial.number)
-        ]
+        paused = self.store.trials(self.spec.name, states=[TrialState.PAUSED])
+        ours = [trial for trial in paused if self._is_ours(trial)]
+        gone = [str(trial.number) for trial in ours if not self.checkpoints.has(trial.number)]
         if gone:
-            self.listener.note(f"not saved on this machine, so they do not go on: trial {', '.join(map(str, gone))}")
-        self._give_up()
+            self.listener.note(f"what was saved of them is gone, so they do not go on: trial {', '.join(gone)}")
+        cut_short = [trial.number for trial in ours if trial.evidence or is_interrupted(trial)]
+        self._give_up(cut_short, TrialState.CANCELLED)
+        self._give_up([trial.number for trial in ours])
         self.checkpoints.close()
+
+    def _is_ours(self, trial: TrialRecord) -> bool:
+        """Return whether a paused trial is of this process, or was left behind on this machine by one that died."""
+        if trial.lease_owner is None or of_one_process(trial.lease_owner, self.owner):
+            return True
+        alive = is_alive(trial.lease_owner)
+        return alive is False or (alive is None and self.checkpoints.has(trial.number))
 
     def _keep_finding(self, at_once: bool = False) -> None:
         """Store the answer as it is now, for those who ask."""
@@ -444,6 +454,8 @@ class Driver:
 
     def _count_failures(self, number: int, outcome: TrialOutcome) -> None:
         """Give up where nothing works: after a few failures without a success, after many even so."""
+        if outcome.state is TrialState.LOST:
+            return
         self._failures = self._failures + 1 if outcome.state is TrialState.FAILED else 0
         self._any_ran |= outcome.state is not TrialState.FAILED
         allowed = FAILURES * len(self.spec.batch_sizes) if self._any_ran else FAILURES_IN_A_ROW
@@ -465,8 +477,9 @@ class Driver:
             return
         self.listener.note("stopping; press Ctrl-C again to kill")
         for number, running in self._running.items():
-            state = TrialState.PAUSED if running.can_pause else TrialState.CANCELLED
-            self.executor.stop(number, state, INTERRUPTED)
+            if running.stopping is None:
+                state = TrialState.PAUSED if running.can_pause else TrialState.CANCELLED
+                self.executor.stop(number, state, INTERRUPTED)
         while self._running:
             self._wait()
         raise InterruptedRunError("stopped; every trial is stored", hint=CONTINUE)

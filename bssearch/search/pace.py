@@ -12,6 +12,7 @@ so far it was f / u times slower than a winner, and for what is left it would ha
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 
 from bssearch.search.policy import Action, Cap, Progress
 from bssearch.search.rungs import Rungs
@@ -115,13 +116,15 @@ class Pace(Cap):
         self.ended(number)
         return number
 
-    def next_waiting(self, *, fresh: bool) -> int | None:
+    def next_waiting(self, *, fresh: bool, among: Collection[int] | None = None) -> int | None:
         """Return the trial that goes on next: what has hope again, or before the first hit what is promoted."""
+        waiting = self.waiting if among is None else {one: self.waiting[one] for one in self.waiting if one in among}
         if self.winners:
-            number = self._hopeful.pop() if self._hopeful else None
+            number = next((one for one in reversed(self._hopeful) if one in waiting), None)
         else:
-            number = self._rungs.promoted(self.waiting, fresh=fresh)
+            number = self._rungs.promoted(waiting, fresh=fresh)
         if number is not None:
+            self._hopeful = [one for one in self._hopeful if one != number]
             del self.waiting[number]
             self._running.add(number)
         return number

@@ -47,6 +47,8 @@ class OptunaPolicy(Cap):
         )
         self._trials: dict[int, optuna.Trial] = {}
         self._place: dict[int, int] = {}
+        self._told: set[int] = set()
+        """The trials that have ended for Optuna, which hears no more of them."""
 
     def started(self, number: int) -> None:
         """Take note that a trial has begun."""
@@ -57,20 +59,20 @@ class OptunaPolicy(Cap):
     def watch(self, number: int, train_seconds: float, gain: float) -> None:
         """Report an evaluation to Optuna, and leave the trial alone."""
         super().watch(number, train_seconds, gain)
-        self._is_pruned(number, train_seconds)
+        self._report(number, train_seconds)
 
     def observe(self, number: int, train_seconds: float, gain: float) -> Action:
         """Stop what Optuna prunes, where the evaluation is at a new place of the grid."""
         super().watch(number, train_seconds, gain)
-        if not self._is_pruned(number, train_seconds):
+        if not self._report(number, train_seconds):
             return Action.GO_ON
-        self._study.tell(self._trials[number], state=TrialState.PRUNED)
+        self.stopped(number)
         return Action.STOP
 
-    def _is_pruned(self, number: int, train_seconds: float) -> bool:
-        """Report the best gain at a new place of the grid and return what Optuna says, which keeps its own record."""
+    def _report(self, number: int, train_seconds: float) -> bool:
+        """Report the best gain at a new place of the grid; return whether Optuna would prune."""
         place, trial = int(GRID * train_seconds / self.limit), self._trials[number]
-        if place <= self._place[number]:
+        if place <= self._place[number] or number in self._told:
             return False
         self._place[number] = place
         trial.report(self.curves[number].gain, place)
@@ -85,9 +87,16 @@ class OptunaPolicy(Cap):
         """Take note of an end without the target, by itself or at the cap: to Optuna a complete trial, too."""
         self._complete(number)
 
+    def stopped(self, number: int) -> None:
+        """Take note that a trial was pruned, here or elsewhere."""
+        if number not in self._told:
+            self._study.tell(self._trials[number], state=TrialState.PRUNED)
+            self._told.add(number)
+
     def _complete(self, number: int) -> None:
-        if self._study.trials[self._trials[number].number].state is TrialState.RUNNING:
+        if number not in self._told:
             self._study.tell(self._trials[number], self.curves[number].gain)
+            self._told.add(number)
 
 
 SAMPLERS: dict[str, Callable[[int], optuna.samplers.BaseSampler]] = {

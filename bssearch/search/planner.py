@@ -1,4 +1,4 @@
-"""What a driver runs next: pure decisions over the history, for the search and then for its confirmation."""
+"""What a driver runs next: decisions over the history, for the search and then for its confirmation."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from bssearch.search.watch import BY_SECONDS, Watch, first_slack
 from bssearch.spec import StudySpec
 
 LATE = 0.5
+"""From this share of the budget on without a hit, what waits goes on to its limit before anything begins."""
 
 
 class Planner:
@@ -179,7 +180,8 @@ def _seconds_to_look_twice(probe: ProbeRecord) -> float:
 def busy_seconds(trials: Sequence[TrialRecord], now: float, slots: int) -> float:
     """Return how long at least one of the trials was running, in seconds, overlaps counted once.
 
-    A trial that waited counts from its last start; what it ran before that adds, spread over the ``slots``.
+    A trial that waited counts from its last start; once it has ended, what it ran before that adds, spread over the
+    ``slots``: it may have run beside others.
     """
     spans, earlier = [], 0.0
     for trial in trials:

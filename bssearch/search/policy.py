@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, bisect_right
+from collections.abc import Collection
 from enum import StrEnum
 
 
@@ -106,6 +107,10 @@ class Policy:
     def ended(self, number: int) -> None:
         """Take note that a trial came to its end without the target, or was stopped at the cap."""
 
+    def stopped(self, number: int) -> None:
+        """Take note that a trial was stopped for good, here or elsewhere."""
+        self.ended(number)
+
     def waits(self, number: int) -> None:
         """Take note that a trial waits that was stopped before this policy watched it."""
 
@@ -113,10 +118,10 @@ class Policy:
         """Return the waiting trial that would be missed least, None where none waits; it waits no more."""
         return None
 
-    def next_waiting(self, *, fresh: bool) -> int | None:
+    def next_waiting(self, *, fresh: bool, among: Collection[int] | None = None) -> int | None:
         """Return the trial that goes on before another begins, None for none; ``fresh``: there are others to begin.
 
-        It counts as going on from then.
+        It is one of those ``among`` which there is a choice, where that is given, and counts as going on from then.
         """
         return None
 

@@ -18,7 +18,7 @@ from bssearch.search.seed_noise import seed_noise
 from bssearch.spec import StudySpec
 
 INTERRUPTED = "stopped by the user"
-"""The reason of what was running when somebody interrupted it: it goes on first."""
+"""The reason of what was running when somebody interrupted it: it goes on before what waits and what is new."""
 
 BY_SECONDS = frozenset({Objective.TIME_TO_TARGET, Objective.COST_TO_TARGET})
 """The objectives that grow with a trial's train seconds alike at every batch size: others have no race."""
@@ -77,14 +77,17 @@ class Watch:
         return (TrialState.PAUSED if action is Action.WAIT else TrialState.PRUNED), self._reason(now)
 
     def next_waiting(self, history: History, *, fresh: bool) -> TrialRecord | None:
-        """Return the trial that goes on before another begins, if any; ``fresh``: there are others to begin."""
+        """Return the trial that goes on before another begins, if any; ``fresh``: there are others to begin.
+
+        It counts as going on from then.
+        """
         paused = {trial.number: trial for trial in history.trials if trial.state is TrialState.PAUSED}
         while self._interrupted:
             interrupted = self._interrupted.pop(0)
             if interrupted in paused and self.checkpoints.has(interrupted):
                 return paused[interrupted]
-        while (number := self.policy.next_waiting(fresh=fresh)) is not None:
-            if number in paused and self.checkpoints.has(number):
+        while (number := self.policy.next_waiting(fresh=fresh, among=paused)) is not None:
+            if self.checkpoints.has(number):
                 return paused[number]
             self.policy.ended(number)
         return None
@@ -120,10 +123,12 @@ class Watch:
         if trial.state is TrialState.REACHED:
             self.policy.reached(number, measured_seconds(trial), self._target.gain(self._target.value))
         elif trial.state is TrialState.PAUSED and self.checkpoints.has(number):
-            if trial.outcome is not None and trial.outcome.reason == INTERRUPTED:
+            if is_interrupted(trial):
                 self._interrupted.append(number)
             else:
                 self.policy.waits(number)
+        elif trial.state is TrialState.PRUNED:
+            self.policy.stopped(number)
         else:
             self.policy.ended(number)
         if trial.state is not TrialState.PAUSED:
@@ -151,6 +156,11 @@ class Watch:
         if isinstance(policy, Cap) and policy.winners:
             return f"at {now:.3g} s too far behind the fastest trial, which took {policy.winners[0][1]:.3g} s"
         return f"at {now:.3g} s others were ahead, and none had reached the target yet"
+
+
+def is_interrupted(trial: TrialRecord) -> bool:
+    """Return whether somebody interrupted a trial that is paused."""
+    return trial.outcome is not None and trial.outcome.reason == INTERRUPTED
 
 
 def policy_for(spec: StudySpec) -> Policy:

@@ -276,9 +276,11 @@ class Store(Findings, Measurements):
         )
         return self._on_study(study, go_on)
 
-    def settle_paused(self, study: str, numbers: Collection[int] | None = None) -> list[int]:
-        """Make pruned trials of paused ones that will not go on, all or those given; return which were paused."""
-        return self._on_study(study, partial(starting.settle_paused, numbers=numbers))
+    def settle_paused(
+        self, study: str, numbers: Collection[int] | None = None, state: TrialState = TrialState.PRUNED
+    ) -> list[int]:
+        """End paused trials that will not go on, all or those given; return which were paused."""
+        return self._on_study(study, partial(starting.settle_paused, numbers=numbers, state=state))
 
     @patiently
     def append_observations(self, study: str, rows: Sequence[tuple[int, Observation]]) -> None:

@@ -99,7 +99,7 @@ def resume(
     """Let a paused trial run again, without an outcome; return whether it now runs for this owner.
 
     Whether it was contended stays in its row: that taints the whole trial, and its next worker need not know of it. It
-    counts as created now, so that the time in which it waited is no time in which it ran.
+    counts as created now: the time in which it waited is no time in which it ran.
     """
     time = now(connection)
     blank = to_columns(TrialOutcome(state=TrialState.RUNNING, reason=""))
@@ -120,12 +120,14 @@ def resume(
     return resumed.rowcount == 1 or runs_for(connection, study_id, number, lease_owner)
 
 
-def settle_paused(connection: Connection, study_id: int, *, numbers: Collection[int] | None) -> list[int]:
-    """Make pruned trials of a study's paused ones, all or those given; return their numbers."""
+def settle_paused(
+    connection: Connection, study_id: int, *, numbers: Collection[int] | None, state: TrialState
+) -> list[int]:
+    """End a study's paused trials, all or those given, in a state; return their numbers."""
     settled = update(TrialRow).where(TrialRow.study_id == study_id, TrialRow.state == TrialState.PAUSED)
     if numbers is not None:
         settled = settled.where(TrialRow.number.in_(numbers))
-    return sorted(connection.scalars(settled.values(state=TrialState.PRUNED).returning(TrialRow.number)))
+    return sorted(connection.scalars(settled.values(state=state).returning(TrialRow.number)))
 
 
 def start_queued(

@@ -169,6 +169,7 @@ class _Draft:
 
     def write_training(self, state: State) -> None:
         """Write the large part."""
+        self._part.parent.mkdir(parents=True, exist_ok=True)  # whoever has nothing left in it may have removed it
         self._archive = zipfile.ZipFile(self._part, "w")
         self._archive.writestr(_IDENTITY, json.dumps(self._identity))
         with self._archive.open(_TRAINING, "w", force_zip64=True) as member:

@@ -355,4 +355,41 @@ def test_trials_that_wait_on_another_machine_are_pruned_and_named(
     executor = SteppingLaw()
     executor.full = 4.0
     run_study(spec, db=url, listener=Ear(), make_executor=lambda *_: executor)
-    assert any(note.startswith("not saved on this machine, so they do not go on: trial ") for note in notes)
+    assert any(note.startswith("what was saved of them is gone, so they do not go on: trial ") for note in notes)
+
+
+def test_a_baseline_that_was_interrupted_and_cannot_go_on_is_run_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Interrupted(SteppingLaw):
+        def events(self, timeout: float) -> list[Event]:
+            if self.done.get(1, 0) == 1:
+                os.kill(os.getpid(), signal.SIGINT)
+                self.done[1] += 1
+            return super().events(timeout)
+
+    spec = study_spec()
+    with pytest.raises(InterruptedRunError):
+        run(spec, tmp_path, Interrupted())
+    monkeypatch.setenv("BSSEARCH_CHECKPOINT_DIR", str(tmp_path / "elsewhere"))
+    trials = run(spec, tmp_path, SteppingLaw())
+    assert trials[0].state is TrialState.CANCELLED
+    (again,) = [trial for trial in trials if trial.retry_of == 1]
+    assert again.state is TrialState.REACHED
+    assert again.configuration == spec.default_configuration
+
+
+def test_a_verdict_under_way_is_not_undone_by_an_interrupt(tmp_path: Path) -> None:
+    class Interrupted(SteppingLaw):
+        def stop(self, number: int, state: TrialState, reason: str) -> None:
+            super().stop(number, state, reason)
+            if state is TrialState.PAUSED and not self.pauses:
+                os.kill(os.getpid(), signal.SIGINT)
+
+    executor = Interrupted()
+    with pytest.raises(InterruptedRunError):
+        run(study_spec(), tmp_path, executor)
+    with open_store(f"sqlite:///{tmp_path / 'study.db'}", write=False) as store:
+        (paused,) = store.trials("toy", states=[TrialState.PAUSED])
+    assert paused.outcome is not None
+    assert "too far behind" in paused.outcome.reason

@@ -112,9 +112,10 @@ def test_a_trial_may_reach_the_target_after_it_was_told_to_stop(pruner: str) -> 
         policy.ended(number)
     else:
         pytest.fail("nothing was stopped")
-    policy.reached(number, 80.5, 1.0)
+    policy.watch(number, 80.9, 0.5)
+    policy.reached(number, 81.0, 1.0)
     policy.ended(number)
-    assert policy.winners[0][1] == 80.5
+    assert policy.winners[0][1] == 81.0
 
 
 def test_what_others_ran_counts_for_optunas_median_too() -> None:
@@ -126,3 +127,13 @@ def test_what_others_ran_counts_for_optunas_median_too() -> None:
     for policy in (watched, alone):
         policy.started(99)
     assert (watched.observe(99, 40.0, 0.5), alone.observe(99, 40.0, 0.5)) == (Action.STOP, Action.GO_ON)
+
+
+def test_what_was_pruned_elsewhere_is_no_complete_trial_to_optuna() -> None:
+    policy = OptunaPolicy(81.0, "median")
+    for number in range(10):
+        policy.started(number)
+        policy.watch(number, 40.0, 1.0)
+        policy.stopped(number)
+    policy.started(99)
+    assert policy.observe(99, 40.0, 0.5) is Action.GO_ON, "it has no complete trial to compare with"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import pytest
@@ -83,7 +83,7 @@ class OnceInTheMiddle(Policy):
         self.waiting.append(number)
         return Action.WAIT
 
-    def next_waiting(self, *, fresh: bool) -> int | None:
+    def next_waiting(self, *, fresh: bool, among: Collection[int] | None = None) -> int | None:
         return None if fresh or not self.waiting else self.waiting.pop()
 
 
