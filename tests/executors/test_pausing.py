@@ -70,13 +70,14 @@ def test_a_trial_goes_on_in_another_worker_process_bit_for_bit(tmp_path: Path) -
 
 
 def test_a_trial_that_names_no_file_or_one_that_cannot_be_written_is_pruned(tmp_path: Path) -> None:
+    (tmp_path / "nowhere").touch()
     nowhere = request_long_trial(1, tmp_path / "nowhere" / "trial-1")
     with opened(tmp_path) as executor:
         pruned, _ = run(executor, replace(nowhere, checkpoint=None), pause_after=100)
         assert (pruned.state, pruned.reason) == (TrialState.PRUNED, "later")
         refused, _ = run(executor, nowhere, pause_after=100)
         assert refused.state is TrialState.PRUNED
-        assert refused.reason.startswith("later; could not be paused: FileNotFoundError: ")
+        assert refused.reason.startswith("later; could not be paused: FileExistsError: ")
         assert not list(tmp_path.rglob("*.part"))
 
 

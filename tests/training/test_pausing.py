@@ -280,9 +280,16 @@ class TestWhatCannotBeSaved:
         assert outcome.reason.startswith(prefix)
         return outcome.reason.removeprefix(prefix)
 
-    def test_a_folder_that_is_not_there(self, tmp_path: Path) -> None:
-        why = self.pruned(Parts(asked(SGD, tmp_path / "nowhere")), tmp_path)
-        assert "FileNotFoundError" in why and str(tmp_path / "nowhere") in why
+    def test_a_folder_that_cannot_be_made(self, tmp_path: Path) -> None:
+        (tmp_path / "file").touch()
+        (tmp_path / "empty").mkdir()
+        why = self.pruned(Parts(asked(SGD, tmp_path / "file")), tmp_path / "empty")
+        assert "FileExistsError" in why and str(tmp_path / "file") in why
+
+    def test_a_folder_that_somebody_has_removed_is_made_again(self, tmp_path: Path) -> None:
+        outcome = Parts(asked(SGD, tmp_path / "removed")).run(stop_after=7)
+        assert outcome.state is TrialState.PAUSED
+        assert len(list((tmp_path / "removed").iterdir())) == 1
 
     def test_a_state_that_cannot_be_pickled(self, tmp_path: Path) -> None:
         assert "pickle" in self.pruned(Parts(asked(SGD, tmp_path), toy=Unpicklable), tmp_path)
