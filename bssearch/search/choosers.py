@@ -101,11 +101,15 @@ class Modelled:
         self._candidates: SpaceCandidates | None = None
         self._runs: dict[int, Run] = {}
         self._settled: set[int] = set()
+        self._is_over = False
+        """Whether the search has ended: what is confirmed meanwhile does not begin it anew."""
         self._quiet = 0
         self._asked_at: int | None = None
 
     def choose(self, history: History) -> Choice | None:
         """Return what to try next; None where no batch size is feasible, or where little more can be gained."""
+        if self._is_over:
+            return None
         if allocation.propose_default(history) is not None:
             return default_choice(self._spec)
         sizes = [size for size in self._spec.space.rungs if size in history.feasible]
@@ -117,7 +121,9 @@ class Modelled:
             return evidence
         point = auto.ask(list(self._runs.values()))
         if self._is_done(history, auto):
-            return self._retuned(history, auto) or self._evidence(history, auto)
+            choice = self._retuned(history, auto) or self._evidence(history, auto)
+            self._is_over = choice is None and all(trial.state.is_finished for trial in history.trials)
+            return choice
         assert self._candidates is not None, "made with the model"
         return _choice(self._spec, *self._candidates[point])
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from bssearch.records import Observation, TrialRecord, TrialState
-from bssearch.search.choosers import RETUNED_IN_VAIN, Allocated, Choice, Chooser, Modelled, chooser_for
+from bssearch.search.choosers import RETUNED_IN_VAIN, Allocated, Choice, Chooser, Modelled, chooser_for, default_choice
 from bssearch.search.history import History
 from bssearch.search.watch import Watch
 from bssearch.spec import StudySpec
@@ -392,3 +392,16 @@ def test_the_search_does_not_end_before_every_batch_size_in_contention_has_been_
     assert len(tried) < 60
     assert len(set(tried)) >= 2
     assert max(tried.count(size) for size in tried) <= RETUNED_IN_VAIN
+
+
+def test_a_search_that_has_ended_is_not_begun_anew_by_what_is_confirmed() -> None:
+    budget = {"trials": 1000, "trial_train_seconds": 100.0, "least_improvement": 0.9}
+    study = Study(spec(budget=budget))
+    study.step()
+    study.step()
+    while study.choose() is not None:
+        study.step()
+        assert len(study.trials) < 100
+    for _ in range(3):
+        study.run(default_choice(study.spec), seconds=0.001)  # it would be news
+        assert study.choose() is None
