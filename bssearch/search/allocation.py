@@ -20,8 +20,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from bssearch.records import TrialRecord, TrialState
-from bssearch.search.history import History, octaves
+from bssearch.records import TrialRecord
+from bssearch.search.history import TRIED_AGAIN, History, octaves
 
 FLOOR = 2
 EVIDENCE_FROM = 0.5
@@ -120,7 +120,7 @@ def evidence_sizes(history: History) -> list[int]:
 def _evidence_at(history: History, batch_size: int) -> list[TrialRecord]:
     """Return the evidence trials at a batch size that run, have run or have failed."""
     here = [trial for trial in history.trials if trial.configuration.batch_size == batch_size and trial.evidence]
-    return [trial for trial in here if trial.state not in {TrialState.LOST, TrialState.CANCELLED, TrialState.OOM}]
+    return [trial for trial in here if trial.state not in TRIED_AGAIN]
 
 
 def _centre(history: History) -> int:

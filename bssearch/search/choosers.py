@@ -14,7 +14,7 @@ from bssearch.records import Configuration, ParameterValue, TrialRecord, TrialSt
 from bssearch.search import allocation
 from bssearch.search.auto import Auto
 from bssearch.search.candidates import SpaceCandidates
-from bssearch.search.history import History, measured_seconds, octaves
+from bssearch.search.history import TRIED_AGAIN, History, measured_seconds, octaves
 from bssearch.search.paces import Run
 from bssearch.search.policy import Progress
 from bssearch.search.sampler import Sampler
@@ -225,7 +225,7 @@ class Grid:
         """Return a combination that has not been tried; None where all have, of those whose batch size is feasible."""
         if allocation.propose_default(history) is not None:
             return default_choice(self._spec)
-        tried = {_key(trial.configuration) for trial in history.trials if not _is_to_repeat(trial)}
+        tried = {_key(trial.configuration) for trial in history.trials if trial.state not in TRIED_AGAIN}
         fitting = [(key, one) for key, one in self._choices if one.configuration.batch_size in history.feasible]
         untried = next((one for key, one in fitting if key not in tried), None)
         where = "" if len(fitting) == len(self._choices) else " at batch sizes that fit"
@@ -271,10 +271,6 @@ def _tells(trial: TrialRecord, sizes: list[int]) -> bool:
 
 def _key(configuration: Configuration) -> str:
     return configuration.in_micro_batches(1).key
-
-
-def _is_to_repeat(trial: TrialRecord) -> bool:
-    return trial.state in {TrialState.LOST, TrialState.CANCELLED, TrialState.OOM}
 
 
 def _noise_scale(history: History) -> float | None:

@@ -11,6 +11,9 @@ from bssearch.records import Configuration, ParameterValue, Phase, ProbeRecord, 
 from bssearch.spec import StudySpec
 
 FAILURES = 3
+TRIED_AGAIN = frozenset({TrialState.LOST, TrialState.CANCELLED, TrialState.OOM})
+"""After these a configuration counts as not tried."""
+
 ATTEMPTS = 5
 
 
@@ -99,8 +102,8 @@ class History:
 
         One whose trial is missing, or ran out of memory, will be tried again.
         """
-        again = {TrialState.LOST, TrialState.CANCELLED, TrialState.OOM}
-        return any(trial.configuration.trains_like(configuration) and trial.state not in again for trial in self.trials)
+        tried = (trial for trial in self.trials if trial.state not in TRIED_AGAIN)
+        return any(trial.configuration.trains_like(configuration) for trial in tried)
 
     def as_run(self, configuration: Configuration) -> Configuration:
         """Return a configuration in the micro-batches that its batch size runs in; it must be timed."""

@@ -42,7 +42,7 @@ class Pace(Cap):
         self._rungs = Rungs(limit)
 
     @property
-    def paces_itself(self) -> bool:  # type: ignore[override]
+    def paces_itself(self) -> bool:
         """Whether trials wait for each other before any has reached the target."""
         return self.can_wait
 

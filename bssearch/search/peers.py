@@ -35,8 +35,6 @@ PRUNERS: dict[str, Callable[[], optuna.pruners.BasePruner]] = {
 class OptunaPolicy(Cap):
     """Cap, and stop what one of Optuna's pruners prunes."""
 
-    paces_itself = True
-
     def __init__(self, limit: float, pruner: str) -> None:
         super().__init__(limit)
         optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -49,6 +47,11 @@ class OptunaPolicy(Cap):
         self._place: dict[int, int] = {}
         self._told: set[int] = set()
         """The trials that have ended for Optuna, which hears no more of them."""
+
+    @property
+    def paces_itself(self) -> bool:
+        """Return that it does: Optuna's pruners compare trials from the first."""
+        return True
 
     def started(self, number: int) -> None:
         """Take note that a trial has begun."""
@@ -81,21 +84,21 @@ class OptunaPolicy(Cap):
     def reached(self, number: int, train_seconds: float, gain: float) -> None:
         """Take note of a hit: to Optuna a complete trial; not where it came after the trial had been told to stop."""
         super().reached(number, train_seconds, gain)
-        self._complete(number)
+        self._tell(number, TrialState.COMPLETE)
 
     def ended(self, number: int) -> None:
         """Take note of an end without the target, by itself or at the cap: to Optuna a complete trial, too."""
-        self._complete(number)
+        self._tell(number, TrialState.COMPLETE)
 
     def stopped(self, number: int) -> None:
         """Take note that a trial was pruned, here or elsewhere."""
-        if number not in self._told:
-            self._study.tell(self._trials[number], state=TrialState.PRUNED)
-            self._told.add(number)
+        self._tell(number, TrialState.PRUNED)
 
-    def _complete(self, number: int) -> None:
+    def _tell(self, number: int, state: TrialState) -> None:
+        """End a trial for Optuna, once."""
         if number not in self._told:
-            self._study.tell(self._trials[number], self.curves[number].gain)
+            gain = self.curves[number].gain if state is TrialState.COMPLETE else None
+            self._study.tell(self._trials[number], gain, state=state)
             self._told.add(number)
 
 

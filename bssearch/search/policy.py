@@ -79,13 +79,15 @@ class Progress:
 class Policy:
     """No pruning. ``limit`` is the longest that a trial trains, in seconds; ``cap`` is what none may pass now."""
 
-    paces_itself: bool = False
-    """Whether it says how long trials run before any has reached the target: otherwise somebody else must."""
-
     def __init__(self, limit: float) -> None:
         self.limit = limit
         self.cap = math.inf
         self.curves: dict[int, Progress] = {}
+
+    @property
+    def paces_itself(self) -> bool:
+        """Whether it says how long trials run before any has reached the target: otherwise somebody else must."""
+        return False
 
     def started(self, number: int) -> None:
         """Take note that a trial has begun."""
