@@ -22,8 +22,6 @@ from bssearch.search.paces import ERROR, Paces, Run, paces
 from bssearch.search.posterior import Belief, believe, prior_belief
 from bssearch.search.step_times import StepTimes
 
-__all__ = ["Auto", "Run"]
-
 Numbers = NDArray[np.float64]
 Indices = NDArray[np.int64]
 

@@ -14,7 +14,7 @@ import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
 from optuna.trial import TrialState
 
-from bssearch.search.auto import Run
+from bssearch.search.paces import Run
 from bssearch.search.policy import Action, Cap, Policy
 from bssearch.search.table_space import TableSpace, is_ordinal
 

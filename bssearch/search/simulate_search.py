@@ -23,8 +23,9 @@ from typing import Protocol
 import numpy as np
 
 from bssearch.errors import UsageError
-from bssearch.search.auto import Auto, Run
+from bssearch.search.auto import Auto
 from bssearch.search.candidates import GridCandidates
+from bssearch.search.paces import Run
 from bssearch.search.policies import PEERS, policy_maker
 from bssearch.search.policy import Cap, Policy, Progress, slack_for
 from bssearch.search.seed_noise import seed_noise

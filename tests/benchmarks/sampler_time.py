@@ -19,10 +19,11 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from bssearch.records import Observation, TrialRecord, TrialState
-from bssearch.search.auto import Auto, Run
+from bssearch.search.auto import Auto
 from bssearch.search.candidates import GridCandidates
 from bssearch.search.choosers import Modelled
 from bssearch.search.history import History
+from bssearch.search.paces import Run
 from bssearch.search.policy import Progress
 from bssearch.search.sampler import distribution
 from bssearch.search.step_times import StepTimes

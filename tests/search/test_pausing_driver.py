@@ -96,6 +96,19 @@ class SteppingLaw(LawExecutor):
         )
 
 
+class Dies(BaseException):
+    """Ends a driver as if it had been killed."""
+
+
+class Doomed(SteppingLaw):
+    """Lasts until four trials wait."""
+
+    def events(self, timeout: float) -> list[Event]:
+        if self.pauses == 4:
+            raise Dies
+        return super().events(timeout)
+
+
 @pytest.fixture(autouse=True)
 def _checkpoints_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BSSEARCH_CHECKPOINT_DIR", str(tmp_path / "waiting"))
@@ -154,15 +167,6 @@ def test_without_a_hit_every_trial_runs_to_its_limit_in_the_end(tmp_path: Path) 
 
 
 def test_the_next_run_goes_on_with_what_waits(tmp_path: Path) -> None:
-    class Dies(BaseException):
-        pass
-
-    class Doomed(SteppingLaw):
-        def events(self, timeout: float) -> list[Event]:
-            if self.pauses == 4:
-                raise Dies
-            return super().events(timeout)
-
     spec = study_spec(budget={"trials": 12, "trial_train_seconds": 0.1})
     doomed = Doomed()
     with pytest.raises(Dies):
@@ -332,15 +336,6 @@ def test_late_in_a_budget_without_a_hit_what_waits_goes_on_before_anything_begin
 def test_trials_that_wait_on_another_machine_are_pruned_and_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Dies(BaseException):
-        pass
-
-    class Doomed(SteppingLaw):
-        def events(self, timeout: float) -> list[Event]:
-            if self.pauses == 4:
-                raise Dies
-            return super().events(timeout)
-
     notes: list[str] = []
 
     class Ear(Listener):

@@ -7,7 +7,7 @@ import math
 import pytest
 from optuna.trial import FrozenTrial, TrialState
 
-from bssearch.search.auto import Run
+from bssearch.search.paces import Run
 from bssearch.search.peers import GRID, OptunaPolicy, OptunaSearch, PrunedByStudy
 from bssearch.search.policies import PEERS
 from bssearch.search.policy import Action, Progress

@@ -12,7 +12,7 @@ import pytest
 
 from bssearch.errors import UsageError
 from bssearch.records import Goal
-from bssearch.search.auto import Run
+from bssearch.search.paces import Run
 from bssearch.search.policy import Cap, Policy
 from bssearch.search.simulate_search import (
     AutoSampler,
