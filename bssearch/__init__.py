@@ -17,6 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from bssearch.analysis.answer import Answer
+    from bssearch.commands.audit import audit_study
+    from bssearch.commands.confirm import confirm_study
+    from bssearch.commands.enqueue import enqueue
+    from bssearch.commands.run import advise_target, best, check, run_study, trials_frame
     from bssearch.errors import (
         BSSearchError,
         CheckpointError,
@@ -32,10 +36,6 @@ if TYPE_CHECKING:
         WorkloadError,
     )
     from bssearch.records import MetricInfo
-    from bssearch.search.audit import audit_study
-    from bssearch.search.confirming import confirm_study
-    from bssearch.search.enqueue import enqueue
-    from bssearch.search.study import advise_target, best, check, run_study, trials_frame
     from bssearch.spec import StudySpec, load_spec
     from bssearch.storage.repository import Store, open_store
     from bssearch.workloads.base import Data, Part, WeightedLoss, Workload
@@ -61,16 +61,16 @@ _HOMES = {
     "WeightedLoss": "bssearch.workloads.base",
     "Workload": "bssearch.workloads.base",
     "WorkloadError": "bssearch.errors",
-    "advise_target": "bssearch.search.study",
-    "audit_study": "bssearch.search.audit",
-    "best": "bssearch.search.study",
-    "check": "bssearch.search.study",
-    "confirm_study": "bssearch.search.confirming",
-    "enqueue": "bssearch.search.enqueue",
+    "advise_target": "bssearch.commands.run",
+    "audit_study": "bssearch.commands.audit",
+    "best": "bssearch.commands.run",
+    "check": "bssearch.commands.run",
+    "confirm_study": "bssearch.commands.confirm",
+    "enqueue": "bssearch.commands.enqueue",
     "load_spec": "bssearch.spec",
     "open_store": "bssearch.storage.repository",
-    "run_study": "bssearch.search.study",
-    "trials_frame": "bssearch.search.study",
+    "run_study": "bssearch.commands.run",
+    "trials_frame": "bssearch.commands.run",
 }
 
 __all__ = [

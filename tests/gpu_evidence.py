@@ -108,8 +108,8 @@ def compilation(task: Task) -> Found:
 
 def memory(task: Task) -> Found:
     """The probe's answer runs for 200 steps; a size above its upper bracket runs out."""
+    from bssearch.commands.memory_probe import probe_memory
     from bssearch.records import TrialState
-    from bssearch.search.memory_probe import probe_memory
     from tests.benchmarks.memory_probe import ABOVE, run
 
     limit = 1.0
@@ -185,8 +185,8 @@ def noise(task: Task) -> Found:
 
 def study(task: Task) -> Found:
     """A whole study, and its export, also of one that was cut short by its limit of seconds."""
+    from bssearch.commands.run import run_study
     from bssearch.errors import TargetNotReachedError
-    from bssearch.search.study import run_study
 
     started = time.monotonic()
     try:
@@ -201,7 +201,7 @@ def export(task: Task) -> Found:
     from bssearch.cli.export import Export, exported
     from bssearch.errors import TargetNotReachedError
     from bssearch.records import outcome_fields
-    from bssearch.search.answers import answer
+    from bssearch.search.finding import answer
     from bssearch.storage.repository import open_store
 
     with open_store(task.database, write=False) as store:
@@ -294,7 +294,7 @@ LAST = ("export",)
 
 
 def opened(spec: Any, task: Task) -> Any:
-    from bssearch.search.study import opened
+    from bssearch.commands.run import opened
 
     return opened(spec, db=task.database)
 
@@ -302,7 +302,7 @@ def opened(spec: Any, task: Task) -> Any:
 def executor_of(spec: Any) -> Any:
     from contextlib import closing
 
-    from bssearch.search.study import local
+    from bssearch.commands.run import local
 
     return closing(local(None, allow_busy=False)(spec, Path.cwd()))
 

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from bssearch.analysis.measured import Measured
 from bssearch.analysis.notices import Notice
-from bssearch.analysis.objective import Basis
+from bssearch.analysis.objectives.measure import Basis
 from bssearch.analysis.optimum import Regime, Rule
 from bssearch.records import Configuration, Goal
 from bssearch.space import REGULAR

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from bssearch.analysis.answer import Batch, BestTrial, Figure, Restricted, Time, parameters_of
-from bssearch.analysis.batch_model import LawPoint, rising
-from bssearch.analysis.objective import TIME, seconds_to_target
+from bssearch.analysis.law.batch_model import LawPoint, rising
+from bssearch.analysis.objectives.measure import TIME, seconds_to_target
 from bssearch.analysis.optimum import Candidate, Verdict, least_of, regime
 from bssearch.analysis.survival import survival
 from bssearch.records import Phase, ProbeRecord, TrialOutcome, TrialRecord, TrialState

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bssearch.analysis.answer import Answer, Figure, Ratio, Time
 from bssearch.analysis.numbers import number
-from bssearch.analysis.objective import FLAT, UNITS
+from bssearch.analysis.objectives.measure import FLAT, UNITS
 from bssearch.records import Objective
 
 BETTER: dict[str, tuple[str, str]] = {

@@ -10,7 +10,7 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Literal
 
-from bssearch.analysis.objective import FLAT, TIME, Measure, StepSeconds, seconds_to_target
+from bssearch.analysis.objectives.measure import FLAT, TIME, Measure, StepSeconds, seconds_to_target
 from bssearch.analysis.time_to_target import Estimate, estimate, ratio_upper_bound
 from bssearch.records import Configuration, Phase, TrialRecord, TrialState
 

@@ -25,10 +25,10 @@ from bssearch.analysis.answer import (
 from bssearch.analysis.baseline import default_configuration
 from bssearch.analysis.batches import batch_rows, figure_of, median_steps, steps_to_target, time_of, tuning
 from bssearch.analysis.generalisation import generalisation
-from bssearch.analysis.joint import fit_and_predict, predicted_figures
+from bssearch.analysis.law.joint import fit_and_predict, predicted_figures
 from bssearch.analysis.measured import measured
 from bssearch.analysis.notices import about_generalisation, notices
-from bssearch.analysis.objective import Measure, measure_of, step_seconds_of
+from bssearch.analysis.objectives.measure import Measure, measure_of, step_seconds_of
 from bssearch.analysis.optimum import Candidate, Verdict, decide, runs_to_settle
 from bssearch.analysis.settled import standing
 from bssearch.errors import TargetNotReachedError

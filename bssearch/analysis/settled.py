@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from bssearch.analysis.objective import FLAT
+from bssearch.analysis.objectives.measure import FLAT
 from bssearch.analysis.optimum import Candidate, Verdict, is_shown_flat
 from bssearch.analysis.time_to_target import ratio_interval
 

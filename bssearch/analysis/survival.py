@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bssearch.analysis.objective import TIME, Measure
+from bssearch.analysis.objectives.measure import TIME, Measure
 from bssearch.records import TrialRecord, TrialState
 
 

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bssearch.analysis.objective import TIME, Basis, Measure
+from bssearch.analysis.objectives.measure import TIME, Basis, Measure
 from bssearch.records import TrialRecord
 
 CONFIDENCE = 0.95

@@ -94,7 +94,7 @@ def law_lines(found: Answer) -> Iterator[str]:
 
 
 def _how_it_fits(fit: Fit) -> str:
-    from bssearch.analysis.batch_model import LARGE_RESIDUAL
+    from bssearch.analysis.law.batch_model import LARGE_RESIDUAL
 
     if fit.verdict == "poor":
         return "fits poorly"

@@ -20,8 +20,8 @@ from bssearch.cli.output import (
 )
 
 if TYPE_CHECKING:
-    from bssearch.analysis.regret import Regret
-    from bssearch.analysis.rules import Audit, LearningRateSlope, RuleFinding
+    from bssearch.analysis.rules.audit import Audit, LearningRateSlope, RuleFinding
+    from bssearch.analysis.rules.regret import Regret
 
 COLUMNS = ("rule", "batch", "gives", "regret", "verdict", "note")
 SLOPE_NAMES = {0.0: "0 (none)", 0.5: "½ (√batch)", 1.0: "1 (linear)"}
@@ -54,7 +54,7 @@ def audit(
     stopped; a workload file is looked up from this folder.
     """
     from bssearch.cli.live import watch
-    from bssearch.search.audit import audit_study, stored_spec
+    from bssearch.commands.audit import audit_study, stored_spec
 
     spec = stored_spec(study, db=db)
     with watch(spec) as listener:
@@ -107,7 +107,7 @@ def slope_line(slope: LearningRateSlope | None) -> str:
 
 
 def _gives(one: RuleFinding) -> str | None:
-    from bssearch.analysis.rule_book import CHANGES
+    from bssearch.analysis.rules.rule_book import CHANGES
 
     name = CHANGES.get(one.rule)
     if name is None or one.configuration is None:

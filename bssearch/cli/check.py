@@ -22,8 +22,8 @@ from bssearch.cli.run import SetOption, SpecArgument, duration, workload_folder
 from bssearch.errors import UsageError
 
 if TYPE_CHECKING:
-    from bssearch.search.advice import Advice, Run
-    from bssearch.search.check import Check
+    from bssearch.commands.check import Check
+    from bssearch.commands.target import Advice, Run
 
 BATCH_COLUMNS = ("batch_size", "ms/step", "evaluation_s", "left_out")
 TARGET_COLUMNS = ("target", "runs_that_reach_it", "time_to_target_s", "of_the_limit")
@@ -37,7 +37,7 @@ def check(
     form: FormatOption = Format.TABLE,
 ) -> None:
     """Try a study's workload for a few seconds: does it train, how long will it take, what is suspicious."""
-    from bssearch.search.study import check as try_out
+    from bssearch.commands.run import check as try_out
     from bssearch.spec import find_spec, load_spec
 
     path = find_spec(spec)
@@ -66,7 +66,7 @@ def target(
     form: FormatOption = Format.TABLE,
 ) -> None:
     """Propose a target: run the default to its limit with several seeds, and show what each target would take."""
-    from bssearch.search.study import advise_target
+    from bssearch.commands.run import advise_target
     from bssearch.spec import find_spec, load_spec
 
     path = find_spec(spec)

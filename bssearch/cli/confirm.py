@@ -59,7 +59,7 @@ def confirm(
         raise UsageError(f"--to-budget and {given} exclude each other: it makes --runs of each configuration")
 
     from bssearch.cli.live import watch
-    from bssearch.search.confirming import confirm_study, stored_spec, with_confirmation
+    from bssearch.commands.confirm import confirm_study, stored_spec, with_confirmation
 
     spec = stored_spec(study, db=db)
     if not to_budget:

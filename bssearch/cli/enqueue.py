@@ -21,7 +21,7 @@ def enqueue(
 ) -> None:
     """Queue a configuration of your own; whoever runs the study next, or now, tries it first, to the full limit."""
     from bssearch.analysis.answer import parameters_of
-    from bssearch.search.enqueue import enqueue as put
+    from bssearch.commands.enqueue import enqueue as put
 
     with existing_store(db) as store:
         number, configuration = put(store, study, dict(_parse(value) for value in values or []))

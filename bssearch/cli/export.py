@@ -67,7 +67,7 @@ def header(answer: Answer) -> str:
 def _takes(answer: Answer) -> str:
     """Return what it takes to reach the target: seconds, or, where they are not known, the objective's figure."""
     from bssearch.analysis.headline import with_interval
-    from bssearch.analysis.objective import UNITS
+    from bssearch.analysis.objectives.measure import UNITS
 
     time, figure = answer.optimal.time_to_target_s, answer.optimal.objective_value
     assert figure is not None, "an optimum has its figure"

@@ -26,8 +26,8 @@ def export(
     db: DatabaseOption = None,
 ) -> None:
     """Write the learning curves of a study's search trials as a table, and a description of it that ends in .json."""
+    from bssearch.commands.export import recorded_table, stopped_early
     from bssearch.recorded import write_table
-    from bssearch.search.exporting import recorded_table, stopped_early
     from bssearch.storage.repository import open_store
 
     with open_store(db, write=False) as store:

@@ -13,7 +13,7 @@ from bssearch.cli.output import DatabaseOption, Format, FormatOption, print_rows
 from bssearch.records import Goal, Objective, TrialState
 
 if TYPE_CHECKING:
-    from bssearch.search.importing import Studies
+    from bssearch.importers.studies import Studies
 
 
 class RunsObjective(StrEnum):
@@ -57,8 +57,8 @@ def import_runs(
     """
     from dataclasses import replace
 
-    from bssearch.search.importing import find_target, make_studies
-    from bssearch.search.run_tables import read_runs
+    from bssearch.importers.run_tables import read_runs
+    from bssearch.importers.studies import find_target, make_studies
 
     table = read_runs(file)
     runs = [run if run.precision else replace(run, precision=precision) for run in table.runs]
@@ -85,8 +85,8 @@ def import_rcp(
     form: FormatOption = Format.TABLE,
 ) -> None:
     """Make a study of MLPerf's reference convergence points: the samples that each batch size took to the target."""
-    from bssearch.search.importing import make_studies
-    from bssearch.search.rcp import read_rcp
+    from bssearch.importers.rcp import read_rcp
+    from bssearch.importers.studies import make_studies
 
     found = read_rcp(file, samples_per_epoch=samples_per_epoch)
     made = make_studies(

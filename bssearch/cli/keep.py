@@ -44,7 +44,7 @@ def delete(
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
 ) -> None:
     """Delete a study for good, with all its trials and observations."""
-    from bssearch.search.checkpoints import Checkpoints
+    from bssearch.pruners.checkpoints import Checkpoints
 
     with existing_store(db) as store:
         trials, observations = len(store.trials(study)), store.observation_count(study)

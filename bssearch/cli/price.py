@@ -22,7 +22,7 @@ def price(
 ) -> None:
     """Predict the optimal batch size on another device: the study's steps × that device's step times."""
     from bssearch.cli.answer import print_found
-    from bssearch.search.pricing import price as priced
+    from bssearch.commands.predict import price as priced
     from bssearch.storage.repository import open_store
 
     with open_store(db, write=False) as store:

@@ -25,11 +25,11 @@ from bssearch.cli.output import (
 from bssearch.cli.run import SetOption, SpecArgument, workload_folder
 
 if TYPE_CHECKING:
+    from bssearch.analysis.law.step_time import StepTimeFit
     from bssearch.analysis.memory import MemoryFit
-    from bssearch.analysis.step_time import StepTimeFit
+    from bssearch.commands.memory_probe import MemoryProbe
+    from bssearch.commands.run import OpenStudy
     from bssearch.records import MemoryUse, NoiseMeasurement, ProbeRecord
-    from bssearch.search.memory_probe import MemoryProbe
-    from bssearch.search.study import OpenStudy
     from bssearch.spec import StudySpec
 
 GIB = 2**30
@@ -60,7 +60,7 @@ def memory(
     form: FormatOption = Format.TABLE,
 ) -> None:
     """Find the largest micro-batch that survives three optimizer steps and an evaluation, in fresh processes."""
-    from bssearch.search.memory_probe import probe_memory
+    from bssearch.commands.memory_probe import probe_memory
 
     with _opened(spec, overrides, db, data_dir, allow_busy, limit_gib) as (study, place):
 
@@ -129,8 +129,8 @@ def step_time(
     form: FormatOption = Format.TABLE,
 ) -> None:
     """Time optimizer steps at every batch size, alone on the device, and fit t = α + β·B."""
-    from bssearch.analysis.step_time import fit_step_time, throughput_knee
-    from bssearch.search.step_time_probe import probe_step_times
+    from bssearch.analysis.law.step_time import fit_step_time, throughput_knee
+    from bssearch.commands.step_time_probe import probe_step_times
 
     with _opened(spec, overrides, db, data_dir, allow_busy) as (study, place):
 
@@ -197,7 +197,7 @@ def noise(
     form: FormatOption = Format.TABLE,
 ) -> None:
     """Measure the gradient noise scale of the best configuration known, near the target."""
-    from bssearch.search.noise_probe import probe_noise
+    from bssearch.commands.noise_probe import probe_noise
 
     with _opened(spec, overrides, db, data_dir, allow_busy) as (study, place):
         found = probe_noise(study, place.executor, place.store, place.environment, seconds)
@@ -244,7 +244,7 @@ def _opened(
 ) -> Iterator[tuple[StudySpec, OpenStudy]]:
     """Give a spec and its study in the store, made where it is new; progress goes to stderr."""
     from bssearch.cli.live import Lines
-    from bssearch.search.study import opened
+    from bssearch.commands.run import opened
     from bssearch.spec import find_spec, load_spec
 
     path = find_spec(spec)

@@ -79,7 +79,7 @@ def studies(
 
 def status(study: StudyArgument = None, db: DatabaseOption = None, form: FormatOption = Format.TABLE) -> None:
     """Show how far a study is: trials by phase and state, the budget, the fastest trial so far."""
-    from bssearch.analysis.objective import seconds_to_target
+    from bssearch.analysis.objectives.measure import seconds_to_target
     from bssearch.analysis.optimum import fastest
     from bssearch.spec import StudySpec
     from bssearch.spec.model import IMPORTED
@@ -227,7 +227,7 @@ def best(
     ] = None,
 ) -> None:
     """Say which batch size is optimal, with which configuration, and how sure that is."""
-    from bssearch.search.answers import answer
+    from bssearch.search.finding import answer
 
     if export is not None and form is not Format.TABLE:
         raise UsageError(f"--export {export} and --format {form} exclude each other: leave one out")

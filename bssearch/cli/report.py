@@ -28,7 +28,7 @@ from bssearch.files import check_file, check_folder, naming, replacing
 
 if TYPE_CHECKING:
     from bssearch.analysis.answer import Answer
-    from bssearch.search.reporting import Comparison
+    from bssearch.commands.report import Comparison
     from bssearch.storage.repository import Store
 
 TABLES = ("trials.csv", "batches.csv", "observations.csv")
@@ -71,10 +71,10 @@ def report(
     db: DatabaseOption = None,
 ) -> None:
     """Show a study as a whole: a page with its figures and tables, or all its rows as CSV."""
-    from bssearch.analysis.html import require_plots
-    from bssearch.analysis.page import render
-    from bssearch.search.answers import answer
-    from bssearch.search.reporting import picture_of
+    from bssearch.commands.report import picture_of
+    from bssearch.pages.html import require_plots
+    from bssearch.pages.page import render
+    from bssearch.search.finding import answer
     from bssearch.storage.repository import open_store
 
     if html is not None:
@@ -105,7 +105,7 @@ def compare(
     form: FormatOption = Format.TABLE,
 ) -> None:
     """Show studies side by side, of one task on several devices, models or precisions."""
-    from bssearch.search import reporting
+    from bssearch.commands import report as reporting
     from bssearch.storage.repository import open_store
 
     if len(studies) < 2:
@@ -154,8 +154,8 @@ def _ends(figure: Any) -> str:
 
 def _write_tables(store: Store, name: str, folder: Path) -> list[Path]:
     """Write a study's trials, batch sizes and observations, or none of them."""
-    from bssearch.search.answers import answer
-    from bssearch.search.reporting import observations_of
+    from bssearch.commands.report import observations_of
+    from bssearch.search.finding import answer
 
     found, trials = answer(store, name), store.trials(name)
     made = not folder.exists()

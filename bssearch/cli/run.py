@@ -48,7 +48,7 @@ def run(
         return
     from bssearch.cli.answer import print_found
     from bssearch.cli.live import watch
-    from bssearch.search.study import run_study
+    from bssearch.commands.run import run_study
 
     with watch(study) as listener:
         answer = run_study(
@@ -65,8 +65,8 @@ def run(
 
 def print_plan(study: StudySpec) -> None:
     """Print the trials of a study, their limits, and the longest it can take."""
+    from bssearch.commands.estimates import finalists, longest_seconds
     from bssearch.probes.cadence import EVALUATION_SHARE
-    from bssearch.search.estimates import finalists, longest_seconds
 
     out = console()
     limit, trials = study.budget.trial_train_seconds, study.budget.trials

@@ -15,9 +15,9 @@ from bssearch.errors import UsageError
 from bssearch.files import check_file, replacing
 
 if TYPE_CHECKING:
-    from bssearch.analysis.simulation_page import Point
+    from bssearch.pages.simulation_page import Point
     from bssearch.recorded import RecordedTable
-    from bssearch.search.simulate import Interval, Summary
+    from bssearch.simulation.pruning import Interval, Summary
 
 DRAWS = 60
 TRIALS = 50
@@ -119,11 +119,11 @@ def _compare_policies(
     form: Format,
 ) -> None:
     """Run policies on draws of tables, and print what they cost and miss."""
-    from bssearch.analysis.html import require_plots
-    from bssearch.analysis.simulation_page import simulation_page
-    from bssearch.search.policies import POLICIES, policy_maker
-    from bssearch.search.simulate import by_policy, summarize
-    from bssearch.search.simulate import simulate as simulated
+    from bssearch.pages.html import require_plots
+    from bssearch.pages.simulation_page import simulation_page
+    from bssearch.pruners.registry import POLICIES, policy_maker
+    from bssearch.simulation.pruning import by_policy, summarize
+    from bssearch.simulation.pruning import simulate as simulated
 
     if html is not None:
         require_plots()
@@ -173,7 +173,7 @@ def _compare_policies(
 def _read(path: Path, target: float | None) -> RecordedTable:
     """Return a table, with another target where one is given."""
     from bssearch.recorded import read_table
-    from bssearch.search.virtual_clock import ended_before, with_target
+    from bssearch.simulation.replay import ended_before, with_target
 
     table = read_table(path)
     if target is None:
@@ -189,9 +189,9 @@ def _read(path: Path, target: float | None) -> RecordedTable:
 
 
 def _points(policies: Mapping[str, Summary]) -> list[Point]:
-    from bssearch.analysis.simulation_page import Point
-    from bssearch.search.pace import PATIENCE
-    from bssearch.search.policies import PEERS
+    from bssearch.pages.simulation_page import Point
+    from bssearch.pruners.pace import PATIENCE
+    from bssearch.pruners.registry import PEERS
 
     return [
         Point(

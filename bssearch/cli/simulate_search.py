@@ -14,7 +14,7 @@ from bssearch.errors import UsageError
 
 if TYPE_CHECKING:
     from bssearch.recorded import RecordedTable
-    from bssearch.search.simulate_search import SearchSummary
+    from bssearch.simulation.searching import SearchSummary
 
 PRUNER = "balanced"
 REPEATS = 50
@@ -41,8 +41,8 @@ def compare_samplers(
     form: Format,
 ) -> None:
     """Search a table with every pair of a sampler and a pruner, and print when the best was found."""
-    from bssearch.search.simulate_search import Plan, check_pair, simulate_searches
-    from bssearch.search.table_space import table_space
+    from bssearch.simulation.searching import Plan, check_pair, simulate_searches
+    from bssearch.simulation.table_space import table_space
 
     for sampler, pruner in pairs:
         check_pair(sampler, pruner)

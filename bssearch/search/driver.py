@@ -12,9 +12,12 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from bssearch.analysis.objective import measure_of
+from bssearch.analysis.objectives.measure import measure_of
 from bssearch.errors import BSSearchError, DatabaseError, InterruptedRunError, LaunchError, SpecError
 from bssearch.executors.base import Ended, Executor, Observed
+from bssearch.history import FAILURES, History
+from bssearch.pruners.checkpoints import Checkpoints
+from bssearch.pruners.controller import INTERRUPTED, Watch, is_interrupted
 from bssearch.records import (
     Environment,
     Objective,
@@ -25,23 +28,20 @@ from bssearch.records import (
     TrialRequest,
     TrialState,
 )
-from bssearch.search import confirm
-from bssearch.search.answers import save_finding
+from bssearch.search import confirmation as confirm
 from bssearch.search.calibration import (
     measure_step_times,
     missing_step_times,
     refuse_cap_beyond_memory,
     refuse_where_nothing_fits,
 )
-from bssearch.search.checkpoints import Checkpoints
+from bssearch.search.finding import save_finding
 from bssearch.search.heartbeat import HEARTBEAT_SECONDS, LEASE_SECONDS, Heartbeat
-from bssearch.search.history import FAILURES, History
 from bssearch.search.interrupts import Interrupts
-from bssearch.search.job import Job
 from bssearch.search.listener import Listener
 from bssearch.search.owner import is_alive, of_one_process, this_driver
 from bssearch.search.planner import Planner
-from bssearch.search.watch import INTERRUPTED, Watch, is_interrupted
+from bssearch.search.trial_plan import Job
 from bssearch.spec import StudySpec
 from bssearch.storage.repository import Store
 

@@ -6,14 +6,14 @@ import time
 from collections.abc import Mapping, Sequence
 from math import inf, isfinite
 
+from bssearch.history import History, measured_seconds
+from bssearch.pruners.base import Cap
+from bssearch.pruners.controller import BY_SECONDS, Watch, first_slack
 from bssearch.records import Configuration, Objective, ParameterValue, Phase, ProbeRecord, TrialRecord, TrialState
-from bssearch.search import confirm
-from bssearch.search.choosers import chooser_for
-from bssearch.search.history import History, measured_seconds
-from bssearch.search.job import Job
-from bssearch.search.policy import Cap
+from bssearch.samplers.base import chooser_for
+from bssearch.search import confirmation as confirm
 from bssearch.search.seeds import trial_seed
-from bssearch.search.watch import BY_SECONDS, Watch, first_slack
+from bssearch.search.trial_plan import Job
 from bssearch.spec import StudySpec
 
 LATE = 0.5

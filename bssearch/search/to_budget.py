@@ -8,10 +8,10 @@ from dataclasses import replace
 from typing import Any
 
 from bssearch.analysis.generalisation import REGULARISERS, is_to_budget
+from bssearch.history import History
 from bssearch.records import Configuration, Phase
-from bssearch.search.confirm import Made, interleaved, verdict_of
-from bssearch.search.history import History
-from bssearch.search.job import Job
+from bssearch.search.confirmation import Made, interleaved, verdict_of
+from bssearch.search.trial_plan import Job
 from bssearch.space import Domain, SearchSpace, bounds
 
 

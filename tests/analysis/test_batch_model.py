@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bssearch.analysis.batch_model import (
+from bssearch.analysis.law.batch_model import (
     LawFit,
     LawPoint,
     RunnableStep,

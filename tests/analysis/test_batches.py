@@ -11,8 +11,8 @@ from bssearch.analysis.answer import Answer, Batch
 from bssearch.analysis.batches import median_steps, steps_to_target
 from bssearch.analysis.optimum import Candidate
 from bssearch.records import DeviceUse, Objective, Phase, TrialRecord, TrialState
-from tests.analysis.test_plots import answer_of
 from tests.factories import make_spec, make_trial
+from tests.pages.test_plots import answer_of
 
 
 def two_runs(*steps: int, **changes: Any) -> list[TrialRecord]:

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from bssearch.analysis.objective import AS_GOOD, FLAT, TIME, Measure, metric_figure, step_seconds_of
+from bssearch.analysis.objectives.measure import AS_GOOD, FLAT, TIME, Measure, metric_figure, step_seconds_of
 from bssearch.records import Configuration, DeviceUse, Goal, Objective, Target, TrialState
 from tests.factories import make_probe, make_trial
 

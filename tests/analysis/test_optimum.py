@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from bssearch.analysis.objective import Measure
+from bssearch.analysis.objectives.measure import Measure
 from bssearch.analysis.optimum import Verdict, decide, fewest_runs, runs_to_settle
 from bssearch.records import Objective, Phase, Target, TrialRecord
 from tests.factories import make_trial

@@ -8,8 +8,8 @@ import pytest
 from bssearch.analysis.answer import Answer, CriticalBatch, FinalMetrics, Fit, Gap, Generalisation
 from bssearch.analysis.measured import NoiseAnswer
 from bssearch.analysis.report import build_answer
-from bssearch.analysis.rule_book import Rule
-from bssearch.analysis.rules import Audit, RuleFinding, audit
+from bssearch.analysis.rules.audit import Audit, RuleFinding, audit
+from bssearch.analysis.rules.rule_book import Rule
 from bssearch.records import Configuration, Phase, StepTime, StudyRecord, TrialRecord, TrialState
 from bssearch.space import UNKNOWN, MemoryBoundary
 from bssearch.spec import StudySpec

@@ -6,7 +6,7 @@ import statistics
 
 import pytest
 
-from bssearch.analysis.objective import seconds_to_target
+from bssearch.analysis.objectives.measure import seconds_to_target
 from bssearch.analysis.time_to_target import estimate, ratio_upper_bound, student_t
 from bssearch.records import TrialState
 from tests.factories import make_trial

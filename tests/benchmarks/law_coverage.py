@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bssearch.analysis.batch_model import LawPoint, fit_law
+from bssearch.analysis.law.batch_model import LawPoint, fit_law
 
 BAR = (0.85, 0.95)
 REPLICATES = 1000

@@ -14,7 +14,7 @@ import statistics
 import sys
 from dataclasses import dataclass
 
-from bssearch.analysis.batch_model import LawPoint, fit_law, rising
+from bssearch.analysis.law.batch_model import LawPoint, fit_law, rising
 from tests.analysis.test_batch_model import rcp_points
 
 ERROR_BAR = 0.07

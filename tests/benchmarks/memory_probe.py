@@ -14,11 +14,11 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
+from bssearch.commands.memory_probe import MemoryProbe, probe_memory
+from bssearch.commands.run import opened
 from bssearch.executors.base import Ended, Executor, Observed
 from bssearch.records import Target, TrialOutcome, TrialRequest, TrialState
 from bssearch.search.calibration import default_at, gib
-from bssearch.search.memory_probe import MemoryProbe, probe_memory
-from bssearch.search.study import opened
 from bssearch.spec import StudySpec, find_spec, load_spec
 
 STEPS = 200

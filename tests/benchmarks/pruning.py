@@ -15,10 +15,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from bssearch.pruners import registry as policies_by_name
+from bssearch.pruners.pace import PATIENCE, Pace
 from bssearch.recorded import RecordedTable, read_table
-from bssearch.search import policies as policies_by_name
-from bssearch.search.pace import PATIENCE, Pace
-from bssearch.search.simulate import Draw, Summary, by_policy, simulate, summarize
+from bssearch.simulation.pruning import Draw, Summary, by_policy, simulate, summarize
 
 SEEDS = range(10)
 DRAWS = 60

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 from bssearch.records import Configuration, Observation, Phase, TrialOutcome, TrialState
-from bssearch.search.answers import save_finding
+from bssearch.search.finding import save_finding
 from bssearch.storage.repository import Store, open_store
 from tests.factories import make_environment, make_probe, make_spec
 
@@ -26,7 +26,7 @@ LADDER = (8, 16, 32, 64, 128)
 
 def fill(url: str, trials: int, observations: int) -> int:
     """Store a study of search trials, and of confirmation runs for every tenth; return how many observations."""
-    spec, environment, dice = make_spec(), make_environment(), random.Random(0)
+    spec, environment, rng = make_spec(), make_environment(), random.Random(0)
     with open_store(url) as store:
         store.create_study(
             spec.name, spec.model_dump(mode="json"), spec.question_hash, spec.objective, spec.record_target, "benchmark"
@@ -36,25 +36,25 @@ def fill(url: str, trials: int, observations: int) -> int:
             store.save_probe(spec.name, environment, make_probe(size))
         for index in range(trials):
             confirms = index % 10 == 9
-            size = 32 if confirms else dice.choice(LADDER)
-            rate = 0.1 if confirms else dice.uniform(0.01, 1.0)
-            add_trial(store, spec.name, size, rate, Phase.CONFIRM if confirms else Phase.SEARCH, observations, dice)
+            size = 32 if confirms else rng.choice(LADDER)
+            rate = 0.1 if confirms else rng.uniform(0.01, 1.0)
+            add_trial(store, spec.name, size, rate, Phase.CONFIRM if confirms else Phase.SEARCH, observations, rng)
         save_finding(store, spec.name)  # as a driver does when a trial ends
         return store.observation_count(spec.name)
 
 
 def add_trial(
-    store: Store, study: str, size: int, rate: float, phase: Phase, observations: int, dice: random.Random
+    store: Store, study: str, size: int, rate: float, phase: Phase, observations: int, rng: random.Random
 ) -> None:
     """Store one trial from its start to its end."""
-    seconds = dice.lognormvariate(0.0, 0.2) * (1 + abs(size - 32) / 32)
+    seconds = rng.lognormvariate(0.0, 0.2) * (1 + abs(size - 32) / 32)
     number = store.start_trial(
         study,
         configuration=Configuration(batch_size=size, micro_batch_size=size, learning_rate=rate),
         sampled={"reference_learning_rate": rate, "weight_decay": 0.0, "dropout": 0.1},
         phase=phase,
         evidence=False,
-        seed=dice.randrange(2**31),
+        seed=rng.randrange(2**31),
         train_seconds_limit=10.0,
         eval_every_steps=5,
         threads=1,

@@ -18,9 +18,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from bssearch.commands.run import described, local, run_study
 from bssearch.executors.base import Ended, Executor
 from bssearch.records import Configuration, ProbeRecord, TrialRecord, TrialRequest, TrialState
-from bssearch.search.study import described, local, run_study
 from bssearch.spec import StudySpec, find_spec, load_spec
 from bssearch.storage.repository import open_store
 

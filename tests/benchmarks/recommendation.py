@@ -26,17 +26,17 @@ S_MIN = 200.0
 BARS = {0.04: 0.95, 0.10: 0.90, 0.20: 0.90}
 
 
-def study(dice: np.random.Generator, noise: float) -> tuple[list[TrialRecord], dict[int, float], dict[int, float]]:
+def study(rng: np.random.Generator, noise: float) -> tuple[list[TrialRecord], dict[int, float], dict[int, float]]:
     """Return the confirmation runs of a study, its step times and the true times to the target, by batch size."""
-    b_crit = 2 ** dice.uniform(6.0, 9.0)
-    half_saturation = 2 ** dice.uniform(5.0, 10.0)
+    b_crit = 2 ** rng.uniform(6.0, 9.0)
+    half_saturation = 2 ** rng.uniform(5.0, 10.0)
     step = {size: 1e-4 * (half_saturation + size) / half_saturation for size in SIZES}
     steps = {size: S_MIN * (1 + b_crit / size) for size in SIZES}
     deviation = math.sqrt(math.log1p(noise**2))
     trials: list[TrialRecord] = []
     for size in SIZES:
         for seed in range(RUNS):
-            taken = max(1, round(steps[size] * math.exp(dice.normal(0, deviation))))
+            taken = max(1, round(steps[size] * math.exp(rng.normal(0, deviation))))
             trials.append(
                 make_trial(
                     len(trials) + 1,
@@ -77,10 +77,10 @@ def main() -> int:
     print(f"{'noise':>6} {'within 5 %':>11} {'bar':>5} {'least median':>13} {'worst':>6}   rules")
     missed = False
     for noise, bar in BARS.items():
-        dice = np.random.default_rng(round(1000 * noise))
+        rng = np.random.default_rng(round(1000 * noise))
         chosen, least, rules = [], [], Counter[str]()
         for _ in range(REPLICATES):
-            trials, step, truth = study(dice, noise)
+            trials, step, truth = study(rng, noise)
             probes = {size: make_probe(size, step_seconds=step[size]) for size in SIZES}
             answer = build_answer(record, spec, trials, probes)
             chosen.append(regret(answer.optimal.batch_size, truth))

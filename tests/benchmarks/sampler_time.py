@@ -2,7 +2,7 @@
 
 Run as ``python tests/benchmarks/sampler_time.py``, a minute on two cores. Made-up trials follow the law of batch size,
 a third of them to the target, the others stopped on the way. Timed is an ask after one more trial has ended: on a grid
-of 108 cells the model alone; on the space of a spec everything that `bssearch.search.choosers.Modelled` does over a new
+of 108 cells the model alone; on the space of a spec everything that `bssearch.samplers.base.Modelled` does over a new
 history; beside them Optuna's TPE asking for the same parameters. Medians of 9 asks in one process, threads as they
 come. Exits 1 over a bar.
 """
@@ -18,18 +18,18 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from bssearch.history import History
+from bssearch.pruners.base import Progress
 from bssearch.records import Observation, TrialRecord, TrialState
-from bssearch.search.auto import Auto
-from bssearch.search.candidates import GridCandidates
-from bssearch.search.choosers import Modelled
-from bssearch.search.history import History
-from bssearch.search.paces import Run
-from bssearch.search.policy import Progress
-from bssearch.search.sampler import distribution
-from bssearch.search.step_times import StepTimes
+from bssearch.samplers.base import Modelled
+from bssearch.samplers.optuna import distribution
+from bssearch.samplers.time_model.candidates import GridCandidates
+from bssearch.samplers.time_model.extrapolation import Run
+from bssearch.samplers.time_model.sampler import Auto
+from bssearch.samplers.time_model.step_times import StepTimes
 from bssearch.spec import StudySpec
 from tests.factories import make_curve, make_probe, make_spec, make_trial
-from tests.search.watched import make_watch
+from tests.pruners.watched import make_watch
 
 COUNTS = (100, 1_000, 10_000)
 BARS = {1_000: 0.050, 10_000: 0.100}
@@ -57,11 +57,11 @@ def step_seconds(batch_size: float) -> float:
     return 1e-3 * (1 + batch_size / 128)
 
 
-def seconds_of(batch_size: float, learning_rate: float, dice: np.random.Generator) -> float:
+def seconds_of(batch_size: float, learning_rate: float, rng: np.random.Generator) -> float:
     """Return a time to the target by a law with B_crit = 256 and a best learning rate that grows as √B."""
     off = math.log(learning_rate / (0.05 * math.sqrt(batch_size / 32)))
     steps = 300 * (1 + 256 / batch_size) * math.exp(min(0.3 * off**2, 3.0))
-    return step_seconds(batch_size) * steps * math.exp(0.1 * dice.standard_normal())
+    return step_seconds(batch_size) * steps * math.exp(0.1 * rng.standard_normal())
 
 
 def curve(seconds: float, state: TrialState) -> list[tuple[float, float]]:
@@ -82,15 +82,15 @@ def state_of(number: int, count: int) -> TrialState:
 
 def grid_asks(count: int) -> Callable[[int], None]:
     """Return the ask of the grid's model, as the trials of a study end one by one."""
-    dice = np.random.default_rng(0)
+    rng = np.random.default_rng(0)
     cells = GridCandidates(("batch_size", "learning_rate", "dropout"), CELLS)
     runs = []
     for number in range(count):
-        point = int(dice.integers(len(CELLS)))
+        point = int(rng.integers(len(CELLS)))
         size, rate, _ = CELLS[point]
         state = state_of(number, count)
         run = Run(point, Progress(), running=state is TrialState.RUNNING, diverged=state is TrialState.DIVERGED)
-        for moment, gain in curve(seconds_of(size, rate, dice), state):
+        for moment, gain in curve(seconds_of(size, rate, rng), state):
             run.progress.add(moment, gain)
         run.hit = run.progress.now if state is TrialState.REACHED else None
         runs.append(run)
@@ -108,7 +108,7 @@ class Study:
 
     def __init__(self, count: int) -> None:
         self.spec = spec()
-        self._dice = np.random.default_rng(0)
+        self._rng = np.random.default_rng(0)
         self._observations: dict[int, Sequence[Observation]] = {}
         self._probes = {size: make_probe(size, step_seconds=step_seconds(size)) for size in SIZES}
         self._trials = [self._trial(number, state_of(number, count)) for number in range(count)]
@@ -127,19 +127,19 @@ class Study:
         assert self._chooser.choose(history) is not None, "the budget is large"
 
     def _trial(self, number: int, state: TrialState) -> TrialRecord:
-        dice = self._dice
-        size = int(dice.choice(SIZES))
+        rng = self._rng
+        size = int(rng.choice(SIZES))
         sampled = {
-            "reference_learning_rate": float(math.exp(dice.uniform(math.log(0.001), 0.0))),
-            "weight_decay": float(dice.choice((0.0, 1e-4, 1e-3))),
-            "dropout": float(dice.uniform(0.0, 0.5)),
+            "reference_learning_rate": float(math.exp(rng.uniform(math.log(0.001), 0.0))),
+            "weight_decay": float(rng.choice((0.0, 1e-4, 1e-3))),
+            "dropout": float(rng.uniform(0.0, 0.5)),
         }
         if number == 0:
             size, default = 32, self.spec.space.encode(self.spec.default_configuration)
             assert default is not None, "it lies in the space"
             sampled = dict(default)  # type: ignore[arg-type]
         configuration = self.spec.space.decode(size, sampled)
-        points = curve(seconds_of(size, configuration.learning_rate, dice), state)
+        points = curve(seconds_of(size, configuration.learning_rate, rng), state)
         self._observations[number] = make_curve(*points, batch_size=size)
         return make_trial(number, state=state, seconds=points[-1][0], sampled=sampled, configuration=configuration)
 
@@ -149,20 +149,20 @@ def tpe_asks(count: int) -> Callable[[int], None]:
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    dice = np.random.default_rng(0)
+    rng = np.random.default_rng(0)
     distributions = {one.name: distribution(one) for one in spec().space.dimensions()}
     distributions["batch_size"] = optuna.distributions.IntDistribution(0, len(SIZES) - 1)
     study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=0))
 
     def add() -> None:
-        place, rate = int(dice.integers(len(SIZES))), float(math.exp(dice.uniform(math.log(0.001), 0.0)))
+        place, rate = int(rng.integers(len(SIZES))), float(math.exp(rng.uniform(math.log(0.001), 0.0)))
         params = {
             "batch_size": place,
             "reference_learning_rate": rate,
-            "weight_decay": int(dice.integers(3)),
-            "dropout": float(dice.uniform(0.0, 0.5)),
+            "weight_decay": int(rng.integers(3)),
+            "dropout": float(rng.uniform(0.0, 0.5)),
         }
-        value = seconds_of(SIZES[place], rate, dice)
+        value = seconds_of(SIZES[place], rate, rng)
         study.add_trial(optuna.trial.create_trial(params=params, distributions=distributions, value=value))
 
     for _ in range(count):

@@ -21,11 +21,11 @@ from pathlib import Path
 
 import optuna
 
+from bssearch.pruners import optuna as peers
 from bssearch.recorded import read_table
-from bssearch.search import peers
-from bssearch.search.simulate_search import Plan, SearchSummary, simulate_searches
-from bssearch.search.table_space import table_space
-from bssearch.search.virtual_clock import with_target
+from bssearch.simulation.replay import with_target
+from bssearch.simulation.searching import Plan, SearchSummary, simulate_searches
+from bssearch.simulation.table_space import table_space
 
 DEFAULT = "batch_size=32,learning_rate=1e-3,weight_decay=0.01,dropout=0"
 WORKERS = (1, 8)

@@ -18,8 +18,8 @@ from pathlib import Path
 
 import numpy as np
 
+from bssearch.commands.run import run_study
 from bssearch.records import ProbeRecord, TrialRecord
-from bssearch.search.study import run_study
 from bssearch.spec import find_spec, load_spec
 from bssearch.storage.repository import open_store
 

@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from bssearch.analysis.regret import Regret
-from bssearch.analysis.rule_book import Rule
-from bssearch.analysis.rules import Audit, LearningRateSlope, RuleFinding
+from bssearch.analysis.rules.audit import Audit, LearningRateSlope, RuleFinding
+from bssearch.analysis.rules.regret import Regret
+from bssearch.analysis.rules.rule_book import Rule
 from bssearch.cli.audit import audit_row, slope_line
+from bssearch.commands.run import run_study
 from bssearch.errors import TargetNotReachedError
-from bssearch.search.study import run_study
 from tests.cli.task import bssearch, write_task
 from tests.factories import make_spec
 from tests.search.law import LawExecutor
@@ -61,7 +61,7 @@ def folder(finished: Path, tmp_path: Path) -> Path:
 def by_law(monkeypatch: pytest.MonkeyPatch) -> LawExecutor:
     """Have the command run its trials by the law."""
     executor = LawExecutor()
-    monkeypatch.setattr("bssearch.search.study.local", lambda *_: lambda *_: executor)
+    monkeypatch.setattr("bssearch.commands.run.local", lambda *_: lambda *_: executor)
     return executor
 
 

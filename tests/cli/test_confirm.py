@@ -13,8 +13,8 @@ import pytest
 
 from bssearch.analysis.answer import FinalMetrics, Gap, Generalisation
 from bssearch.cli.answer import print_generalisation
+from bssearch.commands.run import run_study
 from bssearch.errors import TargetNotReachedError
-from bssearch.search.study import run_study
 from bssearch.storage.repository import open_store
 from tests.cli.task import bssearch, write_task
 from tests.factories import make_spec
@@ -35,7 +35,7 @@ def store_study(folder: Path, *, reachable: bool = True, **changes: Any) -> None
 def by_law(monkeypatch: pytest.MonkeyPatch) -> LawExecutor:
     """Have the command run its trials by the law."""
     executor = LawExecutor()
-    monkeypatch.setattr("bssearch.search.study.local", lambda *_: lambda *_: executor)
+    monkeypatch.setattr("bssearch.commands.run.local", lambda *_: lambda *_: executor)
     return executor
 
 

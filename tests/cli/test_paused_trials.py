@@ -10,10 +10,10 @@ import pytest
 
 from bssearch.records import TrialRecord, TrialState
 from bssearch.storage.repository import open_store
-from tests.analysis.test_plots import law_trials
 from tests.cli.task import bssearch
 from tests.cli.test_report_command import add_study
 from tests.factories import make_spec, make_trial
+from tests.pages.test_plots import law_trials
 
 SIZE = 64
 

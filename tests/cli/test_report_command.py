@@ -14,15 +14,15 @@ from typing import Any
 
 import pytest
 
-from bssearch.analysis import html
 from bssearch.cli import report
 from bssearch.errors import UsageError
+from bssearch.pages import html
 from bssearch.records import Phase, TrialRecord, TrialState
 from bssearch.spec import StudySpec
 from bssearch.storage.repository import Store, open_store
-from tests.analysis.test_plots import SIZES, law_trials
 from tests.cli.task import bssearch
 from tests.factories import make_curve, make_environment, make_probe, make_spec, make_trial
+from tests.pages.test_plots import SIZES, law_trials
 
 TABLES = ("trials.csv", "batches.csv", "observations.csv")
 

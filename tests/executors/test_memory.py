@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from bssearch.commands.memory_probe import next_size, probe_memory
+from bssearch.commands.run import opened as opened_study
 from bssearch.errors import LaunchError
 from bssearch.executors.base import Ended, Executor, Observed
 from bssearch.executors.local import LocalExecutor
 from bssearch.records import MemoryRequest, StepTimeRequest, TrialOutcome, TrialRequest, TrialState
-from bssearch.search.memory_probe import next_size, probe_memory
-from bssearch.search.study import opened as opened_study
 from tests.executors.line_workload import opened, outcomes, request_endless_trial, wait_for, worker_pids
 from tests.factories import make_spec
 

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from bssearch.analysis.answer import Answer
+from bssearch.commands.enqueue import enqueue
+from bssearch.commands.run import run_study
 from bssearch.errors import (
     BSSearchError,
     InterruptedRunError,
@@ -26,9 +28,7 @@ from bssearch.records import (
     TrialState,
     WorkloadDescription,
 )
-from bssearch.search.enqueue import enqueue
 from bssearch.search.listener import Listener
-from bssearch.search.study import run_study
 from bssearch.spec import StudySpec
 from bssearch.storage.repository import open_store
 from tests.factories import SPEC, make_environment, make_spec

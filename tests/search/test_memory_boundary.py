@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from bssearch.analysis.answer import Answer
+from bssearch.commands.enqueue import enqueue
+from bssearch.commands.memory_probe import probe_memory
+from bssearch.commands.run import opened, run_study
 from bssearch.errors import LaunchError
 from bssearch.executors.base import Event
 from bssearch.records import MemoryUse, Phase, TrialRecord, TrialState
-from bssearch.search.enqueue import enqueue
-from bssearch.search.memory_probe import probe_memory
-from bssearch.search.study import opened, run_study
 from bssearch.spec import StudySpec
 from bssearch.storage.repository import open_store
 from tests.factories import SPEC as RAW

@@ -8,10 +8,10 @@ import pytest
 
 from bssearch.analysis.answer import Answer
 from bssearch.analysis.headline import headline
+from bssearch.commands.run import run_study
 from bssearch.errors import LaunchError
 from bssearch.records import Objective, TrialState
-from bssearch.search.answers import answer, compute_answer
-from bssearch.search.study import run_study
+from bssearch.search.finding import answer, compute_answer
 from bssearch.storage.repository import open_store
 from tests.factories import make_spec
 from tests.search.law import LawExecutor, step_seconds

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from bssearch.commands.run import run_study
 from bssearch.errors import InterruptedRunError, TargetNotReachedError
 from bssearch.executors.base import Ended, Event, Observed
 from bssearch.records import Observation, Phase, TrialOutcome, TrialRecord, TrialRequest, TrialState
 from bssearch.search.listener import Listener
-from bssearch.search.study import run_study
 from bssearch.spec import StudySpec
 from bssearch.storage.repository import open_store
 from tests.factories import make_spec

@@ -11,11 +11,11 @@ from typing import ClassVar
 import pytest
 
 from bssearch.analysis.answer import Answer
+from bssearch.commands.run import run_study
 from bssearch.executors.base import Event
 from bssearch.records import Phase, StepTime, StepTimeRequest, TrialRequest, TrialState
 from bssearch.search import heartbeat
 from bssearch.search.listener import Listener
-from bssearch.search.study import run_study
 from bssearch.storage.repository import open_store
 from tests.factories import make_spec
 from tests.search.law import LawExecutor
@@ -143,7 +143,7 @@ def test_leases_are_renewed_while_the_main_loop_waits(
 
 
 def test_an_enqueued_configuration_is_next_and_runs_past_the_budget(tmp_path: Path) -> None:
-    from bssearch.search.enqueue import enqueue
+    from bssearch.commands.enqueue import enqueue
 
     url = f"sqlite:///{tmp_path / 'study.db'}"
     run_study(SPEC, db=url, make_executor=lambda *_: LawExecutor())

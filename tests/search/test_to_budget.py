@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from bssearch.analysis.answer import Answer
+from bssearch.commands.confirm import confirm_study, stored_spec
+from bssearch.commands.run import run_study
 from bssearch.errors import InterruptedRunError
 from bssearch.executors.base import Ended, Event
+from bssearch.history import History
 from bssearch.records import Configuration, Phase, TrialOutcome, TrialRecord, TrialState
-from bssearch.search.confirming import confirm_study, stored_spec
-from bssearch.search.history import History
 from bssearch.search.seeds import trial_seed
-from bssearch.search.study import run_study
 from bssearch.search.to_budget import finalists, more_regularised, next_job
 from bssearch.space import SearchSpace
 from bssearch.storage.repository import open_store
@@ -156,7 +156,7 @@ def test_all_train_to_the_full_limit_with_the_seeds_of_the_confirmation_interlea
 def test_the_verdict_is_as_it_was_before_the_runs_that_went_on(tmp_path: Path) -> None:
     store_study(tmp_path)
     with open_store(url_in(tmp_path), write=False) as store:
-        from bssearch.search.answers import answer
+        from bssearch.search.finding import answer
 
         before = answer(store, "toy")
     after = go_on(tmp_path, TrainsOn())

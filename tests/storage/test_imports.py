@@ -15,9 +15,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bssearch.errors import UsageError
+from bssearch.importers.run_tables import LARGEST, LARGEST_SEED, Run, make_configuration
+from bssearch.importers.studies import make_studies
 from bssearch.records import Configuration, Phase, Target, TrialOutcome, TrialRecord, TrialState
-from bssearch.search.importing import make_studies
-from bssearch.search.run_tables import LARGEST, LARGEST_SEED, Run, make_configuration
 from bssearch.storage.imports import FinishedStudy, FinishedTrial, Import
 from bssearch.storage.repository import Store, open_store
 from tests.factories import make_environment

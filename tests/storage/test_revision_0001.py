@@ -11,7 +11,7 @@ import pytest
 
 from bssearch.errors import SchemaError
 from bssearch.records import Phase, TrialState
-from bssearch.search.answers import answer
+from bssearch.search.finding import answer
 from bssearch.storage import migrate
 from bssearch.storage.repository import open_store
 

@@ -1,0 +1,105 @@
+"""The law of steps joined with the step time: where a batch size takes the least time, as the two predict it."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Collection, Mapping, Sequence
+
+from bssearch.analysis.answer import CriticalBatch, Fit, Law, Predicted
+from bssearch.analysis.law.batch_model import (
+    LawFit,
+    LawPoint,
+    PredictedOptimum,
+    RunnableStep,
+    fit_law,
+    predict_optimum,
+)
+from bssearch.analysis.law.step_time import fit_step_time
+from bssearch.analysis.measured import NoiseAnswer
+from bssearch.records import Objective, ProbeRecord
+
+SIZES_PER_OCTAVE = 16
+
+
+def fit_and_predict(
+    points: Sequence[LawPoint], probes: Collection[ProbeRecord], noise: NoiseAnswer | None
+) -> tuple[LawFit | None, Fit | None]:
+    """Return the law fitted to a study's runs, and the same as the answer has it; None where there is no fit."""
+    law = fit_law(points)
+    if law is None:
+        return None, None
+    line = fit_step_time(list(probes))
+    optimum = predict_optimum(law, runnable_steps(probes, law.largest_batch))
+    scale = None if noise is None else noise.scale
+    fit = Fit(
+        **_law(law).model_dump(),
+        alpha_s=None if line is None else line.alpha_seconds,
+        beta_s=None if line is None else line.beta_seconds,
+        b_star=None if optimum is None else float(optimum.batch_size),
+        predicted=None if optimum is None else _predicted(optimum),
+        including_untuned=None if law.including_untuned is None else _law(law.including_untuned),
+        noise_scale_ratio=None if scale is None else scale / law.b_crit,
+    )
+    return law, fit
+
+
+def runnable_steps(probes: Collection[ProbeRecord], largest: int) -> list[RunnableStep]:
+    """Return step times of batch sizes that can be run, up to the largest: those timed, and those between them.
+
+    Between two neighbours that ran without accumulation a step's time lies on the straight line from one to the other:
+    a line through all sizes would leave those that were timed.
+    """
+    found = [
+        RunnableStep(one.batch_size, one.micro_batch_size, one.step_seconds)
+        for one in sorted(probes, key=lambda one: one.batch_size)
+        if one.step_seconds is not None and one.batch_size <= largest
+    ]
+    whole = [one for one in found if one.batch_size == one.micro_batch_size]
+    between = [one for pair in itertools.pairwise(whole) for one in _between(*pair)]
+    return sorted([*found, *between], key=lambda one: one.batch_size)
+
+
+def _between(low: RunnableStep, high: RunnableStep) -> list[RunnableStep]:
+    """Return the step times between two of them, `SIZES_PER_OCTAVE` to an octave."""
+    count = SIZES_PER_OCTAVE * math.log2(high.batch_size / low.batch_size)
+    sizes = {round(low.batch_size * 2 ** (index / SIZES_PER_OCTAVE)) for index in range(1, math.ceil(count))}
+    slope = (high.step_seconds - low.step_seconds) / (high.batch_size - low.batch_size)
+    return [
+        RunnableStep(size, size, low.step_seconds + slope * (size - low.batch_size))
+        for size in sorted(sizes - {low.batch_size, high.batch_size})
+    ]
+
+
+def predicted_figures(
+    law: LawFit, step_seconds: Mapping[int, float], batch_sizes: Collection[int], objective: Objective
+) -> dict[int, float]:
+    """Return what the law expects of the objective at batch sizes with a step time: seconds, or samples.
+
+    Nothing for objectives on which it says nothing: energy, and the metric in a budget.
+    """
+    sizes = [size for size in batch_sizes if size <= law.largest_batch]
+    if objective is Objective.SAMPLES_TO_TARGET:
+        return {size: law.samples(size) for size in sizes}
+    if objective in {Objective.TIME_TO_TARGET, Objective.COST_TO_TARGET}:
+        return {size: law.steps(size) * step_seconds[size] for size in sizes if size in step_seconds}
+    return {}
+
+
+def _law(law: LawFit) -> Law:
+    return Law(
+        s_min=law.s_min,
+        b_crit=CriticalBatch(estimate=law.b_crit, low=law.b_crit_low, high=law.b_crit_high),
+        max_residual=law.max_residual,
+        verdict=law.verdict,
+        residuals=dict(law.residuals),
+    )
+
+
+def _predicted(optimum: PredictedOptimum) -> Predicted:
+    return Predicted(
+        batch_size=optimum.batch_size,
+        micro_batch_size=optimum.micro_batch_size,
+        time_to_target_s=optimum.seconds,
+        flat_range=list(optimum.flat_range),
+    )

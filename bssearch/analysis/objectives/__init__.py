@@ -1,0 +1,1 @@
+"""What a study minimises: one object for each objective."""

@@ -1,0 +1,1 @@
+"""Rules of thumb, judged by what a study measured."""

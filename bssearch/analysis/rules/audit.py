@@ -1,0 +1,354 @@
+"""Rules of thumb held against a study: the configuration that each gives, what it costs there, and whether it held."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from pydantic import BaseModel, ConfigDict
+
+from bssearch.analysis.answer import Answer, Parameters, parameters_of
+from bssearch.analysis.baseline import default_configuration
+from bssearch.analysis.objectives.measure import StepSeconds, measure_of, step_seconds_of
+from bssearch.analysis.optimum import Candidate, decide
+from bssearch.analysis.rules.regret import NONE, Finding, Judgement, Regret, judge
+from bssearch.analysis.rules.rule_book import GIVES, Rule
+from bssearch.analysis.rules.rule_evidence import (
+    about_accumulation,
+    about_generalisation,
+    about_memory,
+    about_noise_scale,
+    command,
+)
+from bssearch.analysis.time_to_target import student_t
+from bssearch.records import Configuration, Phase, StepTime, TrialRecord, TrialState
+from bssearch.space import UNKNOWN, MemoryBoundary
+from bssearch.spec import StudySpec
+from bssearch.spec.model import IMPORTED
+
+FEWEST_SIZES = 3
+ROUNDING = 1e-9
+SLOPES = (0.0, 0.5, 1.0)
+"""Of log learning rate over log batch size: no rule, sqrt, linear."""
+
+
+class Model(BaseModel):
+    """A part of the audit: numbers are finite, missing is null."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class RuleFinding(Model):
+    """What became of a rule at a batch size, and why; ``trial_numbers`` are the runs of its configuration.
+
+    ``configuration`` is what was, or is to be, run. ``regret`` is the objective's figure there over that of the tuned
+    optimum; of rules about another ratio that one.
+    """
+
+    rule: Rule
+    batch_size: int | None
+    configuration: Parameters | None
+    regret: Regret | None
+    verdict: Finding
+    reason: str
+    trial_numbers: list[int]
+
+
+class LearningRateSlope(Model):
+    """The slope of log learning rate over log batch size with its 95 % interval, and which of 0, ½, 1 it excludes."""
+
+    estimate: float
+    low: float
+    high: float
+    excludes: list[float]
+
+
+class Audit(Model):
+    """The rules of thumb, each held against the study; ``spent_train_seconds`` went into runs made for that."""
+
+    study: str
+    rules: list[RuleFinding]
+    learning_rate_slope: LearningRateSlope | None
+    spent_train_seconds: float
+
+
+@dataclass(frozen=True)
+class Case:
+    """A rule at a batch size: what to run beside the ``tuned`` optimum there, or the ``reason`` why nothing is."""
+
+    rule: Rule
+    batch_size: int
+    configuration: Configuration | None = None
+    tuned: Candidate | None = None
+    reason: str = ""
+
+    @property
+    def is_tuned(self) -> bool:
+        """Return whether the rule gives what is tuned."""
+        return (
+            self.configuration is not None and self.tuned is not None and self.configuration == self.tuned.configuration
+        )
+
+
+def audit(
+    spec: StudySpec,
+    trials: Sequence[TrialRecord],
+    answer: Answer,
+    step_times: Collection[StepTime] = (),
+    memory: MemoryBoundary = UNKNOWN,
+    *,
+    runs: int | None = None,
+    train_samples: int | None = None,
+    train_seconds: float | None = None,
+) -> Audit:
+    """Hold every rule against a study's records; nothing is run, and what the records do not settle is not guessed.
+
+    ``step_times`` may hold a batch size several times, in other micro-batches. ``runs`` is how many runs a rule should
+    have had (default: the spec's confirmation runs), ``train_seconds`` the budget they had; ``train_samples``, where
+    known, says whether the whole training part fits into memory.
+    """
+    wanted = spec.confirm.runs if runs is None else runs
+    optima = tuned_optima(spec, trials, step_times, memory)
+    found = _cases(spec, trials, answer, optima)
+    step_seconds = step_seconds_of(step_times)
+    spent = spent_train_seconds(trials)
+    is_spent = train_seconds is not None and spent >= train_seconds
+    unmade = _why_unmade(spec, train_seconds if is_spent else None)
+    measured = [
+        (Rule.MEMORY, about_memory(spec, answer, optima, step_seconds, memory, train_samples)),
+        (Rule.NOISE_SCALE, about_noise_scale(spec, answer)),
+        (Rule.GENERALISATION, about_generalisation(spec, answer)),
+        *((Rule.ACCUMULATION, one) for one in about_accumulation(spec, step_times)),
+    ]
+    rules = [_of_case(spec, trials, case, step_seconds, wanted, unmade) for case in found]
+    rules += [_finding(rule, one.batch_size, None, one.judgement, one.trial_numbers) for rule, one in measured]
+    return Audit(
+        study=answer.study,
+        rules=rules,
+        learning_rate_slope=learning_rate_slope(spec, answer),
+        spent_train_seconds=spent,
+    )
+
+
+def cases(
+    spec: StudySpec,
+    trials: Sequence[TrialRecord],
+    answer: Answer,
+    step_times: Collection[StepTime] = (),
+    memory: MemoryBoundary = UNKNOWN,
+) -> list[Case]:
+    """Return every rule that gives a configuration, at the optimum's batch size and at the largest.
+
+    The largest is that of the batch sizes with confirmation runs that run without accumulation. At the default's own
+    batch size no rule changes anything.
+    """
+    return _cases(spec, trials, answer, tuned_optima(spec, trials, step_times, memory))
+
+
+def _cases(
+    spec: StudySpec, trials: Sequence[TrialRecord], answer: Answer, optima: Mapping[int, Candidate]
+) -> list[Case]:
+    base = default_configuration(spec, trials)
+    largest = max(
+        (size for size, one in optima.items() if one.is_confirmed and one.configuration.accumulation_steps == 1),
+        default=answer.largest_that_fits.batch_size,
+    )
+    sizes = sorted({answer.optimal.batch_size, largest} - {base.batch_size})
+    if not sizes:
+        reason = "it changes nothing: the optimum and the largest with confirmation runs are the default's batch size"
+        return [Case(rule, base.batch_size, reason=reason) for rule in GIVES]
+    return [_case(spec, base, rule, size, optima.get(size)) for rule in GIVES for size in sizes]
+
+
+def tuned_optima(
+    spec: StudySpec,
+    trials: Sequence[TrialRecord],
+    step_times: Collection[StepTime] = (),
+    memory: MemoryBoundary = UNKNOWN,
+) -> Mapping[int, Candidate]:
+    """Return the best candidate of each batch size, as the answer has it; see `decide`."""
+    fitting = [
+        one for one in trials if one.phase is not Phase.CONFIRM or memory.may_fit(one.configuration.micro_batch_size)
+    ]
+    verdict = decide(fitting, spec.confirm.runs, measure_of(spec), step_seconds_of(step_times))
+    return {} if verdict is None else verdict.by_batch
+
+
+def runs_of(spec: StudySpec, trials: Sequence[TrialRecord], configuration: Configuration) -> tuple[TrialRecord, ...]:
+    """Return the runs of a configuration to the full limit that say something, each seed once, confirmation first."""
+    found: dict[int, TrialRecord] = {}
+    for phase in (Phase.CONFIRM, Phase.AUDIT):
+        for trial in trials:
+            if trial.phase is phase and trial.configuration == configuration and is_result(spec, trial):
+                found.setdefault(trial.seed, trial)
+    return tuple(found.values())
+
+
+def is_result(spec: StudySpec, trial: TrialRecord) -> bool:
+    """Return whether a run ended by itself, and if short of the target then at no less than the full limit."""
+    if not trial.state.is_finished or trial.state.is_missing or trial.state is TrialState.OOM:
+        return False
+    free = trial.state in {TrialState.REACHED, TrialState.DIVERGED}
+    return free or trial.train_seconds_limit >= spec.budget.trial_train_seconds
+
+
+def spent_train_seconds(trials: Sequence[TrialRecord]) -> float:
+    """Return the train seconds of all runs that were made for an audit, however they ended.
+
+    Runs that train on past the target, which are evidence of something else, are left out.
+    """
+    return math.fsum(
+        trial.outcome.train_seconds
+        for trial in trials
+        if trial.phase is Phase.AUDIT and not trial.evidence and trial.outcome is not None
+    )
+
+
+def learning_rate_slope(spec: StudySpec, answer: Answer) -> LearningRateSlope | None:
+    """Return how the tuned learning rate follows the batch size; None below three tuned batch sizes.
+
+    By least squares of the logarithms, every batch size with the same weight, and Student's t. Left out are batch sizes
+    flagged untuned and those that another optimizer than the recommended one is best at; a learning rate that the
+    space fixes has no slope.
+    """
+    if isinstance(spec.space.learning_rate, int | float):
+        return None
+    optimizer = answer.optimal.parameters["optimizer"]
+    points = [
+        (math.log(row.batch_size), math.log(float(rate)))
+        for row in answer.batches
+        if row.best is not None and not row.untuned and row.best.parameters["optimizer"] == optimizer
+        if (rate := row.best.parameters["learning_rate"]) is not None
+    ]
+    if len(points) < FEWEST_SIZES:
+        return None
+    low, estimate, high = _slope(points)
+    return LearningRateSlope(
+        estimate=estimate,
+        low=low,
+        high=high,
+        excludes=[one for one in SLOPES if not low - ROUNDING <= one <= high + ROUNDING],
+    )
+
+
+def _slope(points: Sequence[tuple[float, float]]) -> tuple[float, float, float]:
+    """Return (low, estimate, high) of the slope of y over x."""
+    count = len(points)
+    middle_x, middle_y = (math.fsum(values) / count for values in zip(*points, strict=True))
+    spread = math.fsum((x - middle_x) ** 2 for x, _ in points)
+    slope = math.fsum((x - middle_x) * (y - middle_y) for x, y in points) / spread
+    residual = math.fsum((y - middle_y - slope * (x - middle_x)) ** 2 for x, y in points)
+    half = student_t(count - 2) * math.sqrt(residual / (count - 2) / spread)
+    return slope - half, slope, slope + half
+
+
+def _case(spec: StudySpec, base: Configuration, rule: Rule, batch_size: int, tuned: Candidate | None) -> Case:
+    if tuned is None:
+        return Case(rule, batch_size, reason="no trial there says anything")
+    if not tuned.is_confirmed:
+        return Case(rule, batch_size, reason=f"no complete confirmation there{command(spec, f'confirm {spec.name}')}")
+    if not math.isfinite(tuned.value):
+        reached = f"{tuned.estimate.reached} of {tuned.estimate.runs}"
+        return Case(rule, batch_size, reason=f"nothing to compare with: {reached} tuned runs there reached the target")
+    if not spec.default_is_known:
+        return Case(rule, batch_size, reason="nobody said what the default is (import … --default-batch)")
+    given = GIVES[rule](spec.space, base, tuned.configuration)
+    if isinstance(given, str):
+        return Case(rule, batch_size, reason=given)
+    return Case(rule, batch_size, given, tuned)
+
+
+def _of_case(
+    spec: StudySpec,
+    trials: Sequence[TrialRecord],
+    case: Case,
+    step_seconds: StepSeconds,
+    wanted: int,
+    unmade: str,
+) -> RuleFinding:
+    if case.configuration is None or case.tuned is None:
+        return _finding(case.rule, case.batch_size, None, Judgement("not_run", case.reason), ())
+    if case.is_tuned:
+        said = "the tuned optimum has none" if case.rule is Rule.WARMUP else "it gives the tuned configuration itself"
+        judgement, runs = Judgement("held", said, NONE), case.tuned.runs
+    else:
+        runs = runs_of(spec, trials, case.configuration)
+        judgement = _of_runs(spec, trials, case, runs, step_seconds, wanted, unmade)
+    if case.rule is Rule.WARMUP:
+        judgement = judgement.reversed()
+    return _finding(case.rule, case.batch_size, case.configuration, judgement, [run.number for run in runs])
+
+
+def _of_runs(
+    spec: StudySpec,
+    trials: Sequence[TrialRecord],
+    case: Case,
+    runs: tuple[TrialRecord, ...],
+    step_seconds: StepSeconds,
+    wanted: int,
+    unmade: str,
+) -> Judgement:
+    """Return what a rule's runs say, and what it is compared with."""
+    assert case.configuration is not None and case.tuned is not None, "there is something to run"
+    if not runs:
+        return Judgement("not_run", _why_in_vain(trials, case.configuration) or unmade)
+    measure = case.tuned.measure
+    tuned = Candidate(case.tuned.configuration, runs_of(spec, trials, case.tuned.configuration), measure)
+    rule = Candidate(case.configuration, runs, measure)
+    judgement = judge(rule, tuned, step_seconds, wanted=wanted, limit=spec.budget.trial_train_seconds)
+    why = f"{judgement.reason}; {_difference(case.configuration, tuned.configuration)}"
+    if len(runs) < wanted and judgement.finding == "undecided":
+        why += f"; {_why_in_vain(trials, case.configuration) or unmade}"
+    return replace(judgement, reason=why)
+
+
+def _difference(rule: Configuration, tuned: Configuration) -> str:
+    """Return in what the rule differs from what is tuned, which is one parameter."""
+    mine, theirs = parameters_of(rule), parameters_of(tuned)
+    return ", ".join(
+        f"{name.replace('_', ' ')} {mine[name]:.3g} for {theirs[name]:.3g}"
+        for name in mine
+        if mine[name] != theirs[name]
+    )
+
+
+def _why_in_vain(trials: Sequence[TrialRecord], configuration: Configuration) -> str:
+    """Return how runs of a configuration failed, nothing where none did."""
+    vain = [
+        trial
+        for trial in trials
+        if trial.phase is Phase.AUDIT and trial.configuration.trains_like(configuration) and trial.outcome is not None
+        if trial.state in {TrialState.FAILED, TrialState.OOM}
+    ]
+    return f"trial {vain[-1].number} {vain[-1].state}: {vain[-1].outcome.reason}" if vain and vain[-1].outcome else ""
+
+
+def _why_unmade(spec: StudySpec, spent_budget: float | None) -> str:
+    if spec.workload == IMPORTED:
+        return "the study is imported: there is nothing that could be run"
+    if spent_budget is not None:
+        return f"the budget of {spent_budget:g} train seconds is spent (--train-seconds)"
+    return f"bssearch audit {spec.name} runs it"
+
+
+def _finding(
+    rule: Rule,
+    batch_size: int | None,
+    configuration: Configuration | None,
+    judgement: Judgement,
+    trial_numbers: Collection[int],
+) -> RuleFinding:
+    whole: Parameters | None = None
+    if configuration is not None:
+        sizes = ("batch_size", "micro_batch_size", "accumulation_steps")
+        whole = {**{name: getattr(configuration, name) for name in sizes}, **parameters_of(configuration)}
+    return RuleFinding(
+        rule=rule,
+        batch_size=batch_size,
+        configuration=whole,
+        regret=judgement.regret,
+        verdict=judgement.finding,
+        reason=judgement.reason,
+        trial_numbers=list(trial_numbers),
+    )

@@ -1,0 +1,161 @@
+"""What one configuration costs against another at the same task: the ratio of their figures, and what that settles."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from bssearch.analysis.objectives.measure import StepSeconds
+from bssearch.analysis.optimum import Candidate
+from bssearch.analysis.time_to_target import ratio_interval, student_t
+from bssearch.records import Objective, TrialState
+
+Finding = Literal["held", "broke", "undecided", "not_run"]
+
+HELD = 1.05
+"""A rule holds where the upper end of its regret's interval is below this."""
+
+BROKE = 1.10
+"""A rule breaks where the lower end of its regret's interval is above this."""
+
+FEWEST_RUNS = 3
+"""Runs, or pairs of runs, that an interval takes."""
+
+
+class Regret(BaseModel):
+    """A ratio of two figures with its 95 % interval, null where there is none; ``at_least`` where it is a bound."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    value: float
+    low: float | None
+    high: float | None
+    at_least: bool
+
+
+NONE = Regret(value=1.0, low=1.0, high=1.0, at_least=False)
+"""The regret of a configuration against itself."""
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What the runs of a rule say of it, and why."""
+
+    finding: Finding
+    reason: str
+    regret: Regret | None = None
+
+    def reversed(self) -> Judgement:
+        """Return the judgement of the rule that advises against what was run."""
+        other: dict[Finding, Finding] = {"held": "broke", "broke": "held"}
+        return Judgement(other.get(self.finding, self.finding), self.reason, self.regret)
+
+
+def judge(
+    rule: Candidate, tuned: Candidate, step_seconds: StepSeconds = MappingProxyType({}), *, wanted: int, limit: float
+) -> Judgement:
+    """Return what the runs of a rule's configuration say against those of the tuned one, which has reached the target.
+
+    ``wanted`` is how many runs were to be made, ``limit`` the train seconds that each may take. Held: the upper end of
+    the regret's interval is below `HELD`. Broke: its lower end is above `BROKE`, or all wanted runs were made and none
+    reached the target; where others used the device meanwhile, only if their steps show a regret above `BROKE`.
+    Undecided otherwise; without an interval always. Seconds are of one kind, see `on_one_basis`.
+    """
+    rule, tuned, basis = on_one_basis(rule, tuned, step_seconds)
+    made, reached = len(rule.runs), rule.estimate.reached
+    if not reached:
+        regret = _at_least(rule, tuned, limit)
+        counted = f"none of its {made} runs reached the target" if made > 1 else "its one run missed the target"
+        if made < wanted:
+            return Judgement("undecided", f"{counted}; {made} of {wanted} runs made", regret)
+        if basis and not _has_diverged(rule) and (regret is None or regret.value <= BROKE):
+            return Judgement("undecided", f"{counted}, but others used the device", regret)
+        return Judgement("broke", counted, regret)
+    missed = [
+        f"{one.estimate.runs - one.estimate.reached} of {one.estimate.runs} runs {of} missed the target"
+        for one, of in ((rule, "of the rule"), (tuned, "of the tuned optimum"))
+        if one.estimate.reached < one.estimate.runs
+    ]
+    if missed:
+        return Judgement("undecided", f"{' and '.join(missed)}: no interval", _medians(rule, tuned, limit))
+    regret, method = _regret(rule, tuned)
+    method += basis
+    if regret.low is None or regret.high is None:
+        return Judgement("undecided", f"{method}; {made} of {wanted} runs made" if made < wanted else method, regret)
+    if regret.high < HELD:
+        return Judgement("held", method, regret)
+    return Judgement("broke" if regret.low > BROKE else "undecided", method, regret)
+
+
+def on_one_basis(rule: Candidate, tuned: Candidate, step_seconds: StepSeconds) -> tuple[Candidate, Candidate, str]:
+    """Return both with seconds of one kind, and which where it is not the measured ones; see `Measure.between`.
+
+    At one batch size the step time falls out of the ratio.
+    """
+    measure = tuned.measure.between((*rule.runs, *tuned.runs), step_seconds)
+    said = "" if measure.step_seconds is None else " in steps × step time"
+    return replace(rule, measure=measure), replace(tuned, measure=measure), said
+
+
+def _regret(rule: Candidate, tuned: Candidate) -> tuple[Regret, str]:
+    """Return the ratio of geometric means, and how its interval was found: all runs have reached the target.
+
+    By Student's t on the differences of logarithms where three seeds or more are in both; else by Welch's t.
+    """
+    mine, theirs = _log_figures(rule), _log_figures(tuned)
+    pairs = [mine[seed] - theirs[seed] for seed in mine if seed in theirs]
+    if len(pairs) >= FEWEST_RUNS:
+        mean = statistics.fmean(pairs)
+        half = student_t(len(pairs) - 1) * statistics.stdev(pairs) / math.sqrt(len(pairs))
+        regret = Regret(value=math.exp(mean), low=math.exp(mean - half), high=math.exp(mean + half), at_least=False)
+        return regret, f"paired by {len(pairs)} seeds"
+    value = math.exp(rule.estimate.log_mean - tuned.estimate.log_mean)
+    interval = ratio_interval(rule.estimate, tuned.estimate)
+    if interval is None:
+        counts = f"{len(mine)} against {len(theirs)} runs"
+        return Regret(value=value, low=None, high=None, at_least=False), f"{counts} (an interval takes {FEWEST_RUNS})"
+    low, high = interval
+    return (
+        Regret(value=value, low=low, high=high, at_least=False),
+        f"{len(mine)} against {len(theirs)} runs, by Welch",
+    )
+
+
+def _log_figures(candidate: Candidate) -> dict[int, float]:
+    figures = {run.seed: candidate.measure.of(run) for run in candidate.runs}
+    return {seed: math.log(figure) for seed, figure in figures.items() if figure}
+
+
+def _medians(rule: Candidate, tuned: Candidate, limit: float) -> Regret | None:
+    """Return the ratio of the medians, or what it is more than; None where the tuned one has no median."""
+    if not math.isfinite(tuned.value):
+        return None
+    if not math.isfinite(rule.value):
+        return _at_least(rule, tuned, limit)
+    return Regret(value=rule.value / tuned.value, low=None, high=None, at_least=False)
+
+
+def _at_least(rule: Candidate, tuned: Candidate, limit: float) -> Regret | None:
+    """Return what the regret is more than where the rule has no median: by when its runs were seen to miss the target.
+
+    A run that diverged never reaches it, so that of seconds the limit counts; of samples and joules nothing is known.
+    """
+    measure, bound = rule.measure, rule.lower_bound
+    if bound is None:
+        bounds = [known for run in rule.runs if (known := measure.bound(run)) is not None]
+        bound = min(bounds, default=None)
+    figure = tuned.value
+    if _has_diverged(rule) and measure.objective in {Objective.TIME_TO_TARGET, Objective.COST_TO_TARGET}:
+        bound, figure = limit, tuned.time.median or math.inf
+    if bound is None or not math.isfinite(figure) or bound <= 0:
+        return None
+    return Regret(value=bound / figure, low=None, high=None, at_least=True)
+
+
+def _has_diverged(rule: Candidate) -> bool:
+    return all(run.state is TrialState.DIVERGED for run in rule.runs)

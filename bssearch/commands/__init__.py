@@ -1,0 +1,1 @@
+"""The verbs as plain functions: what the command line calls, and Python too."""

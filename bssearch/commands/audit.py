@@ -1,0 +1,211 @@
+"""The rule audit: the configurations that rules of thumb give are run where the study lacks them, then judged."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+from bssearch.analysis.answer import Answer
+from bssearch.analysis.rules.audit import Audit, Case, audit, cases, is_result, spent_train_seconds
+from bssearch.commands.run import ExecutorFactory, OpenStudy, opened
+from bssearch.errors import UsageError
+from bssearch.history import History
+from bssearch.probes.cadence import probe_record
+from bssearch.records import Phase, TrialRecord, TrialState
+from bssearch.search.calibration import default_at
+from bssearch.search.confirmation import ConfirmationRun, Made
+from bssearch.search.finding import answer
+from bssearch.search.listener import Listener
+from bssearch.search.seeds import trial_seed
+from bssearch.search.trial_plan import Job
+from bssearch.spec import StudySpec
+from bssearch.spec.model import IMPORTED
+from bssearch.storage.repository import Store, open_store
+
+FULL_TRIALS = 20
+"""The default budget, in train seconds of trials that run to their full limit."""
+
+MICRO_BATCHES = (4, 3, 2)
+"""Into how many a batch is split to see what accumulation costs: the first that divides it."""
+
+STEP_SECONDS = 2.0
+"""The longest to time the steps of one batch size."""
+
+
+def stored_spec(study: str, *, db: str | None = None) -> StudySpec:
+    """Return the spec of a stored study of which there is an answer.
+
+    Raises `NotFoundError`, `DatabaseError`, and `TargetNotReachedError` where no trial reached the target.
+    """
+    with open_store(db, write=False) as store:
+        answer(store, study)
+        return StudySpec.model_validate(store.study(study).spec)
+
+
+def default_budget(spec: StudySpec) -> float:
+    """Return the train seconds that an audit may spend where nobody says: those of `FULL_TRIALS` full trials."""
+    return FULL_TRIALS * spec.budget.trial_train_seconds
+
+
+def audit_stored(
+    store: Store,
+    study: str,
+    *,
+    runs: int | None = None,
+    train_seconds: float | None = None,
+    train_samples: int | None = None,
+) -> Audit:
+    """Judge the rules by what is stored of a study in an open store; nothing is run. See `bssearch.analysis.rules`.
+
+    Raises `NotFoundError`, and `TargetNotReachedError` where no trial reached the target.
+    """
+    found = answer(store, study)
+    return audit(
+        StudySpec.model_validate(store.study(study).spec),
+        store.trials(study),
+        found,
+        store.step_times(study),
+        store.memory_boundary(study),
+        runs=runs,
+        train_seconds=train_seconds,
+        train_samples=train_samples,
+    )
+
+
+def audit_study(
+    spec: StudySpec,
+    *,
+    runs: int | None = None,
+    train_seconds: float | None = None,
+    run: bool = True,
+    db: str | None = None,
+    folder: Path | str = ".",
+    data_dir: Path | str | None = None,
+    allow_busy: bool = False,
+    listener: Listener | None = None,
+    make_executor: ExecutorFactory | None = None,
+) -> Audit:
+    """Run what the rules give and the stored study of a spec lacks, and judge them; interrupted, the same call goes on.
+
+    Every configuration gets ``runs`` runs (default: the spec's confirmation runs), with the seeds of the tuned optimum
+    at its batch size. None is started once the runs for the audit, earlier ones included, have taken
+    ``train_seconds`` (default: `default_budget`), so that it may be exceeded by one. Without ``run``, and of an
+    imported study, only what is stored is judged. Raises `UsageError` for numbers below 1 and 0, else as `run_study`.
+    """
+    from bssearch.search.driver import Driver
+
+    if runs is not None and runs < 1:
+        raise UsageError(f"runs = {runs} must be >= 1")
+    if train_seconds is not None and not 0 <= train_seconds < math.inf:
+        raise UsageError(f"train_seconds = {train_seconds:g} must be a finite number >= 0")
+    if not run or spec.workload == IMPORTED:
+        with open_store(db, write=False) as store:
+            return audit_stored(store, spec.name, runs=runs)
+    budget = default_budget(spec) if train_seconds is None else train_seconds
+    with opened(
+        spec,
+        db=db,
+        folder=folder,
+        data_dir=data_dir,
+        allow_busy=allow_busy,
+        listener=listener,
+        make_executor=make_executor,
+    ) as place:
+        answer(place.store, spec.name)
+        known = cache(lambda: cases_of(place.store, spec))
+        place.listener.note(f"auditing with {runs or spec.confirm.runs} runs each, {budget:g} train seconds in all")
+        driver = Driver(spec, place.store, place.executor, place.environment, place.listener)
+        driver.run_planned(next_job(known, runs or spec.confirm.runs, budget), Phase.AUDIT)
+        time_accumulation(spec, place, answer(place.store, spec.name))
+        return audit_stored(
+            place.store,
+            spec.name,
+            runs=runs,
+            train_seconds=budget,
+            train_samples=place.executor.describe().train_samples,
+        )
+
+
+def cases_of(store: Store, spec: StudySpec) -> list[Case]:
+    """Return the rules with what is to be run for each, as a study stands now."""
+    return cases(
+        spec,
+        store.trials(spec.name),
+        answer(store, spec.name),
+        store.step_times(spec.name),
+        store.memory_boundary(spec.name),
+    )
+
+
+def next_job(found: Callable[[], Sequence[Case]], runs: int, train_seconds: float) -> Callable[[History], Job | None]:
+    """Return the plan of the runs that the cases lack, within a budget, for `Driver.run_planned`.
+
+    The cases are ``found`` when the first run is due: a confirmation that was waited for may have changed them.
+    """
+
+    def job(history: History) -> Job | None:
+        if spent_train_seconds(history.all_trials) >= train_seconds:
+            return None
+        missing = next(remaining(history, found(), runs), None)
+        return None if missing is None else missing.job(history, Phase.AUDIT)
+
+    return job
+
+
+def remaining(history: History, found: Sequence[Case], runs: int) -> Iterator[ConfirmationRun]:
+    """Yield the runs that the cases lack, configuration by configuration: a budget that ends early settles the first.
+
+    The tuned optimum gets the seeds that it lacks too. Lost, cancelled and failed runs are made again as those of a
+    confirmation are, and so are those that missed the target within a limit since raised.
+    """
+    made = Made.of(history, [trial for trial in history.all_trials if _counts(history.spec, trial)])
+    for case in found:
+        if case.configuration is None or case.tuned is None or case.is_tuned:
+            continue
+        if case.batch_size not in history.feasible:
+            continue
+        for seed in seeds_of(history.spec, case, runs):
+            for configuration in (case.tuned.configuration, case.configuration):
+                split = history.as_run(configuration)
+                if made.lacks(split, seed):
+                    yield made.run(split, seed)
+
+
+def seeds_of(spec: StudySpec, case: Case, runs: int) -> list[int]:
+    """Return the seeds of a case's runs: those that the tuned optimum had, then further ones of the confirmation."""
+    had = [] if case.tuned is None else [run.seed for run in case.tuned.runs]
+    further = (trial_seed(spec.seed, Phase.CONFIRM, index) for index in range(len(had) + runs))
+    return list(dict.fromkeys([*had, *further]))[:runs]
+
+
+def time_accumulation(spec: StudySpec, place: OpenStudy, found: Answer) -> None:
+    """Time the optimum's batch size and the largest that runs at once in micro-batches, and store that.
+
+    What was timed alone in the same micro-batches before keeps its first figures. Raises `LaunchError` where the worker
+    dies.
+    """
+    known = place.store.probes(spec.name, place.environment)
+    whole = [size for size, probe in known.items() if probe.micro_batch_size == size]
+    sizes = sorted({found.optimal.batch_size, max(whole, default=0)} & set(whole))
+    for size in sizes:
+        count = next((count for count in MICRO_BATCHES if size % count == 0), None)
+        if count is None:
+            continue
+        measured = place.executor.measure_step_time(default_at(spec, size, size // count, STEP_SECONDS))
+        if measured.out_of_memory:
+            continue
+        probe = probe_record(measured, spec.budget.trial_train_seconds)
+        # Trials at a batch size keep one cadence, whatever micro-batches they run in.
+        probe = replace(probe, eval_every_steps=known[size].eval_every_steps)
+        place.store.save_probe(spec.name, place.environment, probe)
+
+
+def _counts(spec: StudySpec, trial: TrialRecord) -> bool:
+    """Return whether a trial is one of the runs that the audit compares, or was to become one."""
+    if trial.phase not in {Phase.CONFIRM, Phase.AUDIT}:
+        return False
+    is_open = not trial.state.is_finished or trial.state.is_missing or trial.state is TrialState.OOM
+    return is_open or is_result(spec, trial)

@@ -1,0 +1,115 @@
+"""More runs for a stored study: its confirmation, or its finalists to their full budget."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from bssearch.analysis.answer import Answer
+from bssearch.commands.run import ExecutorFactory, OpenStudy, opened
+from bssearch.errors import UsageError
+from bssearch.history import History
+from bssearch.records import Phase
+from bssearch.search import confirmation as confirm
+from bssearch.search import to_budget
+from bssearch.search.finding import answer
+from bssearch.search.listener import Listener
+from bssearch.spec import StudySpec
+from bssearch.spec.model import IMPORTED, ConfirmSpec
+from bssearch.storage.repository import open_store
+
+
+def stored_spec(study: str, *, db: str | None = None) -> StudySpec:
+    """Return the spec of a stored study of which more can be run.
+
+    Raises `NotFoundError`, `DatabaseError`, `TargetNotReachedError` where no trial reached the target, and `UsageError`
+    where its runs were imported.
+    """
+    with open_store(db, write=False) as store:
+        spec = StudySpec.model_validate(store.study(study).spec)
+        if spec.workload == IMPORTED:
+            raise UsageError(
+                f"the runs of study {study!r} were made elsewhere and imported: there is no workload to run",
+                hint="make more of them where they were made, and import those too, under another name",
+            )
+        answer(store, study)
+    return spec
+
+
+def with_confirmation(
+    spec: StudySpec, *, runs: int | None = None, max_runs: int | None = None, train_seconds: float | None = None
+) -> StudySpec:
+    """Return a spec with other settings of its confirmation; None leaves one as it is.
+
+    Raises `UsageError` for fewer runs than it has, and for settings that do not go together.
+    """
+    stored = spec.confirm
+    if runs is not None and runs < stored.runs:
+        raise UsageError(f"--runs {runs} must be >= confirm.runs = {stored.runs} of the stored study {spec.name!r}")
+    if runs is not None and max_runs is None and stored.max_runs is not None and runs > stored.max_runs:
+        max_runs = runs
+    asked = {"runs": runs, "max_runs": max_runs, "train_seconds": train_seconds}
+    changed: dict[str, Any] = {name: value for name, value in asked.items() if value is not None}
+    try:
+        settings = ConfirmSpec.model_validate({**stored.model_dump(), **changed})
+    except ValidationError as error:
+        problem = error.errors()[0]
+        given = "".join(f".{name} = {problem['input']}" for name in problem["loc"])
+        raise UsageError(f"confirm{given}: {problem['msg'].removeprefix('Value error, ')}") from None
+    if settings.runs == 0:
+        raise UsageError(f"confirm.runs = 0 of the stored study {spec.name!r}: --runs must say how many to make")
+    return spec.model_copy(update={"confirm": settings})
+
+
+def confirm_study(
+    spec: StudySpec,
+    *,
+    to_budget_runs: int | None = None,
+    db: str | None = None,
+    folder: Path | str = ".",
+    data_dir: Path | str | None = None,
+    allow_busy: bool = False,
+    listener: Listener | None = None,
+    make_executor: ExecutorFactory | None = None,
+) -> Answer:
+    """Run what is missing of a stored study's confirmation, store its settings with the study, and return the answer.
+
+    With ``to_budget_runs`` the finalists are trained so often to their full train seconds instead, whenever they reach
+    the target. Arguments and errors are those of `run_study`; interrupted, the same call goes on.
+    """
+    from bssearch.search.driver import Driver
+
+    with opened(
+        spec,
+        db=db,
+        folder=folder,
+        data_dir=data_dir,
+        allow_busy=allow_busy,
+        listener=listener,
+        make_executor=make_executor,
+    ) as study:
+        driver = Driver(spec, study.store, study.executor, study.environment, study.listener)
+        if to_budget_runs is None:
+            driver.run_planned(driver.planner.confirmation_job, Phase.CONFIRM)
+            _note(study, confirm.ending(_history(study, spec)))
+        else:
+            _note(study, _plan(_history(study, spec), to_budget_runs))
+            driver.run_planned(to_budget.next_job(to_budget_runs), Phase.AUDIT)
+        return answer(study.store, spec.name)
+
+
+def _history(study: OpenStudy, spec: StudySpec) -> History:
+    return History(spec, study.store.trials(spec.name), study.store.probes(spec.name, study.environment))
+
+
+def _plan(history: History, runs: int) -> str:
+    sizes = sorted({one.batch_size for one in to_budget.finalists(history)})
+    seconds = history.spec.budget.trial_train_seconds
+    return f"batch {', '.join(map(str, sizes))}: {runs} runs each, all to {seconds:g} train seconds"
+
+
+def _note(study: OpenStudy, message: str | None) -> None:
+    if message is not None:
+        study.listener.note(message)

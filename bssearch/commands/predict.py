@@ -1,0 +1,23 @@
+"""A stored study at the step times of another device."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from bssearch.analysis.answer import Answer
+from bssearch.analysis.predict_for_device import reprice
+from bssearch.importers.step_times import read_step_times
+from bssearch.spec import StudySpec
+from bssearch.storage.repository import Store
+
+
+def price(store: Store, study: str, step_times: Path, device_name: str | None = None) -> Answer:
+    """Return the answer of a stored study with the step times of a file; see `reprice`.
+
+    The device's name is by default the file's. Raises what `read_step_times` and `reprice` raise, and `NotFoundError`.
+    """
+    record = store.study(study)
+    times = read_step_times(step_times)
+    return reprice(
+        record, StudySpec.model_validate(record.spec), store.trials(study), times, device_name or step_times.stem
+    )

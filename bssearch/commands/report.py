@@ -1,0 +1,192 @@
+"""What the page of a study, its tables and a comparison of studies are made of, from an open store."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from pydantic import BaseModel, ConfigDict
+
+from bssearch.analysis.answer import Answer, CriticalBatch, Figure, Time
+from bssearch.analysis.objectives.measure import Measure, step_seconds_of
+from bssearch.analysis.rules.audit import audit
+from bssearch.analysis.time_to_target import Estimate, estimate, ratio_interval
+from bssearch.errors import TargetNotReachedError
+from bssearch.pages.page import StudyPicture
+from bssearch.pages.plots import curve_trials
+from bssearch.records import Objective, Observation, Phase, StudyRecord, TrialRecord
+from bssearch.search.finding import answer
+from bssearch.spec import StudySpec
+from bssearch.storage.repository import Store
+
+TRIALS_AT_ONCE = 200
+OTHER_OBJECTIVE = "other objective"
+OTHER_TARGET = "other target"
+OTHER_UNIT = "other unit of cost"
+
+
+class RatioToFirst(BaseModel):
+    """A study's figure of the objective over that of the first, with its 95 % interval.
+
+    The interval is null below three runs on either side, and where a run has no figure.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    value: float
+    low: float | None
+    high: float | None
+
+
+class Comparison(BaseModel):
+    """One study beside others. ``note`` says why there is no answer, or no ratio.
+
+    ``objective_value`` is in the unit of the objective: seconds, samples, cost, joules, or the metric. The critical
+    batch size is null where too few batch sizes speak for the law.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    study: str
+    device: str | None
+    precision: str | None
+    workload: str
+    objective: Objective
+    target: str
+    optimal_batch_size: int | None = None
+    objective_value: Figure | None = None
+    time_to_target_s: Time | None = None
+    ratio_to_first: RatioToFirst | None = None
+    flat_range: list[int] | None = None
+    b_crit: CriticalBatch | None = None
+    fit_verdict: str | None = None
+    largest_that_fits: int | None = None
+    test_metric: float | None = None
+    note: str | None = None
+
+
+def picture_of(store: Store, name: str) -> StudyPicture:
+    """Return all that the page of a study shows; the rules of thumb where some were audited.
+
+    Raises `NotFoundError`, and `TargetNotReachedError` where no trial reached the target.
+    """
+    found = answer(store, name)
+    study, trials = store.study(name), store.trials(name)
+    spec = StudySpec.model_validate(study.spec)
+    chosen = curve_trials(found, trials)
+    curves = store.curves(name, list(chosen.values()))
+    audited = any(trial.phase is Phase.AUDIT for trial in trials)
+    return StudyPicture(
+        study=study,
+        spec=spec,
+        answer=found,
+        trials=trials,
+        curves={size: curves[number] for size, number in chosen.items()},
+        audit=audit(spec, trials, found, store.step_times(name), store.memory_boundary(name)) if audited else None,
+    )
+
+
+def observations_of(store: Store, name: str, trials: Sequence[TrialRecord]) -> Iterator[tuple[int, Observation]]:
+    """Yield every observation of some trials with the trial's number, a few trials' in memory at a time."""
+    numbers = [trial.number for trial in trials]
+    for start in range(0, len(numbers), TRIALS_AT_ONCE):
+        for number, curve in store.curves(name, numbers[start : start + TRIALS_AT_ONCE]).items():
+            for observation in curve:
+                yield number, observation
+
+
+def compare(store: Store, names: Sequence[str]) -> list[Comparison]:
+    """Return studies side by side, each on the device it is bound to, with its figure over that of the first.
+
+    Raises `NotFoundError` where one does not exist.
+    """
+    found = [_Compared(store, name) for name in names]
+    return [one.beside(found[0]) for one in found]
+
+
+@dataclass(frozen=True, slots=True)
+class _InOwnUnit(Measure):
+    """A measure of which the figures compare as ratios in the unit that people know: a metric is itself."""
+
+    def of(self, trial: TrialRecord) -> float | None:
+        figure = Measure.of(self, trial)
+        if figure is None or trial.outcome is None or self.objective is not Objective.METRIC_IN_BUDGET:
+            return figure
+        return trial.outcome.best_metric
+
+
+class _Compared:
+    """A study to compare, with its answer where there is one."""
+
+    def __init__(self, store: Store, name: str) -> None:
+        self.study: StudyRecord = store.study(name)
+        self.answer: Answer | None = None
+        self.estimate: Estimate | None = None
+        self.missed = ""
+        try:
+            self.answer = answer(store, name)
+        except TargetNotReachedError as error:
+            self.missed = error.message
+            return
+        runs = [store.trial(name, number) for number in self.answer.optimal.trial_numbers]
+        measure = _InOwnUnit(
+            Objective(self.study.objective), self.study.target, self.answer.price_per_device_hour or 1.0
+        )
+        time = self.answer.optimal.time_to_target_s
+        if time is not None and time.basis == "steps_x_step_time":
+            measure = replace(measure, step_seconds=step_seconds_of(store.probes(name).values()))
+        if all((measure.of(run) or 1) > 0 for run in runs):  # a metric may be below zero, where there are no ratios
+            self.estimate = estimate(runs, measure)
+
+    def beside(self, first: _Compared) -> Comparison:
+        """Return the study's row in a comparison with the first."""
+        target, environment = self.study.target, self.study.environment
+        row = Comparison(
+            study=self.study.name,
+            device=None if environment is None else environment.device_name,
+            precision=None if environment is None else environment.precision,
+            workload=str(self.study.spec["workload"]),
+            objective=Objective(self.study.objective),
+            target=f"{target.metric} {target.goal.sign} {target.value:g}",
+            note=self.missed or None,
+        )
+        if self.answer is None:
+            return row
+        fit, note = self.answer.fit, self._unlike(first)
+        return row.model_copy(
+            update={
+                "optimal_batch_size": self.answer.optimal.batch_size,
+                "objective_value": self.answer.optimal.objective_value,
+                "time_to_target_s": self.answer.optimal.time_to_target_s,
+                "ratio_to_first": None if note else _ratio(self.estimate, first.estimate),
+                "flat_range": self.answer.flat_range,
+                "b_crit": None if fit is None or fit.verdict == "too_few_points" else fit.b_crit,
+                "fit_verdict": fit and fit.verdict,
+                "largest_that_fits": self.answer.largest_that_fits.batch_size,
+                "test_metric": self.answer.optimal.test_metric,
+                "note": note,
+            }
+        )
+
+    def _unlike(self, first: _Compared) -> str | None:
+        """Return why the study's figure does not compare with that of the first."""
+        if self.study.objective != first.study.objective:
+            return OTHER_OBJECTIVE
+        if self.study.target != first.study.target:
+            return OTHER_TARGET
+        return None if self._is_priced == first._is_priced else OTHER_UNIT
+
+    @property
+    def _is_priced(self) -> bool:
+        """Return whether costs are in a currency, not in device-hours."""
+        is_cost = self.study.objective == Objective.COST_TO_TARGET
+        return is_cost and self.study.spec.get("price_per_device_hour") is not None
+
+
+def _ratio(figure: Estimate | None, first: Estimate | None) -> RatioToFirst | None:
+    if figure is None or first is None or figure.median is None or first.median is None:
+        return None
+    if figure is first:
+        return RatioToFirst(value=1.0, low=None, high=None)
+    low, high = ratio_interval(figure, first) or (None, None)
+    return RatioToFirst(value=figure.median / first.median, low=low, high=high)

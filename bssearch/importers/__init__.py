@@ -1,0 +1,1 @@
+"""Runs and studies that were made elsewhere, read from files."""

@@ -1,0 +1,463 @@
+"""The page of a study: the answer in words, figures and tables, its rules of thumb, and how to run it again."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from bssearch.analysis.answer import Answer, Batch, Fit, Parameters, Ratio
+from bssearch.analysis.generalisation import final_rows
+from bssearch.analysis.headline import headline
+from bssearch.analysis.measured import NoiseAnswer
+from bssearch.analysis.numbers import number
+from bssearch.analysis.objectives.measure import UNITS, measure_of
+from bssearch.analysis.rules.rule_book import CHANGES
+from bssearch.pages import plots
+from bssearch.pages.axes import Figure
+from bssearch.pages.html import Row, Section, Table, Tile, html_page
+from bssearch.records import Environment, Objective, Observation, StudyRecord, TrialRecord
+from bssearch.spec import StudySpec
+from bssearch.spec.model import IMPORTED
+
+NOTHING = "–"
+SHORT_SPEC = 25
+"""Lines of a spec that need not be folded."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StudyPicture:
+    """All that the page of a study is made of. ``curves`` are by batch size, of the run that stands for it.
+
+    ``audit`` is what the rules came to: a mapping, or a model that dumps one, with a list ``rules`` of mappings.
+    """
+
+    study: StudyRecord
+    spec: StudySpec
+    answer: Answer
+    trials: Sequence[TrialRecord]
+    curves: Mapping[int, Sequence[Observation]]
+    audit: Any | None = None
+
+
+def render(picture: StudyPicture) -> str:
+    """Return the page as HTML. Raises `UsageError` where the extra ``plots`` is not installed."""
+    return html_page(
+        title=f"{picture.study.name}: optimal batch size",
+        kicker=_kicker(picture),
+        headline=headline(picture.answer),
+        tiles=_tiles(picture),
+        warnings=[_sentence(warning.message) for warning in picture.answer.warnings],
+        sections=_sections(picture),
+        reproduction=_reproduction(picture),
+    )
+
+
+def _sentence(words: str) -> str:
+    return words[:1].upper() + words[1:]
+
+
+def _kicker(picture: StudyPicture) -> str:
+    device = picture.answer.device
+    ended = [trial.ended_at for trial in picture.trials if trial.ended_at is not None]
+    until = f" · until {max(ended):%d %B %Y}" if ended else ""
+    study = picture.study.name
+    place = ", ".join(part for part in (device.name, device.precision) if part)
+    return f"{study} · {picture.spec.workload} · {place} · {len(picture.trials)} trials{until}"
+
+
+def _tiles(picture: StudyPicture) -> list[Tile]:
+    """Return the key figures, those of the optimum first."""
+    answer, spec = picture.answer, picture.spec
+    low, high = answer.flat_range
+    best, largest = answer.optimal, answer.largest_that_fits
+    accumulated = f"{best.accumulation_steps} × {best.micro_batch_size}" if best.accumulation_steps > 1 else ""
+    over = _times(answer, answer.speedup.over_largest)
+    tiles = [
+        Tile("Optimal batch size", f"{best.batch_size:,}", accumulated),
+        _figure_tile(answer),
+        Tile("Within 5 %", f"{low:,}" if low == high else f"{low:,} to {high:,}", "medians around the optimum"),
+        Tile(
+            "Largest that fits", f"{largest.batch_size:,}", "; ".join(part for part in (over, largest.reason) if part)
+        ),
+    ]
+    if spec.default_is_known:
+        tiles.append(_default_tile(answer, spec))
+    if answer.fit is not None and answer.fit.verdict != "too_few_points":
+        tiles.append(_critical(answer.fit))
+    if answer.measured.noise_scale is not None:
+        tiles.append(_noise(answer.measured.noise_scale))
+    if best.test_metric is not None:
+        tiles.append(Tile(f"Test {answer.target.metric}", number(best.test_metric), "of the optimum, at the target"))
+    if best.peak_memory_bytes is not None:
+        tiles.append(Tile("Peak memory", f"{number(best.peak_memory_bytes / 2**30)} GiB", "of the optimum"))
+    return tiles
+
+
+def _default_tile(answer: Answer, spec: StudySpec) -> Tile:
+    over = _times(answer, answer.speedup.over_default)
+    return Tile("Your default", f"{spec.default.batch_size:,}", over or "no run of it gives a figure to compare")
+
+
+def _figure_tile(answer: Answer) -> Tile:
+    figure, objective = answer.optimal.objective_value, Objective(answer.objective)
+    assert figure is not None, "an optimum has its figure"
+    of = _plural(figure.runs, "run")
+    low, high = figure.low, figure.high
+    ends = "" if low is None or high is None else f"95 % interval {number(low)} to {number(high)}, "
+    return Tile(_objective_name(objective), f"{number(figure.median)}{_unit(answer)}", ends + of)
+
+
+def _unit(answer: Answer) -> str:
+    """Return what stands behind a figure of the objective."""
+    unpriced = answer.objective == Objective.COST_TO_TARGET and answer.price_per_device_hour is None
+    return " device-hours" if unpriced else UNITS[Objective(answer.objective)]
+
+
+def _objective_name(objective: Objective) -> str:
+    return str(objective).replace("_", " ").capitalize()
+
+
+def _times(answer: Answer, ratio: Ratio | None) -> str:
+    """Return how much a batch size takes against the optimum, in words; nothing where that is not known."""
+    if ratio is None:
+        return ""
+    noun = str(answer.objective).removesuffix("_to_target")
+    return f"{'at least ' if ratio.at_least else ''}{number(ratio.value)}× the {noun} of the optimum"
+
+
+def _noise(noise: NoiseAnswer) -> Tile:
+    scale = f"≥ {number(noise.low)}" if noise.scale is None else number(noise.scale)
+    place = "" if noise.far_from_target is None else ", measured far from the target"
+    ends = "" if noise.scale is None or noise.high is None else f", {number(noise.low)} to {number(noise.high)}"
+    return Tile("Gradient noise scale", scale, f"samples{ends}{place}")
+
+
+def _critical(fit: Fit) -> Tile:
+    critical = fit.b_crit
+    said = "the law fits" if fit.verdict == "fits" else "the law fits poorly"
+    ends = [NOTHING if end is None else number(end) for end in (critical.low, critical.high)]
+    bounds = "" if critical.low is None and critical.high is None else f"90 % interval {ends[0]} to {ends[1]}; "
+    return Tile("Critical batch size", number(critical.estimate), bounds + said)
+
+
+def _sections(picture: StudyPicture) -> list[Section]:
+    """Return the parts of the page in the order in which they answer what a reader asks next."""
+    answer, spec = picture.answer, picture.spec
+    default = spec.default_configuration if spec.default_is_known else None
+    measure = measure_of(spec, picture.study.target)
+    sections = [
+        Section(
+            name="objective",
+            title=_objective_title(answer),
+            text="Each batch size with its own best learning rate and regularisation; bars are 95 % intervals over "
+            "seeds, arrows lower bounds of runs that were stopped before the target. Lower is better."
+            if answer.objective != Objective.METRIC_IN_BUDGET
+            else "Each batch size with its own best learning rate and regularisation; bars are 95 % intervals.",
+            figures=_drawn(
+                objective=plots.objective_figure(answer, default.batch_size if default else None),
+                time=plots.time_figure(answer),
+            ),
+            notes=_without_figure(answer),
+        ),
+        _recipe(answer),
+        _batches(answer),
+        Section(
+            name="steps",
+            title="Steps and samples",
+            text="Along the dotted line a batch twice as large needs half the steps. Where the steps leave it, larger "
+            "batches buy less (diminishing); where they no longer fall, nothing (maximal). Hollow: not well tuned.",
+            absent="Not shown: no batch size has a known number of steps to the target.",
+            figures=_drawn(steps=plots.steps_figure(answer), samples=plots.samples_figure(answer)),
+            notes=_about_law(answer.fit),
+        ),
+        Section(
+            name="curves",
+            title="Learning curves",
+            text="The best run of each batch size; dotted where none reached the target.",
+            absent="Not shown: the runs have no stored evaluations.",
+            figures=_drawn(curves=plots.curves_figure(answer, picture.curves)),
+        ),
+        Section(
+            name="front",
+            title="Time against cost",
+            text="Along the line, less time costs more; the others are beaten in both by one of these. "
+            + (
+                "The cost is the price of the device’s hours."
+                if spec.price_per_device_hour
+                else "The cost is the samples computed."
+            ),
+            absent="Not shown: it takes both seconds and samples to the target, and no batch size has both.",
+            figures=_drawn(front=plots.front_figure(answer, priced=spec.price_per_device_hour is not None)),
+        ),
+        Section(
+            name="learning-rate",
+            title="Learning rate and batch size",
+            text="Every trial. The lines are where the linear and the square-root rule lead from the default.",
+            absent="Not shown: the learning rates of the trials are not known.",
+            figures=_drawn(rates=plots.learning_rate_figure(picture.trials, measure, default)),
+        ),
+        Section(
+            name="device",
+            title="Throughput and memory",
+            text="What the device does at each batch size. The highest throughput is not the shortest training.",
+            absent="Not shown: neither step times nor peak memory were measured.",
+            figures=_drawn(throughput=plots.throughput_figure(answer), memory=plots.memory_figure(answer)),
+            notes=_about_device(answer),
+        ),
+    ]
+    return [*sections, *(one for one in (_generalisation(answer), _audit(picture.audit)) if one is not None)]
+
+
+def _generalisation(answer: Answer) -> Section | None:
+    """Return what the batch sizes came to in the same train seconds; None where none was trained so."""
+    found = answer.generalisation
+    if found is None:
+        return None
+    best = [one.batch_size for one in found.batches].index(found.best_batch_size)
+    return Section(
+        name="generalisation",
+        title="Trained for the same time",
+        text=f"Each batch size trained for {number(found.train_seconds)} s, whenever it reached the target: the median "
+        "final metrics, and by how much they are worse than the best, with a 95 % interval.",
+        figures={},
+        table=Table(
+            ["Batch", f"Validation {answer.target.metric}", f"Test {answer.target.metric}", "Worse by", "Runs"],
+            [Row(cells, index == best) for index, cells in enumerate(final_rows(found))],
+        ),
+    )
+
+
+def _drawn(**figures: Figure | None) -> dict[str, Figure]:
+    return {name: figure for name, figure in figures.items() if figure is not None}
+
+
+def _objective_title(answer: Answer) -> str:
+    target = f"{answer.target.metric} {answer.target.goal.sign} {answer.target.value:g}"
+    if answer.objective == Objective.METRIC_IN_BUDGET:
+        return f"{answer.target.metric} in the budget"
+    what = str(answer.objective).removesuffix("_to_target").capitalize()
+    return f"{what} to {target}"
+
+
+def _without_figure(answer: Answer) -> list[str]:
+    """Return the sentence on the batch sizes that the figure of the objective does not show."""
+    missing = [
+        f"{row.batch_size} ({_ended(row) or 'not run'})"
+        for row in answer.batches
+        if row.objective_value is None and row.objective_lower_bound is None
+    ]
+    return [f"Not drawn, for no run gives a figure or a bound: batch {', '.join(missing)}."] if missing else []
+
+
+def _about_law(fit: Fit | None) -> list[str]:
+    if fit is None:
+        return ["There is no law: fewer than two batch sizes reached the target."]
+    if fit.verdict == "too_few_points":
+        return ["There is no law yet: it takes three tuned batch sizes that span the bend."]
+    parts = [
+        f"The law is S = S_min·(1 + B_crit/B) with S_min = {number(fit.s_min)} steps and B_crit = "
+        f"{number(fit.b_crit.estimate)}; the largest residual is {number(100 * fit.max_residual)} %."
+    ]
+    if fit.predicted is not None:
+        low, high = fit.predicted.flat_range
+        parts.append(
+            f"With the step times measured it predicts the least time at batch {fit.predicted.batch_size}: "
+            f"{number(fit.predicted.time_to_target_s)} s, and within 5 % from {low} to {high}."
+        )
+    if fit.including_untuned is not None:
+        parts.append(
+            f"With the batch sizes that are not well tuned B_crit is {number(fit.including_untuned.b_crit.estimate)}."
+        )
+    if fit.noise_scale_ratio is not None:
+        parts.append(f"The gradient noise scale is {number(fit.noise_scale_ratio)} of B_crit.")
+    return [" ".join(parts)]
+
+
+def _about_device(answer: Answer) -> list[str]:
+    """Return what is known of step time and memory besides the figures, or that it is not."""
+    step, memory = answer.measured.step_time, answer.measured.memory
+    notes = []
+    if step is not None:
+        notes.append(
+            f"A step takes {number(1e3 * step.alpha_s)} ms and {number(1e3 * step.beta_s)} ms a sample; batch "
+            f"{step.throughput_knee} has 90 % of the highest throughput."
+        )
+    if memory is not None and memory.smallest_that_does_not is not None:
+        notes.append(f"A micro-batch of {memory.largest_that_fits} fits; {memory.smallest_that_does_not} does not.")
+    if all(row.peak_memory_bytes is None for row in answer.batches):
+        notes.append("Peak memory was not measured.")
+    return [" ".join(notes)] if notes else []
+
+
+def _recipe(answer: Answer) -> Section:
+    best = answer.optimal
+    values: Parameters = {"batch_size": best.batch_size}
+    if best.accumulation_steps > 1:
+        values |= {"micro_batch_size": best.micro_batch_size, "accumulation_steps": best.accumulation_steps}
+    rows = [Row([name, _value(value)]) for name, value in (values | best.parameters).items() if value is not None]
+    return Section(
+        name="recipe",
+        title="Train with",
+        text=f"The configuration of the optimum, run in {_plural(len(best.trial_numbers), 'trial')}.",
+        figures={},
+        table=Table(["Parameter", "Value"], rows),
+    )
+
+
+def _batches(answer: Answer) -> Section:
+    headings = ["Batch", _figure_heading(answer), "Steps", "Samples", "ms/step", "Learning rate", "Regime", "Trials"]
+    return Section(
+        name="batches",
+        title="Batch sizes",
+        text="The best configuration of each; the optimum is bold.",
+        figures={},
+        table=Table(
+            headings, [Row(_cells(answer, row), row.batch_size == answer.optimal.batch_size) for row in answer.batches]
+        ),
+    )
+
+
+def _figure_heading(answer: Answer) -> str:
+    return f"{_objective_name(Objective(answer.objective))} [95 %]"
+
+
+def _cells(answer: Answer, row: Batch) -> list[str]:
+    figure = row.objective_value
+    bound, unit = row.objective_lower_bound, _unit(answer)
+    if figure is not None:
+        ends = "" if figure.low is None or figure.high is None else f" [{number(figure.low)}, {number(figure.high)}]"
+        shown = f"{number(figure.median)}{unit}{ends}, {_plural(figure.runs, 'run')}"
+    else:
+        shown = NOTHING if bound is None else f"> {number(bound)}{unit}"
+    rate = row.best.parameters.get("learning_rate") if row.best else None
+    untuned = f"untuned: {'; '.join(row.untuned_because)}" if row.untuned else None
+    return [
+        f"{row.batch_size}",
+        shown,
+        _value(row.steps_to_target),
+        NOTHING if row.samples_to_target is None else number(row.samples_to_target),
+        NOTHING if row.step_time_s is None else number(1000 * row.step_time_s),
+        _value(rate),
+        ", ".join(part for part in (row.regime, untuned) if part) or NOTHING,
+        _ended(row) or NOTHING,
+    ]
+
+
+def _ended(row: Batch) -> str:
+    return ", ".join(f"{count} {state}" for state, count in row.ended.items())
+
+
+def _audit(audit: Any | None) -> Section | None:
+    """Return the table of the rules; None where they were not looked at."""
+    if audit is None:
+        return None
+    found: Mapping[str, Any] = audit.model_dump(mode="json") if hasattr(audit, "model_dump") else audit
+    if not found.get("rules"):
+        return None
+    slope = found.get("learning_rate_slope")
+    return Section(
+        name="audit",
+        title="Rules of thumb on this workload",
+        text="Regret is the time by the rule over the time of the tuned optimum at the same batch size, with its 95 % "
+        "interval. Held: below 1.05; broke: above 1.10.",
+        figures={},
+        table=Table(
+            ["Rule", "Batch", "Verdict", "Regret", "It gives", "Because"],
+            [Row(_rule_cells(rule)) for rule in sorted(found["rules"], key=lambda one: one["verdict"] == "not_run")],
+        ),
+        notes=[] if not slope else [_slope(slope)],
+    )
+
+
+def _rule_cells(rule: Mapping[str, Any]) -> list[str]:
+    regret = rule.get("regret")
+    return [
+        str(rule["rule"]).replace("_", " "),
+        _value(rule.get("batch_size")),
+        str(rule["verdict"]).replace("_", " ").upper(),
+        NOTHING if not regret else _regret(regret),
+        _given(str(rule["rule"]), rule.get("configuration") or {}),
+        str(rule.get("reason") or NOTHING),
+    ]
+
+
+def _given(rule: str, configuration: Mapping[str, Any]) -> str:
+    """Return what a rule gives: the parameter it is about, or all where that is not known."""
+    about = {str(one): name for one, name in CHANGES.items()}.get(rule)
+    shown = configuration if about is None else {about: configuration.get(about)}
+    return ", ".join(f"{name} {_value(value)}" for name, value in shown.items() if value is not None) or NOTHING
+
+
+def _regret(regret: Mapping[str, Any]) -> str:
+    low, high = regret.get("low"), regret.get("high")
+    ends = "" if low is None or high is None else f" [{number(low)}, {number(high)}]"
+    return f"{'≥ ' if regret.get('at_least') else ''}{number(regret['value'])}{ends}"
+
+
+def _slope(slope: Mapping[str, Any]) -> str:
+    excluded = ", ".join(_value(one) for one in slope.get("excludes") or [])
+    return (
+        f"The tuned learning rate grows as batch size to the power {number(slope['estimate'])} "
+        f"[{number(slope['low'])}, {number(slope['high'])}]; linear is 1, square root 0.5"
+        f"{f', and the interval excludes {excluded}' if excluded else ''}."
+    )
+
+
+def _reproduction(picture: StudyPicture) -> dict[str, Any]:
+    """Return where the study ran, what to type, and its spec."""
+    import yaml
+
+    name = picture.study.name
+    spec = yaml.safe_dump(picture.spec.model_dump(mode="json"), sort_keys=False, allow_unicode=True, width=100)
+    imported = picture.spec.workload == IMPORTED
+    how = (
+        "Its runs were made elsewhere and imported; the spec below says what is known of them."
+        if imported
+        else f"Save the spec below as {name}.yaml beside the workload. Figures compare only on the same kind of device."
+    )
+    file = shlex.quote(f"./{name}.yaml")
+    commands = [] if imported else [f"bssearch run {file}"]
+    commands.append(f"bssearch report {shlex.quote(name)} --html report.html")
+    return {
+        "facts": _facts(picture.study.environment),
+        "how": how,
+        "commands": "\n".join(commands),
+        "spec": spec,
+        "spec_is_short": spec.count("\n") <= SHORT_SPEC,
+    }
+
+
+def _facts(environment: Environment | None) -> list[tuple[str, str]]:
+    if environment is None:
+        return []
+    memory = environment.device_memory_bytes
+    known = {
+        "Device": environment.device_name,
+        "Device memory": None if memory is None else f"{number(memory / 2**30)} GiB",
+        "Precision": environment.precision,
+        "Compile mode": environment.compile_mode,
+        "torch": environment.torch_version,
+        "CUDA": environment.cuda_version,
+        "cuDNN": environment.cudnn_version,
+        "Driver": environment.driver_version,
+        "Python": environment.python_version,
+        "Host": environment.host,
+        "Workload’s digest": environment.workload_revision,
+        "Git revision": environment.git_revision,
+    }
+    return [(name, str(value)) for name, value in known.items() if value]
+
+
+def _plural(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def _value(value: object) -> str:
+    """Return a value of any kind for people."""
+    if value is None:
+        return NOTHING
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) and value >= 10_000 else str(value)

@@ -1,0 +1,1 @@
+"""Which trials are stopped early, and which wait."""

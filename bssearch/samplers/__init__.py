@@ -1,0 +1,1 @@
+"""Which configuration a search tries next."""

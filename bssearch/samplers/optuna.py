@@ -1,0 +1,142 @@
+"""The other parameters at a given batch size: Optuna's samplers, over a study rebuilt from the store.
+
+The batch size is allocated, not sampled, so the sampler is shown the trials near it: those within one octave, or as
+many octaves as give it enough to go by. What it is told of a trial:
+
+* with a figure of the objective, as one that reached the target has it: complete
+* pruned, capped, exhausted, diverged: pruned at one constant step, with the shortfall at equal time as value, so that
+  a cap is never taken for a time, and accuracy never for seconds
+* out of memory: pruned, violating a constraint
+* running: running, so that it is not proposed twice
+* failed, lost, cancelled, or outside the space: nothing
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import optuna
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.trial import FrozenTrial
+from optuna.trial import TrialState as OptunaState
+
+from bssearch.history import History, octaves
+from bssearch.pruners.base import Progress
+from bssearch.records import ParameterValue, TrialRecord, TrialState
+from bssearch.space import Dimension
+
+CENSORED_STEP = 1
+WORSE_THAN_ANY = 1e9
+
+
+class Sampler:
+    """Chooses coordinates for a batch size; it keeps no state but what it is shown."""
+
+    def __init__(self, name: str, dimensions: Sequence[Dimension], *, seed: int, startup_trials: int) -> None:
+        self.dimensions = dimensions
+        self.distributions = {dimension.name: distribution(dimension) for dimension in dimensions}
+        self._name = name
+        self._seed = seed
+        self._startup_trials = startup_trials
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+
+    def ask(self, history: History, batch_size: int, reference: Progress | None) -> dict[str, ParameterValue]:
+        """Return coordinates to try at a batch size.
+
+        ``reference`` is the best-so-far curve of `History.reference`, against which shortfalls are measured.
+        """
+        study = self.study(history, neighbours(history, batch_size, self._startup_trials), reference)
+        params = study.ask(self.distributions).params
+        return {dimension.name: from_optuna(dimension, params[dimension.name]) for dimension in self.dimensions}
+
+    def study(self, history: History, trials: Sequence[TrialRecord], reference: Progress | None) -> optuna.Study:
+        """Return an in-memory Optuna study that holds the given trials."""
+        study = optuna.create_study(direction="minimize", sampler=self._sampler(self._seed + history.length))
+        for trial in trials:
+            frozen = self._told(history, trial, reference)
+            if frozen is not None:
+                study.add_trial(frozen)
+        return study
+
+    def _sampler(self, seed: int) -> optuna.samplers.BaseSampler:
+        if self._name == "random":
+            return optuna.samplers.RandomSampler(seed=seed)
+        if self._name == "gp":
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+                return optuna.samplers.GPSampler(seed=seed, n_startup_trials=self._startup_trials)
+        return optuna.samplers.TPESampler(
+            seed=seed, n_startup_trials=self._startup_trials, multivariate=True, constant_liar=True
+        )
+
+    def _told(self, history: History, trial: TrialRecord, reference: Progress | None) -> FrozenTrial | None:
+        if trial.sampled is None or trial.state.is_missing:
+            return None
+        told: dict[str, Any] = {
+            "params": {
+                dimension.name: to_optuna(dimension, trial.sampled[dimension.name]) for dimension in self.dimensions
+            },
+            "distributions": self.distributions,
+        }
+        value = history.value(trial)
+        if trial.state.is_finished and math.isfinite(value):
+            told |= {"state": OptunaState.COMPLETE, "value": value}
+        elif not trial.state.is_finished:
+            told |= {"state": OptunaState.RUNNING}
+        elif trial.state is TrialState.OOM:
+            told |= {"state": OptunaState.PRUNED, "constraints": {"oom": 1.0}}
+        else:
+            shortfall = WORSE_THAN_ANY if trial.state is TrialState.DIVERGED else _shortfall(history, trial, reference)
+            told |= {"state": OptunaState.PRUNED, "intermediate_values": {CENSORED_STEP: shortfall}}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            return optuna.trial.create_trial(**told)
+
+
+def neighbours(history: History, batch_size: int, enough: int) -> list[TrialRecord]:
+    """Return the trials within one octave of a batch size, or within as many as give more than ``enough``."""
+    distances = sorted(octaves(trial.configuration.batch_size, batch_size) for trial in history.trials)
+    reach = max(1.0, distances[min(enough, len(distances) - 1)]) if distances else 1.0
+    return [trial for trial in history.trials if octaves(trial.configuration.batch_size, batch_size) <= reach]
+
+
+def distribution(dimension: Dimension) -> BaseDistribution:
+    """Return Optuna's form of a dimension; choices of numbers become their places in ascending order."""
+    if not dimension.choices:
+        return FloatDistribution(dimension.low, dimension.high, log=dimension.log)
+    if _is_ordinal(dimension):
+        return IntDistribution(0, len(dimension.choices) - 1)
+    return CategoricalDistribution(dimension.choices)
+
+
+def to_optuna(dimension: Dimension, value: ParameterValue) -> Any:
+    """Return a coordinate as Optuna holds it."""
+    return _ordered(dimension).index(value) if _is_ordinal(dimension) else value
+
+
+def from_optuna(dimension: Dimension, value: Any) -> ParameterValue:
+    """Return a coordinate from what Optuna holds."""
+    result: ParameterValue = _ordered(dimension)[value] if _is_ordinal(dimension) else value
+    return result
+
+
+def _is_ordinal(dimension: Dimension) -> bool:
+    return bool(dimension.choices) and all(
+        isinstance(choice, int | float) and not isinstance(choice, bool) for choice in dimension.choices
+    )
+
+
+def _ordered(dimension: Dimension) -> list[Any]:
+    return sorted(dimension.choices)
+
+
+def _shortfall(history: History, trial: TrialRecord, reference: Progress | None) -> float:
+    """Return how far the trial's best metric was behind the reference curve at the moment it stopped."""
+    if reference is None or trial.outcome is None or trial.outcome.best_metric is None:
+        return WORSE_THAN_ANY
+    expected = reference.at(trial.outcome.train_seconds)
+    gain = history.spec.record_target.gain(trial.outcome.best_metric)
+    return WORSE_THAN_ANY if expected is None else expected - gain

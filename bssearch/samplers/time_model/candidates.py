@@ -1,0 +1,288 @@
+"""The configurations a sampler chooses among, as points: batch size, log of the learning rate, the others in [0, 1].
+
+A grid has its points from the start; of a space with ranges those are made for each choice: what has been tried, points
+spread over the space, and neighbours of the best.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bssearch.records import ParameterValue
+from bssearch.space import Dimension, SearchSpace
+from bssearch.space.search_space import REFERENCE_LEARNING_RATE
+
+Numbers = NDArray[np.float64]
+Indices = NDArray[np.int64]
+
+MOST = 450
+"""A grid of so many points is looked at whole."""
+
+SPREAD = 220
+"""Of what is larger, so many points spread over it, beside those that have been tried and their neighbours."""
+
+STEPS = (0.05, 0.2)
+"""How far a neighbour lies in a range, of its width: one close by and one further off."""
+
+
+@dataclass(frozen=True)
+class Points:
+    """Configurations as numbers: ``batch_sizes`` and ``log_rates`` of shape (points,), ``others`` (points, others).
+
+    Each of the others lies in [0, 1]; choices without an order have a column each.
+    """
+
+    batch_sizes: Numbers
+    log_rates: Numbers
+    others: Numbers
+
+    def __len__(self) -> int:
+        return len(self.batch_sizes)
+
+    @cached_property
+    def log2_batch_sizes(self) -> Numbers:
+        """Return the batch sizes in octaves."""
+        octaves: Numbers = np.log2(self.batch_sizes)
+        return octaves
+
+    def take(self, indices: Indices) -> Points:
+        """Return some of the points."""
+        return Points(self.batch_sizes[indices], self.log_rates[indices], self.others[indices])
+
+
+class Candidates(Protocol):
+    """Points to choose from, by their indices; those that have been tried are among them."""
+
+    batch_sizes: list[int]
+    log_rates: float
+    """How wide the space of the learning rate is, in nats."""
+
+    def take(self, indices: Indices) -> Points:
+        """Return points as numbers."""
+        ...
+
+    def among(self, tried: Sequence[int], best: Sequence[int], rng: np.random.Generator) -> Indices:
+        """Return which points to look at, ascending: those tried, the neighbours of the best, and more."""
+        ...
+
+
+class GridCandidates:
+    """The cells of a grid, each a combination of values in the order of ``names``; not all need be there."""
+
+    def __init__(self, names: Sequence[str], cells: Sequence[tuple[ParameterValue, ...]]) -> None:
+        columns = {name: [cell[place] for cell in cells] for place, name in enumerate(names)}
+        sizes = [_number(size) for size in columns["batch_size"]]
+        rates = [_number(rate) for rate in columns.get("learning_rate", [1.0] * len(cells))]
+        others = [
+            column
+            for name in names
+            if name not in {"batch_size", "learning_rate"}
+            for column in _columns(columns[name], sorted(set(columns[name]), key=_order))
+        ]
+        self._points = Points(
+            np.array(sizes),
+            np.log(rates),
+            np.array(others).T.reshape(len(cells), len(others)),
+        )
+        self.batch_sizes = sorted({int(size) for size in sizes})
+        self.log_rates = float(np.ptp(self._points.log_rates))
+        self._places = self._ranks(columns)
+
+    @staticmethod
+    def _ranks(columns: Mapping[str, Sequence[ParameterValue]]) -> NDArray[np.int64]:
+        """Return the place of each cell's value among those of its column, shape (cells, columns)."""
+        ranks = []
+        for values in columns.values():
+            ordered = {value: place for place, value in enumerate(sorted(set(values), key=_order))}
+            ranks.append([ordered[value] for value in values])
+        return np.array(ranks).T
+
+    def take(self, indices: Indices) -> Points:
+        """Return cells as numbers."""
+        return self._points.take(indices)
+
+    def among(self, tried: Sequence[int], best: Sequence[int], rng: np.random.Generator) -> Indices:
+        """Return all cells of a grid that is not large; else those tried, neighbours of the best, and some others."""
+        count = len(self._points)
+        if count <= MOST:
+            return np.arange(count)
+        near = [np.flatnonzero(np.abs(self._places - self._places[one]).sum(axis=1) == 1) for one in best]
+        return np.unique(np.concatenate([np.array(tried, int), *near, rng.choice(count, SPREAD, replace=False)]))
+
+
+Coordinates = Mapping[str, ParameterValue]
+
+
+class SpaceCandidates:
+    """Points of a search space at some batch sizes: those that were added, and what `among` makes beside them.
+
+    What it makes has its index until it is asked again.
+    """
+
+    def __init__(self, space: SearchSpace, batch_sizes: Sequence[int]) -> None:
+        self.batch_sizes = sorted(batch_sizes)
+        self._space = space
+        self._dimensions = space.dimensions()
+        self._choices = {one.name: {value: _shares(one, value) for value in one.choices} for one in self._dimensions}
+        self._chosen: list[tuple[int, Coordinates]] = []
+        self._rows: list[list[float]] = []
+        self._keys: list[tuple[object, ...]] = []
+        self._index: dict[tuple[object, ...], int] = {}
+        self._kept = 0
+        rate = next((one for one in self._dimensions if one.name == REFERENCE_LEARNING_RATE), None)
+        self.log_rates = 0.0 if rate is None else math.log(_ends(rate)[1] / _ends(rate)[0])
+
+    def __getitem__(self, index: int) -> tuple[int, Coordinates]:
+        """Return the batch size and the coordinates of a point."""
+        return self._chosen[index]
+
+    def add(self, batch_size: int, coordinates: Coordinates) -> int:
+        """Return the index of a point, for good."""
+        self._forget_made()
+        index = self._add(batch_size, coordinates)
+        self._kept = len(self._keys)
+        return index
+
+    def take(self, indices: Indices) -> Points:
+        """Return points as numbers."""
+        rows = np.array([self._rows[index] for index in indices])
+        return Points(rows[:, 0], rows[:, 1], rows[:, 2:])
+
+    def among(self, tried: Sequence[int], best: Sequence[int], rng: np.random.Generator) -> Indices:
+        """Return the points tried, the neighbours of the best, and others spread over the space."""
+        self._forget_made()
+        near = [neighbour for one in best for neighbour in self._neighbours(*self._chosen[one], rng)]
+        shares = latin_hypercube(SPREAD, 1 + len(self._dimensions), rng)
+        spread = [
+            (
+                self.batch_sizes[int(share[0] * len(self.batch_sizes))],
+                {one.name: _value(one, at) for one, at in zip(self._dimensions, share[1:].tolist(), strict=True)},
+            )
+            for share in shares
+        ]
+        made = [self._add(*one) for one in near + spread]
+        return np.array(sorted({*tried, *made}))
+
+    def _add(self, batch_size: int, coordinates: Coordinates) -> int:
+        key = (batch_size, *(coordinates[one.name] for one in self._dimensions))
+        if key not in self._index:
+            self._index[key] = len(self._keys)
+            self._keys.append(key)
+            self._chosen.append((batch_size, coordinates))
+            self._rows.append(self._row(batch_size, coordinates))
+        return self._index[key]
+
+    def _forget_made(self) -> None:
+        for key in self._keys[self._kept :]:
+            del self._index[key]
+        del self._keys[self._kept :], self._chosen[self._kept :], self._rows[self._kept :]
+
+    def _neighbours(
+        self, batch_size: int, coordinates: Coordinates, rng: np.random.Generator
+    ) -> list[tuple[int, Coordinates]]:
+        """Return points that differ from one in a single coordinate, or in the batch size by a place on the ladder."""
+        found = []
+        if batch_size in self.batch_sizes:
+            place = self.batch_sizes.index(batch_size)
+            sizes = self.batch_sizes[max(0, place - 1) : place] + self.batch_sizes[place + 1 : place + 2]
+            found += [(size, coordinates) for size in sizes]
+        for one in self._dimensions:
+            for value in _beside(one, coordinates[one.name], rng):
+                found.append((batch_size, {**coordinates, one.name: value}))
+        return found
+
+    def _row(self, batch_size: int, coordinates: Coordinates) -> list[float]:
+        others = [
+            share
+            for one in self._dimensions
+            if one.name != REFERENCE_LEARNING_RATE
+            for share in self._shares(one, coordinates[one.name])
+        ]
+        return [float(batch_size), math.log(self._space.plain_learning_rate(batch_size, coordinates)), *others]
+
+    def _shares(self, dimension: Dimension, value: ParameterValue) -> list[float]:
+        known = self._choices[dimension.name].get(value)
+        return _shares(dimension, value) if known is None else known
+
+
+def _columns(values: Sequence[ParameterValue], ordered: Sequence[ParameterValue]) -> list[list[float]]:
+    """Return a parameter's columns in [0, 1]: its place in the order, or one for each of what has none."""
+    if all(_is_number(value) for value in ordered):
+        last = max(1, len(ordered) - 1)
+        return [[ordered.index(value) / last for value in values]]
+    return [[float(value == one) for value in values] for one in ordered]
+
+
+def _shares(dimension: Dimension, value: ParameterValue) -> list[float]:
+    """Return a coordinate as its columns in [0, 1]."""
+    if dimension.choices:
+        ordered = sorted(set(dimension.choices), key=_order)
+        return [column[0] for column in _columns([value], ordered)]
+    return [_share(dimension, value)]
+
+
+def _share(dimension: Dimension, value: ParameterValue) -> float:
+    """Return where in its range a coordinate lies, from 0 to 1."""
+    low, high = dimension.low, dimension.high
+    if dimension.log:
+        return math.log(float(value or low) / low) / math.log(high / low)
+    return (float(value or 0.0) - low) / (high - low)
+
+
+def _value(dimension: Dimension, share: float) -> ParameterValue:
+    """Return the coordinate at a share of its range, or of the list of its choices in their order."""
+    if dimension.choices:
+        ordered = sorted(dimension.choices, key=_order)
+        return ordered[min(int(share * len(ordered)), len(ordered) - 1)]
+    low, high = dimension.low, dimension.high
+    value = low * (high / low) ** share if dimension.log else low + (high - low) * share
+    return min(max(value, low), high)
+
+
+def _beside(dimension: Dimension, value: ParameterValue, rng: np.random.Generator) -> list[ParameterValue]:
+    """Return coordinates next to one: other choices, or to either side in a range, closer by and further off."""
+    if dimension.choices:
+        ordered = sorted(dimension.choices, key=_order)
+        if not all(_is_number(one) for one in ordered):
+            return [one for one in ordered if one != value]
+        place = ordered.index(value)
+        return [*ordered[max(0, place - 1) : place], *ordered[place + 1 : place + 2]]
+    share = _share(dimension, value)
+    steps = [sign * step * float(rng.uniform(0.5, 1.5)) for step in STEPS for sign in (-1, 1)]
+    return [_value(dimension, share + step) for step in steps if 0 <= share + step <= 1]
+
+
+def _ends(dimension: Dimension) -> tuple[float, float]:
+    """Return the least and the greatest value of a dimension of numbers."""
+    if dimension.choices:
+        numbers = [float(choice or 0.0) for choice in dimension.choices]
+        return min(numbers), max(numbers)
+    return dimension.low, dimension.high
+
+
+def latin_hypercube(count: int, dimensions: int, rng: np.random.Generator) -> Numbers:
+    """Return points in the unit cube, evenly spread in each dimension, shape (count, dimensions)."""
+    places = np.stack([rng.permutation(count) for _ in range(dimensions)], axis=1)
+    spread: Numbers = (places + rng.random((count, dimensions))) / count
+    return spread
+
+
+def _number(value: ParameterValue) -> float:
+    assert isinstance(value, int | float), "batch sizes and learning rates are numbers"
+    return float(value)
+
+
+def _is_number(value: ParameterValue) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _order(value: ParameterValue) -> tuple[str, object]:
+    """Return what sorts values of one kind among themselves, and kinds one after the other."""
+    return ("", value) if _is_number(value) else (type(value).__name__, str(value))

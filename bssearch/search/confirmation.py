@@ -1,0 +1,227 @@
+"""Confirmation: the finalists again with fresh seeds, interleaved, one at a time. Only these runs give the verdict.
+
+The best of many single-seed trials is partly luck, so the search's own figures are not quoted as the answer. Runs
+beyond the first few go where they could change the recommendation, until it is settled.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Self
+
+from bssearch.analysis.objectives.measure import FLAT, step_seconds_of
+from bssearch.analysis.optimum import Verdict, decide, runs_to_settle
+from bssearch.analysis.settled import Standing, standing
+from bssearch.history import History
+from bssearch.records import Configuration, Phase, TrialRecord, TrialState
+from bssearch.search.seeds import trial_seed
+from bssearch.search.trial_plan import Job
+
+CONFIGURATIONS_PER_BATCH = 2
+FAILURES_ALLOWED = 1
+
+
+@dataclass(frozen=True, slots=True)
+class ConfirmationRun:
+    """One run still to be made: a finalist with one of the fresh seeds, ``retry_of`` a run that came to nothing."""
+
+    configuration: Configuration
+    seed: int
+    retry_of: int | None = None
+
+    def job(self, history: History, phase: Phase, *, to_budget: bool = False) -> Job:
+        """Return the job that makes it, under the full limit; ``to_budget``: as evidence, on past the target."""
+        return Job(
+            configuration=self.configuration,
+            sampled=history.spec.space.encode(self.configuration),
+            phase=phase,
+            seed=self.seed,
+            train_seconds_limit=history.spec.budget.trial_train_seconds,
+            evidence=to_budget,
+            retry_of=self.retry_of,
+            stop_at_target=not to_budget,
+        )
+
+
+def finalists(history: History) -> list[Configuration]:
+    """Return the configurations to confirm, each once, in the micro-batches that its batch size runs in.
+
+    The two best of each of the ``confirm.top`` best batch sizes, the default and the best known of its batch size, and
+    the best known of the largest batch size that runs without accumulation (the one that came nearest where none
+    reached the target).
+    """
+    reached = [(history.value(best), size) for size in history.feasible if (best := history.best_at(size))]
+    if not reached:
+        return []
+    chosen = []
+    for _, size in sorted(reached)[: history.spec.confirm.top]:
+        known = [trial for trial in history.at(size) if math.isfinite(history.value(trial))]
+        ranked = sorted(known, key=history.value)
+        unlike = {run.key: run for run in (history.as_run(trial.configuration) for trial in ranked)}
+        chosen += list(unlike.values())[:CONFIGURATIONS_PER_BATCH]
+    if history.spec.default.batch_size in history.feasible:
+        chosen.append(history.spec.default_configuration)
+        if (tuned := history.best_at(history.spec.default.batch_size)) is not None:
+            chosen.append(tuned.configuration)
+    if history.largest is not None and (nearest := _nearest_at(history, history.largest)):
+        chosen.append(nearest.configuration)
+    runs = [history.as_run(configuration) for configuration in chosen]
+    return list({configuration.key: configuration for configuration in runs}.values())
+
+
+def remaining(history: History, trials: Sequence[TrialRecord]) -> list[ConfirmationRun]:
+    """Return the runs still missing after the confirmation trials so far.
+
+    Seed by seed over all finalists, each round in its own shuffled order. A configuration whose confirmation has begun
+    stays one, though a larger budget has found better: the verdict needs all of them to have had their runs. Lost and
+    cancelled runs are made again; a failed one once more. Where memory ran out, all runs of a batch size are made again
+    in smaller micro-batches.
+
+    Once these are made, and with ``confirm.max_runs``, the runs that would tell more: see `_further`.
+    """
+    made = Made.of(history, trials)
+    chosen = list(({one.key: one for one in finalists(history)} | made.begun).values())
+    first = list(interleaved(history, made, chosen, history.spec.confirm.runs))
+    return first or _further(history, trials, made)
+
+
+def interleaved(history: History, made: Made, chosen: Sequence[Configuration], runs: int) -> Iterator[ConfirmationRun]:
+    """Yield the runs that are missing: seed by seed over all chosen, each round in its own shuffled order."""
+    for index in range(runs):
+        seed = trial_seed(history.spec.seed, Phase.CONFIRM, index)
+        for configuration in random.Random(seed).sample(chosen, len(chosen)):
+            if made.lacks(configuration, seed):
+                yield made.run(configuration, seed)
+
+
+def in_force(history: History, trials: Sequence[TrialRecord]) -> list[TrialRecord]:
+    """Return the confirmation trials that ran in the micro-batches that their batch size runs in now."""
+    return [
+        trial
+        for trial in trials
+        if trial.configuration.batch_size in history.probes
+        and trial.configuration == history.as_run(trial.configuration)
+    ]
+
+
+def verdict_of(history: History, trials: Sequence[TrialRecord]) -> Verdict | None:
+    """Return the verdict over the search and its confirmation trials, None where no trial reached the target."""
+    counted = [*history.trials, *in_force(history, trials)]
+    timed = step_seconds_of(history.probes.values())
+    return decide(counted, history.spec.confirm.runs, history.measure, timed)
+
+
+def ending(history: History) -> str | None:
+    """Return whether the confirmation settled the recommendation and why it ended; None where it decides nothing."""
+    trials = [trial for trial in history.all_trials if trial.phase is Phase.CONFIRM]
+    verdict = verdict_of(history, trials)
+    found = None if verdict is None else standing(verdict)
+    if verdict is None or found is None:
+        return None
+    batch = found.recommended.configuration.batch_size
+    if found.is_settled:
+        count = sum(trial.state.is_finished and not trial.state.is_missing for trial in in_force(history, trials))
+        least = found.least.configuration.batch_size
+        why = "" if least == batch else f", shown to be within 5 % of batch {least}, which has the least median"
+        return f"settled after {count} confirmation runs: batch {batch}{why}"
+    sizes = ", ".join(map(str, found.undecided_batch_sizes))
+    text = (
+        f"not settled after {_stopped_by(history, trials, found)}: the runs alone give batch {batch}, and "
+        f"batch {sizes} may change that"
+    )
+    deviation = verdict.seed_deviation
+    if not found.to_run:
+        return f"{text}; a run missed the target, so that more runs show nothing"
+    return text if not deviation else f"{text}; about {runs_to_settle(deviation, FLAT)} runs a batch would settle 5 %"
+
+
+def _further(history: History, trials: Sequence[TrialRecord], made: Made) -> list[ConfirmationRun]:
+    """Return the next round of runs for what is undecided and the least, the one with the fewest first.
+
+    None where there is no ``confirm.max_runs`` or all have had it, where the recommendation is settled, where the
+    ``confirm.train_seconds`` are spent, and while a run is being made: it may settle it.
+    """
+    limit = history.spec.confirm.max_runs
+    if limit is None or _is_spent(history, trials) or any(not trial.state.is_finished for trial in trials):
+        return []
+    verdict = verdict_of(history, trials)
+    found = None if verdict is None else standing(verdict)
+    if found is None:
+        return []
+    seeds = [trial_seed(history.spec.seed, Phase.CONFIRM, index) for index in range(limit)]
+    next_runs = []
+    for candidate in found.to_run:
+        missing = [index for index, seed in enumerate(seeds) if made.lacks(candidate.configuration, seed)]
+        if missing:
+            order = random.Random(f"{seeds[missing[0]]}/{candidate.configuration.key}").random()
+            next_runs.append((missing[0], order, made.run(candidate.configuration, seeds[missing[0]])))
+    return [run for _, _, run in sorted(next_runs, key=lambda one: one[:2])]
+
+
+def _is_spent(history: History, trials: Sequence[TrialRecord]) -> bool:
+    budget = history.spec.confirm.train_seconds
+    return budget is not None and sum(trial.outcome.train_seconds for trial in trials if trial.outcome) >= budget
+
+
+def _stopped_by(history: History, trials: Sequence[TrialRecord], found: Standing) -> str:
+    confirm = history.spec.confirm
+    if confirm.max_runs is None:
+        return f"runs = {confirm.runs} a batch"
+    if confirm.train_seconds is not None and _is_spent(history, trials):
+        return f"train_seconds = {confirm.train_seconds:g}"
+    return f"max_runs = {confirm.max_runs} a batch"
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """Which runs have been made, by configuration and seed; a failed one may be made once more.
+
+    ``begun`` holds, by their keys, the configurations of which there are runs, as their batch size runs now.
+    """
+
+    begun: dict[str, Configuration] = field(default_factory=dict)
+    _done: Counter[tuple[str, int]] = field(default_factory=Counter)
+    _in_vain: dict[tuple[str, int], int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, history: History, trials: Sequence[TrialRecord]) -> Self:
+        """Return what the trials have made; those of batch sizes that are not timed say nothing."""
+        made = cls()
+        for trial in trials:
+            if trial.configuration.batch_size in history.probes:
+                made._add(trial, history.as_run(trial.configuration))
+        return made
+
+    def lacks(self, configuration: Configuration, seed: int) -> bool:
+        """Return whether a run is still to be made, or to be made again."""
+        return self._done[configuration.key, seed] <= FAILURES_ALLOWED
+
+    def run(self, configuration: Configuration, seed: int) -> ConfirmationRun:
+        """Return the run of a configuration with a seed."""
+        return ConfirmationRun(configuration, seed, self._in_vain.get((configuration.key, seed)))
+
+    def _add(self, trial: TrialRecord, run: Configuration) -> None:
+        self.begun[run.key] = run
+        key = (run.key, trial.seed)
+        if trial.state.is_missing or trial.state is TrialState.OOM:
+            self._in_vain[key] = trial.number
+        if trial.configuration == run and trial.state not in {TrialState.LOST, TrialState.CANCELLED}:
+            self._done[key] += 1 if trial.state is TrialState.FAILED else FAILURES_ALLOWED + 1
+
+
+def _nearest_at(history: History, batch_size: int) -> TrialRecord | None:
+    """Return the trial at a batch size that reached the target first, else the one with the best metric."""
+    best = history.best_at(batch_size)
+    if best is not None:
+        return best
+    shortfall = history.spec.record_target.shortfall
+    measured = [
+        (shortfall(trial.outcome.best_metric), trial.number, trial)
+        for trial in history.at(batch_size)
+        if trial.outcome is not None and trial.outcome.best_metric is not None
+    ]
+    return min(measured)[2] if measured else None

@@ -1,0 +1,1 @@
+"""Recorded tables played again on a virtual clock."""

@@ -1,0 +1,253 @@
+"""The audit's runs, against an executor that answers at once, from a law in which the best rate is ∝ √batch."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bssearch.analysis.optimum import Candidate
+from bssearch.analysis.rules.audit import Audit, Case, RuleFinding
+from bssearch.analysis.rules.rule_book import Rule
+from bssearch.commands.audit import audit_stored, audit_study, remaining, seeds_of, stored_spec
+from bssearch.commands.run import run_study
+from bssearch.errors import InterruptedRunError, NotFoundError, TargetNotReachedError, UsageError
+from bssearch.executors.base import Event
+from bssearch.history import History
+from bssearch.records import Configuration, Phase, TrialRecord, TrialState
+from bssearch.search.confirmation import ConfirmationRun
+from bssearch.search.finding import compute_answer
+from bssearch.search.seeds import trial_seed
+from bssearch.spec import StudySpec
+from bssearch.storage.repository import open_store
+from tests.factories import make_probe, make_spec, make_trial
+from tests.search.law import LawExecutor
+
+SPEC = make_spec(
+    space={
+        "batch_size": [32, 64, 256],
+        "learning_rate": {"reference_batch": 32, "low": 0.02, "high": 0.5, "rule": "sqrt"},
+        "warmup_epochs": [1.0, 2.0],
+    },
+    default={"batch_size": 32, "learning_rate": 0.1, "warmup_epochs": 1.0},
+    budget={"trials": 12, "trial_train_seconds": 100.0},
+    confirm={"top": 3, "runs": 3},
+)
+SEEDS = [trial_seed(SPEC.seed, Phase.CONFIRM, index) for index in range(3)]
+
+
+def url(folder: Path) -> str:
+    return f"sqlite:///{folder / 'study.db'}"
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the study, run to its end, for tests to copy."""
+    folder = tmp_path_factory.mktemp("finished")
+    run_study(SPEC, db=url(folder), make_executor=lambda *_: LawExecutor())
+    return folder
+
+
+@pytest.fixture
+def studied(finished: Path, tmp_path: Path) -> Path:
+    """A folder with a copy of the finished study."""
+    shutil.copytree(finished, tmp_path, dirs_exist_ok=True)
+    return tmp_path
+
+
+def audited(folder: Path, executor: LawExecutor | None = None, **asked: Any) -> Audit:
+    return audit_study(SPEC, db=url(folder), make_executor=lambda *_: executor or LawExecutor(), **asked)
+
+
+def audit_trials(folder: Path) -> list[TrialRecord]:
+    with open_store(url(folder), write=False) as store:
+        return [trial for trial in store.trials(SPEC.name) if trial.phase is Phase.AUDIT]
+
+
+def of(found: Audit, rule: Rule, batch_size: int | None = 256) -> RuleFinding:
+    return next(one for one in found.rules if one.rule is rule and one.batch_size == batch_size)
+
+
+def test_the_law_keeps_the_root_and_breaks_the_line(studied: Path) -> None:
+    executor = LawExecutor()
+    found = audited(studied, executor)
+    linear, root, warmup = (of(found, rule) for rule in (Rule.LINEAR_RATE, Rule.SQRT_RATE, Rule.WARMUP))
+    assert linear.configuration is not None and root.configuration is not None
+    assert linear.configuration["learning_rate"] == pytest.approx(0.8)
+    assert (linear.verdict, root.verdict) == ("broke", "held")
+    assert warmup.verdict == "broke"  # the law does not mind
+    assert len(linear.trial_numbers) == 3
+    assert executor.most_at_once == 1
+    assert all(request.train_seconds_limit == 100.0 and request.evaluate_test for request in executor.requests)
+    trials = audit_trials(studied)
+    assert {trial.seed for trial in trials} == set(SEEDS)
+    assert not any(trial.evidence for trial in trials)
+    assert found.spent_train_seconds == pytest.approx(sum(one.outcome.train_seconds for one in trials if one.outcome))
+
+
+def test_a_second_audit_runs_nothing_and_says_the_same(studied: Path) -> None:
+    first = audited(studied)
+    executor = LawExecutor()
+    second = audited(studied, executor)
+    assert not executor.requests
+    assert second == first
+    with open_store(url(studied), write=False) as store:
+        assert [one for one in audit_stored(store, SPEC.name).rules if one.trial_numbers] == [
+            one for one in first.rules if one.trial_numbers
+        ]
+
+
+def test_the_answer_is_what_it_was(studied: Path) -> None:
+    with open_store(url(studied), write=False) as store:
+        before = compute_answer(store, SPEC.name)
+    audited(studied)
+    with open_store(url(studied), write=False) as store:
+        after = compute_answer(store, SPEC.name)
+    assert after.optimal == before.optimal
+    assert after.tied == before.tied
+
+
+def test_without_running_nothing_is_started(studied: Path) -> None:
+    def no_executor(*_: object) -> LawExecutor:
+        raise AssertionError("nothing is to be run")
+
+    found = audit_study(SPEC, db=url(studied), run=False, make_executor=no_executor)
+    assert of(found, Rule.LINEAR_RATE).verdict == "not_run"
+    assert not audit_trials(studied)
+
+
+def test_the_budget_ends_it_after_the_first_rules_and_more_of_it_goes_on(studied: Path) -> None:
+    one_run = audited(studied, train_seconds=0.0)
+    assert not audit_trials(studied)
+    assert "the budget of 0 train seconds is spent" in of(one_run, Rule.LINEAR_RATE).reason
+    found = audited(studied, train_seconds=10.0)
+    made = audit_trials(studied)
+    seconds = [trial.outcome.train_seconds for trial in made if trial.outcome]
+    assert sum(seconds[:-1]) < 10.0 <= sum(seconds)
+    assert any(one.verdict == "not_run" and "budget of 10 train seconds" in one.reason for one in found.rules)
+    rest = LawExecutor()
+    audited(studied, rest)
+    assert rest.requests
+    again = Counter((trial.configuration.key, trial.seed) for trial in audit_trials(studied))
+    assert set(again.values()) == {1}
+
+
+def test_more_runs_than_the_confirmation_had_are_made_of_the_tuned_optimum_too(studied: Path) -> None:
+    found = audited(studied, runs=4)
+    fresh = trial_seed(SPEC.seed, Phase.CONFIRM, 3)
+    at_256 = [one for one in audit_trials(studied) if one.configuration.batch_size == 256 and one.seed == fresh]
+    with open_store(url(studied), write=False) as store:
+        confirmed = {one.configuration.key for one in store.trials(SPEC.name) if one.phase is Phase.CONFIRM}
+    assert sum(one.configuration.key in confirmed for one in at_256) == 1
+    assert "paired by 4 seeds" in of(found, Rule.LINEAR_RATE).reason
+
+
+class Interrupted(LawExecutor):
+    """Presses Ctrl-C in the third trial."""
+
+    def events(self, timeout: float) -> list[Event]:
+        if len(self.requests) == 3:
+            raise KeyboardInterrupt
+        return super().events(timeout)
+
+
+def test_an_interrupted_audit_goes_on_where_it_stopped(studied: Path) -> None:
+    with pytest.raises(InterruptedRunError):
+        audited(studied, Interrupted())
+    states = [trial.state for trial in audit_trials(studied)]
+    assert states == [TrialState.REACHED, TrialState.REACHED, TrialState.CANCELLED]
+    found = audited(studied)
+    trials = audit_trials(studied)
+    assert trials[3].retry_of == trials[2].number
+    assert (trials[3].configuration, trials[3].seed) == (trials[2].configuration, trials[2].seed)
+    assert of(found, Rule.LINEAR_RATE).verdict == "broke"
+
+
+def test_what_is_timed_in_micro_batches_keeps_the_cadence_of_its_batch_size(studied: Path) -> None:
+    executor = LawExecutor()
+    found = audited(studied, executor)
+    splits = {(one.batch_size, one.micro_batch_size) for one in executor.splits_timed}
+    assert (256, 64) in splits
+    assert of(found, Rule.ACCUMULATION).verdict == "broke"  # by the law it costs nothing
+    with open_store(url(studied), write=False) as store:
+        assert store.probes(SPEC.name)[256].micro_batch_size == 256
+
+
+def test_the_whole_training_part_stands_for_memory_where_it_fits(studied: Path) -> None:
+    # The law's training part has 1,000 samples; the largest that ran is 256.
+    assert "256 is the largest that ran" in of(audited(studied), Rule.MEMORY, None).reason
+
+
+def test_studies_that_cannot_be_audited_say_so(tmp_path: Path) -> None:
+    with open_store(url(tmp_path)):
+        pass
+    with pytest.raises(NotFoundError, match="nowhere"):
+        stored_spec("nowhere", db=url(tmp_path))
+    with pytest.raises(TargetNotReachedError):
+        run_study(SPEC, db=url(tmp_path), make_executor=lambda *_: LawExecutor(reachable=False))
+    with pytest.raises(TargetNotReachedError, match="nearest came"):
+        stored_spec(SPEC.name, db=url(tmp_path))
+    with pytest.raises(UsageError, match="runs = 0 must be >= 1"):
+        audited(tmp_path, runs=0)
+    with pytest.raises(UsageError, match="train_seconds = -1 must be a finite number >= 0"):
+        audited(tmp_path, train_seconds=-1.0)
+    with pytest.raises(UsageError, match="train_seconds = inf must be a finite number"):
+        audited(tmp_path, train_seconds=math.inf)
+
+
+def case_and_history(spec: StudySpec, *made: tuple[int, TrialState], limit: float = 100.0) -> tuple[Case, History]:
+    tuned = Configuration(batch_size=64, micro_batch_size=64, learning_rate=0.2)
+    rule = replace(tuned, learning_rate=0.8)
+    confirmed = [
+        replace(make_trial(n + 1, configuration=tuned, seed=seed, phase=Phase.CONFIRM), train_seconds_limit=100.0)
+        for n, seed in enumerate(SEEDS)
+    ]
+    ran = [
+        replace(
+            make_trial(10 + n, configuration=rule, seed=SEEDS[index], state=state, phase=Phase.AUDIT),
+            train_seconds_limit=limit,
+        )
+        for n, (index, state) in enumerate(made)
+    ]
+    probes = {size: make_probe(size) for size in spec.batch_sizes}
+    history = History(spec, [*confirmed, *ran], probes)
+    return Case(Rule.LINEAR_RATE, 64, rule, Candidate(tuned, tuple(confirmed))), history
+
+
+def lacking(*made: tuple[int, TrialState], limit: float = 100.0, runs: int = 3) -> list[ConfirmationRun]:
+    case, history = case_and_history(SPEC, *made, limit=limit)
+    return list(remaining(history, [case], runs))
+
+
+def test_what_came_to_nothing_is_made_again_and_failures_once() -> None:
+    assert [run.seed for run in lacking()] == SEEDS
+    assert len(lacking((0, TrialState.REACHED), (1, TrialState.EXHAUSTED), (2, TrialState.DIVERGED))) == 0
+    again = lacking((0, TrialState.LOST), (1, TrialState.CANCELLED), (2, TrialState.FAILED))
+    assert [(run.seed, run.retry_of) for run in again] == list(zip(SEEDS, (10, 11, 12), strict=True))
+    assert len(lacking((0, TrialState.FAILED), (0, TrialState.FAILED))) == 2
+    assert len(lacking((0, TrialState.RUNNING))) == 2
+
+
+def test_a_run_that_missed_within_a_smaller_limit_is_made_again() -> None:
+    assert len(lacking((0, TrialState.EXHAUSTED), limit=50.0)) == 3
+    assert len(lacking((0, TrialState.REACHED), limit=50.0)) == 2
+
+
+def test_seeds_are_those_the_tuned_optimum_had_whatever_the_study_would_give_now() -> None:
+    case, _ = case_and_history(SPEC)
+    reseeded = SPEC.model_copy(update={"seed": 5})
+    assert seeds_of(reseeded, case, 3) == SEEDS
+    assert seeds_of(SPEC, case, 2) == SEEDS[:2]
+    assert seeds_of(SPEC, case, 4) == [*SEEDS, trial_seed(SPEC.seed, Phase.CONFIRM, 3)]
+
+
+def test_a_rule_that_gives_the_tuned_configuration_takes_no_runs() -> None:
+    case, history = case_and_history(SPEC)
+    assert case.tuned is not None
+    same = replace(case, configuration=case.tuned.configuration)
+    assert not list(remaining(history, [same], 4))

@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from bssearch.commands.check import Check
+from bssearch.commands.run import check
+from bssearch.errors import LaunchError, SpecError
+from bssearch.executors.base import Ended, Event, Observed
+from bssearch.records import Observation, StepTime, StepTimeRequest, TrialOutcome, TrialState
+from tests.factories import SPEC, make_spec
+from tests.search.law import LawExecutor
+
+HEALTHY = {"trials": 20, "trial_train_seconds": 10.0}
+
+
+def codes(law: LawExecutor, **changes: Any) -> set[str]:
+    return {finding.code for finding in look(law, **changes).findings}
+
+
+def look(law: LawExecutor, **changes: Any) -> Check:
+    return check(make_spec(**{"budget": HEALTHY, **changes}), make_executor=lambda *_: law)
+
+
+def test_a_healthy_study_has_nothing_suspicious_and_says_how_long_it_can_take() -> None:
+    executor = LawExecutor()
+    found = look(executor)
+    assert found.findings == []
+    assert [one.batch_size for one in found.batches] == [8, 32, 128]
+    # Most looks are taken at batch 8: one in 6 steps of 0.0018 s, and one before the first, of 0.001 s each.
+    assert found.longest_trial_s == pytest.approx(10 + 0.001 * (1 + math.ceil(10 / (6 * 0.0018))))
+    assert found.longest_study_s == pytest.approx(found.longest_trial_s * (20 + 7 * 3))
+    assert found.trial.time_to_target_s is not None
+    assert found.likely_study_s is not None
+    assert found.likely_study_s < found.longest_study_s
+    (request,) = executor.requests
+    assert request.train_seconds_limit == 5.0
+
+
+class Slow(LawExecutor):
+    """Evaluates for five seconds, and steps slower and slower."""
+
+    def measure_step_time(self, request: StepTimeRequest) -> StepTime:
+        measured = super().measure_step_time(request)
+        size = measured.batch_size
+        return replace(measured, evaluation_seconds=5.0, step_seconds=0.5 if size == 128 else measured.step_seconds)
+
+
+def test_where_evaluation_is_dear_the_longest_trial_and_study_count_it() -> None:
+    found = look(Slow())
+    looks = 1 + 20  # as many as there are at least, and one before the first step
+    assert found.longest_trial_s == pytest.approx(10 + looks * 5)
+    assert found.longest_study_s == pytest.approx(found.longest_trial_s * (20 + 7 * 3))
+    assert found.likely_study_s is not None and found.trial.time_to_target_s is not None
+    assert found.likely_study_s > 11 * (20 * found.trial.time_to_target_s)
+
+
+def test_dear_evaluation_does_not_hide_what_is_found_at_larger_batch_sizes() -> None:
+    found = [finding.code for finding in look(Slow()).findings]
+    assert found.count("evaluation_dear") == 1
+    assert "few_steps" in found
+
+
+@pytest.mark.parametrize(
+    ("code", "executor", "changes"),
+    [
+        ("out_of_memory", LawExecutor(fits_up_to=64), {}),
+        ("batch_norm_small_batch", LawExecutor(batch_norm_layers=3), {}),
+        (
+            "batch_norm_accumulation",
+            LawExecutor(batch_norm_layers=3),
+            {"space": {**SPEC["space"], "max_micro_batch_size": 64}},
+        ),
+        ("chance_differs", LawExecutor(untrained=0.3), {}),
+        ("few_steps", LawExecutor(), {"budget": {"trials": 20, "trial_train_seconds": 0.5}}),
+        ("evaluation_dear", LawExecutor(), {"budget": {"trials": 20, "trial_train_seconds": 0.05}}),
+        ("default_outside_space", LawExecutor(), {"default": {**SPEC["default"], "learning_rate": 7.0}}),
+        ("incomplete_batch_dropped", LawExecutor(), {"space": {**SPEC["space"], "batch_size": [8, 400]}}),
+        ("warmup_outlasts_limit", LawExecutor(), {"default": {**SPEC["default"], "warmup_epochs": 50.0}}),
+        ("more_threads_than_cores", LawExecutor(), {"executor": {"slots": 4096}}),
+        ("target_is_the_bound", LawExecutor(), {"target": {"metric": "accuracy", "value": 1.0}}),
+        ("target_far", LawExecutor(reachable=False), {"budget": {"trials": 20, "trial_train_seconds": 0.2}}),
+    ],
+)
+def test_what_is_suspicious_is_named(code: str, executor: LawExecutor, changes: dict[str, Any]) -> None:
+    assert code in codes(executor, **changes)
+
+
+def test_a_metric_that_never_moves_is_named() -> None:
+    class Stuck(LawExecutor):
+        def events(self, timeout: float) -> list[Event]:
+            request = self.running.pop(0)
+            seen = [
+                Observation(step=step, samples=step, train_seconds=step, metric=0.1, loss=1.0, learning_rate=0.1)
+                for step in range(4)
+            ]
+            outcome = TrialOutcome(state=TrialState.CAPPED, reason="limit", steps=3, best_metric=0.1)
+            return [*(Observed(request.number, one) for one in seen), Ended(request.number, outcome)]
+
+    assert "metric_never_moves" in codes(Stuck())
+
+
+def test_a_default_that_fails_is_an_error_with_its_reason() -> None:
+    with pytest.raises(LaunchError, match=r"the default configuration \(batch 32\) fails: broken"):
+        look(LawExecutor(fails=frozenset({32})))
+    with pytest.raises(LaunchError, match=r"batch size 8 does not fit .* 1, 2, 4, 8 ran out of it"):
+        look(LawExecutor(fits_up_to=0))
+
+
+def test_what_does_not_fit_at_once_is_tried_in_micro_batches() -> None:
+    executor = LawExecutor(fits_up_to=16)
+    found = look(executor)
+    assert [(one.batch_size, one.micro_batch_size) for one in found.batches] == [(8, 8), (32, 16), (128, 16)]
+    assert executor.requests[0].configuration.micro_batch_size == 16
+    assert [finding.code for finding in found.findings] == ["out_of_memory"] * 2
+
+
+def test_a_target_that_an_untrained_model_meets_is_refused_before_anything_runs() -> None:
+    executor = LawExecutor(untrained=0.95)
+    with pytest.raises(
+        SpecError, match=r"target\.value = 0\.9 \(goal: maximize\) is met before the first step: an untrained .* 0\.95"
+    ):
+        look(executor)
+    assert executor.requests == []

@@ -1,0 +1,251 @@
+from __future__ import annotations
+
+import csv
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bssearch.errors import NotFoundError, UsageError
+from bssearch.importers.run_tables import LARGEST, RunTable, parse_runs, read_runs
+
+HEADER = "batch_size,seed,reached,steps,train_seconds,final_metric,device,precision,param.lr,param.optimizer"
+ROW = "32,7,true,120,2.5,0.91,A100,bf16,0.1,adam"
+
+
+def parse(*lines: str) -> RunTable:
+    return parse_runs("\n".join(lines) + "\n", "runs.csv")
+
+
+def refuse(*lines: str, said: str) -> UsageError:
+    with pytest.raises(UsageError) as caught:
+        parse(*lines)
+    assert said in caught.value.message
+    return caught.value
+
+
+def cell(column: str, text: str, *, reached: str = "true") -> tuple[str, str]:
+    """Return a table with one row, in which one cell is this."""
+    values = dict(zip(HEADER.split(","), ROW.split(","), strict=True)) | {"reached": reached, column: text}
+    return ",".join(values), ",".join(values.values())
+
+
+def test_every_cell_of_a_row_has_its_place() -> None:
+    (run,) = parse(HEADER, ROW).runs
+    assert (run.origin, run.seed, run.reached, run.steps) == ("runs.csv:2", 7, True, 120)
+    assert (run.train_seconds, run.final_metric, run.device, run.precision) == (2.5, 0.91, "A100", "bf16")
+    configuration = run.configuration
+    assert (configuration.batch_size, configuration.learning_rate, configuration.optimizer) == (32, 0.1, "adam")
+    assert (configuration.micro_batch_size, configuration.accumulation_steps, configuration.world_size) == (32, 1, 1)
+
+
+def test_two_columns_are_enough_and_what_is_not_known_is_null_under_its_own_name() -> None:
+    (run,) = parse("batch_size,reached", "32,no").runs
+    assert (run.seed, run.steps, run.train_seconds, run.final_metric, run.device, run.precision) == (None,) * 6
+    configuration = run.configuration
+    assert (configuration.learning_rate, configuration.weight_decay, configuration.optimizer) == (1.0, 0.0, "unknown")
+    assert configuration.parameters == dict.fromkeys(
+        ["learning_rate", "warmup_epochs", "weight_decay", "dropout", "label_smoothing", "optimizer"]
+    )
+
+
+def test_an_empty_cell_is_not_known_in_its_row_alone() -> None:
+    first, second = parse(
+        "batch_size,reached,seed,param.learning_rate,param.momentum", "32,1,,,", "32,1,3,0.5,0.9"
+    ).runs
+    assert (first.seed, second.seed) == (None, 3)
+    assert first.configuration.parameters["learning_rate"] is None
+    assert first.configuration.parameters["momentum"] is None
+    assert second.configuration.learning_rate == 0.5
+    assert "learning_rate" not in second.configuration.parameters
+    assert second.configuration.parameters["momentum"] == 0.9
+
+
+@pytest.mark.parametrize(
+    ("text", "reached"),
+    [("true", True), ("1", True), ("YES", True), ("False", False), ("0", False), ("no", False), (" True ", True)],
+)
+def test_booleans(text: str, reached: bool) -> None:
+    assert parse(*cell("reached", text)).runs[0].reached is reached
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("3", 3), ("0.9", 0.9), ("1e-3", 1e-3), ("true", True), ("False", False), ("cosine", "cosine"), ("1_0", "1_0")],
+)
+def test_parameters_are_numbers_booleans_or_texts(text: str, value: object) -> None:
+    found = parse("batch_size,reached,param.x", f"32,1,{text}").runs[0].configuration.parameters["x"]
+    assert (type(found), found) == (type(value), value)
+
+
+def test_typed_parameters_have_their_fields() -> None:
+    names = ("learning_rate", "weight_decay", "dropout", "label_smoothing", "warmup_epochs")
+    header = ",".join(["batch_size", "reached", *(f"param.{name}" for name in names)])
+    (run,) = parse(header, "32,1,0.1,0.01,0.2,0.3,4").runs
+    assert [getattr(run.configuration, name) for name in names] == [0.1, 0.01, 0.2, 0.3, 4.0]
+    assert run.configuration.parameters == {"optimizer": None}
+
+
+@pytest.mark.parametrize(
+    ("micro", "accumulation", "world", "split"),
+    [
+        ("8", "2", "4", (8, 2, 4)),
+        ("8", "", "", (8, 8, 1)),
+        ("", "4", "", (16, 4, 1)),
+        ("", "", "4", (16, 1, 4)),
+        ("8", "", "2", (8, 4, 2)),
+        ("", "", "", (64, 1, 1)),
+    ],
+)
+def test_the_split_into_micro_batches(micro: str, accumulation: str, world: str, split: tuple[int, int, int]) -> None:
+    header = "batch_size,reached,param.micro_batch_size,param.accumulation_steps,param.world_size"
+    table = parse(header, f"64,1,{micro},{accumulation},{world}")
+    found = table.runs[0].configuration
+    assert (found.micro_batch_size, found.accumulation_steps, found.world_size) == split
+    assert table.notes == ()
+
+
+@pytest.mark.parametrize(
+    ("cells", "split"), [("48,2,1", (64, 1, 1)), ("8,2,2", (32, 1, 2)), ("128,,", (64, 1, 1)), (",,3", (64, 1, 1))]
+)
+def test_a_split_that_does_not_give_the_batch_is_left_out_and_noted(cells: str, split: tuple[int, int, int]) -> None:
+    header = "batch_size,reached,param.micro_batch_size,param.accumulation_steps,param.world_size"
+    table = parse(header, f"64,1,{cells}")
+    found = table.runs[0].configuration
+    assert (found.micro_batch_size, found.accumulation_steps, found.world_size) == split
+    assert "in 1 of 1 runs (the first: runs.csv:2)" in table.notes[0]
+
+
+def test_a_metric_that_is_nan_is_not_known_and_counted() -> None:
+    table = parse("batch_size,reached,final_metric", "8,1,0.5", "8,0,nan", "8,0,NaN", "8,0,")
+    assert [run.final_metric for run in table.runs] == [0.5, None, None, None]
+    assert table.notes == ("final_metric is NaN, and so not known, in 2 of 4 runs (the first: runs.csv:3)",)
+
+
+@pytest.mark.parametrize(
+    ("column", "text", "reached", "said"),
+    [
+        ("batch_size", "0", "true", f"batch_size = '0' must be an integer in [1, {LARGEST}] (runs.csv:2)"),
+        ("batch_size", "-8", "true", "batch_size = '-8' must be"),
+        ("batch_size", "32.5", "true", "batch_size = '32.5' must be"),
+        ("batch_size", "", "true", "batch_size = '' must be"),
+        ("batch_size", "nan", "true", "batch_size = 'nan' must be"),
+        ("batch_size", "1e30", "true", "batch_size = '1e30' must be"),
+        ("batch_size", "many", "true", "batch_size = 'many' must be"),
+        ("reached", "maybe", "true", "reached = 'maybe' must be one of true, 1, yes, false, 0, no (runs.csv:2)"),
+        ("reached", "", "true", "reached = '' must be"),
+        ("seed", "-1", "true", "seed = '-1' must be an integer in [0, "),
+        ("seed", "x", "true", "seed = 'x' must be"),
+        ("steps", "0", "true", "steps = '0' must be an integer in [1, "),
+        ("steps", "-1", "false", "steps = '-1' must be an integer in [0, "),
+        ("steps", "inf", "true", "steps = 'inf' must be"),
+        ("train_seconds", "0", "true", "train_seconds = '0' must be > 0 where the target was reached, and <= 1e+09"),
+        ("train_seconds", "-1", "true", "train_seconds = '-1' must be > 0"),
+        ("train_seconds", "-1", "false", "train_seconds = '-1' must be in [0, 1e+09] (runs.csv:2)"),
+        ("train_seconds", "nan", "true", "train_seconds = 'nan' must be"),
+        ("train_seconds", "inf", "false", "train_seconds = 'inf' must be"),
+        ("train_seconds", "fast", "true", "train_seconds = 'fast' must be"),
+        ("final_metric", "inf", "true", "final_metric = 'inf' must be a finite number, NaN, or empty"),
+        ("final_metric", "good", "true", "final_metric = 'good' must be"),
+        ("param.lr", "0", "true", "param.learning_rate = 0 must be > 0 (runs.csv:2)"),
+        ("param.lr", "high", "true", "param.learning_rate = 'high' must be a number and > 0 (runs.csv:2)"),
+        ("param.lr", "inf", "true", "param.learning_rate = 'inf' must be a finite number"),
+        ("param.weight_decay", "-0.1", "true", "param.weight_decay = -0.1 must be >= 0"),
+        ("param.dropout", "1", "true", "param.dropout = 1 must be in [0, 1)"),
+        ("param.label_smoothing", "true", "true", "param.label_smoothing = True must be a number and in [0, 1)"),
+        ("param.warmup_epochs", "-1", "true", "param.warmup_epochs = -1 must be >= 0"),
+        ("param.momentum", "nan", "true", "param.momentum = 'nan' must be a finite number"),
+        ("param.world_size", "0", "true", "param.world_size = '0' must be an integer in [1, "),
+    ],
+)
+def test_a_wrong_cell_is_named_with_its_line_column_value_and_bound(
+    column: str, text: str, reached: str, said: str
+) -> None:
+    table = cell(column, text, reached=text if column == "reached" else reached)
+    assert "(runs.csv:2)" in refuse(*table, said=said).message
+
+
+def test_a_run_that_missed_may_have_neither_steps_nor_seconds() -> None:
+    (run,) = parse("batch_size,reached,steps,train_seconds", "8,0,0,0").runs
+    assert (run.steps, run.train_seconds) == (0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        (["reached", "1"], "the table lacks the column batch_size: it has 'reached' (runs.csv:1)"),
+        (["batch_size", "1"], "the table lacks the column reached"),
+        ([""], "the table lacks the columns batch_size, reached: it has none (runs.csv:1)"),
+        (["batch_size;reached", "8;1"], "unknown column 'batch_size;reached'"),
+        (["batch_size,reached"], "no runs: runs.csv has no row under its header"),
+        (["batch_size,reached,seed,seed", "8,1,1,1"], "the column 'seed' stands 2 times (runs.csv:1)"),
+        (["batch_size,reached,param.lr,param.learning_rate", "8,1,1,1"], "'param.learning_rate' stands 2 times"),
+        (["batch_size,reached,learning_rate", "8,1,1"], "did you mean 'param.learning_rate'?"),
+        (["batch_size,reached,train_second", "8,1,1"], "did you mean 'train_seconds'?"),
+        (["batch_size,reached,param.batch_size", "8,1,1"], "'param.batch_size' is no parameter's column (runs.csv:1)"),
+        (["batch_size,reached,param.", "8,1,1"], "'param.' is no parameter's column"),
+        (["batch_size,reached", "8,1", "8,1,5"], "a row of 3 cells, where the header has 2 columns (runs.csv:3)"),
+        (["batch_size,reached", "8"], "a row of 1 cells, where the header has 2 columns (runs.csv:2)"),
+        (["batch_size,reached", '8,"1'], "runs.csv:2 is not valid CSV"),
+    ],
+)
+def test_a_table_that_is_none_is_refused(lines: list[str], said: str) -> None:
+    refuse(*lines, said=said)
+
+
+def test_lines_are_counted_as_an_editor_counts_them() -> None:
+    table = parse("", "batch_size,reached,param.note", '8,1,"two', 'lines"', "", "16,0,x")
+    assert [run.origin for run in table.runs] == ["runs.csv:3", "runs.csv:6"]
+
+
+def test_the_index_that_pandas_writes_is_left_out_and_noted() -> None:
+    table = parse(",batch_size,reached", "0,8,1", "1,16,1")
+    assert [run.configuration.batch_size for run in table.runs] == [8, 16]
+    assert table.notes == ("column 1 has no name and is left out",)
+
+
+def test_files_that_are_not_there_or_no_text(tmp_path: Path) -> None:
+    with pytest.raises(NotFoundError, match=r"nothing\.csv"):
+        read_runs(tmp_path / "nothing.csv")
+    with pytest.raises(UsageError, match="cannot be read"):
+        read_runs(tmp_path)
+    broken = tmp_path / "broken.csv"
+    broken.write_bytes(b"batch_size,reached\n8,1\n\xff,1\n")
+    with pytest.raises(UsageError, match=r"broken\.csv:3 is not UTF-8 text: byte 0xff"):
+        read_runs(broken)
+    broken.write_bytes(b"\xef\xbb\xbfbatch_size,reached\r\n8,1\r\n")
+    assert len(read_runs(broken).runs) == 1
+
+
+POSITIVE = st.floats(min_value=1e-6, max_value=1e6)
+ROWS = st.fixed_dictionaries(
+    {
+        "batch_size": st.integers(1, LARGEST),
+        "seed": st.none() | st.integers(0, 2**62),
+        "reached": st.booleans(),
+        "steps": st.none() | st.integers(1, LARGEST),
+        "train_seconds": st.none() | POSITIVE,
+        "final_metric": st.none() | st.floats(allow_nan=False, allow_infinity=False),
+        "device": st.none() | st.sampled_from(["A100", 'a "quoted", one', "ü"]),
+        "param.learning_rate": st.none() | POSITIVE,
+        "param.x": st.none() | st.integers() | POSITIVE | st.booleans() | st.sampled_from(["text", "a,b"]),
+    }
+)
+
+
+@given(st.lists(ROWS, min_size=1, max_size=5))
+def test_what_is_written_is_read_back(rows: list[dict[str, Any]]) -> None:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(rows[0]))
+    writer.writeheader()
+    writer.writerows(rows)
+    runs = parse_runs(text.getvalue(), "runs.csv").runs
+    for row, run in zip(rows, runs, strict=True):
+        for name in ("seed", "reached", "steps", "train_seconds", "final_metric", "device"):
+            assert getattr(run, name) == row[name]
+        assert run.configuration.batch_size == row["batch_size"]
+        assert run.configuration.learning_rate == (row["param.learning_rate"] or 1.0)
+        assert run.configuration.parameters["x"] == row["param.x"]

@@ -1,0 +1,397 @@
+"""The page of a study holds all it needs, fetches nothing, and shows what users wrote as text and nothing else."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+import shutil
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from html import unescape
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from bssearch.analysis.answer import FinalMetrics, Gap, Generalisation
+from bssearch.analysis.headline import headline
+from bssearch.analysis.report import build_answer
+from bssearch.errors import UsageError
+from bssearch.pages import html as pages
+from bssearch.pages.html import script_json
+from bssearch.pages.page import StudyPicture, render
+from bssearch.pages.plots import curve_trials
+from bssearch.records import Objective, TrialState
+from bssearch.spec import StudySpec
+from tests.factories import make_curve, make_probe, make_spec, make_trial
+from tests.pages.test_plots import SIZES, answer_of, law_trials, study_of
+
+EVIL = "</script><script>alert(1)</script>"
+IMAGE = '"><img src=x onerror=alert(2)>'
+AUDIT = {
+    "study": "toy",
+    "rules": [
+        {
+            "rule": f"linear_learning_rate {EVIL}",
+            "batch_size": 128,
+            "configuration": {"learning_rate": 0.4, "batch_size": 128},
+            "regret": {"value": 1.234, "low": 1.15, "high": 1.33, "at_least": False},
+            "verdict": "broke",
+            "reason": f"three runs {IMAGE}",
+            "trial_numbers": [7, 8, 9],
+        },
+        {
+            "rule": "dropout",
+            "batch_size": None,
+            "configuration": None,
+            "regret": None,
+            "verdict": "not_run",
+            "reason": "no dropout",
+            "trial_numbers": [],
+        },
+    ],
+    "learning_rate_slope": {"estimate": 0.52, "low": 0.31, "high": 0.73, "excludes": [0, 1]},
+}
+
+
+def picture(spec: StudySpec | None = None, audit: Any = None, **environment: Any) -> StudyPicture:
+    spec = spec or make_spec()
+    trials = law_trials(peak_memory_bytes=2**30)
+    trials.append(make_trial(len(trials), batch_size=8, state=TrialState.DIVERGED))
+    study = study_of(spec, **environment)
+    probes = {size: make_probe(size, step_seconds=0.01 + 0.0002 * size) for size in SIZES}
+    answer = build_answer(study, spec, trials, probes)
+    chosen = curve_trials(answer, trials)
+    curve = make_curve((0.0, 0.1), (0.5, 0.8), (1.0, 0.95))
+    return StudyPicture(
+        study=study, spec=spec, answer=answer, trials=trials, curves=dict.fromkeys(chosen, curve), audit=audit
+    )
+
+
+def evil_picture() -> StudyPicture:
+    """Return a study in which everything that users name is an attack."""
+    spec = make_spec(
+        workload=f"evil.py:{EVIL}",
+        workload_settings={EVIL: IMAGE},
+        target={"metric": EVIL, "value": 0.9},
+    )
+    found = picture(spec, AUDIT, device_name=EVIL, host=IMAGE, git_revision=EVIL, workload_revision=IMAGE)
+    optimal = found.answer.optimal.model_copy(update={"parameters": {EVIL: IMAGE, "learning_rate": 0.1}})
+    rows = [row.model_copy(update={"untuned": True, "untuned_because": [EVIL]}) for row in found.answer.batches]
+    largest = found.answer.largest_that_fits.model_copy(update={"reason": IMAGE})
+    warnings = [one.model_copy(update={"message": EVIL}) for one in found.answer.warnings]
+    update = {"optimal": optimal, "batches": rows, "largest_that_fits": largest, "warnings": warnings}
+    return replace(found, answer=found.answer.model_copy(update=update), study=replace(found.study, name=EVIL))
+
+
+class Elements(HTMLParser):
+    """The elements of a page, its texts, and the contents of its scripts."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.scripts: list[str] = []
+        self.texts: list[str] = []
+        self.inside = ""
+        self.feed(html)
+        self.close()
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attributes)))
+        self.inside = tag
+        if tag == "script":
+            self.scripts.append("")
+
+    def handle_endtag(self, tag: str) -> None:
+        self.inside = ""
+
+    def handle_data(self, data: str) -> None:
+        if self.inside == "script":
+            self.scripts[-1] += data
+        elif data.strip():
+            self.texts.append(data.strip())
+
+    @property
+    def text(self) -> str:
+        return "\n".join(self.texts)
+
+
+@pytest.fixture(scope="module")
+def whole() -> StudyPicture:
+    return picture()
+
+
+@pytest.fixture(scope="module")
+def html(whole: StudyPicture) -> str:
+    return render(whole)
+
+
+@pytest.fixture(scope="module")
+def evil() -> str:
+    return render(evil_picture())
+
+
+def figures_of(html: str) -> dict[str, Any]:
+    figures: dict[str, Any] = json.loads(Elements(html).scripts[0])
+    return figures
+
+
+def test_the_page_says_what_the_answer_says(whole: StudyPicture, html: str) -> None:
+    text = Elements(html).text
+    assert headline(whole.answer) in text
+    for warning in whole.answer.warnings:
+        assert warning.message[1:] in text
+    assert set(figures_of(html)) == {
+        "objective",
+        "steps",
+        "samples",
+        "curves",
+        "front",
+        "rates",
+        "throughput",
+        "memory",
+    }
+    best, figure = whole.answer.optimal, whole.answer.optimal.objective_value
+    assert figure is not None and figure.low is not None and figure.high is not None
+    tiles = text[: text.index("What to know")]
+    assert f"\n{best.batch_size}\n" in tiles
+    assert f"{figure.median:.3g} s" in tiles
+    assert f"95 % interval {figure.low:.3g} to {figure.high:.3g}, 3 runs" in tiles
+    for row in whole.answer.batches:
+        assert f"\n{row.batch_size}\n" in text
+
+
+def test_the_page_needs_no_other_file(html: str) -> None:
+    elements = Elements(html)
+    assert [attributes.get("src") for tag, attributes in elements.tags if tag == "script"] == [None] * 3
+    assert not {tag for tag, _ in elements.tags} & {"link", "img", "iframe", "object", "embed", "base", "form", "a"}
+    assert elements.scripts[1].count("plotly.js v") == 1
+    styles = re.findall(r"<style>(.*?)</style>", html, flags=re.DOTALL)
+    assert len(styles) == 1
+    assert "url(" not in styles[0] and "@import" not in styles[0]
+
+
+def test_only_the_scripts_of_the_page_may_run(html: str) -> None:
+    elements = Elements(html)
+    policy = next(one["content"] or "" for tag, one in elements.tags if tag == "meta" and "http-equiv" in one)
+    allowed = re.findall(r"'sha256-([^']+)'", policy)
+    run = [base64.b64encode(hashlib.sha256(one.encode()).digest()).decode() for one in elements.scripts[1:]]
+    assert allowed == run
+    assert policy.startswith("default-src 'none'; script-src 'sha256-")
+    assert "'unsafe-eval'" not in policy and "'unsafe-inline'" not in policy.split("style-src")[0]
+
+
+def test_nothing_that_users_wrote_becomes_an_element(html: str, evil: str) -> None:
+    good, bad = Elements(html), Elements(evil)
+    assert {tag for tag, _ in bad.tags} - {tag for tag, _ in good.tags} == set()
+    assert len(bad.scripts) == len(good.scripts) == 3
+    assert bad.scripts[1:] == good.scripts[1:]
+    assert not any(name.startswith("on") for _, attributes in bad.tags for name in attributes)
+    for words in (EVIL, IMAGE):
+        assert words in bad.text
+        assert words not in evil
+
+
+def test_figures_hold_what_users_wrote_and_do_not_end_their_script(evil: str) -> None:
+    block = Elements(evil).scripts[0]
+    assert "<" not in block and ">" not in block and "&" not in block
+    title = json.loads(block)["curves"]["layout"]["yaxis"]["title"]["text"]
+    assert "&lt;/script&gt;&lt;script&gt;alert(1)" in title  # plotly reads some HTML
+
+
+def test_json_survives_its_script() -> None:
+    awkward = {"</script>": ["<!--", "&amp;", "]]>", "\u2028", 1.5, None]}
+    assert json.loads(script_json(awkward)) == awkward
+    with pytest.raises(ValueError, match="JSON"):
+        script_json(float("nan"))
+
+
+def test_a_section_without_data_says_why() -> None:
+    found = picture()
+    rows = [
+        row.model_copy(
+            update=dict.fromkeys(("steps_to_target", "samples_to_target", "samples_per_s", "peak_memory_bytes"))
+        )
+        for row in found.answer.batches
+    ]
+    bare = replace(found, answer=found.answer.model_copy(update={"batches": rows, "front": [], "fit": None}), curves={})
+    text, figures = Elements(render(bare)).text, figures_of(render(bare))
+    assert set(figures) == {"objective", "rates"}
+    for why in (
+        "no batch size has a known number of steps",
+        "the runs have no stored evaluations",
+        "it takes both seconds and samples",
+        "neither step times nor peak memory were measured",
+    ):
+        assert f"Not shown: {why}" in text
+
+
+def test_batch_sizes_that_no_run_bounds_are_named(html: str) -> None:
+    trials = [make_trial(0, batch_size=32), make_trial(1, batch_size=8, state=TrialState.DIVERGED)]
+    found = replace(picture(), answer=answer_of(trials), trials=trials)
+    assert "Not drawn, for no run gives a figure or a bound: batch 8 (1 diverged)" in Elements(render(found)).text
+    assert "Not drawn" not in Elements(html).text
+
+
+@pytest.mark.parametrize(
+    ("objective", "price", "said"),
+    [
+        (Objective.SAMPLES_TO_TARGET, None, "&gt; 2,400 samples"),
+        (Objective.COST_TO_TARGET, 500.0, "&gt; 1"),
+        (Objective.COST_TO_TARGET, None, "&gt; 0.002 device-hours"),
+        (Objective.TIME_TO_TARGET, None, "&gt; 7.2 s"),
+    ],
+)
+def test_what_was_missed_is_bounded_in_the_unit_of_the_objective(
+    objective: Objective, price: float | None, said: str
+) -> None:
+    spec = make_spec(objective=objective, price_per_device_hour=price)
+    trials = [
+        make_trial(0, batch_size=32),
+        make_trial(1, batch_size=8, state=TrialState.EXHAUSTED, seconds=7.2, last_miss_step=300),
+    ]
+    found = render(replace(picture(spec), answer=answer_of(trials, spec), trials=trials))
+    assert f"<td>{said}</td>" in found
+    missed = Elements(found).text.count("Not drawn, for no run gives a figure or a bound: batch 16 (not run), 64")
+    assert (missed, "batch 8" in found.split("Not drawn")[1].split("</p>")[0]) == (1, False)
+
+
+def test_of_too_few_batch_sizes_there_is_no_critical_one_and_no_law() -> None:
+    trials = law_trials((8, 16))
+    answer = answer_of(trials)
+    assert answer.fit is not None and answer.fit.verdict == "too_few_points"
+    text = Elements(render(replace(picture(), answer=answer, trials=trials))).text
+    assert "There is no law yet: it takes three tuned batch sizes that span the bend." in text
+    assert "Critical batch size" not in text and "S_min" not in text and "B_crit" not in text
+
+
+def test_the_audit_is_shown_where_there_is_one(html: str) -> None:
+    assert "Rules of thumb" not in html
+    assert "Rules of thumb" not in render(picture(audit={"rules": []}))
+    text = Elements(render(picture(audit=AUDIT))).text
+    for said in ("BROKE", "1.23 [1.15, 1.33]", "learning_rate 0.4, batch_size 128", "NOT RUN", "no dropout"):
+        assert said in text
+    assert "to the power 0.52 [0.31, 0.73]; linear is 1, square root 0.5, and the interval excludes 0, 1." in text
+
+
+def test_what_the_batch_sizes_come_to_in_the_same_time_is_shown_where_it_was_run(html: str) -> None:
+    assert "Trained for the same time" not in html
+    large = FinalMetrics(
+        batch_size=128,
+        parameters={},
+        runs=3,
+        ended_early=1,
+        contended=0,
+        final_metric=0.91,
+        test_metric=0.9,
+        gap=Gap(value=0.04, low=0.01, high=0.07),
+        trial_numbers=[4, 5, 6],
+    )
+    small = large.model_copy(update={"batch_size": 16, "gap": None, "final_metric": 0.95})
+    final = Generalisation(
+        train_seconds=10.0,
+        best_batch_size=16,
+        notable_gap=0.02,
+        batches=[small, large],
+        more_regularised=large,
+        closed=False,
+    )
+    found = picture()
+    shown = render(replace(found, answer=found.answer.model_copy(update={"generalisation": final})))
+    section = re.search(r'<section id="generalisation">(.*?)</section>', shown, flags=re.DOTALL)
+    assert section is not None
+    rows = [re.findall(r"<td>(.*?)</td>", row) for row in re.findall(r"<tr.*?</tr>", section[1], flags=re.DOTALL)][1:]
+    assert rows == [
+        ["16 (best)", "0.95", "0.9", "–", "3 (1 ended early)"],
+        ["128", "0.91", "0.9", "0.04 [0.01, 0.07]", "3 (1 ended early)"],
+        ["128, more regularised", "0.91", "0.9", "0.04 [0.01, 0.07]", "3 (1 ended early)"],
+    ]
+    assert section[1].count('class="marked"') == 1
+
+
+def test_the_spec_on_the_page_asks_the_same_question(whole: StudyPicture, html: str) -> None:
+    spec = re.findall(r"<pre[^>]*>(.*?)</pre>", html, flags=re.DOTALL)[-1]
+    assert StudySpec.model_validate(yaml.safe_load(unescape(spec))) == whole.spec
+    assert "bssearch run ./toy.yaml" in html
+
+
+def test_an_imported_study_is_not_said_to_run_again() -> None:
+    text = Elements(render(picture(make_spec(workload="imported")))).text
+    assert "Its runs were made elsewhere" in text
+    assert "bssearch run" not in text
+    assert "Your default" not in text
+
+
+def test_without_plotly_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    pages._tools.cache_clear()
+    monkeypatch.setitem(sys.modules, "plotly.offline", None)
+    with pytest.raises(UsageError, match="plotly") as caught:
+        render(picture())
+    pages._tools.cache_clear()
+    assert caught.value.hint == "pip install '.[plots]'"
+
+
+@pytest.fixture
+def browser() -> Iterator[Any]:
+    """Yield headless Chromium where it and playwright are installed; they are no dependency of the project."""
+    playwright = pytest.importorskip("playwright.sync_api")
+    chromium = shutil.which("chromium")
+    if chromium is None:
+        pytest.skip("no chromium")
+    with playwright.sync_playwright() as driver:
+        opened = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        yield opened
+        opened.close()
+
+
+class Seen:
+    """What a tab fetched and said, and what it is drawn in."""
+
+    def __init__(self, browser: Any, path: Path, scheme: str, width: int) -> None:
+        context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
+        self.tab = context.new_page()
+        self.requests: list[str] = []
+        self.said: list[str] = []
+        self.tab.on("request", lambda request: self.requests.append(request.url))
+        self.tab.on("console", lambda message: self.said.append(message.text))
+        self.tab.on("pageerror", lambda error: self.said.append(str(error)))
+        self.tab.on("dialog", self._dismiss)
+        self.tab.goto(path.as_uri())
+        self.tab.wait_for_function("document.querySelectorAll('.figure .xtick').length > 0")
+        self.figures = self.ask("document.querySelectorAll('.figure').length")
+        self.drawn = self.ask(
+            "[...document.querySelectorAll('.figure')].filter(one => one.querySelector('.trace')).length"
+        )
+        self.too_wide = self.ask("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+        self.ink = self.ask("getComputedStyle(document.querySelector('.ytick text')).fill")
+        self.links = self.ask("document.querySelectorAll('a').length")
+        context.close()
+
+    def ask(self, script: str) -> Any:
+        return self.tab.evaluate(script)
+
+    def _dismiss(self, dialog: Any) -> None:
+        self.said.append(f"dialog: {dialog.message}")
+        dialog.dismiss()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [1280, 390])
+def test_in_a_browser_it_draws_fetches_nothing_and_never_scrolls_sideways(
+    browser: Any, html: str, evil: str, tmp_path: Path, width: int
+) -> None:
+    inks = set()
+    for name, text in (("plain", html), ("evil", evil)):
+        path = tmp_path / f"{name}.html"
+        path.write_text(text, encoding="utf-8")
+        for scheme in ("light", "dark"):
+            seen = Seen(browser, path, scheme, width)
+            assert (seen.requests, seen.said, seen.links) == ([path.as_uri()], [], 0)
+            assert (seen.figures, seen.drawn, seen.too_wide) == (8, 8, 0)
+            inks.add((scheme, seen.ink))
+    assert len(inks) == len({ink for _, ink in inks}) == 2

@@ -1,0 +1,179 @@
+from __future__ import annotations
+
+from collections import Counter
+
+from bssearch.history import ATTEMPTS, History
+from bssearch.records import ProbeRecord, TrialRecord, TrialState
+from bssearch.samplers.allocation import EVIDENCE_TRIALS, EVIDENCE_TRIES, evidence_sizes, propose
+from tests.factories import make_probe, make_spec, make_trial
+
+SIZES = (8, 16, 32, 64, 128)
+
+
+def history(*trials: TrialRecord, probes: dict[int, ProbeRecord] | None = None) -> History:
+    return History(make_spec(), trials, probes or {size: make_probe(size) for size in SIZES})
+
+
+def default_trial(**changes: object) -> TrialRecord:
+    return make_trial(0, configuration=make_spec().default_configuration, **changes)  # type: ignore[arg-type]
+
+
+def test_the_default_comes_first_and_under_the_full_limit() -> None:
+    proposal = propose(history())
+    assert proposal is not None
+    assert (proposal.batch_size, proposal.source, proposal.evidence) == (32, "default", True)
+
+
+def test_a_lost_default_is_tried_again_a_failed_one_is_not() -> None:
+    lost = propose(history(default_trial(state=TrialState.LOST)))
+    failed = propose(history(default_trial(state=TrialState.FAILED)))
+    assert lost is not None
+    assert failed is not None
+    assert (lost.source, failed.source) == ("default", "transfer")
+
+
+def test_every_batch_size_gets_its_trials_nearest_to_the_incumbent_first() -> None:
+    trials = [default_trial(seconds=2.0)]
+    order = []
+    for number in range(1, 10):
+        proposal = propose(history(*trials))
+        assert proposal is not None
+        order.append(proposal.batch_size)
+        trials.append(make_trial(number, batch_size=proposal.batch_size, seconds=3.0, state=TrialState.CAPPED))
+    assert set(order[:2]) == {16, 64}
+    assert set(order[:4]) == {8, 16, 64, 128}
+    assert Counter([32, *order]) == dict.fromkeys(SIZES, 2)
+
+
+def test_running_trials_count_so_that_slots_spread_out() -> None:
+    proposal = propose(history(default_trial(), make_trial(1, batch_size=16, state=TrialState.RUNNING)))
+    assert proposal is not None
+    assert proposal.batch_size == 64
+
+
+def test_evidence_is_the_largest_and_a_rung_each_side_four_times_away() -> None:
+    assert evidence_sizes(history(default_trial())) == [128, 8]
+    sizes = (8, 16, 32, 64, 128, 256, 512)
+    wide = history(default_trial(), probes={size: make_probe(size) for size in sizes})
+    assert evidence_sizes(wide) == [512, 8, 128]
+
+
+def test_from_half_the_budget_evidence_runs_where_the_target_was_not_reached() -> None:
+    trials = [default_trial()]
+    trials += [make_trial(n, batch_size=16, seconds=1.0) for n in range(1, 4)]
+    for n, size in enumerate([8, 8, 32, 64, 64, 128, 128], start=4):
+        trials.append(make_trial(n, batch_size=size, seconds=2.0, state=TrialState.CAPPED))
+    proposal = propose(history(*trials))
+    assert proposal is not None
+    assert (proposal.batch_size, proposal.source, proposal.evidence) == (128, "transfer", True)
+    sources = []
+    while proposal is not None and proposal.evidence and proposal.batch_size == 128:
+        sources.append(proposal.source)
+        trials.append(make_trial(len(trials), batch_size=128, state=TrialState.EXHAUSTED, evidence=True))
+        proposal = propose(history(*trials))
+    assert sources == ["transfer", "baseline", "sample"]
+
+
+def test_evidence_that_fails_is_not_tried_for_ever() -> None:
+    trials = [default_trial()]
+    trials += [make_trial(n, batch_size=16, seconds=1.0) for n in range(1, 4)]
+    for n, size in enumerate([8, 8, 32, 64, 64, 128, 128, 128], start=4):
+        trials.append(make_trial(n, batch_size=size, seconds=2.0, state=TrialState.CAPPED))
+    for _ in range(EVIDENCE_TRIES):
+        assert (proposal := propose(history(*trials))) is not None and proposal.batch_size == 128
+        trials.append(make_trial(len(trials), batch_size=128, state=TrialState.FAILED, evidence=True))
+    assert (proposal := propose(history(*trials))) is not None and proposal.batch_size != 128
+
+
+def test_a_trial_that_is_lost_again_and_again_is_given_up() -> None:
+    trials = [make_trial(0, state=TrialState.LOST, evidence=True)]
+    while (lost := history(*trials).to_retry(evidence=True)) is not None:
+        trials.append(make_trial(len(trials), state=TrialState.LOST, evidence=True, retry_of=lost.number))
+    assert len(trials) == ATTEMPTS
+
+
+def test_what_the_optimum_is_compared_with_is_tuned_too() -> None:
+    trials = [default_trial(seconds=8.0, evidence=True)]  # batch 32
+    trials += [make_trial(n, batch_size=size, seconds=1.0 if size == 8 else 4.0) for n, size in enumerate([8] * 6, 1)]
+    trials += [make_trial(n, batch_size=size, seconds=4.0) for n, size in enumerate([16, 16, 32, 64, 64, 128, 128], 7)]
+    asked = []
+    while (proposal := propose(history(*trials))) is not None and proposal.evidence:
+        asked.append(proposal.batch_size)
+        trials.append(make_trial(len(trials), batch_size=proposal.batch_size, seconds=4.0, evidence=True))
+    assert Counter(asked) == {128: EVIDENCE_TRIALS, 32: EVIDENCE_TRIALS - 1}  # the default itself was one
+
+
+def test_what_ran_out_of_memory_is_tried_again_in_smaller_micro_batches_once_they_are_timed() -> None:
+    probes = {size: make_probe(size, micro_batch_size=min(size, 32)) for size in SIZES}
+    ran_out = make_trial(0, batch_size=64, state=TrialState.OOM)
+    seen = history(ran_out, probes=probes)
+    assert (seen.feasible, seen.largest, seen.untimed) == (SIZES, 32, ())
+    assert seen.to_retry(evidence=False) is ran_out
+    assert seen.at(64) == []
+    again = seen.as_run(ran_out.configuration)
+    assert (again.batch_size, again.micro_batch_size, again.accumulation_steps) == (64, 32, 2)
+    waiting = history(ran_out, probes={8: probes[8], 16: probes[16]})
+    assert (waiting.feasible, waiting.untimed) == ((8, 16), (32, 64, 128))
+    assert waiting.to_retry(evidence=False) is None
+
+
+def test_the_default_counts_as_tried_in_whatever_micro_batches_but_not_where_it_ran_out_of_memory() -> None:
+    default = make_spec().default_configuration
+    split = default.in_micro_batches(8)
+    assert history(make_trial(0, configuration=split)).tried(default)
+    assert not history(make_trial(0, configuration=split, state=TrialState.OOM)).tried(default)
+    assert make_spec().space.encode(split) == make_spec().space.encode(default) is not None
+
+
+def test_the_rest_goes_where_the_target_is_reached_soonest() -> None:
+    trials = [default_trial(seconds=1.0)]
+    for _ in range(60):
+        number = len(trials)
+        proposal = propose(history(*trials))
+        assert proposal is not None
+        slowness = {8: 4.0, 16: 2.0, 32: 1.0, 64: 1.1, 128: 3.0}[proposal.batch_size]
+        trials.append(make_trial(number, batch_size=proposal.batch_size, seconds=slowness, evidence=proposal.evidence))
+    counts = Counter(trial.configuration.batch_size for trial in trials)
+    assert counts[32] > counts[16] > counts[8] >= 2
+    assert counts[64] > counts[16]
+    assert min(counts.values()) >= 2
+
+
+def test_a_batch_size_whose_trials_mostly_fail_is_given_up() -> None:
+    failures = [make_trial(n, batch_size=16, state=TrialState.FAILED) for n in range(3)]
+    assert 16 in history(*failures[:2]).feasible
+    assert 16 not in history(*failures).feasible
+    assert 16 not in history(*failures, make_trial(3, batch_size=16)).feasible
+    assert 16 in history(*failures, *(make_trial(n, batch_size=16) for n in (3, 4, 5))).feasible
+
+
+def test_lost_trials_are_retried_failed_ones_once() -> None:
+    lost = make_trial(0, state=TrialState.LOST)
+    failed = make_trial(1, state=TrialState.FAILED)
+    again = make_trial(2, state=TrialState.FAILED, retry_of=1)
+    assert history(lost).to_retry(evidence=False) is lost
+    assert history(failed).to_retry(evidence=False) is failed
+    assert history(failed, again).to_retry(evidence=False) is None
+    assert history(lost, make_trial(1, retry_of=0)).to_retry(evidence=False) is None
+
+
+def test_only_evidence_is_retried_where_it_was_cancelled() -> None:
+    cancelled = make_trial(0, state=TrialState.CANCELLED)
+    asked_for = make_trial(1, state=TrialState.CANCELLED, evidence=True)
+    assert history(cancelled).to_retry(evidence=False) is None
+    assert history(cancelled, asked_for).to_retry(evidence=True) is asked_for
+    assert history(cancelled, asked_for).to_retry(evidence=False) is None
+
+
+def test_a_small_budget_still_buys_evidence_before_second_trials() -> None:
+    spec = make_spec(budget={"trials": 9, "trial_train_seconds": 10.0})
+    trials = [
+        default_trial(),
+        *(
+            make_trial(n, batch_size=size, state=TrialState.CAPPED, seconds=2.0)
+            for n, size in enumerate((8, 16, 64, 128), start=1)
+        ),
+    ]
+    proposal = propose(History(spec, trials, {size: make_probe(size) for size in SIZES}))
+    assert proposal is not None
+    assert (proposal.batch_size, proposal.evidence) == (128, True)

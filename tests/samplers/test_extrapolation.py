@@ -1,0 +1,139 @@
+"""What a trial's curve says of its time to the target, by hand-made winners: a straight line to 1 in 10 s."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from bssearch.pruners.base import Progress
+from bssearch.samplers.time_model.extrapolation import BOUND_DEVIATION, ERROR, WORST, Paces, Run, paces
+
+MOST = 128
+
+
+def run(point: int, *points: tuple[float, float], hit: float | None = None, **changes: bool) -> Run:
+    """Return an ended trial with evaluations at (train seconds, gain)."""
+    progress = Progress()
+    for train_seconds, gain in points:
+        progress.add(train_seconds, gain)
+    return Run(point, progress, hit=hit, **{"running": False, **changes})
+
+
+def line(point: int, seconds: float, until: float = 1.0, **changes: bool) -> Run:
+    """Return a trial that gains evenly and is at 1 after ``seconds``, as far as the share ``until`` of its way."""
+    shares = np.linspace(0.0, until, 11).tolist()
+    hit = seconds if until == 1.0 else None
+    return run(point, *((seconds * share, share) for share in shares), hit=hit, **changes)
+
+
+def seen(*runs: Run, most: int = MOST) -> Paces:
+    found = paces(runs, 1.0, most)
+    assert found is not None
+    return found
+
+
+def test_what_reached_the_target_is_known_exactly() -> None:
+    found = seen(line(0, 10.0), line(1, 20.0))
+    assert np.exp(found.log_seconds) == pytest.approx([10.0, 20.0])
+    assert found.variance.tolist() == [0.0, 0.0]
+    assert not found.is_bound.any()
+    assert found.points.tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("running", [False, True])
+def test_what_was_stopped_on_the_way_is_told_by_its_pace_the_less_surely_the_earlier(running: bool) -> None:
+    found = seen(line(0, 10.0), line(1, 20.0, until=0.8, running=running), line(2, 20.0, until=0.2, running=running))
+    assert np.exp(found.log_seconds[1:]) == pytest.approx([20.0, 20.0])
+    assert 0 < found.variance[1] < found.variance[2]
+    assert found.variance[2] == pytest.approx((found.error * math.log(5)) ** 2)
+    assert not found.is_bound.any()
+
+
+def test_what_is_far_behind_takes_at_least_so_long() -> None:
+    found = seen(line(0, 10.0), line(1, 100.0, until=0.3))
+    assert found.is_bound.tolist() == [False, True]
+    assert math.exp(found.log_seconds[1]) == pytest.approx(WORST * 10.0)
+    assert found.variance[1] >= BOUND_DEVIATION**2
+
+
+def test_a_trial_that_is_nearly_there_but_was_capped_takes_longer_than_its_cap() -> None:
+    stuck = run(1, (0.0, 0.0), (5.0, 0.97), (9.0, 0.97), (10.0, 0.97), (13.0, 0.97))
+    found = seen(line(0, 10.0), stuck)
+    assert found.is_bound.tolist() == [False, True]
+    assert math.exp(found.log_seconds[1]) == pytest.approx(13.0), "its pace alone says 11"
+
+
+def test_a_trial_that_never_left_chance_takes_longer_than_any() -> None:
+    flat = run(1, (0.0, 0.02), (0.5, 0.03), (1.0, 0.03))
+    found = seen(line(0, 10.0), flat)
+    assert found.is_bound.tolist() == [False, True]
+    assert math.exp(found.log_seconds[1]) == pytest.approx(WORST * 10.0)
+
+
+def test_a_diverged_trial_takes_longer_than_any_even_without_a_curve() -> None:
+    found = seen(line(0, 10.0), run(1, diverged=True), run(2, (1.0, 0.9), diverged=True))
+    assert found.points.tolist() == [0, 1, 2]
+    assert found.is_bound.tolist() == [False, True, True]
+    assert np.exp(found.log_seconds[1:]) == pytest.approx([60.0, 60.0])
+
+
+def test_before_a_step_or_with_nothing_but_nan_a_trial_says_nothing() -> None:
+    silent = [run(1), run(2, (0.0, 0.1)), run(3, (1.0, math.nan), (2.0, math.nan))]
+    assert seen(line(0, 10.0), *silent).points.tolist() == [0]
+    assert paces(silent, 1.0, MOST) is None
+
+
+def test_a_gain_that_is_not_a_number_hides_no_other() -> None:
+    """Neither where it is a winner's first, nor where chance is told from what was seen first."""
+    winner = run(0, (0.0, math.nan), (2.0, 0.2), (6.0, 0.6), (10.0, 1.0), hit=10.0)
+    flat = run(1, (0.0, 0.01), (1.0, 0.01))
+    found = seen(winner, flat, line(2, 20.0, until=0.5))
+    assert np.isfinite(found.log_seconds).all()
+    assert math.exp(found.log_seconds[0]) == pytest.approx(10.0)
+    assert found.is_bound.tolist() == [False, True, False]
+
+
+def test_a_trial_that_has_just_begun_says_nothing_yet() -> None:
+    begun, ended = line(1, 30.0, until=0.03, running=True), line(2, 30.0, until=0.03)
+    assert seen(line(0, 10.0), begun, ended).points.tolist() == [0, 2]
+
+
+def test_before_the_first_hit_trials_are_measured_by_the_one_that_came_furthest() -> None:
+    found = seen(line(0, 40.0, until=0.5), line(1, 80.0, until=0.25), line(2, 20.0, until=0.3))
+    assert found.log_seconds - found.log_seconds[0] == pytest.approx(np.log([1, 2, 0.5]), abs=0.15)
+    assert not found.is_bound.any(), "the first is its own measure, the others are on their way"
+
+
+def test_a_first_trial_at_chance_is_no_measure() -> None:
+    noise = run(0, (0.0, 0.001), (1.0, 0.02), (2.0, 0.02), (3.0, 0.021))
+    assert paces([noise], 1.0, MOST) is None
+    found = seen(noise, line(1, 40.0, until=0.3))
+    assert found.is_bound.tolist() == [True, False]
+
+
+def test_winners_of_one_shape_make_paces_surer_and_others_less() -> None:
+    alike = seen(*(line(number, 10.0 + number) for number in range(6)))
+    bends = [
+        run(number, *((10.0 * share, share**power) for share in np.linspace(0, 1, 11).tolist()), hit=10.0)
+        for number, power in enumerate((0.2, 0.5, 1.0, 2.0, 5.0))
+    ]
+    assert alike.error < ERROR < seen(*bends).error
+
+
+def test_of_many_points_the_best_are_kept_and_some_of_the_others() -> None:
+    runs = [line(number, 10.0 + number) for number in range(40)]
+    lost = [run(100 + number, diverged=True) for number in range(40)]
+    found = seen(*runs, runs[3], *lost, most=16)
+    told = [point for point in found.points.tolist() if point < 100]
+    assert set(range(12)) <= set(told), "three quarters of 16"
+    assert max(told) > 20
+    assert len(set(told)) <= 16
+    assert told.count(3) == 2, "every run of a point that is kept"
+    assert 0 < len(found.points) - len(told) <= 4
+
+
+def test_the_fastest_trial_is_kept_whatever_the_others_promise() -> None:
+    hasty = [line(number, 9.0, until=0.3) for number in range(1, 60)]
+    assert 0 in seen(*hasty, line(0, 10.0), most=8).points

@@ -1,0 +1,447 @@
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from bssearch.commands.confirm import confirm_study, stored_spec, with_confirmation
+from bssearch.commands.run import run_study
+from bssearch.errors import InterruptedRunError, TargetNotReachedError, UsageError
+from bssearch.executors.base import Ended, Event
+from bssearch.history import History
+from bssearch.probes.cadence import eval_every_steps, probe_record
+from bssearch.records import Configuration, Phase, StepTime, TrialRecord, TrialState
+from bssearch.search.confirmation import ConfirmationRun, ending, finalists, remaining
+from bssearch.search.listener import Listener
+from bssearch.search.owner import _start, is_alive, this_driver
+from bssearch.search.planner import busy_seconds
+from bssearch.search.seeds import trial_seed
+from bssearch.spec import StudySpec
+from bssearch.spec.model import ConfirmSpec
+from bssearch.storage.repository import open_store
+from tests.factories import make_probe, make_spec, make_trial
+from tests.search.law import LawExecutor
+
+SIZES = (8, 16, 32, 64, 128)
+SPEC = make_spec(confirm={"top": 2, "runs": 3})
+
+
+def history(trials: list[TrialRecord]) -> History:
+    return History(SPEC, trials, {size: make_probe(size) for size in SIZES})
+
+
+def searched() -> list[TrialRecord]:
+    default = make_trial(1, configuration=SPEC.default_configuration, seconds=3.0)
+    trials = [default]
+    for size, seconds in [(8, 9.0), (16, 1.0), (16, 1.2), (16, 1.4), (64, 0.5), (64, 0.9), (128, 4.0)]:
+        trials.append(make_trial(len(trials) + 1, batch_size=size, seconds=seconds, learning_rate=0.01 * len(trials)))
+    return trials
+
+
+def test_finalists_are_two_of_each_of_the_best_batches_the_default_and_the_largest() -> None:
+    chosen = finalists(history(searched()))
+    assert Counter(one.batch_size for one in chosen) == {16: 2, 64: 2, 32: 1, 128: 1}
+    assert [one.learning_rate for one in chosen if one.batch_size == 16] == [0.02, 0.03]
+
+
+def test_the_largest_is_confirmed_where_it_never_reached_by_what_came_nearest() -> None:
+    trials = [trial for trial in searched() if trial.configuration.batch_size != 128]
+    for number, metric in [(20, 0.5), (21, 0.8), (22, 0.7)]:
+        trials.append(
+            make_trial(number, batch_size=128, state=TrialState.CAPPED, best_metric=metric, learning_rate=metric)
+        )
+    assert [one.learning_rate for one in finalists(history(trials)) if one.batch_size == 128] == [0.8]
+
+
+def test_nothing_is_confirmed_where_nothing_reached_the_target() -> None:
+    assert finalists(history([make_trial(1, state=TrialState.EXHAUSTED)])) == []
+
+
+def test_runs_are_interleaved_seed_by_seed_and_fresh() -> None:
+    runs = remaining(history(searched()), [])
+    assert len(runs) == 18
+    for index in range(3):
+        part = runs[6 * index : 6 * index + 6]
+        assert len({run.configuration.key for run in part}) == 6
+        assert {run.seed for run in part} == {trial_seed(SPEC.seed, Phase.CONFIRM, index)}
+    orders = [[run.configuration.key for run in runs[6 * i : 6 * i + 6]] for i in range(3)]
+    assert orders[0] != orders[1] or orders[1] != orders[2]
+
+
+def test_what_is_confirmed_is_not_repeated_what_was_lost_is_and_failures_once() -> None:
+    base = searched()
+    first = remaining(history(base), [])[0]
+
+    def after(*states: TrialState) -> int:
+        done = [
+            make_trial(50 + n, configuration=first.configuration, seed=first.seed, state=state, phase=Phase.CONFIRM)
+            for n, state in enumerate(states)
+        ]
+        return len(remaining(history(base), done))
+
+    assert after(TrialState.REACHED) == 17
+    assert after(TrialState.EXHAUSTED) == 17
+    assert after(TrialState.LOST, TrialState.CANCELLED) == 18
+    assert after(TrialState.FAILED) == 18
+    assert after(TrialState.FAILED, TrialState.FAILED) == 17
+
+
+def test_cadence_bounds_the_number_of_evaluations_and_their_share() -> None:
+    assert eval_every_steps(step_seconds=0.01, evaluation_seconds=0.0, full_limit=10.0) == 1
+    assert eval_every_steps(step_seconds=0.001, evaluation_seconds=0.0, full_limit=10.0) == 10
+    every = eval_every_steps(step_seconds=0.001, evaluation_seconds=0.02, full_limit=10.0)
+    assert 0.02 / (every * 0.001 + 0.02) <= 0.2
+    assert 0.02 / ((every - 1) * 0.001 + 0.02) > 0.2
+    assert eval_every_steps(step_seconds=10.0, evaluation_seconds=0.1, full_limit=100.0) == 1
+
+
+def test_a_dear_evaluation_still_leaves_twenty_looks_at_the_target() -> None:
+    assert eval_every_steps(step_seconds=0.01, evaluation_seconds=3.0, full_limit=10.0) * 0.01 == 10.0 / 20
+
+
+def test_a_probe_that_ran_out_of_memory_has_no_cadence() -> None:
+    measured = StepTime(
+        batch_size=8,
+        micro_batch_size=8,
+        step_seconds=None,
+        evaluation_seconds=None,
+        steps_timed=0,
+        peak_memory_bytes=None,
+        out_of_memory=True,
+    )
+    assert probe_record(measured, 10.0).eval_every_steps is None
+
+
+def test_busy_seconds_count_overlaps_once_and_leave_pauses_out() -> None:
+    first, second = make_trial(0), make_trial(1)  # 5 s each, ten seconds apart
+    assert busy_seconds([first, second], now=0.0, slots=1) == 10.0
+    beside = replace(second, created_at=first.created_at, ended_at=first.ended_at)
+    assert busy_seconds([first, beside], now=0.0, slots=1) == 5.0
+    assert first.outcome is not None
+    waited = replace(first, outcome=replace(first.outcome, wall_seconds=8.0))  # 3 s before it waited
+    assert busy_seconds([waited, second], now=0.0, slots=1) == 13.0
+    assert busy_seconds([waited, second], now=0.0, slots=2) == 11.5
+    running = make_trial(2, state=TrialState.RUNNING)
+    assert busy_seconds([running], now=running.created_at.timestamp() + 3.0, slots=1) == 3.0
+    assert busy_seconds([make_trial(0, state=TrialState.LOST)], now=0.0, slots=1) == 0.0
+    assert busy_seconds([make_trial(0, state=TrialState.QUEUED)], now=1e10, slots=1) == 0.0
+
+
+def test_seeds_differ_by_phase_and_index() -> None:
+    seeds = {trial_seed(0, phase, index) for phase in Phase for index in range(100)}
+    assert len(seeds) == 400
+    assert trial_seed(0, Phase.SEARCH, 1) == trial_seed(0, Phase.SEARCH, 1) != trial_seed(1, Phase.SEARCH, 1)
+
+
+def test_a_configuration_whose_confirmation_has_begun_is_confirmed_to_the_end() -> None:
+    begun = replace(searched()[-1].configuration, batch_size=128, micro_batch_size=128, learning_rate=0.777)
+    first = make_trial(50, configuration=begun, phase=Phase.CONFIRM, seed=trial_seed(SPEC.seed, Phase.CONFIRM, 0))
+    assert begun.key not in {one.key for one in finalists(history(searched()))}
+    left = [run for run in remaining(history(searched()), [first]) if run.configuration == begun]
+    assert [run.seed for run in left] == [trial_seed(SPEC.seed, Phase.CONFIRM, index) for index in (1, 2)]
+
+
+def test_a_driver_is_alive_while_its_process_is() -> None:
+    owner = this_driver()
+    assert is_alive(owner) is True
+    host, pid, place, started, mark = owner.rsplit("/", 4)
+    assert is_alive(f"{host}/999999999/{place}/{started}/{mark}") is False
+    assert is_alive(f"{host}/{pid}/{place}/{int(started) - 100}/{mark}") is False  # the number was given again
+
+
+def test_of_a_driver_elsewhere_nothing_is_known_whatever_its_host_is_called() -> None:
+    host, pid, place, started, mark = this_driver().rsplit("/", 4)
+    assert is_alive(f"elsewhere/{pid}/{place}/{started}/{mark}") is None
+    assert is_alive(f"{host}/{pid}/another-boot/{started}/{mark}") is None
+    assert is_alive(f"{host}/{pid}/{started}/{mark}") is None
+
+
+def test_of_a_stopped_driver_the_lease_decides() -> None:
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as process:
+        host, _, place, _, mark = this_driver().rsplit("/", 4)
+        owner = f"{host}/{process.pid}/{place}/{_start(process.pid)}/{mark}"
+        assert is_alive(owner) is True
+        process.send_signal(signal.SIGSTOP)
+        assert os.waitpid(process.pid, os.WUNTRACED)[0] == process.pid
+        assert is_alive(owner) is None
+        process.kill()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        assert is_alive(owner) is False  # a zombie
+
+
+# Sequential confirmation: runs beyond the first, while they could change the recommendation.
+
+FACTORS = (0.9, 1.0, 1.12, 1.05, 0.93, 1.08)
+
+
+def at(size: int, rate: float = 0.1) -> Configuration:
+    return Configuration(batch_size=size, micro_batch_size=size, learning_rate=rate)
+
+
+def made(configuration: Configuration, median: float, runs: int = 3, start: int = 100) -> list[TrialRecord]:
+    """Return the first confirmation runs of a configuration, ten per cent apart."""
+    return [
+        make_trial(
+            start + index,
+            configuration=configuration,
+            phase=Phase.CONFIRM,
+            seed=trial_seed(SPEC.seed, Phase.CONFIRM, index),
+            seconds=median * FACTORS[index],
+        )
+        for index in range(runs)
+    ]
+
+
+def left(
+    trials: list[TrialRecord], micro_batch_sizes: dict[int, int] | None = None, **confirm: Any
+) -> list[ConfirmationRun]:
+    """Return what is left to run where one trial of each batch size has been searched; the default is none of them."""
+    default = {"batch_size": 64, "learning_rate": 0.1, "weight_decay": 0.0, "dropout": 0.0}
+    spec = make_spec(confirm={"top": 2, "runs": 3, **confirm}, default=default)
+    micro = {trial.configuration.batch_size: trial.configuration.batch_size for trial in trials}
+    probes = {
+        size: make_probe(size, micro_batch_size=used) for size, used in {**micro, **(micro_batch_sizes or {})}.items()
+    }
+    searched = [
+        make_trial(n, configuration=next(one.configuration for one in trials if one.configuration.batch_size == size))
+        for n, size in enumerate(sorted(micro), start=1)
+    ]
+    return remaining(History(spec, searched, probes), trials)
+
+
+def indices(runs: list[ConfirmationRun]) -> list[tuple[int, int]]:
+    """Return the batch size and the index of the seed of each run."""
+    seeds = [trial_seed(SPEC.seed, Phase.CONFIRM, index) for index in range(20)]
+    return sorted((run.configuration.batch_size, seeds.index(run.seed)) for run in runs)
+
+
+def test_what_is_not_told_apart_goes_on_with_the_next_seed_and_what_is_slower_does_not() -> None:
+    trials = [*made(at(16), 1.0), *made(at(32), 1.02, start=110), *made(at(8), 9.0, start=120)]
+    assert left(trials) == []
+    assert indices(left(trials, max_runs=6)) == [(16, 3), (32, 3)]
+
+
+def test_who_has_fewer_runs_goes_first_and_nobody_has_more_than_the_most() -> None:
+    trials = [*made(at(16), 1.0, runs=5), *made(at(32), 1.02, runs=4, start=110)]
+    runs = left(trials, max_runs=6)
+    assert [run.configuration.batch_size for run in runs] == [32, 16]
+    assert indices(runs) == [(16, 5), (32, 4)]
+    assert indices(left(trials, max_runs=5)) == [(32, 4)]
+
+
+def test_a_settled_recommendation_needs_no_more_runs() -> None:
+    assert left([*made(at(16), 1.0), *made(at(32), 2.0, start=110)], max_runs=6) == []
+
+
+def test_no_run_is_planned_while_one_that_may_settle_it_is_made() -> None:
+    running = make_trial(
+        200, configuration=at(32), state=TrialState.RUNNING, phase=Phase.CONFIRM, seed=trial_seed(0, Phase.CONFIRM, 3)
+    )
+    trials = [*made(at(16), 1.0), *made(at(32), 1.02, start=110)]
+    assert left([*trials, running], max_runs=6) == []
+    lost = replace(running, state=TrialState.LOST)
+    again = {run.configuration.batch_size: run.retry_of for run in left([*trials, lost], max_runs=6)}
+    assert again == {16: None, 32: 200}
+
+
+def test_a_failed_further_run_is_made_once_more_and_then_passed_over() -> None:
+    trials = [*made(at(16), 1.0), *made(at(32), 1.02, start=110)]
+    seed = trial_seed(SPEC.seed, Phase.CONFIRM, 3)
+    failed = [
+        make_trial(200 + n, configuration=at(32), state=TrialState.FAILED, phase=Phase.CONFIRM, seed=seed)
+        for n in range(2)
+    ]
+    assert indices(left([*trials, failed[0]], max_runs=6)) == [(16, 3), (32, 3)]
+    assert indices(left([*trials, *failed], max_runs=6)) == [(16, 3), (32, 4)]
+
+
+def test_the_first_runs_are_made_whatever_they_take_and_no_more_once_the_train_seconds_are_spent() -> None:
+    trials = [*made(at(16), 1.0), *made(at(32), 1.02, start=110)]
+    spent = sum(trial.outcome.train_seconds for trial in trials if trial.outcome)
+    assert left(trials, max_runs=6, train_seconds=spent) == []
+    assert len(left(trials, max_runs=6, train_seconds=spent + 0.1)) == 2
+    assert indices(left(trials[:-1], max_runs=6, train_seconds=0.1)) == [(32, 2)]
+
+
+def test_after_an_out_of_memory_the_runs_in_larger_micro_batches_decide_nothing() -> None:
+    trials = [*made(at(16), 1.0), *made(at(32), 1.02, start=110)]
+    assert indices(left(trials, {32: 16}, max_runs=6)) == [(32, 0), (32, 1), (32, 2)]
+    faster = [*made(at(16), 1.0), *made(at(32), 0.4, start=110)]
+    again = made(at(32).in_micro_batches(16), 1.02, start=120)
+    assert indices(left([*faster, *again], {32: 16}, max_runs=6)) == [(16, 3), (32, 3)]
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"runs": 3, "max_runs": 2}, "max_runs = 2 must be >= runs = 3"),
+        ({"runs": 0, "max_runs": 2}, "runs = 0 confirms nothing: with max_runs = 2 it must be >= 1"),
+        ({"runs": 4, "train_seconds": 5}, "train_seconds = 5 ends the runs after the first 4: it needs max_runs"),
+    ],
+)
+def test_settings_that_do_not_go_together_are_refused_with_both(settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValidationError, match=words):
+        ConfirmSpec.model_validate(settings)
+
+
+# With a driver, and runs that differ by their seeds.
+
+
+class NoisyLaw(LawExecutor):
+    """The law with seconds that differ by the seed, by 7 %; interrupted after so many confirmation runs."""
+
+    stop_after: int | None = None
+
+    def events(self, timeout: float) -> list[Event]:
+        request = self.running[0] if self.running else None
+        confirming = sum(one.evaluate_test for one in self.requests)
+        if self.stop_after is not None and confirming > self.stop_after:
+            raise KeyboardInterrupt
+        found = super().events(timeout)
+        if request is None or not isinstance(found[-1], Ended):
+            return found
+        outcome, factor = found[-1].outcome, random.Random(request.seed).lognormvariate(0, 0.07)
+        if outcome.time_to_target_s is None or outcome.steps_to_target is None:
+            return found
+        steps = round(outcome.steps_to_target * factor)
+        noisy = replace(outcome, time_to_target_s=outcome.time_to_target_s * factor, steps_to_target=steps)
+        return [*found[:-1], Ended(request.number, noisy)]
+
+
+class Ear(Listener):
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def note(self, message: str) -> None:
+        self.notes.append(message)
+
+
+def url_in(folder: Path) -> str:
+    return f"sqlite:///{folder / 'study.db'}"
+
+
+def noisy_study(folder: Path, **confirm: Any) -> StudySpec:
+    """Store a study of the law whose confirmation has had three runs each."""
+    spec = make_spec(budget={"trials": 16, "trial_train_seconds": 100.0}, confirm={"top": 3, "runs": 3, **confirm})
+    run_study(spec, db=url_in(folder), make_executor=lambda *_: NoisyLaw())
+    return spec
+
+
+def confirmation(folder: Path) -> list[TrialRecord]:
+    with open_store(url_in(folder), write=False) as store:
+        return [trial for trial in store.trials("toy") if trial.phase is Phase.CONFIRM]
+
+
+def go_on(folder: Path, executor: LawExecutor, **settings: Any) -> tuple[Any, list[str]]:
+    """Confirm on with the stored spec; return the answer and the notes."""
+    ear = Ear()
+    spec = with_confirmation(stored_spec("toy", db=url_in(folder)), **settings)
+    answer = confirm_study(spec, db=url_in(folder), listener=ear, make_executor=lambda *_: executor)
+    return answer, ear.notes
+
+
+def test_confirmation_goes_on_until_it_is_settled_and_says_so(tmp_path: Path) -> None:
+    noisy_study(tmp_path)
+    before = confirmation(tmp_path)
+    answer, notes = go_on(tmp_path, NoisyLaw(), max_runs=60)
+    after = confirmation(tmp_path)
+    assert len(after) > len(before)
+    assert answer.settle is not None
+    assert (answer.settle.settled, answer.settle.undecided) == (True, [])
+    assert notes[-1].startswith(f"settled after {len(after)} confirmation runs: batch {answer.optimal.batch_size}")
+    runs = Counter(trial.configuration.key for trial in after)
+    assert min(runs.values()) == 3  # what is far off had no more
+    with open_store(url_in(tmp_path), write=False) as store:
+        assert StudySpec.model_validate(store.study("toy").spec).confirm.max_runs == 60
+    assert go_on(tmp_path, NoisyLaw())[1][-1] == notes[-1]
+    assert len(confirmation(tmp_path)) == len(after)
+
+
+def test_a_spent_budget_says_what_is_left_open_and_how_many_runs_it_takes(tmp_path: Path) -> None:
+    noisy_study(tmp_path)
+    answer, notes = go_on(tmp_path, NoisyLaw(), max_runs=4)
+    assert answer.settle is not None
+    assert not answer.settle.settled
+    assert answer.settle.undecided
+    assert notes[-1] == (
+        f"not settled after max_runs = 4 a batch: the runs alone give batch {answer.optimal.batch_size}, and "
+        f"batch {', '.join(map(str, answer.settle.undecided))} may change that; "
+        f"about {answer.settle.runs_for_5_percent} runs a batch would settle 5 %"
+    )
+    assert max(Counter(trial.configuration.key for trial in confirmation(tmp_path)).values()) == 4
+    count = len(confirmation(tmp_path))
+    _, notes = go_on(tmp_path, NoisyLaw(), max_runs=9, train_seconds=1.0)
+    assert notes[-1].startswith("not settled after train_seconds = 1: ")
+    assert len(confirmation(tmp_path)) == count
+
+
+def test_a_run_with_max_runs_does_it_all_in_one_go(tmp_path: Path) -> None:
+    noisy_study(tmp_path, max_runs=60)
+    answer, notes = go_on(tmp_path, NoisyLaw())
+    assert notes[-1].startswith("settled after")
+    assert answer.settle is not None and answer.settle.settled
+
+
+def test_more_runs_are_made_and_stored(tmp_path: Path) -> None:
+    noisy_study(tmp_path)
+    configurations = {trial.configuration.key for trial in confirmation(tmp_path)}
+    go_on(tmp_path, NoisyLaw(), runs=5)
+    runs = Counter(trial.configuration.key for trial in confirmation(tmp_path))
+    assert runs == dict.fromkeys(configurations, 5)
+    with pytest.raises(UsageError, match=r"--runs 4 must be >= confirm.runs = 5 of the stored study 'toy'"):
+        go_on(tmp_path, NoisyLaw(), runs=4)
+
+
+def test_an_interrupted_confirmation_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    noisy_study(tmp_path)
+    whole = tmp_path / "whole"
+    whole.mkdir()
+    noisy_study(whole)
+    go_on(whole, NoisyLaw(), max_runs=6)
+    stopped = NoisyLaw()
+    stopped.stop_after = 2
+    with pytest.raises(InterruptedRunError, match="every trial that had ended is stored"):
+        go_on(tmp_path, stopped, max_runs=6)
+    states = Counter(trial.state for trial in confirmation(tmp_path))
+    assert states[TrialState.CANCELLED] == 1
+    go_on(tmp_path, NoisyLaw())  # the settings are those that were stored
+    counted = [
+        sorted((one.configuration.key, one.seed) for one in confirmation(place) if not one.state.is_missing)
+        for place in (tmp_path, whole)
+    ]
+    assert counted[0] == counted[1]
+    cancelled = next(one for one in confirmation(tmp_path) if one.state is TrialState.CANCELLED)
+    assert [one.seed for one in confirmation(tmp_path) if one.retry_of == cancelled.number] == [cancelled.seed]
+
+
+def test_a_study_that_reached_nothing_has_nothing_to_confirm(tmp_path: Path) -> None:
+    spec = make_spec(budget={"trials": 6, "trial_train_seconds": 100.0})
+    with pytest.raises(TargetNotReachedError):
+        run_study(spec, db=url_in(tmp_path), make_executor=lambda *_: LawExecutor(reachable=False))
+    with pytest.raises(TargetNotReachedError, match="none of 6 trials reached"):
+        stored_spec("toy", db=url_in(tmp_path))
+
+
+def test_a_study_without_confirmation_needs_to_be_told_how_many(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"confirm.runs = 0 of the stored study 'toy': --runs must say"):
+        with_confirmation(make_spec(confirm={"runs": 0}))
+    assert with_confirmation(make_spec(confirm={"runs": 0}), runs=2).confirm.runs == 2
+    more = with_confirmation(make_spec(confirm={"runs": 3, "max_runs": 9}), runs=10).confirm
+    assert (more.runs, more.max_runs) == (10, 10), "a limit that nobody gave now does not forbid it"
+    with pytest.raises(UsageError, match=r"confirm: max_runs = 2 must be >= runs = 3"):
+        with_confirmation(make_spec(), max_runs=2)
+    with pytest.raises(UsageError, match=r"confirm.train_seconds = -1.0: Input should be greater than 0"):
+        with_confirmation(make_spec(), max_runs=4, train_seconds=-1.0)
+
+
+def test_where_nothing_is_confirmed_there_is_no_ending_to_tell() -> None:
+    assert ending(history(searched())) is None

@@ -1,0 +1,140 @@
+"""Optuna's samplers on a recorded table: what they are told, and what they may ask for."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from optuna.trial import FrozenTrial, TrialState
+
+from bssearch.pruners.base import Action, Progress
+from bssearch.pruners.optuna import GRID, OptunaPolicy
+from bssearch.pruners.registry import PEERS
+from bssearch.samplers.time_model.extrapolation import Run
+from bssearch.simulation.optuna_baselines import OptunaSearch, PrunedByStudy
+from bssearch.simulation.table_space import table_space
+from tests.search.lines import Seconds, grid
+
+CELLS: Seconds = {(size, rate): [5] for size in (8, 16, 32) for rate in (0.01, 0.1)}
+
+
+def ran(point: int, *gains: float) -> Run:
+    progress = Progress()
+    for moment, gain in enumerate(gains):
+        progress.add(float(moment + 1), gain)
+    return Run(point, progress, running=False)
+
+
+def trials(found: OptunaSearch) -> list[FrozenTrial]:
+    return list(found.study.get_trials(deepcopy=False))
+
+
+def test_a_study_is_told_the_time_to_target_or_twice_the_limit_and_the_shortfall() -> None:
+    found = OptunaSearch(table_space(grid(CELLS)), "random", seed=0)
+    hit, missed, never_seen, waiting = (found.ask([]) for _ in range(4))
+    reached = ran(hit, 0.5, 1.0)
+    reached.hit = 2.0
+    found.ended(0, reached)
+    found.ended(1, ran(missed, 0.3, 0.2, math.nan))
+    found.ended(2, ran(never_seen))
+    assert [trial.state for trial in trials(found)] == [TrialState.COMPLETE] * 3 + [TrialState.RUNNING]
+    assert [trial.value for trial in trials(found)] == [2.0, 2 * 20 + 0.7, 2 * 20, None]
+    assert found.incumbent([reached, ran(missed, 0.3), ran(waiting)]) == hit
+    assert found.incumbent([ran(missed, 0.3)]) is None
+
+
+def test_the_incumbent_is_the_cell_of_the_fastest_single_trial() -> None:
+    found = OptunaSearch(table_space(grid(CELLS)), "random", seed=0)
+    runs = [Run(point, Progress(), hit=hit) for point, hit in ((3, 5.0), (1, 4.0), (2, 4.5))]
+    assert found.incumbent(runs) == 1
+
+
+def test_the_first_configuration_comes_first() -> None:
+    space = table_space(grid(CELLS))
+    for default in range(len(space.cells)):
+        assert OptunaSearch(space, "tpe", default=default, seed=0).ask([]) == default
+
+
+@pytest.mark.parametrize("sampler", ["random", "tpe", pytest.param("gp", marks=pytest.mark.slow)])
+def test_only_combinations_that_occur_are_run(sampler: str) -> None:
+    space = table_space(grid({(8, 0.01): [5], (16, 0.1): [7], (32, 1.0): [6], (64, 0.01): [9]}))
+    found = OptunaSearch(space, sampler, seed=1)
+    asked = []
+    for number in range(14):
+        point = found.ask([])
+        asked.append(point)
+        run = ran(point, 1.0)
+        run.hit = space.seconds[point]
+        found.ended(number, run)
+    assert set(asked) <= set(range(4)) and len(set(asked)) > 1
+    told = [trial for trial in trials(found) if trial.state is TrialState.COMPLETE]
+    assert [space.points[trial.params["batch_size"], trial.params["learning_rate"]] for trial in told] == asked
+    assert [trial.value for trial in told] == [space.seconds[point] for point in asked]
+
+
+def test_where_nothing_that_occurs_is_asked_for_the_nearest_is_run() -> None:
+    names = ("batch_size", *(f"p{index}" for index in range(4)))
+    low, high = (8, 1, 1, 1, 1), (16, 9, 9, 9, 9)
+    between: Seconds = {tuple(8 if index == 0 else value for index in range(5)): [300] for value in range(2, 9)}
+    space = table_space(grid({low: [5], high: [6], **between}, names))
+    found = OptunaSearch(space, "random", seed=0)
+    asked = [found.ask([]) for _ in range(20)]
+    assert all(0 <= point < len(space.cells) for point in asked)
+
+
+def test_the_studys_pruner_sees_the_gains_on_a_grid_of_train_seconds() -> None:
+    space = table_space(grid(CELLS, limit=100.0))
+    found = OptunaSearch(space, "random", pruner="median", seed=0)
+    policy = PrunedByStudy(100.0, found)
+    for number in range(7):
+        found.ask([])
+        policy.started(number)
+        for moment in (0.1, 0.2, 30.0, 60.0):
+            gain = (number - 100) if number == 6 else moment
+            action = policy.observe(number, moment, gain)
+            if action is Action.STOP:
+                break
+        found.ended(number, Run(0, policy.curves[number], running=False))
+    *others, last = trials(found)
+    assert others[0].intermediate_values == {1: -0.1, int(0.3 * GRID): -30.0, int(0.6 * GRID): -60.0}
+    assert {trial.state for trial in others} == {TrialState.COMPLETE}
+    assert last.state is TrialState.PRUNED, "and is not told a second time"
+    assert max(last.intermediate_values) == int(0.3 * GRID)
+    assert policy.cap == math.inf
+
+
+@pytest.mark.parametrize("pruner", PEERS)
+def test_a_trial_may_reach_the_target_after_it_was_told_to_stop(pruner: str) -> None:
+    policy = OptunaPolicy(81.0, pruner)
+    for number in range(40):
+        policy.started(number)
+        if policy.observe(number, 80.0, -float(number)) is Action.STOP:
+            break
+        policy.ended(number)
+    else:
+        pytest.fail("nothing was stopped")
+    policy.watch(number, 80.9, 0.5)
+    policy.reached(number, 81.0, 1.0)
+    policy.ended(number)
+    assert policy.winners[0][1] == 81.0
+
+
+def test_what_others_ran_counts_for_optunas_median_too() -> None:
+    watched, alone = OptunaPolicy(81.0, "median"), OptunaPolicy(81.0, "median")
+    for number in range(10):
+        watched.started(number)
+        watched.watch(number, 40.0, 1.0)
+        watched.ended(number)
+    for policy in (watched, alone):
+        policy.started(99)
+    assert (watched.observe(99, 40.0, 0.5), alone.observe(99, 40.0, 0.5)) == (Action.STOP, Action.GO_ON)
+
+
+def test_what_was_pruned_elsewhere_is_no_complete_trial_to_optuna() -> None:
+    policy = OptunaPolicy(81.0, "median")
+    for number in range(10):
+        policy.started(number)
+        policy.watch(number, 40.0, 1.0)
+        policy.stopped(number)
+    policy.started(99)
+    assert policy.observe(99, 40.0, 0.5) is Action.GO_ON, "it has no complete trial to compare with"
