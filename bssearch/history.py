@@ -118,7 +118,7 @@ class History:
             winners, key=lambda trial: (octaves(trial.configuration.batch_size, batch_size), self.value(trial))
         ).sampled
 
-    def to_retry(self, *, evidence: bool) -> TrialRecord | None:
+    def to_retry(self, *, uncapped: bool) -> TrialRecord | None:
         """Return a trial to run again: one lost or out of memory (`ATTEMPTS` in all), or failed and no second try.
 
         Of ``evidence`` trials, which somebody or the answer asks for, one that was cancelled too; of the others, the
@@ -129,10 +129,10 @@ class History:
             again = (
                 trial.state in {TrialState.LOST, TrialState.OOM}
                 or (trial.state is TrialState.FAILED and trial.retry_of is None)
-                or (trial.state is TrialState.CANCELLED and evidence)
+                or (trial.state is TrialState.CANCELLED and uncapped)
             )
             fits = trial.configuration.batch_size in self.feasible and self._attempts(trial) < ATTEMPTS
-            if again and trial.evidence is evidence and trial.number not in retried and fits:
+            if again and trial.uncapped is uncapped and trial.number not in retried and fits:
                 return trial
         return None
 

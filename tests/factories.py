@@ -73,7 +73,7 @@ def make_trial(
     best_metric: float | None = 0.9,
     contended: bool = False,
     product: float | None = None,
-    evidence: bool = False,
+    uncapped: bool = False,
     retry_of: int | None = None,
     seed: int = 0,
     configuration: Configuration | None = None,
@@ -101,7 +101,7 @@ def make_trial(
         number=number,
         state=state,
         phase=phase,
-        evidence=evidence,
+        uncapped=uncapped,
         configuration=configuration
         or Configuration(batch_size=batch_size, micro_batch_size=batch_size, learning_rate=learning_rate),
         sampled=sampled,

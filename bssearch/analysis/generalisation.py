@@ -53,7 +53,7 @@ def is_to_budget(trial: TrialRecord, limit: float | None = None) -> bool:
 
     They are the evidence trials of the audit; the trials of a rule audit stop at the target.
     """
-    return trial.phase is Phase.AUDIT and trial.evidence and limit in (None, trial.train_seconds_limit)
+    return trial.phase is Phase.AUDIT and trial.uncapped and limit in (None, trial.train_seconds_limit)
 
 
 def final_rows(found: Generalisation) -> list[list[str]]:

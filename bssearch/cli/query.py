@@ -259,7 +259,7 @@ UNKNOWN_AS_ZERO = frozenset({"steps", "samples", "train_seconds"})
 """What an imported run has as 0 where its table does not say it."""
 
 UNKNOWN_OF_IMPORTED = (
-    "evidence",
+    "uncapped",
     "train_seconds_limit",
     "eval_every_steps",
     "threads",
@@ -290,7 +290,7 @@ def trial_row(record: TrialRecord) -> dict[str, Any]:
         **{name: value for name, value in configuration.items() if name != "parameters"},
         **configuration["parameters"],
         "seed": record.seed,
-        "evidence": record.evidence,
+        "uncapped": record.uncapped,
         "retry_of": record.retry_of,
         "sampled": None if record.sampled is None else dict(record.sampled),
         "train_seconds_limit": record.train_seconds_limit,

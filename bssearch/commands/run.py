@@ -172,7 +172,7 @@ def trials_frame(study: str, *, db: str | None = None) -> pd.DataFrame:
     rows = []
     with open_store(db, write=False) as store:
         for trial in store.trials(study):
-            row = {"number": trial.number, "phase": trial.phase.value, "seed": trial.seed, "evidence": trial.evidence}
+            row = {"number": trial.number, "phase": trial.phase.value, "seed": trial.seed, "uncapped": trial.uncapped}
             configuration = asdict(trial.configuration)
             outcome = outcome_fields(trial.outcome) if trial.outcome else {}
             row |= {**configuration, **configuration.pop("parameters"), **outcome, "state": trial.state.value}

@@ -45,7 +45,7 @@ class Proposal:
 
     batch_size: int
     source: Literal["default", "transfer", "baseline", "sample"]
-    evidence: bool = False
+    uncapped: bool = False
 
 
 def propose(history: History) -> Proposal | None:
@@ -75,7 +75,7 @@ def propose_default(history: History) -> Proposal | None:
     """Return the default configuration until it has been tried."""
     default = history.spec.default_configuration
     if default.batch_size in history.feasible and not history.tried(default):
-        return Proposal(default.batch_size, "default", evidence=True)
+        return Proposal(default.batch_size, "default", uncapped=True)
     return None
 
 
@@ -95,14 +95,14 @@ def _first_evidence(history: History, wanted: Sequence[int]) -> Proposal | None:
     for size in wanted:
         tries = sum(not trial.configuration.trains_like(default) for trial in _evidence_at(history, size))
         if history.best_at(size) is None and tries < EVIDENCE_TRIES:
-            return Proposal(size, FIRST_SOURCES[tries], evidence=True)
+            return Proposal(size, FIRST_SOURCES[tries], uncapped=True)
     return None
 
 
 def _further_evidence(history: History, wanted: Sequence[int]) -> Proposal | None:
     for size in wanted:
         if history.best_at(size) is not None and len(_evidence_at(history, size)) < EVIDENCE_TRIALS:
-            return Proposal(size, "sample", evidence=True)
+            return Proposal(size, "sample", uncapped=True)
     return None
 
 
@@ -119,7 +119,7 @@ def evidence_sizes(history: History) -> list[int]:
 
 def _evidence_at(history: History, batch_size: int) -> list[TrialRecord]:
     """Return the evidence trials at a batch size that run, have run or have failed."""
-    here = [trial for trial in history.trials if trial.configuration.batch_size == batch_size and trial.evidence]
+    here = [trial for trial in history.trials if trial.configuration.batch_size == batch_size and trial.uncapped]
     return [trial for trial in here if trial.state not in TRIED_AGAIN]
 
 

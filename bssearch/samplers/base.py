@@ -37,7 +37,7 @@ class Choice:
 
     configuration: Configuration
     sampled: Mapping[str, ParameterValue] | None
-    evidence: bool = False
+    uncapped: bool = False
 
 
 class Chooser(Protocol):
@@ -88,7 +88,7 @@ class Allocated:
         if sampled is None:
             reference = None if history.reference is None else self._watch.curves.get(history.reference.number)
             sampled = self._sampler.ask(history, proposal.batch_size, reference)
-        return _choice(self._spec, proposal.batch_size, sampled, evidence=proposal.evidence)
+        return _choice(self._spec, proposal.batch_size, sampled, uncapped=proposal.uncapped)
 
 
 class Modelled:
@@ -166,7 +166,7 @@ class Modelled:
             assert self._candidates is not None, "made with the model"
             runs = list(self._runs.values())
             _, sampled = self._candidates[auto.ask(runs, batch_size=proposal.batch_size)]
-        return _choice(self._spec, proposal.batch_size, sampled, evidence=True)
+        return _choice(self._spec, proposal.batch_size, sampled, uncapped=True)
 
     def _auto(self, history: History, sizes: list[int]) -> Auto:
         """Return the sampler over what the trials have shown; the points of a space that has changed are new ones."""
@@ -236,7 +236,7 @@ class Grid:
 def default_choice(spec: StudySpec) -> Choice:
     """Return the default configuration, the baseline of every speed-up."""
     default = spec.default_configuration
-    return Choice(default, spec.space.encode(default), evidence=True)
+    return Choice(default, spec.space.encode(default), uncapped=True)
 
 
 def known_coordinates(history: History, proposal: allocation.Proposal) -> Mapping[str, ParameterValue] | None:
@@ -251,16 +251,16 @@ def known_coordinates(history: History, proposal: allocation.Proposal) -> Mappin
         sampled = history.coordinates_near(proposal.batch_size)
     else:
         sampled = spec.space.encode(spec.default_configuration)
-    if sampled is None or not proposal.evidence:
+    if sampled is None or not proposal.uncapped:
         return sampled
     configuration = spec.space.decode(proposal.batch_size, sampled)
     return None if any(trial.configuration.trains_like(configuration) for trial in history.trials) else sampled
 
 
 def _choice(
-    spec: StudySpec, batch_size: int, sampled: Mapping[str, ParameterValue], *, evidence: bool = False
+    spec: StudySpec, batch_size: int, sampled: Mapping[str, ParameterValue], *, uncapped: bool = False
 ) -> Choice:
-    return Choice(spec.space.decode(batch_size, sampled), sampled, evidence)
+    return Choice(spec.space.decode(batch_size, sampled), sampled, uncapped)
 
 
 def _tells(trial: TrialRecord, sizes: list[int]) -> bool:

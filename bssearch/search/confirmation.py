@@ -34,14 +34,14 @@ class ConfirmationRun:
     retry_of: int | None = None
 
     def job(self, history: History, phase: Phase, *, to_budget: bool = False) -> Job:
-        """Return the job that makes it, under the full limit; ``to_budget``: as evidence, on past the target."""
+        """Return the job that makes it, under the full limit; ``to_budget``: as uncapped, on past the target."""
         return Job(
             configuration=self.configuration,
             sampled=history.spec.space.encode(self.configuration),
             phase=phase,
             seed=self.seed,
             train_seconds_limit=history.spec.budget.trial_train_seconds,
-            evidence=to_budget,
+            uncapped=to_budget,
             retry_of=self.retry_of,
             stop_at_target=not to_budget,
         )

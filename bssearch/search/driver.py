@@ -320,7 +320,7 @@ class Driver:
             configuration=job.configuration,
             sampled=job.sampled,
             phase=job.phase,
-            evidence=job.evidence,
+            uncapped=job.uncapped,
             seed=job.seed,
             train_seconds_limit=job.train_seconds_limit,
             eval_every_steps=cadence,
@@ -347,7 +347,7 @@ class Driver:
     @staticmethod
     def _may_stop(job: Job) -> bool:
         """Return whether a trial may be stopped for what others did: what the answer needs may not."""
-        return job.phase is Phase.SEARCH and not job.evidence
+        return job.phase is Phase.SEARCH and not job.uncapped
 
     def _end(self, number: int, outcome: TrialOutcome, log: str) -> None:
         self._flush()
@@ -410,7 +410,7 @@ class Driver:
         gone = [str(trial.number) for trial in ours if not self.checkpoints.has(trial.number)]
         if gone:
             self.listener.note(f"what was saved of them is gone, so they do not go on: trial {', '.join(gone)}")
-        cut_short = [trial.number for trial in ours if trial.evidence or is_interrupted(trial)]
+        cut_short = [trial.number for trial in ours if trial.uncapped or is_interrupted(trial)]
         self._give_up(cut_short, TrialState.CANCELLED)
         self._give_up([trial.number for trial in ours])
         self.checkpoints.close()

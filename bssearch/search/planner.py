@@ -36,12 +36,12 @@ class Planner:
         """
         queued = next((trial for trial in history.trials if trial.state is TrialState.QUEUED), None)
         if queued is not None:
-            return self._job(history, queued.configuration, queued.sampled, evidence=True, earlier=queued)
+            return self._job(history, queued.configuration, queued.sampled, uncapped=True, earlier=queued)
         is_spent = self._spent(history) is not None
         is_over = is_spent or self._chooser.ending is not None
-        retry = history.to_retry(evidence=True) or (None if is_over else history.to_retry(evidence=False))
+        retry = history.to_retry(uncapped=True) or (None if is_over else history.to_retry(uncapped=False))
         if retry is not None:
-            return self._job(history, retry.configuration, retry.sampled, evidence=retry.evidence, earlier=retry)
+            return self._job(history, retry.configuration, retry.sampled, uncapped=retry.uncapped, earlier=retry)
         waiting = self._next_waiting(history, fresh=not is_over and not self._is_late(history))
         if waiting is not None:
             return self._resumption(history, waiting)
@@ -49,7 +49,7 @@ class Planner:
         if choice is None:
             waiting = self._next_waiting(history, fresh=False)
             return None if waiting is None else self._resumption(history, waiting)
-        return self._job(history, choice.configuration, choice.sampled, evidence=choice.evidence)
+        return self._job(history, choice.configuration, choice.sampled, uncapped=choice.uncapped)
 
     def ending(self, history: History) -> str | None:
         """Say why the search is at its end, None while it goes on."""
@@ -88,7 +88,7 @@ class Planner:
         configuration: Configuration,
         sampled: Mapping[str, ParameterValue] | None,
         *,
-        evidence: bool,
+        uncapped: bool,
         earlier: TrialRecord | None = None,
     ) -> Job:
         """Return a search job, in the micro-batches that its batch size runs in.
@@ -101,8 +101,8 @@ class Planner:
             sampled=sampled,
             phase=Phase.SEARCH,
             seed=earlier.seed if earlier else trial_seed(self.spec.seed, Phase.SEARCH, history.length),
-            train_seconds_limit=self._limit(history, configuration, evidence, earlier),
-            evidence=evidence,
+            train_seconds_limit=self._limit(history, configuration, uncapped, earlier),
+            uncapped=uncapped,
             retry_of=earlier.number if earlier and not is_queued else None,
             queued=earlier.number if earlier and is_queued else None,
         )
@@ -114,23 +114,23 @@ class Planner:
             sampled=waiting.sampled,
             phase=Phase.SEARCH,
             seed=waiting.seed,
-            train_seconds_limit=self._limit(history, waiting.configuration, waiting.evidence, earlier=waiting),
-            evidence=waiting.evidence,
+            train_seconds_limit=self._limit(history, waiting.configuration, waiting.uncapped, earlier=waiting),
+            uncapped=waiting.uncapped,
             resumed=waiting.number,
         )
 
     def _limit(
-        self, history: History, configuration: Configuration, evidence: bool, earlier: TrialRecord | None
+        self, history: History, configuration: Configuration, uncapped: bool, earlier: TrialRecord | None
     ) -> float:
-        """Return the cap that the incumbent sets; for evidence, the one that the best of its own batch size sets.
+        """Return the cap that the incumbent sets; for uncapped, the one that the best of its own batch size sets.
 
         Evidence that was queued, or is tried again, keeps the limit that it was given then.
         """
         size, full = configuration.batch_size, self._full_limit
-        if evidence and earlier is not None:
+        if uncapped and earlier is not None:
             return full if earlier.state is TrialState.QUEUED else min(full, earlier.train_seconds_limit)
-        best = history.best_at(size) if evidence else history.incumbent
-        if self.spec.pruner.name == "none" or (evidence and best is None):
+        best = history.best_at(size) if uncapped else history.incumbent
+        if self.spec.pruner.name == "none" or (uncapped and best is None):
             return full
         seconds = self._seconds_as_good_as(best, history.probes[size])
         limit = self._slack * seconds if isfinite(seconds) else self._first_limit(history)

@@ -20,7 +20,7 @@ class Job:
     phase: Phase
     seed: int
     train_seconds_limit: float
-    evidence: bool = False
+    uncapped: bool = False
     retry_of: int | None = None
     queued: int | None = None
     resumed: int | None = None

@@ -103,7 +103,7 @@ def _record(trial: FinishedTrial, number: int, time: datetime) -> TrialRecord:
         number=number,
         state=trial.outcome.state,
         phase=trial.phase,
-        evidence=True,  # no other trial's time has stopped it
+        uncapped=True,  # no other trial's time has stopped it
         configuration=trial.configuration,
         sampled=None,
         seed=trial.seed,

@@ -240,7 +240,7 @@ class TrialRow(Base):
     number: Mapped[int]
     state: Mapped[TrialState] = mapped_column(_enum(TrialState, "state"))
     phase: Mapped[Phase] = mapped_column(_enum(Phase, "phase"))
-    evidence: Mapped[bool]
+    uncapped: Mapped[bool]
 
     batch_size: Mapped[int]
     learning_rate: Mapped[float]

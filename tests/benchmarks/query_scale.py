@@ -53,7 +53,7 @@ def add_trial(
         configuration=Configuration(batch_size=size, micro_batch_size=size, learning_rate=rate),
         sampled={"reference_learning_rate": rate, "weight_decay": 0.0, "dropout": 0.1},
         phase=phase,
-        evidence=False,
+        uncapped=False,
         seed=rng.randrange(2**31),
         train_seconds_limit=10.0,
         eval_every_steps=5,

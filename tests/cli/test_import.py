@@ -249,7 +249,7 @@ def test_what_nobody_knows_of_a_run_is_null_and_an_easier_target_is_refused(tmp_
     write_table(tmp_path, *rows, header=header)
     do(tmp_path, "runs", "runs.csv", "--metric", "accuracy", "--target", "0.9", "--default-batch", "32")
     row = json.loads(bssearch("trials", "--format", "json", cwd=tmp_path).stdout)[0]
-    unknown = ("train_seconds", "wall_seconds", "evaluation_seconds", "threads", "evidence", "contended")
+    unknown = ("train_seconds", "wall_seconds", "evaluation_seconds", "threads", "uncapped", "contended")
     assert [row[name] for name in unknown] == [None] * len(unknown)
     assert (row["steps"], row["steps_to_target"]) == (100, 100)
     easier = bssearch("best", "--target", "0.5", cwd=tmp_path)

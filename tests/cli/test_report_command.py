@@ -42,7 +42,7 @@ def add_study(store: Store, spec: StudySpec, trials: Sequence[TrialRecord], **en
             configuration=trial.configuration,
             sampled=None,
             phase=trial.phase,
-            evidence=False,
+            uncapped=False,
             seed=trial.seed,
             train_seconds_limit=10.0,
             eval_every_steps=5,

@@ -65,7 +65,7 @@ def test_trials_add_up_and_the_default_came_first(folder: Path) -> None:
     assert phases["confirm"] % 3 == 0
     assert [trial["number"] for trial in trials] == list(range(1, len(trials) + 1))
     first = trials[0]
-    assert (first["batch_size"], first["learning_rate"], first["evidence"]) == (32, 0.1, True)
+    assert (first["batch_size"], first["learning_rate"], first["uncapped"]) == (32, 0.1, True)
     assert all(trial["learning_rate"] > 0 and trial["train_seconds"] is not None for trial in trials)
     assert all((trial["time_to_target_s"] is not None) == (trial["state"] == "reached") for trial in trials)
     confirming = [trial["seed"] for trial in trials if trial["phase"] == "confirm"]
@@ -225,7 +225,7 @@ def test_a_configuration_of_ones_own_is_tried_next(folder: Path) -> None:
     assert bssearch("run", "task.yaml", "--set", "budget.trials=15", cwd=folder).returncode == 0
     ran = load(folder, "trial", str(trials[0]["number"]))
     assert isinstance(ran, dict)
-    assert (ran["batch_size"], ran["warmup_epochs"], ran["evidence"]) == (64, 1.0, True)
+    assert (ran["batch_size"], ran["warmup_epochs"], ran["uncapped"]) == (64, 1.0, True)
     assert ran["state"] in {"reached", "exhausted", "diverged"}
 
 

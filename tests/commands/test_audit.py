@@ -86,7 +86,7 @@ def test_the_law_keeps_the_root_and_breaks_the_line(studied: Path) -> None:
     assert all(request.train_seconds_limit == 100.0 and request.evaluate_test for request in executor.requests)
     trials = audit_trials(studied)
     assert {trial.seed for trial in trials} == set(SEEDS)
-    assert not any(trial.evidence for trial in trials)
+    assert not any(trial.uncapped for trial in trials)
     assert found.spent_train_seconds == pytest.approx(sum(one.outcome.train_seconds for one in trials if one.outcome))
 
 

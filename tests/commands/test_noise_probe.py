@@ -65,7 +65,7 @@ def add_trial(store: Store, configuration: Configuration, seconds: float | None)
         configuration=configuration,
         sampled=None,
         phase=Phase.SEARCH,
-        evidence=False,
+        uncapped=False,
         seed=0,
         train_seconds_limit=10.0,
         eval_every_steps=17,

@@ -21,7 +21,7 @@ def default_trial(**changes: object) -> TrialRecord:
 def test_the_default_comes_first_and_under_the_full_limit() -> None:
     proposal = propose(history())
     assert proposal is not None
-    assert (proposal.batch_size, proposal.source, proposal.evidence) == (32, "default", True)
+    assert (proposal.batch_size, proposal.source, proposal.uncapped) == (32, "default", True)
 
 
 def test_a_lost_default_is_tried_again_a_failed_one_is_not() -> None:
@@ -65,11 +65,11 @@ def test_from_half_the_budget_evidence_runs_where_the_target_was_not_reached() -
         trials.append(make_trial(n, batch_size=size, seconds=2.0, state=TrialState.CAPPED))
     proposal = propose(history(*trials))
     assert proposal is not None
-    assert (proposal.batch_size, proposal.source, proposal.evidence) == (128, "transfer", True)
+    assert (proposal.batch_size, proposal.source, proposal.uncapped) == (128, "transfer", True)
     sources = []
-    while proposal is not None and proposal.evidence and proposal.batch_size == 128:
+    while proposal is not None and proposal.uncapped and proposal.batch_size == 128:
         sources.append(proposal.source)
-        trials.append(make_trial(len(trials), batch_size=128, state=TrialState.EXHAUSTED, evidence=True))
+        trials.append(make_trial(len(trials), batch_size=128, state=TrialState.EXHAUSTED, uncapped=True))
         proposal = propose(history(*trials))
     assert sources == ["transfer", "baseline", "sample"]
 
@@ -81,25 +81,25 @@ def test_evidence_that_fails_is_not_tried_for_ever() -> None:
         trials.append(make_trial(n, batch_size=size, seconds=2.0, state=TrialState.CAPPED))
     for _ in range(EVIDENCE_TRIES):
         assert (proposal := propose(history(*trials))) is not None and proposal.batch_size == 128
-        trials.append(make_trial(len(trials), batch_size=128, state=TrialState.FAILED, evidence=True))
+        trials.append(make_trial(len(trials), batch_size=128, state=TrialState.FAILED, uncapped=True))
     assert (proposal := propose(history(*trials))) is not None and proposal.batch_size != 128
 
 
 def test_a_trial_that_is_lost_again_and_again_is_given_up() -> None:
-    trials = [make_trial(0, state=TrialState.LOST, evidence=True)]
-    while (lost := history(*trials).to_retry(evidence=True)) is not None:
-        trials.append(make_trial(len(trials), state=TrialState.LOST, evidence=True, retry_of=lost.number))
+    trials = [make_trial(0, state=TrialState.LOST, uncapped=True)]
+    while (lost := history(*trials).to_retry(uncapped=True)) is not None:
+        trials.append(make_trial(len(trials), state=TrialState.LOST, uncapped=True, retry_of=lost.number))
     assert len(trials) == ATTEMPTS
 
 
 def test_what_the_optimum_is_compared_with_is_tuned_too() -> None:
-    trials = [default_trial(seconds=8.0, evidence=True)]  # batch 32
+    trials = [default_trial(seconds=8.0, uncapped=True)]  # batch 32
     trials += [make_trial(n, batch_size=size, seconds=1.0 if size == 8 else 4.0) for n, size in enumerate([8] * 6, 1)]
     trials += [make_trial(n, batch_size=size, seconds=4.0) for n, size in enumerate([16, 16, 32, 64, 64, 128, 128], 7)]
     asked = []
-    while (proposal := propose(history(*trials))) is not None and proposal.evidence:
+    while (proposal := propose(history(*trials))) is not None and proposal.uncapped:
         asked.append(proposal.batch_size)
-        trials.append(make_trial(len(trials), batch_size=proposal.batch_size, seconds=4.0, evidence=True))
+        trials.append(make_trial(len(trials), batch_size=proposal.batch_size, seconds=4.0, uncapped=True))
     assert Counter(asked) == {128: EVIDENCE_TRIALS, 32: EVIDENCE_TRIALS - 1}  # the default itself was one
 
 
@@ -108,13 +108,13 @@ def test_what_ran_out_of_memory_is_tried_again_in_smaller_micro_batches_once_the
     ran_out = make_trial(0, batch_size=64, state=TrialState.OOM)
     seen = history(ran_out, probes=probes)
     assert (seen.feasible, seen.largest, seen.untimed) == (SIZES, 32, ())
-    assert seen.to_retry(evidence=False) is ran_out
+    assert seen.to_retry(uncapped=False) is ran_out
     assert seen.at(64) == []
     again = seen.as_run(ran_out.configuration)
     assert (again.batch_size, again.micro_batch_size, again.accumulation_steps) == (64, 32, 2)
     waiting = history(ran_out, probes={8: probes[8], 16: probes[16]})
     assert (waiting.feasible, waiting.untimed) == ((8, 16), (32, 64, 128))
-    assert waiting.to_retry(evidence=False) is None
+    assert waiting.to_retry(uncapped=False) is None
 
 
 def test_the_default_counts_as_tried_in_whatever_micro_batches_but_not_where_it_ran_out_of_memory() -> None:
@@ -132,7 +132,7 @@ def test_the_rest_goes_where_the_target_is_reached_soonest() -> None:
         proposal = propose(history(*trials))
         assert proposal is not None
         slowness = {8: 4.0, 16: 2.0, 32: 1.0, 64: 1.1, 128: 3.0}[proposal.batch_size]
-        trials.append(make_trial(number, batch_size=proposal.batch_size, seconds=slowness, evidence=proposal.evidence))
+        trials.append(make_trial(number, batch_size=proposal.batch_size, seconds=slowness, uncapped=proposal.uncapped))
     counts = Counter(trial.configuration.batch_size for trial in trials)
     assert counts[32] > counts[16] > counts[8] >= 2
     assert counts[64] > counts[16]
@@ -151,18 +151,18 @@ def test_lost_trials_are_retried_failed_ones_once() -> None:
     lost = make_trial(0, state=TrialState.LOST)
     failed = make_trial(1, state=TrialState.FAILED)
     again = make_trial(2, state=TrialState.FAILED, retry_of=1)
-    assert history(lost).to_retry(evidence=False) is lost
-    assert history(failed).to_retry(evidence=False) is failed
-    assert history(failed, again).to_retry(evidence=False) is None
-    assert history(lost, make_trial(1, retry_of=0)).to_retry(evidence=False) is None
+    assert history(lost).to_retry(uncapped=False) is lost
+    assert history(failed).to_retry(uncapped=False) is failed
+    assert history(failed, again).to_retry(uncapped=False) is None
+    assert history(lost, make_trial(1, retry_of=0)).to_retry(uncapped=False) is None
 
 
 def test_only_evidence_is_retried_where_it_was_cancelled() -> None:
     cancelled = make_trial(0, state=TrialState.CANCELLED)
-    asked_for = make_trial(1, state=TrialState.CANCELLED, evidence=True)
-    assert history(cancelled).to_retry(evidence=False) is None
-    assert history(cancelled, asked_for).to_retry(evidence=True) is asked_for
-    assert history(cancelled, asked_for).to_retry(evidence=False) is None
+    asked_for = make_trial(1, state=TrialState.CANCELLED, uncapped=True)
+    assert history(cancelled).to_retry(uncapped=False) is None
+    assert history(cancelled, asked_for).to_retry(uncapped=True) is asked_for
+    assert history(cancelled, asked_for).to_retry(uncapped=False) is None
 
 
 def test_a_small_budget_still_buys_evidence_before_second_trials() -> None:
@@ -176,4 +176,4 @@ def test_a_small_budget_still_buys_evidence_before_second_trials() -> None:
     ]
     proposal = propose(History(spec, trials, {size: make_probe(size) for size in SIZES}))
     assert proposal is not None
-    assert (proposal.batch_size, proposal.evidence) == (128, True)
+    assert (proposal.batch_size, proposal.uncapped) == (128, True)

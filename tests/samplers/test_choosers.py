@@ -72,7 +72,7 @@ class Study:
             seconds=end,
             configuration=configuration,
             sampled=choice.sampled,
-            evidence=choice.evidence,
+            uncapped=choice.uncapped,
         )
         self.trials.append(trial)
         return trial
@@ -92,9 +92,9 @@ def test_the_default_comes_first_and_is_evidence() -> None:
         study = Study(spec(name))
         first, second = study.step(), study.step()
         assert first.configuration == study.spec.default_configuration
-        assert first.evidence
+        assert first.uncapped
         assert first.sampled == study.spec.space.encode(first.configuration)
-        assert not second.evidence
+        assert not second.uncapped
         assert second.configuration != first.configuration
 
 
@@ -253,7 +253,7 @@ def test_evidence_at_a_default_outside_the_ladder_takes_what_is_best_nearby() ->
     small = [choice for _ in range(8) if (choice := study.step()).configuration.batch_size == 8][1:]
     assert small
     for choice in small:
-        assert choice.evidence
+        assert choice.uncapped
         assert choice.sampled is not None
         rate = choice.sampled["reference_learning_rate"]
         assert isinstance(rate, float)
@@ -269,7 +269,7 @@ def test_it_ends_where_little_more_is_expected_twice_in_a_row_and_says_so() -> N
     assert "budget.least_improvement = 2.00%" in (study.ending() or "")
     best = min(study.trials, key=lambda trial: trial.outcome.time_to_target_s)  # type: ignore[union-attr, arg-type, return-value]
     assert (best.configuration.batch_size, best.configuration.learning_rate) == (64, 0.3)
-    assert any(trial.evidence for trial in study.trials[1:]), "the answer had its evidence first"
+    assert any(trial.uncapped for trial in study.trials[1:]), "the answer had its evidence first"
 
 
 def test_asking_again_before_another_trial_has_ended_is_no_second_time() -> None:
@@ -385,7 +385,7 @@ def test_the_search_does_not_end_before_every_batch_size_in_contention_has_been_
     study.step()
     study.step()
     tried: list[int] = []
-    while (choice := study.choose()) is not None and not choice.evidence and len(tried) < 60:
+    while (choice := study.choose()) is not None and not choice.uncapped and len(tried) < 60:
         tried.append(choice.configuration.batch_size)
         study.step()
     assert (study.ending() or "").startswith("a further trial is expected to better")

@@ -76,7 +76,7 @@ def test_a_trial_that_runs_out_is_tried_again_in_smaller_micro_batches(tmp_path:
         (again,) = [other for other in trials if other.retry_of == trial.number]
         assert again.configuration.trains_like(trial.configuration)
         assert again.configuration.micro_batch_size < trial.configuration.micro_batch_size
-        assert (again.seed, again.evidence, again.sampled) == (trial.seed, trial.evidence, trial.sampled)
+        assert (again.seed, again.uncapped, again.sampled) == (trial.seed, trial.uncapped, trial.sampled)
         assert again.eval_every_steps == trial.eval_every_steps
     default = [one for one in trials if one.configuration.trains_like(SPEC.default_configuration)]
     assert [one.state for one in default if one.phase is Phase.SEARCH] == [TrialState.OOM, TrialState.REACHED]

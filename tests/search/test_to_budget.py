@@ -183,10 +183,10 @@ def test_a_run_that_fails_is_made_once_more_and_one_of_another_limit_again() -> 
     plan = next_job(1)
     job = plan(history(*base))
     assert job is not None
-    assert (job.phase, job.evidence, job.stop_at_target) == (Phase.AUDIT, True, False)
+    assert (job.phase, job.uncapped, job.stop_at_target) == (Phase.AUDIT, True, False)
 
-    def after(*states: TrialState, limit: float = LIMIT, evidence: bool = True) -> bool:
-        made: dict[str, Any] = {"configuration": at(32), "seed": job.seed, "phase": Phase.AUDIT, "evidence": evidence}
+    def after(*states: TrialState, limit: float = LIMIT, uncapped: bool = True) -> bool:
+        made: dict[str, Any] = {"configuration": at(32), "seed": job.seed, "phase": Phase.AUDIT, "uncapped": uncapped}
         done = [
             replace(make_trial(10 + n, state=state, **made), train_seconds_limit=limit)
             for n, state in enumerate(states)
@@ -200,7 +200,7 @@ def test_a_run_that_fails_is_made_once_more_and_one_of_another_limit_again() -> 
     assert not after(TrialState.FAILED, TrialState.FAILED)
     assert after(TrialState.LOST, TrialState.CANCELLED)
     assert after(TrialState.REACHED, limit=LIMIT / 2)  # the budget has been raised since
-    assert after(TrialState.REACHED, evidence=False)  # of a rule audit, which stops at the target
+    assert after(TrialState.REACHED, uncapped=False)  # of a rule audit, which stops at the target
 
 
 def test_where_memory_runs_out_on_the_way_all_runs_of_the_batch_size_are_made_in_smaller_micro_batches(

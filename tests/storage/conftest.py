@@ -17,7 +17,7 @@ TRIAL: dict[str, Any] = {
     "configuration": Configuration(batch_size=32, micro_batch_size=32, learning_rate=0.1),
     "sampled": None,
     "phase": Phase.SEARCH,
-    "evidence": False,
+    "uncapped": False,
     "seed": 0,
     "train_seconds_limit": 10.0,
     "eval_every_steps": 5,

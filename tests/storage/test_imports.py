@@ -71,7 +71,7 @@ class TestImports:
         assert [as_imported(trial) for trial in trials] == study.trials
         for trial in trials:
             assert trial.created_at == trial.ended_at == found.created_at
-            assert (trial.sampled, trial.retry_of, trial.lease_owner, trial.evidence) == (None, None, None, True)
+            assert (trial.sampled, trial.retry_of, trial.lease_owner, trial.uncapped) == (None, None, None, True)
         assert store.environment_of("imported", 2) == study.environment
         assert [(one.trials, one.reached, one.running) for one in store.studies()] == [(2, 1, 0)]
 

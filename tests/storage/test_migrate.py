@@ -32,8 +32,8 @@ NEXT = """
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0006"
-down_revision = "0005"
+revision = "0007"
+down_revision = "0006"
 
 
 def upgrade() -> None:
@@ -69,8 +69,8 @@ def _next_version(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, then: str = "
     shutil.copytree(packaged_folder("migrations"), folder)
     (folder / "versions" / "0005_note.py").write_text(NEXT.replace("FAIL", then))
     monkeypatch.setattr(migrate, "packaged_folder", lambda name: folder)
-    monkeypatch.setattr(migrate, "REVISIONS", (*migrate.REVISIONS, "0006"))
-    monkeypatch.setattr(migrate, "SCHEMA_HEAD", "0006")
+    monkeypatch.setattr(migrate, "REVISIONS", (*migrate.REVISIONS, "0007"))
+    monkeypatch.setattr(migrate, "SCHEMA_HEAD", "0007")
 
 
 def _described(engine: Engine) -> dict[str, Any]:
@@ -183,12 +183,12 @@ class TestUpgrade:
                 with open_store(sqlite_url, notify=told.append) as later:
                     assert later.study("toy").name == "toy"
                     assert [trial.number for trial in later.trials("toy")] == [1]
-                assert migrate.current(sqlite_url) == "0006"
+                assert migrate.current(sqlite_url) == "0007"
         copy = path.with_name(f"{path.name}.before-0006.bak")
         assert told == [f"the schema of {path} went from 0005 to 0006 (the file as it was is kept as {copy})"]
         assert copy.exists()
         assert not list(tmp_path.glob("*.part"))
-        assert migrate.current(f"sqlite:///{copy}") == "0005"
+        assert migrate.current(f"sqlite:///{copy}") == "0006"
         with open_store(f"sqlite:///{copy}", write=False) as old:
             assert [trial.number for trial in old.trials("toy")] == [1]
 
@@ -198,7 +198,7 @@ class TestUpgrade:
         migrate.upgrade(sqlite_url)
         _next_version(monkeypatch, tmp_path)
         done = migrate.upgrade(sqlite_url)
-        assert (done.before, done.after) == ("0005", "0006")
+        assert (done.before, done.after) == ("0006", "0007")
         assert done.copy == path.with_name(f"{path.name}.before-0006.bak")
         assert str(done.copy) in str(done)
 
@@ -213,7 +213,7 @@ class TestUpgrade:
             _next_version(patch, tmp_path, then)
             with pytest.raises((RuntimeError, DatabaseError), match=r"half way|nothing was changed"):
                 migrate.upgrade(sqlite_url)
-        assert migrate.current(sqlite_url) == "0005"
+        assert migrate.current(sqlite_url) == "0006"
         with open_store(sqlite_url, write=False) as store:
             assert len(store.trials("toy")) == 1
 
@@ -243,7 +243,7 @@ class TestUpgrade:
                         open_store(url, write=write)
                     assert "`bssearch db upgrade`" in str(caught.value.hint)
                     assert caught.value.exit_code == 4
-            assert migrate.upgrade(ours) == migrate.Upgrade(before="0005", after="0006")
+            assert migrate.upgrade(ours) == migrate.Upgrade(before="0006", after="0007")
             with open_store(ours) as store:
                 assert [trial.number for trial in store.trials("toy")] == [1]
 
@@ -255,7 +255,7 @@ class TestUpgrade:
             _next_version(patch, tmp_path, "raise RuntimeError('half way')")
             with pytest.raises(RuntimeError, match="half way"):
                 migrate.upgrade(url)
-        assert migrate.current(url) == "0005"
+        assert migrate.current(url) == "0006"
         open_store(url).close()
 
 

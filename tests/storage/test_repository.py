@@ -123,7 +123,7 @@ class TestTrials:
             configuration=configuration,
             sampled={"batch_size": 96, "lr": 0.5},
             phase=Phase.CONFIRM,
-            evidence=True,
+            uncapped=True,
             seed=2**62,
             train_seconds_limit=2.5,
             eval_every_steps=7,
@@ -133,7 +133,7 @@ class TestTrials:
         )
         trial = store.trial("toy", number)
         assert (first, number) == (1, 2)
-        assert (trial.number, trial.state, trial.phase, trial.evidence) == (2, TrialState.RUNNING, Phase.CONFIRM, True)
+        assert (trial.number, trial.state, trial.phase, trial.uncapped) == (2, TrialState.RUNNING, Phase.CONFIRM, True)
         assert trial.configuration == configuration
         assert trial.configuration.key == configuration.key
         assert trial.sampled == {"batch_size": 96, "lr": 0.5}
@@ -269,7 +269,7 @@ class TestTrials:
         add_study(store)
         number = enqueue(store)
         queued = store.trial("toy", number)
-        assert (queued.state, queued.phase, queued.evidence) == (TrialState.QUEUED, Phase.SEARCH, True)
+        assert (queued.state, queued.phase, queued.uncapped) == (TrialState.QUEUED, Phase.SEARCH, True)
         assert (queued.lease_owner, queued.lease_expires_at, queued.outcome) == (None, None, None)
         assert (queued.sampled, queued.seed, queued.train_seconds_limit, queued.threads) == ({"lr": 0.1}, 7, 5.0, 2)
         assert store.mark_lost("toy", is_alive=lambda owner: False) == []

@@ -201,7 +201,7 @@ def spent_train_seconds(trials: Sequence[TrialRecord]) -> float:
     return math.fsum(
         trial.outcome.train_seconds
         for trial in trials
-        if trial.phase is Phase.AUDIT and not trial.evidence and trial.outcome is not None
+        if trial.phase is Phase.AUDIT and not trial.uncapped and trial.outcome is not None
     )
 
 

@@ -1,0 +1,74 @@
+"""The values that every layer speaks: requests, observations, outcomes and what is stored of them.
+
+Units are in the names: seconds are floats, memory is in bytes, ``steps`` are optimizer steps, ``samples`` are
+training samples seen. All records are frozen.
+"""
+
+from __future__ import annotations
+
+from bssearch.records.measured import (
+    DeviceUse,
+    Environment,
+    GradientNoise,
+    MemoryUse,
+    NoiseMeasurement,
+    Observation,
+    StepTime,
+    TrialOutcome,
+    outcome_fields,
+)
+from bssearch.records.plan import Lease, TrialPlan
+from bssearch.records.question import (
+    Configuration,
+    Goal,
+    Objective,
+    ParameterValue,
+    Phase,
+    Target,
+    TrainingSettings,
+    TrialState,
+    to_json,
+)
+from bssearch.records.requests import (
+    MemoryRequest,
+    MetricInfo,
+    ModelDescription,
+    NoiseRequest,
+    StepTimeRequest,
+    TrialRequest,
+    WorkloadDescription,
+)
+from bssearch.records.stored import ProbeRecord, StudyRecord, TrialRecord
+
+__all__ = [
+    "Configuration",
+    "DeviceUse",
+    "Environment",
+    "Goal",
+    "GradientNoise",
+    "Lease",
+    "MemoryRequest",
+    "MemoryUse",
+    "MetricInfo",
+    "ModelDescription",
+    "NoiseMeasurement",
+    "NoiseRequest",
+    "Objective",
+    "Observation",
+    "ParameterValue",
+    "Phase",
+    "ProbeRecord",
+    "StepTime",
+    "StepTimeRequest",
+    "StudyRecord",
+    "Target",
+    "TrainingSettings",
+    "TrialOutcome",
+    "TrialPlan",
+    "TrialRecord",
+    "TrialRequest",
+    "TrialState",
+    "WorkloadDescription",
+    "outcome_fields",
+    "to_json",
+]

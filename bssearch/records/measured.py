@@ -1,0 +1,198 @@
+"""What was measured: of a trial as it runs and when it has ended, of steps, of memory, of gradient noise."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from bssearch.records.question import Configuration, TrialState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observation:
+    """One evaluation during a trial; ``train_seconds`` excludes evaluation, ``loss`` is the mean since the last."""
+
+    step: int
+    samples: int
+    train_seconds: float
+    metric: float
+    loss: float | None
+    learning_rate: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GradientNoise:
+    """The gradient noise scale tr Σ / ‖G‖² in samples, with its 95 % interval; None where it was not measured.
+
+    Where ‖G‖² cannot be told from zero ``scale`` and ``high`` are None: the scale is ``low`` or more. The ``adam``
+    figures are of gradients preconditioned as Adam does it (None under other optimizers). ``passes`` counts the
+    independent measurements behind them.
+    """
+
+    scale: float | None = None
+    low: float | None = None
+    high: float | None = None
+    adam_scale: float | None = None
+    adam_low: float | None = None
+    adam_high: float | None = None
+    passes: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceUse:
+    """What a device's own counters say of a trial; None where there are none, never 0.
+
+    ``energy_joules`` and ``mean_power_watts`` are of the whole device over the trial's wall time, ``mean_clock_mhz`` is
+    the mean of the streaming multiprocessors' clock at the evaluations, and ``throttle_reasons`` lists what slowed the
+    device down (comma-separated; empty where nothing did).
+    """
+
+    energy_joules: float | None = None
+    mean_power_watts: float | None = None
+    mean_clock_mhz: float | None = None
+    throttle_reasons: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialOutcome:
+    """How a trial ended and what it measured; None where it was not measured.
+
+    train + evaluation + warm-up + other seconds are four ledgers, each timed on its own; ``wall_seconds`` is timed
+    apart. The crossing of the target is kept as the interval (last miss, first hit); ``time_to_target_s`` and
+    ``steps_to_target`` are interpolated inside it by the same fraction. Without a crossing the last miss is the last
+    evaluation: all that is known of the time to the target is that it is longer. ``tokens`` are those of the samples
+    seen, where the workload says how many a sample has. ``data_placement`` says where the training part lay, ``device``
+    or ``host``; ``skipped_steps`` counts the steps that fp16's loss scaling left out, None in other precisions;
+    ``warnings`` are sentences on what makes the figures less than they seem.
+    """
+
+    state: TrialState
+    reason: str
+    steps: int = 0
+    samples: int = 0
+    tokens: int | None = None
+    train_seconds: float = 0.0
+    evaluation_seconds: float = 0.0
+    warmup_seconds: float = 0.0
+    other_seconds: float = 0.0
+    wall_seconds: float = 0.0
+    time_to_target_s: float | None = None
+    steps_to_target: int | None = None
+    last_miss_step: int | None = None
+    last_miss_seconds: float | None = None
+    first_hit_step: int | None = None
+    first_hit_seconds: float | None = None
+    final_metric: float | None = None
+    best_metric: float | None = None
+    test_metric: float | None = None
+    peak_memory_bytes: int | None = None
+    dropped_samples_per_epoch: int | None = None
+    contended: bool = False
+    skipped_steps: int | None = None
+    data_placement: str | None = None
+    warnings: tuple[str, ...] = ()
+    traceback: str | None = None
+    noise: GradientNoise = GradientNoise()
+    device_use: DeviceUse = DeviceUse()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTime:
+    """Seconds of one optimizer step and one evaluation: medians; or ``out_of_memory``.
+
+    ``step_seconds_low`` and ``step_seconds_high`` are the 95 % interval of the step's median; ``settled`` says whether
+    it came within the asked precision before the time was up. ``update_seconds`` is the part of a step that is done
+    once whatever the accumulation. ``contended`` where something else used the device; ``reason`` says what, or why
+    memory ran out.
+    """
+
+    batch_size: int
+    micro_batch_size: int
+    step_seconds: float | None
+    evaluation_seconds: float | None
+    steps_timed: int
+    peak_memory_bytes: int | None
+    out_of_memory: bool = False
+    step_seconds_low: float | None = None
+    step_seconds_high: float | None = None
+    update_seconds: float | None = None
+    settled: bool | None = None
+    contended: bool = False
+    reason: str | None = None
+
+    @classmethod
+    def where_memory_ran_out(cls, configuration: Configuration) -> StepTime:
+        """Return the answer for a configuration that does not fit."""
+        return StepTime(
+            batch_size=configuration.batch_size,
+            micro_batch_size=configuration.micro_batch_size,
+            step_seconds=None,
+            evaluation_seconds=None,
+            steps_timed=0,
+            peak_memory_bytes=None,
+            out_of_memory=True,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryUse:
+    """What a micro-batch size needed: ``peak_memory_bytes`` where it is known, ``reason`` where it does not fit.
+
+    On a GPU the peak is what tensors held; on the CPU it is the resident memory of the whole process.
+    """
+
+    micro_batch_size: int
+    fits: bool
+    peak_memory_bytes: int | None
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoiseMeasurement:
+    """A gradient noise scale, and where in the training it was measured: the ``step`` and the metric there.
+
+    ``reason`` says why it was not near the target, None where it was.
+    """
+
+    batch_size: int
+    micro_batch_size: int
+    step: int
+    metric: float
+    noise: GradientNoise
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Environment:
+    """Where trials ran. Seconds compare only between equal fingerprints.
+
+    ``device_memory_bytes`` is what the device has, or the smaller limit that was set. ``workload_revision`` is the
+    digest of the workload's file, ``git_revision`` the commit of the repository it lies in (with ``+`` where that file
+    differs from it).
+    """
+
+    device_name: str
+    device_type: str
+    device_memory_bytes: int | None
+    precision: str
+    compile_mode: str
+    torch_version: str
+    cuda_version: str | None
+    driver_version: str | None
+    python_version: str
+    host: str
+    workload_revision: str | None
+    cudnn_version: str | None = None
+    git_revision: str | None = None
+
+    @property
+    def fingerprint(self) -> str:
+        """Return what binds a study to one kind of device: its name, the precision and the compile mode."""
+        return f"{self.device_name} · {self.precision} · compile {self.compile_mode}"
+
+
+def outcome_fields(outcome: TrialOutcome) -> dict[str, Any]:
+    """Return an outcome as one flat mapping: the figures of the noise scale and the device stand beside the others."""
+    fields = asdict(outcome)
+    noise, use = fields.pop("noise"), fields.pop("device_use")
+    return {**fields, **{f"noise_{name}": value for name, value in noise.items()}, **use}

@@ -1,0 +1,162 @@
+"""What a study asks, and what one trial trains with."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from enum import StrEnum
+
+ParameterValue = bool | int | float | str | None
+
+
+class Goal(StrEnum):
+    """Which way the metric is better."""
+
+    MAXIMIZE = "maximize"
+    MINIMIZE = "minimize"
+
+    @property
+    def sign(self) -> str:
+        """The sign between a metric and its target."""
+        return "≥" if self is Goal.MAXIMIZE else "≤"
+
+
+class Objective(StrEnum):
+    """What the optimal batch size has the least of; `METRIC_IN_BUDGET`: the best of."""
+
+    TIME_TO_TARGET = "time_to_target"
+    SAMPLES_TO_TARGET = "samples_to_target"
+    COST_TO_TARGET = "cost_to_target"
+    ENERGY_TO_TARGET = "energy_to_target"
+    METRIC_IN_BUDGET = "metric_in_budget"
+
+
+class Phase(StrEnum):
+    """Why a trial runs."""
+
+    SEARCH = "search"
+    CONFIRM = "confirm"
+    AUDIT = "audit"
+    PROBE = "probe"
+
+
+class TrialState(StrEnum):
+    """Where a trial stands, or how it ended. Only `REACHED` has a time-to-target.
+
+    `PAUSED` is an end like `PRUNED`, from which a trial may yet go on.
+    """
+
+    QUEUED = "queued"
+    RUNNING = "running"
+    PAUSED = "paused"
+    REACHED = "reached"
+    PRUNED = "pruned"
+    CAPPED = "capped"
+    EXHAUSTED = "exhausted"
+    OOM = "oom"
+    DIVERGED = "diverged"
+    FAILED = "failed"
+    LOST = "lost"
+    CANCELLED = "cancelled"
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the trial has ended; one that is paused may go on."""
+        return self not in {TrialState.QUEUED, TrialState.RUNNING}
+
+    @property
+    def is_censored(self) -> bool:
+        """Whether the trial was stopped before its target: its time-to-target is longer than what it ran."""
+        return self in {TrialState.PAUSED, TrialState.PRUNED, TrialState.CAPPED, TrialState.EXHAUSTED}
+
+    @property
+    def is_missing(self) -> bool:
+        """Whether the trial says nothing about its configuration and costs no budget."""
+        return self in {TrialState.FAILED, TrialState.LOST, TrialState.CANCELLED}
+
+
+def to_json(record: object) -> str:
+    """Return a record as compact JSON with sorted keys; infinities and NaN are refused."""
+    return json.dumps(asdict(record), sort_keys=True, separators=(",", ":"), allow_nan=False)  # type: ignore[call-overload]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """The metric value to reach on the validation part."""
+
+    metric: str
+    value: float
+    goal: Goal = Goal.MAXIMIZE
+
+    def gain(self, metric: float) -> float:
+        """Return the metric with its sign set so that more is better."""
+        return metric if self.goal is Goal.MAXIMIZE else -metric
+
+    def shortfall(self, metric: float) -> float:
+        """Return how far the metric is from the target: positive when missed, zero or less when reached."""
+        return self.gain(self.value) - self.gain(metric)
+
+    def is_met_by(self, metric: float) -> bool:
+        """Return whether the metric reaches the target; NaN never does."""
+        return self.shortfall(metric) <= 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Configuration:
+    """What one trial trains with, as really run: derived values, not the coordinates that were sampled.
+
+    ``batch_size`` is the effective one: micro-batch × accumulation steps × world size.
+    ``parameters`` holds the optimizer's and the schedule's own (momentum, beta1, horizon_samples, clip_norm, …).
+    """
+
+    batch_size: int
+    learning_rate: float
+    micro_batch_size: int
+    accumulation_steps: int = 1
+    world_size: int = 1
+    warmup_epochs: float = 0.0
+    weight_decay: float = 0.0
+    dropout: float = 0.0
+    label_smoothing: float = 0.0
+    optimizer: str = "sgd"
+    parameters: Mapping[str, ParameterValue] = field(default_factory=dict)
+
+    @property
+    def key(self) -> str:
+        """Return a short digest that two runs share exactly when they run the same configuration."""
+        return hashlib.sha256(to_json(self).encode()).hexdigest()[:12]
+
+    def in_micro_batches(self, micro_batch_size: int) -> Configuration:
+        """Return what trains the same in micro-batches of another size, which divides the batch size."""
+        steps = self.batch_size // (micro_batch_size * self.world_size)
+        return replace(self, micro_batch_size=micro_batch_size, accumulation_steps=steps)
+
+    def trains_like(self, other: Configuration) -> bool:
+        """Return whether two configurations differ at most in how they split a batch into micro-batches."""
+        return self.in_micro_batches(1) == other.in_micro_batches(1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingSettings:
+    """How a study's steps are computed: the same for all its trials, probes and slots.
+
+    ``precision`` is ``fp32``, ``tf32``, ``bf16``, ``fp16`` or ``auto`` (bf16 on a CUDA device that has it, else fp32);
+    ``compile`` is ``none``, ``default`` or ``reduce-overhead``; ``fused`` optimizers where None on CUDA only.
+    ``data`` keeps the training part on the ``device``, on the ``host`` (streamed by a pinned loader of
+    ``loader_workers`` processes), or, with ``auto``, on the device where it fits. ``ghost_batch_size`` is the number of
+    samples over which batch normalisation takes its statistics, None for the whole micro-batch. ``measure_noise``
+    measures the gradient noise scale beside the training.
+    """
+
+    precision: str = "auto"
+    compile: str = "none"
+    channels_last: bool = False
+    fused: bool | None = None
+    activation_checkpointing: bool = False
+    deterministic: bool = False
+    ghost_batch_size: int | None = None
+    data: str = "auto"
+    loader_workers: int = 2
+    measure_noise: bool = True

@@ -1,0 +1,68 @@
+"""What is stored: studies, trials, probes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+
+from bssearch.records.measured import Environment, StepTime, TrialOutcome
+from bssearch.records.question import Configuration, ParameterValue, Phase, Target, TrialState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeRecord(StepTime):
+    """A stored step time and the evaluation cadence fixed from it; None where the batch size does not fit."""
+
+    eval_every_steps: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialRecord:
+    """One stored trial. ``outcome`` is None until it has finished.
+
+    ``sampled`` is what the sampler chose, in the space's own coordinates (None for a configuration that lies outside
+    the space); ``evidence`` marks a trial that ran to the wider limit; ``steps_x_step_time_s`` is steps-to-target
+    times the step time measured in isolation.
+    """
+
+    number: int
+    state: TrialState
+    phase: Phase
+    uncapped: bool
+    configuration: Configuration
+    sampled: Mapping[str, ParameterValue] | None
+    seed: int
+    train_seconds_limit: float
+    eval_every_steps: int
+    threads: int
+    retry_of: int | None
+    lease_owner: str | None
+    lease_expires_at: datetime | None
+    created_at: datetime
+    ended_at: datetime | None
+    steps_x_step_time_s: float | None
+    outcome: TrialOutcome | None
+
+    @property
+    def is_imported(self) -> bool:
+        """Return whether the trial was made elsewhere: it began and ended in the moment of its import."""
+        return self.ended_at is not None and self.created_at == self.ended_at
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StudyRecord:
+    """One stored study; ``spec`` is the whole spec as JSON values, ``environment`` the device it is bound to.
+
+    An archived study is left out of lists and takes no more trials.
+    """
+
+    name: str
+    spec: Mapping[str, object]
+    spec_hash: str
+    objective: str
+    target: Target
+    created_by: str
+    created_at: datetime
+    archived_at: datetime | None = None
+    environment: Environment | None

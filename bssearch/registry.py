@@ -1,0 +1,57 @@
+"""What there is of each kind, by name: a new one is a file of its own and one line here, or an entry point elsewhere.
+
+A package that is installed beside bssearch adds to a kind by an entry point of the group ``bssearch.KIND``::
+
+    [project.entry-points."bssearch.pruners"]
+    patient = "my_package.patient:Patient"
+
+What a name stands for is imported when it is first asked for.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, Literal
+
+from bssearch.errors import UsageError
+
+Kind = Literal["objectives", "pruners", "samplers", "executors", "importers", "probes"]
+
+BUILT_IN: Mapping[Kind, Mapping[str, str]] = {
+    "objectives": {},
+    "pruners": {},
+    "samplers": {},
+    "executors": {},
+    "importers": {},
+    "probes": {},
+}
+"""Of each kind the module and the attribute, ``module:attribute``, by name."""
+
+
+@cache
+def _installed(kind: Kind) -> dict[str, EntryPoint]:
+    """Return the entry points of a kind by name."""
+    return {point.name: point for point in entry_points(group=f"bssearch.{kind}")}
+
+
+def names(kind: Kind) -> tuple[str, ...]:
+    """Return the names of a kind: those built in, in the order of this file, then those of other packages."""
+    return tuple(dict.fromkeys([*BUILT_IN[kind], *sorted(_installed(kind))]))
+
+
+def is_known(kind: Kind, name: str) -> bool:
+    """Return whether there is one of a kind by this name."""
+    return name in BUILT_IN[kind] or name in _installed(kind)
+
+
+def load(kind: Kind, name: str) -> Any:
+    """Return what a name stands for. Raises `UsageError` for one that is not known, naming those that are."""
+    if name in BUILT_IN[kind]:
+        module, _, attribute = BUILT_IN[kind][name].partition(":")
+        return getattr(importlib.import_module(module), attribute)
+    if name in _installed(kind):
+        return _installed(kind)[name].load()
+    raise UsageError(f"{kind.removesuffix('s')} = {name!r} is not known; there are {', '.join(names(kind))}")
