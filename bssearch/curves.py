@@ -1,12 +1,69 @@
-"""Pure functions on learning curves: where a target is crossed."""
+"""Learning curves: the best so far, and where a target is crossed."""
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from bssearch.records import Observation, Target, TrialOutcome
+
+
+class Progress:
+    """The best-so-far gains of one trial at its evaluations, as far as it ran."""
+
+    __slots__ = ("gains", "train_seconds")
+
+    def __init__(self) -> None:
+        self.train_seconds: list[float] = []
+        self.gains: list[float] = []
+
+    @property
+    def now(self) -> float:
+        """Return the train seconds of the last evaluation, 0 before the first."""
+        return self.train_seconds[-1] if self.train_seconds else 0.0
+
+    @property
+    def gain(self) -> float:
+        """Return the best gain so far, −∞ before the first evaluation."""
+        return self.gains[-1] if self.gains else -math.inf
+
+    def add(self, train_seconds: float, gain: float) -> None:
+        """Take in an evaluation; a gain that is not a number changes nothing."""
+        self.train_seconds.append(train_seconds)
+        self.gains.append(gain if gain > self.gain else self.gain)
+
+    @property
+    def when_best(self) -> float:
+        """Return the train seconds of the first evaluation that had the best gain."""
+        return self.train_seconds[bisect_left(self.gains, self.gain)]
+
+    def index_from(self, train_seconds: float) -> int:
+        """Return the place of the first evaluation at a moment or later."""
+        return bisect_left(self.train_seconds, train_seconds)
+
+    def at(self, train_seconds: float) -> float | None:
+        """Return the best gain at a moment, that of the last evaluation until then; None before the first."""
+        index = bisect_right(self.train_seconds, train_seconds) - 1
+        return self.gains[index] if index >= 0 else None
+
+    def when(self, gain: float) -> float:
+        """Return the last train seconds at which the trial had no more than a gain, interpolated between evaluations.
+
+        On a plateau that is its end. Of what the first evaluation exceeds, those of the first; of what none exceeds,
+        those of the last.
+        """
+        index = bisect_right(self.gains, gain)
+        if index == 0:
+            return self.train_seconds[0]
+        if index == len(self.gains):
+            return self.train_seconds[-1]
+        low, start = self.gains[index - 1], self.train_seconds[index - 1]
+        if low == -math.inf:
+            return self.train_seconds[index]
+        share = (gain - low) / (self.gains[index] - low)
+        return start + (self.train_seconds[index] - start) * share
 
 
 @dataclass(frozen=True, slots=True)

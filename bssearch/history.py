@@ -1,45 +1,128 @@
-"""What a search has seen so far, as questions with answers: the incumbent, each batch size's trials, what is left."""
+"""What a search has seen so far, as questions with answers: the incumbent, each batch size's trials, what is left.
+
+A history takes in records one by one and keeps its indexes up to date, so that a question costs the same however many
+trials there are. It is the engine's only memory: whatever is decided follows from it, and it follows from the store.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from functools import cached_property
+from collections import Counter, defaultdict
+from collections.abc import Collection, Mapping, Sequence
 
 from bssearch.analysis.objectives.measure import UNITS, Measure, measure_of
+from bssearch.curves import Progress
 from bssearch.records import Configuration, ParameterValue, Phase, ProbeRecord, TrialRecord, TrialState
 from bssearch.spec import StudySpec
 
 FAILURES = 3
+"""Failed trials that exclude a batch size, where no more than as many ran. A choice."""
+
 TRIED_AGAIN = frozenset({TrialState.LOST, TrialState.CANCELLED, TrialState.OOM})
 """After these a configuration counts as not tried."""
 
 ATTEMPTS = 5
+"""How often one trial is tried: it may be what kills its drivers. A choice."""
+
+INTERRUPTED = "stopped by the user"
+"""The reason of what was running when somebody interrupted it: it goes on before what waits and what is new."""
+
+COULD_NOT_PAUSE = "could not be paused"
+"""Stands in the reason of a trial that was to be paused and could not be saved."""
+
+SEED_NOISE = 0.15
+SEED_NOISE_FREEDOM = 4
+"""The standard deviation of log seconds between seeds before repeats show it, and its weight in degrees of freedom.
+
+Between what was measured of MLPerf's reference runs (0.04) and of small networks (0.15 to 0.4); the weight is a choice.
+"""
 
 
 class History:
     """A study's search trials in the order of their numbers, running ones included, and its step-time probes.
 
-    ``probes`` holds by batch size the step time of the split into micro-batches that its trials run in.
-    ``all_trials`` are those of every phase, ``length`` is how many that are: the number of the newest.
+    ``probes`` holds by batch size the step time of the split into micro-batches that its trials run in. ``curves``
+    holds by number the best gains so far of each search trial that has been evaluated. ``all_trials`` are those of
+    every phase, ``length`` is how many that are: the number of the newest. ``now`` is the moment of the last decision,
+    in seconds since 1970.
     """
 
-    def __init__(self, spec: StudySpec, trials: Sequence[TrialRecord], probes: Mapping[int, ProbeRecord]) -> None:
+    def __init__(
+        self,
+        spec: StudySpec,
+        trials: Sequence[TrialRecord] = (),
+        probes: Mapping[int, ProbeRecord] | None = None,
+        *,
+        now: float = 0.0,
+    ) -> None:
         self.spec = spec
-        self.probes = probes
-        self.length = len(trials)
-        self.all_trials = trials
-        self.trials = [trial for trial in trials if trial.phase is Phase.SEARCH]
+        self.measure: Measure = measure_of(spec)
+        self.probes: Mapping[int, ProbeRecord] = {} if probes is None else probes
+        self.now = now
+        self.curves: dict[int, Progress] = {}
+        self.all_trials: list[TrialRecord] = []
+        self.trials: list[TrialRecord] = []
+        self.spent = 0
+        self.ended = 0
+        """How many search trials have ended; those that are paused have not."""
+        self.last_expectation: float | None = None
+        """What the newest search trial that has ended was expected to improve, of those of which that is known."""
+        self._last_expected = 0
+        self._places: dict[int, tuple[int, int | None]] = {}
+        self._by_state: dict[TrialState, dict[int, TrialRecord]] = defaultdict(dict)
+        self._by_batch_size: dict[int, dict[int, TrialRecord]] = defaultdict(dict)
+        self._best: dict[int, TrialRecord] = {}
+        self._keys: dict[int, str] = {}
+        self._tried: Counter[str] = Counter()
+        self._retried: Counter[int] = Counter()
+        self._failed: Counter[int] = Counter()
+        self._ran: Counter[int] = Counter()
+        self._said: Counter[int] = Counter()
+        self._repeats = Repeats()
+        self._busy = BusyTime()
+        for trial in trials:
+            self.take(trial)
 
-    @cached_property
-    def spent(self) -> int:
-        """Return how many trials count against the budget: all but the missing."""
-        return sum(not trial.state.is_missing for trial in self.trials)
+    def take(self, trial: TrialRecord) -> None:
+        """Take in a trial that is new, or has changed; its number tells which it is."""
+        before = self._replace(trial)
+        if before is not None and before.phase is Phase.SEARCH:
+            self._count(before, -1)
+        if trial.phase is Phase.SEARCH:
+            self._count(trial, +1)
+            self._expect(trial)
+            value = self.value(trial)
+            size = trial.configuration.batch_size
+            best = self._best.get(size)
+            if math.isfinite(value) and (best is None or (value, trial.number) < (self.value(best), best.number)):
+                self._best[size] = trial
+            if trial.state is TrialState.REACHED:
+                self._reach(trial)
+        self._repeats.take(trial, self._key(trial))
 
-    @cached_property
-    def measure(self) -> Measure:
-        """Return what the study minimises."""
-        return measure_of(self.spec)
+    def observe(self, number: int, train_seconds: float, metric: float) -> None:
+        """Take in an evaluation of a search trial: of those that missed the target its curve is made."""
+        target = self.spec.record_target
+        if not target.is_met_by(metric):
+            self.curves.setdefault(number, Progress()).add(train_seconds, target.gain(metric))
+
+    def observe_all(self, number: int, evaluations: Sequence[tuple[float, float]]) -> None:
+        """Take in those of a trial's evaluations, (train seconds, metric) in order, that are newer than its curve."""
+        curve = self.curves.get(number)
+        seen = -math.inf if curve is None else curve.now
+        for train_seconds, metric in evaluations:
+            if train_seconds > seen:
+                self.observe(number, train_seconds, metric)
+
+    @property
+    def length(self) -> int:
+        """Return the number of the newest trial, 0 without any."""
+        return self.all_trials[-1].number if self.all_trials else 0
+
+    def trial(self, number: int) -> TrialRecord | None:
+        """Return a trial, or None."""
+        place = self._places.get(number)
+        return None if place is None else self.all_trials[place[0]]
 
     def value(self, trial: TrialRecord | None) -> float:
         """Return the objective's figure of a trial, infinite where it has none: it did not reach the target."""
@@ -50,23 +133,25 @@ class History:
         """Return a trial's figure for people, with its unit."""
         return f"{self.measure.shown(self.value(trial)):.3g}{UNITS[self.spec.objective]}"
 
-    @cached_property
+    @property
     def incumbent(self) -> TrialRecord | None:
         """Return the trial with the least figure, if any has one."""
-        return self.best_of(self.trials)
+        return min(self._best.values(), key=lambda trial: (self.value(trial), trial.number), default=None)
 
-    @cached_property
+    @property
     def incumbent_value(self) -> float:
         """Return the incumbent's figure, infinite without one."""
         return self.value(self.incumbent)
 
-    @cached_property
+    @property
     def reference(self) -> TrialRecord | None:
         """Return the trial that others are compared with at equal time: the incumbent, else the first that ran on."""
-        ran = (trial for trial in self.trials if trial.state.is_censored)
-        return self.incumbent or next(ran, None)
+        if (best := self.incumbent) is not None:
+            return best
+        ran = [trial for state in TrialState if state.is_censored for trial in self._by_state[state].values()]
+        return min(ran, key=lambda trial: trial.number, default=None)
 
-    @cached_property
+    @property
     def feasible(self) -> tuple[int, ...]:
         """Return the batch sizes that may run, ascending.
 
@@ -74,36 +159,75 @@ class History:
         """
         return tuple(size for size in sorted(self.probes) if not self._is_broken(size))
 
-    @cached_property
+    @property
     def untimed(self) -> tuple[int, ...]:
         """Return the batch sizes without a step time, which an out-of-memory leaves behind: of them nothing runs."""
         return tuple(size for size in self.spec.batch_sizes if size not in self.probes)
 
-    @cached_property
+    @property
     def largest(self) -> int | None:
         """Return the largest feasible batch size that runs without accumulation."""
         whole = [size for size in self.feasible if self.probes[size].micro_batch_size == size]
         return max(whole, default=None)
+
+    @property
+    def budget_share(self) -> float:
+        """Return the share of the budget that is spent, of its trials or of its wall seconds: the greater."""
+        return max(self.spent / self.spec.budget.trials, self.time_share)
+
+    @property
+    def time_share(self) -> float:
+        """Return the share of the budget's wall seconds that is spent, 0 where they have no bound."""
+        seconds = self.spec.budget.wall_seconds
+        return 0.0 if seconds is None else self.busy_seconds / seconds
+
+    @property
+    def busy_seconds(self) -> float:
+        """Return for how many seconds at least one search trial was running, until now."""
+        running = self._by_state[TrialState.RUNNING].values()
+        return self._busy.seconds(running, self.now, self.spec.executor.slots)
+
+    @property
+    def seed_noise(self) -> float:
+        """Return the standard deviation of log seconds to the target between seeds; see `Repeats`."""
+        return self._repeats.noise
 
     def at(self, batch_size: int) -> list[TrialRecord]:
         """Return the trials at a batch size that are running or say something about it.
 
         Running out of memory is about a micro-batch: the trial is run again in smaller ones.
         """
-        here = (trial for trial in self.trials if trial.configuration.batch_size == batch_size)
-        return [trial for trial in here if not trial.state.is_missing and trial.state is not TrialState.OOM]
+        return [trial for trial in self._by_batch_size[batch_size].values() if _says_something(trial)]
+
+    def count_at(self, batch_size: int) -> int:
+        """Return how many trials at a batch size are running or say something about it."""
+        return self._said[batch_size]
 
     def best_at(self, batch_size: int) -> TrialRecord | None:
         """Return the trial with the least figure at a batch size."""
-        return self.best_of(self.at(batch_size))
+        return self._best.get(batch_size)
+
+    def in_state(self, *states: TrialState) -> list[TrialRecord]:
+        """Return the search trials in some states, by number."""
+        found = [trial for state in states for trial in self._by_state[state].values()]
+        return sorted(found, key=lambda trial: trial.number)
+
+    @property
+    def interrupted(self) -> list[TrialRecord]:
+        """Return the paused trials that somebody interrupted, by number."""
+        return [trial for trial in self.in_state(TrialState.PAUSED) if is_interrupted(trial)]
 
     def tried(self, configuration: Configuration) -> bool:
         """Return whether a configuration runs or has run, in whatever micro-batches.
 
         One whose trial is missing, or ran out of memory, will be tried again.
         """
-        tried = (trial for trial in self.trials if trial.state not in TRIED_AGAIN)
-        return any(trial.configuration.trains_like(configuration) for trial in tried)
+        return self._tried[configuration.in_micro_batches(1).key] > 0
+
+    def has_trial_of(self, configuration: Configuration) -> bool:
+        """Return whether a configuration has a trial in whatever state, in whatever micro-batches."""
+        here = self._by_batch_size[configuration.batch_size].values()
+        return any(trial.configuration.trains_like(configuration) for trial in here)
 
     def as_run(self, configuration: Configuration) -> Configuration:
         """Return a configuration in the micro-batches that its batch size runs in; it must be timed."""
@@ -121,43 +245,183 @@ class History:
     def to_retry(self, *, uncapped: bool) -> TrialRecord | None:
         """Return a trial to run again: one lost or out of memory (`ATTEMPTS` in all), or failed and no second try.
 
-        Of ``evidence`` trials, which somebody or the answer asks for, one that was cancelled too; of the others, the
+        Of ``uncapped`` trials, which somebody or the answer asks for, one that was cancelled too; of the others, the
         search finds something as good.
         """
-        retried = {trial.retry_of for trial in self.trials}
-        for trial in self.trials:
-            again = (
-                trial.state in {TrialState.LOST, TrialState.OOM}
-                or (trial.state is TrialState.FAILED and trial.retry_of is None)
-                or (trial.state is TrialState.CANCELLED and uncapped)
-            )
-            fits = trial.configuration.batch_size in self.feasible and self._attempts(trial) < ATTEMPTS
-            if again and trial.uncapped is uncapped and trial.number not in retried and fits:
+        states = [TrialState.LOST, TrialState.OOM, TrialState.FAILED, *[TrialState.CANCELLED][: int(uncapped)]]
+        feasible = self.feasible
+        for trial in self.in_state(*states):
+            if trial.uncapped is not uncapped or self._retried[trial.number]:
+                continue
+            if trial.state is TrialState.FAILED and trial.retry_of is not None:
+                continue
+            if trial.configuration.batch_size in feasible and self._attempts(trial) < ATTEMPTS:
                 return trial
         return None
 
-    def _attempts(self, trial: TrialRecord | None) -> int:
-        """Return how often a trial has been tried: it may be what kills its drivers."""
-        by_number = {one.number: one for one in self.trials}
-        attempts = 0
-        while trial is not None:
-            attempts += 1
-            trial = by_number.get(trial.retry_of) if trial.retry_of is not None else None
-        return attempts
-
-    def _is_broken(self, batch_size: int) -> bool:
-        here = [trial for trial in self.trials if trial.configuration.batch_size == batch_size]
-        failures = sum(trial.state is TrialState.FAILED for trial in here)
-        return failures >= FAILURES and failures > sum(_has_run(trial) for trial in here)
-
-    def best_of(self, trials: Sequence[TrialRecord]) -> TrialRecord | None:
+    def best_of(self, trials: Collection[TrialRecord]) -> TrialRecord | None:
         """Return the trial with the least figure among those that have one."""
         return min((trial for trial in trials if math.isfinite(self.value(trial))), key=self.value, default=None)
 
+    def _expect(self, trial: TrialRecord) -> None:
+        """Note what was expected of a further trial when one was chosen that has ended."""
+        has_ended = trial.state.is_finished and trial.state is not TrialState.PAUSED
+        if has_ended and trial.expected_improvement is not None and trial.number >= self._last_expected:
+            self._last_expected, self.last_expectation = trial.number, trial.expected_improvement
 
-def _has_run(trial: TrialRecord) -> bool:
-    """Return whether a trial came to an end of its own, and so fits and works."""
-    return trial.state.is_finished and not trial.state.is_missing and trial.state is not TrialState.OOM
+    def _reach(self, trial: TrialRecord) -> None:
+        """Let the curve of a trial that has reached the target end there."""
+        curve = self.curves.setdefault(trial.number, Progress())
+        seconds, gain = measured_seconds(trial), self.spec.record_target.gain(self.spec.record_target.value)
+        if curve.gain < gain and math.isfinite(seconds):
+            curve.add(seconds, gain)
+
+    def _replace(self, trial: TrialRecord) -> TrialRecord | None:
+        """Put a trial in its place among all; return what was there."""
+        place = self._places.get(trial.number)
+        if place is None:
+            among_search = len(self.trials) if trial.phase is Phase.SEARCH else None
+            self._places[trial.number] = (len(self.all_trials), among_search)
+            self.all_trials.append(trial)
+            if among_search is not None:
+                self.trials.append(trial)
+            return None
+        before = self.all_trials[place[0]]
+        self.all_trials[place[0]] = trial
+        if place[1] is not None:
+            self.trials[place[1]] = trial
+        return before
+
+    def _count(self, trial: TrialRecord, by: int) -> None:
+        """Count a search trial, or take it out of the counts."""
+        state, size = trial.state, trial.configuration.batch_size
+        self.spent += by * (not state.is_missing)
+        self.ended += by * (state.is_finished and state is not TrialState.PAUSED)
+        self._failed[size] += by * (state is TrialState.FAILED)
+        self._ran[size] += by * _has_run(trial)
+        self._said[size] += by * _says_something(trial)
+        if state not in TRIED_AGAIN:
+            self._tried[self._key(trial)] += by
+        if trial.retry_of is not None:
+            self._retried[trial.retry_of] += by
+        if by > 0:
+            self._by_state[state][trial.number] = trial
+            self._by_batch_size[size][trial.number] = trial
+        else:
+            del self._by_state[state][trial.number]
+        self._busy.count(trial, by)
+
+    def _key(self, trial: TrialRecord) -> str:
+        """Return what tells a trial's configuration from others, however it is split into micro-batches."""
+        if trial.number not in self._keys:
+            self._keys[trial.number] = trial.configuration.in_micro_batches(1).key
+        return self._keys[trial.number]
+
+    def _attempts(self, trial: TrialRecord | None) -> int:
+        """Return how often a trial has been tried."""
+        attempts = 0
+        while trial is not None:
+            attempts += 1
+            trial = self.trial(trial.retry_of) if trial.retry_of is not None else None
+        return attempts
+
+    def _is_broken(self, batch_size: int) -> bool:
+        failures = self._failed[batch_size]
+        return failures >= FAILURES and failures > self._ran[batch_size]
+
+
+class Repeats:
+    """How much the time to the target differs between the seeds of one configuration, as far as a study has shown it.
+
+    ``noise`` is the standard deviation of log seconds between seeds, pooled over the configurations that were run more
+    than once and drawn towards `SEED_NOISE` where those are few. A configuration of which a run was stopped for being
+    slow is left out: only its lucky runs have a time.
+    """
+
+    def __init__(self) -> None:
+        self._logs: dict[str, dict[int, float]] = defaultdict(dict)
+        self._stopped: dict[str, set[int]] = defaultdict(set)
+        self._several: set[str] = set()
+
+    def take(self, trial: TrialRecord, key: str) -> None:
+        """Take in a trial of any phase, in the place of what it was before."""
+        seconds = measured_seconds(trial) if trial.state is TrialState.REACHED else math.inf
+        self._stopped[key].discard(trial.number)
+        self._logs[key].pop(trial.number, None)
+        if trial.state.is_censored:
+            self._stopped[key].add(trial.number)
+        elif 0 < seconds < math.inf:
+            self._logs[key][trial.number] = math.log(seconds)
+        if len(self._logs[key]) > 1:
+            self._several.add(key)
+
+    @property
+    def noise(self) -> float:
+        """Return the standard deviation of log seconds between seeds."""
+        squares, freedom = SEED_NOISE_FREEDOM * SEED_NOISE**2, SEED_NOISE_FREEDOM
+        for key in self._several:
+            logs = [] if self._stopped[key] else list(self._logs[key].values())
+            if len(logs) > 1:
+                mean = math.fsum(logs) / len(logs)
+                squares += math.fsum((one - mean) ** 2 for one in logs)
+                freedom += len(logs) - 1
+        return math.sqrt(squares / freedom)
+
+
+class BusyTime:
+    """For how long at least one of a study's search trials was running, overlaps counted once.
+
+    A trial that waited counts from its last start; once it has ended, what it ran before that adds, spread over the
+    slots: it may have run beside others.
+    """
+
+    def __init__(self) -> None:
+        self._spans: dict[int, tuple[float, float]] = {}
+        self._earlier: dict[int, float] = {}
+        self._union: tuple[float, float] | None = (0.0, -math.inf)
+        """Of the spans of what has ended: their seconds, and the last end; None where it must be computed anew."""
+
+    def count(self, trial: TrialRecord, by: int) -> None:
+        """Count a trial that has ended, or take it out."""
+        if trial.state.is_missing or trial.ended_at is None:
+            return
+        if by < 0:
+            del self._spans[trial.number], self._earlier[trial.number]
+            self._union = None
+            return
+        start, end = trial.created_at.timestamp(), trial.ended_at.timestamp()
+        self._spans[trial.number] = start, end
+        wall = trial.outcome.wall_seconds if trial.outcome is not None else 0.0
+        self._earlier[trial.number] = max(0.0, wall - (end - start))
+        if self._union is not None and start >= self._union[1]:
+            self._union = self._union[0] + end - start, end
+        else:
+            self._union = None
+
+    def seconds(self, running: Collection[TrialRecord], now: float, slots: int) -> float:
+        """Return the seconds until now; what is ``running`` adds from its start."""
+        if self._union is None:
+            self._union = _union(self._spans.values(), (0.0, -math.inf))
+        spans = [(trial.created_at.timestamp(), now) for trial in running]
+        if any(start < self._union[1] for start, _ in spans):
+            total = _union([*self._spans.values(), *spans], (0.0, -math.inf))[0]
+        else:
+            total = _union(spans, self._union)[0]
+        return math.fsum(self._earlier.values()) / slots + total
+
+
+def _union(spans: Collection[tuple[float, float]], begun: tuple[float, float]) -> tuple[float, float]:
+    """Return the length of a union of spans, added to that of what ended before, and its last end."""
+    total, until = begun
+    for start, end in sorted(spans):
+        total += max(0.0, end - max(start, until))
+        until = max(until, end)
+    return total, until
+
+
+def is_interrupted(trial: TrialRecord) -> bool:
+    """Return whether somebody interrupted a trial that is paused."""
+    return trial.outcome is not None and trial.outcome.reason == INTERRUPTED
 
 
 def measured_seconds(trial: TrialRecord | None) -> float:
@@ -169,3 +433,12 @@ def measured_seconds(trial: TrialRecord | None) -> float:
 def octaves(one: int, other: int) -> float:
     """Return how many doublings lie between two batch sizes."""
     return abs(math.log2(one / other))
+
+
+def _says_something(trial: TrialRecord) -> bool:
+    return not trial.state.is_missing and trial.state is not TrialState.OOM
+
+
+def _has_run(trial: TrialRecord) -> bool:
+    """Return whether a trial came to an end of its own, and so fits and works."""
+    return trial.state.is_finished and not trial.state.is_missing and trial.state is not TrialState.OOM

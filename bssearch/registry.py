@@ -22,8 +22,24 @@ Kind = Literal["objectives", "pruners", "samplers", "executors", "importers", "p
 
 BUILT_IN: Mapping[Kind, Mapping[str, str]] = {
     "objectives": {},
-    "pruners": {},
-    "samplers": {},
+    "pruners": {
+        "safe": "bssearch.pruners.pace:Safe",
+        "balanced": "bssearch.pruners.pace:Balanced",
+        "fast": "bssearch.pruners.pace:Fast",
+        "race": "bssearch.pruners.race:Race",
+        "cap": "bssearch.pruners.cap:Cap",
+        "median": "bssearch.pruners.optuna:Median",
+        "asha": "bssearch.pruners.optuna:Asha",
+        "hyperband": "bssearch.pruners.optuna:Hyperband",
+        "none": "bssearch.pruners.base:Pruner",
+    },
+    "samplers": {
+        "auto": "bssearch.samplers.time_model.sampler:TimeModelSampler",
+        "tpe": "bssearch.samplers.optuna:TPE",
+        "gp": "bssearch.samplers.optuna:GP",
+        "random": "bssearch.samplers.optuna:Random",
+        "grid": "bssearch.samplers.grid:Grid",
+    },
     "executors": {},
     "importers": {},
     "probes": {},

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from bssearch.cli.output import Format, FormatOption, print_json, print_rows, print_table
-from bssearch.cli.simulate_search import PRUNER, REPEATS, compare_samplers
+from bssearch.cli.simulate_search import PRUNER, REPEATS, SAMPLER, compare_samplers
 from bssearch.errors import UsageError
 from bssearch.files import check_file, replacing
 
@@ -41,7 +41,9 @@ def simulate(
     ] = None,
     sampler: Annotated[
         list[str] | None,
-        typer.Option(help="Search the table: auto, random, tpe or gp; several times for several."),
+        typer.Option(
+            help="Search the table: auto, random, tpe or gp (--study: grid too); several times for several."
+        ),
     ] = None,
     budget: Annotated[
         float | None, typer.Option(metavar="SECONDS", help="Of a search, in train seconds of all workers.")
@@ -55,6 +57,9 @@ def simulate(
             metavar="NAME=VALUE,…", help="The configuration that every search begins with.", show_default=False
         ),
     ] = None,
+    study: Annotated[
+        bool, typer.Option("--study", help="With --sampler: whole studies, with confirmation and verdict.")
+    ] = False,
     target: Annotated[
         float | None, typer.Option(help="Another target than the table's own.", show_default=False)
     ] = None,
@@ -72,7 +77,12 @@ def simulate(
 
     With --sampler the table is a space to search, from its combinations of parameters: train seconds until the
     incumbent's mean over the seeds is within 25 % and 10 % of the best combination's, the median over the repeats.
+
+    With --study the searches are whole studies: what would have been recommended, at what cost, and how true the claims
+    of the answers are. Fresh seeds come from a smooth model of the table and the residuals of its other runs.
     """
+    if study and not sampler:
+        sampler = [SAMPLER]
     if sampler:
         for name, of_draws in {"draws": draws, "trials": trials, "html": html}.items():
             if of_draws is not None:
@@ -87,6 +97,7 @@ def simulate(
             default=default,
             workers=workers,
             seed=seed,
+            study=study,
             form=form,
         )
         return
@@ -121,16 +132,15 @@ def _compare_policies(
     """Run policies on draws of tables, and print what they cost and miss."""
     from bssearch.pages.html import require_plots
     from bssearch.pages.simulation_page import simulation_page
-    from bssearch.pruners.registry import POLICIES, policy_maker
-    from bssearch.simulation.pruning import by_policy, summarize
+    from bssearch.simulation.pruning import PRUNERS, by_policy, pruner_of, summarize
     from bssearch.simulation.pruning import simulate as simulated
 
     if html is not None:
         require_plots()
         check_file(html)
-    names = list(dict.fromkeys(pruner or POLICIES))
+    names = list(dict.fromkeys(pruner or PRUNERS))
     for name in names:
-        policy_maker(name)
+        pruner_of(name)
     if len({path.resolve() for path in tables}) < len(tables):
         raise UsageError("a table is named twice: its draws would count twice")
     read: dict[str, RecordedTable] = {}
@@ -191,7 +201,7 @@ def _read(path: Path, target: float | None) -> RecordedTable:
 def _points(policies: Mapping[str, Summary]) -> list[Point]:
     from bssearch.pages.simulation_page import Point
     from bssearch.pruners.pace import PATIENCE
-    from bssearch.pruners.registry import PEERS
+    from bssearch.simulation.searching import PEERS
 
     return [
         Point(

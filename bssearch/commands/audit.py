@@ -14,13 +14,12 @@ from bssearch.commands.run import ExecutorFactory, OpenStudy, opened
 from bssearch.errors import UsageError
 from bssearch.history import History
 from bssearch.probes.cadence import probe_record
-from bssearch.records import Phase, TrialRecord, TrialState
+from bssearch.records import Phase, TrialPlan, TrialRecord, TrialState
 from bssearch.search.calibration import default_at
-from bssearch.search.confirmation import ConfirmationRun, Made
+from bssearch.search.confirmation import CompletedRuns, repeat
 from bssearch.search.finding import answer
 from bssearch.search.listener import Listener
 from bssearch.search.seeds import trial_seed
-from bssearch.search.trial_plan import Job
 from bssearch.spec import StudySpec
 from bssearch.spec.model import IMPORTED
 from bssearch.storage.repository import Store, open_store
@@ -140,28 +139,29 @@ def cases_of(store: Store, spec: StudySpec) -> list[Case]:
     )
 
 
-def next_job(found: Callable[[], Sequence[Case]], runs: int, train_seconds: float) -> Callable[[History], Job | None]:
+def next_job(
+    found: Callable[[], Sequence[Case]], runs: int, train_seconds: float
+) -> Callable[[History], TrialPlan | None]:
     """Return the plan of the runs that the cases lack, within a budget, for `Driver.run_planned`.
 
     The cases are ``found`` when the first run is due: a confirmation that was waited for may have changed them.
     """
 
-    def job(history: History) -> Job | None:
+    def job(history: History) -> TrialPlan | None:
         if spent_train_seconds(history.all_trials) >= train_seconds:
             return None
-        missing = next(remaining(history, found(), runs), None)
-        return None if missing is None else missing.job(history, Phase.AUDIT)
+        return next(remaining(history, found(), runs), None)
 
     return job
 
 
-def remaining(history: History, found: Sequence[Case], runs: int) -> Iterator[ConfirmationRun]:
+def remaining(history: History, found: Sequence[Case], runs: int) -> Iterator[TrialPlan]:
     """Yield the runs that the cases lack, configuration by configuration: a budget that ends early settles the first.
 
     The tuned optimum gets the seeds that it lacks too. Lost, cancelled and failed runs are made again as those of a
     confirmation are, and so are those that missed the target within a limit since raised.
     """
-    made = Made.of(history, [trial for trial in history.all_trials if _counts(history.spec, trial)])
+    made = CompletedRuns.of(history, [trial for trial in history.all_trials if _counts(history.spec, trial)])
     for case in found:
         if case.configuration is None or case.tuned is None or case.is_tuned:
             continue
@@ -170,8 +170,8 @@ def remaining(history: History, found: Sequence[Case], runs: int) -> Iterator[Co
         for seed in seeds_of(history.spec, case, runs):
             for configuration in (case.tuned.configuration, case.configuration):
                 split = history.as_run(configuration)
-                if made.lacks(split, seed):
-                    yield made.run(split, seed)
+                if made.is_missing(split, seed):
+                    yield repeat(history, split, seed, Phase.AUDIT, retry_of=made.retried(split, seed))
 
 
 def seeds_of(spec: StudySpec, case: Case, runs: int) -> list[int]:

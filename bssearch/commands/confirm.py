@@ -92,11 +92,11 @@ def confirm_study(
     ) as study:
         driver = Driver(spec, study.store, study.executor, study.environment, study.listener)
         if to_budget_runs is None:
-            driver.run_planned(driver.planner.confirmation_job, Phase.CONFIRM)
+            driver.run_planned(confirm.next_run, Phase.CONFIRM)
             _note(study, confirm.ending(_history(study, spec)))
         else:
             _note(study, _plan(_history(study, spec), to_budget_runs))
-            driver.run_planned(to_budget.next_job(to_budget_runs), Phase.AUDIT)
+            driver.run_planned(to_budget.next_run(to_budget_runs), Phase.AUDIT)
         return answer(study.store, spec.name)
 
 

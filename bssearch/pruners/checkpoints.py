@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import shutil
+import tempfile
 from contextlib import suppress
 from pathlib import Path
 
@@ -28,9 +29,24 @@ class Checkpoints:
                 self._is_writable = False
         return self._file(number) if self._is_writable else None
 
+    def is_writable(self) -> bool:
+        """Return whether a file can be written, by writing one."""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile(dir=self.folder) as file:
+                file.write(bytes(2**20))
+        except OSError:
+            return False
+        return True
+
     def has(self, number: int) -> bool:
         """Return whether a trial waits on this host."""
         return self._file(number).is_file()
+
+    def saved(self) -> frozenset[int]:
+        """Return the trials that wait on this host."""
+        names = (file.name.removeprefix("trial-").removesuffix(".pt") for file in self.folder.glob("trial-*.pt"))
+        return frozenset(int(name) for name in names if name.isdecimal())
 
     def forget(self, number: int) -> None:
         """Delete what is kept of a trial."""

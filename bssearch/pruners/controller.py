@@ -1,184 +1,165 @@
-"""What a driver knows of the curves of its study, and what the pruning policy makes of them.
-
-Its own trials it is told of as they run; those of other drivers, and of earlier runs, it reads once they have ended.
-"""
+"""The pruning of one study: what its pruner is shown, and what becomes of a trial after each evaluation."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Collection
+from dataclasses import dataclass
 from datetime import datetime
 
-from bssearch.history import History, measured_seconds
-from bssearch.pruners.base import Action, Cap, Policy, Progress, Race, slack_for
-from bssearch.pruners.checkpoints import Checkpoints
-from bssearch.pruners.pace import Pace
-from bssearch.pruners.registry import policy_maker
-from bssearch.pruners.seed_noise import seed_noise
-from bssearch.records import Objective, Observation, TrialRecord, TrialState
+from bssearch.history import History, is_interrupted, measured_seconds
+from bssearch.pruners.base import Action, Pruner, Standings, make_pruner, slack_for
+from bssearch.records import Objective, Observation, Phase, TrialRecord, TrialState
 from bssearch.spec import StudySpec
 
-INTERRUPTED = "stopped by the user"
-"""The reason of what was running when somebody interrupted it: it goes on before what waits and what is new."""
-
 BY_SECONDS = frozenset({Objective.TIME_TO_TARGET, Objective.COST_TO_TARGET})
-"""The objectives that grow with a trial's train seconds alike at every batch size: others have no race."""
+"""The objectives that grow with a trial's train seconds alike at every batch size; trials do not race for others."""
 
 
-class Watch:
-    """Watches the search trials of one study; ``observations`` reads those of a trial by its number."""
+@dataclass(frozen=True, slots=True)
+class Halt:
+    """How a running trial is to end now: paused, pruned or capped, and why."""
 
-    def __init__(
-        self, spec: StudySpec, observations: Callable[[int], Sequence[Observation]], checkpoints: Checkpoints
-    ) -> None:
-        self.policy = policy_for(spec)
-        self.checkpoints = checkpoints
+    state: TrialState
+    reason: str
+
+
+class PruningController:
+    """Keeps the standings of a study's search trials and asks its pruner.
+
+    ``saved`` are the paused trials whose checkpoints lie here: only those wait. What a study does not race for is never
+    stopped early.
+    """
+
+    def __init__(self, spec: StudySpec, history: History, pruner: Pruner | None = None) -> None:
         self._spec = spec
-        self._target = spec.record_target
-        self._observations = observations
-        self._interrupted: list[int] = []
-        self._known: dict[int, tuple[TrialState, datetime | None]] = {}
-        self._keys: dict[int, str] = {}
-        """What tells a trial's configuration from others, however it is split into micro-batches."""
+        self._history = history
+        races = spec.objective in BY_SECONDS
+        self._asked_for = pruner or make_pruner(spec.pruner)
+        self.pruner = self._asked_for if races else Pruner()
+        self._saved: frozenset[int] = frozenset()
+        self._noise_is_old = False
+        self._hits: list[tuple[datetime, int]] = []
+        """When each trial that reached the target ended, in order."""
+        self.standings = Standings(
+            limit=spec.budget.trial_train_seconds,
+            slack=first_slack(spec),
+            can_wait=spec.pruner.checkpoint_gib > 0,
+            curves=history.curves,
+        )
 
     @property
-    def curves(self) -> dict[int, Progress]:
-        """Return the curve of each trial that has been evaluated, by its number."""
-        return self.policy.curves
+    def can_wait(self) -> bool:
+        """Return whether trials can be saved."""
+        return self.standings.can_wait
 
-    def update(self, history: History) -> None:
-        """Take in what has ended since the last time, and what the seeds have shown of their noise."""
-        ended = False
-        for trial in history.trials:
-            if trial.state.is_finished and self._known.get(trial.number) != (trial.state, trial.ended_at):
-                self._take(trial)
-                ended = True
-        if ended and isinstance(self.policy, Cap) and self._spec.pruner.slack is None:
-            self.policy.allow(slack_for(self._noise(history.all_trials)))
+    def wait_no_more(self) -> None:
+        """Take note that trials cannot be saved here: what would have waited is stopped from now on."""
+        self.standings.can_wait = False
 
-    def started(self, number: int) -> None:
-        """Take note that a trial begins, or goes on, here."""
-        self._known[number] = (TrialState.RUNNING, None)
-        if number not in self.curves:
-            self.policy.started(number)
+    def take(self, trial: TrialRecord) -> None:
+        """Take in a trial that the history has taken in."""
+        self._noise_is_old |= trial.state.is_finished
+        if trial.phase is not Phase.SEARCH:
+            return
+        number, standings = trial.number, self.standings
+        standings.states[number] = trial.state
+        (standings.running.add if trial.state is TrialState.RUNNING else standings.running.discard)(number)
+        (standings.uncapped.add if trial.uncapped else standings.uncapped.discard)(number)
+        if trial.state is TrialState.REACHED:
+            self._reached(trial)
+        self._note_waiting(number)
 
-    def observe(self, number: int, observation: Observation, *, may_stop: bool) -> tuple[TrialState, str] | None:
-        """Take in an evaluation; return the state and reason in which the trial is to be stopped, or None."""
-        now, gain = observation.train_seconds, self._target.gain(observation.metric)
-        if self._target.is_met_by(observation.metric):
-            return None  # Its end says when it got there.
-        if not may_stop:
-            self.policy.watch(number, now, gain)
+    def found_saved(self, numbers: Collection[int]) -> None:
+        """Take note of which trials are saved here now."""
+        changed = self._saved ^ frozenset(numbers)
+        self._saved = frozenset(numbers)
+        for number in changed:
+            self._note_waiting(number)
+
+    def judge(self, number: int, observation: Observation, *, uncapped: bool) -> Halt | None:
+        """Return how a trial is to end after an evaluation, in the history already, that missed the target, or None."""
+        if uncapped:
             return None
-        action = self.policy.observe(number, now, gain)
-        if now > self.policy.cap:
-            return TrialState.CAPPED, f"past {self._bound()}"
+        self._follow_noise()
+        now, standings = observation.train_seconds, self.standings
+        action = self.pruner.judge(number, standings)
+        if self.pruner.caps and now > standings.cap:
+            seconds = standings.winners[0][1]
+            return Halt(TrialState.CAPPED, f"past {standings.slack:.3g} × the {seconds:.3g} s of the fastest trial")
         if action is Action.GO_ON:
             return None
-        return (TrialState.PAUSED if action is Action.WAIT else TrialState.PRUNED), self._reason(now)
+        state = TrialState.PAUSED if action is Action.WAIT else TrialState.PRUNED
+        if standings.winners:
+            fastest = standings.winners[0][1]
+            return Halt(state, f"at {now:.3g} s too far behind the fastest trial, which took {fastest:.3g} s")
+        return Halt(state, f"at {now:.3g} s others were ahead, and none had reached the target yet")
 
-    def next_waiting(self, history: History, *, fresh: bool) -> TrialRecord | None:
+    def next_waiting(self, *, fresh: bool) -> TrialRecord | None:
         """Return the trial that goes on before another begins, if any; ``fresh``: there are others to begin.
 
-        It counts as going on from then.
+        What somebody interrupted goes on first.
         """
-        paused = {trial.number: trial for trial in history.trials if trial.state is TrialState.PAUSED}
-        while self._interrupted:
-            interrupted = self._interrupted.pop(0)
-            if interrupted in paused and self.checkpoints.has(interrupted):
-                return paused[interrupted]
-        while (number := self.policy.next_waiting(fresh=fresh, among=paused)) is not None:
-            if self.checkpoints.has(number):
-                return paused[number]
-            self.policy.ended(number)
-        return None
+        for trial in self._history.interrupted:
+            if trial.number in self._saved:
+                return trial
+        self._follow_noise()
+        number = self.pruner.next_waiting(self.standings, fresh=fresh) if self.standings.waiting else None
+        return None if number is None else self._history.trial(number)
 
-    def forget(self, number: int) -> None:
-        """Take note that a trial that waited goes on elsewhere, or never."""
-        self.policy.ended(number)
+    def least_promising(self) -> int | None:
+        """Return the waiting trial to give up where all take more disk than they may."""
+        self._follow_noise()
+        return self.pruner.least_promising(self.standings)
 
-    def cannot_wait(self) -> bool:
-        """Take note that trials cannot be saved; return whether that is news to the policy."""
-        if not isinstance(self.policy, Pace) or not self.policy.can_wait:
-            return False
-        self.policy.can_wait = False
-        return True
+    def paces_itself(self) -> bool:
+        """Return whether the pruner says how long trials run before any has reached the target."""
+        return self.pruner.paces_itself(self.standings)
 
-    def excess(self) -> int | None:
-        """Return the waiting trial to give up where all take more disk than they may: the least promising."""
-        if self.checkpoints.bytes <= self._spec.pruner.checkpoint_gib * 2**30:
-            return None
-        return self.policy.least_promising()
+    @property
+    def caps(self) -> bool:
+        """Return whether trials end at a factor of the incumbent's time."""
+        return self.pruner.caps
 
-    def _take(self, trial: TrialRecord) -> None:
-        """Take in a trial that has ended, by what the store has of it."""
-        number = trial.number
-        if number not in self.curves:
-            self.policy.started(number)
-        if self._known.get(number) != (TrialState.RUNNING, None):
-            for observation in self._observations(number)[len(self.curves[number].gains) :]:
-                if not self._target.is_met_by(observation.metric):
-                    gain = self._target.gain(observation.metric)
-                    self.policy.watch(number, observation.train_seconds, gain)
-        self._known[number] = trial.state, trial.ended_at
-        if trial.state is TrialState.REACHED:
-            self.policy.reached(number, measured_seconds(trial), self._target.gain(self._target.value))
-        elif trial.state is TrialState.PAUSED and self.checkpoints.has(number):
-            if is_interrupted(trial):
-                self._interrupted.append(number)
-            else:
-                self.policy.waits(number)
-        elif trial.state is TrialState.PRUNED:
-            self.policy.stopped(number)
+    @property
+    def limits(self) -> bool:
+        """Return whether trials are limited by the incumbent when they begin, whether or not they race for it."""
+        return self._asked_for.caps
+
+    @property
+    def slack(self) -> float:
+        """Return the factor past which no trial can win."""
+        self._follow_noise()
+        return self.standings.slack
+
+    def _reached(self, trial: TrialRecord) -> None:
+        """Note a hit: the winners are those that were the fastest when they ended."""
+        assert trial.ended_at is not None
+        hit = (trial.ended_at, trial.number)
+        if hit in self._hits:
+            return
+        self._hits = sorted([*self._hits, hit])
+        winners = self.standings.winners = []
+        for _, number in self._hits:
+            seconds = measured_seconds(self._history.trial(number))
+            if not winners or seconds < winners[0][1]:
+                winners.insert(0, (self._history.curves[number], seconds))
+
+    def _follow_noise(self) -> None:
+        """Set the slack by what the seeds have shown of their noise, unless the spec says it."""
+        if self._noise_is_old and self.caps and self._spec.pruner.slack is None:
+            self.standings.slack = slack_for(self._history.seed_noise)
+        self._noise_is_old = False
+
+    def _note_waiting(self, number: int) -> None:
+        """Note whether a trial waits here: one that a person interrupted goes on whatever the pruner says."""
+        trial, curve = self._history.trial(number), self._history.curves.get(number)
+        waits = trial is not None and trial.state is TrialState.PAUSED and number in self._saved
+        if waits and curve is not None and trial is not None and not is_interrupted(trial):
+            self.standings.waiting[number] = curve
         else:
-            self.policy.ended(number)
-        if trial.state is not TrialState.PAUSED:
-            self.checkpoints.forget(number)
-
-    def _noise(self, trials: Sequence[TrialRecord]) -> float:
-        """Return the noise of the seeds, from the configurations of which no run was stopped for being slow.
-
-        Of the others only the lucky runs have a time.
-        """
-        told = [trial for trial in trials if trial.state.is_censored or trial.state is TrialState.REACHED]
-        for trial in told:
-            if trial.number not in self._keys:
-                self._keys[trial.number] = trial.configuration.in_micro_batches(1).key
-        stopped = {self._keys[trial.number] for trial in told if trial.state.is_censored}
-        hits = (trial for trial in told if trial.state is TrialState.REACHED)
-        return seed_noise(((self._keys[trial.number], measured_seconds(trial)) for trial in hits), stopped)
-
-    def _bound(self) -> str:
-        assert isinstance(self.policy, Cap), "only a cap bounds"
-        return f"{self.policy.slack:.3g} × the {self.policy.winners[0][1]:.3g} s of the fastest trial"
-
-    def _reason(self, now: float) -> str:
-        policy = self.policy
-        if isinstance(policy, Cap) and policy.winners:
-            return f"at {now:.3g} s too far behind the fastest trial, which took {policy.winners[0][1]:.3g} s"
-        return f"at {now:.3g} s others were ahead, and none had reached the target yet"
-
-
-def is_interrupted(trial: TrialRecord) -> bool:
-    """Return whether somebody interrupted a trial that is paused."""
-    return trial.outcome is not None and trial.outcome.reason == INTERRUPTED
-
-
-def policy_for(spec: StudySpec) -> Policy:
-    """Return the pruning policy that a spec asks for."""
-    pruner, limit = spec.pruner, spec.budget.trial_train_seconds
-    if spec.objective not in BY_SECONDS:
-        return Policy(limit)
-    if pruner.name == "race":
-        policy: Policy = Race(limit, pruner.lag)
-    else:
-        policy = policy_maker(pruner.name)(limit)
-    if isinstance(policy, Cap):
-        policy.allow(first_slack(spec))
-    if isinstance(policy, Pace) and pruner.checkpoint_gib == 0:
-        policy.can_wait = False
-    return policy
+            self.standings.waiting.pop(number, None)
 
 
 def first_slack(spec: StudySpec) -> float:
     """Return the slack that a spec gives, or what it is before the seeds have shown their noise."""
-    return slack_for(seed_noise(())) if spec.pruner.slack is None else spec.pruner.slack
+    return slack_for(History(spec).seed_noise) if spec.pruner.slack is None else spec.pruner.slack

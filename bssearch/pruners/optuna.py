@@ -1,96 +1,120 @@
 """Optuna's pruners, each beside a cap at the incumbent.
 
-Their steps are places on a common grid of train seconds, for only equal train seconds compare between batch sizes.
+Their steps are places on a common grid of train seconds, for only equal train seconds compare between batch sizes. The
+Optuna study that a pruner is asked over is made of the standings: each trial as far as it has been evaluated.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import optuna
-from optuna.trial import TrialState
+from optuna.trial import TrialState as OptunaState
 
-from bssearch.pruners.base import Action, Cap
+from bssearch.pruners.base import Action, Standings
+from bssearch.pruners.cap import Cap
+from bssearch.records import TrialState
 
 GRID = 81
 """Steps to the limit of a trial: a power of Optuna's reduction factor."""
 
 FACTOR = 3
+"""Optuna's reduction factor for Hyperband; for successive halving, where its default is 4, the same."""
+
 FIRST = GRID // FACTOR**3
+"""Steps to the first rung: a twenty-seventh of the limit."""
 
-PRUNERS: dict[str, Callable[[], optuna.pruners.BasePruner]] = {
-    "median": lambda: optuna.pruners.MedianPruner(n_startup_trials=5, n_warmup_steps=GRID // 10),
-    "asha": lambda: optuna.pruners.SuccessiveHalvingPruner(min_resource=FIRST, reduction_factor=FACTOR),
-    "hyperband": lambda: optuna.pruners.HyperbandPruner(min_resource=FIRST, max_resource=GRID, reduction_factor=FACTOR),
-}
-"""Optuna's pruners by the names that policies have here, with its defaults but for the grid."""
+STOPPED = frozenset({TrialState.PRUNED, TrialState.PAUSED})
+"""States that a pruner asked for: to Optuna such a trial is pruned."""
 
 
-class OptunaPolicy(Cap):
+class OptunaPruner(Cap):
     """Cap, and stop what one of Optuna's pruners prunes."""
 
-    def __init__(self, limit: float, pruner: str) -> None:
-        super().__init__(limit)
+    def __init__(self, pruner: optuna.pruners.BasePruner) -> None:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        sampler = optuna.samplers.RandomSampler(seed=0)
         # Hyperband puts trials into brackets by the study's name, which Optuna would make up.
         self._study = optuna.create_study(
-            study_name="simulated", direction="maximize", sampler=sampler, pruner=PRUNERS[pruner]()
+            study_name="pruning", direction="maximize", sampler=optuna.samplers.RandomSampler(seed=0), pruner=pruner
         )
         self._trials: dict[int, optuna.Trial] = {}
+        self._read: dict[int, int] = {}
+        """How many evaluations of each trial's curve have been reported."""
         self._place: dict[int, int] = {}
         self._told: set[int] = set()
         """The trials that have ended for Optuna, which hears no more of them."""
 
-    @property
-    def paces_itself(self) -> bool:
+    def judge(self, number: int, standings: Standings) -> Action:
+        """Stop what Optuna prunes, where the evaluation is at a new place of the grid."""
+        for one in standings.curves:
+            if one != number and one not in self._told:
+                self._report(one, standings)
+                self._tell(one, standings)
+        return Action.STOP if self._report(number, standings) else Action.GO_ON
+
+    def paces_itself(self, standings: Standings) -> bool:
         """Return that it does: Optuna's pruners compare trials from the first."""
         return True
 
-    def started(self, number: int) -> None:
-        """Take note that a trial has begun."""
-        super().started(number)
-        self._trials[number] = self._study.ask()
-        self._place[number] = 0
+    def _report(self, number: int, standings: Standings) -> bool:
+        """Report what is new of a curve; return whether Optuna would prune at the newest evaluation.
 
-    def watch(self, number: int, train_seconds: float, gain: float) -> None:
-        """Report an evaluation to Optuna, and leave the trial alone."""
-        super().watch(number, train_seconds, gain)
-        self._report(number, train_seconds)
+        Optuna's rungs are kept by its pruners when they are asked, so that each is asked as the trial went on.
+        """
+        if number not in self._trials:
+            self._trials[number], self._read[number], self._place[number] = self._study.ask(), 0, 0
+        curve, trial, prunes = standings.curves[number], self._trials[number], False
+        for index in range(self._read[number], len(curve.gains)):
+            place = int(GRID * curve.train_seconds[index] / standings.limit)
+            prunes = place > self._place[number]
+            if prunes:
+                self._place[number] = place
+                trial.report(curve.gains[index], place)
+                prunes = trial.should_prune()
+        self._read[number] = len(curve.gains)
+        return prunes
 
-    def observe(self, number: int, train_seconds: float, gain: float) -> Action:
-        """Stop what Optuna prunes, where the evaluation is at a new place of the grid."""
-        super().watch(number, train_seconds, gain)
-        if not self._report(number, train_seconds):
-            return Action.GO_ON
-        self.stopped(number)
-        return Action.STOP
+    def _tell(self, number: int, standings: Standings) -> None:
+        """End a trial for Optuna where it has ended: at the cap or its limit it is complete to Optuna, too."""
+        state = standings.states.get(number)
+        if state is None or not state.is_finished:
+            return
+        if state in STOPPED:
+            self._study.tell(self._trials[number], state=OptunaState.PRUNED)
+        else:
+            self._study.tell(self._trials[number], standings.curves[number].gain)
+        self._told.add(number)
 
-    def _report(self, number: int, train_seconds: float) -> bool:
-        """Report the best gain at a new place of the grid; return whether Optuna would prune."""
-        place, trial = int(GRID * train_seconds / self.limit), self._trials[number]
-        if place <= self._place[number] or number in self._told:
-            return False
-        self._place[number] = place
-        trial.report(self.curves[number].gain, place)
-        return trial.should_prune()
 
-    def reached(self, number: int, train_seconds: float, gain: float) -> None:
-        """Take note of a hit: to Optuna a complete trial; not where it came after the trial had been told to stop."""
-        super().reached(number, train_seconds, gain)
-        self._tell(number, TrialState.COMPLETE)
+def median() -> optuna.pruners.BasePruner:
+    """Return Optuna's MedianPruner, after five trials and a tenth of the limit."""
+    return optuna.pruners.MedianPruner(n_startup_trials=5, n_warmup_steps=GRID // 10)
 
-    def ended(self, number: int) -> None:
-        """Take note of an end without the target, by itself or at the cap: to Optuna a complete trial, too."""
-        self._tell(number, TrialState.COMPLETE)
 
-    def stopped(self, number: int) -> None:
-        """Take note that a trial was pruned, here or elsewhere."""
-        self._tell(number, TrialState.PRUNED)
+def asha() -> optuna.pruners.BasePruner:
+    """Return Optuna's SuccessiveHalvingPruner, from a twenty-seventh of the limit."""
+    return optuna.pruners.SuccessiveHalvingPruner(min_resource=FIRST, reduction_factor=FACTOR)
 
-    def _tell(self, number: int, state: TrialState) -> None:
-        """End a trial for Optuna, once."""
-        if number not in self._told:
-            gain = self.curves[number].gain if state is TrialState.COMPLETE else None
-            self._study.tell(self._trials[number], gain, state=state)
-            self._told.add(number)
+
+def hyperband() -> optuna.pruners.BasePruner:
+    """Return Optuna's HyperbandPruner, from a twenty-seventh of the limit."""
+    return optuna.pruners.HyperbandPruner(min_resource=FIRST, max_resource=GRID, reduction_factor=FACTOR)
+
+
+class Median(OptunaPruner):
+    """What Optuna's `median` prunes."""
+
+    def __init__(self) -> None:
+        super().__init__(median())
+
+
+class Asha(OptunaPruner):
+    """What Optuna's successive halving prunes."""
+
+    def __init__(self) -> None:
+        super().__init__(asha())
+
+
+class Hyperband(OptunaPruner):
+    """What Optuna's Hyperband prunes."""
+
+    def __init__(self) -> None:
+        super().__init__(hyperband())

@@ -16,23 +16,36 @@ In this order:
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from bssearch.history import TRIED_AGAIN, History, octaves
-from bssearch.records import TrialRecord
+from bssearch.records import ParameterValue, TrialRecord
 
 FLOOR = 2
+"""Trials that every batch size gets. A choice: one is luck."""
+
 EVIDENCE_FROM = 0.5
+"""The share of the budget from which on what the answer compares with gets its trials. A choice."""
+
 EVIDENCE_TRIALS = 3
+"""Uncapped trials at each batch size that the answer compares with: the least that tunes a learning rate. A choice."""
+
 FIRST_SOURCES: tuple[Literal["transfer", "baseline", "sample"], ...] = ("transfer", "baseline", "sample")
 """Where a batch size that has not reached the target gets its parameters from, evidence trial by evidence trial."""
 
 EVIDENCE_TRIES = len(FIRST_SOURCES)
+"""Uncapped trials at a batch size that has not reached the target."""
+
 BRACKET_OCTAVES = 2
+"""How far from the incumbent the law is bracketed: with t = α + βB a factor 4 costs 56 % at most. A choice."""
+
 UNREACHED = 2.0
+"""The ratio to the incumbent's figure that a batch size counts with which has not reached the target. A choice."""
+
 NEIGHBOUR = 0.5
+"""The least weight of the incumbent's neighbours, as a share of its own. A choice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +67,7 @@ def propose(history: History) -> Proposal | None:
     if default is not None or not history.feasible:
         return default
     centre = _centre(history)
-    counts = {size: len(history.at(size)) for size in history.feasible}
+    counts = {size: history.count_at(size) for size in history.feasible}
     fewest = min(counts.values())
     nearest = min((size for size in counts if counts[size] == fewest), key=lambda size: octaves(size, centre))
     if fewest == 0:
@@ -87,7 +100,7 @@ def propose_evidence(history: History) -> Proposal | None:
 
 def evidence_is_due(history: History) -> bool:
     """Return whether so much of the budget is spent that evidence must have its share of the rest."""
-    return history.spent >= EVIDENCE_FROM * history.spec.budget.trials
+    return history.budget_share >= EVIDENCE_FROM
 
 
 def _first_evidence(history: History, wanted: Sequence[int]) -> Proposal | None:
@@ -136,3 +149,20 @@ def _weight(history: History, batch_size: int) -> float:
     ladder, centre = history.feasible, _centre(history)
     is_neighbour = centre in ladder and abs(ladder.index(batch_size) - ladder.index(centre)) == 1
     return max(ratio**-2, NEIGHBOUR if is_neighbour else 0.0)
+
+
+def known_coordinates(history: History, proposal: Proposal) -> Mapping[str, ParameterValue] | None:
+    """Return the coordinates that a proposal takes over, or None where the sampler is to choose them.
+
+    It is where there are none, and where an uncapped trial would repeat a configuration that has had its trial.
+    """
+    if proposal.source == "sample":
+        return None
+    spec = history.spec
+    if proposal.source == "transfer":
+        sampled = history.coordinates_near(proposal.batch_size)
+    else:
+        sampled = spec.space.encode(spec.default_configuration)
+    if sampled is None or not proposal.uncapped:
+        return sampled
+    return None if history.has_trial_of(spec.space.decode(proposal.batch_size, sampled)) else sampled

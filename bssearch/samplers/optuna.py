@@ -1,4 +1,6 @@
-"""The other parameters at a given batch size: Optuna's samplers, over a study rebuilt from the store.
+"""Optuna's samplers: the batch size is allocated to each trial, the other parameters are theirs.
+
+A sampler is asked through ``study.ask()``, over a study that is made of the history for this one choice.
 
 The batch size is allocated, not sampled, so the sampler is shown the trials near it: those within one octave, or as
 many octaves as give it enough to go by. What it is told of a trial:
@@ -15,62 +17,89 @@ from __future__ import annotations
 
 import math
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Self
 
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.trial import FrozenTrial
 from optuna.trial import TrialState as OptunaState
 
+from bssearch.curves import Progress
 from bssearch.history import History, octaves
-from bssearch.pruners.base import Progress
 from bssearch.records import ParameterValue, TrialRecord, TrialState
+from bssearch.samplers import allocation
+from bssearch.samplers.base import Choice, decoded, default_choice
 from bssearch.space import Dimension
+from bssearch.spec import StudySpec
 
 CENSORED_STEP = 1
+"""The one step at which every stopped trial reports its shortfall, so that Optuna compares them all."""
+
 WORSE_THAN_ANY = 1e9
+"""The shortfall of what never comes near: more than any metric's gap. A choice."""
 
 
-class Sampler:
-    """Chooses coordinates for a batch size; it keeps no state but what it is shown."""
+class OptunaSampler(ABC):
+    """Batch sizes by `bssearch.samplers.allocation`, coordinates by one of Optuna's samplers: a subclass says which."""
 
-    def __init__(self, name: str, dimensions: Sequence[Dimension], *, seed: int, startup_trials: int) -> None:
-        self.dimensions = dimensions
-        self.distributions = {dimension.name: distribution(dimension) for dimension in dimensions}
-        self._name = name
-        self._seed = seed
-        self._startup_trials = startup_trials
+    models_time = False
+
+    def __init__(self, spec: StudySpec) -> None:
+        self.dimensions = spec.space.dimensions()
+        self.distributions = {dimension.name: distribution(dimension) for dimension in self.dimensions}
+        self.spec = spec
+        self.startup_trials = spec.sampler.startup_trials
         optuna.logging.set_verbosity(optuna.logging.WARNING)
 
-    def ask(self, history: History, batch_size: int, reference: Progress | None) -> dict[str, ParameterValue]:
-        """Return coordinates to try at a batch size.
+    @classmethod
+    def of(cls, spec: StudySpec) -> Self:
+        """Return the sampler of a spec."""
+        return cls(spec)
 
-        ``reference`` is the best-so-far curve of `History.reference`, against which shortfalls are measured.
-        """
-        study = self.study(history, neighbours(history, batch_size, self._startup_trials), reference)
+    @abstractmethod
+    def sampler(self, seed: int) -> optuna.samplers.BaseSampler:
+        """Return Optuna's sampler with a seed."""
+
+    def choose(self, history: History, batch_size: int | None = None) -> Choice | None:
+        """Return what to try next, at a batch size where one is given; None where no batch size is feasible."""
+        if batch_size is not None:
+            return decoded(self.spec, batch_size, self.ask(history, batch_size))
+        proposal = allocation.propose(history)
+        if proposal is None:
+            return None
+        if proposal.source == "default":
+            return default_choice(self.spec)
+        sampled = allocation.known_coordinates(history, proposal)
+        if sampled is None:
+            sampled = self.ask(history, proposal.batch_size)
+        return decoded(self.spec, proposal.batch_size, sampled, uncapped=proposal.uncapped)
+
+    def contenders(self, history: History) -> Sequence[int]:
+        """Return none: Optuna's samplers have no model of the batch size."""
+        return ()
+
+    def ending(self, history: History) -> str | None:
+        """Return None: there is always something to try."""
+        return None
+
+    def ask(self, history: History, batch_size: int) -> dict[str, ParameterValue]:
+        """Return coordinates to try at a batch size."""
+        study = self.study(history, neighbours(history, batch_size, self.startup_trials))
         params = study.ask(self.distributions).params
         return {dimension.name: from_optuna(dimension, params[dimension.name]) for dimension in self.dimensions}
 
-    def study(self, history: History, trials: Sequence[TrialRecord], reference: Progress | None) -> optuna.Study:
+    def study(self, history: History, trials: Sequence[TrialRecord]) -> optuna.Study:
         """Return an in-memory Optuna study that holds the given trials."""
-        study = optuna.create_study(direction="minimize", sampler=self._sampler(self._seed + history.length))
+        study = optuna.create_study(direction="minimize", sampler=self.sampler(self.spec.seed + len(history.trials)))
+        best = history.reference
+        reference = None if best is None else history.curves.get(best.number)
         for trial in trials:
             frozen = self._told(history, trial, reference)
             if frozen is not None:
                 study.add_trial(frozen)
         return study
-
-    def _sampler(self, seed: int) -> optuna.samplers.BaseSampler:
-        if self._name == "random":
-            return optuna.samplers.RandomSampler(seed=seed)
-        if self._name == "gp":
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-                return optuna.samplers.GPSampler(seed=seed, n_startup_trials=self._startup_trials)
-        return optuna.samplers.TPESampler(
-            seed=seed, n_startup_trials=self._startup_trials, multivariate=True, constant_liar=True
-        )
 
     def _told(self, history: History, trial: TrialRecord, reference: Progress | None) -> FrozenTrial | None:
         if trial.sampled is None or trial.state.is_missing:
@@ -94,6 +123,34 @@ class Sampler:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
             return optuna.trial.create_trial(**told)
+
+
+class TPE(OptunaSampler):
+    """Optuna's tree-structured Parzen estimator, multivariate, with a constant liar for what runs."""
+
+    def sampler(self, seed: int) -> optuna.samplers.BaseSampler:
+        """Return Optuna's sampler with a seed."""
+        return optuna.samplers.TPESampler(
+            seed=seed, n_startup_trials=self.startup_trials, multivariate=True, constant_liar=True
+        )
+
+
+class GP(OptunaSampler):
+    """Optuna's Gaussian process."""
+
+    def sampler(self, seed: int) -> optuna.samplers.BaseSampler:
+        """Return Optuna's sampler with a seed."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            return optuna.samplers.GPSampler(seed=seed, n_startup_trials=self.startup_trials)
+
+
+class Random(OptunaSampler):
+    """Independent uniform draws, log-uniform where a range is."""
+
+    def sampler(self, seed: int) -> optuna.samplers.BaseSampler:
+        """Return Optuna's sampler with a seed."""
+        return optuna.samplers.RandomSampler(seed=seed)
 
 
 def neighbours(history: History, batch_size: int, enough: int) -> list[TrialRecord]:

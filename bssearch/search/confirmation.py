@@ -17,34 +17,41 @@ from bssearch.analysis.objectives.measure import FLAT, step_seconds_of
 from bssearch.analysis.optimum import Verdict, decide, runs_to_settle
 from bssearch.analysis.settled import Standing, standing
 from bssearch.history import History
-from bssearch.records import Configuration, Phase, TrialRecord, TrialState
+from bssearch.records import Configuration, Objective, Phase, TrialPlan, TrialRecord, TrialState
 from bssearch.search.seeds import trial_seed
-from bssearch.search.trial_plan import Job
 
 CONFIGURATIONS_PER_BATCH = 2
+"""Configurations that are confirmed of each contending batch size: the best by one seed is partly luck. A choice."""
+
 FAILURES_ALLOWED = 1
+"""Failures of one run after which it is made again. A choice."""
 
 
-@dataclass(frozen=True, slots=True)
-class ConfirmationRun:
-    """One run still to be made: a finalist with one of the fresh seeds, ``retry_of`` a run that came to nothing."""
-
-    configuration: Configuration
-    seed: int
-    retry_of: int | None = None
-
-    def job(self, history: History, phase: Phase, *, to_budget: bool = False) -> Job:
-        """Return the job that makes it, under the full limit; ``to_budget``: as uncapped, on past the target."""
-        return Job(
-            configuration=self.configuration,
-            sampled=history.spec.space.encode(self.configuration),
-            phase=phase,
-            seed=self.seed,
-            train_seconds_limit=history.spec.budget.trial_train_seconds,
-            uncapped=to_budget,
-            retry_of=self.retry_of,
-            stop_at_target=not to_budget,
-        )
+def repeat(
+    history: History,
+    configuration: Configuration,
+    seed: int,
+    phase: Phase,
+    *,
+    retry_of: int | None = None,
+    stop_at_target: bool = True,
+) -> TrialPlan:
+    """Return the plan of a configuration with a fresh seed, under the full limit; ``retry_of`` came to nothing."""
+    probe = history.probes[configuration.batch_size]
+    is_to_budget = not stop_at_target
+    return TrialPlan(
+        configuration=configuration,
+        sampled=history.spec.space.encode(configuration),
+        phase=phase,
+        seed=seed,
+        train_seconds_limit=history.spec.budget.trial_train_seconds,
+        eval_every_steps=probe.eval_every_steps or 1,
+        threads=history.spec.executor.threads,
+        uncapped=is_to_budget,
+        stop_at_target=stop_at_target and history.spec.objective is not Objective.METRIC_IN_BUDGET,
+        retry_of=retry_of,
+        after=history.length,
+    )
 
 
 def finalists(history: History) -> list[Configuration]:
@@ -73,7 +80,14 @@ def finalists(history: History) -> list[Configuration]:
     return list({configuration.key: configuration for configuration in runs}.values())
 
 
-def remaining(history: History, trials: Sequence[TrialRecord]) -> list[ConfirmationRun]:
+def next_run(history: History) -> TrialPlan | None:
+    """Return the next confirmation run, or None where all are made or running."""
+    made = [trial for trial in history.all_trials if trial.phase is Phase.CONFIRM]
+    runs = remaining(history, made)
+    return runs[0] if runs else None
+
+
+def remaining(history: History, trials: Sequence[TrialRecord]) -> list[TrialPlan]:
     """Return the runs still missing after the confirmation trials so far.
 
     Seed by seed over all finalists, each round in its own shuffled order. A configuration whose confirmation has begun
@@ -83,19 +97,28 @@ def remaining(history: History, trials: Sequence[TrialRecord]) -> list[Confirmat
 
     Once these are made, and with ``confirm.max_runs``, the runs that would tell more: see `_further`.
     """
-    made = Made.of(history, trials)
+    made = CompletedRuns.of(history, trials)
     chosen = list(({one.key: one for one in finalists(history)} | made.begun).values())
     first = list(interleaved(history, made, chosen, history.spec.confirm.runs))
     return first or _further(history, trials, made)
 
 
-def interleaved(history: History, made: Made, chosen: Sequence[Configuration], runs: int) -> Iterator[ConfirmationRun]:
+def interleaved(
+    history: History,
+    made: CompletedRuns,
+    chosen: Sequence[Configuration],
+    runs: int,
+    phase: Phase = Phase.CONFIRM,
+    *,
+    stop_at_target: bool = True,
+) -> Iterator[TrialPlan]:
     """Yield the runs that are missing: seed by seed over all chosen, each round in its own shuffled order."""
     for index in range(runs):
         seed = trial_seed(history.spec.seed, Phase.CONFIRM, index)
         for configuration in random.Random(seed).sample(chosen, len(chosen)):
-            if made.lacks(configuration, seed):
-                yield made.run(configuration, seed)
+            if made.is_missing(configuration, seed):
+                retry_of = made.retried(configuration, seed)
+                yield repeat(history, configuration, seed, phase, retry_of=retry_of, stop_at_target=stop_at_target)
 
 
 def in_force(history: History, trials: Sequence[TrialRecord]) -> list[TrialRecord]:
@@ -139,7 +162,7 @@ def ending(history: History) -> str | None:
     return text if not deviation else f"{text}; about {runs_to_settle(deviation, FLAT)} runs a batch would settle 5 %"
 
 
-def _further(history: History, trials: Sequence[TrialRecord], made: Made) -> list[ConfirmationRun]:
+def _further(history: History, trials: Sequence[TrialRecord], made: CompletedRuns) -> list[TrialPlan]:
     """Return the next round of runs for what is undecided and the least, the one with the fewest first.
 
     None where there is no ``confirm.max_runs`` or all have had it, where the recommendation is settled, where the
@@ -155,11 +178,15 @@ def _further(history: History, trials: Sequence[TrialRecord], made: Made) -> lis
     seeds = [trial_seed(history.spec.seed, Phase.CONFIRM, index) for index in range(limit)]
     next_runs = []
     for candidate in found.to_run:
-        missing = [index for index, seed in enumerate(seeds) if made.lacks(candidate.configuration, seed)]
+        configuration = candidate.configuration
+        missing = [index for index, seed in enumerate(seeds) if made.is_missing(configuration, seed)]
         if missing:
-            order = random.Random(f"{seeds[missing[0]]}/{candidate.configuration.key}").random()
-            next_runs.append((missing[0], order, made.run(candidate.configuration, seeds[missing[0]])))
-    return [run for _, _, run in sorted(next_runs, key=lambda one: one[:2])]
+            seed = seeds[missing[0]]
+            order = random.Random(f"{seed}/{configuration.key}").random()
+            retry_of = made.retried(configuration, seed)
+            plan = repeat(history, configuration, seed, Phase.CONFIRM, retry_of=retry_of)
+            next_runs.append((missing[0], order, plan))
+    return [plan for _, _, plan in sorted(next_runs, key=lambda one: one[:2])]
 
 
 def _is_spent(history: History, trials: Sequence[TrialRecord]) -> bool:
@@ -177,7 +204,7 @@ def _stopped_by(history: History, trials: Sequence[TrialRecord], found: Standing
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class CompletedRuns:
     """Which runs have been made, by configuration and seed; a failed one may be made once more.
 
     ``begun`` holds, by their keys, the configurations of which there are runs, as their batch size runs now.
@@ -196,13 +223,13 @@ class Made:
                 made._add(trial, history.as_run(trial.configuration))
         return made
 
-    def lacks(self, configuration: Configuration, seed: int) -> bool:
+    def is_missing(self, configuration: Configuration, seed: int) -> bool:
         """Return whether a run is still to be made, or to be made again."""
         return self._done[configuration.key, seed] <= FAILURES_ALLOWED
 
-    def run(self, configuration: Configuration, seed: int) -> ConfirmationRun:
-        """Return the run of a configuration with a seed."""
-        return ConfirmationRun(configuration, seed, self._in_vain.get((configuration.key, seed)))
+    def retried(self, configuration: Configuration, seed: int) -> int | None:
+        """Return the number of the run of a configuration with a seed that came to nothing, None without one."""
+        return self._in_vain.get((configuration.key, seed))
 
     def _add(self, trial: TrialRecord, run: Configuration) -> None:
         self.begun[run.key] = run

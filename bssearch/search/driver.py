@@ -1,4 +1,4 @@
-"""The driver: ask, run, record, tell, over any number of slots, until the budget is spent and the best confirmed.
+"""The driver of a study: it tells the engine what happens in the store and in the executor, and does what it asks for.
 
 Several drivers may share a study: each decides on what the store holds, and the store starts a trial only where no
 other has been started since. What a driver that dies leaves behind, the others try again.
@@ -7,71 +7,69 @@ other has been started since. What a driver that dies leaves behind, the others 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
-from pathlib import Path
+from typing import assert_never
 
-from bssearch.analysis.objectives.measure import measure_of
-from bssearch.errors import BSSearchError, DatabaseError, InterruptedRunError, LaunchError, SpecError
-from bssearch.executors.base import Ended, Executor, Observed
-from bssearch.history import FAILURES, History
+from bssearch.errors import BSSearchError, DatabaseError, InterruptedRunError
+from bssearch.executors import base as executors
+from bssearch.executors.base import Executor
 from bssearch.pruners.checkpoints import Checkpoints
-from bssearch.pruners.controller import INTERRUPTED, Watch, is_interrupted
 from bssearch.records import (
     Environment,
-    Objective,
+    Lease,
     Observation,
     Phase,
+    ProbeRecord,
     TrialOutcome,
+    TrialPlan,
     TrialRecord,
-    TrialRequest,
     TrialState,
 )
-from bssearch.search import confirmation as confirm
+from bssearch.search import events
 from bssearch.search.calibration import (
     measure_step_times,
     missing_step_times,
     refuse_cap_beyond_memory,
     refuse_where_nothing_fits,
 )
+from bssearch.search.engine import CONTINUE, Engine, NextRun
 from bssearch.search.finding import save_finding
 from bssearch.search.heartbeat import HEARTBEAT_SECONDS, LEASE_SECONDS, Heartbeat
 from bssearch.search.interrupts import Interrupts
 from bssearch.search.listener import Listener
 from bssearch.search.owner import is_alive, of_one_process, this_driver
-from bssearch.search.planner import Planner
-from bssearch.search.trial_plan import Job
 from bssearch.spec import StudySpec
 from bssearch.storage.repository import Store
 
 FLUSH_SECONDS = 1.0
-POLL_SECONDS = 0.2
-LOOK_SECONDS = 1.0
-"""How long after it found nothing to do a driver looks again at what the others have done."""
+"""How long observations wait to be written together: the most that a crash loses. A choice."""
 
-FAILURES_IN_A_ROW = 5
+POLL_SECONDS = 0.2
+"""How long the executor is waited for at a time: how soon Ctrl-C is seen. A choice."""
+
+LOOK_SECONDS = 1.0
+"""How long after it found nothing to do a driver looks again at what the others have done. A choice."""
 
 FINDING_SHARE = 0.02
-"""The answer is made anew when a trial ends, unless that would take more than this share of the time."""
-
-
-@dataclass(slots=True)
-class Running:
-    """A trial in a slot; ``step_seconds`` as measured in isolation, ``stopping`` the state that a verdict asked for."""
-
-    job: Job
-    step_seconds: float | None
-    can_pause: bool
-    last: Observation | None = None
-    stopping: TrialState | None = None
+"""The answer is made anew when a trial ends, unless that would take more than this share of the time. A choice."""
 
 
 class Driver:
-    """Runs one study to its end. The store holds everything; the driver keeps what runs and what is not yet written."""
+    """Runs one study to its end. The store holds everything; the driver keeps what runs and is not yet written.
+
+    With a list as ``journal`` every event that the engine is told is kept there.
+    """
 
     def __init__(
-        self, spec: StudySpec, store: Store, executor: Executor, environment: Environment, listener: Listener
+        self,
+        spec: StudySpec,
+        store: Store,
+        executor: Executor,
+        environment: Environment,
+        listener: Listener,
+        *,
+        journal: list[events.Event] | None = None,
     ) -> None:
         self.spec = spec
         self.store = store
@@ -80,64 +78,132 @@ class Driver:
         self.listener = listener
         self.owner = this_driver()
         self.checkpoints = Checkpoints(store.study(spec.name))
-        self.watch = Watch(spec, lambda number: store.observations(spec.name, number), self.checkpoints)
-        self.planner = Planner(spec, self.watch)
-        self._running: dict[int, Running] = {}
+        self.engine = self._engine()
+        self._journal = journal
         self._unwritten: list[tuple[int, Observation]] = []
-        self._failures = 0
-        self._told: str | None = None
-        self._any_ran = False
+        self._revision = 0
+        self._probes: dict[int, ProbeRecord] = {}
+        self._saved = events.SavedTrials(frozenset())
+        self._has_claim = False
+        self._is_done = False
+        self._is_stopping = False
+        self._told: set[str] = set()
         self._looked = self._flushed = self._next_look = self._next_finding = time.monotonic()
         self._interrupts = Interrupts(on_second=executor.kill, at_once=lambda: store.is_waiting)
 
     def run(self) -> None:
         """Search, then confirm. Raises `InterruptedRunError` on Ctrl-C, with every trial stored."""
         with self._ready():
-            while True:
-                self._run(self.planner.search_job, Phase.SEARCH, self.executor.slots)
-                self._settle()
-                if self.planner.confirmation_job(self._history()) is not None:
-                    self._time_steps()  # Again where others used the device meanwhile: the runs are compared by them.
-                with self._claimed(self._confirming):
-                    self._run(self.planner.confirmation_job, Phase.CONFIRM, self._slots_to_confirm)
-                    self._tell_how_confirmation_ended()
-                # What was enqueued, or lost by another driver, meanwhile is run too.
-                history = self._history()
-                if not history.untimed:
-                    job = self.planner.search_job(history)
-                    if job is None:
-                        return
-                    self._start(job, history)
+            while not self._is_done:
+                self._stop_if_interrupted()
+                self._offer_slots()
+                if not self._is_done:
+                    self._wait()
 
-    def _tell_how_confirmation_ended(self) -> None:
-        told = confirm.ending(self._history()) if self.spec.confirm.max_runs is not None else None
-        if told:
-            self.listener.note(told)
-
-    def run_planned(self, next_job: Callable[[History], Job | None], phase: Phase) -> None:
-        """Run what a plan asks for, one trial at a time, and nothing else; raises what `run` raises.
+    def run_planned(self, next_run: NextRun, phase: Phase) -> None:
+        """Make the runs of a plan, one trial at a time, and nothing else; raises what `run` raises.
 
         The plan is asked again after each trial, until it has none.
         """
-        with self._ready(), self._claimed(self._confirming):
-            self._run(next_job, phase, 1)
+        self.engine = self._engine(next_run, phase)
+        self.run()
+
+    def _engine(self, next_run: NextRun | None = None, phase: Phase = Phase.CONFIRM) -> Engine:
+        return Engine(
+            self.spec,
+            slots=self.executor.slots,
+            slots_apart=self.executor.slots_apart,
+            next_run=next_run,
+            phase=phase,
+        )
 
     @contextmanager
     def _ready(self) -> Iterator[None]:
-        """Run trials inside: what dead drivers left is marked, every batch size is timed, an interrupt is obeyed."""
+        """Run trials inside: what dead drivers left is marked, interrupts are obeyed, the answer is kept at the end."""
         try:
             with self._interrupts, Heartbeat(self.store, self.spec.name, self.owner):
                 self._take_over()
-                for trial in self.store.trials(self.spec.name):
-                    self._refuse_target_met_at_once(trial)
                 refuse_cap_beyond_memory(self.spec, self.store, self.environment)
-                self._time_steps()
+                self._refresh()
+                if self.spec.pruner.checkpoint_gib > 0 and not self.engine.pruning.can_wait:
+                    self._feed(events.CanSave() if self.checkpoints.is_writable() else events.TimePassed(time.time()))
                 yield
                 self._keep_finding(at_once=True)
         except KeyboardInterrupt:
             raise InterruptedRunError("killed; every trial that had ended is stored", hint=CONTINUE) from None
         finally:
             self._abandon()
+
+    def _feed(self, event: events.Event) -> None:
+        """Tell the engine of an event, and do what it asks for."""
+        if self._journal is not None:
+            self._journal.append(event)
+        for action in self.engine.handle(event):
+            self._carry_out(action)
+
+    def _carry_out(self, action: events.Action) -> None:
+        match action:
+            case events.Start(plan):
+                self._start(plan)
+            case events.Stop(number, state, reason):
+                self.executor.stop(number, state, reason)
+            case events.Wait():
+                self._note_wait(action)
+                self._next_look = time.monotonic() + LOOK_SECONDS
+            case events.TimeSteps():
+                self._time_steps()
+            case events.Claim():
+                self._has_claim = self._claim(self._confirming)
+                self._feed(events.ClaimGranted() if self._has_claim else events.ClaimRefused())
+            case events.Release():
+                self._release()
+            case events.Settle(numbers, state):
+                self._settle(numbers, state)
+            case events.Tell(message):
+                self.listener.note(message)
+            case events.Finished():
+                self._is_done = True
+            case events.Failed(error):
+                raise error
+            case _:
+                assert_never(action)
+
+    def _offer_slots(self) -> None:
+        """Ask the engine what each free slot is for, where something may have changed since it had nothing to do."""
+        while not self._is_done and len(self.engine.running) < self.executor.slots:
+            if time.monotonic() < self._next_look or self._interrupts.count:
+                return
+            self._refresh()
+            self._feed(events.SlotFree(time.time()))
+
+    def _refresh(self) -> None:
+        """Tell the engine what the store and the folder of checkpoints hold that it does not know."""
+        changes = self.store.changes(self.spec.name, since=self._revision)
+        if changes.revision != self._revision or changes.is_rewritten or self._revision == 0:
+            self._revision = changes.revision
+            self._feed(self._changed(changes.trials, is_rewritten=changes.is_rewritten))
+        self._find_saved()
+
+    def _changed(self, trials: Sequence[TrialRecord], *, is_rewritten: bool) -> events.Changed:
+        """Return the event of trials that have changed, with the evaluations of those that ended elsewhere."""
+        ended = [
+            trial.number
+            for trial in trials
+            if trial.phase is Phase.SEARCH and trial.state.is_finished and trial.lease_owner != self.owner
+        ]
+        return events.Changed(
+            trials,
+            self.store.evaluations(self.spec.name, ended) if ended else {},
+            self.store.probes(self.spec.name, self.environment),
+            is_rewritten,
+        )
+
+    def _find_saved(self) -> None:
+        """Tell the engine which checkpoints lie here, where those are others than before."""
+        found = events.SavedTrials(self.checkpoints.saved(), self.checkpoints.bytes)
+        if found != self._saved:
+            self._saved = found
+            self._feed(found)
 
     def _time_steps(self) -> None:
         """Have every batch size timed, by this driver or another, while nothing runs here."""
@@ -147,19 +213,15 @@ class Driver:
                 missing = missing_step_times(self.spec, self.store, self.environment)
                 if missing:
                     self.listener.note(f"timing steps at batch sizes {', '.join(map(str, missing))}")
-                measure_step_times(self.spec, self.store, self.executor, self.environment, self._stop_if_interrupted)
+                measure_step_times(self.spec, self.store, self.executor, self.environment, self._raise_if_interrupted)
+        self._feed(events.Timed(self.store.probes(self.spec.name, self.environment)))
 
     @contextmanager
     def _claimed(self, name: str) -> Iterator[None]:
         """Do what one driver at a time may do; wait for another that does it."""
-        told = False
-        while not self.store.claim(
-            self.spec.name, name, owner=self.owner, lease_seconds=LEASE_SECONDS, is_alive=is_alive
-        ):
-            if not told:
-                self.listener.note(f"waiting for another driver ({name})")
-                told = True
-            self._stop_if_interrupted()
+        while not self._claim(name):
+            self._note_once(f"waiting for another driver ({name})")
+            self._raise_if_interrupted()
             time.sleep(LOOK_SECONDS)
         try:
             yield
@@ -169,6 +231,19 @@ class Driver:
             raise
         self.store.release(self.spec.name, name, owner=self.owner)
 
+    def _claim(self, name: str) -> bool:
+        return self.store.claim(self.spec.name, name, owner=self.owner, lease_seconds=LEASE_SECONDS, is_alive=is_alive)
+
+    def _release(self) -> None:
+        if self._has_claim:
+            self._has_claim = False
+            self.store.release(self.spec.name, self._confirming, owner=self.owner)
+
+    @property
+    def _confirming(self) -> str:
+        """Return the name of the claim under which runs are confirmed: by one driver of a host at a time."""
+        return f"confirm on {self.environment.host}"
+
     def _take_over(self) -> None:
         """Mark the trials of drivers that died as lost; the search tries them again."""
         lost = self.store.mark_lost(self.spec.name, is_alive=is_alive)
@@ -177,71 +252,25 @@ class Driver:
             self.listener.note(f"lost with their driver, to be tried again: trial {numbers}")
         self._looked = time.monotonic()
 
-    def _history(self) -> History:
-        trials = self.store.trials(self.spec.name)
-        history = History(self.spec, trials, self.store.probes(self.spec.name, self.environment))
-        self.watch.update(history)
-        return history
+    def _note_wait(self, wait: events.Wait) -> None:
+        if wait.for_others:
+            self._note_once(f"waiting for other drivers: trial {', '.join(map(str, wait.for_others))}")
+        if wait.for_claim:
+            self._note_once(f"waiting for another driver ({self._confirming})")
 
-    def _run(self, next_job: Callable[[History], Job | None], phase: Phase, slots: int) -> None:
-        """Start jobs while there are any and slots are free; return when all have ended, other drivers' too.
-
-        Where there is none, it is asked for again when a trial has ended, here or elsewhere: only then can there be
-        one. After an out-of-memory none is started before the smaller micro-batches have been timed, alone.
-        """
-        self._next_look = time.monotonic()
-        told = False
-        while True:
-            self._stop_if_interrupted()
-            if len(self._running) < slots and time.monotonic() >= self._next_look:
-                history = self._history()
-                if history.untimed and not self._running:
-                    self._time_steps()
-                    continue
-                job = None if history.untimed else next_job(history)
-                if job is None and phase is Phase.SEARCH and not history.untimed:
-                    job = self._filler(history)
-                if job is not None:
-                    self._start(job, history)
-                    continue
-                running = [str(trial.number) for trial in history.all_trials if is_running(trial, phase)]
-                if not self._running and not running:
-                    return
-                if not self._running and not told:
-                    self.listener.note(f"waiting for other drivers: trial {', '.join(running)}")
-                    told = True
-                self._next_look = time.monotonic() + LOOK_SECONDS
-            self._wait()
-
-    @property
-    def _confirming(self) -> str:
-        """Return the name of the claim under which runs are confirmed: by one driver of a host at a time."""
-        return f"confirm on {self.environment.host}"
-
-    @property
-    def _slots_to_confirm(self) -> int:
-        """Return how many confirmation runs may run at once: none shares its device."""
-        return self.executor.slots if self.executor.slots_apart else 1
-
-    def _filler(self, history: History) -> Job | None:
-        """Return a confirmation run for a slot that the last search trials leave idle, on a device of its own."""
-        if not self._running or not self.executor.slots_apart:
-            return None
-        job = self.planner.confirmation_job(history)
-        if job is None:
-            return None
-        claimed = self.store.claim(
-            self.spec.name, self._confirming, owner=self.owner, lease_seconds=LEASE_SECONDS, is_alive=is_alive
-        )
-        return job if claimed else None
+    def _note_once(self, message: str) -> None:
+        if message not in self._told:
+            self._told.add(message)
+            self.listener.note(message)
 
     def _wait(self) -> None:
         """Take in what has happened, and keep the store up to date."""
         for event in self.executor.events(timeout=POLL_SECONDS):
             match event:
-                case Observed(number, observation):
-                    self._observe(number, observation)
-                case Ended(number, outcome, log):
+                case executors.Observed(number, observation):
+                    self._unwritten.append((number, observation))
+                    self._feed(events.Evaluated(number, observation))
+                case executors.Ended(number, outcome, log):
                     self._end(number, outcome, log)
                     self._next_look = time.monotonic()
         now = time.monotonic()
@@ -250,170 +279,68 @@ class Driver:
         if now - self._looked > HEARTBEAT_SECONDS:
             self._take_over()
 
-    def _start(self, job: Job, history: History) -> None:
-        """Start a trial, unless another driver has been faster: then the history tells something new."""
-        probe = history.probes[job.configuration.batch_size]
-        cadence = probe.eval_every_steps or 1
-        number = self._store_start(job, history.length, cadence)
-        if number is None:
-            if job.resumed is not None:
-                self.watch.forget(job.resumed)
+    def _start(self, plan: TrialPlan) -> None:
+        """Start a trial, unless another driver has been faster: then the store tells something new."""
+        lease = Lease(owner=self.owner, seconds=LEASE_SECONDS)
+        trial = self.store.start(self.spec.name, plan, environment=self.environment, lease=lease)
+        if trial is None:
+            self._feed(events.Refused(plan))
             return
-        if job.phase is Phase.SEARCH:
-            self.watch.started(number)
-        checkpoint = self._checkpoint(job, number)
-        self._running[number] = Running(job, probe.step_seconds, can_pause=checkpoint is not None)
-        full = job.train_seconds_limit >= self.spec.budget.trial_train_seconds
-        self.executor.submit(
-            TrialRequest(
-                number=number,
-                configuration=job.configuration,
-                seed=job.seed,
-                target=self.spec.record_target,
-                train_seconds_limit=job.train_seconds_limit,
-                stop_at_target=job.stop_at_target and self.spec.objective is not Objective.METRIC_IN_BUDGET,
-                limit_state=TrialState.EXHAUSTED if full else TrialState.CAPPED,
-                eval_every_steps=cadence,
-                evaluate_test=job.phase is not Phase.SEARCH,
-                threads=self.spec.executor.threads,
-                checkpoint=None if checkpoint is None else str(checkpoint),
-                resumes=job.resumed is not None,
-            )
-        )
-        self.listener.started(self.store.trial(self.spec.name, number), self._history())
+        checkpoint = self._checkpoint(plan, trial.number)
+        self._feed(events.Started(plan, trial, is_savable=checkpoint is not None))
+        self.executor.submit(plan.request(trial.number, self.spec.record_target, checkpoint=checkpoint))
+        self.listener.started(trial, self.engine.history)
 
-    def _checkpoint(self, job: Job, number: int) -> Path | None:
+    def _checkpoint(self, plan: TrialPlan, number: int) -> str | None:
         """Return the file that a search trial is saved to where it is paused or interrupted; None where none can be."""
-        if job.phase is not Phase.SEARCH or self.spec.pruner.checkpoint_gib == 0:
+        if plan.phase is not Phase.SEARCH or self.spec.pruner.checkpoint_gib == 0:
             return None
         file = self.checkpoints.file_for(number)
         if file is None:
-            self._pause_no_more(f"{self.checkpoints.folder} cannot be made")
-        return file
-
-    def _store_start(self, job: Job, after: int, cadence: int) -> int | None:
-        threads = self.spec.executor.threads
-        if job.resumed is not None:
-            resumed = self.store.resume_trial(
-                self.spec.name,
-                job.resumed,
-                train_seconds_limit=job.train_seconds_limit,
-                lease_owner=self.owner,
-                lease_seconds=LEASE_SECONDS,
-            )
-            return job.resumed if resumed else None
-        if job.queued is not None:
-            started = self.store.start_queued(
-                self.spec.name,
-                job.queued,
-                configuration=job.configuration,
-                train_seconds_limit=job.train_seconds_limit,
-                eval_every_steps=cadence,
-                threads=threads,
-                environment=self.environment,
-                lease_owner=self.owner,
-                lease_seconds=LEASE_SECONDS,
-            )
-            return job.queued if started else None
-        return self.store.start_trial(
-            self.spec.name,
-            configuration=job.configuration,
-            sampled=job.sampled,
-            phase=job.phase,
-            uncapped=job.uncapped,
-            seed=job.seed,
-            train_seconds_limit=job.train_seconds_limit,
-            eval_every_steps=cadence,
-            threads=threads,
-            retry_of=job.retry_of,
-            environment=self.environment,
-            lease_owner=self.owner,
-            lease_seconds=LEASE_SECONDS,
-            after=after,
-        )
-
-    def _observe(self, number: int, observation: Observation) -> None:
-        running = self._running[number]
-        running.last = observation
-        self._unwritten.append((number, observation))
-        if running.job.phase is not Phase.SEARCH:
-            return
-        may_stop = self._may_stop(running.job) and running.stopping is None
-        stop = self.watch.observe(number, observation, may_stop=may_stop)
-        if stop is not None:
-            running.stopping = stop[0]
-            self.executor.stop(number, *stop)
-
-    @staticmethod
-    def _may_stop(job: Job) -> bool:
-        """Return whether a trial may be stopped for what others did: what the answer needs may not."""
-        return job.phase is Phase.SEARCH and not job.uncapped
+            self._feed(events.CannotSave(f"{self.checkpoints.folder} cannot be made"))
+        return None if file is None else str(file)
 
     def _end(self, number: int, outcome: TrialOutcome, log: str) -> None:
         self._flush()
-        running = self._running.pop(number)
-        outcome = self._as_stored(running, outcome)
+        outcome = self.engine.as_stored(number, outcome)
+        trial = self._finish(number, outcome, log)
+        if trial.state is not TrialState.PAUSED:
+            self.checkpoints.forget(number)
+        self._feed(events.Ended(trial))
+        if trial.state is TrialState.LOST and outcome.state is not TrialState.LOST:
+            self.listener.note(f"trial {number} was taken over by another driver; what it measured here is left out")
+            return
+        self.listener.ended(trial, self.engine.history)
+        self._find_saved()
+        self._keep_finding()
+
+    def _finish(self, number: int, outcome: TrialOutcome, log: str) -> TrialRecord:
+        """Store how a trial ended; return it as it is stored: lost, where another driver has taken it over."""
+        step_seconds = self.engine.step_seconds(number)
         product = None
-        if outcome.steps_to_target is not None and running.step_seconds is not None:
-            product = outcome.steps_to_target * running.step_seconds
+        if outcome.steps_to_target is not None and step_seconds is not None:
+            product = outcome.steps_to_target * step_seconds
         if log.strip():
             self.store.save_log(self.spec.name, number, log)
         try:
-            self.store.finish_trial(self.spec.name, number, outcome, steps_x_step_time_s=product)
+            return self.store.finish_trial(self.spec.name, number, outcome, steps_x_step_time_s=product)
         except DatabaseError:
-            if self.store.trial(self.spec.name, number).state is not TrialState.LOST:
+            trial = self.store.trial(self.spec.name, number)
+            if trial.state is not TrialState.LOST:
                 raise
-            self.listener.note(f"trial {number} was taken over by another driver; what it measured here is left out")
-            return
-        trial = self.store.trial(self.spec.name, number)
-        if running.stopping is TrialState.PAUSED and outcome.state is TrialState.PRUNED:
-            self._pause_no_more(outcome.reason)
-        self.listener.ended(trial, self._history())
-        self._give_up_excess()
-        self._keep_finding()
-        self._refuse_target_met_at_once(trial)
-        self._refuse_energy_that_is_not_measured(trial)
-        self._count_failures(number, outcome)
+            return trial
 
-    @staticmethod
-    def _as_stored(running: Running, outcome: TrialOutcome) -> TrialOutcome:
-        """Return an outcome as it counts: what could not go on from its checkpoint is no fault of the configuration."""
-        if running.job.resumed is not None and outcome.state is TrialState.FAILED and running.last is None:
-            return replace(outcome, state=TrialState.LOST)
-        if running.stopping is None and outcome.state is TrialState.PRUNED:
-            return replace(outcome, state=TrialState.CANCELLED)  # Interrupted, and not saved.
-        return outcome
-
-    def _pause_no_more(self, reason: str) -> None:
-        """Take note that trials cannot be saved here: those that would have waited are stopped from now on."""
-        if self.watch.cannot_wait():
-            self.listener.note(f"trials are stopped for good from now on where they would have waited: {reason}")
-
-    def _give_up_excess(self) -> None:
-        """Prune of the waiting trials those that would be missed least, until the others take no more than they may."""
-        while (number := self.watch.excess()) is not None:
-            self._give_up([number])
-
-    def _give_up(self, numbers: Collection[int], state: TrialState = TrialState.PRUNED) -> None:
-        """End trials that wait; those that others go on with are theirs."""
-        for number in self.store.settle_paused(self.spec.name, numbers, state):
-            self.checkpoints.forget(number)
-
-    def _settle(self) -> None:
-        """End the search: what waits now will not go on."""
-        told = self.planner.ending(self._history())
-        if told is not None and self._told != told:
-            self.listener.note(f"the search has ended: {told}")
-            self._told = told
-        paused = self.store.trials(self.spec.name, states=[TrialState.PAUSED])
-        ours = [trial for trial in paused if self._is_ours(trial)]
-        gone = [str(trial.number) for trial in ours if not self.checkpoints.has(trial.number)]
+    def _settle(self, numbers: Sequence[int], state: TrialState) -> None:
+        """End those of some waiting trials that are of this machine; those that others go on with are theirs."""
+        trials = [trial for number in numbers if (trial := self.engine.history.trial(number)) is not None]
+        ours = [trial.number for trial in trials if self._is_ours(trial)]
+        gone = [str(number) for number in ours if not self.checkpoints.has(number)]
         if gone:
             self.listener.note(f"what was saved of them is gone, so they do not go on: trial {', '.join(gone)}")
-        cut_short = [trial.number for trial in ours if trial.uncapped or is_interrupted(trial)]
-        self._give_up(cut_short, TrialState.CANCELLED)
-        self._give_up([trial.number for trial in ours])
+        for number in self.store.settle_paused(self.spec.name, ours, state):
+            self.checkpoints.forget(number)
         self.checkpoints.close()
+        self._refresh()
 
     def _is_ours(self, trial: TrialRecord) -> bool:
         """Return whether a paused trial is of this process, or was left behind on this machine by one that died."""
@@ -431,40 +358,6 @@ class Driver:
         ended = time.monotonic()
         self._next_finding = ended + (ended - started) / FINDING_SHARE
 
-    def _refuse_target_met_at_once(self, trial: TrialRecord) -> None:
-        if self.spec.objective is Objective.METRIC_IN_BUDGET:
-            return
-        if trial.outcome is not None and trial.outcome.steps_to_target == 0:
-            raise SpecError(
-                f"target.value = {self.spec.target.value:g} is met before the first step: "
-                f"trial {trial.number} starts with {self.spec.target.metric} = {trial.outcome.best_metric:.4g}",
-                hint="ask for a harder target, under a new name; this one takes no training",
-            )
-
-    def _refuse_energy_that_is_not_measured(self, trial: TrialRecord) -> None:
-        has_ended = trial.state is TrialState.REACHED and trial.outcome is not None
-        if self.spec.objective is not Objective.ENERGY_TO_TARGET or not has_ended:
-            return
-        if measure_of(self.spec).of(trial) is None:
-            raise LaunchError(
-                f"objective = energy_to_target: {self.environment.device_name} does not report its power, so that "
-                f"nothing is known of what trial {trial.number} took",
-                hint="a CUDA device and the extra gpu report it; time_to_target and cost_to_target take seconds alone",
-            )
-
-    def _count_failures(self, number: int, outcome: TrialOutcome) -> None:
-        """Give up where nothing works: after a few failures without a success, after many even so."""
-        if outcome.state is TrialState.LOST:
-            return
-        self._failures = self._failures + 1 if outcome.state is TrialState.FAILED else 0
-        self._any_ran |= outcome.state is not TrialState.FAILED
-        allowed = FAILURES * len(self.spec.batch_sizes) if self._any_ran else FAILURES_IN_A_ROW
-        if self._failures >= allowed:
-            raise LaunchError(
-                f"{self._failures} trials in a row failed, the last one ({number}) with: {outcome.reason}",
-                hint=f"bssearch trial {self.spec.name} {number} shows the traceback",
-            )
-
     def _flush(self) -> None:
         if self._unwritten:
             self.store.append_observations(self.spec.name, self._unwritten)
@@ -472,25 +365,26 @@ class Driver:
         self._flushed = time.monotonic()
 
     def _stop_if_interrupted(self) -> None:
-        """End in good order after Ctrl-C: stop what runs, store how far it came, raise."""
-        if not self._interrupts.count:
-            return
-        self.listener.note("stopping; press Ctrl-C again to kill")
-        for number, running in self._running.items():
-            if running.stopping is None:
-                state = TrialState.PAUSED if running.can_pause else TrialState.CANCELLED
-                self.executor.stop(number, state, INTERRUPTED)
-        while self._running:
-            self._wait()
-        raise InterruptedRunError("stopped; every trial is stored", hint=CONTINUE)
+        """After Ctrl-C have the engine end in good order."""
+        if self._interrupts.count and not self._is_stopping:
+            self._is_stopping = True
+            self.listener.note("stopping; press Ctrl-C again to kill")
+            self._feed(events.Interrupted())
+
+    def _raise_if_interrupted(self) -> None:
+        """Raise where somebody interrupted while nothing runs here."""
+        if self._interrupts.count:
+            raise InterruptedRunError("stopped; every trial is stored", hint=CONTINUE)
 
     def _abandon(self) -> None:
-        """Where the run ends by an error, leave no trial behind as running."""
-        if not self._running:
+        """Where the run ends by an error, leave no trial behind as running, and no claim."""
+        with suppress(BSSearchError):
+            self._release()
+        if not self.engine.running:
             return
         self.executor.kill()
-        for number, running in self._running.items():
-            last = running.last
+        for number in self.engine.running:
+            last = self.engine.last_observation(number)
             outcome = TrialOutcome(
                 state=TrialState.CANCELLED,
                 reason="the run ended before the trial did",
@@ -504,12 +398,3 @@ class Driver:
                 self.store.finish_trial(self.spec.name, number, outcome, steps_x_step_time_s=None)
             except BSSearchError as error:
                 self.listener.note(f"trial {number} could not be stored as cancelled: {error}")
-        self._running.clear()
-
-
-CONTINUE = "the same command goes on where this one stopped"
-
-
-def is_running(trial: TrialRecord, phase: Phase) -> bool:
-    """Return whether a trial of a phase runs, here or elsewhere."""
-    return trial.state is TrialState.RUNNING and trial.phase is phase

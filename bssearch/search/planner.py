@@ -1,155 +1,220 @@
-"""What a driver runs next: decisions over the history, for the search and then for its confirmation."""
+"""What a search runs next: decisions over the history alone."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Mapping, Sequence
-from math import inf, isfinite
+from collections.abc import Mapping
+from dataclasses import replace
+from math import isfinite
 
 from bssearch.history import History, measured_seconds
-from bssearch.pruners.base import Cap
-from bssearch.pruners.controller import BY_SECONDS, Watch, first_slack
-from bssearch.records import Configuration, Objective, ParameterValue, Phase, ProbeRecord, TrialRecord, TrialState
-from bssearch.samplers.base import chooser_for
-from bssearch.search import confirmation as confirm
+from bssearch.pruners.controller import BY_SECONDS, PruningController
+from bssearch.records import (
+    Configuration,
+    Objective,
+    ParameterValue,
+    Phase,
+    ProbeRecord,
+    TrialPlan,
+    TrialRecord,
+    TrialState,
+)
+from bssearch.samplers import allocation
+from bssearch.samplers.base import Choice, Sampler, decoded, default_choice
 from bssearch.search.seeds import trial_seed
-from bssearch.search.trial_plan import Job
 from bssearch.spec import StudySpec
 
 LATE = 0.5
-"""From this share of the budget on without a hit, what waits goes on to its limit before anything begins."""
+"""From this share of the budget on without a hit, what waits goes on to its limit before anything begins. A choice."""
+
+RETUNED = 3
+RETUNED_IN_VAIN = 5
+"""Trials that a batch size in contention has before the search ends: more where none reached the target. Choices."""
+
+ENDED_BEFORE = 2
+"""Trials after which a search whose trials have no expectations stored, as older versions left it, may end at once."""
 
 
 class Planner:
-    """Decides the next job of one spec, by what ``watch`` knows of the curves."""
+    """Plans the next search trial of one spec, by its sampler and by what the pruner knows of those that wait."""
 
-    def __init__(self, spec: StudySpec, watch: Watch) -> None:
+    def __init__(self, spec: StudySpec, history: History, pruning: PruningController, sampler: Sampler) -> None:
         self.spec = spec
-        self._watch = watch
-        self._chooser = chooser_for(spec, watch)
+        self._history = history
+        self._pruning = pruning
+        self._sampler = sampler
 
-    def search_job(self, history: History) -> Job | None:
-        """Return the next search trial: what a person enqueued, what was lost, what waits, or what the sampler chooses.
+    def next_trial(self) -> tuple[TrialPlan | None, str | None]:
+        """Return the next search trial, or None and why the search is at its end, where it is.
 
-        Evidence that was lost is run again whatever the budget says: among it is what a person enqueued. What waits
-        and has hope goes on even where the budget takes no new trial.
+        In this order: what a person enqueued; what was lost; what waits; the default; what the answer compares with,
+        once that is due; what the sampler chooses. Uncapped trials that were lost are run again whatever the budget
+        says: among them is what a person enqueued. What waits and has hope goes on even where the budget takes no new
+        trial.
         """
-        queued = next((trial for trial in history.trials if trial.state is TrialState.QUEUED), None)
-        if queued is not None:
-            return self._job(history, queued.configuration, queued.sampled, uncapped=True, earlier=queued)
-        is_spent = self._spent(history) is not None
-        is_over = is_spent or self._chooser.ending is not None
-        retry = history.to_retry(uncapped=True) or (None if is_over else history.to_retry(uncapped=False))
-        if retry is not None:
-            return self._job(history, retry.configuration, retry.sampled, uncapped=retry.uncapped, earlier=retry)
-        waiting = self._next_waiting(history, fresh=not is_over and not self._is_late(history))
-        if waiting is not None:
-            return self._resumption(history, waiting)
-        choice = None if is_spent else self._chooser.choose(history)
+        history, ending = self._history, self._spent()
+        if queued := history.in_state(TrialState.QUEUED):
+            return self._plan(queued[0].configuration, queued[0].sampled, uncapped=True, earlier=queued[0]), None
+        if retry := history.to_retry(uncapped=True):
+            return self._plan(retry.configuration, retry.sampled, uncapped=True, earlier=retry), None
+        if ending is None and (retry := history.to_retry(uncapped=False)) and self._choose()[1] is None:
+            return self._plan(retry.configuration, retry.sampled, uncapped=False, earlier=retry), None
+        if waiting := self._next_waiting(fresh=ending is None and not self._is_late):
+            return self._resumption(waiting), None
+        choice = None
+        if ending is None:
+            choice, ending = self._choose()
+        if choice is not None:
+            expected = choice.expected_improvement
+            plan = self._plan(choice.configuration, choice.sampled, uncapped=choice.uncapped)
+            return replace(plan, expected_improvement=expected), ending
+        if waiting := self._next_waiting(fresh=False):
+            return self._resumption(waiting), ending
+        return None, ending
+
+    def _choose(self) -> tuple[Choice | None, str | None]:
+        """Return what to try, and why the search is at its end; what the answer still needs is tried all the same."""
+        history, sampler = self._history, self._sampler
+        if allocation.propose_default(history) is not None:
+            return default_choice(self.spec), None
+        compares_later = history.incumbent is not None and allocation.evidence_is_due(history)
+        if sampler.models_time and compares_later and (choice := self._compared()) is not None:
+            return choice, None
+        choice = sampler.choose(history)
         if choice is None:
-            waiting = self._next_waiting(history, fresh=False)
-            return None if waiting is None else self._resumption(history, waiting)
-        return self._job(history, choice.configuration, choice.sampled, uncapped=choice.uncapped)
+            return None, sampler.ending(history)
+        if not self._is_little(choice.expected_improvement):
+            return choice, None
+        ending = (
+            f"a further trial is expected to better the time to the target by {choice.expected_improvement:.2%}, "
+            f"less than budget.least_improvement = {self.spec.budget.least_improvement:.2%}"
+        )
+        last = self._retuned() or self._compared()
+        return (None if last is None else replace(last, expected_improvement=choice.expected_improvement)), ending
 
-    def ending(self, history: History) -> str | None:
-        """Say why the search is at its end, None while it goes on."""
-        return self._spent(history) or self._chooser.ending
+    def _is_little(self, expected: float | None) -> bool:
+        """Return whether little is expected of a further trial, and was when the newest that has ended was chosen."""
+        least, history = self.spec.budget.least_improvement, self._history
+        if expected is None or expected >= least:
+            return False
+        before = history.last_expectation
+        return history.ended >= ENDED_BEFORE if before is None else before < least
 
-    def _spent(self, history: History) -> str | None:
+    def _retuned(self) -> Choice | None:
+        """Return a trial at a batch size that may well be as good as the best and has had too few to be judged."""
+        history = self._history
+        for size in self._sampler.contenders(history):
+            enough = RETUNED if history.best_at(size) is not None else RETUNED_IN_VAIN
+            if history.count_at(size) < enough:
+                return self._sampler.choose(history, batch_size=size)
+        return None
+
+    def _compared(self) -> Choice | None:
+        """Return the uncapped trial that the answer still needs at a batch size it compares with, if any."""
+        proposal = allocation.propose_evidence(self._history)
+        if proposal is None:
+            return None
+        sampled = allocation.known_coordinates(self._history, proposal)
+        if sampled is not None:
+            return decoded(self.spec, proposal.batch_size, sampled, uncapped=True)
+        chosen = self._sampler.choose(self._history, batch_size=proposal.batch_size)
+        return None if chosen is None else replace(chosen, uncapped=True, expected_improvement=None)
+
+    def _spent(self) -> str | None:
         budget = self.spec.budget
-        if self._share_of_time(history) >= 1:
+        if self._history.time_share >= 1:
             return f"the budget of {budget.wall_seconds:g} seconds is spent"
-        if history.spent >= budget.trials:
+        if self._history.spent >= budget.trials:
             return f"the budget of {budget.trials} trials is spent"
         return None
 
-    def _next_waiting(self, history: History, *, fresh: bool) -> TrialRecord | None:
-        return None if self._share_of_time(history) >= 1 else self._watch.next_waiting(history, fresh=fresh)
+    def _next_waiting(self, *, fresh: bool) -> TrialRecord | None:
+        return None if self._history.time_share >= 1 else self._pruning.next_waiting(fresh=fresh)
 
-    def _is_late(self, history: History) -> bool:
+    @property
+    def _is_late(self) -> bool:
         """Return whether half of the budget went by without a hit: what waits goes on before anything begins."""
-        share = max(history.spent / self.spec.budget.trials, self._share_of_time(history))
-        return history.incumbent is None and share >= LATE
+        return self._history.incumbent is None and self._history.budget_share >= LATE
 
-    def _share_of_time(self, history: History) -> float:
-        """Return how much of the wall seconds is spent, 0 where they have no bound."""
-        budget = self.spec.budget.wall_seconds
-        return 0.0 if budget is None else busy_seconds(history.trials, time.time(), self.spec.executor.slots) / budget
-
-    def confirmation_job(self, history: History) -> Job | None:
-        """Return the next confirmation run, or None where all are made or running."""
-        made = [trial for trial in history.all_trials if trial.phase is Phase.CONFIRM]
-        runs = confirm.remaining(history, made)
-        return runs[0].job(history, Phase.CONFIRM) if runs else None
-
-    def _job(
+    def _plan(
         self,
-        history: History,
         configuration: Configuration,
         sampled: Mapping[str, ParameterValue] | None,
         *,
         uncapped: bool,
         earlier: TrialRecord | None = None,
-    ) -> Job:
-        """Return a search job, in the micro-batches that its batch size runs in.
+    ) -> TrialPlan:
+        """Return the plan of a search trial, in the micro-batches that its batch size runs in.
 
         ``earlier`` is the trial that waits for it, or that it tries again.
         """
+        history = self._history
         is_queued = earlier is not None and earlier.state is TrialState.QUEUED
-        return Job(
+        limit = self._limit(configuration, uncapped, earlier)
+        return TrialPlan(
             configuration=history.as_run(configuration),
             sampled=sampled,
             phase=Phase.SEARCH,
             seed=earlier.seed if earlier else trial_seed(self.spec.seed, Phase.SEARCH, history.length),
-            train_seconds_limit=self._limit(history, configuration, uncapped, earlier),
+            train_seconds_limit=limit,
+            limit_state=self._limit_state(limit),
+            eval_every_steps=history.probes[configuration.batch_size].eval_every_steps or 1,
+            threads=self.spec.executor.threads,
             uncapped=uncapped,
+            stop_at_target=self._stops_at_target,
             retry_of=earlier.number if earlier and not is_queued else None,
             queued=earlier.number if earlier and is_queued else None,
+            after=history.length,
         )
 
-    def _resumption(self, history: History, waiting: TrialRecord) -> Job:
-        """Return the job of a trial that waits or was interrupted, in the micro-batches that it was saved in."""
-        return Job(
+    def _resumption(self, waiting: TrialRecord) -> TrialPlan:
+        """Return the plan of a trial that waits or was interrupted, in the micro-batches that it was saved in."""
+        limit = self._limit(waiting.configuration, waiting.uncapped, waiting)
+        probe = self._history.probes[waiting.configuration.batch_size]
+        return TrialPlan(
             configuration=waiting.configuration,
             sampled=waiting.sampled,
             phase=Phase.SEARCH,
             seed=waiting.seed,
-            train_seconds_limit=self._limit(history, waiting.configuration, waiting.uncapped, earlier=waiting),
+            train_seconds_limit=limit,
+            limit_state=self._limit_state(limit),
+            eval_every_steps=probe.eval_every_steps or 1,
+            threads=self.spec.executor.threads,
             uncapped=waiting.uncapped,
+            stop_at_target=self._stops_at_target,
             resumed=waiting.number,
         )
 
-    def _limit(
-        self, history: History, configuration: Configuration, uncapped: bool, earlier: TrialRecord | None
-    ) -> float:
-        """Return the cap that the incumbent sets; for uncapped, the one that the best of its own batch size sets.
+    @property
+    def _stops_at_target(self) -> bool:
+        return self.spec.objective is not Objective.METRIC_IN_BUDGET
 
-        Evidence that was queued, or is tried again, keeps the limit that it was given then.
+    def _limit_state(self, limit: float) -> TrialState:
+        return TrialState.EXHAUSTED if limit >= self._full_limit else TrialState.CAPPED
+
+    def _limit(self, configuration: Configuration, uncapped: bool, earlier: TrialRecord | None) -> float:
+        """Return the cap that the incumbent sets; for an uncapped trial the one that the best of its batch size sets.
+
+        An uncapped trial that was queued, or is tried again, keeps the limit that it was given then.
         """
-        size, full = configuration.batch_size, self._full_limit
+        history, size, full = self._history, configuration.batch_size, self._full_limit
         if uncapped and earlier is not None:
             return full if earlier.state is TrialState.QUEUED else min(full, earlier.train_seconds_limit)
         best = history.best_at(size) if uncapped else history.incumbent
-        if self.spec.pruner.name == "none" or (uncapped and best is None):
+        if not self._pruning.limits or (uncapped and best is None):
             return full
         seconds = self._seconds_as_good_as(best, history.probes[size])
-        limit = self._slack * seconds if isfinite(seconds) else self._first_limit(history)
+        limit = self._pruning.slack * seconds if isfinite(seconds) else self._first_limit()
         return min(full, max(limit, _seconds_to_look_twice(history.probes[size])))
 
-    def _first_limit(self, history: History) -> float:
-        """Return the limit before the first hit, where the policy does not say itself how long trials run.
+    def _first_limit(self) -> float:
+        """Return the limit before the first hit, where the pruner does not say itself how long trials run.
 
         A quarter of the full one while every batch size is tried once, half of it in the second sweep, all of it from
         the third.
         """
-        if self._watch.policy.paces_itself:
+        if self._pruning.paces_itself():
             return self._full_limit
-        return self._full_limit * min(1.0, 2.0 ** (history.spent // len(history.feasible) - 2))
-
-    @property
-    def _slack(self) -> float:
-        policy = self._watch.policy
-        return policy.slack if isinstance(policy, Cap) else first_slack(self.spec)
+        return self._full_limit * min(1.0, 2.0 ** (self._history.spent // len(self._history.feasible) - 2))
 
     def _seconds_as_good_as(self, best: TrialRecord | None, probe: ProbeRecord) -> float:
         """Return the train seconds after which a trial at a probed batch size is no better than the best.
@@ -175,24 +240,3 @@ def _seconds_to_look_twice(probe: ProbeRecord) -> float:
     """Return the train seconds until the second evaluation after step 0: before it, nothing is known of a trial."""
     assert probe.eval_every_steps is not None and probe.step_seconds is not None, "the batch size is feasible"
     return 2 * probe.eval_every_steps * probe.step_seconds
-
-
-def busy_seconds(trials: Sequence[TrialRecord], now: float, slots: int) -> float:
-    """Return how long at least one of the trials was running, in seconds, overlaps counted once.
-
-    A trial that waited counts from its last start; once it has ended, what it ran before that adds, spread over the
-    ``slots``: it may have run beside others.
-    """
-    spans, earlier = [], 0.0
-    for trial in trials:
-        if trial.state.is_missing or trial.state is TrialState.QUEUED:
-            continue
-        start, end = trial.created_at.timestamp(), trial.ended_at.timestamp() if trial.ended_at else now
-        spans.append((start, end))
-        if trial.outcome is not None:
-            earlier += max(0.0, trial.outcome.wall_seconds - (end - start))
-    total, until = earlier / slots, -inf
-    for start, end in sorted(spans):
-        total += max(0.0, end - max(start, until))
-        until = max(until, end)
-    return total

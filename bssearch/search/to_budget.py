@@ -9,26 +9,26 @@ from typing import Any
 
 from bssearch.analysis.generalisation import REGULARISERS, is_to_budget
 from bssearch.history import History
-from bssearch.records import Configuration, Phase
-from bssearch.search.confirmation import Made, interleaved, verdict_of
-from bssearch.search.trial_plan import Job
+from bssearch.records import Configuration, Phase, TrialPlan
+from bssearch.search.confirmation import CompletedRuns, interleaved, verdict_of
 from bssearch.space import Domain, SearchSpace, bounds
 
 
-def next_job(runs: int) -> Callable[[History], Job | None]:
-    """Return the plan of so many runs to the full limit of each finalist, for `bssearch.search.driver`.
+def next_run(runs: int) -> Callable[[History], TrialPlan | None]:
+    """Return the plan of so many runs to the full limit of each finalist, for `bssearch.search.engine`.
 
     The seeds are those of the confirmation, interleaved as there; what is lost, cancelled, failed or out of memory is
-    made again as there. The jobs are evidence of the phase audit: so their trials are told from those of a rule audit.
+    made again as there. The runs are uncapped ones of the phase audit: so they are told from those of a rule audit.
     """
 
-    def job(history: History) -> Job | None:
+    def plan(history: History) -> TrialPlan | None:
         limit = history.spec.budget.trial_train_seconds
         trials = [trial for trial in history.all_trials if is_to_budget(trial, limit)]
-        run = next(interleaved(history, Made.of(history, trials), finalists(history), runs), None)
-        return None if run is None else run.job(history, Phase.AUDIT, to_budget=True)
+        made = CompletedRuns.of(history, trials)
+        missing = interleaved(history, made, finalists(history), runs, Phase.AUDIT, stop_at_target=False)
+        return next(missing, None)
 
-    return job
+    return plan
 
 
 def finalists(history: History) -> list[Configuration]:

@@ -13,10 +13,13 @@ import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
 from optuna.trial import TrialState
 
-from bssearch.pruners.base import Action, Policy
-from bssearch.pruners.optuna import GRID, PRUNERS
+from bssearch.pruners.base import Action, Pruner, Standings
+from bssearch.pruners.optuna import GRID, asha, hyperband, median
 from bssearch.samplers.time_model.extrapolation import Run
 from bssearch.simulation.table_space import TableSpace, is_ordinal
+
+PRUNERS: dict[str, Callable[[], optuna.pruners.BasePruner]] = {"median": median, "asha": asha, "hyperband": hyperband}
+"""Optuna's pruners by name, on the common grid of `bssearch.pruners.optuna`."""
 
 SAMPLERS: dict[str, Callable[[int], optuna.samplers.BaseSampler]] = {
     "random": lambda seed: optuna.samplers.RandomSampler(seed=seed),
@@ -115,14 +118,17 @@ class OptunaSearch:
         return tuple(int(trial.params[name]) for name in self._space.names)
 
 
-class PrunedByStudy(Policy):
+class PrunedByStudy(Pruner):
     """No cap; what the study's own pruner prunes, stops."""
 
-    def __init__(self, limit: float, search: OptunaSearch) -> None:
-        super().__init__(limit)
+    def __init__(self, search: OptunaSearch) -> None:
         self._search = search
 
-    def observe(self, number: int, train_seconds: float, gain: float) -> Action:
+    def judge(self, number: int, standings: Standings) -> Action:
         """Stop what the study prunes."""
-        super().observe(number, train_seconds, gain)
-        return Action.STOP if self._search.prunes(number, train_seconds, gain) else Action.GO_ON
+        curve = standings.curves[number]
+        return Action.STOP if self._search.prunes(number - 1, curve.now, curve.gain) else Action.GO_ON
+
+    def paces_itself(self, standings: Standings) -> bool:
+        """Return that it does: Optuna's pruners compare trials from the first."""
+        return True

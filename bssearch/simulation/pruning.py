@@ -10,24 +10,32 @@ from __future__ import annotations
 import math
 import random
 import statistics
-from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections import defaultdict, deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
+from bssearch import registry
 from bssearch.errors import UsageError
-from bssearch.pruners.base import Policy
-from bssearch.pruners.registry import policy_maker
+from bssearch.history import measured_seconds
+from bssearch.pruners.base import Pruner
+from bssearch.pruners.race import Race
 from bssearch.recorded import RecordedTable
-from bssearch.simulation.replay import Order, Replay, State, VirtualClock, replays
+from bssearch.records import Configuration, ProbeRecord, Target, TrialState
+from bssearch.search.engine import Engine
+from bssearch.simulation.plain import plain
+from bssearch.simulation.replay import Replay, VirtualClock, replays
+from bssearch.space import SearchSpace
+from bssearch.spec import StudySpec
+from bssearch.spec.model import BudgetSpec, ConfirmSpec, DefaultSpec, ExecutorSpec, PrunerSpec, TargetSpec
 
 CLOSE = 1.05
 """A winner within this factor of the fastest trial of its draw is not missed."""
 
 WORST_REGRET = 9.0
-"""What a winner's time over the fastest one's counts for at most, and where none was kept."""
+"""The greatest ratio of times that regret counts, and the ratio where no winner was kept. A choice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,23 +82,22 @@ def simulate(
 
     Raises `UsageError` for an unknown policy, numbers below 1, and a table with fewer trials or no hit at all.
     """
-    makers = {name: policy_maker(name) for name in names}
+    makers = {name: pruner_of(name) for name in names}
     for what, value in (("draws", draws), ("trials", trials), ("workers", workers)):
         if value < 1:
             raise UsageError(f"{what} = {value} must be >= 1")
-    pool = replays(table)
+    pool = _recorded(table)
     if trials > len(pool):
         raise UsageError(f"trials = {trials} must be <= {len(pool)}, the trials of table {table.name!r}")
     rng = random.Random(seed)
     found: dict[str, list[Draw]] = {name: [] for name in makers}
     for _ in range(draws):
         order = rng.sample(pool, trials)
-        best = min(one.target_seconds for one in order)
+        best = min(one.replay.target_seconds for one in order)
         if math.isinf(best):
             continue
-        whole = math.fsum(one.end for one in order)
         for name, make in makers.items():
-            found[name].append(_draw(table.name, order, make(max(one.limit for one in order)), best, whole, workers))
+            found[name].append(_draw(table, order, make(), best, workers))
     if not all(found.values()):
         raise UsageError(
             f"none of {draws} draws of {trials} trials of table {table.name!r} has one that reaches the target",
@@ -99,16 +106,106 @@ def simulate(
     return found
 
 
-def _draw(table: str, order: Sequence[Replay], policy: Policy, best: float, whole: float, workers: int) -> Draw:
-    clock = VirtualClock(Order(order), policy, workers)
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """A trial of a table with its configuration: repeats of one show how much seeds differ."""
+
+    configuration: Configuration
+    replay: Replay
+
+
+def _recorded(table: RecordedTable) -> list[Recorded]:
+    """Return the trials of a table; their batch sizes, which it need not have, make no difference here."""
+    return [
+        Recorded(
+            Configuration(batch_size=1, micro_batch_size=1, learning_rate=1.0, parameters=dict(trial.parameters)), one
+        )
+        for trial, one in zip(table.trials, replays(table), strict=True)
+    ]
+
+
+class Order:
+    """Trials in a fixed order."""
+
+    def __init__(self, trials: Sequence[Recorded]) -> None:
+        self._left = deque(trials)
+
+    @property
+    def has_more(self) -> bool:
+        """Whether there is a trial to begin."""
+        return bool(self._left)
+
+    def begin(self) -> Configuration:
+        """Return the configuration of the next trial."""
+        return self._left.popleft().configuration
+
+
+def _draw(table: RecordedTable, order: Sequence[Recorded], pruner: Pruner, best: float, workers: int) -> Draw:
+    """Run the trials of a draw in their order, as a study would run them under a pruner."""
+    spec = _spec(table.target, max(one.replay.limit for one in order), workers)
+    engine = Engine(spec, slots=workers, pruner=pruner, make_planner=plain(Order(order)))
+    rows = iter(one.replay for one in order)
+    clock = VirtualClock(engine, lambda plan: next(rows), probes=PROBES, workers=workers, searches_only=True)
+    whole = math.fsum(one.replay.end for one in order)
     incumbents: list[tuple[float, float]] = []
-    for trial, state in clock.run():
-        seconds = order[trial].target_seconds
-        if state is State.REACHED and (not incumbents or seconds < incumbents[-1][1]):
+    for trial in clock.run():
+        seconds = measured_seconds(trial)
+        if trial.state is TrialState.REACHED and (not incumbents or seconds < incumbents[-1][1]):
             incumbents.append((clock.cost, seconds))
     fastest = incumbents[-1][1] if incumbents else math.inf
     within = next((cost for cost, seconds in incumbents if seconds <= CLOSE * best), clock.cost)
-    return Draw(table, best, clock.cost / whole, fastest / best, within / whole, clock.now * workers / whole)
+    return Draw(table.name, best, clock.cost / whole, fastest / best, within / whole, clock.now * workers / whole)
+
+
+def _spec(target: Target, limit: float, workers: int) -> StudySpec:
+    """Return the spec of a search of recorded trials: what is not about pruning makes no difference."""
+    return StudySpec(
+        schema_version=1,
+        name="simulated",
+        workload="recorded",
+        target=TargetSpec(metric=target.metric, value=target.value, goal=target.goal),
+        space=SearchSpace(batch_size=1, learning_rate=1.0),
+        default=DefaultSpec(batch_size=1, learning_rate=1.0),
+        confirm=ConfirmSpec(runs=0),
+        budget=BudgetSpec(trials=1_000_000, trial_train_seconds=limit),
+        executor=ExecutorSpec(slots=workers),
+    )
+
+
+PROBES = {
+    1: ProbeRecord(
+        batch_size=1,
+        micro_batch_size=1,
+        step_seconds=1.0,
+        evaluation_seconds=0.0,
+        steps_timed=1,
+        peak_memory_bytes=None,
+        eval_every_steps=1,
+    )
+}
+"""The step time of trials whose batch sizes make no difference."""
+
+
+def pruner_of(name: str) -> Callable[[], Pruner]:
+    """Return what makes a pruner of a name: one of a study's, or ``lag-X``, a race with a lag of X.
+
+    Raises `UsageError` for a name that is not known.
+    """
+    if name.startswith("lag-"):
+        try:
+            lag = float(name.removeprefix("lag-"))
+        except ValueError:
+            lag = math.nan
+        if lag > 1 and math.isfinite(lag):
+            return lambda: Race(lag)
+    if name not in registry.names("pruners"):
+        raise UsageError(f"pruner = {name!r} is not known; there are {', '.join(PRUNERS)}")
+    kind: type[Pruner] = registry.load("pruners", name)
+    return lambda: kind.of(PrunerSpec())
+
+
+PRUNERS = ("none", "cap", "lag-1.5", "lag-2", "lag-3", "safe", "balanced", "fast", "median", "asha", "hyperband")
+"""What is compared where nobody says: no pruning, races, ours, Optuna's."""
 
 
 def summarize(draws: Sequence[Draw], repeats: int = 1000) -> Summary:

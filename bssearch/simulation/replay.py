@@ -1,28 +1,47 @@
-"""Recorded trials run again on a virtual clock: on some workers, under a pruning policy, until a budget is spent."""
+"""Recorded trials run again on a virtual clock: the engine of a study, told what would have happened when."""
 
 from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from enum import StrEnum
-from typing import Protocol
+from datetime import UTC, datetime, timedelta
 
 from bssearch.errors import UsageError
-from bssearch.pruners.base import Action, Policy, Progress
 from bssearch.recorded import RecordedTable
-from bssearch.records import Target
+from bssearch.records import (
+    Observation,
+    ProbeRecord,
+    Target,
+    TrialOutcome,
+    TrialPlan,
+    TrialRecord,
+    TrialRequest,
+    TrialState,
+)
+from bssearch.search import events
+from bssearch.search.engine import Engine
+
+BEGIN = datetime(2000, 1, 1, tzinfo=UTC)
+"""When every simulation begins, by its own clock."""
+
+OWNER = "simulation"
+
+Rows = Callable[[TrialPlan], "Replay"]
+"""What a planned trial would do: always the same for a configuration and a seed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """One recorded trial: gains at train seconds, when it meets the target (∞: never), and its limit."""
+    """One recorded trial: gains at train seconds, when it meets the target (∞: never), its limit, and its steps."""
 
     train_seconds: Sequence[float]
     gains: Sequence[float]
     target_seconds: float
     limit: float
+    steps: Sequence[int] = ()
 
     @property
     def end(self) -> float:
@@ -44,7 +63,7 @@ def replays(table: RecordedTable) -> list[Replay]:
         )
         gains = [table.target.gain(metric) for metric in trial.metrics]
         limit = table.max_train_seconds or trial.train_seconds[-1]
-        found.append(Replay(trial.train_seconds, gains, next(hits, math.inf), limit))
+        found.append(Replay(trial.train_seconds, gains, next(hits, math.inf), limit, trial.steps))
     if all(math.isinf(one.target_seconds) for one in found):
         target = table.target
         nearest = max((gain for one in found for gain in one.gains if not math.isnan(gain)), default=math.nan)
@@ -76,179 +95,283 @@ def ended_before(table: RecordedTable, target: Target) -> int:
     return sum(table.target.is_met_by(metric) and not target.is_met_by(metric) for metric in last)
 
 
-class State(StrEnum):
-    """What a trial has come to."""
+@dataclass(slots=True)
+class Playing:
+    """A recorded trial as it runs again, from its first evaluation or from where it was paused.
 
-    RUNNING = "running"
-    WAITING = "waiting"
-    REACHED = "reached"
-    ENDED = "ended"
-
-
-class Source(Protocol):
-    """Where the next trial comes from."""
-
-    @property
-    def has_more(self) -> bool:
-        """Whether there is a trial to begin."""
-
-    @property
-    def charged(self) -> float:
-        """The train seconds that were spent on other things than trials until now."""
-
-    def begin(self, progress: Progress) -> Replay:
-        """Return the next trial; ``progress`` grows as it runs."""
-
-
-class Order:
-    """Trials in a fixed order."""
-
-    charged = 0.0
-
-    def __init__(self, trials: Sequence[Replay]) -> None:
-        self._left = list(reversed(trials))
-
-    @property
-    def has_more(self) -> bool:
-        """Whether one is left."""
-        return bool(self._left)
-
-    def begin(self, progress: Progress) -> Replay:
-        """Return the next one."""
-        return self._left.pop()
-
-
-@dataclass(order=True, slots=True)
-class _Busy:
-    """A worker's next event, at ``time``: its trial has trained ``until`` then, and ``since`` before.
-
-    ``at_cap``: nothing is seen there, and the trial ends.
+    ``place`` is that of the next evaluation, ``trained`` the train seconds until now.
     """
 
-    time: float
-    worker: int
-    trial: int
-    evaluation: int
-    since: float
-    until: float
-    at_cap: bool
+    replay: Replay
+    request: TrialRequest
+    place: int = 0
+    trained: float = 0.0
+    last: Observation | None = None
+    best: float = -math.inf
 
     @property
-    def seconds(self) -> float:
-        """Return what is trained from now on until the event."""
-        return self.until - self.since
+    def next_at(self) -> float:
+        """Return the train seconds of what happens next: an evaluation, or the end at the limit."""
+        if self._ends_next:
+            return max(self.trained, min(self.request.train_seconds_limit, self.replay.train_seconds[-1]))
+        return self.replay.train_seconds[self.place]
+
+    def advance(self) -> Observation | TrialOutcome:
+        """Train until what happens next and return it: an evaluation, or the end without one."""
+        self.trained, ends = self.next_at, self._ends_next
+        if ends:
+            is_over = self.place == len(self.replay.train_seconds)
+            return self.outcome(TrialState.EXHAUSTED if is_over else self.request.limit_state, "as recorded")
+        gain = self.replay.gains[self.place]
+        step = self.replay.steps[self.place] if self.replay.steps else self.place
+        self.place += 1
+        self.best = max(self.best, gain) if not math.isnan(gain) else self.best
+        self.last = Observation(
+            step=step,
+            samples=step * self.request.configuration.batch_size,
+            train_seconds=self.trained,
+            metric=self.request.target.gain(gain),
+            loss=None,
+            learning_rate=self.request.configuration.learning_rate,
+        )
+        return self.last
+
+    @property
+    def has_reached(self) -> bool:
+        """Return whether the newest evaluation met the target."""
+        return self.last is not None and self.trained >= self.replay.target_seconds
+
+    def outcome(self, state: TrialState, reason: str) -> TrialOutcome:
+        """Return how the trial ends now, in a state."""
+        reached = state is TrialState.REACHED
+        step = self.last.step if self.last is not None else 0
+        best = None if math.isinf(self.best) else self.request.target.gain(self.best)
+        return TrialOutcome(
+            state=state,
+            reason=reason,
+            steps=step,
+            samples=step * self.request.configuration.batch_size,
+            train_seconds=self.trained,
+            wall_seconds=self.trained,
+            time_to_target_s=self.replay.target_seconds if reached else None,
+            steps_to_target=step if reached else None,
+            last_miss_step=None if reached else step,
+            last_miss_seconds=None if reached else (self.last.train_seconds if self.last is not None else 0.0),
+            final_metric=None if self.last is None else self.last.metric,
+            best_metric=best,
+        )
+
+    @property
+    def _ends_next(self) -> bool:
+        place, rows = self.place, self.replay.train_seconds
+        return place == len(rows) or rows[place] > self.request.train_seconds_limit
 
 
 class VirtualClock:
-    """Runs trials from a source on some workers, under a policy; events happen in the order of their time.
+    """Hosts an engine: its trials are ``rows``, on some workers, and time is what they train.
 
-    Trials are numbered in the order in which they begin. What would happen past ``budget``, in train seconds of all
-    workers and charges, does not happen. The policy has no say over trials in ``exempt``, but that its cap holds.
+    ``probes`` are the step times that it is told, for which ``charged`` train seconds count. What would happen past
+    ``budget``, in train seconds of all workers and charges, does not happen. With ``searches_only`` all ends with the
+    search. ``journal`` keeps the events.
     """
 
     def __init__(
         self,
-        source: Source,
-        policy: Policy,
-        workers: int,
+        engine: Engine,
+        rows: Rows,
         *,
+        probes: Mapping[int, ProbeRecord],
+        workers: int = 1,
         budget: float = math.inf,
-        exempt: Collection[int] = (),
+        charged: float = 0.0,
+        searches_only: bool = False,
     ) -> None:
         self.now = 0.0
-        self._source = source
-        self._policy = policy
+        self.engine = engine
+        self.trials: dict[int, TrialRecord] = {}
+        self.charged = charged
+        self.journal: list[events.Event] = []
+        self._rows = rows
+        self._probes = probes
         self._workers = workers
         self._budget = budget
-        self._exempt = exempt
-        self._spent = 0.0
-        self._trials: list[Replay] = []
-        self._busy: list[_Busy] = []
-        self._paused: dict[int, tuple[int, float]] = {}
+        self._searches_only = searches_only
+        self._ended_seconds = 0.0
+        self._playing: dict[int, Playing] = {}
+        self._begun: dict[int, tuple[float, float]] = {}
+        """Of each trial that runs, when it was started or resumed, and what it had trained before."""
+        self._due: list[tuple[float, int]] = []
+        self._is_waiting = False
+        self._is_done = False
+        self._changed: deque[TrialRecord] = deque()
 
     @property
     def cost(self) -> float:
         """Return the train seconds spent until now: on all trials, those under way included, and charges."""
         return self._cost_at(self.now)
 
-    def run(self) -> Iterator[tuple[int, State]]:
-        """Run until the budget is spent, or all have ended or wait for nothing; yield each trial whose state changes.
+    @property
+    def is_done(self) -> bool:
+        """Return whether the engine has nothing left to do."""
+        return self._is_done
+
+    def run(self) -> Iterator[TrialRecord]:
+        """Run until the engine has finished or the budget is spent; yield each trial when it starts, stops or ends.
 
         The next one begins when the caller goes on.
         """
-        idle = list(range(self._workers))
-        while True:
-            while idle and (begun := self._begin()) is not None:
-                trial, evaluation, trained = begun
-                heapq.heappush(self._busy, self._event(idle.pop(), trial, evaluation, trained))
-                yield trial, State.RUNNING
-            if not self._busy or self._cost_at(self._busy[0].time) > self._budget:
+        self._feed(events.Changed())
+        while not self._is_done:
+            while not self._is_done and not self._is_waiting and len(self._begun) < self._workers:
+                self._feed(events.SlotFree((BEGIN + timedelta(seconds=self.now)).timestamp()))
+                yield from self._news()
+            if self._is_done or not self._due or self._cost_at(self._due[0][0]) > self._budget:
                 return
-            event = heapq.heappop(self._busy)
-            state = self._happen(event)
-            if state is State.RUNNING:
-                heapq.heappush(self._busy, self._event(event.worker, event.trial, event.evaluation + 1, event.until))
-            else:
-                idle.append(event.worker)
-                yield event.trial, state
+            moment, number = heapq.heappop(self._due)
+            self.now = moment
+            self._happen(number)
+            yield from self._news()
 
-    def _cost_at(self, time: float) -> float:
-        under_way = math.fsum(event.seconds - (event.time - time) for event in self._busy)
-        return self._spent + under_way + self._source.charged
+    def _news(self) -> Iterator[TrialRecord]:
+        while self._changed:
+            yield self._changed.popleft()
 
-    def _begin(self) -> tuple[int, int, float] | None:
-        """Return (trial, its next evaluation, train seconds so far) of what a free worker goes on with."""
-        waiting = self._policy.next_waiting(fresh=self._source.has_more)
-        if waiting is not None:
-            return waiting, *self._paused.pop(waiting)
-        if not self._source.has_more:
-            return None
-        trial = len(self._trials)
-        self._policy.started(trial)
-        self._trials.append(self._source.begin(self._policy.curves[trial]))
-        return trial, 0, 0.0
+    def _cost_at(self, moment: float) -> float:
+        under_way = math.fsum(moment - begun for begun, _ in self._begun.values())
+        return self._ended_seconds + under_way + self.charged
 
-    def _event(self, worker: int, trial: int, evaluation: int, trained: float) -> _Busy:
-        due, cap = self._trials[trial].train_seconds[evaluation], self._policy.cap
-        until = max(trained, min(due, cap))
-        return _Busy(self.now + until - trained, worker, trial, evaluation, trained, until, due > cap)
+    def _happen(self, number: int) -> None:
+        """Let what is due happen to a trial that runs."""
+        playing = self._playing[number]
+        found = playing.advance()
+        if isinstance(found, TrialOutcome):
+            self._end(number, found)
+            return
+        self._feed(events.Evaluated(number, found))
+        if number not in self._begun:
+            return
+        if playing.has_reached and playing.request.stop_at_target:
+            self._end(number, playing.outcome(TrialState.REACHED, "as recorded"))
+        else:
+            self._schedule(number)
 
-    def _happen(self, event: _Busy) -> State:
-        """Take in an event, and return what its trial has come to."""
-        self.now = event.time
-        self._spent += event.seconds
-        trial, trained = event.trial, event.until
-        if event.at_cap or trained > self._policy.cap:
-            self._policy.ended(trial)
-            return State.ENDED
-        replay = self._trials[trial]
-        gain = replay.gains[event.evaluation]
-        if trained >= replay.target_seconds:
-            self._policy.reached(trial, trained, gain)
-            self._end_at_the_cap()
-            return State.REACHED
-        action = self._verdict(trial, trained, gain)
-        if event.evaluation + 1 == len(replay.train_seconds):
-            self._policy.ended(trial)
-            return State.ENDED
-        if action is Action.WAIT:
-            self._paused[trial] = (event.evaluation + 1, trained)
-            return State.WAITING
-        return State.RUNNING if action is Action.GO_ON else State.ENDED
+    def _schedule(self, number: int) -> None:
+        begun, before = self._begun[number]
+        heapq.heappush(self._due, (begun + self._playing[number].next_at - before, number))
 
-    def _verdict(self, trial: int, trained: float, gain: float) -> Action:
-        if trial not in self._exempt:
-            return self._policy.observe(trial, trained, gain)
-        self._policy.watch(trial, trained, gain)
-        return Action.GO_ON
+    def _feed(self, event: events.Event) -> None:
+        self.journal.append(event)
+        for action in self.engine.handle(event):
+            self._carry_out(action)
 
-    def _end_at_the_cap(self) -> None:
-        """Have trials that are under way end where they come to the cap, which may have fallen."""
-        cap = self._policy.cap
-        for event in self._busy:
-            so_far = event.until - (event.time - self.now)
-            if event.until > cap:
-                event.until = max(cap, so_far)
-                event.time = self.now + event.until - so_far
-                event.at_cap = True
-        heapq.heapify(self._busy)
+    def _carry_out(self, action: events.Action) -> None:
+        match action:
+            case events.Start(plan):
+                self._start(plan)
+            case events.Stop(number, state, reason):
+                self._end(number, self._playing[number].outcome(state, reason))
+            case events.TimeSteps():
+                self._feed(events.Timed(self._probes))
+            case events.Claim():
+                if self._searches_only:
+                    self._is_done = True
+                else:
+                    self._feed(events.ClaimGranted())
+            case events.Settle(numbers, state):
+                self._settle(numbers, state)
+            case events.Wait():
+                self._is_waiting = True
+            case events.Finished():
+                self._is_done = True
+            case events.Failed(error):
+                raise error
+            case events.Release() | events.Tell():
+                pass
+
+    def _start(self, plan: TrialPlan) -> None:
+        number = plan.resumed if plan.resumed is not None else len(self.trials) + 1
+        if plan.resumed is None:
+            self._playing[number] = Playing(self._rows(plan), plan.request(number, self._target, checkpoint=None))
+            trial = self._record(plan, number)
+        else:
+            playing = self._playing[number]
+            playing.request = plan.request(number, self._target, checkpoint=None)
+            trial = replace(
+                self.trials[number],
+                state=TrialState.RUNNING,
+                train_seconds_limit=plan.train_seconds_limit,
+                created_at=self._moment,
+                ended_at=None,
+                outcome=None,
+            )
+        self._begun[number] = self.now, self._playing[number].trained
+        self._store(trial)
+        self._feed(events.Started(plan, trial, is_savable=True))
+        self._schedule(number)
+
+    def _record(self, plan: TrialPlan, number: int) -> TrialRecord:
+        return TrialRecord(
+            number=number,
+            state=TrialState.RUNNING,
+            phase=plan.phase,
+            uncapped=plan.uncapped,
+            configuration=plan.configuration,
+            sampled=plan.sampled,
+            seed=plan.seed,
+            train_seconds_limit=plan.train_seconds_limit,
+            eval_every_steps=plan.eval_every_steps,
+            threads=plan.threads,
+            retry_of=plan.retry_of,
+            lease_owner=OWNER,
+            lease_expires_at=None,
+            created_at=self._moment,
+            ended_at=None,
+            steps_x_step_time_s=None,
+            outcome=None,
+            expected_improvement=plan.expected_improvement,
+        )
+
+    def _end(self, number: int, outcome: TrialOutcome) -> None:
+        begun, _ = self._begun.pop(number)
+        self._ended_seconds += self.now - begun
+        self._due = [(moment, one) for moment, one in self._due if one != number]
+        heapq.heapify(self._due)
+        outcome = self.engine.as_stored(number, outcome)
+        step_seconds = self.engine.step_seconds(number)
+        steps = outcome.steps_to_target
+        product = None if steps is None or step_seconds is None else steps * step_seconds
+        trial = replace(
+            self.trials[number],
+            state=outcome.state,
+            ended_at=self._moment,
+            outcome=outcome,
+            steps_x_step_time_s=product,
+        )
+        self._store(trial)
+        self._is_waiting = False
+        self._feed(events.Ended(trial))
+        self._find_saved()
+
+    def _settle(self, numbers: Sequence[int], state: TrialState) -> None:
+        for number in numbers:
+            trial = self.trials[number]
+            assert trial.outcome is not None
+            self._store(replace(trial, state=state, outcome=replace(trial.outcome, state=state)))
+        self._feed(events.Changed([self.trials[number] for number in numbers]))
+        self._find_saved()
+
+    def _find_saved(self) -> None:
+        saved = (number for number, trial in self.trials.items() if trial.state is TrialState.PAUSED)
+        self._feed(events.SavedTrials(frozenset(saved)))
+
+    def _store(self, trial: TrialRecord) -> None:
+        self.trials[trial.number] = trial
+        self._changed.append(trial)
+
+    @property
+    def _moment(self) -> datetime:
+        return BEGIN + timedelta(seconds=self.now)
+
+    @property
+    def _target(self) -> Target:
+        return self.engine.spec.record_target

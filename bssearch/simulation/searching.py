@@ -8,30 +8,36 @@ mean over the cell's seeds, are at most 1.25 times those of the table's best cel
 from __future__ import annotations
 
 import math
-import multiprocessing
-import os
-import signal
 import statistics
-import threading
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from bssearch.curves import Progress
 from bssearch.errors import UsageError
-from bssearch.pruners.base import Cap, Policy, Progress, slack_for
-from bssearch.pruners.registry import PEERS, policy_maker
-from bssearch.pruners.seed_noise import seed_noise
-from bssearch.samplers.time_model.candidates import GridCandidates
+from bssearch.history import measured_seconds
+from bssearch.records import Configuration, TrialPlan, TrialState
 from bssearch.samplers.time_model.extrapolation import Run
-from bssearch.samplers.time_model.sampler import Auto
-from bssearch.samplers.time_model.step_times import StepTimes
-from bssearch.simulation.replay import Replay, State, VirtualClock
+from bssearch.samplers.time_model.sampler import TimeModelSampler
+from bssearch.search.engine import Engine
+from bssearch.simulation.plain import plain
+from bssearch.simulation.processes import PROCESSES, repeating
+from bssearch.simulation.pruning import pruner_of
+from bssearch.simulation.replay import Replay, VirtualClock
 from bssearch.simulation.table_space import TableSpace
+from bssearch.simulation.table_study import (
+    TableRows,
+    TableSearchSpace,
+    probes_cost,
+    table_probes,
+    table_study,
+)
+from bssearch.spec.model import ConfirmSpec, PrunerSpec
+
+if TYPE_CHECKING:
+    from bssearch.simulation.optuna_baselines import OptunaSearch
 
 AUTO = "auto"
 SAMPLERS = (AUTO, "random", "tpe", "gp")
@@ -40,29 +46,8 @@ SAMPLERS = (AUTO, "random", "tpe", "gp")
 WITHIN = {"25": 1.25, "10": 1.10}
 """Factors of the best cell's train seconds, by what they are called."""
 
-PROBE_STEPS = 20
-AFFORDABLE = 0.02
-"""A step time is probed ahead of its first trial where that costs at most this share of a trial's limit."""
-
-PROCESSES = 2
-THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-
-
-class Sampler(Protocol):
-    """What chooses cells; ``runs`` are the trials so far, in the order in which they began."""
-
-    @property
-    def charged(self) -> float:
-        """The train seconds that were spent on probes until now."""
-
-    def ask(self, runs: Sequence[Run]) -> int:
-        """Return the cell to run next."""
-
-    def ended(self, number: int, run: Run) -> None:
-        """Take note that a trial has ended, and does not merely wait."""
-
-    def incumbent(self, runs: Sequence[Run]) -> int | None:
-        """Return the cell held for the fastest; None while there is none."""
+PEERS = ("median", "asha", "hyperband")
+"""Optuna's own pruners: with one of them a sampler of Optuna's is one study of both."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,152 +103,152 @@ class Plan:
             raise UsageError(f"seed = {self.seed} must be >= 0")
 
 
-class AutoSampler:
-    """Our sampler; a probe of a batch size's step time costs 20 of its steps, one that a trial shows nothing."""
-
-    def __init__(self, space: TableSpace, *, default: int | None, seed: int) -> None:
-        self.charged = 0.0
-        self._space = space
-        if unknown := [size for size in space.seconds_by_batch_size if size not in space.step_seconds]:
-            raise UsageError(f"no trial of table {space.table!r} with batch size {unknown[0]} has a step > 0")
-        self._step_times = StepTimes(
-            list(space.seconds_by_batch_size), self._probe, AFFORDABLE * space.limit / PROBE_STEPS
-        )
-        self._auto = Auto(
-            GridCandidates(space.names, space.cells),
-            default=space.middle if default is None else default,
-            target_gain=space.target_gain,
-            step_times=self._step_times,
-            seed=seed,
-        )
-
-    def ask(self, runs: Sequence[Run]) -> int:
-        """Return the cell to run next."""
-        for run in runs:
-            if run.progress.train_seconds:
-                size = self._space.batch_size(run.point)
-                self._step_times.learn(size, self._space.step_seconds[size])
-        return self._auto.ask(runs)
-
-    def ended(self, number: int, run: Run) -> None:
-        """Take note of nothing: the runs themselves tell."""
-
-    def incumbent(self, runs: Sequence[Run]) -> int | None:
-        """Return the cell held for the fastest."""
-        return self._auto.incumbent(runs)
-
-    def _probe(self, batch_size: int) -> float:
-        seconds = self._space.step_seconds[batch_size]
-        self.charged += PROBE_STEPS * seconds
-        return seconds
-
-
-class _Asked:
-    """The trials that a sampler asks for, as long as it is asked; of a cell's seeds one at random."""
-
-    has_more = True
-
-    def __init__(self, space: TableSpace, sampler: Sampler, rng: np.random.Generator) -> None:
-        self.runs: list[Run] = []
-        self._space = space
-        self._sampler = sampler
-        self._rng = rng
-
-    @property
-    def charged(self) -> float:
-        """The train seconds that the sampler's probes took."""
-        return self._sampler.charged
-
-    def begin(self, progress: Progress) -> Replay:
-        """Return the trial that the sampler asks for next."""
-        point = self._sampler.ask(self.runs)
-        self.runs.append(Run(point, progress))
-        seeds = self._space.trials[point]
-        return seeds[self._rng.integers(len(seeds))]
-
-
 def check_pair(sampler: str, pruner: str) -> None:
     """Raise `UsageError` for a sampler or a pruner that is not known."""
     if sampler not in SAMPLERS:
         raise UsageError(f"sampler = {sampler!r} is not known; there are {', '.join(SAMPLERS)}")
-    policy_maker(pruner)
+    pruner_of(pruner)
 
 
 def search(plan: Plan, sampler: str, pruner: str, repeat: int) -> Search:
     """Run one search until its budget is spent; the plan's seed and the number of the repeat make the same choices.
 
-    Raises `UsageError` for a sampler or a pruner that is not known, and for ours on a table without step times.
+    `auto` searches as a study does, with a study's policy under a pruner of its own. The others are Optuna's studies as
+    people have them: with one of Optuna's pruners it is one study of both, else the pruner has a slack of 1. Raises
+    `UsageError` for a sampler or a pruner that is not known, and for ours on a table without step times.
     """
     check_pair(sampler, pruner)
     rng = np.random.default_rng((plan.seed, repeat))
     seed = int(rng.integers(2**31))
-    if sampler == AUTO:
-        chooser: Sampler = AutoSampler(plan.space, default=plan.default, seed=seed)
-        policy = policy_maker(pruner)(plan.space.limit)
-    else:
-        chooser, policy = _peer(plan, sampler, pruner, seed)
-    if sampler != AUTO or pruner in PEERS:
-        return search_with(plan, chooser, policy, rng)
-    return search_with(plan, chooser, policy, rng, exempt={0}, has_slack=True)
+    return _study_search(plan, pruner, seed) if sampler == AUTO else _peer_search(plan, sampler, pruner, seed, rng)
 
 
-def _peer(plan: Plan, sampler: str, pruner: str, seed: int) -> tuple[Sampler, Policy]:
-    """Return a study of Optuna, and the policy: of one of its own pruners there is one study of both."""
-    from bssearch.simulation.optuna_baselines import OptunaSearch, PrunedByStudy
+def _study_search(plan: Plan, pruner: str, seed: int) -> Search:
+    """Run the search of a study over the table."""
+    table = plan.space
+    if unknown := [size for size in table.seconds_by_batch_size if size not in table.step_seconds]:
+        raise UsageError(f"no trial of table {table.table!r} with batch size {unknown[0]} has a step > 0")
+    spec, space = table_study(
+        table,
+        default=table.middle if plan.default is None else plan.default,
+        pruner=PrunerSpec(),
+        workers=plan.workers,
+        seed=seed,
+        budget=plan.budget,
+        confirm=ConfirmSpec(runs=0),
+    )
+    probes = table_probes(table)
+    sampler = TimeModelSampler(spec)
+    engine = Engine(spec, slots=plan.workers, sampler=sampler, pruner=pruner_of(pruner)())
+    clock = VirtualClock(
+        engine,
+        TableRows(table, space),
+        probes=probes,
+        workers=plan.workers,
+        budget=plan.budget,
+        charged=probes_cost(probes),
+        searches_only=True,
+    )
 
-    own = pruner if pruner in PEERS else None
-    study = OptunaSearch(plan.space, sampler, pruner=own, default=plan.default, seed=seed)
-    limit = plan.space.limit
-    return study, PrunedByStudy(limit, study) if own else policy_maker(pruner)(limit)
+    def incumbent() -> int | None:
+        best = sampler.incumbent(engine.history)
+        return None if best is None else space.point_of(best.configuration)
+
+    return _watched(table, clock, incumbent)
 
 
-def _noise(runs: Sequence[Run]) -> float:
-    """Return the noise of the seeds, as the runs of a search show it."""
-    stopped = {run.point for run in runs if run.hit is None and not run.running}
-    return seed_noise(((run.point, run.hit) for run in runs if run.hit is not None), stopped)
-
-
-def search_with(
-    plan: Plan,
-    sampler: Sampler,
-    policy: Policy,
-    rng: np.random.Generator,
-    *,
-    exempt: Collection[int] = (),
-    has_slack: bool = False,
+def _watched(
+    table: TableSpace,
+    clock: VirtualClock,
+    incumbent: Callable[[], int | None],
+    ended: Callable[[], None] = lambda: None,
 ) -> Search:
-    """Run one search with a sampler under a policy, which has no say over the trials in ``exempt``.
-
-    Where it ``has_slack`` that follows the noise of the seeds, as in a study.
-    """
-    space = plan.space
-    asked = _Asked(space, sampler, rng)
-    if has_slack and isinstance(policy, Cap):
-        policy.allow(slack_for(_noise(())))
-    clock = VirtualClock(asked, policy, plan.workers, budget=plan.budget, exempt=exempt)
+    """Run a clock to its end, and note when its incumbent was as good as the best; ``ended`` is called at each end."""
     within: dict[str, float] = {}
-    for number, state in clock.run():
-        run = asked.runs[number]
-        run.running = state is State.RUNNING
-        if run.running:
+    for trial in clock.run():
+        if trial.state is TrialState.RUNNING:
             continue
-        if state is State.REACHED:
-            run.hit = run.progress.now
-        if state is State.REACHED and has_slack and isinstance(policy, Cap):
-            policy.allow(slack_for(_noise(asked.runs)))
-        if state is not State.WAITING:
-            sampler.ended(number, run)
-        if len(within) < len(WITHIN) and (point := sampler.incumbent(asked.runs)) is not None:
-            found = [name for name, factor in WITHIN.items() if space.seconds[point] <= factor * space.best]
+        ended()
+        if len(within) < len(WITHIN) and (point := incumbent()) is not None:
+            found = [name for name, factor in WITHIN.items() if table.seconds[point] <= factor * table.best]
             within = dict.fromkeys(found, clock.cost) | within
-    incumbent = sampler.incumbent(asked.runs)
+    last = incumbent()
     return Search(
         within={name: within.get(name, math.inf) for name in WITHIN},
-        recommended_within_10=incumbent is not None
-        and space.seconds_by_batch_size[space.batch_size(incumbent)] <= WITHIN["10"] * space.best,
-        trials=len(asked.runs),
-        probes_s=asked.charged,
+        recommended_within_10=last is not None
+        and table.seconds_by_batch_size[table.batch_size(last)] <= WITHIN["10"] * table.best,
+        trials=len(clock.trials),
+        probes_s=clock.charged,
     )
+
+
+def _peer_search(plan: Plan, sampler: str, pruner: str, seed: int, rng: np.random.Generator) -> Search:
+    """Run the search of an Optuna study over the table."""
+    from bssearch.simulation.optuna_baselines import OptunaSearch, PrunedByStudy
+
+    table = plan.space
+    own = pruner if pruner in PEERS else None
+    study = OptunaSearch(table, sampler, pruner=own, default=plan.default, seed=seed)
+    runs: list[Run] = []
+    spec, space = table_study(
+        table,
+        default=table.middle if plan.default is None else plan.default,
+        pruner=PrunerSpec(slack=1.0),
+        workers=plan.workers,
+        seed=seed,
+        budget=plan.budget,
+        confirm=ConfirmSpec(runs=0),
+    )
+    engine = Engine(
+        spec,
+        slots=plan.workers,
+        pruner=PrunedByStudy(study) if own else pruner_of(pruner)(),
+        make_planner=plain(Asked(study, space, runs)),
+    )
+
+    def rows(trial: TrialPlan) -> Replay:
+        seeds = table.trials[space.point_of(trial.configuration)]
+        return seeds[rng.integers(len(seeds))]
+
+    clock = VirtualClock(
+        engine,
+        rows,
+        probes=table_probes(table),
+        workers=plan.workers,
+        budget=plan.budget,
+        searches_only=True,
+    )
+
+    return _watched(table, clock, lambda: study.incumbent(runs), ended=lambda: _tell(study, runs, clock))
+
+
+class Asked:
+    """The trials that an Optuna study asks for, as long as it is asked."""
+
+    has_more = True
+
+    def __init__(self, study: OptunaSearch, space: TableSearchSpace, runs: list[Run]) -> None:
+        self._study = study
+        self._space = space
+        self._runs = runs
+
+    def begin(self) -> Configuration:
+        """Return the configuration of the next trial."""
+        point = self._study.ask(self._runs)
+        self._runs.append(Run(point, Progress()))
+        return self._space.configuration(point)
+
+
+def _tell(study: OptunaSearch, runs: list[Run], clock: VirtualClock) -> None:
+    """Tell an Optuna study of the trials that have ended and do not merely wait."""
+    for number, trial in clock.trials.items():
+        run = runs[number - 1]
+        if run.running and trial.state is not TrialState.RUNNING:
+            run.progress = clock.engine.history.curves.get(number, run.progress)
+            run.hit = measured_seconds(trial) if trial.state is TrialState.REACHED else None
+            if trial.state is not TrialState.PAUSED:
+                run.running = False
+                study.ended(number - 1, run)
 
 
 Progressed = Callable[[str, str], None]
@@ -287,7 +272,7 @@ def simulate_searches(
     for sampler, pruner in pairs:
         check_pair(sampler, pruner)
     found = {}
-    with _mapping(plan, processes) as mapped:
+    with repeating(search, plan, processes) as mapped:
         for sampler, pruner in dict.fromkeys(pairs):
             found[sampler, pruner] = summarize_searches(list(mapped(sampler, pruner, range(repeats))))
             done(sampler, pruner)
@@ -319,59 +304,3 @@ def _median(costs: Sequence[float]) -> float | None:
 
 def _finite(seconds: float) -> float | None:
     return seconds if math.isfinite(seconds) else None
-
-
-_PLAN: Plan | None = None
-"""That of a process of `_mapping`."""
-
-
-def _have(plan: Plan) -> None:
-    """Keep the plan in a process that is there for it; leave Ctrl-C to the one that started it, and end with that."""
-    global _PLAN
-    _PLAN = plan
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-
-
-def _end_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    parent.join()
-    os._exit(1)
-
-
-def _search(sampler: str, pruner: str, repeat: int) -> Search:
-    assert _PLAN is not None
-    return search(_PLAN, sampler, pruner, repeat)
-
-
-Mapped = Callable[[str, str, Sequence[int]], Iterator[Search]]
-
-
-@contextmanager
-def _mapping(plan: Plan, processes: int) -> Iterator[Mapped]:
-    """Yield what runs the repeats of a pair, in order."""
-    if processes == 0:
-        yield lambda sampler, pruner, repeats: map(partial(search, plan, sampler, pruner), repeats)
-        return
-    with _one_thread_each():
-        pool = ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), initializer=_have, initargs=(plan,))
-        try:
-            yield lambda sampler, pruner, repeats: pool.map(partial(_search, sampler, pruner), repeats)
-        finally:
-            pool.shutdown(cancel_futures=True)
-
-
-@contextmanager
-def _one_thread_each() -> Iterator[None]:
-    """Have processes that start meanwhile compute with one thread: faster here, and alike on any number of cores."""
-    before = {name: os.environ.get(name) for name in THREADS}
-    os.environ.update(dict.fromkeys(THREADS, "1"))
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value

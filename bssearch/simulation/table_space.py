@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 from collections import defaultdict
@@ -11,7 +12,7 @@ from functools import cached_property
 
 from bssearch.errors import UsageError
 from bssearch.recorded import RecordedTable, RecordedTrial
-from bssearch.records import ParameterValue
+from bssearch.records import ParameterValue, Target
 from bssearch.simulation.replay import Replay, replays
 
 BATCH_SIZE = "batch_size"
@@ -25,8 +26,8 @@ Cell = tuple[ParameterValue, ...]
 class TableSpace:
     """Cells by point: ``cells[point]`` has a value of each of ``names``, ``trials[point]`` the trials recorded there.
 
-    ``grid``: the values of each parameter, ascending. ``step_seconds`` by batch size, where the table tells it.
-    ``limit``: the longest that a trial trains, in seconds.
+    ``grid``: the values of each parameter, ascending. By batch size, where the table tells it: ``step_seconds``, and
+    ``cadence``, the steps from one evaluation to the next. ``limit``: the longest that a trial trains, in seconds.
     """
 
     table: str
@@ -36,7 +37,13 @@ class TableSpace:
     trials: tuple[tuple[Replay, ...], ...]
     step_seconds: Mapping[int, float]
     limit: float
-    target_gain: float
+    target: Target
+    cadence: Mapping[int, int]
+
+    @property
+    def target_gain(self) -> float:
+        """The gain that meets the target."""
+        return self.target.gain(self.target.value)
 
     @cached_property
     def seconds(self) -> tuple[float, ...]:
@@ -146,7 +153,8 @@ def table_space(table: RecordedTable) -> TableSpace:
         trials=tuple(tuple(found[cell]) for cell in cells),
         step_seconds=_step_seconds(table),
         limit=max(replay.limit for trials in found.values() for replay in trials),
-        target_gain=table.target.gain(table.target.value),
+        target=table.target,
+        cadence=_cadences(table),
     )
     if math.isinf(space.best):
         raise UsageError(f"no combination of parameters of table {table.name!r} reaches the target with all its seeds")
@@ -214,3 +222,12 @@ def _told(value: ParameterValue) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _cadences(table: RecordedTable) -> dict[int, int]:
+    """Return the steps from one evaluation to the next by batch size, the median over its trials."""
+    found: dict[int, list[int]] = defaultdict(list)
+    for trial in table.trials:
+        apart = [after - before for before, after in itertools.pairwise(trial.steps)]
+        found[int(trial.parameters[BATCH_SIZE] or 0)] += apart
+    return {size: max(1, round(statistics.median(steps))) for size, steps in found.items() if steps}

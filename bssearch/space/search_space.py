@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, Self
 
@@ -92,6 +92,13 @@ class SearchSpace(StrictModel):
     def dimensions(self) -> tuple[Dimension, ...]:
         """Return what is searched at each batch size; fixed parameters are no dimensions."""
         return tuple(dimension for name, domain in self._domains() if (dimension := _dimension(name, domain)))
+
+    def cells(self, batch_sizes: Sequence[int]) -> Sequence[tuple[int, Mapping[str, ParameterValue]]] | None:
+        """Return all that the space has at some batch sizes, where it lists that: batch size and coordinates of each.
+
+        None where it is made of ranges and lists that go together in every way.
+        """
+        return None
 
     def decode(self, batch_size: int, sampled: Mapping[str, ParameterValue]) -> Configuration:
         """Return the configuration to run at a batch size for sampled coordinates; the fixed ones are filled in."""

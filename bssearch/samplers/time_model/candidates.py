@@ -61,7 +61,7 @@ class Candidates(Protocol):
     """Points to choose from, by their indices; those that have been tried are among them."""
 
     batch_sizes: list[int]
-    log_rates: float
+    log_rate_width: float
     """How wide the space of the learning rate is, in nats."""
 
     def take(self, indices: Indices) -> Points:
@@ -92,7 +92,7 @@ class GridCandidates:
             np.array(others).T.reshape(len(cells), len(others)),
         )
         self.batch_sizes = sorted({int(size) for size in sizes})
-        self.log_rates = float(np.ptp(self._points.log_rates))
+        self.log_rate_width = float(np.ptp(self._points.log_rates))
         self._places = self._ranks(columns)
 
     @staticmethod
@@ -120,6 +120,44 @@ class GridCandidates:
 Coordinates = Mapping[str, ParameterValue]
 
 
+class AddedCandidates(Candidates, Protocol):
+    """Points that are known by their batch size and coordinates, too."""
+
+    def __getitem__(self, index: int) -> tuple[int, Coordinates]:
+        """Return the batch size and the coordinates of a point."""
+        ...
+
+    def add(self, batch_size: int, coordinates: Coordinates) -> int:
+        """Return the index of a point, for good."""
+        ...
+
+
+class CellCandidates(GridCandidates):
+    """The combinations that a space lists at some batch sizes, and no others."""
+
+    def __init__(self, cells: Sequence[tuple[int, Coordinates]]) -> None:
+        names = ["batch_size", *cells[0][1]]
+        super().__init__(names, [(size, *(values[name] for name in names[1:])) for size, values in cells])
+        self._cells = cells
+        self._index = {(size, *values.values()): index for index, (size, values) in enumerate(cells)}
+
+    def __getitem__(self, index: int) -> tuple[int, Coordinates]:
+        """Return the batch size and the coordinates of a cell."""
+        return self._cells[index]
+
+    def add(self, batch_size: int, coordinates: Coordinates) -> int:
+        """Return the index of a cell; of what is none, the first cell of its batch size."""
+        key = (batch_size, *(coordinates[name] for name in self._cells[0][1]))
+        at_size = (index for index, (size, _) in enumerate(self._cells) if size == batch_size)
+        return self._index.get(key, next(at_size, 0))
+
+
+def candidates_of(space: SearchSpace, batch_sizes: Sequence[int]) -> AddedCandidates:
+    """Return the points of a space at some batch sizes: all that it lists, or points of its ranges."""
+    cells = space.cells(batch_sizes)
+    return SpaceCandidates(space, batch_sizes) if cells is None else CellCandidates(cells)
+
+
 class SpaceCandidates:
     """Points of a search space at some batch sizes: those that were added, and what `among` makes beside them.
 
@@ -137,7 +175,7 @@ class SpaceCandidates:
         self._index: dict[tuple[object, ...], int] = {}
         self._kept = 0
         rate = next((one for one in self._dimensions if one.name == REFERENCE_LEARNING_RATE), None)
-        self.log_rates = 0.0 if rate is None else math.log(_ends(rate)[1] / _ends(rate)[0])
+        self.log_rate_width = 0.0 if rate is None else math.log(_ends(rate)[1] / _ends(rate)[0])
 
     def __getitem__(self, index: int) -> tuple[int, Coordinates]:
         """Return the batch size and the coordinates of a point."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from bssearch.pruners.base import Progress
+from bssearch.curves import Progress
 
 Numbers = NDArray[np.float64]
 
@@ -60,7 +60,7 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
-class Paces:
+class Extrapolation:
     """The log of the predicted seconds to the target of each run, all arrays of shape (runs,).
 
     ``variance`` is that of the prediction, beside the noise of a seed; where ``is_bound`` it takes at least as long.
@@ -89,7 +89,7 @@ class _Winner:
         return np.log(np.clip(moments / self.seconds, FIRST_SHARE, 1.0))
 
 
-def paces(runs: Sequence[Run], target_gain: float, most_points: int) -> Paces | None:
+def extrapolate(runs: Sequence[Run], target_gain: float, most_points: int) -> Extrapolation | None:
     """Return the paces of all runs that have shown something; None before there is one to compare with.
 
     Of more than ``most_points`` different points only the best three quarters are kept, and some of the others; beside
@@ -109,7 +109,7 @@ def paces(runs: Sequence[Run], target_gain: float, most_points: int) -> Paces | 
     kept = _thinned([run.point for run in shown], rough, most_points)
     shown, hit, at_chance = [shown[index] for index in kept], hit[kept], at_chance[kept]
     log_share, log_now, missed = log_share[kept], log_now[kept], gain[kept] < winners[0].goal
-    log_seconds = _late_paces(shown, winners)
+    log_seconds = _late_predictions(shown, winners)
     bound = math.log(WORST * min(winner.seconds for winner in winners))
     is_far = at_chance | (log_seconds > bound)
     is_due = missed & (log_seconds < log_now)
@@ -118,7 +118,7 @@ def paces(runs: Sequence[Run], target_gain: float, most_points: int) -> Paces | 
     error = _error(winners)
     lost = [run.point for run in runs if run.diverged]
     lost = lost[:: 1 + len(lost) // (most_points // 8)]
-    return Paces(
+    return Extrapolation(
         points=np.array([run.point for run in shown] + lost),
         log_seconds=np.append(log_seconds, np.full(len(lost), bound)),
         variance=np.append(
@@ -180,7 +180,7 @@ def _error(winners: Sequence[_Winner]) -> float:
     return math.sqrt(squares / count)
 
 
-def _late_paces(runs: Sequence[Run], winners: Sequence[_Winner]) -> Numbers:
+def _late_predictions(runs: Sequence[Run], winners: Sequence[_Winner]) -> Numbers:
     """Return the log of the predicted seconds of each run, averaged over its late evaluations."""
     starts: list[int] = []
     seconds: list[float] = []

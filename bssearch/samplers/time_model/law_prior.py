@@ -64,11 +64,11 @@ class LawPrior:
         batch_sizes: Sequence[int],
         default_size: int,
         default_log_rate: float,
-        log_rates: float,
+        log_rate_width: float,
         seed: int,
         noise_scale: float | None = None,
     ) -> None:
-        """``log_rates`` is how wide the space of the learning rate is at the default batch size, in nats.
+        """``log_rate_width`` is how wide the space of the learning rate is at the default batch size, in nats.
 
         ``noise_scale`` is the gradient noise scale near the target in samples, where it has been measured.
         """
@@ -78,7 +78,7 @@ class LawPrior:
         self._critical = np.exp2(
             _spread(share[:, 0], math.log2(low) - BEYOND_OCTAVES, math.log2(high) + BEYOND_OCTAVES, noise_scale)
         )
-        self._best_log_rate = default_log_rate + normal * log_rates / 4
+        self._best_log_rate = default_log_rate + normal * log_rate_width / 4
         self._slope = share[:, 2]
         self._knee = self._critical * np.exp2(KNEE_OCTAVES * share[:, 5])
         self._left = LEFT[0] + (LEFT[1] - LEFT[0]) * share[:, 3]

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from scipy.linalg.lapack import dtrtri
 
 from bssearch.samplers.time_model.candidates import Points
-from bssearch.samplers.time_model.extrapolation import Paces
+from bssearch.samplers.time_model.extrapolation import Extrapolation
 from bssearch.samplers.time_model.law_prior import covariances
 
 Numbers = NDArray[np.float64]
@@ -106,7 +106,7 @@ def prior(indices: Indices, points: Points, laws: Numbers) -> Posterior:
     return Posterior(indices, laws.mean(axis=1), covariance, PRIOR_NOISE)
 
 
-def condition(indices: Indices, points: Points, laws: Numbers, found: Paces) -> Posterior:
+def condition(indices: Indices, points: Points, laws: Numbers, found: Extrapolation) -> Posterior:
     """Return what is believed after trials: ``found`` are their paces, at points that ``indices`` must hold."""
     adds, departs = covariances(points)
     kept = np.searchsorted(indices, found.points)
@@ -119,7 +119,7 @@ def condition(indices: Indices, points: Points, laws: Numbers, found: Paces) -> 
     return _matched(indices, laws, parts)
 
 
-def _by_point(places: Indices, found: Paces, noise: float) -> _Data:
+def _by_point(places: Indices, found: Extrapolation, noise: float) -> _Data:
     """Return the runs of each point as one: exact, for repeats differ by noise alone."""
     where, group = np.unique(places, return_inverse=True)
 

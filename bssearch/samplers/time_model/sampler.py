@@ -1,211 +1,133 @@
-"""The sampler that knows about batch size: a model of log time-to-target over the space, fed by every trial's curve.
-
-Its prior are laws of batch size (`law_prior`) times the step time of each; its data are the times extrapolated from the
-curves of all trials, those that were pruned, wait or run among them (`extrapolation`); `posterior` joins the two. It
-asks for the configuration whose next run is expected to lower the least mean of those tried most, for its price: a
-knowledge gradient per unit cost (Frazier et al. 2009). Running one again that was lucky is among the choices.
-"""
+"""The sampler `auto`: batch size and all else by a model of the time to the target."""
 
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
-from functools import cache
+from typing import Self
 
-import numpy as np
-from numpy.typing import NDArray
-from threadpoolctl import ThreadpoolController
-
-from bssearch.samplers.time_model.candidates import Candidates, Points
-from bssearch.samplers.time_model.extrapolation import ERROR, Paces, Run, paces
-from bssearch.samplers.time_model.law_prior import LawPrior
-from bssearch.samplers.time_model.posterior import Posterior, condition, prior
-from bssearch.samplers.time_model.step_times import StepTimes
-
-Numbers = NDArray[np.float64]
-Indices = NDArray[np.int64]
-
-MOST_TRIED = 128
-"""Of more different points the best are looked at, and some of the others."""
-
-PROMISING = 3
-"""How many of the points with the least predicted times have their neighbours looked at."""
-
-COST_POWER = 0.5
-LEAST_COST = 0.35
-"""Improvement counts per square root of the price, which is no less than this share of the incumbent's time."""
-
-BEHIND = 0.1
-"""A trial this much behind the incumbent, in nats, is expected to be stopped on the way."""
-
-CLOSE = 1.05
-"""What is within this factor of the incumbent's time is as good."""
-
-NOT_AGAIN = 1e6
-"""What is taken off the score of what has been tried while there is something else to try: more than any gain."""
-
-NODES = np.linspace(-4.0, 4.0, 25)
-WEIGHTS = np.exp(-(NODES**2) / 2) / np.exp(-(NODES**2) / 2).sum()
-"""A normal distribution as a sum: outcomes of a trial, in standard deviations."""
+from bssearch.curves import Progress
+from bssearch.history import History, measured_seconds, octaves
+from bssearch.records import TrialRecord, TrialState
+from bssearch.samplers.base import Choice, decoded
+from bssearch.samplers.time_model.acquisition import KnowledgeGradient
+from bssearch.samplers.time_model.candidates import AddedCandidates, candidates_of
+from bssearch.samplers.time_model.extrapolation import Run
+from bssearch.samplers.time_model.step_time_line import StepTimes
+from bssearch.spec import StudySpec
 
 
-class Auto:
-    """Asks for points of a space; ``default`` is the first, ``target_gain`` the gain that meets the target.
+class TimeModelSampler:
+    """Asks `KnowledgeGradient` over what the trials of a history have shown.
 
-    ``noise_scale`` is the gradient noise scale in samples, where it has been measured.
-
-    The same ``seed`` and the same runs make the same choices.
+    What is kept between two choices only saves time: the points of the trials, in the order of their numbers.
     """
 
-    def __init__(
-        self,
-        candidates: Candidates,
-        *,
-        default: int,
-        target_gain: float,
-        step_times: StepTimes,
-        seed: int,
-        noise_scale: float | None = None,
-    ) -> None:
-        first = candidates.take(np.array([default]))
-        self._candidates = candidates
-        self._default = default
-        self._target_gain = target_gain
-        self._step_times = step_times
-        self._rng = np.random.default_rng(seed)
-        self._laws = LawPrior(
-            batch_sizes=candidates.batch_sizes,
-            default_size=int(first.batch_sizes[0]),
-            default_log_rate=float(first.log_rates[0]),
-            log_rates=candidates.log_rates,
-            seed=seed,
-            noise_scale=noise_scale,
-        )
-        self._known: tuple[object, Posterior, float] | None = None
-        self.expected_improvement = math.inf
-        """By how much, in nats, the best next trial is expected to better the incumbent's time, as of the last ask.
+    models_time = True
 
-        Whatever runs at the moment is not counted on. Infinite before a trial has reached the target."""
+    def __init__(self, spec: StudySpec) -> None:
+        self._spec = spec
+        self._candidates: AddedCandidates | None = None
+        self._default = 0
+        self._runs: dict[int, Run] = {}
+        self._settled: set[int] = set()
 
-    def ask(self, runs: Sequence[Run], batch_size: int | None = None) -> int:
-        """Return the point to run next, the first time the default.
+    @classmethod
+    def of(cls, spec: StudySpec) -> Self:
+        """Return the sampler of a spec."""
+        return cls(spec)
 
-        With a ``batch_size`` it is the point there, or at the nearest one, that promises most for it, at any price.
-        """
-        if not runs and batch_size is None:
-            return self._default
-        posterior, error = self._posterior(runs)
-        hits = posterior.places(sorted({run.point for run in runs if run.hit is not None}))
-        running = [posterior.place(run.point) for run in runs if run.running]
-        score = (
-            self._gains_per_price(posterior, error, hits, running)
-            if batch_size is None
-            else self._gains_at(batch_size, posterior, hits, running)
-        )
-        if not hits.size:  # Nothing has reached the target: what did not is run again only where there is nothing else.
-            score[posterior.places(sorted({run.point for run in runs}))] -= NOT_AGAIN
-        return int(posterior.points[np.argmax(score + 1e-12 * self._rng.random(len(score)))])
-
-    def incumbent(self, runs: Sequence[Run]) -> int | None:
-        """Return the point with the least expected log time of those with a run that reached the target."""
-        hits = sorted({run.point for run in runs if run.hit is not None})
-        if not hits:
+    def choose(self, history: History, batch_size: int | None = None) -> Choice | None:
+        """Return what to try next; with a batch size what promises most for it. None where none is feasible."""
+        model = self._model(history)
+        if model is None:
             return None
-        posterior, _ = self._posterior(runs)
-        at = posterior.places(hits)
-        return int(posterior.points[at[np.argmin(posterior.mean[at])]])
+        point = model.ask(list(self._runs.values()), batch_size=batch_size)
+        gained = model.expected_improvement
+        assert self._candidates is not None, "made with the model"
+        return decoded(
+            self._spec,
+            *self._candidates[point],
+            expected_improvement=None if math.isinf(gained) else -math.expm1(-gained),
+        )
 
-    def contenders(self, runs: Sequence[Run]) -> list[int]:
-        """Return the batch sizes, ascending, of which some configuration may well be as good as the incumbent.
+    def contenders(self, history: History) -> Sequence[int]:
+        """Return the batch sizes of which some configuration may well be as good as the incumbent, ascending."""
+        model = self._model(history)
+        return [] if model is None else model.contenders(list(self._runs.values()))
 
-        Its expected log time less one standard deviation is within `CLOSE` of the incumbent's. All before a hit.
-        """
-        incumbent = self.incumbent(runs)
-        if incumbent is None:
-            return list(self._candidates.batch_sizes)
-        posterior, _ = self._posterior(runs)
-        lowest = posterior.mean - np.sqrt(np.maximum(np.diag(posterior.covariance), 0.0))
-        may_win = lowest < posterior.mean[posterior.place(incumbent)] + math.log(CLOSE)
-        return sorted({int(size) for size in self._candidates.take(posterior.points[may_win]).batch_sizes})
+    def incumbent(self, history: History) -> Choice | None:
+        """Return the configuration with the least expected time of those that have reached the target."""
+        model = self._model(history)
+        point = None if model is None else model.incumbent(list(self._runs.values()))
+        if point is None:
+            return None
+        assert self._candidates is not None, "made with the model"
+        return decoded(self._spec, *self._candidates[point])
 
-    def _gains_per_price(self, posterior: Posterior, error: float, hits: Indices, running: Sequence[int]) -> Numbers:
-        default = posterior.place(self._default)
-        star = posterior.mean[hits].min() if hits.size else posterior.mean[default]
-        behind = np.maximum(0.0, posterior.mean - star - BEHIND)
-        price = np.maximum(np.exp(posterior.mean - star - behind / error), LEAST_COST) ** COST_POWER
-        gains = _improvements(posterior, hits, behind) if hits.size else None
-        self.expected_improvement = math.inf if gains is None else float(gains.max())
-        if gains is None or running:
-            tried = np.array(sorted({*hits.tolist(), *running}) or [default])
-            gains = _improvements(_after(posterior, running), tried, behind)
-        score: Numbers = gains / price
-        return score
+    def ending(self, history: History) -> str | None:
+        """Return None: there is always something to try."""
+        return None
 
-    def _gains_at(self, batch_size: int, posterior: Posterior, hits: Indices, running: Sequence[int]) -> Numbers:
-        sizes = self._candidates.take(posterior.points).batch_sizes
-        nearest = min(self._candidates.batch_sizes, key=lambda size: abs(math.log(size / batch_size)))
-        here = sizes == nearest
-        tried = np.array([place for place in sorted({*hits.tolist(), *running}) if here[place]], int)
-        if not tried.size:
-            tried = np.array([np.argmin(np.where(here, posterior.mean, np.inf))])
-        gains = _improvements(_after(posterior, running), tried, np.zeros(len(sizes)))
-        return np.where(here, gains, -2 * NOT_AGAIN)
+    def _model(self, history: History) -> KnowledgeGradient | None:
+        """Return the model of what the trials have shown; the points of a space that has changed are new ones."""
+        space, feasible = self._spec.space, history.feasible
+        sizes = [size for size in space.rungs if size in feasible]
+        if not sizes:
+            return None
+        if self._candidates is None or self._candidates.batch_sizes != sizes:
+            self._candidates = candidates_of(space, sizes)
+            self._runs, self._settled = {}, set()
+            size, sampled = space.nearest(self._spec.default_configuration)
+            self._default = self._candidates.add(min(sizes, key=lambda one: octaves(one, size)), sampled)
+        for trial in history.trials:
+            if trial.number not in self._settled:
+                self._take(trial, history, self._candidates)
+        return KnowledgeGradient(
+            self._candidates,
+            default=self._default,
+            target_gain=self._spec.record_target.gain(self._spec.target.value),
+            step_times=StepTimes(sizes, lambda one: _step_seconds(history, one)),
+            seed=self._spec.seed + len(history.trials),
+            noise_scale=_noise_scale(history),
+        )
 
-    def _posterior(self, runs: Sequence[Run]) -> tuple[Posterior, float]:
-        """Return what is believed of the log times after runs, and the error of a pace; kept until more is seen."""
-        seen = [(len(run.progress.gains), run.running) for run in runs]
-        if self._known is None or self._known[0] != seen:
-            with _linear_algebra().limit(limits=1, user_api="blas"):
-                self._known = (seen, *self._believed(runs))
-        return self._known[1:]
-
-    def _believed(self, runs: Sequence[Run]) -> tuple[Posterior, float]:
-        found = paces(runs, self._target_gain, MOST_TRIED)
-        kept: set[int] = set() if found is None else set(found.points.tolist())
-        tried = sorted(kept | {run.point for run in runs if run.running} | {self._default})
-        looked_at = self._candidates.among(tried, _most_promising(found), self._rng)
-        points = self._candidates.take(looked_at)
-        laws = self._laws.log_steps(points) + self._log_step_times(points)[:, None]
-        if found is None:
-            return prior(looked_at, points, laws), ERROR
-        return condition(looked_at, points, laws, found), found.error
-
-    def _log_step_times(self, points: Points) -> Numbers:
-        sizes, where = np.unique(points.batch_sizes, return_inverse=True)
-        times: Numbers = np.log([self._step_times.at(int(size)) for size in sizes])[where]
-        return times
-
-
-@cache
-def _linear_algebra() -> ThreadpoolController:
-    """Return what sets its threads: beside trials that use every core, two of them wait for each other for seconds."""
-    return ThreadpoolController()
+    def _take(self, trial: TrialRecord, history: History, candidates: AddedCandidates) -> None:
+        """Take in how far a trial has come."""
+        number, state = trial.number, trial.state
+        if state.is_finished and state is not TrialState.PAUSED:
+            self._settled.add(number)
+        if trial.sampled is None or not _tells(trial, candidates.batch_sizes):
+            self._runs.pop(number, None)
+            return
+        if number not in self._runs:
+            point = candidates.add(trial.configuration.batch_size, trial.sampled)
+            self._runs[number] = Run(point, Progress())
+        run = self._runs[number]
+        run.progress = history.curves.get(number) or run.progress
+        run.running = not state.is_finished
+        run.diverged = state is TrialState.DIVERGED
+        run.hit = measured_seconds(trial) if state is TrialState.REACHED else None
 
 
-def _most_promising(found: Paces | None) -> list[int]:
-    """Return the points whose runs had the least predicted times."""
-    if found is None:
-        return []
-    ordered = found.points[np.argsort(found.log_seconds, kind="stable")]
-    return list(dict.fromkeys(ordered.tolist()))[:PROMISING]
+def _tells(trial: TrialRecord, sizes: list[int]) -> bool:
+    """Return whether a trial says something about points of the space that may be run."""
+    says_nothing = trial.state.is_missing or trial.state in {TrialState.OOM, TrialState.QUEUED}
+    return not says_nothing and trial.configuration.batch_size in sizes
 
 
-def _after(posterior: Posterior, running: Sequence[int]) -> Posterior:
-    """Return what is believed once the runs at some places have ended as expected."""
-    for place in running:
-        posterior = posterior.after(place)
-    return posterior
+def _noise_scale(history: History) -> float | None:
+    """Return the gradient noise scale that the trials which reached the target have measured beside their training.
 
-
-def _improvements(posterior: Posterior, tried: Indices, behind: Numbers) -> Numbers:
-    """Return by how much a run of each point is expected to lower the least mean of those tried, itself among them.
-
-    In nats. ``tried`` are places; a run ``behind`` the incumbent is stopped early and tells as much less.
+    That of the gradients as the optimizer takes them, the median over the trials; None before any has.
     """
-    variance = np.diag(posterior.covariance)
-    noise = np.sqrt(np.maximum(variance, 1e-9) + posterior.seed_noise**2 + behind**2)
-    moves = posterior.covariance[tried] / noise
-    best = (posterior.mean[tried][:, None, None] + moves[:, :, None] * NODES).min(axis=0)
-    own = posterior.mean[:, None] + (variance / noise)[:, None] * NODES
-    gains: Numbers = (posterior.mean[tried].min() - np.minimum(best, own)) @ WEIGHTS
-    return np.maximum(gains, 0.0)
+    measured = [trial.outcome.noise for trial in history.in_state(TrialState.REACHED) if trial.outcome is not None]
+    scales = [scale for one in measured if (scale := one.adam_scale or one.scale) is not None and scale > 0]
+    return statistics.median(scales) if scales else None
+
+
+def _step_seconds(history: History, batch_size: int) -> float:
+    seconds = history.probes[batch_size].step_seconds
+    assert seconds is not None, "it is feasible"
+    return seconds

@@ -1,0 +1,56 @@
+"""Every combination of a space of lists."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Sequence
+from typing import Self
+
+from bssearch.history import History
+from bssearch.samplers.base import Choice, decoded
+from bssearch.spec import StudySpec
+
+
+class Grid:
+    """Every combination of a space of lists, in an order that the study's seed fixes."""
+
+    models_time = False
+
+    def __init__(self, spec: StudySpec) -> None:
+        dimensions = spec.space.dimensions()
+        names = [dimension.name for dimension in dimensions]
+        cells = [
+            dict(zip(names, cell, strict=True)) for cell in itertools.product(*(one.choices for one in dimensions))
+        ]
+        choices = [decoded(spec, size, cell) for cell in cells for size in spec.space.rungs]
+        self._choices = list({one.configuration.in_micro_batches(1).key: one for one in choices}.values())
+        random.Random(spec.seed).shuffle(self._choices)
+
+    @classmethod
+    def of(cls, spec: StudySpec) -> Self:
+        """Return the grid of a spec's space."""
+        return cls(spec)
+
+    def choose(self, history: History, batch_size: int | None = None) -> Choice | None:
+        """Return a combination that has not been tried; None where all have, of those whose batch size is feasible."""
+        fitting = self._fitting(history)
+        if batch_size is not None:
+            fitting = [one for one in fitting if one.configuration.batch_size == batch_size]
+        return next((one for one in fitting if not history.tried(one.configuration)), None)
+
+    def contenders(self, history: History) -> Sequence[int]:
+        """Return none: a grid has no model."""
+        return ()
+
+    def ending(self, history: History) -> str | None:
+        """Say that all combinations have been tried, once they have."""
+        if self.choose(history) is not None:
+            return None
+        fitting = self._fitting(history)
+        where = "" if len(fitting) == len(self._choices) else " at batch sizes that fit"
+        return f"all {len(fitting)} combinations of the grid{where} have been tried"
+
+    def _fitting(self, history: History) -> list[Choice]:
+        feasible = history.feasible
+        return [one for one in self._choices if one.configuration.batch_size in feasible]

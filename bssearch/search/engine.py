@@ -1,0 +1,446 @@
+"""The one that decides what a search does: a state machine over one study, told by events, answering with actions.
+
+It knows no store, no executor, no files and no clock: the driver of a study tells it what happened there, and a
+simulation what happened in its own time (`bssearch.search.events`). What it decides follows from the events alone, and
+but for what runs here at the moment, from what the store holds: one that is made anew in the middle of a study goes on
+as the one before it would have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Protocol, assert_never
+
+from bssearch.errors import BSSearchError, InterruptedRunError, LaunchError, SpecError
+from bssearch.history import COULD_NOT_PAUSE, FAILURES, INTERRUPTED, History, is_interrupted
+from bssearch.pruners.base import Pruner
+from bssearch.pruners.controller import PruningController
+from bssearch.records import (
+    Objective,
+    Observation,
+    Phase,
+    TrialOutcome,
+    TrialPlan,
+    TrialRecord,
+    TrialState,
+)
+from bssearch.samplers.base import Sampler, make_sampler
+from bssearch.search import confirmation
+from bssearch.search.events import (
+    Action,
+    CannotSave,
+    CanSave,
+    Changed,
+    Claim,
+    ClaimGranted,
+    ClaimRefused,
+    Ended,
+    Evaluated,
+    Event,
+    Failed,
+    Finished,
+    Interrupted,
+    Refused,
+    Release,
+    SavedTrials,
+    Settle,
+    SlotFree,
+    Start,
+    Started,
+    Stop,
+    Tell,
+    Timed,
+    TimePassed,
+    TimeSteps,
+    Wait,
+)
+from bssearch.search.planner import Planner
+from bssearch.spec import StudySpec
+
+FAILURES_IN_A_ROW = 5
+"""Trials that fail one after the other, with none that ran, before a run gives up. A choice."""
+
+CONTINUE = "the same command goes on where this one stopped"
+
+NextRun = Callable[[History], TrialPlan | None]
+"""A plan of runs to be made one after the other: the next one, None where all are made or running."""
+
+
+class PlansTrials(Protocol):
+    """Plans the trials of a search: `Planner`, or a plainer one."""
+
+    def next_trial(self) -> tuple[TrialPlan | None, str | None]:
+        """Return the next search trial, or None and why the search is at its end, where it is."""
+        ...
+
+
+MakePlanner = Callable[[StudySpec, History, PruningController, Sampler], PlansTrials]
+
+
+class Stage(StrEnum):
+    """Where a run of the engine stands.
+
+    SEARCH: trials of the search. CLAIM: it waits to be the only one that confirms here. REPEAT: confirmation, or other
+    runs of a plan. STOPPING: interrupted, until what runs has ended. DONE: nothing follows.
+    """
+
+    SEARCH = "search"
+    CLAIM = "claim"
+    REPEAT = "repeat"
+    STOPPING = "stopping"
+    DONE = "done"
+
+
+@dataclass(slots=True)
+class Running:
+    """A trial that runs here; ``stopping`` is the state that it was asked to end in."""
+
+    plan: TrialPlan
+    is_savable: bool
+    step_seconds: float | None
+    last: Observation | None = None
+    stopping: TrialState | None = None
+
+
+class Engine:
+    """Decides for one driver of a study with ``slots``, ``slots_apart`` where each has a device of its own.
+
+    It searches, then confirms; with ``next_run`` it makes the runs of that plan instead, of one ``phase``, one at a
+    time. ``sampler`` and ``pruner`` are those of the spec where none is given; another planner than a study's is for
+    simulations of what people do without one.
+    """
+
+    def __init__(
+        self,
+        spec: StudySpec,
+        *,
+        slots: int = 1,
+        slots_apart: bool = False,
+        next_run: NextRun | None = None,
+        phase: Phase = Phase.CONFIRM,
+        sampler: Sampler | None = None,
+        pruner: Pruner | None = None,
+        make_planner: MakePlanner = Planner,
+    ) -> None:
+        self.spec = spec
+        self.history = History(spec)
+        self.pruning = PruningController(spec, self.history, pruner)
+        self._sampler = sampler or make_sampler(spec)
+        self._pruner = pruner
+        self._make_planner = make_planner
+        self._planner = make_planner(spec, self.history, self.pruning, self._sampler)
+        self._slots = slots
+        self._slots_apart = slots_apart
+        self._searches = next_run is None
+        self._next_run: NextRun = next_run or confirmation.next_run
+        self._phase = phase
+        self._stage = Stage.SEARCH if self._searches else Stage.CLAIM
+        self._running: dict[int, Running] = {}
+        self._is_new = True
+        self._was_timed = False
+        self._has_claim = False
+        self._has_repeated = False
+        self._ending: str | None = None
+        self._told: set[str] = set()
+        self._failures = 0
+        self._any_ran = False
+
+    @property
+    def running(self) -> tuple[int, ...]:
+        """Return the trials that run here."""
+        return tuple(self._running)
+
+    def handle(self, event: Event) -> list[Action]:
+        """Take in an event; return what is to be done now, in this order."""
+        match event:
+            case Evaluated():
+                return self._evaluated(event)
+            case SlotFree():
+                self.history.now = event.now
+                return self._next()
+            case Started():
+                return self._started(event)
+            case Ended():
+                return self._ended(event.trial)
+            case Changed():
+                return self._changed(event)
+            case SavedTrials():
+                return self._found_saved(event)
+            case Timed():
+                self.history.probes = dict(event.probes)
+                self._was_timed = True
+            case ClaimGranted():
+                self._has_claim = True
+                if self._stage is Stage.CLAIM:
+                    self._stage = Stage.REPEAT
+            case ClaimRefused():
+                return [Wait(for_claim=self._stage is Stage.CLAIM)]
+            case CannotSave():
+                return self._wait_no_more(event.reason)
+            case CanSave():
+                self.pruning.standings.can_wait = self.spec.pruner.checkpoint_gib > 0
+            case Interrupted():
+                return self._interrupted()
+            case TimePassed():
+                self.history.now = event.now
+            case Refused():
+                pass
+            case _:
+                assert_never(event)
+        return []
+
+    def as_stored(self, number: int, outcome: TrialOutcome) -> TrialOutcome:
+        """Return the outcome of a trial that runs here as it counts.
+
+        What could not go on from its checkpoint is no fault of the configuration: it is lost, and tried again.
+        """
+        running = self._running[number]
+        if running.plan.resumed is not None and outcome.state is TrialState.FAILED and running.last is None:
+            return replace(outcome, state=TrialState.LOST)
+        if running.stopping is None and outcome.state is TrialState.PRUNED:
+            return replace(outcome, state=TrialState.CANCELLED)  # Interrupted, and not saved.
+        return outcome
+
+    def step_seconds(self, number: int) -> float | None:
+        """Return the isolated step time of a trial that runs here, as it was known when it began."""
+        return self._running[number].step_seconds
+
+    def last_observation(self, number: int) -> Observation | None:
+        """Return the newest evaluation of a trial that runs here."""
+        return self._running[number].last
+
+    def _next(self) -> list[Action]:
+        """Decide what a free slot is for."""
+        if self._stage in {Stage.STOPPING, Stage.DONE}:
+            return []
+        if not self._was_timed or self.history.untimed:
+            return [Wait()] if self._running else [TimeSteps()]
+        if self._stage is Stage.SEARCH:
+            return self._search()
+        if self._stage is Stage.CLAIM:
+            return [Claim()]
+        return self._repeat()
+
+    def _search(self) -> list[Action]:
+        plan, self._ending = self._planner.next_trial()
+        if plan is not None:
+            self._has_repeated = False
+            return [Start(plan)]
+        if self._has_repeated:
+            return self._done()
+        if self._running:
+            return self._fill()
+        others = [trial.number for trial in self.history.in_state(TrialState.RUNNING)]
+        if others:
+            return [Wait(for_others=tuple(others))]
+        actions = self._settle()
+        self._stage = Stage.CLAIM
+        if self._next_run(self.history) is not None:
+            actions.append(TimeSteps())  # Again where others used the device meanwhile: the runs are compared by them.
+        return [*actions, Claim()]
+
+    def _fill(self) -> list[Action]:
+        """Give a slot that the last search trials leave idle to a confirmation run, on a device of its own."""
+        plan = self._next_run(self.history) if self._slots_apart else None
+        if plan is None:
+            return [Wait()]
+        return [Start(plan)] if self._has_claim else [Claim()]
+
+    def _repeat(self) -> list[Action]:
+        """Make the next run of the plan; where all are made, here and by others, see whether a search trial is left."""
+        slots = self._slots if self._slots_apart and self._searches else 1
+        if len(self._running) >= slots:
+            return [Wait()]
+        plan = self._next_run(self.history)
+        if plan is not None:
+            return [Start(plan)]
+        if self._running:
+            return [Wait()]
+        others = [trial.number for trial in self._others_of(self._phase)]
+        if others:
+            return [Wait(for_others=tuple(others))]
+        self._has_claim = False
+        if not self._searches:
+            return [Release(), *self._done()]
+        told = confirmation.ending(self.history) if self.spec.confirm.max_runs is not None else None
+        self._stage, self._has_repeated = Stage.SEARCH, True
+        return [*([] if told is None else [Tell(told)]), Release()]
+
+    def _others_of(self, phase: Phase) -> list[TrialRecord]:
+        return [
+            trial for trial in self.history.all_trials if trial.state is TrialState.RUNNING and trial.phase is phase
+        ]
+
+    def _done(self) -> list[Action]:
+        self._stage = Stage.DONE
+        return [Finished()]
+
+    def _settle(self) -> list[Action]:
+        """End the search: what waits now will not go on."""
+        paused = self.history.in_state(TrialState.PAUSED)
+        cut_short = [trial.number for trial in paused if trial.uncapped or is_interrupted(trial)]
+        others = [trial.number for trial in paused if trial.number not in cut_short]
+        actions: list[Action] = []
+        if self._ending is not None:
+            actions += self._tell(f"the search has ended: {self._ending}")
+        if cut_short:
+            actions.append(Settle(cut_short, TrialState.CANCELLED))
+        if others:
+            actions.append(Settle(others, TrialState.PRUNED))
+        return actions
+
+    def _tell(self, message: str) -> list[Action]:
+        """Say a line once."""
+        if message in self._told:
+            return []
+        self._told.add(message)
+        return [Tell(message)]
+
+    def _started(self, event: Started) -> list[Action]:
+        number, probe = event.trial.number, self.history.probes.get(event.plan.configuration.batch_size)
+        self._running[number] = Running(event.plan, event.is_savable, None if probe is None else probe.step_seconds)
+        self._take(event.trial)
+        return []
+
+    def _evaluated(self, event: Evaluated) -> list[Action]:
+        running, observation = self._running[event.number], event.observation
+        running.last = observation
+        if running.plan.phase is not Phase.SEARCH:
+            return []
+        self.history.observe(event.number, observation.train_seconds, observation.metric)
+        if self.spec.record_target.is_met_by(observation.metric):
+            return []  # Its end says when it got there.
+        is_exempt = running.plan.uncapped or running.stopping is not None
+        halt = self.pruning.judge(event.number, observation, uncapped=is_exempt)
+        if halt is None:
+            return []
+        running.stopping = halt.state
+        return [Stop(event.number, halt.state, halt.reason)]
+
+    def _ended(self, trial: TrialRecord) -> list[Action]:
+        running = self._running.pop(trial.number)
+        self._take(trial)
+        actions: list[Action] = []
+        if running.stopping is TrialState.PAUSED and trial.state is TrialState.PRUNED and trial.outcome is not None:
+            actions += self._wait_no_more(trial.outcome.reason)
+        actions += self._failed(
+            self._met_at_once(trial) or self._without_power(trial) or self._too_many_failures(trial)
+        )
+        if self._stage is Stage.STOPPING and not self._running:
+            actions += self._stopped()
+        return actions
+
+    def _changed(self, event: Changed) -> list[Action]:
+        if event.is_rewritten:
+            self._forget()
+        if event.probes is not None:
+            self.history.probes = dict(event.probes)
+        for trial in event.trials:
+            if trial.number in event.evaluations:
+                self.history.observe_all(trial.number, event.evaluations[trial.number])
+            self._take(trial)
+        if self._is_new:
+            self._is_new = False
+            if any(could_not_pause(trial) for trial in event.trials):
+                self.pruning.wait_no_more()
+        problems = (self._met_at_once(trial) for trial in event.trials)
+        return self._failed(next((problem for problem in problems if problem is not None), None))
+
+    def _forget(self) -> None:
+        """Begin a history anew, for what was known counts no more."""
+        can_wait = self.pruning.can_wait
+        probes, now = self.history.probes, self.history.now
+        self.history = History(self.spec, (), probes, now=now)
+        self.pruning = PruningController(self.spec, self.history, self._pruner)
+        self.pruning.standings.can_wait = can_wait
+        self._planner = self._make_planner(self.spec, self.history, self.pruning, self._sampler)
+
+    def _take(self, trial: TrialRecord) -> None:
+        self.history.take(trial)
+        self.pruning.take(trial)
+
+    def _found_saved(self, event: SavedTrials) -> list[Action]:
+        """Take note of the checkpoints that lie here; give one up where all take more disk than they may."""
+        self.pruning.found_saved(event.saved)
+        if event.bytes <= self.spec.pruner.checkpoint_gib * 2**30:
+            return []
+        number = self.pruning.least_promising()
+        return [] if number is None else [Settle([number], TrialState.PRUNED)]
+
+    def _wait_no_more(self, reason: str) -> list[Action]:
+        """Take note that trials cannot be saved here: those that would have waited are stopped from now on."""
+        if not self.pruning.can_wait:
+            return []
+        self.pruning.wait_no_more()
+        return [Tell(f"trials are stopped for good from now on where they would have waited: {reason}")]
+
+    def _interrupted(self) -> list[Action]:
+        """Stop what runs, saved where it can be; the run fails once all has ended."""
+        self._stage = Stage.STOPPING
+        actions: list[Action] = []
+        for number, running in self._running.items():
+            if running.stopping is None:
+                state = TrialState.PAUSED if running.is_savable else TrialState.CANCELLED
+                actions.append(Stop(number, state, INTERRUPTED))
+        return actions if self._running else self._stopped()
+
+    def _stopped(self) -> list[Action]:
+        self._stage = Stage.DONE
+        return [Failed(InterruptedRunError("stopped; every trial is stored", hint=CONTINUE))]
+
+    def _failed(self, error: BSSearchError | None) -> list[Action]:
+        if error is None:
+            return []
+        self._stage = Stage.DONE
+        return [Failed(error)]
+
+    def _met_at_once(self, trial: TrialRecord) -> BSSearchError | None:
+        """Return the error for a target that takes no training."""
+        spec, outcome = self.spec, trial.outcome
+        if spec.objective is Objective.METRIC_IN_BUDGET or outcome is None or outcome.steps_to_target != 0:
+            return None
+        return SpecError(
+            f"target.value = {spec.target.value:g} is met before the first step: "
+            f"trial {trial.number} starts with {spec.target.metric} = {outcome.best_metric:.4g}",
+            hint="ask for a harder target, under a new name; this one takes no training",
+        )
+
+    def _without_power(self, trial: TrialRecord) -> BSSearchError | None:
+        """Return the error for an objective of energy on a device that does not report its power."""
+        has_ended = trial.state is TrialState.REACHED and trial.outcome is not None
+        if self.spec.objective is not Objective.ENERGY_TO_TARGET or not has_ended:
+            return None
+        if self.history.measure.of(trial) is not None:
+            return None
+        return LaunchError(
+            "objective = energy_to_target: the device does not report its power, so that nothing is known of what "
+            f"trial {trial.number} took",
+            hint="a CUDA device and the extra gpu report it; time_to_target and cost_to_target take seconds alone",
+        )
+
+    def _too_many_failures(self, trial: TrialRecord) -> BSSearchError | None:
+        """Give up where nothing works: after a few failures without a success, after many even so."""
+        if trial.state is TrialState.LOST:
+            return None
+        self._failures = self._failures + 1 if trial.state is TrialState.FAILED else 0
+        self._any_ran |= trial.state is not TrialState.FAILED
+        allowed = FAILURES * len(self.spec.batch_sizes) if self._any_ran else FAILURES_IN_A_ROW
+        if self._failures < allowed:
+            return None
+        reason = "" if trial.outcome is None else trial.outcome.reason
+        return LaunchError(
+            f"{self._failures} trials in a row failed, the last one ({trial.number}) with: {reason}",
+            hint=f"bssearch trial {self.spec.name} {trial.number} shows the traceback",
+        )
+
+
+def could_not_pause(trial: TrialRecord) -> bool:
+    """Return whether a trial was to be paused and could not be saved."""
+    return trial.state is TrialState.PRUNED and trial.outcome is not None and COULD_NOT_PAUSE in trial.outcome.reason
+
+
+def all_of(engine: Engine, events: Sequence[Event]) -> list[list[Action]]:
+    """Return what an engine answers to each of some events: a search played again from its log."""
+    return [engine.handle(event) for event in events]

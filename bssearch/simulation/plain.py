@@ -1,0 +1,64 @@
+"""A search as people have it without bssearch: one trial after the other from some source, and a pruner."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from bssearch.history import History
+from bssearch.pruners.controller import PruningController
+from bssearch.records import Configuration, Phase, TrialPlan, TrialRecord, TrialState
+from bssearch.samplers.base import Sampler
+from bssearch.search.seeds import trial_seed
+from bssearch.spec import StudySpec
+
+
+class Source(Protocol):
+    """Where the next trial comes from."""
+
+    @property
+    def has_more(self) -> bool:
+        """Whether there is a trial to begin."""
+        ...
+
+    def begin(self) -> Configuration:
+        """Return the configuration of the next trial."""
+        ...
+
+
+class PlainPlanner:
+    """Takes trials from a source, all under the full limit or the pruner's cap; what has hope again goes on first."""
+
+    def __init__(self, source: Source, spec: StudySpec, history: History, pruning: PruningController) -> None:
+        self._source = source
+        self._spec = spec
+        self._history = history
+        self._pruning = pruning
+
+    def next_trial(self) -> tuple[TrialPlan | None, str | None]:
+        """Return the next trial, or None and why there is none."""
+        waiting = self._pruning.next_waiting(fresh=self._source.has_more)
+        if waiting is not None:
+            return self._plan(waiting.configuration, waiting), None
+        if not self._source.has_more:
+            return None, "all have run"
+        return self._plan(self._source.begin()), None
+
+    def _plan(self, configuration: Configuration, waiting: TrialRecord | None = None) -> TrialPlan:
+        full, length = self._spec.budget.trial_train_seconds, self._history.length
+        limit = min(full, self._pruning.standings.cap) if self._pruning.caps else full
+        return TrialPlan(
+            configuration=configuration,
+            sampled=None,
+            phase=Phase.SEARCH,
+            seed=waiting.seed if waiting else trial_seed(self._spec.seed, Phase.SEARCH, length),
+            train_seconds_limit=limit,
+            limit_state=TrialState.EXHAUSTED if limit >= full else TrialState.CAPPED,
+            resumed=waiting.number if waiting else None,
+            after=length,
+        )
+
+
+def plain(source: Source) -> Callable[[StudySpec, History, PruningController, Sampler], PlainPlanner]:
+    """Return what makes the planner of a search whose trials come from a source."""
+    return lambda spec, history, pruning, sampler: PlainPlanner(source, spec, history, pruning)

@@ -1,0 +1,78 @@
+"""Simulations side by side: the repeats of each in some processes, whose number changes nothing but the time."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, TypeVar
+
+PROCESSES = 2
+"""A choice: more take memory, and most machines have two cores to spare."""
+
+THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+
+Shared = TypeVar("Shared")
+Result = TypeVar("Result")
+
+_SHARED: Any = None
+"""What all simulations of a process of `repeating` share."""
+
+
+@contextmanager
+def repeating(
+    one: Callable[[Shared, str, str, int], Result], shared: Shared, processes: int
+) -> Iterator[Callable[[str, str, Sequence[int]], Iterator[Result]]]:
+    """Yield what runs the repeats of a sampler and a pruner, in order; with 0 ``processes`` in this one.
+
+    ``one`` is a function of a module: of what is ``shared``, a sampler, a pruner and the number of the repeat.
+    """
+    if processes == 0:
+        yield lambda sampler, pruner, repeats: map(partial(one, shared, sampler, pruner), repeats)
+        return
+    with _one_thread_each():
+        spawn = multiprocessing.get_context("spawn")
+        pool = ProcessPoolExecutor(processes, spawn, initializer=_have, initargs=(shared,))
+        try:
+            yield lambda sampler, pruner, repeats: pool.map(partial(_run, one, sampler, pruner), repeats)
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def _run(one: Callable[[Any, str, str, int], Result], sampler: str, pruner: str, repeat: int) -> Result:
+    return one(_SHARED, sampler, pruner, repeat)
+
+
+def _have(shared: object) -> None:
+    """Keep what is shared in a process; leave Ctrl-C to the one that started it, and end with that."""
+    global _SHARED
+    _SHARED = shared
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
+
+
+@contextmanager
+def _one_thread_each() -> Iterator[None]:
+    """Have processes that start meanwhile compute with one thread: faster here, and alike on any number of cores."""
+    before = {name: os.environ.get(name) for name in THREADS}
+    os.environ.update(dict.fromkeys(THREADS, "1"))
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
