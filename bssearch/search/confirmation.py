@@ -33,8 +33,9 @@ class ConfirmationRun:
     seed: int
     retry_of: int | None = None
 
-    def job(self, history: History, phase: Phase, *, to_budget: bool = False) -> Job:
-        """Return the job that makes it, under the full limit; ``to_budget``: as uncapped, on past the target."""
+    def job(self, history: History, phase: Phase) -> Job:
+        """Return the job that makes it, under the full limit; in the phase `Phase.TO_BUDGET` on past the target."""
+        to_budget = phase is Phase.TO_BUDGET
         return Job(
             configuration=self.configuration,
             sampled=history.spec.space.encode(self.configuration),

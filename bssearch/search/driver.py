@@ -20,10 +20,12 @@ from bssearch.pruners.checkpoints import Checkpoints
 from bssearch.pruners.controller import INTERRUPTED, Watch, is_interrupted
 from bssearch.records import (
     Environment,
+    Lease,
     Objective,
     Observation,
     Phase,
     TrialOutcome,
+    TrialPlan,
     TrialRecord,
     TrialRequest,
     TrialState,
@@ -254,11 +256,12 @@ class Driver:
         """Start a trial, unless another driver has been faster: then the history tells something new."""
         probe = history.probes[job.configuration.batch_size]
         cadence = probe.eval_every_steps or 1
-        number = self._store_start(job, history.length, cadence)
-        if number is None:
+        started = self._store_start(job, history.length, cadence)
+        if started is None:
             if job.resumed is not None:
                 self.watch.forget(job.resumed)
             return
+        number = started.number
         if job.phase is Phase.SEARCH:
             self.watch.started(number)
         checkpoint = self._checkpoint(job, number)
@@ -280,7 +283,7 @@ class Driver:
                 resumes=job.resumed is not None,
             )
         )
-        self.listener.started(self.store.trial(self.spec.name, number), self._history())
+        self.listener.started(started, self._history())
 
     def _checkpoint(self, job: Job, number: int) -> Path | None:
         """Return the file that a search trial is saved to where it is paused or interrupted; None where none can be."""
@@ -291,46 +294,23 @@ class Driver:
             self._pause_no_more(f"{self.checkpoints.folder} cannot be made")
         return file
 
-    def _store_start(self, job: Job, after: int, cadence: int) -> int | None:
-        threads = self.spec.executor.threads
-        if job.resumed is not None:
-            resumed = self.store.resume_trial(
-                self.spec.name,
-                job.resumed,
-                train_seconds_limit=job.train_seconds_limit,
-                lease_owner=self.owner,
-                lease_seconds=LEASE_SECONDS,
-            )
-            return job.resumed if resumed else None
-        if job.queued is not None:
-            started = self.store.start_queued(
-                self.spec.name,
-                job.queued,
-                configuration=job.configuration,
-                train_seconds_limit=job.train_seconds_limit,
-                eval_every_steps=cadence,
-                threads=threads,
-                environment=self.environment,
-                lease_owner=self.owner,
-                lease_seconds=LEASE_SECONDS,
-            )
-            return job.queued if started else None
-        return self.store.start_trial(
-            self.spec.name,
+    def _store_start(self, job: Job, after: int, cadence: int) -> TrialRecord | None:
+        plan = TrialPlan(
             configuration=job.configuration,
             sampled=job.sampled,
             phase=job.phase,
-            uncapped=job.uncapped,
             seed=job.seed,
             train_seconds_limit=job.train_seconds_limit,
             eval_every_steps=cadence,
-            threads=threads,
+            threads=self.spec.executor.threads,
+            uncapped=job.uncapped,
             retry_of=job.retry_of,
-            environment=self.environment,
-            lease_owner=self.owner,
-            lease_seconds=LEASE_SECONDS,
+            queued=job.queued,
+            resumed=job.resumed,
             after=after,
         )
+        lease = Lease(owner=self.owner, seconds=LEASE_SECONDS)
+        return self.store.start(self.spec.name, plan, environment=self.environment, lease=lease)
 
     def _observe(self, number: int, observation: Observation) -> None:
         running = self._running[number]
@@ -359,13 +339,12 @@ class Driver:
         if log.strip():
             self.store.save_log(self.spec.name, number, log)
         try:
-            self.store.finish_trial(self.spec.name, number, outcome, steps_x_step_time_s=product)
+            trial = self.store.finish_trial(self.spec.name, number, outcome, steps_x_step_time_s=product)
         except DatabaseError:
             if self.store.trial(self.spec.name, number).state is not TrialState.LOST:
                 raise
             self.listener.note(f"trial {number} was taken over by another driver; what it measured here is left out")
             return
-        trial = self.store.trial(self.spec.name, number)
         if running.stopping is TrialState.PAUSED and outcome.state is TrialState.PRUNED:
             self._pause_no_more(outcome.reason)
         self.listener.ended(trial, self._history())

@@ -19,14 +19,14 @@ def next_job(runs: int) -> Callable[[History], Job | None]:
     """Return the plan of so many runs to the full limit of each finalist, for `bssearch.search.driver`.
 
     The seeds are those of the confirmation, interleaved as there; what is lost, cancelled, failed or out of memory is
-    made again as there. The jobs are evidence of the phase audit: so their trials are told from those of a rule audit.
+    made again as there.
     """
 
     def job(history: History) -> Job | None:
         limit = history.spec.budget.trial_train_seconds
         trials = [trial for trial in history.all_trials if is_to_budget(trial, limit)]
         run = next(interleaved(history, Made.of(history, trials), finalists(history), runs), None)
-        return None if run is None else run.job(history, Phase.AUDIT, to_budget=True)
+        return None if run is None else run.job(history, Phase.TO_BUDGET)
 
     return job
 

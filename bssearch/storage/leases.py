@@ -14,20 +14,17 @@ from sqlalchemy import Connection, and_, delete, insert, or_, select, update
 
 from bssearch.errors import UsageError
 from bssearch.records import TrialOutcome, TrialState
+from bssearch.storage.clock import database_now, database_started, now
 from bssearch.storage.models import ClaimRow, ObservationRow, TrialRow
+from bssearch.storage.revisions import mark_changed
 from bssearch.storage.rows import to_columns
-from bssearch.storage.statements import database_now, database_started, end_trial, is_running
+from bssearch.storage.statements import end_trial, is_running
 
 RESTART_GRACE_S = 60.0
 """How long after a server's start no lease counts as ended: longer than drivers wait between two tries."""
 
 IsAlive = Callable[[str], bool | None]
 """Whether an owner is there; None where it cannot be known."""
-
-
-def now(connection: Connection) -> datetime:
-    """Return the database's time."""
-    return connection.execute(select(database_now())).scalar_one()
 
 
 def ended_by(connection: Connection) -> datetime:
@@ -78,6 +75,7 @@ def mark_lost(connection: Connection, study_id: int, *, is_alive: IsAlive) -> li
         columns = {**to_columns(outcome), **_last_seen(connection, trial_id)}
         if end_trial(connection, trial_id, columns):  # or its driver has just ended it
             lost.append(number)
+    mark_changed(connection, study_id, lost)
     return lost
 
 
