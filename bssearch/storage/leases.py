@@ -57,18 +57,17 @@ def mark_lost(connection: Connection, study_id: int, *, is_alive: IsAlive) -> li
     dead = {owner for owner, alive in known.items() if alive is False}
     alive = {owner for owner, alive in known.items() if alive}
     rows = connection.execute(
-        select(TrialRow.id, TrialRow.number, TrialRow.lease_owner, TrialRow.lease_expires_at)
-        .where(
+        select(TrialRow.id, TrialRow.number, TrialRow.lease_owner, TrialRow.lease_expires_at).where(
             *is_running(study_id),
             or_(
                 TrialRow.lease_owner.in_(dead),
                 and_(TrialRow.lease_expires_at <= ended_by(connection), TrialRow.lease_owner.not_in(alive)),
             ),
         )
-        .order_by(TrialRow.number)
     ).all()
     lost = []
-    for trial_id, number, owner, expired_at in rows:
+    # Sorted here: for rows in the order of their numbers SQLite would walk through all trials of the study.
+    for trial_id, number, owner, expired_at in sorted(rows, key=lambda row: row.number):
         gone = f"its driver {owner} is gone"
         late = f"its lease ended at {expired_at:%Y-%m-%d %H:%M:%S} UTC, not renewed by {owner}"
         outcome = TrialOutcome(state=TrialState.LOST, reason=gone if owner in dead else late)
