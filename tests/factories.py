@@ -14,6 +14,7 @@ from bssearch.records import (
     Phase,
     ProbeRecord,
     TrialOutcome,
+    TrialPlan,
     TrialRecord,
     TrialState,
 )
@@ -58,6 +59,18 @@ def make_environment(**changes: Any) -> Environment:
         "workload_revision": "abc",
     }
     return Environment(**{**values, **changes})
+
+
+def make_plan(**changes: Any) -> TrialPlan:
+    values: dict[str, Any] = {
+        "configuration": Configuration(batch_size=32, micro_batch_size=32, learning_rate=0.1),
+        "sampled": None,
+        "phase": Phase.SEARCH,
+        "seed": 0,
+        "train_seconds_limit": 10.0,
+        "eval_every_steps": 5,
+    }
+    return TrialPlan(**{**values, **changes})
 
 
 def make_trial(

@@ -49,11 +49,8 @@ def generalisation(trials: Sequence[TrialRecord], verdict: Verdict, target: Targ
 
 
 def is_to_budget(trial: TrialRecord, limit: float | None = None) -> bool:
-    """Return whether a trial is one that goes on past the target to its train seconds, of this limit if one is given.
-
-    They are the evidence trials of the audit; the trials of a rule audit stop at the target.
-    """
-    return trial.phase is Phase.AUDIT and trial.uncapped and limit in (None, trial.train_seconds_limit)
+    """Return whether a trial goes on past the target to its train seconds, of this limit if one is given."""
+    return trial.phase is Phase.TO_BUDGET and limit in (None, trial.train_seconds_limit)
 
 
 def final_rows(found: Generalisation) -> list[list[str]]:

@@ -117,5 +117,4 @@ def ended_line(trial: TrialRecord, history: History) -> str:
     elif outcome is not None:
         how += f" ({outcome.reason})"
     count = f" {history.spent}/{history.spec.budget.trials}" if trial.phase is Phase.SEARCH else ""
-    phase = "to budget" if trial.phase is Phase.AUDIT and trial.uncapped else trial.phase.value
-    return f"{phase}{count}, trial {trial.number}: {what}: {how}"
+    return f"{trial.phase.value.replace('_', ' ')}{count}, trial {trial.number}: {what}: {how}"

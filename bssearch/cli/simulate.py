@@ -41,9 +41,7 @@ def simulate(
     ] = None,
     sampler: Annotated[
         list[str] | None,
-        typer.Option(
-            help="Search the table: auto, random, tpe or gp (--study: grid too); several times for several."
-        ),
+        typer.Option(help="Search the table: auto, random, tpe or gp (--study: grid too); several times for several."),
     ] = None,
     budget: Annotated[
         float | None, typer.Option(metavar="SECONDS", help="Of a search, in train seconds of all workers.")

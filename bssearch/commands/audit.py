@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 
 from bssearch.analysis.answer import Answer
-from bssearch.analysis.rules.audit import Audit, Case, audit, cases, is_result, spent_train_seconds
+from bssearch.analysis.rules.audit import FULL_LIMIT_PHASES, Audit, Case, audit, cases, is_result, spent_train_seconds
 from bssearch.commands.run import ExecutorFactory, OpenStudy, opened
 from bssearch.errors import UsageError
 from bssearch.history import History
@@ -205,7 +205,7 @@ def time_accumulation(spec: StudySpec, place: OpenStudy, found: Answer) -> None:
 
 def _counts(spec: StudySpec, trial: TrialRecord) -> bool:
     """Return whether a trial is one of the runs that the audit compares, or was to become one."""
-    if trial.phase not in {Phase.CONFIRM, Phase.AUDIT}:
+    if trial.phase not in {Phase.CONFIRM, *FULL_LIMIT_PHASES}:
         return False
     is_open = not trial.state.is_finished or trial.state.is_missing or trial.state is TrialState.OOM
     return is_open or is_result(spec, trial)

@@ -96,7 +96,7 @@ def confirm_study(
             _note(study, confirm.ending(_history(study, spec)))
         else:
             _note(study, _plan(_history(study, spec), to_budget_runs))
-            driver.run_planned(to_budget.next_run(to_budget_runs), Phase.AUDIT)
+            driver.run_planned(to_budget.next_run(to_budget_runs), Phase.TO_BUDGET)
         return answer(study.store, spec.name)
 
 

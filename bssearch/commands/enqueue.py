@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from bssearch.errors import UsageError
-from bssearch.records import Configuration, ParameterValue, Phase
+from bssearch.records import Configuration, ParameterValue, Phase, TrialPlan
 from bssearch.search.calibration import refuse_where_nothing_fits
 from bssearch.search.seeds import trial_seed
 from bssearch.space import OPTIMIZER_SETTINGS
@@ -37,16 +37,17 @@ def enqueue(store: Store, study: str, values: Mapping[str, ParameterValue]) -> t
         configuration = configuration.in_micro_batches(probe.micro_batch_size)
     if record.environment is not None:
         refuse_where_nothing_fits(spec, store, record.environment)
-    number = store.enqueue_trial(
-        study,
+    plan = TrialPlan(
         configuration=configuration,
         sampled=spec.space.encode(configuration),
+        phase=Phase.SEARCH,
         seed=trial_seed(spec.seed, Phase.SEARCH, len(trials)),
         train_seconds_limit=spec.budget.trial_train_seconds,
         eval_every_steps=(probe.eval_every_steps if probe else None) or 1,
         threads=spec.executor.threads,
+        uncapped=True,
     )
-    return number, configuration
+    return store.enqueue(study, plan), configuration
 
 
 def configuration_of(spec: StudySpec, values: Mapping[str, ParameterValue]) -> Configuration:

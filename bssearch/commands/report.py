@@ -9,12 +9,12 @@ from pydantic import BaseModel, ConfigDict
 
 from bssearch.analysis.answer import Answer, CriticalBatch, Figure, Time
 from bssearch.analysis.objectives.measure import Measure, step_seconds_of
-from bssearch.analysis.rules.audit import audit
+from bssearch.analysis.rules.audit import FULL_LIMIT_PHASES, audit
 from bssearch.analysis.time_to_target import Estimate, estimate, ratio_interval
 from bssearch.errors import TargetNotReachedError
 from bssearch.pages.page import StudyPicture
 from bssearch.pages.plots import curve_trials
-from bssearch.records import Objective, Observation, Phase, StudyRecord, TrialRecord
+from bssearch.records import Objective, Observation, StudyRecord, TrialRecord
 from bssearch.search.finding import answer
 from bssearch.spec import StudySpec
 from bssearch.storage.repository import Store
@@ -75,7 +75,7 @@ def picture_of(store: Store, name: str) -> StudyPicture:
     spec = StudySpec.model_validate(study.spec)
     chosen = curve_trials(found, trials)
     curves = store.curves(name, list(chosen.values()))
-    audited = any(trial.phase is Phase.AUDIT for trial in trials)
+    audited = any(trial.phase in FULL_LIMIT_PHASES for trial in trials)
     return StudyPicture(
         study=study,
         spec=spec,

@@ -34,11 +34,12 @@ class Objective(StrEnum):
 
 
 class Phase(StrEnum):
-    """Why a trial runs."""
+    """Why a trial runs; `TO_BUDGET`: to see which metric a batch size comes to, past the target to its limit."""
 
     SEARCH = "search"
     CONFIRM = "confirm"
     AUDIT = "audit"
+    TO_BUDGET = "to_budget"
     PROBE = "probe"
 
 

@@ -22,7 +22,7 @@ class TrialRecord:
     """One stored trial. ``outcome`` is None until it has finished.
 
     ``sampled`` is what the sampler chose, in the space's own coordinates (None for a configuration that lies outside
-    the space); ``evidence`` marks a trial that ran to the wider limit; ``steps_x_step_time_s`` is steps-to-target
+    the space); with ``uncapped`` no other trial's time ends it earlier; ``steps_x_step_time_s`` is steps-to-target
     times the step time measured in isolation.
     """
 
@@ -43,6 +43,7 @@ class TrialRecord:
     ended_at: datetime | None
     steps_x_step_time_s: float | None
     outcome: TrialOutcome | None
+    expected_improvement: float | None = None
 
     @property
     def is_imported(self) -> bool:

@@ -34,11 +34,13 @@ def repeat(
     phase: Phase,
     *,
     retry_of: int | None = None,
-    stop_at_target: bool = True,
 ) -> TrialPlan:
-    """Return the plan of a configuration with a fresh seed, under the full limit; ``retry_of`` came to nothing."""
+    """Return the plan of a configuration with a fresh seed, under the full limit; ``retry_of`` came to nothing.
+
+    In the phase `Phase.TO_BUDGET` it goes on past the target.
+    """
     probe = history.probes[configuration.batch_size]
-    is_to_budget = not stop_at_target
+    is_to_budget = phase is Phase.TO_BUDGET
     return TrialPlan(
         configuration=configuration,
         sampled=history.spec.space.encode(configuration),
@@ -48,7 +50,7 @@ def repeat(
         eval_every_steps=probe.eval_every_steps or 1,
         threads=history.spec.executor.threads,
         uncapped=is_to_budget,
-        stop_at_target=stop_at_target and history.spec.objective is not Objective.METRIC_IN_BUDGET,
+        stop_at_target=not is_to_budget and history.spec.objective is not Objective.METRIC_IN_BUDGET,
         retry_of=retry_of,
         after=history.length,
     )
@@ -109,8 +111,6 @@ def interleaved(
     chosen: Sequence[Configuration],
     runs: int,
     phase: Phase = Phase.CONFIRM,
-    *,
-    stop_at_target: bool = True,
 ) -> Iterator[TrialPlan]:
     """Yield the runs that are missing: seed by seed over all chosen, each round in its own shuffled order."""
     for index in range(runs):
@@ -118,7 +118,7 @@ def interleaved(
         for configuration in random.Random(seed).sample(chosen, len(chosen)):
             if made.is_missing(configuration, seed):
                 retry_of = made.retried(configuration, seed)
-                yield repeat(history, configuration, seed, phase, retry_of=retry_of, stop_at_target=stop_at_target)
+                yield repeat(history, configuration, seed, phase, retry_of=retry_of)
 
 
 def in_force(history: History, trials: Sequence[TrialRecord]) -> list[TrialRecord]:

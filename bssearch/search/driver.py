@@ -41,6 +41,7 @@ from bssearch.search.listener import Listener
 from bssearch.search.owner import is_alive, of_one_process, this_driver
 from bssearch.spec import StudySpec
 from bssearch.storage.repository import Store
+from bssearch.storage.revisions import Changes
 
 FLUSH_SECONDS = 1.0
 """How long observations wait to be written together: the most that a crash loses. A choice."""
@@ -181,21 +182,21 @@ class Driver:
         changes = self.store.changes(self.spec.name, since=self._revision)
         if changes.revision != self._revision or changes.is_rewritten or self._revision == 0:
             self._revision = changes.revision
-            self._feed(self._changed(changes.trials, is_rewritten=changes.is_rewritten))
+            self._feed(self._changed(changes))
         self._find_saved()
 
-    def _changed(self, trials: Sequence[TrialRecord], *, is_rewritten: bool) -> events.Changed:
+    def _changed(self, changes: Changes) -> events.Changed:
         """Return the event of trials that have changed, with the evaluations of those that ended elsewhere."""
         ended = [
             trial.number
-            for trial in trials
+            for trial in changes.trials
             if trial.phase is Phase.SEARCH and trial.state.is_finished and trial.lease_owner != self.owner
         ]
         return events.Changed(
-            trials,
+            changes.trials,
             self.store.evaluations(self.spec.name, ended) if ended else {},
-            self.store.probes(self.spec.name, self.environment),
-            is_rewritten,
+            self.store.probes(self.spec.name, self.environment) if changes.has_new_probes else None,
+            changes.is_rewritten,
         )
 
     def _find_saved(self) -> None:

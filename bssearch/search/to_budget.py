@@ -18,14 +18,14 @@ def next_run(runs: int) -> Callable[[History], TrialPlan | None]:
     """Return the plan of so many runs to the full limit of each finalist, for `bssearch.search.engine`.
 
     The seeds are those of the confirmation, interleaved as there; what is lost, cancelled, failed or out of memory is
-    made again as there. The runs are uncapped ones of the phase audit: so they are told from those of a rule audit.
+    made again as there.
     """
 
     def plan(history: History) -> TrialPlan | None:
         limit = history.spec.budget.trial_train_seconds
         trials = [trial for trial in history.all_trials if is_to_budget(trial, limit)]
         made = CompletedRuns.of(history, trials)
-        missing = interleaved(history, made, finalists(history), runs, Phase.AUDIT, stop_at_target=False)
+        missing = interleaved(history, made, finalists(history), runs, Phase.TO_BUDGET)
         return next(missing, None)
 
     return plan

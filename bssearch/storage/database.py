@@ -15,10 +15,11 @@ from bssearch.errors import DatabaseError
 from bssearch.records import Environment, to_json
 from bssearch.storage import migrate
 from bssearch.storage.engine import create_engine_for, reading, writing
+from bssearch.storage.lookups import no_study
 from bssearch.storage.models import EnvironmentRow, StudyRow
 from bssearch.storage.patience import Patience
 from bssearch.storage.rows import to_columns
-from bssearch.storage.statements import insert_if_absent, no_study
+from bssearch.storage.statements import insert_if_absent
 from bssearch.storage.urls import masked, shown
 
 Parameters = ParamSpec("Parameters")

@@ -9,7 +9,7 @@ from typing import Any
 
 from sqlalchemy import Connection, func, select, update
 
-from bssearch.storage import leases
+from bssearch.storage.clock import now
 from bssearch.storage.database import Database, patiently
 from bssearch.storage.models import FindingRow, ProbeRow, StudyRow, TrialRow
 from bssearch.storage.statements import insert_if_absent
@@ -28,7 +28,7 @@ class Findings(Database):
         """Store an answer, as JSON values, in the place of an earlier one; ``stamp`` was taken before it was made."""
 
         def save(connection: Connection, study_id: int) -> None:
-            fields = {"stamp": stamp, "found_at": leases.now(connection), "answer": answer}
+            fields = {"stamp": stamp, "found_at": now(connection), "answer": answer}
             if not insert_if_absent(connection, FindingRow, {"study_id": study_id, **fields}):
                 connection.execute(update(FindingRow).where(FindingRow.study_id == study_id).values(**fields))
 

@@ -18,10 +18,12 @@ from bssearch.records import (
     TrialRecord,
 )
 from bssearch.storage import keeping
-from bssearch.storage.leases import now
+from bssearch.storage.clock import now
+from bssearch.storage.lookups import study_record
 from bssearch.storage.models import StudyRow, TrialRow
+from bssearch.storage.revisions import raise_revision
 from bssearch.storage.rows import to_columns
-from bssearch.storage.statements import STUDY, study_record
+from bssearch.storage.statements import STUDY
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +83,7 @@ class Import:
             study_id = connection.execute(select(StudyRow.id).where(StudyRow.name == study.name)).scalar_one()
             place = {"study_id": study_id, "environment_id": environment_id(connection, study.environment)}
             keeping.bind(connection, study_id, study.environment, place["environment_id"], again=False)
+            place["revision"] = raise_revision(connection, study_id)
             rows = [
                 {**place, **to_columns(_record(trial, number, self.first_tried_at))}
                 for number, trial in enumerate(study.trials, start=1)

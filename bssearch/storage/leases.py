@@ -14,20 +14,17 @@ from sqlalchemy import Connection, and_, delete, insert, or_, select, update
 
 from bssearch.errors import UsageError
 from bssearch.records import TrialOutcome, TrialState
+from bssearch.storage.clock import database_now, database_started, now
 from bssearch.storage.models import ClaimRow, ObservationRow, TrialRow
+from bssearch.storage.revisions import mark_changed
 from bssearch.storage.rows import to_columns
-from bssearch.storage.statements import database_now, database_started, end_trial, is_running
+from bssearch.storage.statements import end_trial, is_running
 
 RESTART_GRACE_S = 60.0
 """How long after a server's start no lease counts as ended: longer than drivers wait between two tries."""
 
 IsAlive = Callable[[str], bool | None]
 """Whether an owner is there; None where it cannot be known."""
-
-
-def now(connection: Connection) -> datetime:
-    """Return the database's time."""
-    return connection.execute(select(database_now())).scalar_one()
 
 
 def ended_by(connection: Connection) -> datetime:
@@ -60,24 +57,24 @@ def mark_lost(connection: Connection, study_id: int, *, is_alive: IsAlive) -> li
     dead = {owner for owner, alive in known.items() if alive is False}
     alive = {owner for owner, alive in known.items() if alive}
     rows = connection.execute(
-        select(TrialRow.id, TrialRow.number, TrialRow.lease_owner, TrialRow.lease_expires_at)
-        .where(
+        select(TrialRow.id, TrialRow.number, TrialRow.lease_owner, TrialRow.lease_expires_at).where(
             *is_running(study_id),
             or_(
                 TrialRow.lease_owner.in_(dead),
                 and_(TrialRow.lease_expires_at <= ended_by(connection), TrialRow.lease_owner.not_in(alive)),
             ),
         )
-        .order_by(TrialRow.number)
     ).all()
     lost = []
-    for trial_id, number, owner, expired_at in rows:
+    # Sorted here: for rows in the order of their numbers SQLite would walk through all trials of the study.
+    for trial_id, number, owner, expired_at in sorted(rows, key=lambda row: row.number):
         gone = f"its driver {owner} is gone"
         late = f"its lease ended at {expired_at:%Y-%m-%d %H:%M:%S} UTC, not renewed by {owner}"
         outcome = TrialOutcome(state=TrialState.LOST, reason=gone if owner in dead else late)
         columns = {**to_columns(outcome), **_last_seen(connection, trial_id)}
         if end_trial(connection, trial_id, columns):  # or its driver has just ended it
             lost.append(number)
+    mark_changed(connection, study_id, lost)
     return lost
 
 

@@ -8,9 +8,10 @@ from sqlalchemy import Connection, delete, func, select, update
 
 from bssearch.records import Environment, MemoryUse, NoiseMeasurement, ProbeRecord
 from bssearch.space import MemoryBoundary, in_force
-from bssearch.storage import leases
+from bssearch.storage.clock import now
 from bssearch.storage.database import Database, patiently
 from bssearch.storage.models import EnvironmentRow, ProbeKind, ProbeRow, StudyRow, TrialRow
+from bssearch.storage.revisions import mark_probed
 from bssearch.storage.rows import from_columns, to_columns
 from bssearch.storage.statements import (
     ENVIRONMENTS,
@@ -36,11 +37,13 @@ class Measurements(Database):
 
         def save(connection: Connection, study_id: int) -> None:
             place = self._place(connection, study_id, environment, ProbeKind.STEP_TIME, seconds)
-            now = leases.now(connection)
-            if insert_if_absent(connection, ProbeRow, {**to_columns(probe), **place, "measured_at": now}):
-                return
+            time = now(connection)
             contended = update(ProbeRow).filter_by(**place).where(ProbeRow.contended)
-            connection.execute(contended.values(**seconds, measured_at=now))
+            if (
+                insert_if_absent(connection, ProbeRow, {**to_columns(probe), **place, "measured_at": time})
+                or connection.execute(contended.values(**seconds, measured_at=time)).rowcount
+            ):
+                mark_probed(connection, study_id)
 
         self._on_study(study, save)
 
@@ -153,8 +156,9 @@ class Measurements(Database):
     def _replace(self, study: str, environment: Environment, kind: ProbeKind, columns: Mapping[str, object]) -> None:
         def replace(connection: Connection, study_id: int) -> None:
             place = self._place(connection, study_id, environment, kind, columns)
+            mark_probed(connection, study_id)
             connection.execute(delete(ProbeRow).filter_by(**place))
-            insert_if_absent(connection, ProbeRow, {**columns, **place, "measured_at": leases.now(connection)})
+            insert_if_absent(connection, ProbeRow, {**columns, **place, "measured_at": now(connection)})
 
         self._on_study(study, replace)
 

@@ -28,6 +28,7 @@ from sqlalchemy import (
     TypeDecorator,
     UniqueConstraint,
     false,
+    text,
 )
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
@@ -181,10 +182,18 @@ class EnvironmentRow(Base):
 
 
 class StudyRow(Base):
-    """A question. ``environment_id`` is the first environment it ran in: what binds it to a kind of device."""
+    """A question. ``environment_id`` is the first environment it ran in: what binds it to a kind of device.
+
+    ``revision`` counts the changes of its trials and probes; ``rewritten_at_revision`` is the last one at which rows
+    were deleted or rewritten, ``probed_at_revision`` the last one at which a probe was stored.
+    """
 
     __tablename__ = "bss_study"
-    __table_args__ = (UniqueConstraint("name"), CheckConstraint("name <> ''", name="name_not_empty"))
+    __table_args__ = (
+        UniqueConstraint("name"),
+        CheckConstraint("name <> ''", name="name_not_empty"),
+        CheckConstraint("length(objective) >= 1 AND length(objective) <= 64", name="objective_length"),
+    )
 
     id: Mapped[Id]
     name: Mapped[str]
@@ -198,10 +207,15 @@ class StudyRow(Base):
     created_at: Mapped[datetime]
     archived_at: Mapped[datetime | None]
     environment_id: Mapped[EnvironmentId | None]
+    revision: Mapped[int] = mapped_column(server_default=text("0"))
+    rewritten_at_revision: Mapped[int] = mapped_column(server_default=text("0"))
+    probed_at_revision: Mapped[int] = mapped_column(server_default=text("0"))
 
 
 class TrialRow(Base):
     """A trial: the configuration as run, its lease while it runs, then its outcome.
+
+    ``revision`` is that of its study when the trial, or its observations, last changed.
 
     Until a trial has ended its outcome columns hold the zeros of a `TrialOutcome`; one that was paused and runs again
     keeps what its first part was in ``contended``.
@@ -218,6 +232,7 @@ class TrialRow(Base):
         ),
         Index(None, "study_id", "state"),
         Index(None, "study_id", "retry_of"),
+        Index(None, "study_id", "revision"),
         CheckConstraint(f"(ended_at IS NULL) = ({UNFINISHED})", name="ended_at_when_finished"),
         CheckConstraint("time_to_target_s IS NULL OR state = 'reached'", name="time_to_target_s_when_reached"),
         CheckConstraint(
@@ -238,6 +253,7 @@ class TrialRow(Base):
     study_id: Mapped[StudyId]
     environment_id: Mapped[EnvironmentId | None]
     number: Mapped[int]
+    revision: Mapped[int] = mapped_column(server_default=text("0"))
     state: Mapped[TrialState] = mapped_column(_enum(TrialState, "state"))
     phase: Mapped[Phase] = mapped_column(_enum(Phase, "phase"))
     uncapped: Mapped[bool]
@@ -265,6 +281,7 @@ class TrialRow(Base):
     created_at: Mapped[datetime]
     ended_at: Mapped[datetime | None]
     steps_x_step_time_s: Mapped[float | None]
+    expected_improvement: Mapped[float | None]
 
     reason: Mapped[str]
     steps: Mapped[int]

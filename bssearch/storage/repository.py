@@ -11,40 +11,38 @@ from sqlalchemy.exc import IntegrityError
 
 from bssearch.errors import DatabaseError
 from bssearch.records import (
-    Configuration,
     Environment,
+    Lease,
     Observation,
-    ParameterValue,
     Phase,
     StudyRecord,
     Target,
     TrialOutcome,
+    TrialPlan,
     TrialRecord,
     TrialState,
 )
 from bssearch.settings import database_url
 from bssearch.storage import imports, keeping, leases, starting
+from bssearch.storage.clock import now
 from bssearch.storage.database import Notify, patiently
 from bssearch.storage.findings import Findings
 from bssearch.storage.leases import IsAlive
-from bssearch.storage.measurements import Measurements
-from bssearch.storage.models import LogRow, ObservationRow, StudyRow, TrialRow
-from bssearch.storage.rows import from_columns, to_columns
-from bssearch.storage.statements import (
-    OBSERVATIONS,
-    STUDIES,
-    STUDY,
-    TRIALS,
+from bssearch.storage.lookups import (
     StudySummary,
-    end_trial,
-    insert_if_absent,
     no_study,
-    no_trial,
+    stored_trial,
     study_record,
     study_summary,
     trial_id_of,
+    trial_ids_of,
     trial_record,
 )
+from bssearch.storage.measurements import Measurements
+from bssearch.storage.models import LogRow, ObservationRow, StudyRow, TrialRow
+from bssearch.storage.revisions import Changes, changes, mark_changed
+from bssearch.storage.rows import from_columns, to_columns
+from bssearch.storage.statements import EVALUATIONS, OBSERVATIONS, STUDIES, STUDY, TRIALS, end_trial, insert_if_absent
 
 
 def open_store(url: str | URL | None = None, *, write: bool = True, notify: Notify | None = None) -> Store:
@@ -80,7 +78,7 @@ class Store(Findings, Measurements):
                     objective=objective,
                     target=target,
                     created_by=created_by,
-                    created_at=leases.now(connection),
+                    created_at=now(connection),
                     environment=None,
                 )
                 keeping.create(connection, study, again=again)
@@ -147,134 +145,33 @@ class Store(Findings, Measurements):
 
         self._on_study(name, bind)
 
-    def start_trial(
-        self,
-        study: str,
-        *,
-        configuration: Configuration,
-        sampled: Mapping[str, ParameterValue] | None,
-        phase: Phase,
-        uncapped: bool,
-        seed: int,
-        train_seconds_limit: float,
-        eval_every_steps: int,
-        threads: int,
-        retry_of: int | None,
-        environment: Environment,
-        lease_owner: str,
-        lease_seconds: float,
-        after: int | None = None,
-    ) -> int | None:
-        """Store a running trial and return its number: the study's next, counted from 1, given to one caller only.
+    def start(self, study: str, plan: TrialPlan, *, environment: Environment, lease: Lease) -> TrialRecord | None:
+        """Start a planned trial under a lease and return it as stored; None where another driver was faster.
 
-        With ``after``, the newest trial that the caller has seen (0: none), only where there is no newer one; else
-        None, and the caller looks again. So drivers decide one after the other, each knowing what the others started.
+        A new trial becomes the study's next, counted from 1, only where there is none newer than ``plan.after``: so
+        drivers decide one after the other, each knowing what the others started. A ``queued`` or ``resumed`` one runs
+        where it still waits; its time counts from now, and of its configuration only the micro-batches may differ from
+        those it was queued with. Raises `UsageError` where the study is archived.
         """
-        fields = {
-            "configuration": configuration,
-            "sampled": sampled,
-            "phase": phase,
-            "uncapped": uncapped,
-            "seed": seed,
-            "train_seconds_limit": train_seconds_limit,
-            "eval_every_steps": eval_every_steps,
-            "threads": threads,
-            "retry_of": retry_of,
-            "lease_owner": lease_owner,
-        }
-        trial = starting.NewTrial(fields, lease_seconds)
+        trial = starting.Start(plan, lease)
 
-        def start(connection: Connection, study_id: int) -> int | None:
-            starting.refuse_archived(connection, study_id, study)
-            environment_id = self._environment_id(connection, environment)
-            if after is None:
-                return trial.add(connection, study_id, environment_id)
-            return trial.add_after(connection, study_id, environment_id, after)
+        def start(connection: Connection, study_id: int) -> TrialRecord | None:
+            if plan.known_number is None:
+                starting.refuse_archived(connection, study_id, study)
+            number = trial.run(connection, study_id, self._environment_id(connection, environment), lease)
+            return None if number is None else stored_trial(connection, study, study_id, number)
 
         return self._on_study(study, start)
 
-    def enqueue_trial(
-        self,
-        study: str,
-        *,
-        configuration: Configuration,
-        sampled: Mapping[str, ParameterValue] | None,
-        seed: int,
-        train_seconds_limit: float,
-        eval_every_steps: int,
-        threads: int,
-    ) -> int:
-        """Store a trial that some driver shall start, and return its number."""
-        fields = {
-            "configuration": configuration,
-            "sampled": sampled,
-            "phase": Phase.SEARCH,
-            "uncapped": True,
-            "seed": seed,
-            "train_seconds_limit": train_seconds_limit,
-            "eval_every_steps": eval_every_steps,
-            "threads": threads,
-            "retry_of": None,
-            "lease_owner": None,
-        }
-        trial = starting.NewTrial(fields, lease_seconds=None)
+    def enqueue(self, study: str, plan: TrialPlan) -> int:
+        """Store a planned trial that some driver shall start, and return its number."""
+        trial = starting.Start(plan, lease=None)
 
         def queue(connection: Connection, study_id: int) -> int:
             starting.refuse_archived(connection, study_id, study)
             return trial.add(connection, study_id, environment_id=None)
 
         return self._on_study(study, queue)
-
-    def start_queued(
-        self,
-        study: str,
-        number: int,
-        *,
-        configuration: Configuration,
-        train_seconds_limit: float,
-        eval_every_steps: int,
-        threads: int,
-        environment: Environment,
-        lease_owner: str,
-        lease_seconds: float,
-    ) -> bool:
-        """Start a queued trial; return False where it is not queued any more, True where it runs for this owner.
-
-        Of its ``configuration`` the micro-batches may differ from those it was queued with.
-        """
-
-        def start(connection: Connection, study_id: int) -> bool:
-            return starting.start_queued(
-                connection,
-                study_id,
-                number,
-                self._environment_id(connection, environment),
-                lease_owner=lease_owner,
-                lease_seconds=lease_seconds,
-                micro_batch_size=configuration.micro_batch_size,
-                accumulation_steps=configuration.accumulation_steps,
-                train_seconds_limit=train_seconds_limit,
-                eval_every_steps=eval_every_steps,
-                threads=threads,
-            )
-
-        return self._on_study(study, start)
-
-    def resume_trial(
-        self, study: str, number: int, *, train_seconds_limit: float, lease_owner: str, lease_seconds: float
-    ) -> bool:
-        """Let a paused trial go on under a new limit; return False where it is not paused any more.
-
-        True where it runs for this owner. It keeps its number and its observations, to which further ones are appended.
-        """
-        go_on = partial(
-            starting.resume,
-            number=number,
-            train_seconds_limit=train_seconds_limit,
-            lease_owner=lease_owner,
-            lease_seconds=lease_seconds,
-        )
-        return self._on_study(study, go_on)
 
     def settle_paused(
         self, study: str, numbers: Collection[int] | None = None, state: TrialState = TrialState.PRUNED
@@ -290,17 +187,19 @@ class Store(Findings, Measurements):
         """
         if not rows:
             return
+        numbers = list(dict(rows))
         try:
             with self._writing() as connection:
-                study_id = self._study_id(connection, study)
-                ids = {number: trial_id_of(connection, study, study_id, number) for number in dict(rows)}
+                study_id = self._lock_study(connection, study)
+                ids = trial_ids_of(connection, study, study_id, numbers)
                 connection.execute(
                     insert(ObservationRow), [{"trial_id": ids[number], **to_columns(one)} for number, one in rows]
                 )
+                mark_changed(connection, study_id, numbers)
         except DatabaseError as error:
             if not isinstance(error.__cause__, IntegrityError):
                 raise
-            curves = self.curves(study, dict(rows))
+            curves = self.curves(study, numbers)
             stored = {(number, one.step): one for number, curve in curves.items() for one in curve}
             if all(stored.get((number, one.step)) == one for number, one in rows):
                 return  # an earlier try was committed although its connection broke
@@ -311,29 +210,32 @@ class Store(Findings, Measurements):
             number, step = twice[0]
             raise DatabaseError(f"trial {number} of {study!r} already has an observation at step {step}") from error
 
-    @patiently
     def finish_trial(
         self, study: str, number: int, outcome: TrialOutcome, *, steps_x_step_time_s: float | None
-    ) -> None:
-        """Store how a running trial ended; raise `DatabaseError` where it has ended in another way already.
+    ) -> TrialRecord:
+        """Store how a running trial ended and return it; raise `DatabaseError` where it has ended in another way.
 
         One that was resumed after a pause was contended where any of its parts was.
         """
         if not outcome.state.is_finished:
             raise ValueError(f"{outcome.state} is not how a trial ends")
-        with self._writing() as connection:
-            study_id = self._study_id(connection, study)
-            trial_id = trial_id_of(connection, study, study_id, number)
-            columns = {**to_columns(outcome), "steps_x_step_time_s": steps_x_step_time_s}
-            if not outcome.contended:
-                del columns["contended"]  # the row says it of the part before a pause
-            if end_trial(connection, trial_id, columns):
-                return
-            stored = trial_record(connection.execute(TRIALS.where(TrialRow.id == trial_id)).mappings().one())
-            if stored.outcome not in {outcome, replace(outcome, contended=True)}:  # else an earlier try made it
+        columns = {**to_columns(outcome), "steps_x_step_time_s": steps_x_step_time_s}
+        if not outcome.contended:
+            del columns["contended"]  # the row says it of the part before a pause
+
+        def finish(connection: Connection, study_id: int) -> TrialRecord:
+            ended = end_trial(connection, trial_id_of(connection, study, study_id, number), columns)
+            if ended:
+                mark_changed(connection, study_id, [number])
+            stored = stored_trial(connection, study, study_id, number)
+            # Where it has not ended just now, an earlier try may have ended it.
+            if not ended and stored.outcome not in {outcome, replace(outcome, contended=True)}:
                 raise DatabaseError(
                     f"trial {number} of {study!r} cannot end as {outcome.state}: it is not running but {stored.state}"
                 )
+            return stored
+
+        return self._on_study(study, finish)
 
     def heartbeat(self, study: str, owner: str, lease_seconds: float) -> None:
         """Extend the leases of the owner's running trials and its claims to ``lease_seconds`` from now."""
@@ -388,15 +290,16 @@ class Store(Findings, Measurements):
             return [trial_record(row) for row in connection.execute(query).mappings()]
 
     @patiently
+    def changes(self, study: str, since: int) -> Changes:
+        """Return which trials of a study have changed since a revision (0: all), as one transaction sees it."""
+        with self._reading() as connection:
+            return changes(connection, study, since)
+
+    @patiently
     def trial(self, study: str, number: int) -> TrialRecord:
         """Return one trial; raise `NotFoundError` naming the numbers there are."""
         with self._reading() as connection:
-            study_id = self._study_id(connection, study)
-            query = TRIALS.where(TrialRow.study_id == study_id, TrialRow.number == number)
-            row = connection.execute(query).mappings().first()
-            if row is None:
-                raise no_trial(connection, study, study_id, number)
-        return trial_record(row)
+            return stored_trial(connection, study, self._study_id(connection, study), number)
 
     @patiently
     def observations(self, study: str, number: int) -> list[Observation]:
@@ -415,6 +318,18 @@ class Store(Findings, Measurements):
             )
             for row in connection.execute(query).mappings():
                 found[row["number"]].append(from_columns(Observation, row))
+        return found
+
+    @patiently
+    def evaluations(self, study: str, numbers: Collection[int]) -> dict[int, list[tuple[float, float]]]:
+        """Return (train seconds, metric) of each evaluation of some trials, by trial and step: what pruning asks of."""
+        found: dict[int, list[tuple[float, float]]] = {number: [] for number in numbers}
+        with self._reading() as connection:
+            query = EVALUATIONS.where(
+                TrialRow.study_id == self._study_id(connection, study), TrialRow.number.in_(found)
+            )
+            for number, train_seconds, metric in connection.execute(query):
+                found[number].append((train_seconds, metric))
         return found
 
     @patiently

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, fields
 from datetime import timedelta
 from typing import Any
 
 from sqlalchemy import Connection, func, insert, select, update
 
 from bssearch.errors import UsageError
-from bssearch.records import TrialOutcome, TrialRecord, TrialState
-from bssearch.storage.leases import now
+from bssearch.records import Lease, TrialOutcome, TrialPlan, TrialRecord, TrialState
+from bssearch.storage.clock import now
+from bssearch.storage.lookups import trial_record
 from bssearch.storage.models import StudyRow, TrialRow
+from bssearch.storage.revisions import mark_changed, raise_revision
 from bssearch.storage.rows import to_columns
-from bssearch.storage.statements import TRIALS, is_running, trial_record
+from bssearch.storage.statements import TRIALS, is_running
+
+PLANNED = tuple(sorted({one.name for one in fields(TrialPlan)} & {one.name for one in fields(TrialRecord)}))
+"""The fields that a stored trial takes over from its plan."""
 
 
 def newest(connection: Connection, study_id: int) -> int:
@@ -36,12 +41,23 @@ def archived(name: str) -> UsageError:
 
 
 @dataclass(slots=True)
-class NewTrial:
-    """A trial that is stored once, however often that is tried; queued where it has no lease, else running."""
+class Start:
+    """The start of a planned trial under a lease, or without one its queueing: done once, however often it is tried."""
 
-    fields: Mapping[str, Any]
-    lease_seconds: float | None
+    plan: TrialPlan
+    lease: Lease | None
     newest_at_first_try: int | None = None
+
+    def run(self, connection: Connection, study_id: int, environment_id: int, lease: Lease) -> int | None:
+        """Store that the trial runs; return its number, None where another driver was faster."""
+        plan = self.plan
+        if plan.resumed is not None:
+            return _resume(connection, study_id, plan.resumed, plan, lease)
+        if plan.queued is not None:
+            return _start_queued(connection, study_id, environment_id, plan.queued, plan, lease)
+        if plan.after is not None:
+            return self._add_after(connection, study_id, environment_id, plan.after, lease)
+        return self.add(connection, study_id, environment_id)
 
     def add(self, connection: Connection, study_id: int, environment_id: int | None) -> int:
         """Store the trial as the study's next, unless an earlier try did; return its number."""
@@ -50,74 +66,103 @@ class NewTrial:
         else:
             query = TRIALS.where(TrialRow.study_id == study_id, TrialRow.number > self.newest_at_first_try)
             for trial in map(trial_record, connection.execute(query).mappings()):
-                if all(getattr(trial, name) == value for name, value in self.fields.items()):
+                if self._is_of_an_earlier_try(trial):
                     return trial.number
         return self._insert(connection, study_id, environment_id)
 
-    def add_after(self, connection: Connection, study_id: int, environment_id: int, after: int) -> int | None:
+    def _is_of_an_earlier_try(self, trial: TrialRecord) -> bool:
+        owner = None if self.lease is None else self.lease.owner
+        return trial.lease_owner == owner and all(getattr(trial, name) == getattr(self.plan, name) for name in PLANNED)
+
+    def _add_after(
+        self, connection: Connection, study_id: int, environment_id: int, after: int, lease: Lease
+    ) -> int | None:
         """Store the trial unless there is one newer than ``after``: then None, but for one that the owner runs."""
         if newest(connection, study_id) == after:
             return self._insert(connection, study_id, environment_id)
         # An earlier try may have been committed although its connection broke, and others have come after it.
-        ours = runs_for(connection, study_id, after + 1, self.fields["lease_owner"])
-        return after + 1 if ours else None
+        return after + 1 if _runs_for(connection, study_id, after + 1, lease.owner) else None
 
     def _insert(self, connection: Connection, study_id: int, environment_id: int | None) -> int:
-        time = now(connection)
-        state = TrialState.QUEUED if self.lease_seconds is None else TrialState.RUNNING
+        time, lease = now(connection), self.lease
+        state = TrialState.QUEUED if lease is None else TrialState.RUNNING
         trial = TrialRecord(
             number=newest(connection, study_id) + 1,
             state=state,
-            lease_expires_at=None if self.lease_seconds is None else time + timedelta(seconds=self.lease_seconds),
+            lease_owner=None if lease is None else lease.owner,
+            lease_expires_at=None if lease is None else time + timedelta(seconds=lease.seconds),
             created_at=time,
             ended_at=None,
             steps_x_step_time_s=None,
             outcome=TrialOutcome(state=state, reason=""),
-            **self.fields,
+            **{name: getattr(self.plan, name) for name in PLANNED},
         )
-        connection.execute(
-            insert(TrialRow).values(study_id=study_id, environment_id=environment_id, **to_columns(trial))
-        )
+        place = {"study_id": study_id, "environment_id": environment_id}
+        revision = raise_revision(connection, study_id)
+        connection.execute(insert(TrialRow).values(**place, revision=revision, **to_columns(trial)))
         return trial.number
 
 
-def runs_for(connection: Connection, study_id: int, number: int, owner: str) -> bool:
-    """Return whether a trial runs under a lease of the owner."""
-    query = select(TrialRow.id).where(*is_running(study_id), TrialRow.number == number, TrialRow.lease_owner == owner)
-    return connection.scalar(query) is not None
+def _start_queued(
+    connection: Connection, study_id: int, environment_id: int, number: int, plan: TrialPlan, lease: Lease
+) -> int | None:
+    """Start a queued trial, whose time counts from now. Of its configuration only the micro-batches may be others."""
+    as_run = {
+        "environment_id": environment_id,
+        "micro_batch_size": plan.configuration.micro_batch_size,
+        "accumulation_steps": plan.configuration.accumulation_steps,
+        "eval_every_steps": plan.eval_every_steps,
+        "threads": plan.threads,
+        "state": TrialState.RUNNING,
+    }
+    return _let_run(connection, study_id, number, TrialState.QUEUED, plan, lease, as_run)
 
 
-def resume(
-    connection: Connection,
-    study_id: int,
-    *,
-    number: int,
-    train_seconds_limit: float,
-    lease_owner: str,
-    lease_seconds: float,
-) -> bool:
-    """Let a paused trial run again, without an outcome; return whether it now runs for this owner.
+def _resume(connection: Connection, study_id: int, number: int, plan: TrialPlan, lease: Lease) -> int | None:
+    """Let a paused trial run again, without an outcome; it keeps its number and its observations.
 
     Whether it was contended stays in its row: that taints the whole trial, and its next worker need not know of it. It
     counts as created now: the time in which it waited is no time in which it ran.
     """
-    time = now(connection)
     blank = to_columns(TrialOutcome(state=TrialState.RUNNING, reason=""))
     del blank["contended"]
-    resumed = connection.execute(
+    blank |= {"ended_at": None, "steps_x_step_time_s": None}
+    return _let_run(connection, study_id, number, TrialState.PAUSED, plan, lease, blank)
+
+
+def _let_run(
+    connection: Connection,
+    study_id: int,
+    number: int,
+    state: TrialState,
+    plan: TrialPlan,
+    lease: Lease,
+    columns: dict[str, Any],
+) -> int | None:
+    """Let a trial that is in a state run from now on under a new limit; return its number where the owner runs it."""
+    time = now(connection)
+    started = connection.execute(
         update(TrialRow)
-        .where(TrialRow.study_id == study_id, TrialRow.number == number, TrialRow.state == TrialState.PAUSED)
+        .where(TrialRow.study_id == study_id, TrialRow.number == number, TrialRow.state == state)
         .values(
-            **blank,
+            **columns,
             created_at=time,
-            ended_at=None,
-            steps_x_step_time_s=None,
-            train_seconds_limit=train_seconds_limit,
-            lease_owner=lease_owner,
-            lease_expires_at=time + timedelta(seconds=lease_seconds),
+            train_seconds_limit=plan.train_seconds_limit,
+            expected_improvement=plan.expected_improvement,
+            lease_owner=lease.owner,
+            lease_expires_at=time + timedelta(seconds=lease.seconds),
         )
     )
-    return resumed.rowcount == 1 or runs_for(connection, study_id, number, lease_owner)
+    if started.rowcount == 1:
+        mark_changed(connection, study_id, [number])
+        return number
+    return number if _runs_for(connection, study_id, number, lease.owner) else None
+
+
+def _runs_for(connection: Connection, study_id: int, number: int, owner: str) -> bool:
+    """Return whether a trial runs under a lease of the owner."""
+    query = select(TrialRow.id).where(*is_running(study_id), TrialRow.number == number, TrialRow.lease_owner == owner)
+    return connection.scalar(query) is not None
 
 
 def settle_paused(
@@ -127,34 +172,6 @@ def settle_paused(
     settled = update(TrialRow).where(TrialRow.study_id == study_id, TrialRow.state == TrialState.PAUSED)
     if numbers is not None:
         settled = settled.where(TrialRow.number.in_(numbers))
-    return sorted(connection.scalars(settled.values(state=state).returning(TrialRow.number)))
-
-
-def start_queued(
-    connection: Connection,
-    study_id: int,
-    number: int,
-    environment_id: int,
-    *,
-    lease_owner: str,
-    lease_seconds: float,
-    **as_run: Any,
-) -> bool:
-    """Start a queued trial, whose time counts from now; return whether it now runs for this owner.
-
-    ``as_run`` are the columns in which it may differ from what was queued.
-    """
-    time = now(connection)
-    started = connection.execute(
-        update(TrialRow)
-        .where(TrialRow.study_id == study_id, TrialRow.number == number, TrialRow.state == TrialState.QUEUED)
-        .values(
-            state=TrialState.RUNNING,
-            environment_id=environment_id,
-            lease_owner=lease_owner,
-            lease_expires_at=time + timedelta(seconds=lease_seconds),
-            created_at=time,
-            **as_run,
-        )
-    )
-    return started.rowcount == 1 or runs_for(connection, study_id, number, lease_owner)
+    ended = sorted(connection.scalars(settled.values(state=state).returning(TrialRow.number)))
+    mark_changed(connection, study_id, ended)
+    return ended

@@ -1,17 +1,13 @@
-"""The statements of the store, and how rows become records and their absence errors."""
+"""The statements that several parts of the store share."""
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
-from dataclasses import dataclass
-from datetime import datetime
 from typing import Any
 
 from sqlalchemy import (
     ColumnElement,
     Connection,
-    RowMapping,
     Select,
     case,
     func,
@@ -21,11 +17,7 @@ from sqlalchemy import (
     update,
 )
 from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.ext.compiler import compiles
-from sqlalchemy.sql.compiler import SQLCompiler
-from sqlalchemy.sql.functions import FunctionElement
 
-from bssearch.errors import NotFoundError
 from bssearch.records import (
     Environment,
     NoiseMeasurement,
@@ -35,6 +27,7 @@ from bssearch.records import (
     TrialRecord,
     TrialState,
 )
+from bssearch.storage.clock import database_now
 from bssearch.storage.models import (
     Base,
     EnvironmentRow,
@@ -43,59 +36,8 @@ from bssearch.storage.models import (
     ProbeRow,
     StudyRow,
     TrialRow,
-    UtcDateTime,
 )
-from bssearch.storage.rows import PREFIXES, column_names, from_columns
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StudySummary:
-    """A study as a list shows it; ``target`` is text, ``trials`` counts all of them, ``reached`` those that did."""
-
-    name: str
-    workload: str
-    target: str
-    objective: str
-    trials: int
-    reached: int
-    running: int
-    created_by: str
-    created_at: datetime
-    archived_at: datetime | None = None
-
-
-class database_now(FunctionElement[datetime]):  # noqa: N801 - it reads as the SQL function that it is
-    """The database's clock, in UTC: what leases are measured by, whatever the clocks of the drivers say."""
-
-    type = UtcDateTime()
-    inherit_cache = True
-
-
-@compiles(database_now)
-def _server_now(element: database_now, compiler: SQLCompiler, **options: Any) -> str:
-    return "clock_timestamp()"
-
-
-@compiles(database_now, "sqlite")
-def _sqlite_now(element: database_now, compiler: SQLCompiler, **options: Any) -> str:
-    return "strftime('%Y-%m-%d %H:%M:%f000', 'now')"
-
-
-class database_started(FunctionElement[datetime]):  # noqa: N801 - it reads as the SQL function that it is
-    """When the database's server was started; NULL where there is no server."""
-
-    type = UtcDateTime()
-    inherit_cache = True
-
-
-@compiles(database_started)
-def _server_started(element: database_started, compiler: SQLCompiler, **options: Any) -> str:
-    return "pg_postmaster_start_time()"
-
-
-@compiles(database_started, "sqlite")
-def _sqlite_started(element: database_started, compiler: SQLCompiler, **options: Any) -> str:
-    return "NULL"
+from bssearch.storage.rows import PREFIXES, column_names
 
 
 def _columns(table: type[Base], record_type: type, *, without: str | None = None) -> list[Any]:
@@ -125,6 +67,12 @@ TRIALS: Select[Any] = select(*_columns(TrialRow, TrialRecord)).order_by(TrialRow
 
 OBSERVATIONS: Select[Any] = (
     select(TrialRow.number, *_columns(ObservationRow, Observation))
+    .join(TrialRow, TrialRow.id == ObservationRow.trial_id)
+    .order_by(TrialRow.number, ObservationRow.step)
+)
+
+EVALUATIONS: Select[int, float, float] = (
+    select(TrialRow.number, ObservationRow.train_seconds, ObservationRow.metric)
     .join(TrialRow, TrialRow.id == ObservationRow.trial_id)
     .order_by(TrialRow.number, ObservationRow.step)
 )
@@ -175,32 +123,6 @@ NOISE: Select[Any] = (
 )
 
 
-def study_record(row: RowMapping) -> StudyRecord:
-    """Return the study of a row of `STUDY`."""
-    return from_columns(StudyRecord, row, absent="environment" if row["environment_id"] is None else None)
-
-
-def study_summary(row: RowMapping) -> StudySummary:
-    """Return the summary of a row of `STUDIES`."""
-    return StudySummary(
-        name=row["name"],
-        workload=str(row["spec"].get("workload", "")),
-        target=f"{row['target_metric']} {row['target_goal'].sign} {row['target_value']:g}",
-        objective=row["objective"],
-        trials=row["trials"],
-        reached=row["reached"],
-        running=row["running"],
-        created_by=row["created_by"],
-        created_at=row["created_at"],
-        archived_at=row["archived_at"],
-    )
-
-
-def trial_record(row: RowMapping) -> TrialRecord:
-    """Return the trial of a row of `TRIALS`; one that has not finished has no outcome."""
-    return from_columns(TrialRecord, row, absent=None if row["state"].is_finished else "outcome")
-
-
 def insert_if_absent(connection: Connection, table: type[Base], columns: Mapping[str, Any]) -> bool:
     """Insert a row unless one has the same key; return whether it was inserted. The first of two writers wins."""
     kind = postgresql if connection.dialect.name == "postgresql" else sqlite
@@ -221,29 +143,3 @@ def end_trial(connection: Connection, trial_id: int, columns: Mapping[str, Any])
         .values(**columns, ended_at=database_now(), lease_expires_at=None)
     )
     return result.rowcount == 1
-
-
-def trial_id_of(connection: Connection, study: str, study_id: int, number: int) -> int:
-    """Return the id of a trial; raise `NotFoundError` naming the numbers there are."""
-    query = select(TrialRow.id).where(TrialRow.study_id == study_id, TrialRow.number == number)
-    found = connection.scalar(query)
-    if found is None:
-        raise no_trial(connection, study, study_id, number)
-    return found
-
-
-def no_trial(connection: Connection, study: str, study_id: int, number: int) -> NotFoundError:
-    """Return the error for a trial that is not, naming the numbers there are."""
-    low, high = connection.execute(
-        select(func.min(TrialRow.number), func.max(TrialRow.number)).where(TrialRow.study_id == study_id)
-    ).one()
-    there_are = "it has none yet" if low is None else f"its trials are {low} to {high}"
-    return NotFoundError(f"the study {study!r} has no trial {number}: {there_are}")
-
-
-def no_study(connection: Connection, name: str) -> NotFoundError:
-    """Return the error for a study that is not, naming those with a name like it."""
-    names = connection.scalars(select(StudyRow.name).order_by(StudyRow.name)).all()
-    near = difflib.get_close_matches(name, names, n=3)
-    guess = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
-    return NotFoundError(f"no study {name!r} in this database", hint=f"{guess}`bssearch studies` lists them")

@@ -27,7 +27,7 @@ def at(size: int, **changes: Any) -> Configuration:
 
 def to_budget(configuration: Configuration, *finals: float, start: int = 100, **changes: Any) -> list[TrialRecord]:
     """Return runs that reached the target on the way and went on to their limit."""
-    values: dict[str, Any] = {"phase": Phase.AUDIT, "uncapped": True, "seconds": LIMIT, "test_metric": finals[0]}
+    values: dict[str, Any] = {"phase": Phase.TO_BUDGET, "uncapped": True, "seconds": LIMIT, "test_metric": finals[0]}
     trials = []
     for seed, final in enumerate(finals):
         made = make_trial(start + seed, configuration=configuration, seed=seed, **{**values, **changes})
@@ -49,8 +49,8 @@ def found(*audits: list[TrialRecord], target: Target = ACCURACY) -> Generalisati
 
 
 def test_without_runs_to_the_full_limit_there_is_nothing_to_say() -> None:
-    rule_audit = to_budget(at(32), 0.9, 0.9, 0.9, uncapped=False, seconds=2.0)
-    missed = to_budget(at(32), 0.8, 0.8, 0.8, uncapped=False, state=TrialState.EXHAUSTED)
+    rule_audit = to_budget(at(32), 0.9, 0.9, 0.9, phase=Phase.AUDIT, seconds=2.0)
+    missed = to_budget(at(32), 0.8, 0.8, 0.8, phase=Phase.AUDIT, state=TrialState.EXHAUSTED)
     diverged = to_budget(at(64), 0.1, state=TrialState.DIVERGED)
     assert found(rule_audit) is None
     assert found(missed) is None

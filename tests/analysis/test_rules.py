@@ -275,7 +275,7 @@ def test_runs_of_what_no_rule_gives_any_more_were_spent_all_the_same() -> None:
 
 def test_runs_on_past_the_target_are_not_what_the_audit_spent() -> None:
     rule = replace(TUNED, learning_rate=0.8)
-    assert judged(runs_of(rule, 2.0, start=100, phase=Phase.AUDIT, uncapped=True)).spent_train_seconds == 0.0
+    assert judged(runs_of(rule, 2.0, start=100, phase=Phase.TO_BUDGET)).spent_train_seconds == 0.0
 
 
 @pytest.mark.parametrize(

@@ -13,10 +13,10 @@ import tempfile
 import time
 from pathlib import Path
 
-from bssearch.records import Configuration, Observation, Phase, TrialOutcome, TrialState
+from bssearch.records import Configuration, Lease, Observation, Phase, TrialOutcome, TrialState
 from bssearch.search.finding import save_finding
 from bssearch.storage.repository import Store, open_store
-from tests.factories import make_environment, make_probe, make_spec
+from tests.factories import make_environment, make_plan, make_probe, make_spec
 
 BAR = 1.5
 RUNS = 15
@@ -48,22 +48,16 @@ def add_trial(
 ) -> None:
     """Store one trial from its start to its end."""
     seconds = rng.lognormvariate(0.0, 0.2) * (1 + abs(size - 32) / 32)
-    number = store.start_trial(
-        study,
+    plan = make_plan(
         configuration=Configuration(batch_size=size, micro_batch_size=size, learning_rate=rate),
         sampled={"reference_learning_rate": rate, "weight_decay": 0.0, "dropout": 0.1},
         phase=phase,
-        uncapped=False,
         seed=rng.randrange(2**31),
-        train_seconds_limit=10.0,
-        eval_every_steps=5,
-        threads=1,
-        retry_of=None,
-        environment=make_environment(),
-        lease_owner="benchmark/1/1.00/x",
-        lease_seconds=60.0,
     )
-    assert number is not None
+    lease = Lease(owner="benchmark/1/1.00/x", seconds=60.0)
+    started = store.start(study, plan, environment=make_environment(), lease=lease)
+    assert started is not None
+    number = started.number
     curve = [
         Observation(
             step=5 * n,

@@ -17,11 +17,11 @@ import pytest
 from bssearch.cli import report
 from bssearch.errors import UsageError
 from bssearch.pages import html
-from bssearch.records import Phase, TrialRecord, TrialState
+from bssearch.records import Lease, Phase, TrialRecord, TrialState
 from bssearch.spec import StudySpec
 from bssearch.storage.repository import Store, open_store
 from tests.cli.task import bssearch
-from tests.factories import make_curve, make_environment, make_probe, make_spec, make_trial
+from tests.factories import make_curve, make_environment, make_plan, make_probe, make_spec, make_trial
 from tests.pages.test_plots import SIZES, law_trials
 
 TABLES = ("trials.csv", "batches.csv", "observations.csv")
@@ -37,25 +37,12 @@ def add_study(store: Store, spec: StudySpec, trials: Sequence[TrialRecord], **en
     for size in SIZES:
         store.save_probe(spec.name, place, make_probe(size, step_seconds=0.01 + 0.0002 * size))
     for trial in trials:
-        number = store.start_trial(
-            spec.name,
-            configuration=trial.configuration,
-            sampled=None,
-            phase=trial.phase,
-            uncapped=False,
-            seed=trial.seed,
-            train_seconds_limit=10.0,
-            eval_every_steps=5,
-            threads=1,
-            retry_of=None,
-            environment=place,
-            lease_owner="test/1/1.00/x",
-            lease_seconds=60.0,
-        )
-        assert number is not None and trial.outcome is not None
+        plan = make_plan(configuration=trial.configuration, phase=trial.phase, seed=trial.seed)
+        started = store.start(spec.name, plan, environment=place, lease=Lease(owner="test/1/1.00/x", seconds=60.0))
+        assert started is not None and trial.outcome is not None
         curve = make_curve((0.0, 0.1), (0.5, 0.8), (1.0, 0.9))
-        store.append_observations(spec.name, [(number, one) for one in curve])
-        store.finish_trial(spec.name, number, trial.outcome, steps_x_step_time_s=None)
+        store.append_observations(spec.name, [(started.number, one) for one in curve])
+        store.finish_trial(spec.name, started.number, trial.outcome, steps_x_step_time_s=None)
 
 
 def slower(trials: Sequence[TrialRecord], factor: float) -> list[TrialRecord]:

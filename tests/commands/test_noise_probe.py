@@ -13,14 +13,14 @@ from bssearch.errors import LaunchError
 from bssearch.records import (
     Configuration,
     GradientNoise,
+    Lease,
     NoiseMeasurement,
     NoiseRequest,
-    Phase,
     TrialOutcome,
     TrialState,
 )
 from bssearch.storage.repository import Store, open_store
-from tests.factories import make_environment, make_probe, make_spec
+from tests.factories import make_environment, make_plan, make_probe, make_spec
 from tests.search.law import LawExecutor
 
 SPEC = make_spec()
@@ -60,28 +60,15 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 def add_trial(store: Store, configuration: Configuration, seconds: float | None) -> None:
     """Add a trial that reached the target after these seconds, or was capped."""
-    number = store.start_trial(
-        SPEC.name,
-        configuration=configuration,
-        sampled=None,
-        phase=Phase.SEARCH,
-        uncapped=False,
-        seed=0,
-        train_seconds_limit=10.0,
-        eval_every_steps=17,
-        threads=1,
-        retry_of=None,
-        environment=ENVIRONMENT,
-        lease_owner="driver",
-        lease_seconds=60.0,
-    )
-    assert number is not None
+    plan = make_plan(configuration=configuration, eval_every_steps=17)
+    trial = store.start(SPEC.name, plan, environment=ENVIRONMENT, lease=Lease(owner="driver", seconds=60.0))
+    assert trial is not None
     outcome = TrialOutcome(state=TrialState.CAPPED, reason="as the test has it", train_seconds=0.1, wall_seconds=0.1)
     if seconds is not None:
         outcome = replace(
             outcome, state=TrialState.REACHED, train_seconds=seconds, time_to_target_s=seconds, steps_to_target=10
         )
-    store.finish_trial(SPEC.name, number, outcome, steps_x_step_time_s=None)
+    store.finish_trial(SPEC.name, trial.number, outcome, steps_x_step_time_s=None)
 
 
 def test_the_default_is_measured_where_no_trial_has_reached_the_target(store: Store) -> None:

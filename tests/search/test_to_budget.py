@@ -62,7 +62,7 @@ def go_on(folder: Path, executor: TrainsOn, runs: int = 2) -> Answer:
     return confirm_study(spec, to_budget_runs=runs, db=url_in(folder), make_executor=lambda *_: executor)
 
 
-def trials_in(folder: Path, phase: Phase = Phase.AUDIT) -> list[TrialRecord]:
+def trials_in(folder: Path, phase: Phase = Phase.TO_BUDGET) -> list[TrialRecord]:
     with open_store(url_in(folder), write=False) as store:
         return [trial for trial in store.trials("toy") if trial.phase is phase]
 
@@ -183,10 +183,10 @@ def test_a_run_that_fails_is_made_once_more_and_one_of_another_limit_again() -> 
     plan = next_job(1)
     job = plan(history(*base))
     assert job is not None
-    assert (job.phase, job.uncapped, job.stop_at_target) == (Phase.AUDIT, True, False)
+    assert (job.phase, job.uncapped, job.stop_at_target) == (Phase.TO_BUDGET, True, False)
 
-    def after(*states: TrialState, limit: float = LIMIT, uncapped: bool = True) -> bool:
-        made: dict[str, Any] = {"configuration": at(32), "seed": job.seed, "phase": Phase.AUDIT, "uncapped": uncapped}
+    def after(*states: TrialState, limit: float = LIMIT, phase: Phase = Phase.TO_BUDGET) -> bool:
+        made: dict[str, Any] = {"configuration": at(32), "seed": job.seed, "phase": phase, "uncapped": True}
         done = [
             replace(make_trial(10 + n, state=state, **made), train_seconds_limit=limit)
             for n, state in enumerate(states)
@@ -200,7 +200,7 @@ def test_a_run_that_fails_is_made_once_more_and_one_of_another_limit_again() -> 
     assert not after(TrialState.FAILED, TrialState.FAILED)
     assert after(TrialState.LOST, TrialState.CANCELLED)
     assert after(TrialState.REACHED, limit=LIMIT / 2)  # the budget has been raised since
-    assert after(TrialState.REACHED, uncapped=False)  # of a rule audit, which stops at the target
+    assert after(TrialState.REACHED, phase=Phase.AUDIT)  # of a rule audit, which stops at the target
 
 
 def test_where_memory_runs_out_on_the_way_all_runs_of_the_batch_size_are_made_in_smaller_micro_batches(

@@ -6,25 +6,11 @@ from typing import Any
 
 import pytest
 
-from bssearch.records import Configuration, Phase, StudyRecord, Target, TrialOutcome, TrialState
+from bssearch.records import Environment, Lease, StudyRecord, Target, TrialOutcome, TrialPlan, TrialRecord, TrialState
 from bssearch.storage import leases
 from bssearch.storage.repository import Store, open_store
-from tests.factories import make_environment
+from tests.factories import make_environment, make_plan
 from tests.postgres import Postgres
-
-LEASE: dict[str, Any] = {"lease_owner": "driver", "lease_seconds": 60.0}
-TRIAL: dict[str, Any] = {
-    "configuration": Configuration(batch_size=32, micro_batch_size=32, learning_rate=0.1),
-    "sampled": None,
-    "phase": Phase.SEARCH,
-    "uncapped": False,
-    "seed": 0,
-    "train_seconds_limit": 10.0,
-    "eval_every_steps": 5,
-    "threads": 1,
-    "retry_of": None,
-}
-
 
 OUTCOME = TrialOutcome(
     state=TrialState.REACHED,
@@ -105,36 +91,42 @@ def add_study(store: Store, name: str = "toy", **changes: Any) -> StudyRecord:
     return store.create_study(name, **{**values, **changes})
 
 
-def start(store: Store, study: str = "toy", **changes: Any) -> int:
-    number = store.start_trial(study, **{**TRIAL, "environment": make_environment(), **LEASE, **changes})
-    assert number is not None
-    return number
+def start_planned(
+    store: Store, plan: TrialPlan, study: str = "toy", owner: str = "driver", seconds: float = 60.0
+) -> TrialRecord | None:
+    return store.start(study, plan, environment=make_environment(), lease=Lease(owner=owner, seconds=seconds))
+
+
+def start(
+    store: Store,
+    study: str = "toy",
+    *,
+    lease_owner: str = "driver",
+    lease_seconds: float = 60.0,
+    environment: Environment | None = None,
+    **changes: Any,
+) -> int:
+    lease = Lease(owner=lease_owner, seconds=lease_seconds)
+    trial = store.start(study, make_plan(**changes), environment=environment or make_environment(), lease=lease)
+    assert trial is not None
+    return trial.number
 
 
 def start_after(store: Store, after: int, owner: str, study: str = "toy") -> int | None:
-    changes = {**LEASE, "lease_owner": owner, "after": after}
-    return store.start_trial(study, **{**TRIAL, "environment": make_environment(), **changes})
+    trial = start_planned(store, make_plan(after=after), study, owner)
+    return None if trial is None else trial.number
 
 
 def enqueue(store: Store) -> int:
-    return store.enqueue_trial(
-        "toy",
-        configuration=TRIAL["configuration"],
-        sampled={"lr": 0.1},
-        seed=7,
-        train_seconds_limit=5.0,
-        eval_every_steps=3,
-        threads=2,
-    )
+    changes = {"train_seconds_limit": 5.0, "eval_every_steps": 3, "threads": 2, "uncapped": True}
+    return store.enqueue("toy", make_plan(sampled={"lr": 0.1}, seed=7, **changes))
 
 
 def start_queued(store: Store, number: int, owner: str, **changes: Any) -> bool:
-    limits = {
-        "configuration": TRIAL["configuration"],
-        "train_seconds_limit": 5.0,
-        "eval_every_steps": 3,
-        "threads": 2,
-        **changes,
-    }
-    lease = {**LEASE, "lease_owner": owner}
-    return store.start_queued("toy", number, environment=make_environment(), **limits, **lease)
+    limits = {"train_seconds_limit": 5.0, "eval_every_steps": 3, "threads": 2, **changes}
+    return start_planned(store, make_plan(queued=number, **limits), owner=owner) is not None
+
+
+def resume(store: Store, number: int, owner: str = "second", *, limit: float = 4.0, seconds: float = 60.0) -> bool:
+    plan = make_plan(resumed=number, train_seconds_limit=limit)
+    return start_planned(store, plan, owner=owner, seconds=seconds) is not None

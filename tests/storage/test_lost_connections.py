@@ -221,8 +221,8 @@ AGAIN: dict[str, tuple[Callable[[Store], object], object, Callable[[Store], obje
         CURVE,
     ),
     "finish": (
-        lambda store: store.finish_trial("toy", 1, ENDED, steps_x_step_time_s=None),
-        None,
+        lambda store: store.finish_trial("toy", 1, ENDED, steps_x_step_time_s=None).outcome,
+        ENDED,
         lambda store: store.trial("toy", 1).outcome,
         ENDED,
     ),

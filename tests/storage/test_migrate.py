@@ -67,7 +67,7 @@ def _next_version(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, then: str = "
     """Turn the code into a later version of itself, with a second revision that rebuilds a table."""
     folder = tmp_path / "later 100%"
     shutil.copytree(packaged_folder("migrations"), folder)
-    (folder / "versions" / "0005_note.py").write_text(NEXT.replace("FAIL", then))
+    (folder / "versions" / "0007_note.py").write_text(NEXT.replace("FAIL", then))
     monkeypatch.setattr(migrate, "packaged_folder", lambda name: folder)
     monkeypatch.setattr(migrate, "REVISIONS", (*migrate.REVISIONS, "0007"))
     monkeypatch.setattr(migrate, "SCHEMA_HEAD", "0007")
@@ -175,7 +175,7 @@ class TestUpgrade:
             # The log of an open store holds what the file does not yet: the copy must have both.
             with monkeypatch.context() as patch:
                 _next_version(patch, tmp_path)
-                with pytest.raises(SchemaError, match="at revision 0005, this version needs 0006") as caught:
+                with pytest.raises(SchemaError, match="at revision 0006, this version needs 0007") as caught:
                     open_store(sqlite_url, write=False)
                 assert "bssearch db upgrade" in str(caught.value.hint)
                 assert not list(tmp_path.glob("*.bak"))
@@ -184,8 +184,8 @@ class TestUpgrade:
                     assert later.study("toy").name == "toy"
                     assert [trial.number for trial in later.trials("toy")] == [1]
                 assert migrate.current(sqlite_url) == "0007"
-        copy = path.with_name(f"{path.name}.before-0006.bak")
-        assert told == [f"the schema of {path} went from 0005 to 0006 (the file as it was is kept as {copy})"]
+        copy = path.with_name(f"{path.name}.before-0007.bak")
+        assert told == [f"the schema of {path} went from 0006 to 0007 (the file as it was is kept as {copy})"]
         assert copy.exists()
         assert not list(tmp_path.glob("*.part"))
         assert migrate.current(f"sqlite:///{copy}") == "0006"
@@ -199,7 +199,7 @@ class TestUpgrade:
         _next_version(monkeypatch, tmp_path)
         done = migrate.upgrade(sqlite_url)
         assert (done.before, done.after) == ("0006", "0007")
-        assert done.copy == path.with_name(f"{path.name}.before-0006.bak")
+        assert done.copy == path.with_name(f"{path.name}.before-0007.bak")
         assert str(done.copy) in str(done)
 
     @pytest.mark.parametrize("then", ["raise RuntimeError('half way')", "op.execute('DELETE FROM bss_study')"])
@@ -237,7 +237,7 @@ class TestUpgrade:
             start(store)
         with monkeypatch.context() as patch:
             _next_version(patch, tmp_path)
-            for url, message in ((empty, "has no tables of bssearch"), (ours, "at revision 0005, .* needs 0006")):
+            for url, message in ((empty, "has no tables of bssearch"), (ours, "at revision 0006, .* needs 0007")):
                 for write in (True, False):
                     with pytest.raises(SchemaError, match=message) as caught:
                         open_store(url, write=write)

@@ -15,7 +15,7 @@ from bssearch.storage import migrate
 from bssearch.storage.engine import create_engine_for, writing
 from bssearch.storage.repository import Store, open_store
 from tests.factories import make_curve
-from tests.storage.conftest import OUTCOME, add_study, start
+from tests.storage.conftest import OUTCOME, add_study, resume, start
 from tests.storage.test_migrate import _config
 
 PAUSED = replace(
@@ -34,10 +34,6 @@ PAUSED = replace(
 
 def pause(store: Store, number: int, outcome: TrialOutcome = PAUSED) -> None:
     store.finish_trial("toy", number, outcome, steps_x_step_time_s=None)
-
-
-def resume(store: Store, number: int, owner: str = "second", *, limit: float = 4.0, seconds: float = 60.0) -> bool:
-    return store.resume_trial("toy", number, train_seconds_limit=limit, lease_owner=owner, lease_seconds=seconds)
 
 
 @pytest.fixture

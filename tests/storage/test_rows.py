@@ -25,8 +25,8 @@ from tests.factories import make_environment, make_trial
 ONLY_OF_NOISE = {"step", "metric", *(f"noise_{name}" for name in column_names(GradientNoise))}
 TABLES: list[tuple[type[Base], type, set[str]]] = [
     (EnvironmentRow, Environment, {"id", "digest"}),
-    (StudyRow, StudyRecord, {"id", "environment_id"}),
-    (TrialRow, TrialRecord, {"id", "study_id", "environment_id"}),
+    (StudyRow, StudyRecord, {"id", "environment_id", "revision", "rewritten_at_revision", "probed_at_revision"}),
+    (TrialRow, TrialRecord, {"id", "study_id", "environment_id", "revision"}),
     (ObservationRow, Observation, {"trial_id"}),
     (ProbeRow, ProbeRecord, {"id", "study_id", "environment_id", "kind", "measured_at", *ONLY_OF_NOISE}),
 ]

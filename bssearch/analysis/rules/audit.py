@@ -31,6 +31,8 @@ FEWEST_SIZES = 3
 ROUNDING = 1e-9
 SLOPES = (0.0, 0.5, 1.0)
 """Of log learning rate over log batch size: no rule, sqrt, linear."""
+FULL_LIMIT_PHASES = frozenset({Phase.AUDIT, Phase.TO_BUDGET})
+"""The phases, beside the confirmation, of which every trial runs under the full limit: a trial's whole budget."""
 
 
 class Model(BaseModel):
@@ -178,9 +180,9 @@ def tuned_optima(
 def runs_of(spec: StudySpec, trials: Sequence[TrialRecord], configuration: Configuration) -> tuple[TrialRecord, ...]:
     """Return the runs of a configuration to the full limit that say something, each seed once, confirmation first."""
     found: dict[int, TrialRecord] = {}
-    for phase in (Phase.CONFIRM, Phase.AUDIT):
+    for phases in ({Phase.CONFIRM}, FULL_LIMIT_PHASES):
         for trial in trials:
-            if trial.phase is phase and trial.configuration == configuration and is_result(spec, trial):
+            if trial.phase in phases and trial.configuration == configuration and is_result(spec, trial):
                 found.setdefault(trial.seed, trial)
     return tuple(found.values())
 
@@ -196,12 +198,10 @@ def is_result(spec: StudySpec, trial: TrialRecord) -> bool:
 def spent_train_seconds(trials: Sequence[TrialRecord]) -> float:
     """Return the train seconds of all runs that were made for an audit, however they ended.
 
-    Runs that train on past the target, which are evidence of something else, are left out.
+    Those that train on past the target are made for something else.
     """
     return math.fsum(
-        trial.outcome.train_seconds
-        for trial in trials
-        if trial.phase is Phase.AUDIT and not trial.uncapped and trial.outcome is not None
+        trial.outcome.train_seconds for trial in trials if trial.phase is Phase.AUDIT and trial.outcome is not None
     )
 
 
@@ -318,7 +318,9 @@ def _why_in_vain(trials: Sequence[TrialRecord], configuration: Configuration) ->
     vain = [
         trial
         for trial in trials
-        if trial.phase is Phase.AUDIT and trial.configuration.trains_like(configuration) and trial.outcome is not None
+        if trial.phase in FULL_LIMIT_PHASES
+        and trial.configuration.trains_like(configuration)
+        and trial.outcome is not None
         if trial.state in {TrialState.FAILED, TrialState.OOM}
     ]
     return f"trial {vain[-1].number} {vain[-1].state}: {vain[-1].outcome.reason}" if vain and vain[-1].outcome else ""

@@ -1,0 +1,89 @@
+"""The revision of a study: a counter that every change of its trials, their observations and its probes raises.
+
+It is raised in the transaction of the change, under the lock of the study's row, which is held until the commit. So
+changes are committed in the order of their revisions, and a reader that has seen one has seen all with a smaller one.
+A heartbeat is no change: the end of a running trial's lease is as old as the trial's last change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from sqlalchemy import Connection, select, update
+
+from bssearch.records import TrialRecord
+from bssearch.storage.lookups import no_study, trial_record
+from bssearch.storage.models import StudyRow, TrialRow
+from bssearch.storage.statements import TRIALS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Changes:
+    """The trials of a study that have changed since a revision, by number, and the ``revision`` that they lead to.
+
+    A trial has changed where it was stored, started, resumed or ended, or where observations were appended to it. With
+    ``is_rewritten`` rows have been deleted or rewritten since: ``trials`` are all there are, and what the reader had
+    counts no more. ``has_new_probes``: step times, memory or noise scales have been measured since.
+    """
+
+    revision: int
+    is_rewritten: bool
+    has_new_probes: bool
+    trials: list[TrialRecord]
+
+
+def raise_revision(connection: Connection, study_id: int) -> int:
+    """Raise the revision of a study and return it."""
+    raised = update(StudyRow).where(StudyRow.id == study_id).values(revision=StudyRow.revision + 1)
+    return connection.execute(raised.returning(StudyRow.revision)).scalar_one()
+
+
+def mark_changed(connection: Connection, study_id: int, numbers: Collection[int]) -> None:
+    """Raise the revision of a study where some of its trials have changed, and give it to them."""
+    if numbers:
+        changed = update(TrialRow).where(TrialRow.study_id == study_id, TrialRow.number.in_(numbers))
+        connection.execute(changed.values(revision=raise_revision(connection, study_id)))
+
+
+def mark_probed(connection: Connection, study_id: int) -> None:
+    """Raise the revision of a study of which a probe was stored."""
+    revision = raise_revision(connection, study_id)
+    connection.execute(update(StudyRow).where(StudyRow.id == study_id).values(probed_at_revision=revision))
+
+
+def mark_rewritten(connection: Connection, study_id: int) -> None:
+    """Raise the revision of a study of which trials or observations were deleted or rewritten: readers read all anew.
+
+    Whatever deletes such rows of a study that stays has to call it.
+    """
+    revision = raise_revision(connection, study_id)
+    connection.execute(update(StudyRow).where(StudyRow.id == study_id).values(rewritten_at_revision=revision))
+
+
+def changes(connection: Connection, study: str, since: int) -> Changes:
+    """Return what has changed in a study since a revision, 0 for all there is; raise `NotFoundError` without a study.
+
+    A revision that the study has not come to is that of another study, deleted since, which had its name.
+    """
+    row = connection.execute(
+        select(StudyRow.id, StudyRow.revision, StudyRow.rewritten_at_revision, StudyRow.probed_at_revision).where(
+            StudyRow.name == study
+        )
+    ).first()
+    if row is None:
+        raise no_study(connection, study)
+    is_rewritten = since < row.rewritten_at_revision or since > row.revision
+    trials: list[TrialRecord] = []
+    if row.revision != since:
+        query = TRIALS.where(TrialRow.study_id == row.id).order_by(None)
+        if since > 0 and not is_rewritten:
+            query = query.where(TrialRow.revision > since)
+        # Sorted here: for rows in the order of their numbers SQLite would walk through all trials of the study.
+        trials = sorted(map(trial_record, connection.execute(query).mappings()), key=lambda trial: trial.number)
+    return Changes(
+        revision=row.revision,
+        is_rewritten=is_rewritten,
+        has_new_probes=is_rewritten or since < row.probed_at_revision,
+        trials=trials,
+    )

@@ -1,0 +1,176 @@
+"""What a driver costs per trial beside 100, 1,000 and 5,000 stored trials, and its first look at 5,000.
+
+A real driver and a SQLite file; the executor ends each trial at once after 20 observations, and the sampler's choice is
+made beforehand. A trial's cost is the time from its submission to that of the next one: its observations and its end
+stored, the pruner asked at each, the answer made where it is due, the next trial planned and stored as started. The
+first look is the time from the making of the driver to its first submission.
+
+Bars: the median at 5,000 is at most 1.5 times that at 100 and at most 40 ms; the first look takes at most 2 s.
+Run: python tests/benchmarks/driver_overhead.py
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import sqlite3
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Self
+
+from bssearch.executors.base import Event, Observed
+from bssearch.history import History
+from bssearch.records import TrialRequest
+from bssearch.samplers.base import Choice
+from bssearch.search.driver import Driver
+from bssearch.search.engine import Engine
+from bssearch.search.listener import Listener
+from bssearch.spec import StudySpec
+from bssearch.storage.repository import open_store
+from tests.factories import make_environment, make_spec
+from tests.search import law
+
+SIZES = (100, 1000, 5000)
+MEASURED = 20
+TEMPLATES = 10
+RATIO_BAR, OVERHEAD_BAR_S, FIRST_LOOK_BAR_S = 1.5, 0.040, 2.0
+OBSERVATIONS = 20
+
+
+@dataclass
+class TimedExecutor(law.LawExecutor):
+    """Ends each trial at once with 20 observations, and notes when each was submitted."""
+
+    submitted_at: list[float] = field(default_factory=list)
+
+    def submit(self, request: TrialRequest) -> None:
+        self.submitted_at.append(time.perf_counter())
+        super().submit(request)
+
+    def events(self, timeout: float) -> list[Event]:
+        request = self.running[0] if self.running else None
+        found = super().events(timeout)
+        if request is None:
+            return found
+        total = law.steps_needed(request.configuration) * law.step_seconds(request.configuration.batch_size)
+        shares = [n / (OBSERVATIONS - 1) for n in range(OBSERVATIONS)]
+        return [*(Observed(request.number, self.observe(request, share, total)) for share in shares), found[-1]]
+
+
+@dataclass
+class MadeBeforehand:
+    """Chooses at once, from all batch sizes in turn with random learning rates."""
+
+    spec: StudySpec
+    models_time: bool = False
+    rng: random.Random = field(default_factory=lambda: random.Random(0))
+    asked: int = 0
+
+    @classmethod
+    def of(cls, spec: StudySpec) -> Self:
+        return cls(spec)
+
+    def contenders(self, history: History) -> Sequence[int]:
+        return ()
+
+    def ending(self, history: History) -> str | None:
+        return None
+
+    def choose(self, history: History, batch_size: int | None = None) -> Choice:
+        size = self.spec.batch_sizes[self.asked % len(self.spec.batch_sizes)]
+        self.asked += 1
+        rate = 0.1 * (size / 32) ** 0.5 * self.rng.uniform(0.3, 3.0)
+        configuration = replace(
+            self.spec.default_configuration, batch_size=size, micro_batch_size=size, learning_rate=rate
+        )
+        return Choice(configuration, self.spec.space.encode(configuration))
+
+
+def spec_of(trials: int) -> StudySpec:
+    """Return a study by `auto`, searched to this many trials and not confirmed."""
+    return make_spec(
+        sampler={"name": "auto"},
+        pruner={"checkpoint_gib": 0},
+        confirm={"runs": 0},
+        budget={"trials": trials, "trial_train_seconds": 10.0},
+    )
+
+
+def run(url: str, trials: int) -> tuple[float, list[float]]:
+    """Search a study to a number of trials; return the seconds of the first look, and those of each trial."""
+    spec, executor = spec_of(trials), TimedExecutor()
+    with open_store(url) as store:
+        if store.find_study(spec.name) is None:
+            store.create_study(
+                spec.name,
+                spec.model_dump(mode="json"),
+                spec.question_hash,
+                spec.objective,
+                spec.record_target,
+                "benchmark",
+            )
+            store.bind_environment(spec.name, make_environment())
+        began = time.perf_counter()
+        driver = Driver(spec, store, executor, make_environment(), Listener())
+        driver.engine = Engine(spec, sampler=MadeBeforehand(spec))
+        driver.run()
+    at = executor.submitted_at
+    return at[0] - began, [after - before for before, after in itertools.pairwise(at)]
+
+
+def multiply(file: Path, trials: int) -> None:
+    """Copy the trials of a study, with their observations, until it has a number of them."""
+    with closing(sqlite3.connect(file)) as connection:
+        names = {
+            table: [row[1] for row in connection.execute(f"PRAGMA table_info({table})")]
+            for table in ("bss_trial", "bss_observation")
+        }
+        columns = [name for name in names["bss_trial"] if name != "id"]
+        values = ", ".join("n.i" if name == "number" else name for name in columns)
+        connection.execute(
+            f"WITH RECURSIVE n(i) AS (SELECT {TEMPLATES + 1} UNION ALL SELECT i + 1 FROM n WHERE i < {trials}) "
+            f"INSERT INTO bss_trial ({', '.join(columns)}) "
+            f"SELECT {values} FROM n JOIN bss_trial ON number = 1 + (n.i - 1) % {TEMPLATES}"
+        )
+        values = ", ".join("made.id" if name == "trial_id" else f"old.{name}" for name in names["bss_observation"])
+        connection.execute(
+            f"INSERT INTO bss_observation ({', '.join(names['bss_observation'])}) SELECT {values} FROM bss_trial made "
+            f"JOIN bss_trial template ON template.number = 1 + (made.number - 1) % {TEMPLATES} "
+            f"JOIN bss_observation old ON old.trial_id = template.id WHERE made.number > {TEMPLATES}"
+        )
+        connection.commit()
+
+
+def main() -> int:
+    """Measure and print; return 1 above a bar."""
+    overheads: dict[int, float] = {}
+    first_look = 0.0
+    for trials in SIZES:
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / "study.db"
+            run(f"sqlite:///{file}", TEMPLATES)
+            multiply(file, trials)
+            first_look, seconds = run(f"sqlite:///{file}", trials + MEASURED)
+        overheads[trials] = statistics.median(seconds)
+        print(
+            f"{trials:5,} stored trials: {overheads[trials] * 1e3:7.1f} ms a trial (median of {len(seconds)}; "
+            f"mean {statistics.fmean(seconds) * 1e3:.1f}), first look {first_look:.2f} s",
+            flush=True,
+        )
+    few, many = overheads[SIZES[0]], overheads[SIZES[-1]]
+    print(
+        f"ratio {many / few:.2f} (bar {RATIO_BAR:g}), {many * 1e3:.1f} ms (bar {OVERHEAD_BAR_S * 1e3:g}), "
+        f"first look {first_look:.2f} s (bar {FIRST_LOOK_BAR_S:g})"
+    )
+    is_met = many <= RATIO_BAR * few and many <= OVERHEAD_BAR_S and first_look <= FIRST_LOOK_BAR_S
+    return 0 if is_met else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
