@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 
-from bssearch.analysis.objectives.measure import UNITS, Measure, measure_of
+from bssearch.analysis.objectives.base import Objective, objective_of
 from bssearch.records import Configuration, ParameterValue, Phase, ProbeRecord, TrialRecord, TrialState
 from bssearch.spec import StudySpec
 
@@ -37,18 +37,18 @@ class History:
         return sum(not trial.state.is_missing for trial in self.trials)
 
     @cached_property
-    def measure(self) -> Measure:
+    def objective(self) -> Objective:
         """Return what the study minimises."""
-        return measure_of(self.spec)
+        return objective_of(self.spec)
 
     def value(self, trial: TrialRecord | None) -> float:
         """Return the objective's figure of a trial, infinite where it has none: it did not reach the target."""
-        found = self.measure.of(trial) if trial is not None else None
+        found = self.objective.figure(trial) if trial is not None else None
         return math.inf if found is None else found
 
     def figure_text(self, trial: TrialRecord) -> str:
         """Return a trial's figure for people, with its unit."""
-        return f"{self.measure.shown(self.value(trial)):.3g}{UNITS[self.spec.objective]}"
+        return f"{self.objective.shown(self.value(trial)):.3g}{self.objective.unit}"
 
     @cached_property
     def incumbent(self) -> TrialRecord | None:

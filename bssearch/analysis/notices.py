@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from typing import TYPE_CHECKING
 
-from pydantic import BaseModel, ConfigDict
-
+from bssearch.analysis.answer import FinalMetrics, Gap, Generalisation, Notice
 from bssearch.analysis.baseline import default_configuration
 from bssearch.analysis.optimum import Verdict, fewest_runs
 from bssearch.analysis.time_to_target import Estimate
@@ -14,19 +12,7 @@ from bssearch.records import Phase, ProbeRecord, Target, TrialRecord, TrialState
 from bssearch.spec import StudySpec
 from bssearch.spec.model import IMPORTED
 
-if TYPE_CHECKING:
-    from bssearch.analysis.answer import FinalMetrics, Gap, Generalisation
-
 NOISE = 0.10
-
-
-class Notice(BaseModel):
-    """Something to know besides a result: a code for programs and a sentence for people."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    code: str
-    message: str
 
 
 def notices(
@@ -131,7 +117,7 @@ def _notices(spec: StudySpec, trials: Sequence[TrialRecord], verdict: Verdict) -
             f"in {shared} of {len(compared)} {kind} something else used the device: "
             + (
                 "all of them are compared by steps × the step time of their batch size"
-                if optimal.measure.step_seconds is not None
+                if optimal.objective.step_seconds is not None
                 else "such a run counts with steps × step time measured in isolation"
             ),
         )

@@ -8,20 +8,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from datetime import datetime
 
+from bssearch.analysis.objectives.base import objective_of
 from bssearch.history import History, measured_seconds
 from bssearch.pruners.base import Action, Cap, Policy, Progress, Race, slack_for
 from bssearch.pruners.checkpoints import Checkpoints
 from bssearch.pruners.pace import Pace
 from bssearch.pruners.registry import policy_maker
 from bssearch.pruners.seed_noise import seed_noise
-from bssearch.records import Objective, Observation, TrialRecord, TrialState
+from bssearch.records import Observation, TrialRecord, TrialState
 from bssearch.spec import StudySpec
 
 INTERRUPTED = "stopped by the user"
 """The reason of what was running when somebody interrupted it: it goes on before what waits and what is new."""
-
-BY_SECONDS = frozenset({Objective.TIME_TO_TARGET, Objective.COST_TO_TARGET})
-"""The objectives that grow with a trial's train seconds alike at every batch size: others have no race."""
 
 
 class Watch:
@@ -166,7 +164,7 @@ def is_interrupted(trial: TrialRecord) -> bool:
 def policy_for(spec: StudySpec) -> Policy:
     """Return the pruning policy that a spec asks for."""
     pruner, limit = spec.pruner, spec.budget.trial_train_seconds
-    if spec.objective not in BY_SECONDS:
+    if not objective_of(spec).trials_race:
         return Policy(limit)
     if pruner.name == "race":
         policy: Policy = Race(limit, pruner.lag)

@@ -10,9 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+from bssearch.analysis.objectives.base import objective_of
 from bssearch.history import TRIED_AGAIN, History, measured_seconds, octaves
 from bssearch.pruners.base import Progress
-from bssearch.pruners.controller import BY_SECONDS, Watch
+from bssearch.pruners.controller import Watch
 from bssearch.records import Configuration, ParameterValue, TrialRecord, TrialState
 from bssearch.samplers import allocation
 from bssearch.samplers.optuna import Sampler
@@ -57,7 +58,7 @@ def chooser_for(spec: StudySpec, watch: Watch) -> Chooser:
     """Return the chooser of a spec: `auto` where it has no model of the objective is TPE."""
     if spec.sampler.name == "grid":
         return Grid(spec)
-    if spec.sampler.name == "auto" and spec.objective in BY_SECONDS:
+    if spec.sampler.name == "auto" and objective_of(spec).trials_race:
         return Modelled(spec, watch)
     return Allocated(spec, watch)
 

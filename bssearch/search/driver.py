@@ -12,15 +12,14 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from bssearch.analysis.objectives.measure import measure_of
-from bssearch.errors import BSSearchError, DatabaseError, InterruptedRunError, LaunchError, SpecError
+from bssearch.analysis.objectives.base import objective_of
+from bssearch.errors import BSSearchError, DatabaseError, InterruptedRunError, LaunchError
 from bssearch.executors.base import Ended, Executor, Observed
 from bssearch.history import FAILURES, History
 from bssearch.pruners.checkpoints import Checkpoints
 from bssearch.pruners.controller import INTERRUPTED, Watch, is_interrupted
 from bssearch.records import (
     Environment,
-    Objective,
     Observation,
     Phase,
     TrialOutcome,
@@ -74,6 +73,7 @@ class Driver:
         self, spec: StudySpec, store: Store, executor: Executor, environment: Environment, listener: Listener
     ) -> None:
         self.spec = spec
+        self.objective = objective_of(spec)
         self.store = store
         self.executor = executor
         self.environment = environment
@@ -129,7 +129,7 @@ class Driver:
             with self._interrupts, Heartbeat(self.store, self.spec.name, self.owner):
                 self._take_over()
                 for trial in self.store.trials(self.spec.name):
-                    self._refuse_target_met_at_once(trial)
+                    self.objective.check_target(trial)
                 refuse_cap_beyond_memory(self.spec, self.store, self.environment)
                 self._time_steps()
                 yield
@@ -271,7 +271,7 @@ class Driver:
                 seed=job.seed,
                 target=self.spec.record_target,
                 train_seconds_limit=job.train_seconds_limit,
-                stop_at_target=job.stop_at_target and self.spec.objective is not Objective.METRIC_IN_BUDGET,
+                stop_at_target=job.stop_at_target and self.objective.stops_at_target,
                 limit_state=TrialState.EXHAUSTED if full else TrialState.CAPPED,
                 eval_every_steps=cadence,
                 evaluate_test=job.phase is not Phase.SEARCH,
@@ -371,8 +371,8 @@ class Driver:
         self.listener.ended(trial, self._history())
         self._give_up_excess()
         self._keep_finding()
-        self._refuse_target_met_at_once(trial)
-        self._refuse_energy_that_is_not_measured(trial)
+        self.objective.check_target(trial)
+        self.objective.check_measured(trial, self.environment.device_name)
         self._count_failures(number, outcome)
 
     @staticmethod
@@ -430,27 +430,6 @@ class Driver:
         save_finding(self.store, self.spec.name)
         ended = time.monotonic()
         self._next_finding = ended + (ended - started) / FINDING_SHARE
-
-    def _refuse_target_met_at_once(self, trial: TrialRecord) -> None:
-        if self.spec.objective is Objective.METRIC_IN_BUDGET:
-            return
-        if trial.outcome is not None and trial.outcome.steps_to_target == 0:
-            raise SpecError(
-                f"target.value = {self.spec.target.value:g} is met before the first step: "
-                f"trial {trial.number} starts with {self.spec.target.metric} = {trial.outcome.best_metric:.4g}",
-                hint="ask for a harder target, under a new name; this one takes no training",
-            )
-
-    def _refuse_energy_that_is_not_measured(self, trial: TrialRecord) -> None:
-        has_ended = trial.state is TrialState.REACHED and trial.outcome is not None
-        if self.spec.objective is not Objective.ENERGY_TO_TARGET or not has_ended:
-            return
-        if measure_of(self.spec).of(trial) is None:
-            raise LaunchError(
-                f"objective = energy_to_target: {self.environment.device_name} does not report its power, so that "
-                f"nothing is known of what trial {trial.number} took",
-                hint="a CUDA device and the extra gpu report it; time_to_target and cost_to_target take seconds alone",
-            )
 
     def _count_failures(self, number: int, outcome: TrialOutcome) -> None:
         """Give up where nothing works: after a few failures without a success, after many even so."""

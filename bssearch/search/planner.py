@@ -6,10 +6,10 @@ import time
 from collections.abc import Mapping, Sequence
 from math import inf, isfinite
 
-from bssearch.history import History, measured_seconds
+from bssearch.history import History
 from bssearch.pruners.base import Cap
-from bssearch.pruners.controller import BY_SECONDS, Watch, first_slack
-from bssearch.records import Configuration, Objective, ParameterValue, Phase, ProbeRecord, TrialRecord, TrialState
+from bssearch.pruners.controller import Watch, first_slack
+from bssearch.records import Configuration, ParameterValue, Phase, ProbeRecord, TrialRecord, TrialState
 from bssearch.samplers.base import chooser_for
 from bssearch.search import confirmation as confirm
 from bssearch.search.seeds import trial_seed
@@ -132,7 +132,7 @@ class Planner:
         best = history.best_at(size) if uncapped else history.incumbent
         if self.spec.pruner.name == "none" or (uncapped and best is None):
             return full
-        seconds = self._seconds_as_good_as(best, history.probes[size])
+        seconds = history.objective.seconds_as_good_as(best, history.probes[size], full)
         limit = self._slack * seconds if isfinite(seconds) else self._first_limit(history)
         return min(full, max(limit, _seconds_to_look_twice(history.probes[size])))
 
@@ -150,21 +150,6 @@ class Planner:
     def _slack(self) -> float:
         policy = self._watch.policy
         return policy.slack if isinstance(policy, Cap) else first_slack(self.spec)
-
-    def _seconds_as_good_as(self, best: TrialRecord | None, probe: ProbeRecord) -> float:
-        """Return the train seconds after which a trial at a probed batch size is no better than the best.
-
-        Of the energy nothing is known before a trial, and a metric is what it is at the full limit: that is returned.
-        """
-        if self.spec.objective is Objective.METRIC_IN_BUDGET:
-            return self._full_limit
-        if best is None or self.spec.objective in BY_SECONDS:
-            return measured_seconds(best)
-        if self.spec.objective is Objective.SAMPLES_TO_TARGET and probe.step_seconds is not None:
-            assert best.outcome is not None and best.outcome.steps_to_target is not None, "the best has reached"
-            samples = best.outcome.steps_to_target * best.configuration.batch_size
-            return samples / probe.batch_size * probe.step_seconds
-        return self._full_limit
 
     @property
     def _full_limit(self) -> float:

@@ -18,13 +18,11 @@ from typing import Literal
 import numpy as np
 
 from bssearch.errors import UsageError
+from bssearch.intervals import FLAT_RATIO
 from bssearch.pruners.base import Policy
 from bssearch.pruners.registry import policy_maker
 from bssearch.recorded import RecordedTable
 from bssearch.simulation.replay import Order, Replay, State, VirtualClock, replays
-
-CLOSE = 1.05
-"""A winner within this factor of the fastest trial of its draw is not missed."""
 
 WORST_REGRET = 9.0
 """What a winner's time over the fastest one's counts for at most, and where none was kept."""
@@ -107,7 +105,7 @@ def _draw(table: str, order: Sequence[Replay], policy: Policy, best: float, whol
         if state is State.REACHED and (not incumbents or seconds < incumbents[-1][1]):
             incumbents.append((clock.cost, seconds))
     fastest = incumbents[-1][1] if incumbents else math.inf
-    within = next((cost for cost, seconds in incumbents if seconds <= CLOSE * best), clock.cost)
+    within = next((cost for cost, seconds in incumbents if seconds <= FLAT_RATIO * best), clock.cost)
     return Draw(table, best, clock.cost / whole, fastest / best, within / whole, clock.now * workers / whole)
 
 
@@ -130,7 +128,7 @@ def summarize(draws: Sequence[Draw], repeats: int = 1000) -> Summary:
 
 
 def _is_missed(draw: Draw) -> float:
-    return float(draw.ratio > CLOSE)
+    return float(draw.ratio > FLAT_RATIO)
 
 
 Ends = tuple[float | None, float | None]
