@@ -9,7 +9,7 @@ import pytest
 from bssearch.analysis.answer import Answer
 from bssearch.analysis.headline import headline
 from bssearch.commands.run import run_study
-from bssearch.errors import LaunchError
+from bssearch.errors import LaunchError, UsageError
 from bssearch.records import TrialState
 from bssearch.search.finding import answer, compute_answer
 from bssearch.storage.repository import open_store
@@ -64,6 +64,9 @@ def test_the_metric_in_a_budget_trains_every_trial_to_the_full_limit(tmp_path: P
     assert found.optimal.objective_value.median == pytest.approx(0.9, abs=0.1)
     assert found.speedup.over_default is None
     assert "comes to accuracy" in headline(found)
+    refused = pytest.raises(UsageError, match="no answer for another target")
+    with open_store(f"sqlite:///{tmp_path / 'study.db'}", write=False) as store, refused:
+        answer(store, "toy", 0.5)
 
 
 def test_the_answer_is_kept_when_the_study_ends_and_read_back_whole(tmp_path: Path) -> None:
