@@ -10,7 +10,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 
-from bssearch.analysis.objectives.measure import UNITS, Measure, measure_of
+from bssearch.analysis.objectives.base import Objective, objective_of
 from bssearch.curves import Progress
 from bssearch.records import Configuration, ParameterValue, Phase, ProbeRecord, TrialRecord, TrialState
 from bssearch.spec import StudySpec
@@ -56,7 +56,7 @@ class History:
         now: float = 0.0,
     ) -> None:
         self.spec = spec
-        self.measure: Measure = measure_of(spec)
+        self.objective: Objective = objective_of(spec)
         self.probes: Mapping[int, ProbeRecord] = {} if probes is None else probes
         self.now = now
         self.curves: dict[int, Progress] = {}
@@ -126,12 +126,12 @@ class History:
 
     def value(self, trial: TrialRecord | None) -> float:
         """Return the objective's figure of a trial, infinite where it has none: it did not reach the target."""
-        found = self.measure.of(trial) if trial is not None else None
+        found = self.objective.figure(trial) if trial is not None else None
         return math.inf if found is None else found
 
     def figure_text(self, trial: TrialRecord) -> str:
         """Return a trial's figure for people, with its unit."""
-        return f"{self.measure.shown(self.value(trial)):.3g}{UNITS[self.spec.objective]}"
+        return f"{self.objective.shown(self.value(trial)):.3g}{self.objective.unit}"
 
     @property
     def incumbent(self) -> TrialRecord | None:

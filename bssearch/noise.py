@@ -33,6 +33,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from bssearch.intervals import student_t
 from bssearch.records import GradientNoise
 
 FEWEST_PASSES = 8
@@ -123,7 +124,7 @@ def estimate(pairs: Sequence[tuple[float, float]]) -> Interval:
     trace, square = values.mean(axis=0)
     # A tiny ‖G‖² must not underflow when it is squared: the ratio of the scaled moments is scaled back at the end.
     unit = np.maximum(np.abs(values).max(axis=0), np.finfo(np.float64).tiny)
-    covariance = _covariance_of_means(values / unit, block) * _student_t(len(values) / block - 1) ** 2
+    covariance = _covariance_of_means(values / unit, block) * student_t(len(values) / block - 1) ** 2
     trace, square, ratio = trace / unit[0], max(square, 0.0) / unit[1], unit[0] / unit[1]
     # a·θ² − 2b·θ + c ≤ 0
     a = square**2 - covariance[1, 1]
@@ -147,9 +148,3 @@ def _covariance_of_means(values: Numbers, block: int) -> Numbers:
     of_blocks = sum(np.roll(deviations, -shift, axis=0) for shift in range(block)) / block
     covariance: Numbers = of_blocks.T @ of_blocks / count * (block / count)
     return covariance / (1 - block / count)
-
-
-def _student_t(degrees_of_freedom: float) -> float:
-    from scipy.special import stdtrit
-
-    return float(stdtrit(degrees_of_freedom, (1 + CONFIDENCE) / 2))

@@ -9,7 +9,6 @@ import yaml
 
 from bssearch import settings
 from bssearch.errors import NotFoundError, SpecError
-from bssearch.records import Objective
 from bssearch.space.domains import Range
 from bssearch.spec import StudySpec, load_spec
 from bssearch.spec.model import changes
@@ -73,7 +72,7 @@ def test_every_preset_completes_a_spec(tmp_path: Path, name: str) -> None:
 
 def test_a_spec_counts_before_its_preset_field_by_field(tmp_path: Path) -> None:
     spec = load_spec(write(tmp_path, GOOD.replace(PLAIN, WHOLE) + "preset: accuracy_first\nconfirm: {runs: 9}\n"))
-    assert spec.objective is Objective.METRIC_IN_BUDGET
+    assert spec.objective == "metric_in_budget"
     assert (spec.confirm.runs, spec.confirm.top) == (9, 3)
     assert spec.space.label_smoothing == (0.0, 0.1)
     assert spec.space.dropout == Range(low=0.0, high=0.3)

@@ -7,10 +7,10 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from bssearch.analysis.measured import Measured
-from bssearch.analysis.notices import Notice
-from bssearch.analysis.objectives.measure import Basis
+from bssearch.analysis.objectives.base import Objective, make_objective
+from bssearch.analysis.objectives.seconds import Basis
 from bssearch.analysis.optimum import Regime, Rule
-from bssearch.records import Configuration, Goal
+from bssearch.records import Configuration, Goal, Target
 from bssearch.space import REGULAR
 
 Parameters = dict[str, bool | int | float | str | None]
@@ -22,12 +22,29 @@ class Model(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
+class Notice(Model):
+    """A caveat of a result: a code for programs and a sentence for people."""
+
+    code: str
+    message: str
+
+
 class TargetAnswer(Model):
     """What was to be reached."""
 
     metric: str
     value: float
     goal: Goal
+
+    @property
+    def record(self) -> Target:
+        """Return the target as the record that every layer speaks."""
+        return Target(metric=self.metric, value=self.value, goal=self.goal)
+
+    @property
+    def in_words(self) -> str:
+        """Return the target for people, as in "accuracy ≥ 0.9"."""
+        return f"{self.metric} {self.goal.sign} {self.value:g}"
 
 
 class Device(Model):
@@ -305,6 +322,11 @@ class Answer(Model):
     front: list[FrontPoint]
     generalisation: Generalisation | None
     warnings: list[Notice]
+
+
+def objective_in(answer: Answer) -> Objective:
+    """Return the objective of an answer, with its words."""
+    return make_objective(answer.objective, answer.target.record, answer.price_per_device_hour)
 
 
 def parameters_of(configuration: Configuration) -> Parameters:

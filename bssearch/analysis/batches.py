@@ -10,8 +10,10 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from bssearch.analysis.answer import Batch, BestTrial, Figure, Restricted, Time, parameters_of
-from bssearch.analysis.law.batch_model import LawPoint, rising
-from bssearch.analysis.objectives.measure import TIME, seconds_to_target
+from bssearch.analysis.law.batch_model import rising
+from bssearch.analysis.law.points import LawPoint
+from bssearch.analysis.objectives.seconds import seconds_to_target
+from bssearch.analysis.objectives.time_to_target import TIME
 from bssearch.analysis.optimum import Candidate, Verdict, least_of, regime
 from bssearch.analysis.survival import survival
 from bssearch.records import Phase, ProbeRecord, TrialOutcome, TrialRecord, TrialState
@@ -98,7 +100,7 @@ def time_of(candidate: Candidate) -> Time | None:
 
 def figure_of(candidate: Candidate) -> Figure | None:
     """Return the objective's figure of a candidate in its own unit."""
-    known, shown = candidate.estimate, candidate.measure.shown
+    known, shown = candidate.estimate, candidate.objective.shown
     if known.median is None:
         return None
     ends = [] if known.low is None or known.high is None else sorted([shown(known.low), shown(known.high)])
@@ -109,7 +111,7 @@ def figure_of(candidate: Candidate) -> Figure | None:
 def bound_of(candidate: Candidate) -> float | None:
     """Return what the objective's figure of a candidate is more than, in its own unit, where it is not known."""
     bound = candidate.lower_bound
-    return None if bound is None else candidate.measure.shown(bound)
+    return None if bound is None else candidate.objective.shown(bound)
 
 
 def median_steps(candidate: Candidate) -> float | None:
@@ -145,8 +147,8 @@ def _of_candidate(candidate: Candidate | None, steps: float | None, step_seconds
         )
         return {**dict.fromkeys(empty.split()), "confirmed": False}
     size = candidate.configuration.batch_size
-    best = least_of(candidate.runs, candidate.measure)
-    curve = survival(candidate.runs, replace(TIME, step_seconds=candidate.measure.step_seconds))
+    best = least_of(candidate.runs, candidate.objective)
+    curve = survival(candidate.runs, replace(TIME, step_seconds=candidate.objective.step_seconds))
     return {
         "best": None if best is None else BestTrial(trial=best.number, parameters=parameters_of(best.configuration)),
         "time_to_target_s": time_of(candidate),

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from bssearch.analysis.answer import FinalMetrics, Gap, Generalisation, parameters_of
+from bssearch.analysis.objectives.seconds import ran_to_its_end
 from bssearch.analysis.optimum import Verdict
 from bssearch.analysis.time_to_target import welch_half_width
 from bssearch.records import Configuration, Goal, Phase, Target, TrialRecord, TrialState
@@ -16,8 +17,6 @@ from bssearch.records import Configuration, Goal, Phase, Target, TrialRecord, Tr
 REGULARISERS = ("dropout", "weight_decay", "label_smoothing")
 POINTS = 0.02
 LEAST_RUNS = 3
-WHOLE = 0.98
-"""The share of its limit at which a run counts as whole: the clocks of device and host differ by less."""
 
 
 def generalisation(trials: Sequence[TrialRecord], verdict: Verdict, target: Target) -> Generalisation | None:
@@ -91,7 +90,7 @@ class _Repeats:
     @cached_property
     def whole(self) -> list[TrialRecord]:
         """Return the runs that came to their end."""
-        return [run for run in self.runs if _came_to_its_end(run)]
+        return [run for run in self.runs if ran_to_its_end(run)]
 
     @cached_property
     def finals(self) -> list[float]:
@@ -158,16 +157,6 @@ def _one_a_batch(groups: Sequence[_Repeats], verdict: Verdict) -> list[_Repeats]
         known = [one for one in here if candidate and one.configuration.trains_like(candidate.configuration)]
         chosen.append(max(known or here, key=lambda one: one.gain))
     return chosen
-
-
-def _came_to_its_end(trial: TrialRecord) -> bool:
-    """Return whether a run trained to its limit or to its schedule's horizon."""
-    if trial.outcome is None or trial.state is not TrialState.REACHED:
-        return trial.state is TrialState.EXHAUSTED
-    horizon = trial.configuration.parameters.get("horizon_samples")
-    if isinstance(horizon, int | float) and trial.outcome.samples >= horizon:
-        return True
-    return trial.outcome.train_seconds >= WHOLE * trial.train_seconds_limit
 
 
 def _is_closed(plain: Gap | None, regularised: Gap | None, notable: float) -> bool | None:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 
 from pydantic import BaseModel, ConfigDict
 
-from bssearch.analysis.law.step_time import fit_step_time, throughput_knee
+from bssearch.analysis.law.affine_step_time import fit_step_time, throughput_knee
 from bssearch.analysis.memory import fit_memory
 from bssearch.records import GradientNoise, MemoryUse, NoiseMeasurement, ProbeRecord, TrialRecord
 from bssearch.space import MemoryBoundary

@@ -2,38 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
 
-from pydantic import BaseModel, ConfigDict
-
+from bssearch.analysis.answer import FinalMetrics, Gap, Generalisation, Notice
 from bssearch.analysis.baseline import default_configuration
-from bssearch.analysis.optimum import Verdict, fewest_runs
+from bssearch.analysis.optimum import Candidate, Verdict, fewest_runs
 from bssearch.analysis.time_to_target import Estimate
 from bssearch.records import Phase, ProbeRecord, Target, TrialRecord, TrialState
 from bssearch.spec import StudySpec
 from bssearch.spec.model import IMPORTED
 
-if TYPE_CHECKING:
-    from bssearch.analysis.answer import FinalMetrics, Gap, Generalisation
-
 NOISE = 0.10
+"""Coefficient of variation over seeds above which an answer warns of them: a choice."""
 
 
-class Notice(BaseModel):
-    """Something to know besides a result: a code for programs and a sentence for people."""
+@dataclass(frozen=True)
+class _Study:
+    """A study and its verdict: what notices are told from."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    spec: StudySpec
+    trials: Sequence[TrialRecord]
+    verdict: Verdict
 
-    code: str
-    message: str
+    @property
+    def optimal(self) -> Candidate:
+        """Return the optimum with its runs."""
+        return self.verdict.optimal
+
+    @property
+    def best(self) -> int:
+        """Return the optimum's batch size."""
+        return self.optimal.configuration.batch_size
 
 
 def notices(
     spec: StudySpec, trials: Sequence[TrialRecord], verdict: Verdict, probes: Collection[ProbeRecord]
 ) -> list[Notice]:
     """Return what limits the answer, the gravest first."""
-    found = [*_notices(spec, trials, verdict), *_about_measurements(verdict, probes)]
+    study = _Study(spec, trials, verdict)
+    found = [*(one for tell in NOTICES for one in tell(study)), *_about_measurements(verdict, probes)]
     return [Notice(code=code, message=message) for code, message in found]
 
 
@@ -51,14 +59,19 @@ def _about_measurements(verdict: Verdict, probes: Collection[ProbeRecord]) -> It
         )
 
 
-def _notices(spec: StudySpec, trials: Sequence[TrialRecord], verdict: Verdict) -> Iterator[tuple[str, str]]:
-    optimal = verdict.optimal
-    best = optimal.configuration.batch_size
+def _unfinished(study: _Study) -> Iterator[tuple[str, str]]:
+    """Yield trials that run, or wait to."""
+    trials = study.trials
     if any(trial.state is TrialState.RUNNING for trial in trials):
         yield "running", "trials are still running; the answer may change"
     queued = sum(trial.state is TrialState.QUEUED for trial in trials)
     if queued:
         yield "queued", f"{queued} enqueued trials have not been run; bssearch run tries them"
+
+
+def _about_confirmation(study: _Study) -> Iterator[tuple[str, str]]:
+    """Yield an optimum that is not confirmed by all its fresh seeds."""
+    spec, trials, verdict = study.spec, study.trials, study.verdict
     confirming = [trial for trial in trials if trial.phase is Phase.CONFIRM]
     if not verdict.confirmed:
         yield "unconfirmed", "from single search trials: the best of many is partly luck until it is confirmed"
@@ -68,6 +81,16 @@ def _notices(spec: StudySpec, trials: Sequence[TrialRecord], verdict: Verdict) -
         yield "confirmation_incomplete", f"its confirmation is not complete ({how_far}); bssearch run completes it"
     elif confirming and not verdict.confirmed:
         yield "confirmation_missed", "no finalist reached the target in half of its confirmation runs or more"
+
+
+def _about_the_range(study: _Study) -> Iterator[tuple[str, str]]:
+    """Yield an optimum at the edge of its study."""
+    spec, verdict, optimal, best = (
+        study.spec,
+        study.verdict,
+        study.optimal,
+        study.best,
+    )
     if len(verdict.by_batch) == 1:
         yield "only_one_batch_size", f"no batch size but {best} has run: there is nothing to compare it with"
     if len(spec.batch_sizes) > 1 and best in (min(spec.batch_sizes), max(spec.batch_sizes)):
@@ -78,6 +101,11 @@ def _notices(spec: StudySpec, trials: Sequence[TrialRecord], verdict: Verdict) -
             "learning_rate_at_edge",
             "the best learning rate lies at the edge of its range or beyond; widen it",
         )
+
+
+def _about_runs(study: _Study) -> Iterator[tuple[str, str]]:
+    """Yield an optimum with few runs, runs that missed, or seeds that differ."""
+    spec, verdict, optimal = study.spec, study.verdict, study.optimal
     if 0 < optimal.estimate.runs < 3 and verdict.confirmed:
         yield (
             "few_runs",
@@ -94,6 +122,11 @@ def _notices(spec: StudySpec, trials: Sequence[TrialRecord], verdict: Verdict) -
             f"the seeds of the optimum differ by {variation:.0%} (coefficient of variation); "
             f"differences below that are not settled by {optimal.estimate.runs} runs",
         )
+
+
+def _about_the_choice(study: _Study) -> Iterator[tuple[str, str]]:
+    """Yield a recommendation that is not the least median."""
+    verdict, optimal, best = study.verdict, study.optimal, study.best
     least = verdict.least.configuration.batch_size
     if verdict.rule == "law":
         yield (
@@ -106,6 +139,11 @@ def _notices(spec: StudySpec, trials: Sequence[TrialRecord], verdict: Verdict) -
             "smallest_within_5_percent",
             f"batch {least} has the least median; {best} is the smallest batch size shown to be within 5 % of it",
         )
+
+
+def _about_rivals(study: _Study) -> Iterator[tuple[str, str]]:
+    """Yield batch sizes that may be as good or better."""
+    verdict, optimal, best = study.verdict, study.optimal, study.best
     if verdict.confirmed:
         others = [(size, one) for size, one in verdict.by_batch.items() if one is not optimal]
         overlapping = [str(size) for size, one in others if _overlap(one.estimate, optimal.estimate)]
@@ -118,10 +156,20 @@ def _notices(spec: StudySpec, trials: Sequence[TrialRecord], verdict: Verdict) -
                 f"batch {', '.join(single)} was faster than {best} in a single search trial, which is partly luck; "
                 "a larger confirm.top confirms it too",
             )
+
+
+def _default_missed(study: _Study) -> Iterator[tuple[str, str]]:
+    """Yield a default that never reached the target."""
+    spec, trials = study.spec, study.trials
     baseline = default_configuration(spec, trials)
     default = [trial for trial in trials if trial.configuration.trains_like(baseline)]
     if default and not any(trial.state is TrialState.REACHED for trial in default):
         yield "default_missed", "the default configuration never reached the target within its limit"
+
+
+def _about_contention(study: _Study) -> Iterator[tuple[str, str]]:
+    """Yield runs during which something else used the device."""
+    trials, verdict, optimal = study.trials, study.verdict, study.optimal
     compared = [trial for trial in trials if trial.phase is Phase.CONFIRM] if verdict.confirmed else optimal.runs
     shared = sum(trial.outcome is not None and trial.outcome.contended for trial in compared)
     if shared:
@@ -131,10 +179,15 @@ def _notices(spec: StudySpec, trials: Sequence[TrialRecord], verdict: Verdict) -
             f"in {shared} of {len(compared)} {kind} something else used the device: "
             + (
                 "all of them are compared by steps × the step time of their batch size"
-                if optimal.measure.step_seconds is not None
+                if optimal.objective.step_seconds is not None
                 else "such a run counts with steps × step time measured in isolation"
             ),
         )
+
+
+def _about_evaluation(study: _Study) -> Iterator[tuple[str, str]]:
+    """Yield a target met at the first evaluation, and samples that are left out."""
+    optimal, best = study.optimal, study.best
     hits = [run.outcome for run in optimal.runs if run.outcome and run.state is TrialState.REACHED]
     if hits and all(outcome.last_miss_step == 0 for outcome in hits):
         yield (
@@ -145,15 +198,41 @@ def _notices(spec: StudySpec, trials: Sequence[TrialRecord], verdict: Verdict) -
     dropped = max((run.outcome.dropped_samples_per_epoch or 0 for run in optimal.runs if run.outcome), default=0)
     if dropped:
         yield "incomplete_batch_dropped", f"batch {best} leaves {dropped} samples of each epoch out (incomplete batch)"
+
+
+def _failed(study: _Study) -> Iterator[tuple[str, str]]:
+    """Yield trials that failed."""
+    spec, trials = study.spec, study.trials
     failed = sum(trial.state is TrialState.FAILED for trial in trials)
     if failed:
         yield "failed_trials", f"{failed} trials failed; bssearch trials {spec.name} shows them"
+
+
+def _default_outside_space(study: _Study) -> Iterator[tuple[str, str]]:
+    """Yield a default that the search could not have chosen."""
+    spec, trials = study.spec, study.trials
     if (
         spec.workload != IMPORTED
-        and spec.space.encode(baseline) is None
+        and spec.space.encode(default_configuration(spec, trials)) is None
         and any(trial.phase is Phase.SEARCH for trial in trials)
     ):
         yield "default_outside_space", "the default configuration lies outside the search space"
+
+
+NOTICES: tuple[Callable[[_Study], Iterator[tuple[str, str]]], ...] = (
+    _unfinished,
+    _about_confirmation,
+    _about_the_range,
+    _about_runs,
+    _about_the_choice,
+    _about_rivals,
+    _default_missed,
+    _about_contention,
+    _about_evaluation,
+    _failed,
+    _default_outside_space,
+)
+"""What may limit an answer, the gravest first; each yields codes with sentences."""
 
 
 def retargeted(target: Target) -> Notice:

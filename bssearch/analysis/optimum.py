@@ -10,8 +10,11 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Literal
 
-from bssearch.analysis.objectives.measure import FLAT, TIME, Measure, StepSeconds, seconds_to_target
+from bssearch.analysis.objectives.base import Objective
+from bssearch.analysis.objectives.seconds import StepSeconds, seconds_to_target
+from bssearch.analysis.objectives.time_to_target import TIME
 from bssearch.analysis.time_to_target import Estimate, estimate, ratio_upper_bound
+from bssearch.intervals import FLAT_RATIO
 from bssearch.records import Configuration, Phase, TrialRecord, TrialState
 
 ENOUGH_RUNS = 3
@@ -27,22 +30,22 @@ class Candidate:
 
     configuration: Configuration
     runs: tuple[TrialRecord, ...]
-    measure: Measure = TIME
+    objective: Objective = TIME
 
     @cached_property
     def estimate(self) -> Estimate:
         """Return the objective's figure over the runs."""
-        return estimate(self.runs, self.measure)
+        return estimate(self.runs, self.objective)
 
     @cached_property
     def time(self) -> Estimate:
         """Return the time-to-target over the runs, whatever the objective."""
-        return self.estimate if self._times == self.measure else estimate(self.runs, self._times)
+        return self.estimate if self._times == self.objective else estimate(self.runs, self._times)
 
     @property
-    def _times(self) -> Measure:
-        """Return the measure of time, in seconds of the same kind."""
-        return replace(TIME, step_seconds=self.measure.step_seconds)
+    def _times(self) -> Objective:
+        """Return the objective of time, in seconds of the same kind."""
+        return replace(TIME, step_seconds=self.objective.step_seconds)
 
     @property
     def is_confirmed(self) -> bool:
@@ -62,23 +65,26 @@ class Candidate:
     @property
     def lower_bound(self) -> float | None:
         """Return what the median of the objective's figure is more than, where it is not known; see `_lower_bound`."""
-        return self._lower_bound(self.measure, self.estimate)
+        return self._lower_bound(self.objective, self.estimate)
 
     @property
     def lower_bound_s(self) -> float | None:
         """Return what the median seconds to the target are longer than, where they are not known."""
         return self._lower_bound(self._times, self.time)
 
-    def _lower_bound(self, measure: Measure, known: Estimate) -> float | None:
+    def _lower_bound(self, objective: Objective, known: Estimate) -> float | None:
         """Return the median of the figures, with last misses for those that are not known.
 
         None where a run says nothing (it diverged) or shared its device, so that its seconds are not comparable.
         """
         if known.median is not None:
             return None
-        values = [seconds_to_target(run, "measured") if measure == TIME else measure.of(run) for run in self.runs]
-        least = [value or measure.bound(run) for value, run in zip(values, self.runs, strict=True)]
-        return statistics.median([value for value in least if value]) if all(least) else None
+        values = [
+            seconds_to_target(run, "measured") if objective == TIME else objective.figure(run) for run in self.runs
+        ]
+        ends = [objective.bound(run) if one is None else one for one, run in zip(values, self.runs, strict=True)]
+        told = [one for one in ends if one is not None]
+        return statistics.median(told) if len(told) == len(ends) else None
 
     @property
     def fits(self) -> bool:
@@ -139,7 +145,7 @@ class Verdict:
         """Return whether the ratio of two batch sizes is less sure (one standard error) than the 5 % in question."""
         runs = self.optimal.estimate.reached
         deviation = self.seed_deviation
-        return deviation is not None and runs > 0 and deviation * math.sqrt(2 / runs) > math.log(FLAT)
+        return deviation is not None and runs > 0 and deviation * math.sqrt(2 / runs) > math.log(FLAT_RATIO)
 
     def with_law(self, predicted: Mapping[int, float]) -> Verdict:
         """Return the verdict in which the law decides, where the runs are too noisy to: its least predicted figure.
@@ -160,29 +166,31 @@ class Verdict:
 
     def _is_flat(self, batch_size: int) -> bool:
         candidate = self.by_batch[batch_size]
-        return (candidate.is_confirmed or not self.confirmed) and candidate.value <= FLAT * self.least.value
+        return (candidate.is_confirmed or not self.confirmed) and candidate.objective.is_flat(
+            candidate.value, self.least.value
+        )
 
 
 def is_shown_flat(one: Candidate, least: Candidate) -> bool:
     """Return whether a candidate is shown to be within 5 % of another."""
     bound = ratio_upper_bound(one.estimate, least.estimate)
-    return bound is not None and bound <= FLAT
+    return bound is not None and bound <= FLAT_RATIO
 
 
-def repeats(trials: Sequence[TrialRecord], measure: Measure = TIME) -> list[Candidate]:
+def repeats(trials: Sequence[TrialRecord], objective: Objective = TIME) -> list[Candidate]:
     """Return the configurations of the trials that say something, the repeats of each together, each seed once."""
     groups: dict[str, dict[int, TrialRecord]] = {}
     for trial in trials:
         groups.setdefault(trial.configuration.key, {}).setdefault(trial.seed, trial)
     return [
-        Candidate(next(iter(runs.values())).configuration, tuple(runs.values()), measure) for runs in groups.values()
+        Candidate(next(iter(runs.values())).configuration, tuple(runs.values()), objective) for runs in groups.values()
     ]
 
 
 def decide(
     trials: Sequence[TrialRecord],
     confirmation_runs: int,
-    measure: Measure = TIME,
+    objective: Objective = TIME,
     step_seconds: StepSeconds = MappingProxyType({}),
 ) -> Verdict | None:
     """Return the verdict over a study's trials, or None where none has a figure: no trial reached the target.
@@ -194,16 +202,16 @@ def decide(
     Recommended is the smallest batch size shown to be within 5 % of the least median, else that with the least.
 
     Where something else used the device during many confirmation runs, all are compared by steps × ``step_seconds``;
-    see `Measure.between`.
+    see `Objective.between`.
     """
     counted = [trial for trial in trials if trial.state.is_finished and not trial.state.is_missing]
     fresh = [trial for trial in counted if trial.phase is Phase.CONFIRM]
     if fewest_runs(trials, confirmation_runs) < min(confirmation_runs, ENOUGH_RUNS):
         fresh = []
-    measure = measure.between(fresh, step_seconds)
-    confirmed = repeats(fresh, measure)
+    objective = objective.between(fresh, step_seconds)
+    confirmed = repeats(fresh, objective)
     refuted = {one.configuration.key for one in confirmed if not math.isfinite(one.value)}
-    searched = [Candidate(trial.configuration, (trial,), measure) for trial in counted if trial.phase is Phase.SEARCH]
+    searched = [Candidate(trial.configuration, (trial,), objective) for trial in counted if trial.phase is Phase.SEARCH]
     if refuted:
         searched = [one for one in searched if one.configuration.key not in refuted]
     sizes = sorted({one.configuration.batch_size for one in [*confirmed, *searched]})
@@ -280,7 +288,7 @@ def fastest(trials: Sequence[TrialRecord]) -> TrialRecord | None:
     return least_of(trials, TIME)
 
 
-def least_of(trials: Sequence[TrialRecord], measure: Measure) -> TrialRecord | None:
+def least_of(trials: Sequence[TrialRecord], objective: Objective) -> TrialRecord | None:
     """Return the trial with the least figure among those that have one."""
-    known = [(value, trial.number, trial) for trial in trials if (value := measure.of(trial)) is not None]
+    known = [(value, trial.number, trial) for trial in trials if (value := objective.figure(trial)) is not None]
     return min(known)[2] if known else None

@@ -5,18 +5,19 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from bssearch.analysis.answer import Answer, Device
-from bssearch.analysis.notices import Notice
+from bssearch.analysis.answer import Answer, Device, Notice
+from bssearch.analysis.objectives.base import objective_of
+from bssearch.analysis.objectives.time_to_target import TimeToTarget
 from bssearch.analysis.report import build_answer
 from bssearch.errors import TargetNotReachedError, UsageError
-from bssearch.records import Objective, ProbeRecord, StudyRecord, TrialRecord, TrialState
+from bssearch.records import ProbeRecord, StudyRecord, TrialRecord, TrialState
 from bssearch.spec import StudySpec
 
 OF_THE_STUDYS_DEVICE = frozenset({"contended", "step_times_contended", "measurement"})
 """Notices about how the study itself was measured, which say nothing of another device."""
 
 
-def reprice(
+def predict_for_device(
     study: StudyRecord,
     spec: StudySpec,
     trials: Sequence[TrialRecord],
@@ -44,7 +45,7 @@ def reprice(
         for trial in trials
         if (probe := step_times.get(trial.configuration.batch_size)) and (seconds := probe.step_seconds) is not None
     ]
-    objective = spec.objective if spec.objective is Objective.COST_TO_TARGET else Objective.TIME_TO_TARGET
+    objective = spec.objective if objective_of(spec).trials_race else TimeToTarget.name
     found = build_answer(
         replace(study, objective=objective),
         spec.model_copy(update={"objective": objective}),

@@ -28,14 +28,16 @@ from bssearch.analysis.generalisation import generalisation
 from bssearch.analysis.law.joint import fit_and_predict, predicted_figures
 from bssearch.analysis.measured import measured
 from bssearch.analysis.notices import about_generalisation, notices
-from bssearch.analysis.objectives.measure import Measure, measure_of, step_seconds_of
+from bssearch.analysis.objectives.base import Objective, make_objective, objective_of
+from bssearch.analysis.objectives.seconds import step_seconds_of
 from bssearch.analysis.optimum import Candidate, Verdict, decide, runs_to_settle
 from bssearch.analysis.settled import standing
+from bssearch.analysis.time_to_target import coefficient_of_variation
 from bssearch.errors import TargetNotReachedError
+from bssearch.intervals import FLAT_RATIO
 from bssearch.records import (
     MemoryUse,
     NoiseMeasurement,
-    Objective,
     Phase,
     ProbeRecord,
     StudyRecord,
@@ -63,8 +65,8 @@ def build_answer(
     ``noise`` are what was probed of memory and of the gradient noise scale.
     """
     trials = [one for one in trials if one.phase is not Phase.CONFIRM or _may_fit(memory, one)]
-    measure = measure_of(spec, study.target)
-    verdict = decide(trials, spec.confirm.runs, measure, step_seconds_of(probes.values()))
+    objective = objective_of(spec, study.target)
+    verdict = decide(trials, spec.confirm.runs, objective, step_seconds_of(probes.values()))
     if verdict is None or study.environment is None:
         raise _not_reached(study, trials)
     tuned = tuning(spec, trials, verdict)
@@ -73,7 +75,7 @@ def build_answer(
     stands = standing(verdict)
     if law is not None and law.verdict == "fits" and not (stands and stands.is_settled):
         step_seconds = {size: probe.step_seconds for size, probe in probes.items() if probe.step_seconds is not None}
-        verdict = verdict.with_law(predicted_figures(law, step_seconds, list(verdict.by_batch), spec.objective))
+        verdict = verdict.with_law(predicted_figures(law, step_seconds, list(verdict.by_batch), objective))
     batches = batch_rows(trials, probes, verdict, tuned)
     largest = _largest(spec, verdict, batches, memory)
     environment = study.environment
@@ -97,7 +99,7 @@ def build_answer(
         largest_that_fits=largest,
         speedup=Speedup(
             over_largest=_ratio(verdict, verdict.by_batch.get(largest.batch_size)),
-            over_default=_ratio(verdict, _default(spec, trials, verdict.optimal.measure)),
+            over_default=_ratio(verdict, _default(spec, trials, verdict.optimal.objective)),
         ),
         batches=batches,
         fit=fit,
@@ -160,7 +162,7 @@ def _largest(spec: StudySpec, verdict: Verdict, batches: Sequence[Batch], memory
     )
 
 
-def _default(spec: StudySpec, trials: Sequence[TrialRecord], measure: Measure) -> Candidate | None:
+def _default(spec: StudySpec, trials: Sequence[TrialRecord], objective: Objective) -> Candidate | None:
     """Return the default's runs; None where it never ran, or where nobody said what the default is."""
     if not spec.default_is_known:
         return None
@@ -170,14 +172,14 @@ def _default(spec: StudySpec, trials: Sequence[TrialRecord], measure: Measure) -
         ended = [run for run in runs if run.state.is_finished and not run.state.is_missing]
         counted = tuple(run for run in ended if run.state is not TrialState.OOM)
         if counted:
-            return Candidate(counted[0].configuration, counted, measure)
+            return Candidate(counted[0].configuration, counted, objective)
     return None
 
 
 def _ratio(verdict: Verdict, other: Candidate | None) -> Ratio | None:
     """Return the objective's figure of another candidate over that of the optimum."""
     optimal = verdict.optimal
-    if other is None or other.measure.objective is Objective.METRIC_IN_BUDGET:
+    if other is None or not other.objective.has_ratios:
         return None
     if math.isfinite(other.value):
         return Ratio(value=other.value / optimal.value, at_least=False)
@@ -190,8 +192,8 @@ def _settle(verdict: Verdict) -> Settle | None:
     if not deviation or found is None:
         return None
     return Settle(
-        coefficient_of_variation=math.sqrt(math.expm1(deviation**2)),
-        runs_for_5_percent=runs_to_settle(deviation, 1.05),
+        coefficient_of_variation=coefficient_of_variation(deviation),
+        runs_for_5_percent=runs_to_settle(deviation, FLAT_RATIO),
         runs_for_10_percent=runs_to_settle(deviation, 1.10),
         settled=found.is_settled,
         undecided=found.undecided_batch_sizes,
@@ -235,6 +237,11 @@ def _not_reached(study: StudyRecord, trials: Sequence[TrialRecord]) -> TargetNot
         return TargetNotReachedError(
             f"no trial of study {study.name!r} measured anything: {ended}",
             hint=f"bssearch trial {study.name} {trials[-1].number} says why one ended",
+        )
+    if not make_objective(study.objective).stops_at_target:
+        return TargetNotReachedError(
+            f"no trial of study {study.name!r} trained to its full limit, where {target.metric} counts",
+            hint="bssearch run goes on with it",
         )
     reached = sum(trial.state is TrialState.REACHED for trial in trials)
     if reached:

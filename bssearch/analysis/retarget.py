@@ -6,9 +6,20 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
+from bssearch.analysis.objectives.base import Objective
 from bssearch.curves import first_crossing, with_crossing
 from bssearch.errors import UsageError
 from bssearch.records import Goal, Observation, Target, TrialRecord, TrialState
+
+
+def refuse_another_target(objective: Objective) -> None:
+    """Raise `UsageError` where an objective has no answer for another target: no target enters its figure."""
+    if not objective.stops_at_target:
+        raise UsageError(
+            f"a study of {objective.name} has no answer for another target: its batch sizes are compared by the best "
+            "metric in the same train seconds, whether or not it meets a target",
+            hint="leave the target out; when a metric was first reached takes a study of time_to_target",
+        )
 
 
 def easier_target(target: Target, value: float) -> Target:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from bssearch.analysis.objectives.measure import FLAT
 from bssearch.analysis.optimum import Candidate, Verdict, is_shown_flat
 from bssearch.analysis.time_to_target import ratio_interval
+from bssearch.intervals import FLAT_RATIO
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def _is_undecided(one: Candidate, least: Candidate, recommended: Candidate) -> b
     if to_least is None:
         return True
     low, high = to_least
-    if _batch_size(one) < _batch_size(recommended) and low <= FLAT < high:
+    if _batch_size(one) < _batch_size(recommended) and low <= FLAT_RATIO < high:
         return True
     return low < 1 and one is not recommended and not is_shown_flat(recommended, one)
 

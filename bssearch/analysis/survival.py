@@ -7,13 +7,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bssearch.analysis.objectives.measure import TIME, Measure
+from bssearch.analysis.objectives.base import Objective
+from bssearch.analysis.objectives.time_to_target import TIME
 from bssearch.records import TrialRecord, TrialState
 
 
 @dataclass(frozen=True, slots=True)
 class Survival:
-    """Train seconds to the target where some runs missed it, of the kind that the measure counts.
+    """Train seconds to the target where some runs missed it, of the kind that the objective counts.
 
     ``restricted_mean`` is the mean of min(seconds, ``horizon``), ``median`` that of Kaplan and Meier, by which more
     than half of the runs have reached: None where half or more have not by the horizon. ``reached_share`` is the share
@@ -26,10 +27,10 @@ class Survival:
     reached_share: float
 
 
-def survival(runs: Sequence[TrialRecord], measure: Measure = TIME) -> Survival | None:
+def survival(runs: Sequence[TrialRecord], objective: Objective = TIME) -> Survival | None:
     """Return the Kaplan–Meier estimate of repeats under one limit; None where there is none to make.
 
-    ``measure`` is one of time: it says of which kind the seconds are. Censoring must not depend on how a run goes
+    ``objective`` is one of time: it says of which kind the seconds are. Censoring must not depend on how a run goes
     (Kaplan & Meier 1958): of pruned runs, under differing limits, and where something else ended a run, nothing is
     said; nor where all runs reached or none did, or where the seconds of one are not known or not comparable.
     """
@@ -38,8 +39,8 @@ def survival(runs: Sequence[TrialRecord], measure: Measure = TIME) -> Survival |
     ended = {TrialState.REACHED, TrialState.EXHAUSTED, TrialState.CAPPED}
     if any(run.state not in ended for run in runs) or len({run.train_seconds_limit for run in runs}) > 1:
         return None
-    reached = [seconds for run in runs if (seconds := measure.of(run)) is not None]
-    missed = [seconds for run in runs if (seconds := measure.bound(run)) is not None]
+    reached = [seconds for run in runs if (seconds := objective.figure(run)) is not None]
+    missed = [seconds for run in runs if (seconds := objective.bound(run)) is not None]
     if not reached or not missed or len(reached) + len(missed) < len(runs):
         return None
     horizon = max(*missed, *reached)

@@ -7,10 +7,11 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bssearch.analysis.objectives.measure import TIME, Basis, Measure
+from bssearch.analysis.objectives.base import LARGEST_LOG_RATIO, Objective
+from bssearch.analysis.objectives.seconds import Basis
+from bssearch.analysis.objectives.time_to_target import TIME
+from bssearch.intervals import student_t
 from bssearch.records import TrialRecord
-
-CONFIDENCE = 0.95
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +34,10 @@ class Estimate:
     @property
     def variation(self) -> float | None:
         """Return the coefficient of variation over seeds, for a log-normal spread; None below two runs."""
-        return math.sqrt(math.expm1(self.log_deviation**2)) if self.reached > 1 else None
+        return coefficient_of_variation(self.log_deviation) if self.reached > 1 else None
 
 
-def estimate(runs: Sequence[TrialRecord], measure: Measure = TIME) -> Estimate:
+def estimate(runs: Sequence[TrialRecord], objective: Objective = TIME) -> Estimate:
     """Return the figure of one configuration from repeats of it, by default its time-to-target in seconds.
 
     ``basis`` names of which kind the seconds of most are. A run that missed the target counts as longer than all
@@ -45,10 +46,11 @@ def estimate(runs: Sequence[TrialRecord], measure: Measure = TIME) -> Estimate:
     The interval is Student's t on logarithms: seed noise is multiplicative, and the exponential of the mean logarithm
     is the median of a log-normal. It is widened to hold the median of the runs, where they are not.
     """
-    products = sum(measure.basis(run) == "steps_x_step_time" for run in runs)
+    products = sum(objective.basis(run) == "steps_x_step_time" for run in runs)
     basis: Basis = "steps_x_step_time" if products and 2 * products >= len(runs) else "measured"
-    values = [value for run in runs if (value := measure.of(run)) is not None and value > 0]
-    logs = [math.log(value) for value in values]
+    known = [value for run in runs if (value := objective.figure(run)) is not None]
+    logs = [log for value in known if (log := objective.log(value)) is not None]
+    values = [value for value in known if objective.log(value) is not None]
     mean = statistics.fmean(logs) if logs else math.nan
     deviation = statistics.stdev(logs) if len(logs) > 1 else 0.0
     ordered = sorted(values) + [math.inf] * (len(runs) - len(values))
@@ -56,7 +58,7 @@ def estimate(runs: Sequence[TrialRecord], measure: Measure = TIME) -> Estimate:
     low = high = None
     if len(values) == len(runs) >= 3:
         half = student_t(len(runs) - 1) * deviation / math.sqrt(len(runs))
-        low, high = min(median, math.exp(mean - half)), max(median, math.exp(mean + half))
+        low, high = min(median, objective.from_log(mean - half)), max(median, objective.from_log(mean + half))
     return Estimate(
         median=median if math.isfinite(median) else None,
         low=low,
@@ -84,7 +86,7 @@ def ratio_interval(slower: Estimate, faster: Estimate) -> tuple[float, float] | 
         return None
     half = welch_half_width((slower.log_deviation, slower.runs), (faster.log_deviation, faster.runs))
     difference = slower.log_mean - faster.log_mean
-    return math.exp(difference - half), math.exp(difference + half)
+    return _ratio(difference - half), _ratio(difference + half)
 
 
 def welch_half_width(one: tuple[float, int], other: tuple[float, int]) -> float:
@@ -101,8 +103,10 @@ def welch_half_width(one: tuple[float, int], other: tuple[float, int]) -> float:
     return student_t(freedom) * math.sqrt(total)
 
 
-def student_t(degrees_of_freedom: float, confidence: float = CONFIDENCE) -> float:
-    """Return the two-sided quantile of Student's t, by default that of 95 %."""
-    from scipy.special import stdtrit
+def coefficient_of_variation(log_deviation: float) -> float:
+    """Return the coefficient of variation of a log-normal quantity, from the standard deviation of its logarithm."""
+    return math.sqrt(math.expm1(min(log_deviation**2, LARGEST_LOG_RATIO)))
 
-    return float(stdtrit(degrees_of_freedom, (1 + confidence) / 2))
+
+def _ratio(log_ratio: float) -> float:
+    return math.exp(max(-LARGEST_LOG_RATIO, min(LARGEST_LOG_RATIO, log_ratio)))

@@ -6,20 +6,14 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from bssearch.cli.output import Format, cell, console, print_json, print_rows, print_table
-from bssearch.records import Objective
 
 if TYPE_CHECKING:
     from bssearch.analysis.answer import Answer, Batch, Fit, Generalisation
     from bssearch.analysis.measured import Measured
 
-BATCH_COLUMNS = ("batch", "time_to_target", "steps", "ms/step", "learning_rate", "regime", "trials")
+TIME_COLUMN = "time_to_target"
+BATCH_COLUMNS = ("batch", TIME_COLUMN, "steps", "ms/step", "learning_rate", "regime", "trials")
 GENERALISATION_COLUMNS = ("batch", "final_metric", "test_metric", "worse_by", "runs")
-FIGURE_COLUMNS = {
-    Objective.SAMPLES_TO_TARGET: "samples_to_target",
-    Objective.COST_TO_TARGET: "cost_to_target",
-    Objective.ENERGY_TO_TARGET: "energy_to_target",
-    Objective.METRIC_IN_BUDGET: "metric_in_budget",
-}
 
 
 def print_found(found: Answer, form: Format) -> None:
@@ -48,7 +42,7 @@ def print_answer(found: Answer) -> None:
         is_predicted = any(warning.code == "predicted" for warning in found.warnings)
         where = "" if is_predicted else f"; measured on {found.device.name}"
         out.print(f"Test {metric} at the target{where}.")
-    figure = FIGURE_COLUMNS.get(Objective(found.objective))
+    figure = _figure_column(found)
     columns = BATCH_COLUMNS if figure is None else (BATCH_COLUMNS[0], figure, *BATCH_COLUMNS[1:])
     print_table(batch_rows(found), columns)
     for line in (*law_lines(found), *measured_lines(found.measured)):
@@ -148,7 +142,7 @@ def _figure(found: Answer, row: Batch) -> dict[str, str | None]:
     """Return the objective's figure under the name of its column, where that is not the time."""
     from bssearch.analysis.numbers import number
 
-    name = FIGURE_COLUMNS.get(Objective(found.objective))
+    name = _figure_column(found)
     if name is None:
         return {}
     known, bound = row.objective_value, row.objective_lower_bound
@@ -156,6 +150,11 @@ def _figure(found: Answer, row: Batch) -> dict[str, str | None]:
         return {name: None if bound is None else f"> {number(bound, 4)}"}
     interval = "" if known.low is None or known.high is None else f" [{number(known.low, 4)}, {number(known.high, 4)}]"
     return {name: f"{number(known.median, 4)}{interval}"}
+
+
+def _figure_column(found: Answer) -> str | None:
+    """Return the column of the objective's figure; None for time, which has one in every answer."""
+    return None if found.objective == TIME_COLUMN else found.objective
 
 
 def _time(time: Any, bound: float | None) -> str | None:

@@ -107,9 +107,9 @@ def slope_line(slope: LearningRateSlope | None) -> str:
 
 
 def _gives(one: RuleFinding) -> str | None:
-    from bssearch.analysis.rules.rule_book import CHANGES
+    from bssearch.analysis.rules.rule_book import CHANGED_PARAMETER
 
-    name = CHANGES.get(one.rule)
+    name = CHANGED_PARAMETER.get(one.rule)
     if name is None or one.configuration is None:
         return None
     return f"{name.replace('_', ' ')} {one.configuration[name]:.4g}"

@@ -6,7 +6,7 @@ import shlex
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from bssearch.records import Goal, Objective
+from bssearch.records import Goal
 
 if TYPE_CHECKING:
     from bssearch.analysis.answer import Answer, Parameters
@@ -66,13 +66,13 @@ def header(answer: Answer) -> str:
 
 def _takes(answer: Answer) -> str:
     """Return what it takes to reach the target: seconds, or, where they are not known, the objective's figure."""
+    from bssearch.analysis.answer import objective_in
     from bssearch.analysis.headline import with_interval
-    from bssearch.analysis.objectives.measure import UNITS
 
     time, figure = answer.optimal.time_to_target_s, answer.optimal.objective_value
     assert figure is not None, "an optimum has its figure"
     known = (
-        f"with {with_interval(figure, unit=UNITS[Objective(answer.objective)])}"
+        f"with {with_interval(figure, unit=objective_in(answer).unit)}"
         if time is None
         else f"in {with_interval(time, unit=' s')} of training"
     )

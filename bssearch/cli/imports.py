@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from bssearch.cli.output import DatabaseOption, Format, FormatOption, print_rows, write
-from bssearch.records import Goal, Objective, TrialState
+from bssearch.records import Goal, TrialState
 
 if TYPE_CHECKING:
     from bssearch.importers.studies import Studies
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 class RunsObjective(StrEnum):
     """What a study of imported runs can have the least of."""
 
-    TIME_TO_TARGET = Objective.TIME_TO_TARGET
-    SAMPLES_TO_TARGET = Objective.SAMPLES_TO_TARGET
+    TIME_TO_TARGET = "time_to_target"
+    SAMPLES_TO_TARGET = "samples_to_target"
 
 
 app = typer.Typer(help="Make studies of runs that were made elsewhere.", no_args_is_help=True)
@@ -64,7 +64,7 @@ def import_runs(
     runs = [run if run.precision else replace(run, precision=precision) for run in table.runs]
     wanted, notes = find_target(runs, metric, target, goal)
     made = make_studies(
-        runs, name=name or file.stem, target=wanted, objective=Objective(objective), default_batch=default_batch
+        runs, name=name or file.stem, target=wanted, objective=objective.value, default_batch=default_batch
     )
     _store(made, [*table.notes, *notes], db, form)
 
@@ -90,7 +90,7 @@ def import_rcp(
 
     found = read_rcp(file, samples_per_epoch=samples_per_epoch)
     made = make_studies(
-        found.table.runs, name=name or file.stem, target=found.target, objective=Objective.SAMPLES_TO_TARGET
+        found.table.runs, name=name or file.stem, target=found.target, objective=RunsObjective.SAMPLES_TO_TARGET.value
     )
     _store(made, found.table.notes, db, form)
 

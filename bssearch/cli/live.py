@@ -11,7 +11,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from bssearch.analysis.objectives.measure import seconds_to_target
+from bssearch.analysis.objectives.seconds import seconds_to_target
 from bssearch.cli.output import cell, console
 from bssearch.history import History
 from bssearch.records import Phase, StudyRecord, TrialRecord, TrialState

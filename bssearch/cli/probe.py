@@ -25,7 +25,7 @@ from bssearch.cli.output import (
 from bssearch.cli.run import SetOption, SpecArgument, workload_folder
 
 if TYPE_CHECKING:
-    from bssearch.analysis.law.step_time import StepTimeFit
+    from bssearch.analysis.law.affine_step_time import StepTimeFit
     from bssearch.analysis.memory import MemoryFit
     from bssearch.commands.memory_probe import MemoryProbe
     from bssearch.commands.run import OpenStudy
@@ -129,7 +129,7 @@ def step_time(
     form: FormatOption = Format.TABLE,
 ) -> None:
     """Time optimizer steps at every batch size, alone on the device, and fit t = α + β·B."""
-    from bssearch.analysis.law.step_time import fit_step_time, throughput_knee
+    from bssearch.analysis.law.affine_step_time import fit_step_time, throughput_knee
     from bssearch.commands.step_time_probe import probe_step_times
 
     with _opened(spec, overrides, db, data_dir, allow_busy) as (study, place):

@@ -79,7 +79,7 @@ def studies(
 
 def status(study: StudyArgument = None, db: DatabaseOption = None, form: FormatOption = Format.TABLE) -> None:
     """Show how far a study is: trials by phase and state, the budget, the fastest trial so far."""
-    from bssearch.analysis.objectives.measure import seconds_to_target
+    from bssearch.analysis.objectives.seconds import seconds_to_target
     from bssearch.analysis.optimum import fastest
     from bssearch.spec import StudySpec
     from bssearch.spec.model import IMPORTED

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from pydantic import BaseModel, ConfigDict
 
-from bssearch.analysis.notices import Notice
+from bssearch.analysis.answer import Notice
 from bssearch.commands.estimates import longest_seconds, longest_trial_seconds, pruned_seconds
 from bssearch.commands.unstored import run_default, step_time_of_default
 from bssearch.executors.base import Executor

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from pydantic import BaseModel, ConfigDict
 
-from bssearch.analysis.answer import Answer, CriticalBatch, Figure, Time
-from bssearch.analysis.objectives.measure import Measure, step_seconds_of
+from bssearch.analysis.answer import Answer, CriticalBatch, Figure, Time, objective_in
+from bssearch.analysis.objectives.base import objective_of
+from bssearch.analysis.objectives.seconds import step_seconds_of
 from bssearch.analysis.rules.audit import FULL_LIMIT_PHASES, audit
 from bssearch.analysis.time_to_target import Estimate, estimate, ratio_interval
 from bssearch.errors import TargetNotReachedError
 from bssearch.pages.page import StudyPicture
-from bssearch.pages.plots import curve_trials
-from bssearch.records import Objective, Observation, StudyRecord, TrialRecord
+from bssearch.pages.trial_plots import curve_trials
+from bssearch.records import Observation, StudyRecord, TrialRecord
 from bssearch.search.finding import answer
 from bssearch.spec import StudySpec
 from bssearch.storage.repository import Store
@@ -51,7 +52,7 @@ class Comparison(BaseModel):
     device: str | None
     precision: str | None
     workload: str
-    objective: Objective
+    objective: str
     target: str
     optimal_batch_size: int | None = None
     objective_value: Figure | None = None
@@ -104,17 +105,6 @@ def compare(store: Store, names: Sequence[str]) -> list[Comparison]:
     return [one.beside(found[0]) for one in found]
 
 
-@dataclass(frozen=True, slots=True)
-class _InOwnUnit(Measure):
-    """A measure of which the figures compare as ratios in the unit that people know: a metric is itself."""
-
-    def of(self, trial: TrialRecord) -> float | None:
-        figure = Measure.of(self, trial)
-        if figure is None or trial.outcome is None or self.objective is not Objective.METRIC_IN_BUDGET:
-            return figure
-        return trial.outcome.best_metric
-
-
 class _Compared:
     """A study to compare, with its answer where there is one."""
 
@@ -129,14 +119,12 @@ class _Compared:
             self.missed = error.message
             return
         runs = [store.trial(name, number) for number in self.answer.optimal.trial_numbers]
-        measure = _InOwnUnit(
-            Objective(self.study.objective), self.study.target, self.answer.price_per_device_hour or 1.0
-        )
+        objective = objective_in(self.answer).in_own_unit()
         time = self.answer.optimal.time_to_target_s
         if time is not None and time.basis == "steps_x_step_time":
-            measure = replace(measure, step_seconds=step_seconds_of(store.probes(name).values()))
-        if all((measure.of(run) or 1) > 0 for run in runs):  # a metric may be below zero, where there are no ratios
-            self.estimate = estimate(runs, measure)
+            objective = replace(objective, step_seconds=step_seconds_of(store.probes(name).values()))
+        if all((objective.figure(run) or 1) > 0 for run in runs):  # a metric may be below zero: there are no ratios
+            self.estimate = estimate(runs, objective)
 
     def beside(self, first: _Compared) -> Comparison:
         """Return the study's row in a comparison with the first."""
@@ -146,7 +134,7 @@ class _Compared:
             device=None if environment is None else environment.device_name,
             precision=None if environment is None else environment.precision,
             workload=str(self.study.spec["workload"]),
-            objective=Objective(self.study.objective),
+            objective=self.study.objective,
             target=f"{target.metric} {target.goal.sign} {target.value:g}",
             note=self.missed or None,
         )
@@ -174,13 +162,12 @@ class _Compared:
             return OTHER_OBJECTIVE
         if self.study.target != first.study.target:
             return OTHER_TARGET
-        return None if self._is_priced == first._is_priced else OTHER_UNIT
+        return None if self._unit == first._unit else OTHER_UNIT
 
     @property
-    def _is_priced(self) -> bool:
-        """Return whether costs are in a currency, not in device-hours."""
-        is_cost = self.study.objective == Objective.COST_TO_TARGET
-        return is_cost and self.study.spec.get("price_per_device_hour") is not None
+    def _unit(self) -> str:
+        """Return the unit of the figure: costs are in device-hours, or in the currency of a price."""
+        return objective_of(StudySpec.model_validate(self.study.spec)).unit
 
 
 def _ratio(figure: Estimate | None, first: Estimate | None) -> RatioToFirst | None:

@@ -9,9 +9,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePath
 
+from bssearch.analysis.objectives.samples_to_target import SamplesToTarget
+from bssearch.analysis.objectives.time_to_target import TimeToTarget
 from bssearch.errors import UsageError
 from bssearch.importers.run_tables import TYPED, Run
-from bssearch.records import Environment, Goal, Objective, Phase, Target, TrialOutcome, TrialState
+from bssearch.records import Environment, Goal, Phase, Target, TrialOutcome, TrialState
 from bssearch.settings import user_name
 from bssearch.space import REGULAR
 from bssearch.spec import StudySpec
@@ -75,13 +77,13 @@ def make_studies(
     *,
     name: str,
     target: Target,
-    objective: Objective = Objective.TIME_TO_TARGET,
+    objective: str = TimeToTarget.name,
     default_batch: int | None = None,
 ) -> Studies:
     """Return the studies that runs make, one for each device and precision, ready to be stored together.
 
     A study is called ``name`` where it is the only one, else after its device too. Where no run of one has train
-    seconds its objective is `Objective.SAMPLES_TO_TARGET`. Raises `UsageError` for a ``default_batch`` that no run has.
+    seconds its objective is ``samples_to_target``. Raises `UsageError` for a ``default_batch`` that no run has.
     """
     groups: dict[tuple[str, str], list[Run]] = {}
     for run in runs:
@@ -95,7 +97,7 @@ def make_studies(
         check_name(study_name)
         seeded, renumbered = _with_seeds(groups[kind])
         timed = any(one.run.train_seconds is not None for one in seeded)
-        spec = _spec(study_name, seeded, target, objective if timed else Objective.SAMPLES_TO_TARGET, default_batch)
+        spec = _spec(study_name, seeded, target, objective if timed else SamplesToTarget.name, default_batch)
         studies.append(_study(spec, seeded, _environment(*kind)))
         notes += [
             f"study {study_name}: {text}" for text in _about(spec, seeded, kind, renumbered, objective, default_batch)
@@ -108,7 +110,7 @@ def _about(
     seeded: Sequence[_SeededRun],
     kind: tuple[str, str],
     renumbered: Sequence[str],
-    objective: Objective,
+    objective: str,
     default_batch: int | None,
 ) -> Iterator[str]:
     """Yield what a study holds, and what of it is not as its table or its maker has it."""
@@ -120,7 +122,7 @@ def _about(
             f"in {len(renumbered)} of {runs} the seed is that of an earlier run of the same configuration; they got "
             f"the next free one (the first: {renumbered[0]}): are they in the table twice?"
         )
-    if spec.objective is not objective:
+    if spec.objective != objective:
         yield f"no run has train_seconds, so its objective is {spec.objective}"
     if default_batch is not None and not spec.default_is_known:
         yield f"no run at --default-batch {default_batch}"
@@ -194,7 +196,7 @@ def _with_seeds(runs: Sequence[Run]) -> tuple[list[_SeededRun], list[str]]:
 
 
 def _spec(
-    name: str, seeded: Sequence[_SeededRun], target: Target, objective: Objective, default_batch: int | None
+    name: str, seeded: Sequence[_SeededRun], target: Target, objective: str, default_batch: int | None
 ) -> StudySpec:
     """Return a spec to which the runs are the answer; it has no workload, and cannot be run."""
     runs = [one.run for one in seeded]
@@ -231,7 +233,7 @@ def _study(spec: StudySpec, seeded: Sequence[_SeededRun], environment: Environme
         name=spec.name,
         spec=spec.model_dump(mode="json"),
         spec_hash=spec.question_hash,
-        objective=str(spec.objective),
+        objective=spec.objective,
         target=spec.record_target,
         created_by=user_name(),
         environment=environment,

@@ -7,17 +7,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bssearch.analysis.answer import Answer, Batch, Fit, Parameters, Ratio
+from bssearch.analysis.answer import Answer, Batch, Fit, Parameters, Ratio, objective_in
 from bssearch.analysis.generalisation import final_rows
 from bssearch.analysis.headline import headline
 from bssearch.analysis.measured import NoiseAnswer
 from bssearch.analysis.numbers import number
-from bssearch.analysis.objectives.measure import UNITS, measure_of
-from bssearch.analysis.rules.rule_book import CHANGES
-from bssearch.pages import plots
+from bssearch.analysis.objectives.base import objective_of
+from bssearch.analysis.rules.regret import BROKE, HELD
+from bssearch.analysis.rules.rule_book import CHANGED_PARAMETER
+from bssearch.pages import plots, trial_plots
 from bssearch.pages.axes import Figure
 from bssearch.pages.html import Row, Section, Table, Tile, html_page
-from bssearch.records import Environment, Objective, Observation, StudyRecord, TrialRecord
+from bssearch.records import Configuration, Environment, Observation, StudyRecord, TrialRecord
 from bssearch.spec import StudySpec
 from bssearch.spec.model import IMPORTED
 
@@ -101,29 +102,19 @@ def _default_tile(answer: Answer, spec: StudySpec) -> Tile:
 
 
 def _figure_tile(answer: Answer) -> Tile:
-    figure, objective = answer.optimal.objective_value, Objective(answer.objective)
+    figure, objective = answer.optimal.objective_value, objective_in(answer)
     assert figure is not None, "an optimum has its figure"
     of = _plural(figure.runs, "run")
     low, high = figure.low, figure.high
     ends = "" if low is None or high is None else f"95 % interval {number(low)} to {number(high)}, "
-    return Tile(_objective_name(objective), f"{number(figure.median)}{_unit(answer)}", ends + of)
-
-
-def _unit(answer: Answer) -> str:
-    """Return what stands behind a figure of the objective."""
-    unpriced = answer.objective == Objective.COST_TO_TARGET and answer.price_per_device_hour is None
-    return " device-hours" if unpriced else UNITS[Objective(answer.objective)]
-
-
-def _objective_name(objective: Objective) -> str:
-    return str(objective).replace("_", " ").capitalize()
+    return Tile(objective.label, f"{number(figure.median)}{objective.unit}", ends + of)
 
 
 def _times(answer: Answer, ratio: Ratio | None) -> str:
     """Return how much a batch size takes against the optimum, in words; nothing where that is not known."""
     if ratio is None:
         return ""
-    noun = str(answer.objective).removesuffix("_to_target")
+    noun = objective_in(answer).noun
     return f"{'at least ' if ratio.at_least else ''}{number(ratio.value)}× the {noun} of the optimum"
 
 
@@ -144,70 +135,97 @@ def _critical(fit: Fit) -> Tile:
 
 def _sections(picture: StudyPicture) -> list[Section]:
     """Return the parts of the page in the order in which they answer what a reader asks next."""
-    answer, spec = picture.answer, picture.spec
-    default = spec.default_configuration if spec.default_is_known else None
-    measure = measure_of(spec, picture.study.target)
-    sections = [
-        Section(
-            name="objective",
-            title=_objective_title(answer),
-            text="Each batch size with its own best learning rate and regularisation; bars are 95 % intervals over "
-            "seeds, arrows lower bounds of runs that were stopped before the target. Lower is better."
-            if answer.objective != Objective.METRIC_IN_BUDGET
-            else "Each batch size with its own best learning rate and regularisation; bars are 95 % intervals.",
-            figures=_drawn(
-                objective=plots.objective_figure(answer, default.batch_size if default else None),
-                time=plots.time_figure(answer),
-            ),
-            notes=_without_figure(answer),
-        ),
+    answer = picture.answer
+    found = [
+        _objective(picture),
         _recipe(answer),
         _batches(answer),
-        Section(
-            name="steps",
-            title="Steps and samples",
-            text="Along the dotted line a batch twice as large needs half the steps. Where the steps leave it, larger "
-            "batches buy less (diminishing); where they no longer fall, nothing (maximal). Hollow: not well tuned.",
-            absent="Not shown: no batch size has a known number of steps to the target.",
-            figures=_drawn(steps=plots.steps_figure(answer), samples=plots.samples_figure(answer)),
-            notes=_about_law(answer.fit),
-        ),
-        Section(
-            name="curves",
-            title="Learning curves",
-            text="The best run of each batch size; dotted where none reached the target.",
-            absent="Not shown: the runs have no stored evaluations.",
-            figures=_drawn(curves=plots.curves_figure(answer, picture.curves)),
-        ),
-        Section(
-            name="front",
-            title="Time against cost",
-            text="Along the line, less time costs more; the others are beaten in both by one of these. "
-            + (
-                "The cost is the price of the device’s hours."
-                if spec.price_per_device_hour
-                else "The cost is the samples computed."
-            ),
-            absent="Not shown: it takes both seconds and samples to the target, and no batch size has both.",
-            figures=_drawn(front=plots.front_figure(answer, priced=spec.price_per_device_hour is not None)),
-        ),
-        Section(
-            name="learning-rate",
-            title="Learning rate and batch size",
-            text="Every trial. The lines are where the linear and the square-root rule lead from the default.",
-            absent="Not shown: the learning rates of the trials are not known.",
-            figures=_drawn(rates=plots.learning_rate_figure(picture.trials, measure, default)),
-        ),
-        Section(
-            name="device",
-            title="Throughput and memory",
-            text="What the device does at each batch size. The highest throughput is not the shortest training.",
-            absent="Not shown: neither step times nor peak memory were measured.",
-            figures=_drawn(throughput=plots.throughput_figure(answer), memory=plots.memory_figure(answer)),
-            notes=_about_device(answer),
-        ),
+        _steps(answer),
+        _curves(picture),
+        _front(picture),
+        _learning_rate(picture),
+        _device(answer),
+        _generalisation(answer),
+        _audit(picture.audit),
     ]
-    return [*sections, *(one for one in (_generalisation(answer), _audit(picture.audit)) if one is not None)]
+    return [section for section in found if section is not None]
+
+
+def _objective(picture: StudyPicture) -> Section:
+    answer, default = picture.answer, _known_default(picture)
+    text = "Each batch size with its own best learning rate and regularisation; bars are 95 % intervals"
+    stopped = " over seeds, arrows lower bounds of runs that were stopped before the target. Lower is better."
+    return Section(
+        name="objective",
+        title=_objective_title(answer),
+        text=f"{text}{stopped if objective_in(answer).stops_at_target else '.'}",
+        figures=_drawn(
+            objective=plots.objective_figure(answer, default.batch_size if default else None),
+            time=plots.time_figure(answer),
+        ),
+        notes=_without_figure(answer),
+    )
+
+
+def _steps(answer: Answer) -> Section:
+    return Section(
+        name="steps",
+        title="Steps and samples",
+        text="Along the dotted line a batch twice as large needs half the steps. Where the steps leave it, larger "
+        "batches buy less (diminishing); where they no longer fall, nothing (maximal). Hollow: not well tuned.",
+        absent="Not shown: no batch size has a known number of steps to the target.",
+        figures=_drawn(steps=plots.steps_figure(answer), samples=plots.samples_figure(answer)),
+        notes=_about_law(answer.fit),
+    )
+
+
+def _curves(picture: StudyPicture) -> Section:
+    return Section(
+        name="curves",
+        title="Learning curves",
+        text="The best run of each batch size; dotted where none reached the target.",
+        absent="Not shown: the runs have no stored evaluations.",
+        figures=_drawn(curves=trial_plots.curves_figure(picture.answer, picture.curves)),
+    )
+
+
+def _front(picture: StudyPicture) -> Section:
+    priced = picture.spec.price_per_device_hour is not None
+    cost = "The cost is the price of the device’s hours." if priced else "The cost is the samples computed."
+    return Section(
+        name="front",
+        title="Time against cost",
+        text=f"Along the line, less time costs more; the others are beaten in both by one of these. {cost}",
+        absent="Not shown: it takes both seconds and samples to the target, and no batch size has both.",
+        figures=_drawn(front=plots.front_figure(picture.answer, priced=priced)),
+    )
+
+
+def _learning_rate(picture: StudyPicture) -> Section:
+    objective = objective_of(picture.spec, picture.study.target)
+    return Section(
+        name="learning-rate",
+        title="Learning rate and batch size",
+        text="Every trial. The lines are where the linear and the square-root rule lead from the default.",
+        absent="Not shown: the learning rates of the trials are not known.",
+        figures=_drawn(rates=trial_plots.learning_rate_figure(picture.trials, objective, _known_default(picture))),
+    )
+
+
+def _device(answer: Answer) -> Section:
+    return Section(
+        name="device",
+        title="Throughput and memory",
+        text="What the device does at each batch size. The highest throughput is not the shortest training.",
+        absent="Not shown: neither step times nor peak memory were measured.",
+        figures=_drawn(throughput=plots.throughput_figure(answer), memory=plots.memory_figure(answer)),
+        notes=_about_device(answer),
+    )
+
+
+def _known_default(picture: StudyPicture) -> Configuration | None:
+    """Return the default configuration; None where nobody said what it is."""
+    return picture.spec.default_configuration if picture.spec.default_is_known else None
 
 
 def _generalisation(answer: Answer) -> Section | None:
@@ -234,11 +252,7 @@ def _drawn(**figures: Figure | None) -> dict[str, Figure]:
 
 
 def _objective_title(answer: Answer) -> str:
-    target = f"{answer.target.metric} {answer.target.goal.sign} {answer.target.value:g}"
-    if answer.objective == Objective.METRIC_IN_BUDGET:
-        return f"{answer.target.metric} in the budget"
-    what = str(answer.objective).removesuffix("_to_target").capitalize()
-    return f"{what} to {target}"
+    return objective_in(answer).title(answer.target.metric, answer.target.in_words)
 
 
 def _without_figure(answer: Answer) -> list[str]:
@@ -320,12 +334,12 @@ def _batches(answer: Answer) -> Section:
 
 
 def _figure_heading(answer: Answer) -> str:
-    return f"{_objective_name(Objective(answer.objective))} [95 %]"
+    return f"{objective_in(answer).label} [95 %]"
 
 
 def _cells(answer: Answer, row: Batch) -> list[str]:
     figure = row.objective_value
-    bound, unit = row.objective_lower_bound, _unit(answer)
+    bound, unit = row.objective_lower_bound, objective_in(answer).unit
     if figure is not None:
         ends = "" if figure.low is None or figure.high is None else f" [{number(figure.low)}, {number(figure.high)}]"
         shown = f"{number(figure.median)}{unit}{ends}, {_plural(figure.runs, 'run')}"
@@ -361,7 +375,7 @@ def _audit(audit: Any | None) -> Section | None:
         name="audit",
         title="Rules of thumb on this workload",
         text="Regret is the time by the rule over the time of the tuned optimum at the same batch size, with its 95 % "
-        "interval. Held: below 1.05; broke: above 1.10.",
+        f"interval. Held: below {HELD:.2f}; broke: above {BROKE:.2f}.",
         figures={},
         table=Table(
             ["Rule", "Batch", "Verdict", "Regret", "It gives", "Because"],
@@ -385,7 +399,7 @@ def _rule_cells(rule: Mapping[str, Any]) -> list[str]:
 
 def _given(rule: str, configuration: Mapping[str, Any]) -> str:
     """Return what a rule gives: the parameter it is about, or all where that is not known."""
-    about = {str(one): name for one, name in CHANGES.items()}.get(rule)
+    about = {str(one): name for one, name in CHANGED_PARAMETER.items()}.get(rule)
     shown = configuration if about is None else {about: configuration.get(about)}
     return ", ".join(f"{name} {_value(value)}" for name, value in shown.items() if value is not None) or NOTHING
 

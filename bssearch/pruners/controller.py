@@ -8,11 +8,8 @@ from datetime import datetime
 
 from bssearch.history import History, is_interrupted, measured_seconds
 from bssearch.pruners.base import Action, Pruner, Standings, make_pruner, slack_for
-from bssearch.records import Objective, Observation, Phase, TrialRecord, TrialState
+from bssearch.records import Observation, Phase, TrialRecord, TrialState
 from bssearch.spec import StudySpec
-
-BY_SECONDS = frozenset({Objective.TIME_TO_TARGET, Objective.COST_TO_TARGET})
-"""The objectives that grow with a trial's train seconds alike at every batch size; trials do not race for others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +30,7 @@ class PruningController:
     def __init__(self, spec: StudySpec, history: History, pruner: Pruner | None = None) -> None:
         self._spec = spec
         self._history = history
-        races = spec.objective in BY_SECONDS
+        races = history.objective.trials_race
         self._asked_for = pruner or make_pruner(spec.pruner)
         self.pruner = self._asked_for if races else Pruner()
         self._saved: frozenset[int] = frozenset()

@@ -21,7 +21,6 @@ from bssearch.records.plan import Lease, TrialPlan
 from bssearch.records.question import (
     Configuration,
     Goal,
-    Objective,
     ParameterValue,
     Phase,
     Target,
@@ -53,7 +52,6 @@ __all__ = [
     "ModelDescription",
     "NoiseMeasurement",
     "NoiseRequest",
-    "Objective",
     "Observation",
     "ParameterValue",
     "Phase",

@@ -23,16 +23,6 @@ class Goal(StrEnum):
         return "≥" if self is Goal.MAXIMIZE else "≤"
 
 
-class Objective(StrEnum):
-    """What the optimal batch size has the least of; `METRIC_IN_BUDGET`: the best of."""
-
-    TIME_TO_TARGET = "time_to_target"
-    SAMPLES_TO_TARGET = "samples_to_target"
-    COST_TO_TARGET = "cost_to_target"
-    ENERGY_TO_TARGET = "energy_to_target"
-    METRIC_IN_BUDGET = "metric_in_budget"
-
-
 class Phase(StrEnum):
     """Why a trial runs; `TO_BUDGET`: to see which metric a batch size comes to, past the target to its limit."""
 

@@ -145,7 +145,7 @@ def _weight(history: History, batch_size: int) -> float:
     if history.incumbent is None:
         return 1.0
     best = history.best_at(batch_size)
-    ratio = history.value(best) / history.incumbent_value if best else UNREACHED
+    ratio = history.objective.ratio(history.value(best), history.incumbent_value) if best else UNREACHED
     ladder, centre = history.feasible, _centre(history)
     is_neighbour = centre in ladder and abs(ladder.index(batch_size) - ladder.index(centre)) == 1
     return max(ratio**-2, NEIGHBOUR if is_neighbour else 0.0)

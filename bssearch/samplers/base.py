@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Protocol, Self
 
 from bssearch import registry
+from bssearch.analysis.objectives.base import objective_of
 from bssearch.history import History
-from bssearch.pruners.controller import BY_SECONDS
 from bssearch.records import Configuration, ParameterValue
 from bssearch.spec import StudySpec
 
@@ -59,7 +59,8 @@ def make_sampler(spec: StudySpec) -> Sampler:
 
     Raises `UsageError` for a name that is not known.
     """
-    name = "tpe" if spec.sampler.name == "auto" and spec.objective not in BY_SECONDS else spec.sampler.name
+    models_time = objective_of(spec).trials_race
+    name = "tpe" if spec.sampler.name == "auto" and not models_time else spec.sampler.name
     kind: type[Sampler] = registry.load("samplers", name)
     return kind.of(spec)
 

@@ -13,11 +13,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
-from bssearch.analysis.objectives.measure import FLAT, step_seconds_of
+from bssearch.analysis.objectives.seconds import step_seconds_of
 from bssearch.analysis.optimum import Verdict, decide, runs_to_settle
 from bssearch.analysis.settled import Standing, standing
 from bssearch.history import History
-from bssearch.records import Configuration, Objective, Phase, TrialPlan, TrialRecord, TrialState
+from bssearch.intervals import FLAT_RATIO
+from bssearch.records import Configuration, Phase, TrialPlan, TrialRecord, TrialState
 from bssearch.search.seeds import trial_seed
 
 CONFIGURATIONS_PER_BATCH = 2
@@ -50,7 +51,7 @@ def repeat(
         eval_every_steps=probe.eval_every_steps or 1,
         threads=history.spec.executor.threads,
         uncapped=is_to_budget,
-        stop_at_target=not is_to_budget and history.spec.objective is not Objective.METRIC_IN_BUDGET,
+        stop_at_target=not is_to_budget and history.objective.stops_at_target,
         retry_of=retry_of,
         after=history.length,
     )
@@ -135,7 +136,7 @@ def verdict_of(history: History, trials: Sequence[TrialRecord]) -> Verdict | Non
     """Return the verdict over the search and its confirmation trials, None where no trial reached the target."""
     counted = [*history.trials, *in_force(history, trials)]
     timed = step_seconds_of(history.probes.values())
-    return decide(counted, history.spec.confirm.runs, history.measure, timed)
+    return decide(counted, history.spec.confirm.runs, history.objective, timed)
 
 
 def ending(history: History) -> str | None:
@@ -159,7 +160,11 @@ def ending(history: History) -> str | None:
     deviation = verdict.seed_deviation
     if not found.to_run:
         return f"{text}; a run missed the target, so that more runs show nothing"
-    return text if not deviation else f"{text}; about {runs_to_settle(deviation, FLAT)} runs a batch would settle 5 %"
+    return (
+        text
+        if not deviation
+        else f"{text}; about {runs_to_settle(deviation, FLAT_RATIO)} runs a batch would settle 5 %"
+    )
 
 
 def _further(history: History, trials: Sequence[TrialRecord], made: CompletedRuns) -> list[TrialPlan]:

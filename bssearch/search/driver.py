@@ -116,6 +116,7 @@ class Driver:
             slots_apart=self.executor.slots_apart,
             next_run=next_run,
             phase=phase,
+            device_name=self.environment.device_name,
         )
 
     @contextmanager

@@ -13,12 +13,11 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Protocol, assert_never
 
-from bssearch.errors import BSSearchError, InterruptedRunError, LaunchError, SpecError
+from bssearch.errors import BSSearchError, InterruptedRunError, LaunchError
 from bssearch.history import COULD_NOT_PAUSE, FAILURES, INTERRUPTED, History, is_interrupted
 from bssearch.pruners.base import Pruner
 from bssearch.pruners.controller import PruningController
 from bssearch.records import (
-    Objective,
     Observation,
     Phase,
     TrialOutcome,
@@ -123,6 +122,7 @@ class Engine:
         sampler: Sampler | None = None,
         pruner: Pruner | None = None,
         make_planner: MakePlanner = Planner,
+        device_name: str = "the device",
     ) -> None:
         self.spec = spec
         self.history = History(spec)
@@ -130,6 +130,7 @@ class Engine:
         self._sampler = sampler or make_sampler(spec)
         self._pruner = pruner
         self._make_planner = make_planner
+        self._device_name = device_name
         self._planner = make_planner(spec, self.history, self.pruning, self._sampler)
         self._slots = slots
         self._slots_apart = slots_apart
@@ -325,9 +326,7 @@ class Engine:
         actions: list[Action] = []
         if running.stopping is TrialState.PAUSED and trial.state is TrialState.PRUNED and trial.outcome is not None:
             actions += self._wait_no_more(trial.outcome.reason)
-        actions += self._failed(
-            self._met_at_once(trial) or self._without_power(trial) or self._too_many_failures(trial)
-        )
+        actions += self._failed(self._met_at_once(trial) or self._unmeasured(trial) or self._too_many_failures(trial))
         if self._stage is Stage.STOPPING and not self._running:
             actions += self._stopped()
         return actions
@@ -398,27 +397,11 @@ class Engine:
 
     def _met_at_once(self, trial: TrialRecord) -> BSSearchError | None:
         """Return the error for a target that takes no training."""
-        spec, outcome = self.spec, trial.outcome
-        if spec.objective is Objective.METRIC_IN_BUDGET or outcome is None or outcome.steps_to_target != 0:
-            return None
-        return SpecError(
-            f"target.value = {spec.target.value:g} is met before the first step: "
-            f"trial {trial.number} starts with {spec.target.metric} = {outcome.best_metric:.4g}",
-            hint="ask for a harder target, under a new name; this one takes no training",
-        )
+        return _error_of(lambda: self.history.objective.check_target(trial))
 
-    def _without_power(self, trial: TrialRecord) -> BSSearchError | None:
-        """Return the error for an objective of energy on a device that does not report its power."""
-        has_ended = trial.state is TrialState.REACHED and trial.outcome is not None
-        if self.spec.objective is not Objective.ENERGY_TO_TARGET or not has_ended:
-            return None
-        if self.history.measure.of(trial) is not None:
-            return None
-        return LaunchError(
-            "objective = energy_to_target: the device does not report its power, so that nothing is known of what "
-            f"trial {trial.number} took",
-            hint="a CUDA device and the extra gpu report it; time_to_target and cost_to_target take seconds alone",
-        )
+    def _unmeasured(self, trial: TrialRecord) -> BSSearchError | None:
+        """Return the error for an objective that the device does not measure."""
+        return _error_of(lambda: self.history.objective.check_measured(trial, self._device_name))
 
     def _too_many_failures(self, trial: TrialRecord) -> BSSearchError | None:
         """Give up where nothing works: after a few failures without a success, after many even so."""
@@ -434,6 +417,14 @@ class Engine:
             f"{self._failures} trials in a row failed, the last one ({trial.number}) with: {reason}",
             hint=f"bssearch trial {self.spec.name} {trial.number} shows the traceback",
         )
+
+
+def _error_of(check: Callable[[], None]) -> BSSearchError | None:
+    try:
+        check()
+    except BSSearchError as error:
+        return error
+    return None
 
 
 def could_not_pause(trial: TrialRecord) -> bool:

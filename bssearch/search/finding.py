@@ -7,14 +7,15 @@ from dataclasses import replace
 
 from bssearch.analysis.answer import Answer
 from bssearch.analysis.notices import retargeted
+from bssearch.analysis.objectives.base import objective_of
 from bssearch.analysis.report import build_answer
-from bssearch.analysis.retarget import at_target, easier_target
+from bssearch.analysis.retarget import at_target, easier_target, refuse_another_target
 from bssearch.errors import TargetNotReachedError, UsageError
 from bssearch.spec import StudySpec
 from bssearch.spec.model import IMPORTED
 from bssearch.storage.repository import Store
 
-ANSWERS = 5
+ANSWERS = 6
 """What makes answers: counted up where the same trials give another one, so that stored ones are made anew."""
 
 
@@ -45,6 +46,8 @@ def compute_answer(store: Store, name: str, target: float | None = None) -> Answ
     trials, probes, memory = store.trials(name), store.probes(name), store.memory_boundary(name)
     uses = [] if study.environment is None else store.memory(name, study.environment)
     noise = store.noise(name)
+    if target is not None:
+        refuse_another_target(objective_of(spec))
     if target is None or target == study.target.value:
         return build_answer(study, spec, trials, probes, memory, uses, noise)
     if spec.workload == IMPORTED:

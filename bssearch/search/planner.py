@@ -6,11 +6,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from math import isfinite
 
-from bssearch.history import History, measured_seconds
-from bssearch.pruners.controller import BY_SECONDS, PruningController
+from bssearch.history import History
+from bssearch.pruners.controller import PruningController
 from bssearch.records import (
     Configuration,
-    Objective,
     ParameterValue,
     Phase,
     ProbeRecord,
@@ -186,7 +185,7 @@ class Planner:
 
     @property
     def _stops_at_target(self) -> bool:
-        return self.spec.objective is not Objective.METRIC_IN_BUDGET
+        return self._history.objective.stops_at_target
 
     def _limit_state(self, limit: float) -> TrialState:
         return TrialState.EXHAUSTED if limit >= self._full_limit else TrialState.CAPPED
@@ -202,7 +201,7 @@ class Planner:
         best = history.best_at(size) if uncapped else history.incumbent
         if not self._pruning.limits or (uncapped and best is None):
             return full
-        seconds = self._seconds_as_good_as(best, history.probes[size])
+        seconds = history.objective.seconds_as_good_as(best, history.probes[size], full)
         limit = self._pruning.slack * seconds if isfinite(seconds) else self._first_limit()
         return min(full, max(limit, _seconds_to_look_twice(history.probes[size])))
 
@@ -215,21 +214,6 @@ class Planner:
         if self._pruning.paces_itself():
             return self._full_limit
         return self._full_limit * min(1.0, 2.0 ** (self._history.spent // len(self._history.feasible) - 2))
-
-    def _seconds_as_good_as(self, best: TrialRecord | None, probe: ProbeRecord) -> float:
-        """Return the train seconds after which a trial at a probed batch size is no better than the best.
-
-        Of the energy nothing is known before a trial, and a metric is what it is at the full limit: that is returned.
-        """
-        if self.spec.objective is Objective.METRIC_IN_BUDGET:
-            return self._full_limit
-        if best is None or self.spec.objective in BY_SECONDS:
-            return measured_seconds(best)
-        if self.spec.objective is Objective.SAMPLES_TO_TARGET and probe.step_seconds is not None:
-            assert best.outcome is not None and best.outcome.steps_to_target is not None, "the best has reached"
-            samples = best.outcome.steps_to_target * best.configuration.batch_size
-            return samples / probe.batch_size * probe.step_seconds
-        return self._full_limit
 
     @property
     def _full_limit(self) -> float:

@@ -20,6 +20,7 @@ import numpy as np
 from bssearch import registry
 from bssearch.errors import UsageError
 from bssearch.history import measured_seconds
+from bssearch.intervals import FLAT_RATIO
 from bssearch.pruners.base import Pruner
 from bssearch.pruners.race import Race
 from bssearch.recorded import RecordedTable
@@ -30,9 +31,6 @@ from bssearch.simulation.replay import Replay, VirtualClock, replays
 from bssearch.space import SearchSpace
 from bssearch.spec import StudySpec
 from bssearch.spec.model import BudgetSpec, ConfirmSpec, DefaultSpec, ExecutorSpec, PrunerSpec, TargetSpec
-
-CLOSE = 1.05
-"""A winner within this factor of the fastest trial of its draw is not missed."""
 
 WORST_REGRET = 9.0
 """The greatest ratio of times that regret counts, and the ratio where no winner was kept. A choice."""
@@ -153,7 +151,7 @@ def _draw(table: RecordedTable, order: Sequence[Recorded], pruner: Pruner, best:
         if trial.state is TrialState.REACHED and (not incumbents or seconds < incumbents[-1][1]):
             incumbents.append((clock.cost, seconds))
     fastest = incumbents[-1][1] if incumbents else math.inf
-    within = next((cost for cost, seconds in incumbents if seconds <= CLOSE * best), clock.cost)
+    within = next((cost for cost, seconds in incumbents if seconds <= FLAT_RATIO * best), clock.cost)
     return Draw(table.name, best, clock.cost / whole, fastest / best, within / whole, clock.now * workers / whole)
 
 
@@ -227,7 +225,7 @@ def summarize(draws: Sequence[Draw], repeats: int = 1000) -> Summary:
 
 
 def _is_missed(draw: Draw) -> float:
-    return float(draw.ratio > CLOSE)
+    return float(draw.ratio > FLAT_RATIO)
 
 
 Ends = tuple[float | None, float | None]

@@ -9,7 +9,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, JsonValue, ValidationInfo, field_validator, model_validator
 
-from bssearch.records import Configuration, Goal, Objective, ParameterValue, Target, TrainingSettings
+from bssearch import registry
+from bssearch.records import Configuration, Goal, ParameterValue, Target, TrainingSettings
 from bssearch.space import (
     OPTIMIZER_SETTINGS,
     OPTIONAL,
@@ -167,6 +168,11 @@ class ExecutorSpec(StrictModel):
         return None if self.memory_limit_gib is None else int(self.memory_limit_gib * 2**30)
 
 
+def _list_objectives(schema: dict[str, Any]) -> None:
+    """Add the names of the objectives to the JSON Schema of the field."""
+    schema["enum"] = list(registry.names("objectives"))
+
+
 class StudySpec(StrictModel):
     """Everything a study is asked: read from a file by `load_spec`, or made in Python."""
 
@@ -175,7 +181,7 @@ class StudySpec(StrictModel):
     workload: str = Field(min_length=1)
     workload_settings: dict[str, JsonValue] = Field(default_factory=dict)
     target: TargetSpec
-    objective: Objective = Objective.TIME_TO_TARGET
+    objective: str = Field(default="time_to_target", json_schema_extra=_list_objectives)
     price_per_device_hour: float | None = Field(default=None, gt=0, le=1e9)
     space: SearchSpace
     default: DefaultSpec
@@ -186,6 +192,13 @@ class StudySpec(StrictModel):
     budget: BudgetSpec
     seed: int = Field(default=0, ge=0, lt=2**31)
     executor: ExecutorSpec = ExecutorSpec()
+
+    @field_validator("objective")
+    @classmethod
+    def _objective_is_known(cls, name: str) -> str:
+        if not registry.is_known("objectives", name):
+            raise ValueError(f"{name!r} is not known; there are {', '.join(registry.names('objectives'))}")
+        return name
 
     @field_validator("default")
     @classmethod

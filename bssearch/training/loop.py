@@ -10,7 +10,7 @@
 * memory runs out                                         → `OOM`
 
 A request that does not stop at the target goes on, at the same cadence, until one of the other reasons ends it. It is
-`REACHED` all the same once the target was met, unless the caller calls it off.
+`REACHED` all the same once the target was met, unless the caller calls it off or pauses it: a paused trial goes on.
 
 A trial that was paused goes on from its checkpoint as if it had never stopped: the same steps, evaluations and random
 numbers; its ledgers and its wall time are those of its parts together.
@@ -26,7 +26,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from bssearch.curves import Crossing, crossing, with_crossing
+from bssearch.curves import crossing, with_crossing
 from bssearch.errors import CheckpointError
 from bssearch.records import GradientNoise, Observation, TrialOutcome, TrialRequest, TrialState
 from bssearch.space.batch_norm import batch_norm_caveats
@@ -118,8 +118,6 @@ class Trial:
         self._trainer: Trainer | None = None
         self._noise: NoiseMeter | None = None
         self._progress = Progress()
-        self._crossing: Crossing | None = None
-        self._reached = ""
         self._test_metric: float | None = None
 
     def run(self) -> TrialOutcome:
@@ -297,23 +295,24 @@ class Trial:
         target = self._request.target
         if self._progress.best is None or target.gain(observation.metric) > target.gain(self._progress.best):
             self._progress.best = observation.metric
-        if self._crossing is None and target.is_met_by(observation.metric):
-            self._crossing = crossing(previous, observation, target)
-            self._reached = f"{target.metric} = {observation.metric:.6g} at step {trainer.steps}"
+        if self._progress.crossing is None and target.is_met_by(observation.metric):
+            self._progress.crossing = crossing(previous, observation, target)
+            self._progress.reached = f"{target.metric} = {observation.metric:.6g} at step {trainer.steps}"
             if self._request.stop_at_target:
-                return Ending(TrialState.REACHED, self._reached)
+                return Ending(TrialState.REACHED, self._progress.reached)
         if trainer.schedule.is_over(trainer.steps):
             return Ending(TrialState.EXHAUSTED, f"the schedule's horizon ended at step {trainer.steps}")
-        return self._stuck_at_chance(trainer) if self._crossing is None else None
+        return self._stuck_at_chance(trainer) if self._progress.crossing is None else None
 
     def _reached_before(self, ending: Ending) -> Ending:
         """Return how a trial ended whose target may have been met on the way: nothing after that takes it back.
 
-        Only a trial that says nothing at all, one that was called off, stays what it is.
+        A trial that was called off stays what it is, and so does one that is paused: it has not come to its end.
         """
-        if self._crossing is None or ending.state is TrialState.REACHED or ending.state.is_missing:
+        stays = ending.state in {TrialState.REACHED, TrialState.PAUSED} or ending.state.is_missing
+        if self._progress.crossing is None or stays:
             return ending
-        return Ending(TrialState.REACHED, f"{self._reached}, then trained on: {ending.reason}")
+        return Ending(TrialState.REACHED, f"{self._progress.reached}, then trained on: {ending.reason}")
 
     def _stuck_at_chance(self, trainer: Trainer) -> Ending | None:
         """End a trial that never left chance in half of its whole budget.
@@ -413,8 +412,8 @@ class Trial:
             device_use=device_use,
             noise=GradientNoise() if self._noise is None else self._noise.result(),
         )
-        if self._crossing is None and last is not None:
+        if self._progress.crossing is None and last is not None:
             return replace(outcome, last_miss_step=last.step, last_miss_seconds=last.train_seconds)
-        if self._crossing is None or ending.state is not TrialState.REACHED:
+        if self._progress.crossing is None or ending.state is not TrialState.REACHED:
             return outcome
-        return with_crossing(outcome, self._crossing)
+        return with_crossing(outcome, self._progress.crossing)

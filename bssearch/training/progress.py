@@ -5,17 +5,23 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from bssearch.curves import Crossing
 from bssearch.records import Observation
 
 
 @dataclass(slots=True)
 class Progress:
-    """The last observation, the best metric, peaks of memory in bytes, and warnings from before a pause."""
+    """The last observation, the best metric, peaks of memory in bytes, and warnings from before a pause.
+
+    ``crossing`` is where the target was first met by a trial that goes on past it, ``reached`` says so in words.
+    """
 
     last: Observation | None = None
     best: float | None = None
     peaks: list[int] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
+    crossing: Crossing | None = None
+    reached: str = ""
 
     def state(self) -> dict[str, Any]:
         """Return all of it as JSON values, to be saved."""
@@ -26,3 +32,6 @@ class Progress:
         last = state["last"]
         self.last = None if last is None else Observation(**last)
         self.best, self.peaks, self.warnings = state["best"], state["peaks"], state["warnings"]
+        crossing = state.get("crossing")  # A checkpoint of an earlier version has none.
+        self.crossing = None if crossing is None else Crossing(**crossing)
+        self.reached = state.get("reached", "")

@@ -11,14 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bssearch.analysis.law.batch_model import (
-    LawFit,
-    LawPoint,
-    RunnableStep,
-    fit_law,
-    predict_optimum,
-    rising,
-)
+from bssearch.analysis.law.batch_model import LawFit, RunnableStep, fit_law, predict_optimum, rising
+from bssearch.analysis.law.points import LawPoint
 
 RCP = Path(__file__).resolve().parents[1] / "data" / "mlperf-rcp"
 SIZES = (16, 32, 64, 128, 256, 512)

@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from bssearch.analysis.objectives.measure import Measure
+from bssearch.analysis.objectives.base import make_objective
 from bssearch.analysis.optimum import Verdict, decide, fewest_runs, runs_to_settle
-from bssearch.records import Objective, Phase, Target, TrialRecord
+from bssearch.records import Phase, Target, TrialRecord
 from tests.factories import make_trial
 
 
@@ -105,7 +105,7 @@ def test_seed_deviation_is_pooled_over_batch_sizes() -> None:
 
 def test_another_objective_has_another_optimum() -> None:
     runs = confirmed({16: [2.0, 2.02, 2.04], 64: [1.0, 1.01, 1.02]}, steps={16: 300, 64: 100})
-    fewest = decide(runs, 3, Measure(Objective.SAMPLES_TO_TARGET, Target(metric="accuracy", value=0.9)))
+    fewest = decide(runs, 3, make_objective("samples_to_target", Target(metric="accuracy", value=0.9)))
     soonest = decide(runs, 3)
     assert fewest is not None and soonest is not None
     assert (fewest.optimal.configuration.batch_size, fewest.optimal.value) == (16, 4800)

@@ -5,7 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from bssearch.analysis.retarget import at_target, easier_target
+from bssearch import registry
+from bssearch.analysis.objectives.base import make_objective
+from bssearch.analysis.retarget import at_target, easier_target, refuse_another_target
 from bssearch.errors import UsageError
 from bssearch.records import Goal, Observation, Target, TrialState
 from tests.factories import make_trial
@@ -54,6 +56,15 @@ def test_however_it_ended_later_what_it_reached_it_reached(state: TrialState) ->
 def test_a_trial_that_says_nothing_says_nothing_of_another_target_either(state: TrialState) -> None:
     trial = make_trial(1, state=state)
     assert at_target(trial, curve(0.1, 0.7), replace(ACCURACY, value=0.6), 0.1) == trial
+
+
+def test_an_objective_that_no_target_enters_has_no_answer_for_another_target() -> None:
+    for name in registry.names("objectives"):
+        if name != "metric_in_budget":
+            refuse_another_target(make_objective(name, ACCURACY))
+    with pytest.raises(UsageError, match="metric_in_budget has no answer for another target") as caught:
+        refuse_another_target(make_objective("metric_in_budget", ACCURACY))
+    assert caught.value.hint is not None
 
 
 def test_a_target_met_before_the_first_step_is_refused() -> None:

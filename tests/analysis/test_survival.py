@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from bssearch.analysis.objectives.measure import TIME
+from bssearch.analysis.objectives.time_to_target import TIME
 from bssearch.analysis.survival import survival
 from bssearch.records import TrialRecord, TrialState
 from tests.factories import make_trial

@@ -6,8 +6,9 @@ import statistics
 
 import pytest
 
-from bssearch.analysis.objectives.measure import seconds_to_target
-from bssearch.analysis.time_to_target import estimate, ratio_upper_bound, student_t
+from bssearch.analysis.objectives.seconds import seconds_to_target
+from bssearch.analysis.time_to_target import estimate, ratio_upper_bound
+from bssearch.intervals import student_t
 from bssearch.records import TrialState
 from tests.factories import make_trial
 

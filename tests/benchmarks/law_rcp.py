@@ -14,7 +14,8 @@ import statistics
 import sys
 from dataclasses import dataclass
 
-from bssearch.analysis.law.batch_model import LawPoint, fit_law, rising
+from bssearch.analysis.law.batch_model import fit_law, rising
+from bssearch.analysis.law.points import LawPoint
 from tests.analysis.test_batch_model import rcp_points
 
 ERROR_BAR = 0.07

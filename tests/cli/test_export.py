@@ -12,10 +12,8 @@ from typing import Any
 import pytest
 import yaml
 
-from bssearch.analysis.answer import Answer, Figure
-from bssearch.analysis.notices import Notice
+from bssearch.analysis.answer import Answer, Figure, Notice
 from bssearch.cli.export import Export, exported, winner
-from bssearch.records import Objective
 from tests.cli.task import bssearch, write_task
 
 AWKWARD: dict[str, bool | int | float | str | None] = {
@@ -111,7 +109,7 @@ def test_the_micro_batch_is_there_where_batches_are_accumulated(folder: Path) ->
 
 def test_where_no_seconds_are_known_the_figure_of_the_objective_is_named(folder: Path) -> None:
     answer = awkward(folder, time_to_target_s=None, objective_value=Figure(median=4.5e7, low=4e7, high=5e7, runs=5))
-    answer = answer.model_copy(update={"objective": Objective.SAMPLES_TO_TARGET})
+    answer = answer.model_copy(update={"objective": "samples_to_target"})
     header = exported(answer, Export.YAML).splitlines()[2]
     assert header == "# with 45,000,000 samples [40,000,000, 50,000,000] (median of 5 runs)"
 

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import plotly.graph_objects as go
 import pytest
 
+from bssearch import registry
 from bssearch.analysis.answer import Answer
 from bssearch.analysis.numbers import number
-from bssearch.analysis.objectives.measure import Measure
+from bssearch.analysis.objectives.base import objective_of
+from bssearch.analysis.objectives.time_to_target import TIME
 from bssearch.analysis.report import build_answer
-from bssearch.pages import plots
+from bssearch.pages import plots, trial_plots
 from bssearch.pages.axes import Figure, label, round_numbers
 from bssearch.records import (
     Configuration,
-    Objective,
     Observation,
     Phase,
     StudyRecord,
@@ -100,18 +102,25 @@ def all_figures(answer: Answer, trials: Sequence[TrialRecord], spec: StudySpec) 
     yield plots.steps_figure(answer)
     yield plots.samples_figure(answer)
     yield plots.front_figure(answer, priced=False)
-    yield plots.curves_figure(answer, curves)
-    yield plots.learning_rate_figure(trials, Measure(spec.objective, spec.record_target), spec.default_configuration)
+    yield trial_plots.curves_figure(answer, curves)
+    yield trial_plots.learning_rate_figure(trials, objective_of(spec), spec.default_configuration)
     yield plots.throughput_figure(answer)
     yield plots.memory_figure(answer)
 
 
-@pytest.mark.parametrize("objective", [one for one in Objective if one is not Objective.ENERGY_TO_TARGET])
-def test_plotly_knows_every_property_of_every_figure(objective: Objective) -> None:
+def trained_to_its_limit(trial: TrialRecord) -> TrialRecord:
+    assert trial.outcome is not None
+    return replace(trial, outcome=replace(trial.outcome, train_seconds=trial.train_seconds_limit))
+
+
+@pytest.mark.parametrize("objective", [one for one in registry.names("objectives") if one != "energy_to_target"])
+def test_plotly_knows_every_property_of_every_figure(objective: str) -> None:
     spec = make_spec(objective=objective, price_per_device_hour=2.0)
     trials = law_trials(peak_memory_bytes=6 * 2**30)
+    if objective == "metric_in_budget":
+        trials = [trained_to_its_limit(trial) for trial in trials]
     drawn = [one for one in all_figures(answer_of(trials, spec), trials, spec) if one is not None]
-    assert len(drawn) == (8 if objective is Objective.TIME_TO_TARGET else 9)
+    assert len(drawn) == (8 if objective == "time_to_target" else 9)
     for figure in drawn:
         go.Figure(figure)
 
@@ -144,10 +153,8 @@ def test_a_stopped_run_is_an_arrow_upward_at_its_bound() -> None:
     assert (trace["x"], trace["y"], trace["marker"]["symbol"]) == ([8], [7.5], "arrow-up")
 
 
-@pytest.mark.parametrize(
-    ("objective", "bound"), [(Objective.SAMPLES_TO_TARGET, 8 * 300), (Objective.COST_TO_TARGET, 7.2 * 2 / 3600)]
-)
-def test_an_arrow_is_in_the_unit_of_the_objective(objective: Objective, bound: float) -> None:
+@pytest.mark.parametrize(("objective", "bound"), [("samples_to_target", 8 * 300), ("cost_to_target", 7.2 * 2 / 3600)])
+def test_an_arrow_is_in_the_unit_of_the_objective(objective: str, bound: float) -> None:
     missed = make_trial(1, batch_size=8, state=TrialState.EXHAUSTED, seconds=7.2, last_miss_step=300)
     spec = make_spec(objective=objective, price_per_device_hour=2.0)
     trace = named(plots.objective_figure(answer_of([make_trial(0, batch_size=32), missed], spec)), "not reached")
@@ -246,9 +253,9 @@ def test_each_batch_size_has_the_curve_of_its_best_run_or_the_nearest_one() -> N
         make_trial(3, batch_size=8, state=TrialState.CAPPED, best_metric=0.7),
         make_trial(4, batch_size=16, state=TrialState.FAILED, best_metric=None),
     ]
-    assert plots.curve_trials(answer_of(trials), trials) == {8: 3, 32: 1}
+    assert trial_plots.curve_trials(answer_of(trials), trials) == {8: 3, 32: 1}
     low = {"metric": "loss", "value": 0.9, "goal": "minimize"}
-    assert plots.curve_trials(answer_of(trials, make_spec(target=low)), trials)[8] == 2
+    assert trial_plots.curve_trials(answer_of(trials, make_spec(target=low)), trials)[8] == 2
 
 
 def long_curve(points: int) -> list[Observation]:
@@ -256,20 +263,20 @@ def long_curve(points: int) -> list[Observation]:
 
 
 def test_curves_are_thinned_and_end_where_they_ended(answer: Answer) -> None:
-    figure = plots.curves_figure(answer, {32: long_curve(5000), 64: long_curve(20), 16: []})
+    figure = trial_plots.curves_figure(answer, {32: long_curve(5000), 64: long_curve(20), 16: []})
     assert figure is not None
     thinned, whole = named(figure, "32"), named(figure, "64")
-    assert len(thinned["x"]) == plots.CURVE_POINTS
+    assert len(thinned["x"]) == trial_plots.CURVE_POINTS
     assert (thinned["x"][0], thinned["x"][-1]) == (1.0, 4999.0)
     assert len(whole["x"]) == 18  # neither step 0 nor the metric that was no number
     assert all(map(math.isfinite, whole["y"]))
     target = figure["layout"]["shapes"][0]
     assert (target["y0"], target["y1"]) == (0.9, 0.9)
-    assert plots.curves_figure(answer, {16: []}) is None
+    assert trial_plots.curves_figure(answer, {16: []}) is None
 
 
 def rates(trials: Sequence[TrialRecord], default: Configuration | None = None) -> Figure | None:
-    return plots.learning_rate_figure(trials, Measure(), default)
+    return trial_plots.learning_rate_figure(trials, TIME, default)
 
 
 def test_every_trial_that_says_something_is_on_the_map_by_how_it_ended() -> None:
@@ -336,7 +343,7 @@ def test_names_of_users_are_cut_and_shown_as_they_are(answer: Answer) -> None:
     evil = answer.model_copy(
         update={"target": answer.target.model_copy(update={"metric": '<a href="https://evil">click</a>'})}
     )
-    figure = plots.curves_figure(evil, {32: long_curve(9)})
+    figure = trial_plots.curves_figure(evil, {32: long_curve(9)})
     assert "<a" not in str(figure)
     assert "&lt;a" in str(figure)
 

@@ -124,7 +124,7 @@ class LawExecutor:
         per_step = step_seconds(request.configuration.batch_size)
         seconds = steps_needed(request.configuration) * per_step
         reached = self.reachable and seconds <= request.train_seconds_limit
-        end = min(seconds, request.train_seconds_limit)
+        end = self.end_of(request, seconds)
         events: list[Event] = [Observed(request.number, self.observe(request, share, seconds)) for share in SHARES]
         state = TrialState.REACHED if reached else request.limit_state
         outcome = TrialOutcome(
@@ -141,13 +141,17 @@ class LawExecutor:
         )
         return [*events, Ended(request.number, outcome)]
 
+    def end_of(self, request: TrialRequest, seconds: float) -> float:
+        """Return when a trial ends: at its target, or at its limit where it goes on past the target."""
+        return min(seconds, request.train_seconds_limit) if request.stop_at_target else request.train_seconds_limit
+
     def observe(self, request: TrialRequest, share: float, seconds: float) -> Observation:
-        end = min(seconds, request.train_seconds_limit)
+        end = self.end_of(request, seconds)
         return Observation(
             step=round(share * 100),
             samples=round(share * 100) * request.configuration.batch_size,
             train_seconds=share * end,
-            metric=0.9 * share * end / seconds,
+            metric=0.9 * min(1.0, share * end / seconds),
             loss=None,
             learning_rate=request.configuration.learning_rate,
         )

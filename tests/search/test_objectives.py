@@ -9,8 +9,8 @@ import pytest
 from bssearch.analysis.answer import Answer
 from bssearch.analysis.headline import headline
 from bssearch.commands.run import run_study
-from bssearch.errors import LaunchError
-from bssearch.records import Objective, TrialState
+from bssearch.errors import LaunchError, UsageError
+from bssearch.records import TrialState
 from bssearch.search.finding import answer, compute_answer
 from bssearch.storage.repository import open_store
 from tests.factories import make_spec
@@ -19,14 +19,14 @@ from tests.search.law import LawExecutor, step_seconds
 BUDGET = {"trials": 30, "trial_train_seconds": 100.0}
 
 
-def run(folder: Path, objective: Objective, executor: LawExecutor, **changes: object) -> Answer:
+def run(folder: Path, objective: str, executor: LawExecutor, **changes: object) -> Answer:
     spec = make_spec(budget=BUDGET, objective=objective, **changes)
     return run_study(spec, db=f"sqlite:///{folder / 'study.db'}", make_executor=lambda *_: executor)
 
 
 def test_the_fewest_samples_are_those_of_the_smallest_batch_size(tmp_path: Path) -> None:
     executor = LawExecutor()
-    found = run(tmp_path, Objective.SAMPLES_TO_TARGET, executor)
+    found = run(tmp_path, "samples_to_target", executor)
     assert found.optimal.batch_size == 8
     assert found.optimal.objective_value is not None
     assert found.optimal.objective_value.median == found.optimal.samples_to_target
@@ -40,7 +40,7 @@ def test_the_fewest_samples_are_those_of_the_smallest_batch_size(tmp_path: Path)
 
 
 def test_cost_is_time_at_a_price(tmp_path: Path) -> None:
-    found = run(tmp_path, Objective.COST_TO_TARGET, LawExecutor(), price_per_device_hour=3600.0)
+    found = run(tmp_path, "cost_to_target", LawExecutor(), price_per_device_hour=3600.0)
     assert found.optimal.batch_size in (16, 32)
     assert found.optimal.objective_value is not None and found.optimal.time_to_target_s is not None
     assert found.optimal.objective_value.median == pytest.approx(found.optimal.time_to_target_s.median)
@@ -51,23 +51,26 @@ def test_cost_is_time_at_a_price(tmp_path: Path) -> None:
 def test_energy_takes_a_device_that_measures_it(tmp_path: Path) -> None:
     executor = LawExecutor()
     with pytest.raises(LaunchError, match="Test CPU does not report its power"):
-        run(tmp_path, Objective.ENERGY_TO_TARGET, executor)
+        run(tmp_path, "energy_to_target", executor)
     assert len(executor.requests) == 1, "the rest of the budget is not spent"
 
 
 def test_the_metric_in_a_budget_trains_every_trial_to_the_full_limit(tmp_path: Path) -> None:
     executor = LawExecutor()
-    found = run(tmp_path, Objective.METRIC_IN_BUDGET, executor)
+    found = run(tmp_path, "metric_in_budget", executor)
     assert {request.train_seconds_limit for request in executor.requests} == {100.0}
     assert not any(request.stop_at_target for request in executor.requests)
     assert found.optimal.objective_value is not None
     assert found.optimal.objective_value.median == pytest.approx(0.9, abs=0.1)
     assert found.speedup.over_default is None
     assert "comes to accuracy" in headline(found)
+    refused = pytest.raises(UsageError, match="no answer for another target")
+    with open_store(f"sqlite:///{tmp_path / 'study.db'}", write=False) as store, refused:
+        answer(store, "toy", 0.5)
 
 
 def test_the_answer_is_kept_when_the_study_ends_and_read_back_whole(tmp_path: Path) -> None:
-    found = run(tmp_path, Objective.TIME_TO_TARGET, LawExecutor())
+    found = run(tmp_path, "time_to_target", LawExecutor())
     with open_store(f"sqlite:///{tmp_path / 'study.db'}", write=False) as store:
         assert store.finding("toy") is not None
         assert answer(store, "toy") == compute_answer(store, "toy") == found

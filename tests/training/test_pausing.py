@@ -192,12 +192,21 @@ def test_the_limit_is_that_of_the_new_request(tmp_path: Path) -> None:
     assert parts.observations[-1].step == 10
 
 
-def test_a_target_met_before_the_stop_wins(tmp_path: Path) -> None:
+def test_a_trial_that_trains_on_past_its_target_is_paused_and_keeps_where_it_crossed(tmp_path: Path) -> None:
     met = replace(asked(SGD, tmp_path), target=Target(metric="accuracy", value=0.0), stop_at_target=False)
-    outcome = Parts(met).run(stop_after=7)
-    assert outcome.state is TrialState.REACHED
-    assert "then trained on: later" in outcome.reason
-    assert list(tmp_path.iterdir()) == []
+    parts = Parts(met)
+    paused = parts.run(stop_after=7)
+    assert (paused.state, paused.reason, paused.steps_to_target) == (TrialState.PAUSED, "later", None)
+    assert (tmp_path / "trial").exists()
+    ended = parts.run()
+    assert (ended.state, ended.steps_to_target) == (TrialState.REACHED, 0)
+    assert ended.train_seconds >= met.train_seconds_limit
+
+
+def test_a_trial_past_its_target_that_cannot_be_saved_is_as_if_it_had_been_stopped_there(tmp_path: Path) -> None:
+    met = replace(asked(SGD, tmp_path), target=Target(metric="accuracy", value=0.0), stop_at_target=False)
+    outcome = Parts(replace(met, checkpoint=None)).run(stop_after=7)
+    assert outcome.state is TrialState.PRUNED
 
 
 def test_the_noise_scale_is_that_of_both_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

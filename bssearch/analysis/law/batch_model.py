@@ -23,8 +23,8 @@ from bssearch.analysis.law.likelihood import (
     likeliest_mean,
     settled_deviation,
 )
-from bssearch.analysis.objectives.measure import FLAT
-from bssearch.analysis.time_to_target import student_t
+from bssearch.analysis.law.points import LawPoint
+from bssearch.intervals import FLAT_RATIO, student_t
 
 FitVerdict = Literal["fits", "poor", "too_few_points"]
 
@@ -46,21 +46,6 @@ RISE = 1.1
 FEWEST_RUNS = 3
 LACK_OF_FIT = 0.05
 """Level of the F-test."""
-
-
-@dataclass(frozen=True, slots=True)
-class LawPoint:
-    """The runs of the tuned configuration at one batch size.
-
-    ``samples`` are those to the target of the runs that reached it, ``missed_at`` those at which the others were last
-    seen to miss it: they need more. ``untuned``: known not to be retuned, for its steps rise or its learning rate lies
-    at an edge.
-    """
-
-    batch_size: int
-    samples: tuple[float, ...]
-    missed_at: tuple[float, ...] = ()
-    untuned: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,9 +208,9 @@ def predict_optimum(fit: LawFit, steps: Sequence[RunnableStep]) -> PredictedOpti
     sizes = list(seconds)
     best = min(sizes, key=seconds.__getitem__)
     first = last = sizes.index(best)
-    while first > 0 and seconds[sizes[first - 1]] <= FLAT * seconds[best]:
+    while first > 0 and seconds[sizes[first - 1]] <= FLAT_RATIO * seconds[best]:
         first -= 1
-    while last + 1 < len(sizes) and seconds[sizes[last + 1]] <= FLAT * seconds[best]:
+    while last + 1 < len(sizes) and seconds[sizes[last + 1]] <= FLAT_RATIO * seconds[best]:
         last += 1
     return PredictedOptimum(best, fastest[best].micro_batch_size, seconds[best], (sizes[first], sizes[last]), seconds)
 

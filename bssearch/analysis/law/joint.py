@@ -7,17 +7,12 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 
 from bssearch.analysis.answer import CriticalBatch, Fit, Law, Predicted
-from bssearch.analysis.law.batch_model import (
-    LawFit,
-    LawPoint,
-    PredictedOptimum,
-    RunnableStep,
-    fit_law,
-    predict_optimum,
-)
-from bssearch.analysis.law.step_time import fit_step_time
+from bssearch.analysis.law.affine_step_time import fit_step_time
+from bssearch.analysis.law.batch_model import LawFit, PredictedOptimum, RunnableStep, fit_law, predict_optimum
+from bssearch.analysis.law.points import LawPoint
 from bssearch.analysis.measured import NoiseAnswer
-from bssearch.records import Objective, ProbeRecord
+from bssearch.analysis.objectives.base import Objective
+from bssearch.records import ProbeRecord
 
 SIZES_PER_OCTAVE = 16
 
@@ -74,16 +69,14 @@ def _between(low: RunnableStep, high: RunnableStep) -> list[RunnableStep]:
 def predicted_figures(
     law: LawFit, step_seconds: Mapping[int, float], batch_sizes: Collection[int], objective: Objective
 ) -> dict[int, float]:
-    """Return what the law expects of the objective at batch sizes with a step time: seconds, or samples.
+    """Return the objective's figures that the law predicts, at the batch sizes with a step time.
 
-    Nothing for objectives on which it says nothing: energy, and the metric in a budget.
+    Batch sizes at which law and step time do not determine the figure are left out: of energy, and of the metric in a
+    budget, all are.
     """
     sizes = [size for size in batch_sizes if size <= law.largest_batch]
-    if objective is Objective.SAMPLES_TO_TARGET:
-        return {size: law.samples(size) for size in sizes}
-    if objective in {Objective.TIME_TO_TARGET, Objective.COST_TO_TARGET}:
-        return {size: law.steps(size) * step_seconds[size] for size in sizes if size in step_seconds}
-    return {}
+    found = {size: objective.predicted(law.steps(size), size, step_seconds.get(size)) for size in sizes}
+    return {size: figure for size, figure in found.items() if figure is not None}
 
 
 def _law(law: LawFit) -> Law:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from bssearch.analysis.law.batch_model import LawPoint
+from bssearch.analysis.law.points import LawPoint
 
 BEYOND = 1e4
 """B_crit is sought between the smallest batch size over this and the largest times this, where E or S is constant."""

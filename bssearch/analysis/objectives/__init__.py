@@ -1,1 +1,1 @@
-"""What a study minimises: one object for each objective."""
+"""The objectives of a study, one file each; `base` holds their interface, `seconds` the seconds they are made of."""

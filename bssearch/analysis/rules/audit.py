@@ -10,10 +10,11 @@ from pydantic import BaseModel, ConfigDict
 
 from bssearch.analysis.answer import Answer, Parameters, parameters_of
 from bssearch.analysis.baseline import default_configuration
-from bssearch.analysis.objectives.measure import StepSeconds, measure_of, step_seconds_of
+from bssearch.analysis.objectives.base import objective_of
+from bssearch.analysis.objectives.seconds import StepSeconds, step_seconds_of
 from bssearch.analysis.optimum import Candidate, decide
 from bssearch.analysis.rules.regret import NONE, Finding, Judgement, Regret, judge
-from bssearch.analysis.rules.rule_book import GIVES, Rule
+from bssearch.analysis.rules.rule_book import RULES, Rule
 from bssearch.analysis.rules.rule_evidence import (
     about_accumulation,
     about_generalisation,
@@ -21,7 +22,7 @@ from bssearch.analysis.rules.rule_evidence import (
     about_noise_scale,
     command,
 )
-from bssearch.analysis.time_to_target import student_t
+from bssearch.intervals import student_t
 from bssearch.records import Configuration, Phase, StepTime, TrialRecord, TrialState
 from bssearch.space import UNKNOWN, MemoryBoundary
 from bssearch.spec import StudySpec
@@ -159,8 +160,8 @@ def _cases(
     sizes = sorted({answer.optimal.batch_size, largest} - {base.batch_size})
     if not sizes:
         reason = "it changes nothing: the optimum and the largest with confirmation runs are the default's batch size"
-        return [Case(rule, base.batch_size, reason=reason) for rule in GIVES]
-    return [_case(spec, base, rule, size, optima.get(size)) for rule in GIVES for size in sizes]
+        return [Case(rule, base.batch_size, reason=reason) for rule in RULES]
+    return [_case(spec, base, rule, size, optima.get(size)) for rule in RULES for size in sizes]
 
 
 def tuned_optima(
@@ -173,7 +174,7 @@ def tuned_optima(
     fitting = [
         one for one in trials if one.phase is not Phase.CONFIRM or memory.may_fit(one.configuration.micro_batch_size)
     ]
-    verdict = decide(fitting, spec.confirm.runs, measure_of(spec), step_seconds_of(step_times))
+    verdict = decide(fitting, spec.confirm.runs, objective_of(spec), step_seconds_of(step_times))
     return {} if verdict is None else verdict.by_batch
 
 
@@ -253,7 +254,7 @@ def _case(spec: StudySpec, base: Configuration, rule: Rule, batch_size: int, tun
         return Case(rule, batch_size, reason=f"nothing to compare with: {reached} tuned runs there reached the target")
     if not spec.default_is_known:
         return Case(rule, batch_size, reason="nobody said what the default is (import … --default-batch)")
-    given = GIVES[rule](spec.space, base, tuned.configuration)
+    given = RULES[rule](spec.space, base, tuned.configuration)
     if isinstance(given, str):
         return Case(rule, batch_size, reason=given)
     return Case(rule, batch_size, given, tuned)
@@ -293,9 +294,9 @@ def _of_runs(
     assert case.configuration is not None and case.tuned is not None, "there is something to run"
     if not runs:
         return Judgement("not_run", _why_in_vain(trials, case.configuration) or unmade)
-    measure = case.tuned.measure
-    tuned = Candidate(case.tuned.configuration, runs_of(spec, trials, case.tuned.configuration), measure)
-    rule = Candidate(case.configuration, runs, measure)
+    objective = case.tuned.objective
+    tuned = Candidate(case.tuned.configuration, runs_of(spec, trials, case.tuned.configuration), objective)
+    rule = Candidate(case.configuration, runs, objective)
     judgement = judge(rule, tuned, step_seconds, wanted=wanted, limit=spec.budget.trial_train_seconds)
     why = f"{judgement.reason}; {_difference(case.configuration, tuned.configuration)}"
     if len(runs) < wanted and judgement.finding == "undecided":

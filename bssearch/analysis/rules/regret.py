@@ -10,14 +10,15 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from bssearch.analysis.objectives.measure import StepSeconds
+from bssearch.analysis.objectives.seconds import StepSeconds
 from bssearch.analysis.optimum import Candidate
-from bssearch.analysis.time_to_target import ratio_interval, student_t
-from bssearch.records import Objective, TrialState
+from bssearch.analysis.time_to_target import ratio_interval
+from bssearch.intervals import FLAT_RATIO, student_t
+from bssearch.records import TrialState
 
 Finding = Literal["held", "broke", "undecided", "not_run"]
 
-HELD = 1.05
+HELD = FLAT_RATIO
 """A rule holds where the upper end of its regret's interval is below this."""
 
 BROKE = 1.10
@@ -93,13 +94,13 @@ def judge(
 
 
 def on_one_basis(rule: Candidate, tuned: Candidate, step_seconds: StepSeconds) -> tuple[Candidate, Candidate, str]:
-    """Return both with seconds of one kind, and which where it is not the measured ones; see `Measure.between`.
+    """Return both with seconds of one kind, and which where it is not the measured ones; see `Objective.between`.
 
     At one batch size the step time falls out of the ratio.
     """
-    measure = tuned.measure.between((*rule.runs, *tuned.runs), step_seconds)
-    said = "" if measure.step_seconds is None else " in steps × step time"
-    return replace(rule, measure=measure), replace(tuned, measure=measure), said
+    objective = tuned.objective.between((*rule.runs, *tuned.runs), step_seconds)
+    said = "" if objective.step_seconds is None else " in steps × step time"
+    return replace(rule, objective=objective), replace(tuned, objective=objective), said
 
 
 def _regret(rule: Candidate, tuned: Candidate) -> tuple[Regret, str]:
@@ -127,8 +128,9 @@ def _regret(rule: Candidate, tuned: Candidate) -> tuple[Regret, str]:
 
 
 def _log_figures(candidate: Candidate) -> dict[int, float]:
-    figures = {run.seed: candidate.measure.of(run) for run in candidate.runs}
-    return {seed: math.log(figure) for seed, figure in figures.items() if figure}
+    figures = {run.seed: candidate.objective.figure(run) for run in candidate.runs}
+    logs = {seed: candidate.objective.log(one) for seed, one in figures.items() if one is not None}
+    return {seed: log for seed, log in logs.items() if log is not None}
 
 
 def _medians(rule: Candidate, tuned: Candidate, limit: float) -> Regret | None:
@@ -137,7 +139,7 @@ def _medians(rule: Candidate, tuned: Candidate, limit: float) -> Regret | None:
         return None
     if not math.isfinite(rule.value):
         return _at_least(rule, tuned, limit)
-    return Regret(value=rule.value / tuned.value, low=None, high=None, at_least=False)
+    return Regret(value=tuned.objective.ratio(rule.value, tuned.value), low=None, high=None, at_least=False)
 
 
 def _at_least(rule: Candidate, tuned: Candidate, limit: float) -> Regret | None:
@@ -145,12 +147,12 @@ def _at_least(rule: Candidate, tuned: Candidate, limit: float) -> Regret | None:
 
     A run that diverged never reaches it, so that of seconds the limit counts; of samples and joules nothing is known.
     """
-    measure, bound = rule.measure, rule.lower_bound
+    objective, bound = rule.objective, rule.lower_bound
     if bound is None:
-        bounds = [known for run in rule.runs if (known := measure.bound(run)) is not None]
+        bounds = [known for run in rule.runs if (known := objective.bound(run)) is not None]
         bound = min(bounds, default=None)
     figure = tuned.value
-    if _has_diverged(rule) and measure.objective in {Objective.TIME_TO_TARGET, Objective.COST_TO_TARGET}:
+    if _has_diverged(rule) and objective.trials_race:
         bound, figure = limit, tuned.time.median or math.inf
     if bound is None or not math.isfinite(figure) or bound <= 0:
         return None

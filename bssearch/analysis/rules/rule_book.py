@@ -108,7 +108,7 @@ def _sqrt_dropout(space: SearchSpace, base: Configuration, tuned: Configuration)
     return replace(tuned, dropout=sqrt_dropout(base.dropout, tuned.batch_size, base.batch_size))
 
 
-GIVES: Mapping[Rule, Callable[[SearchSpace, Configuration, Configuration], Configuration | str]] = {
+RULES: Mapping[Rule, Callable[[SearchSpace, Configuration, Configuration], Configuration | str]] = {
     Rule.LINEAR_RATE: _linear_rate,
     Rule.SQRT_RATE: _sqrt_rate,
     Rule.WARMUP: _no_warmup,
@@ -118,7 +118,7 @@ GIVES: Mapping[Rule, Callable[[SearchSpace, Configuration, Configuration], Confi
 }
 """What each rule makes of the default and the optimum at a batch size: a configuration, or why it gives none."""
 
-CHANGES: Mapping[Rule, str] = {
+CHANGED_PARAMETER: Mapping[Rule, str] = {
     Rule.LINEAR_RATE: "learning_rate",
     Rule.SQRT_RATE: "learning_rate",
     Rule.WARMUP: "warmup_epochs",

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from bssearch.analysis.answer import Answer, CriticalBatch, FinalMetrics
 from bssearch.analysis.measured import NoiseAnswer
-from bssearch.analysis.objectives.measure import StepSeconds
+from bssearch.analysis.objectives.seconds import StepSeconds
 from bssearch.analysis.optimum import Candidate
 from bssearch.analysis.rules.regret import NONE, Finding, Judgement, Regret, judge
 from bssearch.records import StepTime

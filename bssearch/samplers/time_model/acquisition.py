@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from threadpoolctl import ThreadpoolController
 
+from bssearch.intervals import FLAT_RATIO
 from bssearch.samplers.time_model.candidates import Candidates, Points
 from bssearch.samplers.time_model.extrapolation import ERROR, Extrapolation, Run, extrapolate
 from bssearch.samplers.time_model.law_prior import LawPrior
@@ -37,9 +38,6 @@ LEAST_COST = 0.35
 
 BEHIND = 0.1
 """A trial this much behind the incumbent, in nats, is expected to be stopped on the way."""
-
-CLOSE = 1.05
-"""What is within this factor of the incumbent's time is as good."""
 
 NOT_AGAIN = 1e6
 """What is taken off the score of what has been tried while there is something else to try: more than any gain."""
@@ -118,14 +116,14 @@ class KnowledgeGradient:
     def contenders(self, runs: Sequence[Run]) -> list[int]:
         """Return the batch sizes, ascending, of which some configuration may well be as good as the incumbent.
 
-        Its expected log time less one standard deviation is within `CLOSE` of the incumbent's. All before a hit.
+        Its expected log time less one standard deviation is within `FLAT_RATIO` of the incumbent's. All before a hit.
         """
         incumbent = self.incumbent(runs)
         if incumbent is None:
             return list(self._candidates.batch_sizes)
         posterior, _ = self._posterior(runs)
         lowest = posterior.mean - np.sqrt(np.maximum(np.diag(posterior.covariance), 0.0))
-        may_win = lowest < posterior.mean[posterior.place(incumbent)] + math.log(CLOSE)
+        may_win = lowest < posterior.mean[posterior.place(incumbent)] + math.log(FLAT_RATIO)
         return sorted({int(size) for size in self._candidates.take(posterior.points[may_win]).batch_sizes})
 
     def _gains_per_price(self, posterior: Posterior, error: float, hits: Indices, running: Sequence[int]) -> Numbers:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bssearch.analysis.law.step_time import fit_step_time, throughput_knee
+from bssearch.analysis.law.affine_step_time import fit_step_time, throughput_knee
 from bssearch.records import StepTime
 from tests.factories import make_probe
 

@@ -1,0 +1,170 @@
+"""An objective: the figure of a trial that a study minimises, and everything that depends on which figure it is.
+
+A new objective is one file with a subclass of `Objective` and one line in `bssearch.registry`, or an entry point
+``bssearch.objectives`` of another package.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar, Self
+
+from bssearch import registry
+from bssearch.analysis.objectives.seconds import Basis, StepSeconds, common_step_seconds, split, trial_basis
+from bssearch.errors import SpecError
+from bssearch.intervals import FLAT_RATIO
+from bssearch.records import ProbeRecord, Target, TrialRecord
+from bssearch.spec import StudySpec
+
+LARGEST_LOG_RATIO = 300.0
+"""Ratios of figures are cut at e^±300, so that they and their squares stay finite in double precision: a choice."""
+
+
+@dataclass(frozen=True)
+class Objective(ABC):
+    """A figure of a trial of which less is better, with its words; made by `objective_of`.
+
+    Figures are compared on the scale of `log`: a difference of log 1.05 there is the 5 % within which two are equally
+    good. With ``step_seconds`` every trial's seconds are its steps × these, contended or not; see `between`.
+    ``price_per_device_hour`` is in the user's currency, None where the spec gives none.
+    """
+
+    name: ClassVar[str]
+    noun: ClassVar[str]
+    """What a ratio is of: "1.3× the time of the optimum"."""
+
+    comparative: ClassVar[tuple[str, str]] = ("better", "worse")
+    """How a lesser and a larger figure are called, against another's."""
+
+    equal: ClassVar[str] = "the same as"
+    phrase: ClassVar[str] = "with {}"
+    """How a sentence says the figure, unit included, with which a target is reached."""
+
+    axis_title: ClassVar[str]
+    colour_title: ClassVar[str]
+    exceeds: ClassVar[str] = "more"
+    """How a figure above a lower bound is called."""
+
+    digits: ClassVar[int] = 3
+    """Significant digits of a figure in a sentence."""
+
+    trials_race: ClassVar[bool] = False
+    """Whether the figure grows with train seconds at the same rate at every batch size. Pausing, racing and the
+    sampler's model of time are for these objectives alone."""
+
+    stops_at_target: ClassVar[bool] = True
+    """Whether a trial ends at its target; otherwise it trains to its limit, and no target enters its figure."""
+
+    has_ratios: ClassVar[bool] = True
+    """Whether figures are positive quantities whose ratios mean something to people."""
+
+    target: Target | None = None
+    price_per_device_hour: float | None = None
+    step_seconds: StepSeconds | None = None
+
+    @property
+    def unit(self) -> str:
+        """Return the unit of `shown` with the space before it; empty where there is none."""
+        return ""
+
+    @property
+    def label(self) -> str:
+        """Return the name as a heading."""
+        return self.name.replace("_", " ").capitalize()
+
+    def title(self, metric: str, wanted: str) -> str:
+        """Return the heading of a figure against batch size; ``wanted`` is the target in words."""
+        return f"{self.noun.capitalize()} to {wanted}"
+
+    def sentence(self, metric: str, reaches_target: str, figure: str) -> str:
+        """Return what a batch size achieves: "reaches accuracy ≥ 0.9" becomes "reaches accuracy ≥ 0.9 in 2 s"."""
+        return f"{reaches_target} {self.phrase.format(figure)}"
+
+    @abstractmethod
+    def figure(self, trial: TrialRecord) -> float | None:
+        """Return a trial's figure, or None where it has none: it missed the target, or something was not measured."""
+
+    @abstractmethod
+    def bound(self, trial: TrialRecord) -> float | None:
+        """Return a lower bound of a stopped trial's figure: its value when the target was last seen to be missed.
+
+        None where there is no bound: the trial was not stopped early, or its seconds are not comparable.
+        """
+
+    def shown(self, figure: float) -> float:
+        """Return a figure in the unit that people know."""
+        return figure
+
+    def in_own_unit(self) -> Objective:
+        """Return the objective with figures that are ratios in the unit people know, to compare two studies by."""
+        return self
+
+    def log(self, figure: float) -> float | None:
+        """Return a figure on the scale on which seeds scatter evenly and figures are compared.
+
+        It is the natural logarithm; None for zero, which has none.
+        """
+        return math.log(figure) if figure > 0 else None
+
+    def from_log(self, value: float) -> float:
+        """Return the figure at a value of the scale of `log`."""
+        return math.exp(min(value, 2 * LARGEST_LOG_RATIO))
+
+    def ratio(self, figure: float, other: float) -> float:
+        """Return how many times worse a figure is than another; above 1 it is worse."""
+        return figure / other
+
+    def is_flat(self, figure: float, least: float) -> bool:
+        """Return whether a figure is within 5 % of the least."""
+        return figure <= FLAT_RATIO * least
+
+    def between(self, runs: Sequence[TrialRecord], step_seconds: StepSeconds) -> Self:
+        """Return the objective that compares runs by seconds of one kind; see `common_step_seconds`."""
+        common = common_step_seconds(runs, step_seconds)
+        return self if common is None else replace(self, step_seconds=common)
+
+    def basis(self, trial: TrialRecord) -> Basis:
+        """Return whether a trial counts by its measured seconds or by steps × step time."""
+        if self.step_seconds is not None and split(trial.configuration) in self.step_seconds:
+            return "steps_x_step_time"
+        return trial_basis(trial)
+
+    def predicted(self, steps: float, batch_size: float, step_seconds: float | None) -> float | None:
+        """Return the figure of so many steps, for one device; None where steps and step time do not determine it."""
+        return None
+
+    def seconds_as_good_as(self, best: TrialRecord | None, probe: ProbeRecord, full: float) -> float:
+        """Return the train seconds after which a trial at a probed batch size is no better than the best.
+
+        ``full`` is the limit of a trial. Infinite where no trial has a figure yet; the full limit where the figure of a
+        trial cannot be told before its end.
+        """
+        return math.inf if best is None else full
+
+    def check_target(self, trial: TrialRecord) -> None:
+        """Raise `SpecError` where a trial met the target before its first step: it takes no training."""
+        if self.target is None or trial.outcome is None or trial.outcome.steps_to_target != 0:
+            return
+        raise SpecError(
+            f"target.value = {self.target.value:g} is met before the first step: "
+            f"trial {trial.number} starts with {self.target.metric} = {trial.outcome.best_metric:.4g}",
+            hint="ask for a harder target, under a new name; this one takes no training",
+        )
+
+    def check_measured(self, trial: TrialRecord, device_name: str) -> None:
+        """Raise `LaunchError` where a trial that just ended shows that the device does not report the figure."""
+        return
+
+
+def make_objective(name: str, target: Target | None = None, price_per_device_hour: float | None = None) -> Objective:
+    """Return an objective by its name. Raises `UsageError` for one that is not known."""
+    made: Objective = registry.load("objectives", name)(target=target, price_per_device_hour=price_per_device_hour)
+    return made
+
+
+def objective_of(spec: StudySpec, target: Target | None = None) -> Objective:
+    """Return the objective of a spec, for its own target or an easier one."""
+    return make_objective(spec.objective, target or spec.record_target, spec.price_per_device_hour)

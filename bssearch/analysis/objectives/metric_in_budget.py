@@ -1,0 +1,109 @@
+"""The best metric within a budget of train seconds."""
+
+from __future__ import annotations
+
+import math
+
+from bssearch.analysis.objectives.base import LARGEST_LOG_RATIO, Objective
+from bssearch.analysis.objectives.seconds import ran_to_its_end
+from bssearch.errors import UsageError
+from bssearch.intervals import FLAT_RATIO
+from bssearch.records import ProbeRecord, Target, TrialRecord
+
+AS_GOOD = 0.005
+"""Metrics that differ by this share of the target's value are 5 % apart on the scale of `log`: a choice."""
+
+
+class MetricInBudget(Objective):
+    """The best validation metric of a trial that trained to its full limit, with the sign at which less is better.
+
+    A trial that was paused, stopped or ran out of memory has no figure: its best metric so far is not what it comes to.
+    The figure is the metric itself or its negative, so that no target is too small or too large for it; the target's
+    value sets only by how much metrics must differ to count as different.
+    """
+
+    name = "metric_in_budget"
+    noun = "metric in the budget"
+    axis_title = "metric in the budget"
+    colour_title = "metric"
+    digits = 4
+    stops_at_target = False
+    has_ratios = False
+
+    def title(self, metric: str, wanted: str) -> str:
+        """Return the metric's name: no target is to be reached."""
+        return f"{metric} in the budget"
+
+    def sentence(self, metric: str, reaches_target: str, figure: str) -> str:
+        """Return the metric that a batch size comes to."""
+        return f"comes to {metric} {figure} in the budget"
+
+    def figure(self, trial: TrialRecord) -> float | None:
+        """Return the best metric of a trial that ran to its end, negative where more is better."""
+        if trial.outcome is None or trial.outcome.best_metric is None or not ran_to_its_end(trial):
+            return None
+        return -self._target.gain(trial.outcome.best_metric)
+
+    def bound(self, trial: TrialRecord) -> None:
+        """Return None: a trial that was stopped may have come to any better metric."""
+        return
+
+    def shown(self, figure: float) -> float:
+        """Return the metric."""
+        return self._target.gain(-figure)
+
+    def in_own_unit(self) -> Objective:
+        """Return the objective of which figures are metrics as they are, and compare as ratios where positive."""
+        return _MetricItself(self.target, self.price_per_device_hour, self.step_seconds)
+
+    def log(self, figure: float) -> float | None:
+        """Return the figure over `AS_GOOD` of the target's value, in units of log 1.05."""
+        return figure * self._scale
+
+    def from_log(self, value: float) -> float:
+        """Return the figure at a value of that scale."""
+        return value / self._scale
+
+    def ratio(self, figure: float, other: float) -> float:
+        """Return 1.05 to the power of how many times `AS_GOOD` of the target's value a figure is worse, cut."""
+        return math.exp(max(-LARGEST_LOG_RATIO, min(LARGEST_LOG_RATIO, (figure - other) * self._scale)))
+
+    def is_flat(self, figure: float, least: float) -> bool:
+        """Return whether a figure is within `AS_GOOD` of the target's value of the least."""
+        return (figure - least) * self._scale <= math.log(FLAT_RATIO)
+
+    def seconds_as_good_as(self, best: TrialRecord | None, probe: ProbeRecord, full: float) -> float:
+        """Return the full limit: only there is a trial's metric what counts."""
+        return full
+
+    def check_target(self, trial: TrialRecord) -> None:
+        """Refuse nothing: a target met before the first step ends no trial."""
+
+    @property
+    def _target(self) -> Target:
+        if self.target is None:
+            raise UsageError("metric_in_budget needs a target: it names the metric and which way it is better")
+        return self.target
+
+    @property
+    def _scale(self) -> float:
+        """Return the units of log 1.05 to one unit of the metric; cut where it, or a product, would overflow."""
+        value = abs(self._target.value) or 1.0
+        return math.log(FLAT_RATIO) / max(AS_GOOD * value, 1e-100)
+
+
+class _MetricItself(MetricInBudget):
+    """The metric itself as a figure, whichever way it is better."""
+
+    def figure(self, trial: TrialRecord) -> float | None:
+        """Return the best metric of a trial that ran to its end."""
+        found = super().figure(trial)
+        return None if found is None else self.shown(found)
+
+    def log(self, figure: float) -> float | None:
+        """Return the natural logarithm; None for a metric that is not positive, of which there are no ratios."""
+        return Objective.log(self, figure)
+
+    def from_log(self, value: float) -> float:
+        """Return the metric of a logarithm."""
+        return Objective.from_log(self, value)

@@ -1,0 +1,50 @@
+"""Training samples to the target."""
+
+from __future__ import annotations
+
+import math
+
+from bssearch.analysis.objectives.base import Objective
+from bssearch.records import ProbeRecord, TrialRecord, TrialState
+
+
+class SamplesToTarget(Objective):
+    """Optimizer steps to the target × the batch size: what is computed, whatever the device."""
+
+    name = "samples_to_target"
+    noun = "samples"
+    comparative = ("fewer samples", "more samples")
+    axis_title = "training samples to the target"
+    colour_title = "samples"
+
+    @property
+    def unit(self) -> str:
+        """Return the sample."""
+        return " samples"
+
+    def figure(self, trial: TrialRecord) -> float | None:
+        """Return the samples of a trial that reached the target."""
+        if trial.outcome is None or trial.state is not TrialState.REACHED:
+            return None
+        return _samples(trial, trial.outcome.steps_to_target)
+
+    def bound(self, trial: TrialRecord) -> float | None:
+        """Return the samples at the last miss, whoever else used the device."""
+        if trial.outcome is None or not trial.state.is_censored:
+            return None
+        return _samples(trial, trial.outcome.last_miss_step)
+
+    def predicted(self, steps: float, batch_size: float, step_seconds: float | None) -> float:
+        """Return steps × batch size."""
+        return steps * batch_size
+
+    def seconds_as_good_as(self, best: TrialRecord | None, probe: ProbeRecord, full: float) -> float:
+        """Return the seconds that the best trial's samples take at the probed batch size."""
+        if best is None or probe.step_seconds is None:
+            return super().seconds_as_good_as(best, probe, full)
+        samples = self.figure(best)
+        return math.inf if samples is None else samples / probe.batch_size * probe.step_seconds
+
+
+def _samples(trial: TrialRecord, steps: int | None) -> float | None:
+    return None if steps is None else float(steps * trial.configuration.batch_size)

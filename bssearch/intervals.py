@@ -1,0 +1,16 @@
+"""Student's t, and how near two figures must be to count as equally good: what every interval and verdict shares."""
+
+from __future__ import annotations
+
+CONFIDENCE = 0.95
+"""Confidence of every interval that does not say otherwise: the convention."""
+
+FLAT_RATIO = 1.05
+"""Figures within this factor of the least count as equally good: a choice, the 5 % that answers speak of."""
+
+
+def student_t(degrees_of_freedom: float, confidence: float = CONFIDENCE) -> float:
+    """Return the two-sided quantile of Student's t, by default of 95 %."""
+    from scipy.special import stdtrit
+
+    return float(stdtrit(degrees_of_freedom, (1 + confidence) / 2))

@@ -1,0 +1,258 @@
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from importlib.metadata import EntryPoint
+
+import pytest
+
+from bssearch import registry
+from bssearch.analysis.objectives.base import make_objective, objective_of
+from bssearch.analysis.objectives.metric_in_budget import AS_GOOD
+from bssearch.analysis.objectives.seconds import step_seconds_of
+from bssearch.analysis.objectives.time_to_target import TIME, TimeToTarget
+from bssearch.analysis.optimum import decide
+from bssearch.analysis.time_to_target import estimate
+from bssearch.errors import SpecError, UsageError
+from bssearch.intervals import FLAT_RATIO
+from bssearch.records import Configuration, DeviceUse, Goal, Target, TrialRecord, TrialState
+from bssearch.spec import StudySpec
+from tests.factories import make_probe, make_spec, make_trial
+
+ACCURACY = Target(metric="accuracy", value=0.9)
+LOSS = Target(metric="loss", value=3.0, goal=Goal.MINIMIZE)
+REACHED = make_trial(1, batch_size=32, steps=100, seconds=2.0, last_miss_step=95)
+CAPPED = make_trial(2, batch_size=32, state=TrialState.CAPPED, seconds=5.0, last_miss_step=240)
+
+
+def test_each_objective_has_its_figure_of_a_trial_that_reached() -> None:
+    assert REACHED.outcome is not None
+    outcome = replace(REACHED.outcome, device_use=DeviceUse(mean_power_watts=300.0))
+    two_devices = Configuration(batch_size=32, micro_batch_size=16, learning_rate=0.1, world_size=2)
+    trial = replace(REACHED, outcome=outcome, configuration=two_devices)
+    assert TIME.figure(trial) == 2.0
+    assert make_objective("samples_to_target", ACCURACY).figure(trial) == 3200
+    assert make_objective("cost_to_target", ACCURACY, 36.0).figure(trial) == pytest.approx(2 * 2.0 * 36.0 / 3600)
+    assert make_objective("energy_to_target", ACCURACY).figure(trial) == 600.0
+    whole = replace(trial, outcome=replace(outcome, train_seconds=trial.train_seconds_limit))
+    assert make_objective("metric_in_budget", ACCURACY).figure(whole) == -0.9
+
+
+def test_a_contended_run_counts_with_steps_times_step_time() -> None:
+    shared = make_trial(1, seconds=5.0, contended=True, product=2.0)
+    assert TIME.figure(shared) == 2.0
+    assert make_objective("cost_to_target", ACCURACY, 3600.0).figure(shared) == 2.0
+
+
+def test_runs_are_compared_by_seconds_of_one_kind() -> None:
+    alone = make_trial(1, batch_size=32, steps=100, seconds=2.0)
+    shared = make_trial(2, batch_size=64, steps=50, seconds=9.0, contended=True, product=3.0)
+    assert TIME.between([alone, alone], {(32, 32): 0.5}) is TIME
+    assert TIME.between([alone, shared], {}) is TIME, "nobody knows a step time at batch 32"
+    known = TIME.between([alone, shared], {(32, 32): 0.01})
+    assert (known.figure(alone), known.figure(shared)) == (1.0, 3.0)
+    assert {known.basis(alone), known.basis(shared)} == {"steps_x_step_time"}
+    again = TIME.between([alone, shared], {(32, 32): 0.01, (64, 64): 0.04})
+    assert again.figure(shared) == 2.0, "a step time measured since replaces the run's own"
+    missed = make_trial(3, batch_size=64, state=TrialState.CAPPED, seconds=9.0, contended=True, last_miss_step=200)
+    assert again.bound(missed) == 8.0
+    elsewhere = make_trial(4, batch_size=128, seconds=7.0)
+    assert (again.figure(elsewhere), again.basis(elsewhere)) == (7.0, "measured")
+
+
+def test_a_quarter_of_a_configurations_runs_may_have_shared_the_device() -> None:
+    alone = [make_trial(number, steps=100, seconds=2.0) for number in range(3)]
+    shared = [make_trial(number, steps=100, seconds=9.0, contended=True, product=4.0) for number in (3, 4)]
+    few = TIME.between([*alone, shared[0]], {(32, 32): 0.01})
+    assert few is TIME and few.figure(shared[0]) == 4.0
+    assert TIME.between([*alone, *shared], {(32, 32): 0.01}).figure(alone[0]) == 1.0
+    elsewhere = make_trial(5, batch_size=64, steps=50, seconds=9.0, contended=True, product=3.0)
+    many = TIME.between([*alone, elsewhere], {(32, 32): 0.01})
+    assert many.figure(alone[0]) == 1.0, "all runs of one configuration shared it"
+
+
+def test_a_contended_run_counts_as_such_though_no_product_was_stored() -> None:
+    runs = [make_trial(number, steps=100, seconds=9.0, contended=True) for number in range(3)]
+    assert TIME.between(runs, {(32, 32): 0.01}).figure(runs[0]) == 1.0
+
+
+def test_the_newest_run_says_how_long_a_step_takes() -> None:
+    old, new = (
+        make_trial(number, steps=100, seconds=9.0, contended=True, product=product)
+        for number, product in ((1, 4.0), (2, 2.0))
+    )
+    assert TIME.between([new, old], {}).figure(old) == 2.0
+
+
+def test_of_several_step_times_the_first_measured_alone_counts() -> None:
+    timed = [
+        make_probe(32, step_seconds=9.0, contended=True),
+        make_probe(32, step_seconds=1.0),
+        make_probe(32, step_seconds=2.0),
+        make_probe(32, micro_batch_size=16, step_seconds=3.0, contended=True),
+        make_probe(64, step_seconds=None, out_of_memory=True),
+    ]
+    assert step_seconds_of(timed) == {(32, 32): 1.0, (32, 16): 3.0}
+
+
+def test_energy_without_power_has_no_figure_and_samples_take_no_device() -> None:
+    assert make_objective("energy_to_target", ACCURACY).figure(REACHED) is None
+    assert make_objective("samples_to_target", ACCURACY).figure(REACHED) == 3200
+
+
+@pytest.mark.parametrize("name", registry.names("objectives"))
+@pytest.mark.parametrize(
+    "state", [state for state in TrialState if state not in {TrialState.REACHED, TrialState.EXHAUSTED}]
+)
+def test_only_a_trial_that_came_to_its_end_has_a_figure(name: str, state: TrialState) -> None:
+    trial = make_trial(1, state=state, seconds=10.0, device_use=DeviceUse(mean_power_watts=300.0))
+    assert make_objective(name, ACCURACY).figure(trial) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "exhausted", "paused"),
+    [
+        ("time_to_target", 10.0, 10.0),
+        ("samples_to_target", 240 * 32, 240 * 32),
+        ("cost_to_target", 10.0 / 3600, 10.0 / 3600),
+        ("energy_to_target", 3000.0, 3000.0),
+        ("metric_in_budget", None, None),
+    ],
+)
+def test_where_a_trial_missed_bounds_its_figure_and_running_out_of_memory_does_not(
+    name: str, exhausted: float | None, paused: float | None
+) -> None:
+    objective = make_objective(name, ACCURACY)
+    for state, bound in ((TrialState.EXHAUSTED, exhausted), (TrialState.PAUSED, paused), (TrialState.OOM, None)):
+        trial = make_trial(
+            1, state=state, seconds=10.0, last_miss_step=240, device_use=DeviceUse(mean_power_watts=300.0)
+        )
+        assert objective.bound(trial) == (None if bound is None else pytest.approx(bound))
+
+
+def budgeted(number: int, metric: float, state: TrialState = TrialState.EXHAUSTED, **changes: object) -> TrialRecord:
+    """Return a trial that trained to its limit of 10 s."""
+    return make_trial(number, state=state, seconds=10.0, best_metric=metric, **changes)  # type: ignore[arg-type]
+
+
+def test_the_metric_counts_of_trials_that_trained_to_their_limit_whether_or_not_they_met_the_target() -> None:
+    objective = make_objective("metric_in_budget", ACCURACY)
+    assert objective.figure(budgeted(1, 0.8)) == -0.8
+    assert objective.figure(budgeted(2, 0.95, TrialState.REACHED)) == -0.95
+    diverged_after_its_target = make_trial(3, seconds=4.0, best_metric=0.95)
+    assert objective.figure(diverged_after_its_target) is None
+    scheduled = Configuration(
+        batch_size=32, micro_batch_size=32, learning_rate=0.1, parameters={"horizon_samples": 640}
+    )
+    at_its_horizon = make_trial(4, seconds=4.0, best_metric=0.95, configuration=scheduled, samples=640)
+    assert objective.figure(at_its_horizon) == -0.95
+
+
+@pytest.mark.parametrize("state", [TrialState.PAUSED, TrialState.OOM, TrialState.CANCELLED])
+def test_a_trial_without_a_figure_does_not_win_the_metric_in_a_budget(state: TrialState) -> None:
+    spec = make_spec(objective="metric_in_budget")
+    trials = [budgeted(1, 0.8), budgeted(2, 0.99, state, batch_size=64)]
+    verdict = decide(trials, 0, make_objective(spec.objective, spec.record_target))
+    assert verdict is not None and verdict.optimal.configuration.batch_size == 32
+
+
+@pytest.mark.parametrize("goal", Goal)
+@pytest.mark.parametrize("value", [0.0, 5e-324, 1e-300, 1e-12, 1e-4, 0.9, 3.0, 1e9, 1e300])
+def test_figures_are_ordered_as_the_metrics_whatever_the_target(goal: Goal, value: float) -> None:
+    target = Target(metric="quality", value=value, goal=goal)
+    objective = make_objective("metric_in_budget", target)
+    metrics = [-1e300, -1e9, -1.0, -1e-9, 0.0, 1e-12, 0.1, 0.5, 0.5 + 1e-12, 0.9, 1.0, 3.0, 878.0, 1e9, 1e300]
+    figures = [objective.figure(budgeted(1, metric)) for metric in metrics]
+    known = [figure for figure in figures if figure is not None]
+    assert len(known) == len(metrics) and all(map(math.isfinite, known))
+    assert known == sorted(known, reverse=goal is Goal.MAXIMIZE)
+    assert len(set(known)) == len(metrics), "no two metrics have the same figure"
+    assert [objective.shown(figure) for figure in known] == metrics
+    for one in known:
+        for other in known:
+            assert math.isfinite(objective.ratio(one, other)) and objective.ratio(one, other) > 0
+            assert (objective.ratio(one, other) >= 1) >= (one >= other)
+
+
+def test_a_tiny_target_drops_no_batch_size() -> None:
+    """A figure exp(-878) = 0 had dropped the better of two batch sizes."""
+    target = Target(metric="accuracy", value=1e-3)
+    objective = make_objective("metric_in_budget", target)
+    better, worse = budgeted(1, 0.9), budgeted(2, 0.2, batch_size=64)
+    verdict = decide([better, worse], 0, objective)
+    assert verdict is not None and list(verdict.by_batch) == [32, 64]
+    assert verdict.optimal.configuration.batch_size == 32
+    runs = [budgeted(number, 0.9 - number / 100, seed=number) for number in range(3)]
+    found = estimate(runs, objective)
+    assert found.low is not None and found.median == pytest.approx(-0.89) and found.variation is not None
+    assert math.isfinite(found.variation)
+
+
+def test_a_stopped_trial_bounds_its_figure() -> None:
+    assert TIME.bound(CAPPED) == 5.0
+    assert make_objective("samples_to_target", ACCURACY).bound(CAPPED) == 240 * 32
+    assert make_objective("metric_in_budget", ACCURACY).bound(CAPPED) is None
+    assert TIME.bound(REACHED) is None
+    shared = make_trial(2, state=TrialState.CAPPED, seconds=5.0, contended=True, last_miss_step=240)
+    assert TIME.bound(shared) is None
+    assert make_objective("samples_to_target", ACCURACY).bound(shared) == 240 * 32
+
+
+@pytest.mark.parametrize("target", [ACCURACY, LOSS])
+def test_metrics_half_a_percent_of_the_target_apart_are_as_good_as_times_five_percent_apart(target: Target) -> None:
+    objective = make_objective("metric_in_budget", target)
+    worse = target.value + (-1 if target.goal is Goal.MAXIMIZE else 1) * AS_GOOD * target.value
+    least, next_best = (objective.figure(budgeted(1, metric)) for metric in (target.value, worse))
+    assert least is not None and next_best is not None
+    assert objective.ratio(next_best, least) == pytest.approx(FLAT_RATIO)
+    assert objective.is_flat(least + 0.99 * (next_best - least), least)
+    assert not objective.is_flat(least + 1.01 * (next_best - least), least)
+
+
+def test_a_target_met_before_the_first_step_is_refused_where_trials_end_at_it() -> None:
+    met = make_trial(1, steps=0)
+    for name in registry.names("objectives"):
+        objective = make_objective(name, ACCURACY)
+        if objective.stops_at_target:
+            with pytest.raises(SpecError, match="met before the first step"):
+                objective.check_target(met)
+        else:
+            objective.check_target(met)
+
+
+def test_an_objective_that_is_not_known_is_refused_by_its_name_with_those_there_are() -> None:
+    with pytest.raises(UsageError, match="'beauty' is not known; there are time_to_target"):
+        make_objective("beauty")
+    with pytest.raises(ValueError, match="'beauty' is not known; there are time_to_target"):
+        make_spec(objective="beauty")
+
+
+class Updates(TimeToTarget):
+    """Optimizer steps to the target, as another package may want them."""
+
+    name = "updates"
+    noun = "number of updates"
+    phrase = "after {} updates"
+    comparative = ("fewer updates", "more updates")
+
+    @property
+    def unit(self) -> str:
+        return ""
+
+    def figure(self, trial: TrialRecord) -> float | None:
+        steps = None if trial.outcome is None else trial.outcome.steps_to_target
+        return None if steps is None else float(steps)
+
+
+def test_an_objective_of_another_package_is_asked_for_by_name_and_answered_in_its_words(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    point = EntryPoint("updates", f"{__name__}:Updates", "bssearch.objectives")
+    monkeypatch.setattr(registry, "_installed", lambda kind: {"updates": point} if kind == "objectives" else {})
+    spec = make_spec(objective="updates", confirm={"runs": 0})
+    assert StudySpec.model_json_schema()["properties"]["objective"]["enum"][-1] == "updates"
+    trials = [make_trial(1, steps=300, seconds=1.0), make_trial(2, batch_size=64, steps=200, seconds=2.0)]
+    verdict = decide(trials, 0, objective_of(spec))
+    assert verdict is not None and verdict.optimal.configuration.batch_size == 64
+    objective = objective_of(spec)
+    assert objective.sentence("accuracy", "reaches it", "200") == "reaches it after 200 updates"
