@@ -22,11 +22,34 @@ Kind = Literal["objectives", "pruners", "samplers", "executors", "importers", "p
 
 BUILT_IN: Mapping[Kind, Mapping[str, str]] = {
     "objectives": {},
-    "pruners": {},
-    "samplers": {},
+    "pruners": {
+        "safe": "bssearch.pruners.pace:Safe",
+        "balanced": "bssearch.pruners.pace:Balanced",
+        "fast": "bssearch.pruners.pace:Fast",
+        "race": "bssearch.pruners.race:Race",
+        "cap": "bssearch.pruners.cap:Cap",
+        "median": "bssearch.pruners.optuna:Median",
+        "asha": "bssearch.pruners.optuna:Asha",
+        "hyperband": "bssearch.pruners.optuna:Hyperband",
+        "none": "bssearch.pruners.base:NoPruner",
+    },
+    "samplers": {
+        "auto": "bssearch.samplers.time_model.chooser:TimeModelSampler",
+        "tpe": "bssearch.samplers.optuna:Tpe",
+        "gp": "bssearch.samplers.optuna:Gp",
+        "random": "bssearch.samplers.optuna:Random",
+        "grid": "bssearch.samplers.grid:Grid",
+    },
     "executors": {},
-    "importers": {},
-    "probes": {},
+    "importers": {
+        "runs": "bssearch.importers.runs:import_runs",
+        "rcp": "bssearch.importers.rcp:import_rcp",
+    },
+    "probes": {
+        "memory": "bssearch.commands.probe.memory:memory",
+        "step-time": "bssearch.commands.probe.step_time:step_time",
+        "noise": "bssearch.commands.probe.noise:noise",
+    },
 }
 """Of each kind the module and the attribute, ``module:attribute``, by name."""
 

@@ -11,7 +11,7 @@ from bssearch.analysis.notices import Notice
 from bssearch.analysis.objectives.measure import Basis
 from bssearch.analysis.optimum import Regime, Rule
 from bssearch.records import Configuration, Goal
-from bssearch.space import REGULAR
+from bssearch.space import TRAINING_PARAMETERS
 
 Parameters = dict[str, bool | int | float | str | None]
 
@@ -310,5 +310,5 @@ class Answer(Model):
 def parameters_of(configuration: Configuration) -> Parameters:
     """Return everything of a configuration but its batch sizes, by name."""
     named: Parameters = {"learning_rate": configuration.learning_rate}
-    named |= {name: getattr(configuration, name) for name in REGULAR}
+    named |= {name: getattr(configuration, name) for name in TRAINING_PARAMETERS}
     return {**named, "optimizer": configuration.optimizer, **configuration.parameters}

@@ -12,7 +12,6 @@ from bssearch.analysis.optimum import Verdict, fewest_runs
 from bssearch.analysis.time_to_target import Estimate
 from bssearch.records import Phase, ProbeRecord, Target, TrialRecord, TrialState
 from bssearch.spec import StudySpec
-from bssearch.spec.model import IMPORTED
 
 if TYPE_CHECKING:
     from bssearch.analysis.answer import FinalMetrics, Gap, Generalisation
@@ -82,7 +81,7 @@ def _notices(spec: StudySpec, trials: Sequence[TrialRecord], verdict: Verdict) -
         yield (
             "few_runs",
             f"{optimal.estimate.runs} of 3 confirmation runs: no interval"
-            + ("" if spec.workload == IMPORTED else "; raise confirm.runs"),
+            + ("" if spec.is_imported else "; raise confirm.runs"),
         )
     missed = optimal.estimate.runs - optimal.estimate.reached
     if missed:
@@ -149,7 +148,7 @@ def _notices(spec: StudySpec, trials: Sequence[TrialRecord], verdict: Verdict) -
     if failed:
         yield "failed_trials", f"{failed} trials failed; bssearch trials {spec.name} shows them"
     if (
-        spec.workload != IMPORTED
+        not spec.is_imported
         and spec.space.encode(baseline) is None
         and any(trial.phase is Phase.SEARCH for trial in trials)
     ):

@@ -16,7 +16,7 @@ OF_THE_STUDYS_DEVICE = frozenset({"contended", "step_times_contended", "measurem
 """Notices about how the study itself was measured, which say nothing of another device."""
 
 
-def reprice(
+def predict_for_device(
     study: StudyRecord,
     spec: StudySpec,
     trials: Sequence[TrialRecord],

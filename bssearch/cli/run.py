@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bssearch.cli.output import (
+from bssearch.cli.arguments import (
     AllowBusyOption,
     DatabaseOption,
     DataDirOption,
-    Format,
-    FormatOption,
-    console,
+    SetOption,
+    SpecArgument,
+    workload_folder,
 )
+from bssearch.cli.output import Format, FormatOption, console, duration
 
 if TYPE_CHECKING:
     from bssearch.spec import StudySpec
-
-SpecArgument = Annotated[str, typer.Argument(metavar="SPEC", help="A .yaml or .toml file, or a shipped study's name.")]
-SetOption = Annotated[
-    list[str] | None, typer.Option("--set", metavar="FIELD=VALUE", help="Override a field; may be repeated.")
-]
 
 
 def run(
@@ -85,18 +80,3 @@ def print_plan(study: StudySpec) -> None:
         "most trials end far sooner: at the target, or by the pruner",
     ):
         out.print(line)
-
-
-def workload_folder(spec: Path) -> Path:
-    """Return the folder that a spec's workload file is relative to: its own."""
-    return spec.resolve().parent
-
-
-def duration(seconds: float) -> str:
-    """Return seconds as people say them."""
-    if seconds < 10:
-        return f"{seconds:.2g} s"
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    minutes = seconds / 60
-    return f"{minutes:.0f} min" if minutes < 90 else f"{minutes / 60:.1f} h"

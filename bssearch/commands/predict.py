@@ -1,23 +1,24 @@
-"""A stored study at the step times of another device."""
+"""``price``: a stored study's answer at the step times of another device."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from bssearch.analysis.answer import Answer
-from bssearch.analysis.predict_for_device import reprice
+from bssearch.analysis.predict_for_device import predict_for_device
 from bssearch.importers.step_times import read_step_times
 from bssearch.spec import StudySpec
 from bssearch.storage.repository import Store
 
 
-def price(store: Store, study: str, step_times: Path, device_name: str | None = None) -> Answer:
-    """Return the answer of a stored study with the step times of a file; see `reprice`.
+def predict(store: Store, study: str, step_times: Path, device_name: str | None = None) -> Answer:
+    """Return the answer of a stored study with the step times of a file; see `predict_for_device`.
 
-    The device's name is by default the file's. Raises what `read_step_times` and `reprice` raise, and `NotFoundError`.
+    The device's name is by default the file's. Raises the errors of `read_step_times` and `predict_for_device`, and
+    `NotFoundError`.
     """
     record = store.study(study)
     times = read_step_times(step_times)
-    return reprice(
+    return predict_for_device(
         record, StudySpec.model_validate(record.spec), store.trials(study), times, device_name or step_times.stem
     )

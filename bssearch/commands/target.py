@@ -1,4 +1,4 @@
-"""Which target to ask for: the default configuration run to its limit with several seeds, and what it reaches when."""
+"""``target``: a proposal for it, from the default configuration run to its limit with several seeds."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import math
 import statistics
 from collections.abc import Callable, Sequence
 from fractions import Fraction
+from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
+from bssearch.commands.opening import ExecutorFactory, Launch, described
 from bssearch.commands.unstored import run_default, step_time_of_default
 from bssearch.curves import first_crossing
 from bssearch.errors import LaunchError, UsageError
@@ -66,6 +68,26 @@ class Advice(Model):
     runs: list[Run]
     targets: list[Row]
     notes: list[str]
+
+
+def advise_target(
+    spec: StudySpec,
+    *,
+    runs: int = 5,
+    margin: float | None = None,
+    on_run: Callable[[Run], None] = lambda run: None,
+    folder: Path | str = ".",
+    data_dir: Path | str | None = None,
+    allow_busy: bool = False,
+    make_executor: ExecutorFactory | None = None,
+) -> Advice:
+    """Run the default configuration to its limit with several seeds and propose a target; nothing is stored.
+
+    The spec's own target may be anything. ``on_run`` gets each run as it ends. See `advise`.
+    """
+    launch = Launch(folder=folder, data_dir=data_dir, allow_busy=allow_busy, make_executor=make_executor)
+    with described(spec, launch) as (executor, _):
+        return advise(spec, executor, runs=runs, margin=margin, on_run=on_run)
 
 
 def advise(

@@ -11,7 +11,6 @@ from bssearch.analysis.report import build_answer
 from bssearch.analysis.retarget import at_target, easier_target
 from bssearch.errors import TargetNotReachedError, UsageError
 from bssearch.spec import StudySpec
-from bssearch.spec.model import IMPORTED
 from bssearch.storage.repository import Store
 
 ANSWERS = 5
@@ -47,7 +46,7 @@ def compute_answer(store: Store, name: str, target: float | None = None) -> Answ
     noise = store.noise(name)
     if target is None or target == study.target.value:
         return build_answer(study, spec, trials, probes, memory, uses, noise)
-    if spec.workload == IMPORTED:
+    if spec.is_imported:
         raise UsageError(
             f"the runs of study {name!r} were imported without learning curves: when they reached "
             f"{study.target.metric} {target:g} is not known",

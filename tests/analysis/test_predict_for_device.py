@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from bssearch.analysis.predict_for_device import at_step_time, reprice
+from bssearch.analysis.predict_for_device import at_step_time, predict_for_device
 from bssearch.errors import TargetNotReachedError, UsageError
 from bssearch.records import Phase, TrialRecord, TrialState
 from tests.analysis.test_report import study
@@ -33,7 +33,7 @@ def runs() -> list[TrialRecord]:
 
 def test_the_same_steps_at_other_step_times_have_another_optimum() -> None:
     slow = {size: make_probe(size, step_seconds=0.001 * size) for size in SIZES}
-    found = reprice(study(), SPEC, runs(), slow, "tiny")
+    found = predict_for_device(study(), SPEC, runs(), slow, "tiny")
     assert found.optimal.batch_size == 16
     assert found.optimal.time_to_target_s is not None
     assert found.optimal.time_to_target_s.median == pytest.approx(401 * 0.016)
@@ -50,7 +50,7 @@ def test_the_same_steps_at_other_step_times_have_another_optimum() -> None:
 
 
 def test_a_batch_size_without_a_step_time_is_left_out_and_named() -> None:
-    found = reprice(study(), SPEC, runs(), {32: make_probe(32, step_seconds=0.1)}, "tiny")
+    found = predict_for_device(study(), SPEC, runs(), {32: make_probe(32, step_seconds=0.1)}, "tiny")
     assert [row.batch_size for row in found.batches if row.trials] == [32]
     told = {notice.code: notice.message for notice in found.warnings}
     assert "16, 64" in told["no_step_time"]
@@ -60,20 +60,22 @@ def test_step_times_of_other_batch_sizes_alone_are_refused() -> None:
     with pytest.raises(
         UsageError, match="none of the step times is of a batch size that study 'toy' ran: it has 16, 32"
     ):
-        reprice(study(), SPEC, runs(), {7: make_probe(7)}, "tiny")
+        predict_for_device(study(), SPEC, runs(), {7: make_probe(7)}, "tiny")
 
 
 def test_step_times_of_batch_sizes_that_missed_alone_are_refused_and_those_wanted_are_listed() -> None:
     missed = make_trial(1, batch_size=8, state=TrialState.EXHAUSTED, seconds=3.0)
     with pytest.raises(TargetNotReachedError) as caught:
-        reprice(study(), SPEC, [*runs(), missed], {8: make_probe(8), 7: make_probe(7)}, "tiny")
+        predict_for_device(study(), SPEC, [*runs(), missed], {8: make_probe(8), 7: make_probe(7)}, "tiny")
     assert str(caught.value) == "the step times are of batch sizes of study 'toy' that did not reach the target: 8"
     assert caught.value.hint == "give step times of batch sizes that reached it: 16, 32, 64"
 
 
 def test_a_study_in_which_nothing_reached_is_refused_without_a_predicted_second() -> None:
     with pytest.raises(TargetNotReachedError, match="no trial of study 'toy' has a known number of steps") as caught:
-        reprice(study(), SPEC, [make_trial(1, state=TrialState.EXHAUSTED, seconds=3.0)], {32: make_probe(32)}, "tiny")
+        predict_for_device(
+            study(), SPEC, [make_trial(1, state=TrialState.EXHAUSTED, seconds=3.0)], {32: make_probe(32)}, "tiny"
+        )
     assert caught.value.hint == "bssearch trials toy shows how they ended"
 
 

@@ -14,7 +14,7 @@ import yaml
 
 from bssearch.analysis.answer import Answer, Figure
 from bssearch.analysis.notices import Notice
-from bssearch.cli.export import Export, exported, winner
+from bssearch.cli.recommended import Export, exported, winner
 from bssearch.records import Objective
 from tests.cli.task import bssearch, write_task
 
