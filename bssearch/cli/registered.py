@@ -32,6 +32,10 @@ if TYPE_CHECKING:
     from bssearch.importers.importer import Importer, Studies
 
 
+_ANYTHING = {"allow_extra_args": True, "ignore_unknown_options": True}
+"""Settings of a command that takes whatever it is given."""
+
+
 class _Registered(TyperGroup):
     """A group with a command for each entry of a kind in the registry."""
 
@@ -44,15 +48,13 @@ class _Registered(TyperGroup):
         if not registry.is_known(self.kind, cmd_name):
             return None
         single = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-        single.command(cmd_name)(self._callback(cmd_name))
-        return typer.main.get_command(single)
-
-    def _callback(self, name: str) -> Callable[..., None]:
         try:
-            return self.command_of(registry.load(self.kind, name))
+            single.command(cmd_name)(self.command_of(registry.load(self.kind, cmd_name)))
         except (ImportError, AttributeError) as error:
             # Another package's fault must not take the list of the other commands with it.
-            return _broken(f"{self.kind.removesuffix('s')} {name} cannot be loaded: {error}")
+            broken = _broken(f"{self.kind.removesuffix('s')} {cmd_name} cannot be loaded: {error}")
+            single.command(cmd_name, context_settings=_ANYTHING)(broken)
+        return typer.main.get_command(single)
 
     @staticmethod
     def command_of(entry: Any) -> Callable[..., None]:
