@@ -60,7 +60,7 @@ def run(
 
 def print_plan(study: StudySpec) -> None:
     """Print the trials of a study, their limits, and the longest it can take."""
-    from bssearch.commands.estimates import finalists, longest_seconds
+    from bssearch.commands.estimates import longest_seconds, most_finalists
     from bssearch.probes.cadence import EVALUATION_SHARE
 
     out = console()
@@ -73,7 +73,7 @@ def print_plan(study: StudySpec) -> None:
         f"batch sizes: {sizes}",
         f"searched at each: {searched}",
         f"search: {trials} trials of at most {limit:g} train seconds, {study.executor.slots} at once",
-        f"confirmation: at most {finalists(study)} configurations × {study.confirm.runs} runs, one at a time",
+        f"confirmation: at most {most_finalists(study)} configurations × {study.confirm.runs} runs, one at a time",
         f"the longest it can take: {duration(search + confirmation)} "
         f"({duration(search)} of search, {duration(confirmation)} of confirmation) if evaluation is within its "
         f"{EVALUATION_SHARE:.0%} of a trial; bssearch check measures it",

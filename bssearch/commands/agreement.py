@@ -18,7 +18,7 @@ MAY_CHANGE = ("budget", "sampler", "pruner", "confirm")
 
 
 def check_against_workload(spec: StudySpec, found: WorkloadDescription) -> None:
-    """Raise `SpecError` where the spec asks what the workload cannot give."""
+    """Raise `SpecError` where the spec asks for a metric or a batch size that the workload does not have."""
     target = spec.target
     if target.metric not in found.metrics:
         raise SpecError(f"target.metric = {target.metric!r}: the workload measures {', '.join(sorted(found.metrics))}")
@@ -31,7 +31,7 @@ def check_against_workload(spec: StudySpec, found: WorkloadDescription) -> None:
 
 
 def check_target(spec: StudySpec, found: WorkloadDescription) -> None:
-    """Raise `SpecError` where the target is no value of its metric, or takes no training."""
+    """Raise `SpecError` where the target is out of its metric's bounds, or met by an untrained model."""
     target = spec.target
     metric = found.metrics[target.metric]
     low, high = metric.low, metric.high

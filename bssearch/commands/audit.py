@@ -25,13 +25,13 @@ from bssearch.spec import StudySpec
 from bssearch.storage.repository import Store, open_store
 
 FULL_TRIALS = 20
-"""The default budget, in train seconds of trials that run to their full limit."""
+"""The default budget, as a number of trials that run to their full limit: a choice, about that of a small search."""
 
 MICRO_BATCHES = (4, 3, 2)
-"""Into how many a batch is split to see what accumulation costs: the first that divides it."""
+"""Numbers of micro-batches with which the cost of accumulation is timed: the first that divides the batch. A choice."""
 
 STEP_SECONDS = 2.0
-"""The longest to time the steps of one batch size."""
+"""The longest that steps of one batch size are timed: a choice."""
 
 
 def default_budget(spec: StudySpec) -> float:
@@ -165,9 +165,9 @@ def seeds_of(spec: StudySpec, case: Case, runs: int) -> list[int]:
 
 
 def time_accumulation(study: OpenStudy, found: Answer) -> None:
-    """Time the optimum's batch size and the largest that runs at once in micro-batches, and store that.
+    """Time the optimum's batch size and the largest that runs at once, both in micro-batches, and store the times.
 
-    What was timed alone in the same micro-batches before keeps its first figures. Raises `LaunchError` where the worker
+    A split that was timed alone before keeps its first figures. Raises `LaunchError` where the worker
     dies.
     """
     spec = study.spec

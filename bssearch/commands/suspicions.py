@@ -13,8 +13,7 @@ from bssearch.space import split_batch
 from bssearch.spec import StudySpec
 
 CHANCE_TOLERANCE = 0.1
-"""An untrained model's metric may lie off the declared chance level by this share of the way to the target: a choice,
-wide enough for the metric of a random model on a few hundred samples."""
+"""An untrained model's metric may be off the declared chance by this share of the way to the target: a choice."""
 
 DROPPED_SHARE = 0.2
 """A batch size that leaves out this share of the training samples in each epoch is suspicious: a choice."""

@@ -19,16 +19,16 @@ from bssearch.records import Goal, Observation, Target, TrialState
 from bssearch.spec import StudySpec
 
 MARGIN = 0.02
-"""The least margin, as a share of the way from an untrained model's metric to the median best."""
+"""The least margin, as a share of the way from an untrained model's metric to the median best: a choice."""
 
 LEAST = 0.5
-"""A proposal lies at least this share of the same way above an untrained model, however badly one seed went."""
+"""A proposal lies at least this share of the way above an untrained model, however badly one seed went: a choice."""
 
 WAY = (0.5, 0.8, 0.9, 0.95, 0.98, 1.0)
-"""Targets to compare, as shares of the same way."""
+"""Targets to compare, as shares of the same way: a choice, denser where the last per cents get dear."""
 
 LATE = 0.5
-"""A target that takes the default more than this share of the limit leaves little room for slower configurations."""
+"""A target that takes the default more than this share of the limit leaves slower ones little room: a choice."""
 
 
 class Model(BaseModel):
@@ -47,7 +47,7 @@ class Run(Model):
 
 
 class Row(Model):
-    """What one target would take: the runs that reach it, and their median time (null where half or more miss it)."""
+    """One target: the runs that reach it, and their median time to it (null where half or more miss it)."""
 
     target: float
     reached: int
@@ -133,7 +133,7 @@ def advise(
 def summarise(
     target: Target, limit: float, runs: Sequence[Run], curves: Sequence[Sequence[Observation]], margin: float | None
 ) -> Advice:
-    """Return the advice that curves give; see `advise`."""
+    """Return the proposal and its alternatives from the runs' curves; see `advise`."""
     # The luckiest of the untrained models: none of them shall meet the proposal.
     untrained = max((curve[0].metric for curve in curves), key=target.gain)
     bests = [run.best_metric for run in runs]

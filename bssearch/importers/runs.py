@@ -24,13 +24,13 @@ PREFIX = "param."
 ALIASES = {"param.lr": "param.learning_rate"}
 BOOLEANS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 LARGEST_SEED = 2**62
-"""A choice: seeds beyond it would leave no room to number repeated runs on."""
+"""A choice, which leaves room in 64 bits to number repeated runs on."""
 
 LONGEST_S = 1e9
 """Seconds of training at most, thirty years: more is a mistake in the table."""
 
 MOST_RUNS = 1_000_000
-"""Runs of one table at most: a choice, what fits into memory with ease."""
+"""Runs of one table at most: a choice."""
 
 
 class RunsObjective(StrEnum):

@@ -23,8 +23,8 @@ from bssearch.space import MemoryBoundary
 from bssearch.spec import StudySpec
 
 BRACKET = 1.05
-"""The search ends where the smallest size that does not fit is at most this many times the largest that does: a choice,
-a twentieth of the batch for each halving of the sizes left to run."""
+"""The search ends where the smallest size that does not fit is at most this many times the largest that fits: a
+choice."""
 
 FINE = 1.01
 """The same ratio on both sides of marginal sizes: a choice, as these are narrower than `BRACKET` themselves."""
