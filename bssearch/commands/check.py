@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict
-
+from bssearch.analysis.answer import Model
 from bssearch.analysis.notices import Notice
 from bssearch.commands.agreement import check_target
 from bssearch.commands.estimates import longest_seconds, longest_trial_seconds, pruned_seconds
@@ -18,12 +17,6 @@ from bssearch.spec import StudySpec
 
 TRIAL_SECONDS = 5.0
 """Train seconds of the short trial, where the study's limit is not shorter: a choice, short enough to wait for."""
-
-
-class Model(BaseModel):
-    """A part of the report: numbers are finite, missing is null."""
-
-    model_config = ConfigDict(frozen=True, allow_inf_nan=False)
 
 
 class BatchCheck(Model):

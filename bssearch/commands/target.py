@@ -8,8 +8,7 @@ from collections.abc import Callable, Sequence
 from fractions import Fraction
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict
-
+from bssearch.analysis.answer import Model
 from bssearch.commands.opening import ExecutorFactory, Launch, described
 from bssearch.commands.unstored import run_default, step_time_of_default
 from bssearch.curves import first_crossing
@@ -29,12 +28,6 @@ WAY = (0.5, 0.8, 0.9, 0.95, 0.98, 1.0)
 
 LATE = 0.5
 """A target that takes the default more than this share of the limit leaves slower ones little room: a choice."""
-
-
-class Model(BaseModel):
-    """A part of the advice: numbers are finite, missing is null."""
-
-    model_config = ConfigDict(frozen=True, allow_inf_nan=False)
 
 
 class Run(Model):
