@@ -13,10 +13,12 @@ from __future__ import annotations
 import importlib
 from collections.abc import Mapping
 from functools import cache
-from importlib.metadata import EntryPoint, entry_points
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from bssearch.errors import UsageError
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 Kind = Literal["objectives", "pruners", "samplers", "executors", "importers", "probes"]
 
@@ -57,6 +59,8 @@ BUILT_IN: Mapping[Kind, Mapping[str, str]] = {
 @cache
 def _installed(kind: Kind) -> dict[str, EntryPoint]:
     """Return the entry points of a kind by name."""
+    from importlib.metadata import entry_points  # `bssearch --help` does without it
+
     return {point.name: point for point in entry_points(group=f"bssearch.{kind}")}
 
 
