@@ -18,9 +18,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from bssearch.analysis.answer import Answer
     from bssearch.commands.audit import audit_study
+    from bssearch.commands.best import best
+    from bssearch.commands.check import check
     from bssearch.commands.confirm import confirm_study
     from bssearch.commands.enqueue import enqueue
-    from bssearch.commands.run import advise_target, best, check, run_study, trials_frame
+    from bssearch.commands.run import run_study
+    from bssearch.commands.target import advise_target
+    from bssearch.commands.trials import trials_frame
     from bssearch.errors import (
         BSSearchError,
         CheckpointError,
@@ -61,16 +65,16 @@ _HOMES = {
     "WeightedLoss": "bssearch.workloads.base",
     "Workload": "bssearch.workloads.base",
     "WorkloadError": "bssearch.errors",
-    "advise_target": "bssearch.commands.run",
+    "advise_target": "bssearch.commands.target",
     "audit_study": "bssearch.commands.audit",
-    "best": "bssearch.commands.run",
-    "check": "bssearch.commands.run",
+    "best": "bssearch.commands.best",
+    "check": "bssearch.commands.check",
     "confirm_study": "bssearch.commands.confirm",
     "enqueue": "bssearch.commands.enqueue",
     "load_spec": "bssearch.spec",
     "open_store": "bssearch.storage.repository",
     "run_study": "bssearch.commands.run",
-    "trials_frame": "bssearch.commands.run",
+    "trials_frame": "bssearch.commands.trials",
 }
 
 __all__ = [

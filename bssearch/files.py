@@ -1,4 +1,4 @@
-"""Files that are written: all of them or none, and what cannot be written is named before any work is done."""
+"""Writing files, all of them or none; paths that cannot be written are refused before any work is done."""
 
 from __future__ import annotations
 

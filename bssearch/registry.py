@@ -13,10 +13,12 @@ from __future__ import annotations
 import importlib
 from collections.abc import Mapping
 from functools import cache
-from importlib.metadata import EntryPoint, entry_points
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from bssearch.errors import UsageError
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 Kind = Literal["objectives", "pruners", "samplers", "executors", "importers", "probes"]
 
@@ -47,8 +49,15 @@ BUILT_IN: Mapping[Kind, Mapping[str, str]] = {
         "grid": "bssearch.samplers.grid:Grid",
     },
     "executors": {},
-    "importers": {},
-    "probes": {},
+    "importers": {
+        "runs": "bssearch.importers.runs:import_runs",
+        "rcp": "bssearch.importers.rcp:import_rcp",
+    },
+    "probes": {
+        "memory": "bssearch.commands.probe.memory:memory",
+        "step-time": "bssearch.commands.probe.step_time:step_time",
+        "noise": "bssearch.commands.probe.noise:noise",
+    },
 }
 """Of each kind the module and the attribute, ``module:attribute``, by name."""
 
@@ -56,6 +65,8 @@ BUILT_IN: Mapping[Kind, Mapping[str, str]] = {
 @cache
 def _installed(kind: Kind) -> dict[str, EntryPoint]:
     """Return the entry points of a kind by name."""
+    from importlib.metadata import entry_points  # `bssearch --help` does without it
+
     return {point.name: point for point in entry_points(group=f"bssearch.{kind}")}
 
 

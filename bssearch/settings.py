@@ -1,4 +1,4 @@
-"""What comes from outside the spec: environment variables and packaged data."""
+"""Settings from outside the spec: environment variables, the user's name, and packaged data."""
 
 from __future__ import annotations
 

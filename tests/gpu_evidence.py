@@ -108,14 +108,14 @@ def compilation(task: Task) -> Found:
 
 def memory(task: Task) -> Found:
     """The probe's answer runs for 200 steps; a size above its upper bracket runs out."""
-    from bssearch.commands.memory_probe import probe_memory
+    from bssearch.commands.probe.memory import probe_memory
     from bssearch.records import TrialState
     from tests.benchmarks.memory_probe import ABOVE, run
 
     limit = 1.0
     spec = task.spec("name=memory", f"executor.memory_limit_gib={limit}", "space.batch_size.low=512")
     with opened(spec, task) as study:
-        found = probe_memory(spec, study.executor, study.store, study.environment)
+        found = probe_memory(study)
         answer = run(spec, study.executor, found.largest_that_fits)
         above = None
         if found.smallest_that_does_not is not None:
@@ -198,7 +198,7 @@ def study(task: Task) -> Found:
 
 def export(task: Task) -> Found:
     """What the study found, and its steps × step time against the measured seconds: a median within 3 %."""
-    from bssearch.cli.export import Export, exported
+    from bssearch.cli.recommended import Export, exported
     from bssearch.errors import TargetNotReachedError
     from bssearch.records import outcome_fields
     from bssearch.search.finding import answer
@@ -294,15 +294,15 @@ LAST = ("export",)
 
 
 def opened(spec: Any, task: Task) -> Any:
-    from bssearch.commands.run import opened
+    from bssearch.commands.opening import Launch, opened
 
-    return opened(spec, db=task.database)
+    return opened(spec, Launch(db=task.database))
 
 
 def executor_of(spec: Any) -> Any:
     from contextlib import closing
 
-    from bssearch.commands.run import local
+    from bssearch.commands.opening import local
 
     return closing(local(None, allow_busy=False)(spec, Path.cwd()))
 

@@ -11,7 +11,7 @@ from bssearch import settings
 from bssearch.errors import NotFoundError, SpecError
 from bssearch.space.domains import Range
 from bssearch.spec import StudySpec, load_spec
-from bssearch.spec.model import changes
+from bssearch.spec.changes import changed_fields
 from tests.factories import SPEC, make_spec
 
 
@@ -189,7 +189,7 @@ def test_spec_survives_its_own_json() -> None:
 def test_changes_name_the_fields_that_differ() -> None:
     old = {"target": {"value": 0.9, "metric": "a"}, "workload": "x"}
     new = {"target": {"value": 0.8, "metric": "a"}, "workload": "x", "extra": 1}
-    assert changes(old, new) == {"target.value": (0.9, 0.8), "extra": (None, 1)}
+    assert changed_fields(old, new) == {"target.value": (0.9, 0.8), "extra": (None, 1)}
 
 
 def test_default_takes_the_fixed_values_of_the_space() -> None:

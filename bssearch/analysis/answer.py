@@ -11,7 +11,7 @@ from bssearch.analysis.objectives.base import Objective, make_objective
 from bssearch.analysis.objectives.seconds import Basis
 from bssearch.analysis.optimum import Regime, Rule
 from bssearch.records import Configuration, Goal, Target
-from bssearch.space import REGULAR
+from bssearch.space import TRAINING_PARAMETERS
 
 Parameters = dict[str, bool | int | float | str | None]
 
@@ -332,5 +332,5 @@ def objective_in(answer: Answer) -> Objective:
 def parameters_of(configuration: Configuration) -> Parameters:
     """Return everything of a configuration but its batch sizes, by name."""
     named: Parameters = {"learning_rate": configuration.learning_rate}
-    named |= {name: getattr(configuration, name) for name in REGULAR}
+    named |= {name: getattr(configuration, name) for name in TRAINING_PARAMETERS}
     return {**named, "optimizer": configuration.optimizer, **configuration.parameters}

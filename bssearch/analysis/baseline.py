@@ -6,12 +6,11 @@ from collections.abc import Sequence
 
 from bssearch.records import Configuration, TrialRecord
 from bssearch.spec import StudySpec
-from bssearch.spec.model import IMPORTED
 
 
 def default_configuration(spec: StudySpec, trials: Sequence[TrialRecord]) -> Configuration:
     """Return the default as it was run: of imported runs the first at its batch size, which hold more than a spec."""
-    if spec.workload != IMPORTED:
+    if not spec.is_imported:
         return spec.default_configuration
     at_default = (trial.configuration for trial in trials if trial.configuration.batch_size == spec.default.batch_size)
     return next(at_default, spec.default_configuration)

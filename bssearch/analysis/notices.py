@@ -11,7 +11,6 @@ from bssearch.analysis.optimum import Candidate, Verdict, fewest_runs
 from bssearch.analysis.time_to_target import Estimate
 from bssearch.records import Phase, ProbeRecord, Target, TrialRecord, TrialState
 from bssearch.spec import StudySpec
-from bssearch.spec.model import IMPORTED
 
 NOISE = 0.10
 """Coefficient of variation over seeds above which an answer warns of them: a choice."""
@@ -110,7 +109,7 @@ def _about_runs(study: _Study) -> Iterator[tuple[str, str]]:
         yield (
             "few_runs",
             f"{optimal.estimate.runs} of 3 confirmation runs: no interval"
-            + ("" if spec.workload == IMPORTED else "; raise confirm.runs"),
+            + ("" if spec.is_imported else "; raise confirm.runs"),
         )
     missed = optimal.estimate.runs - optimal.estimate.reached
     if missed:
@@ -212,7 +211,7 @@ def _default_outside_space(study: _Study) -> Iterator[tuple[str, str]]:
     """Yield a default that the search could not have chosen."""
     spec, trials = study.spec, study.trials
     if (
-        spec.workload != IMPORTED
+        not spec.is_imported
         and spec.space.encode(default_configuration(spec, trials)) is None
         and any(trial.phase is Phase.SEARCH for trial in trials)
     ):

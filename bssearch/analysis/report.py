@@ -46,7 +46,6 @@ from bssearch.records import (
 )
 from bssearch.space import UNKNOWN, MemoryBoundary
 from bssearch.spec import StudySpec
-from bssearch.spec.model import IMPORTED
 
 
 def build_answer(
@@ -256,6 +255,6 @@ def _not_reached(study: StudyRecord, trials: Sequence[TrialRecord]) -> TargetNot
         f"(batch {nearest.configuration.batch_size}) with {nearest.outcome.best_metric:.4g} "
         f"after {nearest.outcome.train_seconds:.3g} s",
         hint="import them with an easier target"
-        if study.spec.get("workload") == IMPORTED
+        if nearest.is_imported
         else "raise budget.trial_train_seconds, ask for an easier target under a new name, or widen the space",
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from bssearch.cli.output import Format, cell, console, print_json, print_rows, print_table
+from bssearch.cli.output import Format, cell, console, print_table, show
 
 if TYPE_CHECKING:
     from bssearch.analysis.answer import Answer, Batch, Fit, Generalisation
@@ -18,12 +18,12 @@ GENERALISATION_COLUMNS = ("batch", "final_metric", "test_metric", "worse_by", "r
 
 def print_found(found: Answer, form: Format) -> None:
     """Print an answer: for people, whole as JSON, or its batch sizes as rows."""
-    if form is Format.TABLE:
-        print_answer(found)
-    elif form is Format.JSON:
-        print_json(found.model_dump(mode="json"))
-    else:
-        print_rows([row.model_dump(mode="json") for row in found.batches], (), form)
+    show(
+        form,
+        lambda: print_answer(found),
+        lambda: found.model_dump(mode="json"),
+        lambda: [row.model_dump(mode="json") for row in found.batches],
+    )
 
 
 def print_answer(found: Answer) -> None:
@@ -97,7 +97,7 @@ def _how_it_fits(fit: Fit) -> str:
 
 def measured_lines(found: Measured) -> Iterator[str]:
     """Yield what is known of step time, memory and gradient noise, a sentence each."""
-    from bssearch.cli.probe import interval
+    from bssearch.analysis.numbers import noise_scale
 
     step, memory, noise = found.step_time, found.memory, found.noise_scale
     if step is not None:
@@ -112,8 +112,8 @@ def measured_lines(found: Measured) -> Iterator[str]:
         )
     if noise is not None:
         where = f"trial {noise.trial}" if noise.step is None else f"step {noise.step}"
-        scale = interval(noise.scale, noise.low, noise.high)
-        adam = "" if noise.adam_low is None else f", {interval(noise.adam_scale, noise.adam_low, noise.adam_high)}"
+        scale = noise_scale(noise.scale, noise.low, noise.high)
+        adam = "" if noise.adam_low is None else f", {noise_scale(noise.adam_scale, noise.adam_low, noise.adam_high)}"
         place = "near the target" if noise.far_from_target is None else f"far from the target ({noise.far_from_target})"
         yield f"Gradient noise scale {place}: {scale} samples{adam and f'{adam} as Adam sees it'} ({where})."
 

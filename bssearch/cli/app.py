@@ -13,16 +13,16 @@ from bssearch.cli import (
     confirm,
     db,
     enqueue,
-    exports,
-    imports,
+    export,
     init,
     keep,
     price,
-    probe,
     query,
+    registered,
     report,
     run,
     simulate,
+    trials,
 )
 from bssearch.cli.output import end_of_pipe, visible
 from bssearch.errors import BSSearchError
@@ -43,21 +43,21 @@ app.command("confirm")(confirm.confirm)
 app.command("enqueue")(enqueue.enqueue)
 app.command("status")(query.status)
 app.command("studies")(query.studies)
-app.command("trials")(query.trials)
-app.command("trial")(query.trial)
+app.command("trials")(trials.trials)
+app.command("trial")(trials.trial)
 app.command("best")(query.best)
 app.command("report")(report.report)
 app.command("compare")(report.compare)
 app.command("price")(price.price)
 app.command("audit")(audit.audit)
-app.command("export")(exports.export)
+app.command("export")(export.export)
 app.command("simulate")(simulate.simulate)
 app.command("rename")(keep.rename)
 app.command("archive")(keep.archive)
 app.command("delete")(keep.delete)
 app.command("schema")(query.schema)
-app.add_typer(probe.app, name="probe")
-app.add_typer(imports.app, name="import")
+app.add_typer(registered.probes, name="probe")
+app.add_typer(registered.importers, name="import")
 app.add_typer(db.app, name="db")
 
 

@@ -6,18 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bssearch.cli.keep import NameArgument
-from bssearch.cli.output import (
-    AllowBusyOption,
-    DatabaseOption,
-    DataDirOption,
-    Format,
-    FormatOption,
-    console,
-    print_json,
-    print_rows,
-    print_table,
-)
+from bssearch.cli.arguments import AllowBusyOption, DatabaseOption, DataDirOption, NameArgument
+from bssearch.cli.output import Format, FormatOption, console, print_table, show
 
 if TYPE_CHECKING:
     from bssearch.analysis.rules.audit import Audit, LearningRateSlope, RuleFinding
@@ -54,7 +44,8 @@ def audit(
     stopped; a workload file is looked up from this folder.
     """
     from bssearch.cli.live import watch
-    from bssearch.commands.audit import audit_study, stored_spec
+    from bssearch.commands.audit import audit_study
+    from bssearch.commands.opening import stored_spec
 
     spec = stored_spec(study, db=db)
     with watch(spec) as listener:
@@ -68,12 +59,12 @@ def audit(
             allow_busy=allow_busy,
             listener=listener,
         )
-    if form is Format.TABLE:
-        print_audit(found)
-    elif form is Format.JSON:
-        print_json(found.model_dump(mode="json"))
-    else:
-        print_rows([one.model_dump(mode="json") for one in found.rules], (), form)
+    show(
+        form,
+        lambda: print_audit(found),
+        lambda: found.model_dump(mode="json"),
+        lambda: [one.model_dump(mode="json") for one in found.rules],
+    )
 
 
 def print_audit(found: Audit) -> None:

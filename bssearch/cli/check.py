@@ -7,18 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bssearch.cli.output import (
-    AllowBusyOption,
-    DataDirOption,
-    Format,
-    FormatOption,
-    cell,
-    console,
-    print_json,
-    print_rows,
-    print_table,
-)
-from bssearch.cli.run import SetOption, SpecArgument, duration, workload_folder
+from bssearch.cli.arguments import AllowBusyOption, DataDirOption, SetOption, SpecArgument, workload_folder
+from bssearch.cli.output import Format, FormatOption, cell, console, duration, print_table, show
 from bssearch.errors import UsageError
 
 if TYPE_CHECKING:
@@ -37,18 +27,19 @@ def check(
     form: FormatOption = Format.TABLE,
 ) -> None:
     """Try a study's workload for a few seconds: does it train, how long will it take, what is suspicious."""
-    from bssearch.commands.run import check as try_out
+    from bssearch.commands.check import check as try_out
     from bssearch.spec import find_spec, load_spec
 
     path = find_spec(spec)
     study = load_spec(path, overrides or [])
     found = try_out(study, folder=workload_folder(path), data_dir=data_dir, allow_busy=allow_busy)
-    if form is Format.TABLE:
-        print_check(found)
-    elif form is Format.JSON:
-        print_json(found.model_dump(mode="json"))
-    else:
-        print_rows([finding.model_dump() for finding in found.findings], ("code", "message"), form)
+    show(
+        form,
+        lambda: print_check(found),
+        lambda: found.model_dump(mode="json"),
+        lambda: [finding.model_dump() for finding in found.findings],
+        ("code", "message"),
+    )
 
 
 def target(
@@ -66,7 +57,7 @@ def target(
     form: FormatOption = Format.TABLE,
 ) -> None:
     """Propose a target: run the default to its limit with several seeds, and show what each target would take."""
-    from bssearch.commands.run import advise_target
+    from bssearch.commands.target import advise_target
     from bssearch.spec import find_spec, load_spec
 
     path = find_spec(spec)
@@ -75,7 +66,7 @@ def target(
         raise UsageError(f"--margin = {margin:g} must be a finite number >= 0")
     screen = console(stderr=True)
 
-    def show(run: Run) -> None:
+    def tell(run: Run) -> None:
         screen.print(
             f"run {run.seed_index + 1} of {runs}: best {study.target.metric} {cell(run.best_metric)} "
             f"at {cell(run.best_at_s)} of {cell(run.train_seconds)} train seconds",
@@ -85,17 +76,17 @@ def target(
         study,
         runs=runs,
         margin=margin,
-        on_run=show,
+        on_run=tell,
         folder=workload_folder(path),
         data_dir=data_dir,
         allow_busy=allow_busy,
     )
-    if form is Format.TABLE:
-        print_advice(advice)
-    elif form is Format.JSON:
-        print_json(advice.model_dump(mode="json"))
-    else:
-        print_rows([row.model_dump() for row in advice.targets], (), form)
+    show(
+        form,
+        lambda: print_advice(advice),
+        lambda: advice.model_dump(mode="json"),
+        lambda: [row.model_dump() for row in advice.targets],
+    )
 
 
 def print_check(found: Check) -> None:

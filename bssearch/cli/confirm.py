@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from bssearch.cli.answer import print_found
-from bssearch.cli.keep import NameArgument
-from bssearch.cli.output import (
-    AllowBusyOption,
-    DatabaseOption,
-    DataDirOption,
-    Format,
-    FormatOption,
-)
+from bssearch.cli.arguments import AllowBusyOption, DatabaseOption, DataDirOption, NameArgument
+from bssearch.cli.output import Format, FormatOption
 from bssearch.errors import UsageError
 
-if TYPE_CHECKING:
-    pass
-
 TO_BUDGET_RUNS = 3
+"""Runs of each configuration with --to-budget: the fewest that have an interval."""
 
 
 def confirm(
@@ -59,9 +51,10 @@ def confirm(
         raise UsageError(f"--to-budget and {given} exclude each other: it makes --runs of each configuration")
 
     from bssearch.cli.live import watch
-    from bssearch.commands.confirm import confirm_study, stored_spec, with_confirmation
+    from bssearch.commands.confirm import confirm_study, with_confirmation
+    from bssearch.commands.opening import stored_spec
 
-    spec = stored_spec(study, db=db)
+    spec = stored_spec(study, db=db, to_run=True)
     if not to_budget:
         spec = with_confirmation(spec, runs=runs, max_runs=max_runs, train_seconds=train_seconds)
     with watch(spec) as listener:

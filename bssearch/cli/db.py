@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from bssearch.cli.output import DatabaseOption
+from bssearch.cli.arguments import DatabaseOption
 
 app = typer.Typer(help="The database's schema: upgrade, current, check.", no_args_is_help=True)
 

@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from bssearch.cli.keep import existing_store
-from bssearch.cli.output import DatabaseOption, cell
+from bssearch.cli.arguments import DatabaseOption, existing_store
+from bssearch.cli.output import cell
 from bssearch.errors import UsageError
 from bssearch.records import ParameterValue
 

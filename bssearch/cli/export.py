@@ -1,92 +1,43 @@
-"""``bssearch best --export``: the winner's values, for a training of one's own to read."""
+"""``bssearch export``: a study as other programs read it."""
 
 from __future__ import annotations
 
-import shlex
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import Annotated
 
-from bssearch.records import Goal
+import typer
 
-if TYPE_CHECKING:
-    from bssearch.analysis.answer import Answer, Parameters
-
-
-GRAVE = frozenset({"running", "unconfirmed", "confirmation_incomplete", "confirmation_missed", "retargeted"})
-"""Codes of the caveats without which the values would be taken for more than they are."""
+from bssearch.cli.arguments import DatabaseOption
 
 
-class Export(StrEnum):
-    """What the winner's values are written as."""
+class Kind(StrEnum):
+    """What a study is exported as."""
 
-    YAML = "yaml"
-    ARGS = "args"
-    PYTHON = "python"
+    CURVES = "curves"
 
 
-def exported(answer: Answer, form: Export) -> str:
-    """Return the winner's values as a YAML mapping, as command line arguments, or as a Python dictionary.
+def export(
+    study: Annotated[str, typer.Argument(help="The study's name.")],
+    to: Annotated[Kind, typer.Option("--to", help="curves: its learning curves, as `simulate` reads them.")],
+    file: Annotated[
+        Path | None, typer.Option("--file", metavar="FILE.csv.gz", show_default="STUDY.csv.gz", help="Where to.")
+    ] = None,
+    db: DatabaseOption = None,
+) -> None:
+    """Write the learning curves of a study's search trials as a table, and a description of it that ends in .json."""
+    from bssearch.commands.export import recorded_table, stopped_early
+    from bssearch.recorded import write_table
+    from bssearch.storage.repository import open_store
 
-    Every value is read back as it was: floats are written in full, and so that plain YAML takes them for floats.
-    """
-    values = winner(answer)
-    if form is Export.YAML:
-        import yaml
-
-        notes = "".join(f"# note: {caveat}\n" for caveat in grave(answer))
-        return header(answer) + notes + yaml.safe_dump(values, sort_keys=False)
-    if form is Export.ARGS:
-        return shlex.join(arguments(values)) + "\n"
-    return "{\n" + "".join(f"    {name!r}: {value!r},\n" for name, value in values.items()) + "}\n"
-
-
-def winner(answer: Answer) -> Parameters:
-    """Return the winner's values by name; the micro-batch only where batches are accumulated from some."""
-    best = answer.optimal
-    values: Parameters = {"batch_size": best.batch_size}
-    if best.accumulation_steps > 1:
-        values |= {"micro_batch_size": best.micro_batch_size, "accumulation_steps": best.accumulation_steps}
-    return values | best.parameters
-
-
-def grave(answer: Answer) -> list[str]:
-    """Return the caveats that whoever trains with the values must know, each on one line."""
-    return [" ".join(warning.message.split()) for warning in answer.warnings if warning.code in GRAVE]
-
-
-def header(answer: Answer) -> str:
-    """Return comment lines that say where the values are from."""
-    target = answer.target
-    return (
-        f"# study {answer.study}: {target.metric} {'>=' if target.goal is Goal.MAXIMIZE else '<='} {target.value!r}\n"
-        f"# on {' '.join(answer.device.name.split())}, {answer.device.precision}\n"
-        f"# {_takes(answer)}\n"
-    )
-
-
-def _takes(answer: Answer) -> str:
-    """Return what it takes to reach the target: seconds, or, where they are not known, the objective's figure."""
-    from bssearch.analysis.answer import objective_in
-    from bssearch.analysis.headline import with_interval
-
-    time, figure = answer.optimal.time_to_target_s, answer.optimal.objective_value
-    assert figure is not None, "an optimum has its figure"
-    known = (
-        f"with {with_interval(figure, unit=objective_in(answer).unit)}"
-        if time is None
-        else f"in {with_interval(time, unit=' s')} of training"
-    )
-    runs = (time or figure).runs
-    return f"{known} (median of {runs} run{'s' * (runs > 1)})"
-
-
-def arguments(values: Parameters) -> list[str]:
-    """Return values as options: ``--name value``, and ``--name`` or ``--no-name`` for booleans; none for None."""
-    words: list[str] = []
-    for name, value in values.items():
-        option = name.replace("_", "-")
-        if isinstance(value, bool):
-            words.append(f"--{option}" if value else f"--no-{option}")
-        elif value is not None:
-            words += [f"--{option}", str(value)]
-    return words
+    with open_store(db, write=False) as store:
+        table = recorded_table(store, study)
+        early = stopped_early(store, study)
+    for path in write_table(table, file or Path(f"{study}.csv.gz")):
+        typer.echo(path)
+    if early:
+        typer.echo(
+            f"note: the study's own pruner stopped {early} of {len(table.trials)} trials, whose curves end there: to "
+            "compare pruners without that, run a study with --set pruner.name=none",
+            err=True,
+        )

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from bssearch.cli.output import DatabaseOption
+from bssearch.cli.arguments import DatabaseOption, NameArgument, existing_store
 from bssearch.errors import UsageError
-
-if TYPE_CHECKING:
-    from bssearch.storage.repository import Store
-
-NameArgument = Annotated[str, typer.Argument(metavar="STUDY", help="Name of the study.")]
 
 
 def rename(
@@ -62,14 +57,6 @@ def delete(
         store.delete_study(study)
         waiting.clear()
     typer.echo(f"deleted {what}")
-
-
-def existing_store(db: str | None) -> Store:
-    """Return the store to write to; where there is none yet, raise instead of making one."""
-    from bssearch.storage.repository import open_store
-
-    open_store(db, write=False).close()
-    return open_store(db)
 
 
 def _count(number: int, what: str) -> str:

@@ -7,15 +7,12 @@ import io
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
-
-from bssearch.settings import DATA_DIR_VARIABLE, DATABASE_URL_VARIABLE
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -31,32 +28,6 @@ class Format(StrEnum):
 
 
 FormatOption = Annotated[Format, typer.Option("--format", "-f", help="How to print: for people or for programs.")]
-DatabaseOption = Annotated[
-    str | None,
-    typer.Option(
-        "--db",
-        metavar="URL",
-        envvar=DATABASE_URL_VARIABLE,
-        show_default="sqlite:///bssearch.db",
-        help="Database of the studies.",
-    ),
-]
-DataDirOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--data-dir",
-        metavar="FOLDER",
-        envvar=DATA_DIR_VARIABLE,
-        show_default=False,
-        help="Where the shipped workloads look for their data.",
-    ),
-]
-AllowBusyOption = Annotated[
-    bool, typer.Option("--allow-busy", help="Go on although another program computes on the GPU.")
-]
-StudyArgument = Annotated[
-    str | None, typer.Argument(metavar="[STUDY]", help="Name of the study; may be left out where there is only one.")
-]
 Row = Mapping[str, Any]
 HEADINGS = {
     "number": "#",
@@ -67,10 +38,10 @@ HEADINGS = {
     "steps_to_target": "steps",
     "final_metric": "metric",
 }
-
+"""Headings of columns whose names are too long for a table."""
 
 WIDE = 200
-"""Columns of a table that no terminal limits."""
+"""Characters of a line where no terminal limits them: a choice, wider than every table here."""
 
 
 def console(*, stderr: bool = False) -> Console:
@@ -132,6 +103,22 @@ def print_rows(rows: Sequence[Row], columns: Sequence[str], form: Format) -> Non
         write(text.getvalue())
 
 
+def show(
+    form: Format,
+    for_people: Callable[[], None],
+    document: Callable[[], object],
+    rows: Callable[[], Sequence[Row]],
+    columns: Sequence[str] = (),
+) -> None:
+    """Print a result in one of its forms: for people, whole as JSON, or its rows; ``columns`` head an empty CSV."""
+    if form is Format.TABLE:
+        for_people()
+    elif form is Format.JSON:
+        print_json(document())
+    else:
+        print_rows(rows(), columns, form)
+
+
 def print_json(value: object) -> None:
     """Print a JSON value, indented."""
     write(json.dumps(value, indent=2, allow_nan=False, default=str) + "\n")
@@ -151,6 +138,16 @@ def print_table(rows: Sequence[Row], columns: Sequence[str]) -> None:
     for row in rows:
         table.add_row(*(cell(row.get(column)) for column in columns))
     console().print(table)
+
+
+def duration(seconds: float) -> str:
+    """Return seconds for people: in seconds, minutes or hours, with two digits."""
+    if seconds < 10:
+        return f"{seconds:.2g} s"
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes = seconds / 60
+    return f"{minutes:.0f} min" if minutes < 90 else f"{minutes / 60:.1f} h"
 
 
 def cell(value: Any) -> str:

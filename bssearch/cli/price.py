@@ -7,7 +7,9 @@ from typing import Annotated
 
 import typer
 
-from bssearch.cli.output import DatabaseOption, Format, FormatOption
+from bssearch.cli.answer import print_found
+from bssearch.cli.arguments import DatabaseOption, store_to_read
+from bssearch.cli.output import Format, FormatOption
 
 
 def price(
@@ -21,9 +23,7 @@ def price(
     form: FormatOption = Format.TABLE,
 ) -> None:
     """Predict the optimal batch size on another device: the study's steps × that device's step times."""
-    from bssearch.cli.answer import print_found
-    from bssearch.commands.predict import price as priced
-    from bssearch.storage.repository import open_store
+    from bssearch.commands.predict import predict
 
-    with open_store(db, write=False) as store:
-        print_found(priced(store, study, step_times, device), form)
+    with store_to_read(db) as store:
+        print_found(predict(store, study, step_times, device), form)

@@ -12,17 +12,14 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 import typer
 
 from bssearch.cli.answer import print_answer
+from bssearch.cli.arguments import DatabaseOption, StudyArgument, study_name
 from bssearch.cli.output import (
-    DatabaseOption,
     Format,
     FormatOption,
-    StudyArgument,
     cell,
-    print_json,
-    print_rows,
     print_table,
+    show,
 )
-from bssearch.cli.query import study_name, trial_row
 from bssearch.errors import UsageError
 from bssearch.files import check_file, check_folder, naming, replacing
 
@@ -112,15 +109,16 @@ def compare(
         raise UsageError(f"compare takes two studies or more, not only {studies[0]!r}")
     with open_store(db, write=False) as store:
         found = reporting.compare(store, studies)
-    if form is Format.TABLE:
-        print_table([_compared(one) for one in found], COMPARED)
-        for one in found:
-            if one.optimal_batch_size is None:
-                typer.echo(f"{one.study}: {one.note}", err=True)
-    elif form is Format.JSON:
-        print_json([one.model_dump(mode="json") for one in found])
-    else:
-        print_rows([one.model_dump(mode="json") for one in found], (), form)
+    rows = [one.model_dump(mode="json") for one in found]
+    show(form, lambda: _print_comparison(found), lambda: rows, lambda: rows)
+
+
+def _print_comparison(found: Sequence[Comparison]) -> None:
+    """Print studies side by side for people, and to stderr why one has no answer."""
+    print_table([_compared(one) for one in found], COMPARED)
+    for one in found:
+        if one.optimal_batch_size is None:
+            typer.echo(f"{one.study}: {one.note}", err=True)
 
 
 def _compared(one: Comparison) -> dict[str, Any]:
@@ -155,6 +153,7 @@ def _ends(figure: Any) -> str:
 def _write_tables(store: Store, name: str, folder: Path) -> list[Path]:
     """Write a study's trials, batch sizes and observations, or none of them."""
     from bssearch.commands.report import observations_of
+    from bssearch.commands.trials import trial_row
     from bssearch.search.finding import answer
 
     found, trials = answer(store, name), store.trials(name)

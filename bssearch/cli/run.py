@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bssearch.cli.output import (
+from bssearch.cli.arguments import (
     AllowBusyOption,
     DatabaseOption,
     DataDirOption,
-    Format,
-    FormatOption,
-    console,
+    SetOption,
+    SpecArgument,
+    workload_folder,
 )
+from bssearch.cli.output import Format, FormatOption, console, duration
 
 if TYPE_CHECKING:
     from bssearch.spec import StudySpec
-
-SpecArgument = Annotated[str, typer.Argument(metavar="SPEC", help="A .yaml or .toml file, or a shipped study's name.")]
-SetOption = Annotated[
-    list[str] | None, typer.Option("--set", metavar="FIELD=VALUE", help="Override a field; may be repeated.")
-]
 
 
 def run(
@@ -65,7 +60,7 @@ def run(
 
 def print_plan(study: StudySpec) -> None:
     """Print the trials of a study, their limits, and the longest it can take."""
-    from bssearch.commands.estimates import finalists, longest_seconds
+    from bssearch.commands.estimates import longest_seconds, most_finalists
     from bssearch.probes.cadence import EVALUATION_SHARE
 
     out = console()
@@ -78,25 +73,10 @@ def print_plan(study: StudySpec) -> None:
         f"batch sizes: {sizes}",
         f"searched at each: {searched}",
         f"search: {trials} trials of at most {limit:g} train seconds, {study.executor.slots} at once",
-        f"confirmation: at most {finalists(study)} configurations × {study.confirm.runs} runs, one at a time",
+        f"confirmation: at most {most_finalists(study)} configurations × {study.confirm.runs} runs, one at a time",
         f"the longest it can take: {duration(search + confirmation)} "
         f"({duration(search)} of search, {duration(confirmation)} of confirmation) if evaluation is within its "
         f"{EVALUATION_SHARE:.0%} of a trial; bssearch check measures it",
         "most trials end far sooner: at the target, or by the pruner",
     ):
         out.print(line)
-
-
-def workload_folder(spec: Path) -> Path:
-    """Return the folder that a spec's workload file is relative to: its own."""
-    return spec.resolve().parent
-
-
-def duration(seconds: float) -> str:
-    """Return seconds as people say them."""
-    if seconds < 10:
-        return f"{seconds:.2g} s"
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    minutes = seconds / 60
-    return f"{minutes:.0f} min" if minutes < 90 else f"{minutes / 60:.1f} h"

@@ -1,4 +1,4 @@
-"""The rule audit: the configurations that rules of thumb give are run where the study lacks them, then judged."""
+"""``audit``: the configurations that rules of thumb give are run where the study lacks them, then judged."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from bssearch.analysis.answer import Answer
 from bssearch.analysis.rules.audit import FULL_LIMIT_PHASES, Audit, Case, audit, cases, is_result, spent_train_seconds
-from bssearch.commands.run import ExecutorFactory, OpenStudy, opened
+from bssearch.commands.opening import ExecutorFactory, Launch, OpenStudy, opened
 from bssearch.errors import UsageError
 from bssearch.history import History
 from bssearch.probes.cadence import probe_record
@@ -21,27 +21,16 @@ from bssearch.search.finding import answer
 from bssearch.search.listener import Listener
 from bssearch.search.seeds import trial_seed
 from bssearch.spec import StudySpec
-from bssearch.spec.model import IMPORTED
 from bssearch.storage.repository import Store, open_store
 
 FULL_TRIALS = 20
-"""The default budget, in train seconds of trials that run to their full limit."""
+"""The default budget, as a number of trials that run to their full limit: a choice, about that of a small search."""
 
 MICRO_BATCHES = (4, 3, 2)
-"""Into how many a batch is split to see what accumulation costs: the first that divides it."""
+"""Numbers of micro-batches with which the cost of accumulation is timed: the first that divides the batch. A choice."""
 
 STEP_SECONDS = 2.0
-"""The longest to time the steps of one batch size."""
-
-
-def stored_spec(study: str, *, db: str | None = None) -> StudySpec:
-    """Return the spec of a stored study of which there is an answer.
-
-    Raises `NotFoundError`, `DatabaseError`, and `TargetNotReachedError` where no trial reached the target.
-    """
-    with open_store(db, write=False) as store:
-        answer(store, study)
-        return StudySpec.model_validate(store.study(study).spec)
+"""The longest that steps of one batch size are timed: a choice."""
 
 
 def default_budget(spec: StudySpec) -> float:
@@ -94,37 +83,29 @@ def audit_study(
     ``train_seconds`` (default: `default_budget`), so that it may be exceeded by one. Without ``run``, and of an
     imported study, only what is stored is judged. Raises `UsageError` for numbers below 1 and 0, else as `run_study`.
     """
-    from bssearch.search.driver import Driver
-
     if runs is not None and runs < 1:
         raise UsageError(f"runs = {runs} must be >= 1")
     if train_seconds is not None and not 0 <= train_seconds < math.inf:
         raise UsageError(f"train_seconds = {train_seconds:g} must be a finite number >= 0")
-    if not run or spec.workload == IMPORTED:
+    if not run or spec.is_imported:
         with open_store(db, write=False) as store:
             return audit_stored(store, spec.name, runs=runs)
     budget = default_budget(spec) if train_seconds is None else train_seconds
-    with opened(
-        spec,
-        db=db,
-        folder=folder,
-        data_dir=data_dir,
-        allow_busy=allow_busy,
-        listener=listener,
-        make_executor=make_executor,
-    ) as place:
-        answer(place.store, spec.name)
-        known = cache(lambda: cases_of(place.store, spec))
-        place.listener.note(f"auditing with {runs or spec.confirm.runs} runs each, {budget:g} train seconds in all")
-        driver = Driver(spec, place.store, place.executor, place.environment, place.listener)
-        driver.run_planned(next_job(known, runs or spec.confirm.runs, budget), Phase.AUDIT)
-        time_accumulation(spec, place, answer(place.store, spec.name))
+    launch = Launch(
+        db=db, folder=folder, data_dir=data_dir, allow_busy=allow_busy, listener=listener, make_executor=make_executor
+    )
+    with opened(spec, launch) as study:
+        answer(study.store, spec.name)
+        known = cache(lambda: cases_of(study.store, spec))
+        study.listener.note(f"auditing with {runs or spec.confirm.runs} runs each, {budget:g} train seconds in all")
+        study.driver().run_planned(next_audit_run(known, runs or spec.confirm.runs, budget), Phase.AUDIT)
+        time_accumulation(study, answer(study.store, spec.name))
         return audit_stored(
-            place.store,
+            study.store,
             spec.name,
             runs=runs,
             train_seconds=budget,
-            train_samples=place.executor.describe().train_samples,
+            train_samples=study.executor.describe().train_samples,
         )
 
 
@@ -139,7 +120,7 @@ def cases_of(store: Store, spec: StudySpec) -> list[Case]:
     )
 
 
-def next_job(
+def next_audit_run(
     found: Callable[[], Sequence[Case]], runs: int, train_seconds: float
 ) -> Callable[[History], TrialPlan | None]:
     """Return the plan of the runs that the cases lack, within a budget, for `Driver.run_planned`.
@@ -150,12 +131,12 @@ def next_job(
     def job(history: History) -> TrialPlan | None:
         if spent_train_seconds(history.all_trials) >= train_seconds:
             return None
-        return next(remaining(history, found(), runs), None)
+        return next(missing_audit_runs(history, found(), runs), None)
 
     return job
 
 
-def remaining(history: History, found: Sequence[Case], runs: int) -> Iterator[TrialPlan]:
+def missing_audit_runs(history: History, found: Sequence[Case], runs: int) -> Iterator[TrialPlan]:
     """Yield the runs that the cases lack, configuration by configuration: a budget that ends early settles the first.
 
     The tuned optimum gets the seeds that it lacks too. Lost, cancelled and failed runs are made again as those of a
@@ -181,26 +162,27 @@ def seeds_of(spec: StudySpec, case: Case, runs: int) -> list[int]:
     return list(dict.fromkeys([*had, *further]))[:runs]
 
 
-def time_accumulation(spec: StudySpec, place: OpenStudy, found: Answer) -> None:
-    """Time the optimum's batch size and the largest that runs at once in micro-batches, and store that.
+def time_accumulation(study: OpenStudy, found: Answer) -> None:
+    """Time the optimum's batch size and the largest that runs at once, both in micro-batches, and store the times.
 
-    What was timed alone in the same micro-batches before keeps its first figures. Raises `LaunchError` where the worker
+    A split that was timed alone before keeps its first figures. Raises `LaunchError` where the worker
     dies.
     """
-    known = place.store.probes(spec.name, place.environment)
+    spec = study.spec
+    known = study.store.probes(spec.name, study.environment)
     whole = [size for size, probe in known.items() if probe.micro_batch_size == size]
     sizes = sorted({found.optimal.batch_size, max(whole, default=0)} & set(whole))
     for size in sizes:
         count = next((count for count in MICRO_BATCHES if size % count == 0), None)
         if count is None:
             continue
-        measured = place.executor.measure_step_time(default_at(spec, size, size // count, STEP_SECONDS))
+        measured = study.executor.measure_step_time(default_at(spec, size, size // count, STEP_SECONDS))
         if measured.out_of_memory:
             continue
         probe = probe_record(measured, spec.budget.trial_train_seconds)
         # Trials at a batch size keep one cadence, whatever micro-batches they run in.
         probe = replace(probe, eval_every_steps=known[size].eval_every_steps)
-        place.store.save_probe(spec.name, place.environment, probe)
+        study.store.save_probe(spec.name, study.environment, probe)
 
 
 def _counts(spec: StudySpec, trial: TrialRecord) -> bool:

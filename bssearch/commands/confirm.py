@@ -1,4 +1,4 @@
-"""More runs for a stored study: its confirmation, or its finalists to their full budget."""
+"""``confirm``: more runs for a stored study, of its confirmation or of its finalists to their full budget."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from bssearch.analysis.answer import Answer
-from bssearch.commands.run import ExecutorFactory, OpenStudy, opened
+from bssearch.commands.opening import ExecutorFactory, Launch, OpenStudy, opened
 from bssearch.errors import UsageError
 from bssearch.history import History
 from bssearch.records import Phase
@@ -17,25 +17,7 @@ from bssearch.search import to_budget
 from bssearch.search.finding import answer
 from bssearch.search.listener import Listener
 from bssearch.spec import StudySpec
-from bssearch.spec.model import IMPORTED, ConfirmSpec
-from bssearch.storage.repository import open_store
-
-
-def stored_spec(study: str, *, db: str | None = None) -> StudySpec:
-    """Return the spec of a stored study of which more can be run.
-
-    Raises `NotFoundError`, `DatabaseError`, `TargetNotReachedError` where no trial reached the target, and `UsageError`
-    where its runs were imported.
-    """
-    with open_store(db, write=False) as store:
-        spec = StudySpec.model_validate(store.study(study).spec)
-        if spec.workload == IMPORTED:
-            raise UsageError(
-                f"the runs of study {study!r} were made elsewhere and imported: there is no workload to run",
-                hint="make more of them where they were made, and import those too, under another name",
-            )
-        answer(store, study)
-    return spec
+from bssearch.spec.parts import ConfirmSpec
 
 
 def with_confirmation(
@@ -79,29 +61,18 @@ def confirm_study(
     With ``to_budget_runs`` the finalists are trained so often to their full train seconds instead, whenever they reach
     the target. Arguments and errors are those of `run_study`; interrupted, the same call goes on.
     """
-    from bssearch.search.driver import Driver
-
-    with opened(
-        spec,
-        db=db,
-        folder=folder,
-        data_dir=data_dir,
-        allow_busy=allow_busy,
-        listener=listener,
-        make_executor=make_executor,
-    ) as study:
-        driver = Driver(spec, study.store, study.executor, study.environment, study.listener)
+    launch = Launch(
+        db=db, folder=folder, data_dir=data_dir, allow_busy=allow_busy, listener=listener, make_executor=make_executor
+    )
+    with opened(spec, launch) as study:
+        driver = study.driver()
         if to_budget_runs is None:
             driver.run_planned(confirm.next_run, Phase.CONFIRM)
-            _note(study, confirm.ending(_history(study, spec)))
+            _note(study, confirm.ending(study.history()))
         else:
-            _note(study, _plan(_history(study, spec), to_budget_runs))
+            _note(study, _plan(study.history(), to_budget_runs))
             driver.run_planned(to_budget.next_run(to_budget_runs), Phase.TO_BUDGET)
         return answer(study.store, spec.name)
-
-
-def _history(study: OpenStudy, spec: StudySpec) -> History:
-    return History(spec, study.store.trials(spec.name), study.store.probes(spec.name, study.environment))
 
 
 def _plan(history: History, runs: int) -> str:

@@ -14,7 +14,8 @@ from bssearch.search.calibration import refuse_where_nothing_fits
 from bssearch.search.seeds import trial_seed
 from bssearch.space import OPTIMIZER_SETTINGS
 from bssearch.spec import StudySpec
-from bssearch.spec.model import DefaultSpec, whole_configuration
+from bssearch.spec.configuration import whole_configuration
+from bssearch.spec.parts import DefaultSpec
 from bssearch.storage.repository import Store
 from bssearch.storage.starting import archived
 
@@ -22,10 +23,10 @@ from bssearch.storage.starting import archived
 def enqueue(store: Store, study: str, values: Mapping[str, ParameterValue]) -> tuple[int, Configuration]:
     """Queue a configuration under a study; return its trial's number and the whole configuration.
 
-    What ``values`` leave out is the default's; a learning rate left out follows the space's rule to the batch size and
-    its scale to the optimizer. The trial runs to the study's full limit, never pruned, and accumulates micro-batches
-    where memory wants it. Raises `UsageError` for an unknown name and for a configuration outside the space, naming
-    each value and its bound, `LaunchError` where nothing fits into memory.
+    Parameters that ``values`` leave out are the default's; a learning rate left out follows the space's rule to the
+    batch size and its scale to the optimizer. The trial runs to the study's full limit, never pruned, and accumulates
+    micro-batches where the batch does not fit into memory. Raises `UsageError` for an unknown name and for a
+    configuration outside the space, naming each value and its bound, `LaunchError` where nothing fits into memory.
     """
     record = store.study(study)
     if record.archived_at is not None:

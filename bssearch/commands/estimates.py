@@ -11,17 +11,20 @@ from bssearch.records import ProbeRecord
 from bssearch.search.confirmation import CONFIGURATIONS_PER_BATCH
 from bssearch.spec import StudySpec
 
-EVIDENCE_TRIALS = 4
-"""About as many run to the full limit whatever the pruner says: see `bssearch.samplers.allocation`."""
+UNCAPPED_TRIALS = 4
+"""Search trials that run to the full limit whatever the pruner says, about: see `bssearch.samplers.allocation`."""
 
 
-def finalists(spec: StudySpec) -> int:
-    """Return how many configurations confirmation runs at most: see `bssearch.search.confirmation.finalists`."""
+def most_finalists(spec: StudySpec) -> int:
+    """Return the most configurations that confirmation runs: those of the ``top`` batch sizes, and three more.
+
+    See `bssearch.search.confirmation.finalists`, whose upper bound this is before anything has run.
+    """
     return CONFIGURATIONS_PER_BATCH * spec.confirm.top + 3
 
 
 def longest_trial_seconds(limit: float, probes: Iterable[ProbeRecord]) -> float:
-    """Return the seconds of training and evaluation of a trial that runs to its limit, at the batch size slowest so."""
+    """Return the most seconds of training and evaluation that a trial to its limit takes, over the batch sizes."""
     return max(_trial_seconds(limit, probe) for probe in probes)
 
 
@@ -35,13 +38,14 @@ def _trial_seconds(limit: float, probe: ProbeRecord) -> float:
 def longest_seconds(spec: StudySpec, trial: float | None = None) -> tuple[float, float]:
     """Return the wall seconds of search and confirmation where every trial runs to its limit.
 
-    ``trial`` is what one takes then; where it was not measured, evaluation is taken to keep within `EVALUATION_SHARE`.
+    ``trial`` is the seconds of such a trial; where it was not measured, evaluation is taken to keep within
+    `EVALUATION_SHARE`.
     """
     trial = trial or spec.budget.trial_train_seconds / (1 - EVALUATION_SHARE)
     search = spec.budget.trials * trial / spec.executor.slots
     if spec.budget.wall_seconds is not None:
         search = min(search, spec.budget.wall_seconds + trial)
-    return search, finalists(spec) * _confirmation_runs(spec) * trial
+    return search, most_finalists(spec) * _confirmation_runs(spec) * trial
 
 
 def _confirmation_runs(spec: StudySpec) -> int:
@@ -52,12 +56,12 @@ def _confirmation_runs(spec: StudySpec) -> int:
 def pruned_seconds(spec: StudySpec, default_seconds: float, trial: float) -> float:
     """Return the wall seconds of a study where no better configuration than the default is found.
 
-    Its time-to-target caps search trials, and confirmation runs take as long as it; a few evidence trials take the
-    full limit, and ``trial`` seconds with evaluation.
+    Its time-to-target caps search trials, and confirmation runs take as long as it; `UNCAPPED_TRIALS` take
+    the full limit. ``trial`` is the seconds of a trial to its limit with evaluation.
     """
     full = spec.budget.trial_train_seconds
     capped = full if spec.pruner.name == "none" else min(full, first_slack(spec) * default_seconds)
     search = spec.budget.trials * capped / spec.executor.slots
-    confirmation = finalists(spec) * spec.confirm.runs * min(full, default_seconds)
-    evidence = EVIDENCE_TRIALS * (full - capped)
-    return (search + confirmation + evidence) * trial / full
+    confirmation = most_finalists(spec) * spec.confirm.runs * min(full, default_seconds)
+    uncapped = UNCAPPED_TRIALS * (full - capped)
+    return (search + confirmation + uncapped) * trial / full

@@ -1,4 +1,4 @@
-"""A study for other programs: its learning curves as a table that `simulate` reads."""
+"""``export``: a study's learning curves as a table that `simulate` reads."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def search_trials(store: Store, name: str) -> list[TrialRecord]:
 
 
 def stopped_early(store: Store, name: str) -> int:
-    """Return how many search trials a study's own pruner stopped: replayed, they end there, whoever would have won."""
+    """Return the number of search trials that the study's own pruner stopped; replayed, they end there."""
     stopped = {TrialState.CAPPED, TrialState.PAUSED, TrialState.PRUNED}
     return sum(trial.state in stopped for trial in search_trials(store, name))
 

@@ -1,4 +1,4 @@
-"""A stored study at the step times of another device."""
+"""``price``: a stored study's answer at the step times of another device."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from bssearch.spec import StudySpec
 from bssearch.storage.repository import Store
 
 
-def price(store: Store, study: str, step_times: Path, device_name: str | None = None) -> Answer:
+def predict(store: Store, study: str, step_times: Path, device_name: str | None = None) -> Answer:
     """Return the answer of a stored study with the step times of a file; see `predict_for_device`.
 
-    The device's name is by default the file's. Raises what `read_step_times` and `predict_for_device`
-    raise, and `NotFoundError`.
+    The device's name is by default the file's. Raises the errors of `read_step_times` and `predict_for_device`, and
+    `NotFoundError`.
     """
     record = store.study(study)
     times = read_step_times(step_times)

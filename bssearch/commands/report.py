@@ -1,4 +1,4 @@
-"""What the page of a study, its tables and a comparison of studies are made of, from an open store."""
+"""``report`` and ``compare``: the contents of a study's page and tables, and studies side by side, from a store."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from bssearch.spec import StudySpec
 from bssearch.storage.repository import Store
 
 TRIALS_AT_ONCE = 200
+"""Trials whose curves are in memory at a time: a choice."""
 OTHER_OBJECTIVE = "other objective"
 OTHER_TARGET = "other target"
 OTHER_UNIT = "other unit of cost"

@@ -1,4 +1,4 @@
-"""Which target to ask for: the default configuration run to its limit with several seeds, and what it reaches when."""
+"""``target``: a proposal for it, from the default configuration run to its limit with several seeds."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import math
 import statistics
 from collections.abc import Callable, Sequence
 from fractions import Fraction
+from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict
-
+from bssearch.analysis.answer import Model
+from bssearch.commands.opening import ExecutorFactory, Launch, described
 from bssearch.commands.unstored import run_default, step_time_of_default
 from bssearch.curves import first_crossing
 from bssearch.errors import LaunchError, UsageError
@@ -17,22 +18,16 @@ from bssearch.records import Goal, Observation, Target, TrialState
 from bssearch.spec import StudySpec
 
 MARGIN = 0.02
-"""The least margin, as a share of the way from an untrained model's metric to the median best."""
+"""The least margin, as a share of the way from an untrained model's metric to the median best: a choice."""
 
 LEAST = 0.5
-"""A proposal lies at least this share of the same way above an untrained model, however badly one seed went."""
+"""A proposal lies at least this share of the way above an untrained model, however badly one seed went: a choice."""
 
 WAY = (0.5, 0.8, 0.9, 0.95, 0.98, 1.0)
-"""Targets to compare, as shares of the same way."""
+"""Targets to compare, as shares of the same way: a choice, denser where the last per cents get dear."""
 
 LATE = 0.5
-"""A target that takes the default more than this share of the limit leaves little room for slower configurations."""
-
-
-class Model(BaseModel):
-    """A part of the advice: numbers are finite, missing is null."""
-
-    model_config = ConfigDict(frozen=True, allow_inf_nan=False)
+"""A target that takes the default more than this share of the limit leaves slower ones little room: a choice."""
 
 
 class Run(Model):
@@ -45,7 +40,7 @@ class Run(Model):
 
 
 class Row(Model):
-    """What one target would take: the runs that reach it, and their median time (null where half or more miss it)."""
+    """One target: the runs that reach it, and their median time to it (null where half or more miss it)."""
 
     target: float
     reached: int
@@ -66,6 +61,26 @@ class Advice(Model):
     runs: list[Run]
     targets: list[Row]
     notes: list[str]
+
+
+def advise_target(
+    spec: StudySpec,
+    *,
+    runs: int = 5,
+    margin: float | None = None,
+    on_run: Callable[[Run], None] = lambda run: None,
+    folder: Path | str = ".",
+    data_dir: Path | str | None = None,
+    allow_busy: bool = False,
+    make_executor: ExecutorFactory | None = None,
+) -> Advice:
+    """Run the default configuration to its limit with several seeds and propose a target; nothing is stored.
+
+    The spec's own target may be anything. ``on_run`` gets each run as it ends. See `advise`.
+    """
+    launch = Launch(folder=folder, data_dir=data_dir, allow_busy=allow_busy, make_executor=make_executor)
+    with described(spec, launch) as (executor, _):
+        return advise(spec, executor, runs=runs, margin=margin, on_run=on_run)
 
 
 def advise(
@@ -111,7 +126,7 @@ def advise(
 def summarise(
     target: Target, limit: float, runs: Sequence[Run], curves: Sequence[Sequence[Observation]], margin: float | None
 ) -> Advice:
-    """Return the advice that curves give; see `advise`."""
+    """Return the proposal and its alternatives from the runs' curves; see `advise`."""
     # The luckiest of the untrained models: none of them shall meet the proposal.
     untrained = max((curve[0].metric for curve in curves), key=target.gain)
     bests = [run.best_metric for run in runs]

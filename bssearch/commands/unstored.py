@@ -21,6 +21,7 @@ from bssearch.space import UNKNOWN, MemoryBoundary
 from bssearch.spec import StudySpec
 
 POLL_SECONDS = 0.2
+"""Seconds between two looks for Ctrl-C: a choice, too short to be felt."""
 
 
 def step_time_of_default(
@@ -46,9 +47,9 @@ def run_default(
 ) -> tuple[TrialOutcome, list[Observation]]:
     """Run the default configuration with the seed of this index; return its outcome and curve.
 
-    ``probe`` is its step time, which says how it is split and how often it is evaluated.
-
-    One that goes on past the target may have a target that means nothing, so it is never judged by its way from chance.
+    ``probe`` is its step time, with its split into micro-batches and its evaluation cadence.
+    Without ``stop_at_target`` the spec's target may mean nothing, so that such a run is never judged by its distance
+    from chance.
     Raises `LaunchError` where the trial fails or runs out of memory, `InterruptedRunError` on Ctrl-C.
     """
     assert probe.eval_every_steps is not None, "the default was timed"

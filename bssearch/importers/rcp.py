@@ -1,4 +1,4 @@
-"""MLPerf's reference convergence points as runs: per batch size, what each of some runs took to the quality target.
+"""``import rcp``: MLPerf's reference convergence points, the samples of several runs a batch size to the target.
 
 The files are those of https://github.com/mlcommons/logging, ``mlperf_logging/rcp_checker/*/rcps_*.json``. They hold no
 seconds and no metric.
@@ -9,20 +9,16 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from bssearch.analysis.objectives.samples_to_target import SamplesToTarget
 from bssearch.errors import UsageError
-from bssearch.importers.run_tables import (
-    LARGEST,
-    Run,
-    RunTable,
-    integer,
-    make_configuration,
-    parameter_value,
-    read_text,
-)
+from bssearch.importers.cells import LARGEST, integer, parameter_value, read_text
+from bssearch.importers.imported_run import Run, RunTable, make_configuration
+from bssearch.importers.importer import Studies, StudyName
+from bssearch.options import Option
 from bssearch.records import Configuration, ParameterValue, Target
 
 SAMPLES_PER_EPOCH = {"bert": 1, "resnet": 1_281_167, "retinanet": 1_170_301}
@@ -48,6 +44,27 @@ class ReferencePoints:
 
     table: RunTable
     target: Target
+
+
+def import_rcp(
+    file: Annotated[Path, Option("A file of MLPerf reference convergence points.", metavar="FILE.json")],
+    *,
+    name: StudyName = None,
+    samples_per_epoch: Annotated[
+        int | None,
+        Option(
+            "Samples of an epoch, where the file counts epochs; 1 where its epochs are samples.",
+            min=1,
+            shown_default="known of bert, resnet and retinanet",
+        ),
+    ] = None,
+) -> Studies:
+    """Make a study of MLPerf's reference convergence points: the samples that each batch size took to the target."""
+    from bssearch.importers.studies import make_studies  # SQLAlchemy, which `import --help` does without
+
+    found = read_rcp(file, samples_per_epoch=samples_per_epoch)
+    made = make_studies(found.table.runs, name=name or file.stem, target=found.target, objective=SamplesToTarget.name)
+    return replace(made, notes=(*found.table.notes, *made.notes))
 
 
 def read_rcp(path: Path, *, samples_per_epoch: int | None = None) -> ReferencePoints:

@@ -12,10 +12,11 @@ from pathlib import PurePath
 from bssearch.analysis.objectives.samples_to_target import SamplesToTarget
 from bssearch.analysis.objectives.time_to_target import TimeToTarget
 from bssearch.errors import UsageError
-from bssearch.importers.run_tables import TYPED, Run
+from bssearch.importers.imported_run import TYPED, Run
+from bssearch.importers.importer import Studies
 from bssearch.records import Environment, Goal, Phase, Target, TrialOutcome, TrialState
 from bssearch.settings import user_name
-from bssearch.space import REGULAR
+from bssearch.space import TRAINING_PARAMETERS
 from bssearch.spec import StudySpec
 from bssearch.spec.model import IMPORTED
 from bssearch.storage.imports import FinishedStudy, FinishedTrial
@@ -23,14 +24,6 @@ from bssearch.storage.keeping import check_name
 
 UNKNOWN = "unknown"
 SLUG_LENGTH = 40
-
-
-@dataclass(frozen=True, slots=True)
-class Studies:
-    """The studies that runs make, and what a reader of them must know, each a sentence."""
-
-    studies: tuple[FinishedStudy, ...]
-    notes: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,7 +213,7 @@ def _spec(
             "default": {
                 "batch_size": default.batch_size,
                 "learning_rate": default.learning_rate,
-                **{field: getattr(default, field) for field in REGULAR if field not in default.parameters},
+                **{field: getattr(default, field) for field in TRAINING_PARAMETERS if field not in default.parameters},
             },
             "confirm": {"top": len(sizes), "runs": min(repeats.values(), default=0)},
             "budget": {"trials": len(runs), "trial_train_seconds": longest},

@@ -20,7 +20,6 @@ from bssearch.pages.axes import Figure
 from bssearch.pages.html import Row, Section, Table, Tile, html_page
 from bssearch.records import Configuration, Environment, Observation, StudyRecord, TrialRecord
 from bssearch.spec import StudySpec
-from bssearch.spec.model import IMPORTED
 
 NOTHING = "–"
 SHORT_SPEC = 25
@@ -425,7 +424,7 @@ def _reproduction(picture: StudyPicture) -> dict[str, Any]:
 
     name = picture.study.name
     spec = yaml.safe_dump(picture.spec.model_dump(mode="json"), sort_keys=False, allow_unicode=True, width=100)
-    imported = picture.spec.workload == IMPORTED
+    imported = picture.spec.is_imported
     how = (
         "Its runs were made elsewhere and imported; the spec below says what is known of them."
         if imported

@@ -16,7 +16,7 @@ from typing import Self
 from bssearch import registry
 from bssearch.curves import Progress
 from bssearch.records import TrialState
-from bssearch.spec.model import PrunerSpec
+from bssearch.spec.parts import PrunerSpec
 
 
 class Action(StrEnum):

@@ -6,7 +6,7 @@ from typing import Self
 
 from bssearch.pruners.base import Action, Standings
 from bssearch.pruners.cap import Cap
-from bssearch.spec.model import PrunerSpec
+from bssearch.spec.parts import PrunerSpec
 
 FROM = 0.1
 """Before this share of the cap nothing is stopped: the first evaluations say little. A choice."""

@@ -12,7 +12,6 @@ from bssearch.analysis.report import build_answer
 from bssearch.analysis.retarget import at_target, easier_target, refuse_another_target
 from bssearch.errors import TargetNotReachedError, UsageError
 from bssearch.spec import StudySpec
-from bssearch.spec.model import IMPORTED
 from bssearch.storage.repository import Store
 
 ANSWERS = 6
@@ -50,7 +49,7 @@ def compute_answer(store: Store, name: str, target: float | None = None) -> Answ
         refuse_another_target(objective_of(spec))
     if target is None or target == study.target.value:
         return build_answer(study, spec, trials, probes, memory, uses, noise)
-    if spec.workload == IMPORTED:
+    if spec.is_imported:
         raise UsageError(
             f"the runs of study {name!r} were imported without learning curves: when they reached "
             f"{study.target.metric} {target:g} is not known",

@@ -30,7 +30,7 @@ from bssearch.simulation.plain import plain
 from bssearch.simulation.replay import Replay, VirtualClock, replays
 from bssearch.space import SearchSpace
 from bssearch.spec import StudySpec
-from bssearch.spec.model import BudgetSpec, ConfirmSpec, DefaultSpec, ExecutorSpec, PrunerSpec, TargetSpec
+from bssearch.spec.parts import BudgetSpec, ConfirmSpec, DefaultSpec, ExecutorSpec, PrunerSpec, TargetSpec
 
 WORST_REGRET = 9.0
 """The greatest ratio of times that regret counts, and the ratio where no winner was kept. A choice."""

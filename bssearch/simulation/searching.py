@@ -34,7 +34,7 @@ from bssearch.simulation.table_study import (
     table_probes,
     table_study,
 )
-from bssearch.spec.model import ConfirmSpec, PrunerSpec
+from bssearch.spec.parts import ConfirmSpec, PrunerSpec
 
 if TYPE_CHECKING:
     from bssearch.simulation.optuna_baselines import OptunaSearch

@@ -29,7 +29,7 @@ from bssearch.simulation.table_study import TableRows, TableSearchSpace, probes_
 from bssearch.simulation.truth import Truth
 from bssearch.space import UNKNOWN
 from bssearch.spec import StudySpec
-from bssearch.spec.model import ConfirmSpec, PrunerSpec
+from bssearch.spec.parts import ConfirmSpec, PrunerSpec
 
 WITHIN = {"5": 1.05, "10": 1.10}
 """Factors of the least true time, by what they are called."""

@@ -11,7 +11,7 @@ from bssearch.simulation.replay import Replay
 from bssearch.simulation.table_space import BATCH_SIZE, LEARNING_RATE, TableSpace
 from bssearch.space import Dimension, SearchSpace
 from bssearch.spec import StudySpec
-from bssearch.spec.model import BudgetSpec, ConfirmSpec, DefaultSpec, ExecutorSpec, PrunerSpec, SamplerSpec, TargetSpec
+from bssearch.spec.parts import BudgetSpec, ConfirmSpec, DefaultSpec, ExecutorSpec, PrunerSpec, SamplerSpec, TargetSpec
 
 PROBE_STEPS = 20
 """Steps that count as spent on timing those of a batch size: what a study's probe takes at the least. A choice."""

@@ -1,4 +1,4 @@
-"""What batch normalisation does to a comparison of batch sizes."""
+"""How batch normalisation distorts a comparison of batch sizes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ REMEDY = "GroupNorm, or a fixed training.ghost_batch_size, compares batch sizes 
 def batch_norm_caveats(
     layers: int, micro_batch_size: int, *, accumulates: bool, ghost_batch_size: int | None
 ) -> Iterator[tuple[str, str]]:
-    """Yield what batch normalisation over micro-batches of a size does, as (code, sentence); nothing without layers.
+    """Yield how batch normalisation distorts a comparison at a micro-batch size, as (code, sentence).
 
     With ghost batches the statistics are over ``ghost_batch_size`` samples, or over the micro-batch where that is
     smaller.

@@ -81,7 +81,7 @@ LIMITS: dict[str, tuple[float, float, str]] = {
     "epsilon": (math.nextafter(0.0, 1.0), math.inf, "must be > 0"),
     "horizon_samples": (1.0, math.inf, "must be >= 1"),
 }
-REGULAR = ("warmup_epochs", "weight_decay", "dropout", "label_smoothing")
+TRAINING_PARAMETERS = ("warmup_epochs", "weight_decay", "dropout", "label_smoothing")
 OPTIONAL = ("clip_norm", "ema_decay")
 """What is not done at all where it is not given."""
 

@@ -1,4 +1,4 @@
-"""Into which micro-batches a batch is split, by what is known of the memory they need.
+"""The split of a batch into micro-batches that fit into memory.
 
 The boundary is monotone: where a micro-batch ran out of memory, so does every larger one. A batch that does not fit at
 once accumulates smaller micro-batches, so that only a model of which not even one sample fits cannot run.

@@ -13,7 +13,7 @@ from bssearch.records import Configuration, ParameterValue
 from bssearch.scaling import learning_rate_factor
 from bssearch.space.domains import (
     OPTIONAL,
-    REGULAR,
+    TRAINING_PARAMETERS,
     Dimension,
     Domain,
     Range,
@@ -67,7 +67,7 @@ class SearchSpace(StrictModel):
     schedule: Schedule = Schedule()
     max_micro_batch_size: int | None = Field(default=None, ge=1)
 
-    _limits = field_validator(*REGULAR, *OPTIONAL)(within_limits)
+    _limits = field_validator(*TRAINING_PARAMETERS, *OPTIONAL)(within_limits)
 
     @model_validator(mode="after")
     def _optimizers_differ(self) -> Self:
@@ -109,7 +109,7 @@ class SearchSpace(StrictModel):
         if values["schedule"] != "constant":
             parameters["horizon_samples"] = round(values["horizon_samples"])
         parameters |= {name: float(values[name]) for name in OPTIONAL if values[name] is not None}
-        regular: dict[str, Any] = {name: float(values[name]) for name in REGULAR}
+        regular: dict[str, Any] = {name: float(values[name]) for name in TRAINING_PARAMETERS}
         micro_batch_size, accumulation_steps = split_batch(batch_size, self.max_micro_batch_size)
         return Configuration(
             batch_size=batch_size,
@@ -214,7 +214,7 @@ class SearchSpace(StrictModel):
         return {
             REFERENCE_LEARNING_RATE: configuration.learning_rate / factor,
             "optimizer": configuration.optimizer,
-            **{name: getattr(configuration, name) for name in REGULAR},
+            **{name: getattr(configuration, name) for name in TRAINING_PARAMETERS},
             **{self._coordinate(optimizer, name): value for name, value in configuration.parameters.items()},
         }
 
@@ -242,7 +242,7 @@ class SearchSpace(StrictModel):
             rate = Range(low=rate.low, high=rate.high, log=True)
         domains: list[tuple[str, Any]] = [
             (REFERENCE_LEARNING_RATE, rate),
-            *((name, getattr(self, name)) for name in (*REGULAR, *OPTIONAL)),
+            *((name, getattr(self, name)) for name in (*TRAINING_PARAMETERS, *OPTIONAL)),
             ("optimizer", self._optimizer_names),
         ]
         for optimizer in self.optimizers:

@@ -14,11 +14,12 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
-from bssearch.commands.memory_probe import MemoryProbe, probe_memory
-from bssearch.commands.run import opened
+from bssearch.commands.opening import Launch, opened
+from bssearch.commands.probe.memory import MemoryProbe, probe_memory
 from bssearch.executors.base import Ended, Executor, Observed
 from bssearch.records import Target, TrialOutcome, TrialRequest, TrialState
 from bssearch.search.calibration import default_at, gib
+from bssearch.search.listener import Listener
 from bssearch.spec import StudySpec, find_spec, load_spec
 
 STEPS = 200
@@ -48,6 +49,14 @@ def run(spec: StudySpec, executor: Executor, size: int) -> TrialOutcome:
                     executor.stop(number, TrialState.CANCELLED, f"{STEPS} steps are done")
                 case Ended(_, outcome):
                     return outcome
+
+
+class Printer(Listener):
+    """Prints what each size did."""
+
+    def note(self, message: str) -> None:
+        """Print a line."""
+        print(message, flush=True)
 
 
 def show(found: MemoryProbe) -> None:
@@ -80,9 +89,11 @@ def main() -> None:
     spec = load_spec(path, limit)
     with (
         tempfile.TemporaryDirectory() as folder,
-        opened(spec, db=f"sqlite:///{Path(folder) / 'probe.db'}", folder=Path(path).parent) as study,
+        opened(
+            spec, Launch(db=f"sqlite:///{Path(folder) / 'probe.db'}", folder=Path(path).parent, listener=Printer())
+        ) as study,
     ):
-        found = probe_memory(spec, study.executor, study.store, study.environment, lambda use: print(use, flush=True))
+        found = probe_memory(study)
         show(found)
         if arguments.probe_only:
             return

@@ -18,7 +18,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bssearch.commands.run import described, local, run_study
+from bssearch.commands.opening import Launch, described
+from bssearch.commands.run import run_study
 from bssearch.executors.base import Ended, Executor
 from bssearch.records import Configuration, ProbeRecord, TrialRecord, TrialRequest, TrialState
 from bssearch.spec import StudySpec, find_spec, load_spec
@@ -123,7 +124,7 @@ def main() -> None:
                     assert environment is not None
                     probes |= store.probes(one.name, environment)
                 searches[sampler, pruner, seed] = (*incumbents(trials), len(trials))
-    with described(spec, ".", local(arguments.data_dir, allow_busy=False)) as (executor, _):
+    with described(spec, Launch(data_dir=arguments.data_dir)) as (executor, _):
         true: dict[str, float] = {}
         for found, _, _ in searches.values():
             for incumbent in found:

@@ -61,7 +61,7 @@ def folder(finished: Path, tmp_path: Path) -> Path:
 def by_law(monkeypatch: pytest.MonkeyPatch) -> LawExecutor:
     """Have the command run its trials by the law."""
     executor = LawExecutor()
-    monkeypatch.setattr("bssearch.commands.run.local", lambda *_: lambda *_: executor)
+    monkeypatch.setattr("bssearch.commands.opening.local", lambda *_: lambda *_: executor)
     return executor
 
 

@@ -35,7 +35,7 @@ def store_study(folder: Path, *, reachable: bool = True, **changes: Any) -> None
 def by_law(monkeypatch: pytest.MonkeyPatch) -> LawExecutor:
     """Have the command run its trials by the law."""
     executor = LawExecutor()
-    monkeypatch.setattr("bssearch.commands.run.local", lambda *_: lambda *_: executor)
+    monkeypatch.setattr("bssearch.commands.opening.local", lambda *_: lambda *_: executor)
     return executor
 
 

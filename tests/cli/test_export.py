@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from bssearch.analysis.answer import Answer, Figure, Notice
-from bssearch.cli.export import Export, exported, winner
+from bssearch.cli.recommended import Export, exported, winner
 from tests.cli.task import bssearch, write_task
 
 AWKWARD: dict[str, bool | int | float | str | None] = {

@@ -14,7 +14,8 @@ import pytest
 from bssearch.analysis.optimum import Candidate
 from bssearch.analysis.rules.audit import Audit, Case, RuleFinding
 from bssearch.analysis.rules.rule_book import Rule
-from bssearch.commands.audit import audit_stored, audit_study, remaining, seeds_of, stored_spec
+from bssearch.commands.audit import audit_stored, audit_study, missing_audit_runs, seeds_of
+from bssearch.commands.opening import stored_spec
 from bssearch.commands.run import run_study
 from bssearch.errors import InterruptedRunError, NotFoundError, TargetNotReachedError, UsageError
 from bssearch.executors.base import Event
@@ -221,7 +222,7 @@ def case_and_history(spec: StudySpec, *made: tuple[int, TrialState], limit: floa
 
 def lacking(*made: tuple[int, TrialState], limit: float = 100.0, runs: int = 3) -> list[ConfirmationRun]:
     case, history = case_and_history(SPEC, *made, limit=limit)
-    return list(remaining(history, [case], runs))
+    return list(missing_audit_runs(history, [case], runs))
 
 
 def test_what_came_to_nothing_is_made_again_and_failures_once() -> None:
@@ -250,4 +251,4 @@ def test_a_rule_that_gives_the_tuned_configuration_takes_no_runs() -> None:
     case, history = case_and_history(SPEC)
     assert case.tuned is not None
     same = replace(case, configuration=case.tuned.configuration)
-    assert not list(remaining(history, [same], 4))
+    assert not list(missing_audit_runs(history, [same], 4))

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from bssearch.commands.check import Check
-from bssearch.commands.run import check
+from bssearch.commands.check import Check, check
 from bssearch.errors import LaunchError, SpecError
 from bssearch.executors.base import Ended, Event, Observed
 from bssearch.records import Observation, StepTime, StepTimeRequest, TrialOutcome, TrialState

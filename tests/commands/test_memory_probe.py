@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 
 from bssearch.analysis.memory import fit_memory
-from bssearch.commands.memory_probe import BRACKET, FINE, MemoryProbe, next_size, probe_memory
+from bssearch.commands.opening import OpenStudy
+from bssearch.commands.probe.memory import BRACKET, FINE, MemoryProbe, next_size, probe_memory
 from bssearch.errors import LaunchError
 from bssearch.records import MemoryRequest, MemoryUse
+from bssearch.search.listener import Listener
 from bssearch.storage.repository import Store, open_store
 from tests.factories import make_environment, make_spec
 from tests.search.law import LawExecutor
@@ -33,7 +35,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 
 def probe(store: Store, executor: LawExecutor, **environment: int) -> MemoryProbe:
-    return probe_memory(SPEC, executor, store, make_environment(**environment))
+    return probe_memory(OpenStudy(SPEC, store, executor, make_environment(**environment), Listener()))
 
 
 def test_whatever_the_boundary_it_is_bracketed_by_sizes_that_were_run() -> None:

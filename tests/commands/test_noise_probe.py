@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from bssearch.commands.noise_probe import probe_noise
+from bssearch.commands.opening import OpenStudy
+from bssearch.commands.probe.noise import probe_noise
 from bssearch.errors import LaunchError
 from bssearch.records import (
     Configuration,
@@ -19,12 +20,17 @@ from bssearch.records import (
     TrialOutcome,
     TrialState,
 )
+from bssearch.search.listener import Listener
 from bssearch.storage.repository import Store, open_store
 from tests.factories import make_environment, make_plan, make_probe, make_spec
 from tests.search.law import LawExecutor
 
 SPEC = make_spec()
 ENVIRONMENT = make_environment()
+
+
+def study(store: Store, executor: LawExecutor) -> OpenStudy:
+    return OpenStudy(SPEC, store, executor, ENVIRONMENT, Listener())
 
 
 @dataclass
@@ -74,7 +80,7 @@ def add_trial(store: Store, configuration: Configuration, seconds: float | None)
 def test_the_default_is_measured_where_no_trial_has_reached_the_target(store: Store) -> None:
     add_trial(store, replace(SPEC.default_configuration, learning_rate=0.3), None)
     executor = NoisyExecutor()
-    found = probe_noise(SPEC, executor, store, ENVIRONMENT)
+    found = probe_noise(study(store, executor))
     (request,) = executor.asked
     assert request.configuration == SPEC.default_configuration
     assert executor.splits_timed and request.eval_every_steps >= 1
@@ -85,7 +91,7 @@ def test_the_default_is_measured_where_no_trial_has_reached_the_target(store: St
 def test_a_step_time_that_is_stored_is_not_measured_again(store: Store) -> None:
     store.save_probe(SPEC.name, ENVIRONMENT, make_probe(SPEC.default.batch_size, eval_every_steps=9))
     executor = NoisyExecutor()
-    probe_noise(SPEC, executor, store, ENVIRONMENT)
+    probe_noise(study(store, executor))
     assert executor.splits_timed == []
     assert executor.asked[0].eval_every_steps == 9
 
@@ -96,7 +102,7 @@ def test_the_configuration_of_the_fastest_trial_is_measured_as_it_ran(store: Sto
     add_trial(store, fast, 2.0)
     add_trial(store, slow, None)
     executor = NoisyExecutor()
-    probe_noise(SPEC, executor, store, ENVIRONMENT)
+    probe_noise(study(store, executor))
     assert executor.asked[0].configuration == fast
     assert executor.asked[0].eval_every_steps == 17
     assert executor.splits_timed == []
@@ -104,10 +110,10 @@ def test_the_configuration_of_the_fastest_trial_is_measured_as_it_ran(store: Sto
 
 def test_a_second_measurement_takes_the_place_of_the_first(store: Store) -> None:
     for _ in range(2):
-        probe_noise(SPEC, NoisyExecutor(), store, ENVIRONMENT)
+        probe_noise(study(store, NoisyExecutor()))
     assert len(store.noise(SPEC.name)) == 1
 
 
 def test_a_default_that_does_not_fit_is_an_error(store: Store) -> None:
     with pytest.raises(LaunchError, match="does not fit into memory"):
-        probe_noise(SPEC, NoisyExecutor(fits_up_to=0), store, ENVIRONMENT)
+        probe_noise(study(store, NoisyExecutor(fits_up_to=0)))

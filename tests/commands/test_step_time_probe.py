@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from bssearch.commands.step_time_probe import SECONDS_LIMIT, probe_step_times
-from bssearch.records import ProbeRecord, StepTime, StepTimeRequest
+from bssearch.commands.opening import OpenStudy
+from bssearch.commands.probe.step_time import SECONDS_LIMIT, probe_step_times
+from bssearch.records import StepTime, StepTimeRequest
 from bssearch.search import calibration
 from bssearch.search.calibration import measure_step_times, missing_step_times
+from bssearch.search.listener import Listener
 from bssearch.storage.repository import Store, open_store
 from tests.factories import make_environment, make_probe, make_spec
 from tests.search.law import LawExecutor, step_seconds
@@ -36,6 +38,18 @@ class Stopwatch(LawExecutor):
         return replace(measured, step_seconds=measured.step_seconds * self.slower)
 
 
+class Notes(Listener):
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def note(self, message: str) -> None:
+        self.told.append(message)
+
+
+def study(store: Store, executor: LawExecutor) -> OpenStudy:
+    return OpenStudy(SPEC, store, executor, HERE, Listener())
+
+
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
     with open_store(f"sqlite:///{tmp_path / 'study.db'}") as store:
@@ -52,16 +66,17 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 def test_every_batch_size_is_timed_for_longer_than_a_run_would_and_told(store: Store) -> None:
     executor = Stopwatch()
-    told: list[ProbeRecord] = []
-    probes = probe_step_times(SPEC, executor, store, HERE, on_each=told.append)
+    listener = Notes()
+    probes = probe_step_times(OpenStudy(SPEC, store, executor, HERE, listener))
     assert [probe.batch_size for probe in probes] == SIZES
-    assert told == probes == list(store.probes(SPEC.name).values())
+    assert probes == list(store.probes(SPEC.name).values())
+    assert listener.told == [f"batch {probe.batch_size}: {probe.steps_timed} steps timed" for probe in probes]
     assert executor.limits == [SECONDS_LIMIT] * 5
     assert all(probe.eval_every_steps for probe in probes)
 
 
 def test_a_run_that_follows_has_nothing_left_to_time(store: Store) -> None:
-    probe_step_times(SPEC, Stopwatch(), store, HERE)
+    probe_step_times(study(store, Stopwatch()))
     assert missing_step_times(SPEC, store, HERE) == []
 
 
@@ -73,14 +88,14 @@ def test_a_run_times_what_is_missing_and_not_for_long(store: Store) -> None:
 
 
 def test_what_was_measured_now_is_returned_and_what_was_first_is_kept(store: Store) -> None:
-    probe_step_times(SPEC, Stopwatch(), store, HERE)
-    again = probe_step_times(SPEC, Stopwatch(slower=2.0), store, HERE)
+    probe_step_times(study(store, Stopwatch()))
+    again = probe_step_times(study(store, Stopwatch(slower=2.0)))
     assert [probe.step_seconds for probe in again] == [2 * step_seconds(size) for size in SIZES]
     assert [probe.step_seconds for probe in store.probes(SPEC.name).values()] == [step_seconds(size) for size in SIZES]
 
 
 def test_what_does_not_fit_is_timed_in_smaller_micro_batches(store: Store) -> None:
-    probes = probe_step_times(SPEC, Stopwatch(fits_up_to=40), store, HERE)
+    probes = probe_step_times(study(store, Stopwatch(fits_up_to=40)))
     assert [(probe.batch_size, probe.micro_batch_size) for probe in probes] == [
         (8, 8),
         (16, 16),
@@ -106,4 +121,4 @@ def test_what_was_timed_on_a_shared_device_is_timed_again(store: Store) -> None:
 
 
 def test_where_nothing_fits_nothing_is_returned(store: Store) -> None:
-    assert probe_step_times(SPEC, Stopwatch(fits_up_to=0), store, HERE) == []
+    assert probe_step_times(study(store, Stopwatch(fits_up_to=0))) == []

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from bssearch.commands.memory_probe import next_size, probe_memory
-from bssearch.commands.run import opened as opened_study
+from bssearch.commands.opening import Launch
+from bssearch.commands.opening import opened as opened_study
+from bssearch.commands.probe.memory import next_size, probe_memory
 from bssearch.errors import LaunchError
 from bssearch.executors.base import Ended, Executor, Observed
 from bssearch.executors.local import LocalExecutor
@@ -134,8 +135,8 @@ def test_the_probes_answer_never_runs_out_in_200_steps_and_one_size_above_its_br
         executor={"device": "cpu", "memory_limit_gib": LIMIT / 2**30},
     )
     (tmp_path / "hungry.py").write_text(WORKLOAD)
-    with opened_study(spec, db=f"sqlite:///{tmp_path / 'study.db'}", folder=tmp_path) as study:
-        found = probe_memory(spec, study.executor, study.store, study.environment)
+    with opened_study(spec, Launch(db=f"sqlite:///{tmp_path / 'study.db'}", folder=tmp_path)) as study:
+        found = probe_memory(study)
         assert next_size(found.uses, smallest=8, ceiling=SAMPLES) is None
         assert found.smallest_that_does_not is not None
         for other in (3, 40, 17):

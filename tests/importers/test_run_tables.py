@@ -10,7 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bssearch.errors import NotFoundError, UsageError
-from bssearch.importers.run_tables import LARGEST, RunTable, parse_runs, read_runs
+from bssearch.importers.cells import LARGEST
+from bssearch.importers.imported_run import RunTable
+from bssearch.importers.runs import parse_runs, read_runs
 
 HEADER = "batch_size,seed,reached,steps,train_seconds,final_metric,device,precision,param.lr,param.optimizer"
 ROW = "32,7,true,120,2.5,0.91,A100,bf16,0.1,adam"

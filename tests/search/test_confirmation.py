@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from bssearch.commands.confirm import confirm_study, stored_spec, with_confirmation
+from bssearch.commands.confirm import confirm_study, with_confirmation
+from bssearch.commands.opening import stored_spec
 from bssearch.commands.run import run_study
 from bssearch.errors import InterruptedRunError, TargetNotReachedError, UsageError
 from bssearch.executors.base import Ended, Event
@@ -26,7 +27,7 @@ from bssearch.search.owner import _start, is_alive, this_driver
 from bssearch.search.planner import busy_seconds
 from bssearch.search.seeds import trial_seed
 from bssearch.spec import StudySpec
-from bssearch.spec.model import ConfirmSpec
+from bssearch.spec.parts import ConfirmSpec
 from bssearch.storage.repository import open_store
 from tests.factories import make_probe, make_spec, make_trial
 from tests.search.law import LawExecutor

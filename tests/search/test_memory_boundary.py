@@ -12,8 +12,9 @@ import pytest
 
 from bssearch.analysis.answer import Answer
 from bssearch.commands.enqueue import enqueue
-from bssearch.commands.memory_probe import probe_memory
-from bssearch.commands.run import opened, run_study
+from bssearch.commands.opening import Launch, opened
+from bssearch.commands.probe.memory import probe_memory
+from bssearch.commands.run import run_study
 from bssearch.errors import LaunchError
 from bssearch.executors.base import Event
 from bssearch.records import MemoryUse, Phase, TrialRecord, TrialState
@@ -59,8 +60,8 @@ def test_batch_sizes_that_do_not_fit_at_once_are_timed_and_run_in_micro_batches(
 
 def test_a_search_takes_over_what_the_memory_probe_found(tmp_path: Path) -> None:
     executor = LawExecutor(fits_up_to=40)
-    with opened(SPEC, db=url_in(tmp_path), make_executor=lambda *_: executor) as study:
-        probe_memory(SPEC, executor, study.store, study.environment)
+    with opened(SPEC, Launch(db=url_in(tmp_path), make_executor=lambda *_: executor)) as study:
+        probe_memory(study)
     run(tmp_path, executor)
     assert all(one.micro_batch_size <= 40 for one in executor.splits_timed)
 
@@ -163,8 +164,8 @@ def test_a_cap_that_the_probe_has_shown_not_to_fit_is_refused_before_the_study_b
     capped: dict[str, Any] = {"space": {**RAW["space"], "max_micro_batch_size": 64}, "budget": BUDGET}
     spec = make_spec(**capped)
     executor = LawExecutor(fits_up_to=40)
-    with opened(spec, db=url_in(tmp_path), make_executor=lambda *_: executor) as study:
-        probe_memory(spec, executor, study.store, study.environment)
+    with opened(spec, Launch(db=url_in(tmp_path), make_executor=lambda *_: executor)) as study:
+        probe_memory(study)
     with pytest.raises(LaunchError, match=r"max_micro_batch_size = 64 .*: 42 ran .* nearest that works is 40 \(peak"):
         run(tmp_path, executor, spec)
     assert executor.requests == []

@@ -15,7 +15,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bssearch.errors import UsageError
-from bssearch.importers.run_tables import LARGEST, LARGEST_SEED, Run, make_configuration
+from bssearch.importers.cells import LARGEST
+from bssearch.importers.imported_run import Run, make_configuration
+from bssearch.importers.runs import LARGEST_SEED
 from bssearch.importers.studies import make_studies
 from bssearch.records import Configuration, Phase, Target, TrialOutcome, TrialRecord, TrialState
 from bssearch.storage.imports import FinishedStudy, FinishedTrial, Import

@@ -26,7 +26,6 @@ from bssearch.intervals import student_t
 from bssearch.records import Configuration, Phase, StepTime, TrialRecord, TrialState
 from bssearch.space import UNKNOWN, MemoryBoundary
 from bssearch.spec import StudySpec
-from bssearch.spec.model import IMPORTED
 
 FEWEST_SIZES = 3
 ROUNDING = 1e-9
@@ -328,7 +327,7 @@ def _why_in_vain(trials: Sequence[TrialRecord], configuration: Configuration) ->
 
 
 def _why_unmade(spec: StudySpec, spent_budget: float | None) -> str:
-    if spec.workload == IMPORTED:
+    if spec.is_imported:
         return "the study is imported: there is nothing that could be run"
     if spent_budget is not None:
         return f"the budget of {spent_budget:g} train seconds is spent (--train-seconds)"

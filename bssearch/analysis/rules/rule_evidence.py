@@ -14,7 +14,6 @@ from bssearch.analysis.rules.regret import NONE, Finding, Judgement, Regret, jud
 from bssearch.records import StepTime
 from bssearch.space import MemoryBoundary
 from bssearch.spec import StudySpec
-from bssearch.spec.model import IMPORTED
 
 MEMORY_SHARE = 0.8
 NEAR = 2.0
@@ -43,7 +42,7 @@ class Evidence(NamedTuple):
 
 def command(spec: StudySpec, words: str) -> str:
     """Return the command that would tell, in brackets; nothing of an imported study, of which none can be run."""
-    return "" if spec.workload == IMPORTED else f" (bssearch {words})"
+    return "" if spec.is_imported else f" (bssearch {words})"
 
 
 def about_memory(

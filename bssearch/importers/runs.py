@@ -1,63 +1,75 @@
-"""Runs that were made elsewhere, one a row of a table: read from CSV, and checked cell by cell."""
+"""``import runs``: runs that were made elsewhere, one a row of a CSV table, checked cell by cell."""
 
 from __future__ import annotations
 
-import csv
 import difflib
-import io
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
-from bssearch.errors import NotFoundError, UsageError
-from bssearch.records import Configuration, ParameterValue
-from bssearch.space import REGULAR
-from bssearch.space.domains import LIMITS
+from bssearch.errors import UsageError
+from bssearch.importers.cells import LARGEST, csv_rows, integer, number, parameter_value, read_text
+from bssearch.importers.imported_run import SPLIT, TYPED, Run, RunTable, make_configuration
+from bssearch.importers.importer import Studies, StudyName
+from bssearch.options import Option
+from bssearch.records import Goal, ParameterValue
 
 COLUMNS = ("batch_size", "seed", "reached", "steps", "train_seconds", "final_metric", "device", "precision")
 REQUIRED = ("batch_size", "reached")
 PREFIX = "param."
 ALIASES = {"param.lr": "param.learning_rate"}
-TYPED = ("learning_rate", *REGULAR, "optimizer")
-"""The parameters for which a configuration has a field that cannot be empty."""
-
-SPLIT = ("micro_batch_size", "accumulation_steps", "world_size")
 BOOLEANS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
-LARGEST = 2**31 - 1
 LARGEST_SEED = 2**62
+"""A choice, which leaves room in 64 bits to number repeated runs on."""
+
 LONGEST_S = 1e9
+"""Seconds of training at most, thirty years: more is a mistake in the table."""
+
 MOST_RUNS = 1_000_000
+"""Runs of one table at most: a choice."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
-    """One run; None is what its table does not say.
+class RunsObjective(StrEnum):
+    """The objectives that a table of runs can answer."""
 
-    ``steps`` and ``train_seconds`` are those to the target, or all that it ran where it missed the target. Of the
-    configuration, what is not known has a placeholder in its field and None under its own name in ``parameters``.
-    ``origin`` says where the run stands, such as ``runs.csv:12``.
+    TIME_TO_TARGET = "time_to_target"
+    SAMPLES_TO_TARGET = "samples_to_target"
+
+
+def import_runs(
+    file: Annotated[Path, Option("A CSV file with one row a run.", metavar="FILE.csv")],
+    *,
+    name: StudyName = None,
+    metric: Annotated[str, Option("What final_metric is.")] = "metric",
+    target: Annotated[
+        float | None,
+        Option("The value to reach.", shown_default="the worst final_metric of a run that reached it"),
+    ] = None,
+    goal: Annotated[Goal, Option("Which way the metric is better.")] = Goal.MAXIMIZE,
+    objective: Annotated[
+        RunsObjective, Option("What the best batch size has the least of.")
+    ] = RunsObjective.TIME_TO_TARGET,
+    default_batch: Annotated[int | None, Option("The batch size in use today, which others are compared with.")] = None,
+    precision: Annotated[str | None, Option("Precision of the runs, where their row does not say it.")] = None,
+) -> Studies:
+    """Make a study of a table of runs, or several where devices or precisions differ.
+
+    Columns: batch_size, reached (true or false), and, where known, seed, steps and train_seconds (to the target, or all
+    where it was missed), final_metric, device, precision, param.learning_rate, param.NAME. An empty cell is not known.
     """
+    from bssearch.importers.studies import find_target, make_studies  # SQLAlchemy, which `import --help` does without
 
-    origin: str
-    configuration: Configuration
-    seed: int | None = None
-    reached: bool = True
-    steps: int | None = None
-    train_seconds: float | None = None
-    final_metric: float | None = None
-    device: str | None = None
-    precision: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class RunTable:
-    """The runs of a table in its order, and what a reader of them must know, each a sentence."""
-
-    runs: tuple[Run, ...]
-    notes: tuple[str, ...]
+    table = read_runs(file)
+    runs = [run if run.precision else replace(run, precision=precision) for run in table.runs]
+    wanted, notes = find_target(runs, metric, target, goal)
+    made = make_studies(
+        runs, name=name or file.stem, target=wanted, objective=objective.value, default_batch=default_batch
+    )
+    return replace(made, notes=(*table.notes, *notes, *made.notes))
 
 
 def read_runs(path: Path) -> RunTable:
@@ -102,77 +114,6 @@ def parse_runs(text: str, source: str) -> RunTable:
     return RunTable(tuple(runs), tuple(notes))
 
 
-def make_configuration(
-    batch_size: int, values: Mapping[str, ParameterValue], origin: str, label: Callable[[str], str] = str
-) -> Configuration:
-    """Return the configuration of a run from its parameters by name, None where a value is not known.
-
-    `TYPED` ones that are not known get a placeholder, and None under their own name in ``parameters``. The split into
-    micro-batches is taken where its factors give the batch size. ``label`` names a parameter as its file does. Raises
-    `UsageError` for a value outside what its parameter can be.
-    """
-    given = {name: value for name, value in values.items() if value is not None}
-    typed: dict[str, Any] = {"learning_rate": 1.0, **dict.fromkeys(REGULAR, 0.0), "optimizer": "unknown"}
-    for name in (one for one in TYPED if one in given):
-        value = given[name]
-        typed[name] = str(value) if name == "optimizer" else _within_limits(name, value, label(name), origin)
-    parts = {name: integer(str(given[name]), label(name), origin, low=1) for name in SPLIT if name in given}
-    micro_batch_size, accumulation_steps, world_size = _split(batch_size, parts)
-    own = {name: value for name, value in values.items() if name not in (*TYPED, *SPLIT)}
-    return Configuration(
-        batch_size=batch_size,
-        micro_batch_size=micro_batch_size,
-        accumulation_steps=accumulation_steps,
-        world_size=world_size,
-        parameters={**own, **{name: None for name in TYPED if name not in given}},
-        **typed,
-    )
-
-
-def read_text(path: Path) -> str:
-    """Return a file's text; raise `NotFoundError` where it is not there, `UsageError` where it is no UTF-8 text."""
-    try:
-        data = path.read_bytes()
-    except FileNotFoundError:
-        raise NotFoundError(f"no file {str(path)!r}") from None
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}") from None
-    try:
-        return data.decode().removeprefix("\ufeff")
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise UsageError(f"{path}:{line} is not UTF-8 text: byte 0x{data[error.start]:02x}") from None
-
-
-def integer(text: str, label: str, origin: str, *, low: int, high: int = LARGEST) -> int:
-    """Return an integer, also one written as ``120.0``; raise `UsageError` where it is none or out of its bounds."""
-    value = _float(text)
-    try:
-        found = int(text) if "_" not in text else None
-    except ValueError:
-        found = int(value) if value.is_integer() else None
-    if found is None or not low <= found <= high:
-        raise UsageError(f"{label} = {text!r} must be an integer in [{low}, {high}] ({origin})")
-    return found
-
-
-def parameter_value(text: str, label: str, origin: str) -> ParameterValue:
-    """Return what a text stands for: a boolean (true, false), a number, or itself; infinities and NaN are refused."""
-    if text.lower() in ("true", "false"):
-        return text.lower() == "true"
-    value = _float(text)
-    if math.isnan(value) and text.lower().lstrip("+-") != "nan":
-        return text
-    if not math.isfinite(value):
-        raise UsageError(
-            f"{label} = {text!r} must be a finite number or a text ({origin})", hint="leave unknown cells empty"
-        )
-    try:
-        return int(text)
-    except ValueError:
-        return value
-
-
 @dataclass(frozen=True, slots=True)
 class _Row:
     """The cells of a row by column."""
@@ -215,7 +156,7 @@ class _Row:
         text = self._text("train_seconds")
         if not text:
             return None
-        seconds = _float(text)
+        seconds = number(text)
         if not (0 < seconds <= LONGEST_S or (seconds == 0 and not reached)):
             bound = f"> 0 where the target was reached, and <= {LONGEST_S:g}" if reached else f"in [0, {LONGEST_S:g}]"
             raise UsageError(f"train_seconds = {text!r} must be {bound} ({self.origin})")
@@ -225,7 +166,7 @@ class _Row:
         text = self._text("final_metric")
         if not text or text.lower().lstrip("+-") == "nan":
             return None
-        metric = _float(text)
+        metric = number(text)
         if not math.isfinite(metric):
             raise UsageError(
                 f"final_metric = {text!r} must be a finite number, NaN, or empty where it is not known ({self.origin})"
@@ -237,21 +178,6 @@ class _Row:
         return {
             name: parameter_value(text, PREFIX + name, self.origin) if text else None for name, text in texts.items()
         }
-
-
-def csv_rows(text: str, source: str, *, skipinitialspace: bool = False) -> Iterator[tuple[int, list[str]]]:
-    """Yield each row that is not blank, with the line on which it begins; raise `UsageError` for what is no CSV."""
-    reader = csv.reader(io.StringIO(text, newline=""), skipinitialspace=skipinitialspace, strict=True)
-    while True:
-        line = reader.line_num + 1
-        try:
-            cells = next(reader, None)
-        except csv.Error as error:
-            raise UsageError(f"{source}:{line} is not valid CSV: {error}") from None
-        if cells is None:
-            return
-        if cells:
-            yield line, cells
 
 
 def _columns(header: list[str], origin: str) -> list[str]:
@@ -287,33 +213,6 @@ def _check_parameter(name: str, origin: str) -> None:
             hint=f"the columns are {', '.join(COLUMNS)}; a parameter's is called {PREFIX}NAME, and commas "
             "separate them; leave out all others",
         )
-
-
-def _within_limits(name: str, value: ParameterValue, label: str, origin: str) -> float:
-    low, high, rule = LIMITS.get(name, (math.nextafter(0.0, 1.0), math.inf, "must be > 0"))
-    if isinstance(value, str | bool | None) or not (low <= value <= high and math.isfinite(value)):
-        number = "" if isinstance(value, int | float) and not isinstance(value, bool) else "a number and "
-        raise UsageError(f"{label} = {value!r} {rule.replace('must be ', f'must be {number}')} ({origin})")
-    return float(value)
-
-
-def _split(batch_size: int, parts: Mapping[str, int]) -> tuple[int, int, int]:
-    """Return the factors of `SPLIT` of which some are given; where they do not give the batch size, one micro-batch."""
-    world, micro = parts.get("world_size", 1), parts.get("micro_batch_size")
-    accumulation = parts.get("accumulation_steps", 1 if micro is None else max(1, batch_size // (micro * world)))
-    micro = micro or max(1, batch_size // (accumulation * world))
-    if micro * accumulation * world != batch_size:
-        accumulation, world = 1, world if batch_size % world == 0 else 1
-        micro = batch_size // world
-    return micro, accumulation, world
-
-
-def _float(text: str) -> float:
-    """Return the number that a text is, NaN where it is none."""
-    try:
-        return math.nan if "_" in text else float(text)
-    except ValueError:
-        return math.nan
 
 
 def _of(origins: list[str], runs: list[Run]) -> str:

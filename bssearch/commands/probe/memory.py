@@ -1,4 +1,4 @@
-"""The largest micro-batch that fits: sizes doubled, then bisected, each run in a process of its own.
+"""``probe memory``: the largest micro-batch that fits, sizes doubled, then bisected, each run in a process of its own.
 
 No size is named that was not run: what is between the largest that fits and the smallest that does not is not known.
 
@@ -9,22 +9,28 @@ sizes alone span more than `BRACKET`, both of its ends are brought next to them 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Annotated
 
 from bssearch.analysis.memory import MemoryFit, fit_memory
-from bssearch.executors.base import Executor
-from bssearch.records import Environment, MemoryRequest, MemoryUse
+from bssearch.commands.opening import Launch, OpenStudy, opened
+from bssearch.commands.probe.report import ProbeReport
+from bssearch.options import Option
+from bssearch.records import MemoryRequest, MemoryUse
 from bssearch.search.calibration import default_at, nothing_fits
 from bssearch.space import MemoryBoundary
 from bssearch.spec import StudySpec
-from bssearch.storage.repository import Store
 
 BRACKET = 1.05
-"""The search ends where the smallest size that does not fit is at most this many times the largest that does."""
+"""The search ends where the smallest size that does not fit is at most this many times the largest that fits: a
+choice."""
 
 FINE = 1.01
-"""How close the ends come to marginal sizes that lie between them."""
+"""The same ratio on both sides of marginal sizes: a choice, as these are narrower than `BRACKET` themselves."""
+
+GIB, MIB = 2**30, 2**20
+COLUMNS = ("micro_batch", "fits", "peak_gib", "reason")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,18 +54,70 @@ class MemoryProbe:
         return self.largest_that_fits >= self.ceiling
 
 
-def probe_memory(
+def memory(
     spec: StudySpec,
-    executor: Executor,
-    store: Store,
-    environment: Environment,
-    on_each: Callable[[MemoryUse], None] = lambda memory: None,
-) -> MemoryProbe:
+    launch: Launch,
+    *,
+    limit_gib: Annotated[
+        float | None,
+        Option(
+            "Pretend a device with so much memory; on the CPU a limit on the process's data segment.",
+            min=0.001,
+            metavar="GIB",
+        ),
+    ] = None,
+) -> ProbeReport:
+    """Find the largest micro-batch that survives three optimizer steps and an evaluation, in fresh processes."""
+    with opened(spec, replace(launch, pretended_gib=limit_gib)) as study:
+        found = probe_memory(study)
+    return ProbeReport(
+        document={"study": spec.name, "limit_gib": limit_gib, **asdict(found)},
+        rows=[asdict(use) for use in found.uses],
+        table=[
+            {
+                "micro_batch": use.micro_batch_size,
+                "fits": "yes" if use.fits else "marginal" if use in found.marginal else "no",
+                "peak_gib": None if use.peak_memory_bytes is None else use.peak_memory_bytes / GIB,
+                "reason": use.reason,
+            }
+            for use in sorted([*found.uses, *found.marginal], key=lambda use: use.micro_batch_size)
+        ],
+        columns=COLUMNS,
+        sentences=list(sentences(found, is_cpu=study.environment.device_type == "cpu")),
+    )
+
+
+def sentences(found: MemoryProbe, *, is_cpu: bool) -> Iterator[str]:
+    """Yield the boundary between the sizes, the line through their peaks, and what the peaks are."""
+    if found.whole_training_part_fits:
+        yield f"The whole training part fits at once: {found.ceiling} samples."
+    else:
+        above = found.smallest_that_does_not
+        yield f"The largest micro-batch that fits is {found.largest_that_fits}; " + (
+            "none is known not to." if above is None else f"{above} does not."
+        )
+    if found.marginal:
+        yield "A marginal size ran, but only without a reserve for what a longer training needs: it does not count."
+    if found.fit is not None:
+        yield (
+            f"Peak memory = {found.fit.fixed_bytes / GIB:.3g} GiB + {found.fit.bytes_per_sample / MIB:.3g} MiB "
+            f"a sample (no size is further than {found.fit.largest_residual:.1%} from it)."
+        )
+    if is_cpu:
+        yield "The peak is the process's resident memory with all libraries; a limit is on its data segment."
+
+
+def probe_memory(study: OpenStudy) -> MemoryProbe:
     """Find the largest micro-batch of a study's default configuration that fits; see `bssearch.probes.memory`.
 
-    Each size is stored as soon as it has been run, and none is run again on a device of the same kind and memory.
-    ``on_each`` gets each as it is run. Raises `LaunchError` where not even one sample fits.
+    Each size is stored, and told to the study's listener, as soon as it has been run, and none is run again on a device
+    of the same kind and memory. Raises `LaunchError` where not even one sample fits.
     """
+    spec, executor, store, environment = study.spec, study.executor, study.store, study.environment
+
+    def tell(use: MemoryUse) -> None:
+        study.listener.note(f"micro-batch {use.micro_batch_size}: {'fits' if use.fits else use.reason}")
+
     ceiling = executor.describe().train_samples
     uses = store.memory(spec.name, environment)
     marginal: list[MemoryUse] = []
@@ -72,12 +130,12 @@ def probe_memory(
             if without_reserve.fits:
                 use = replace(use, reason=f"only without a reserve: {use.reason}")
                 marginal.append(use)
-                on_each(use)
+                tell(use)
                 continue
             use = without_reserve
         store.save_memory(spec.name, environment, use)
         uses.append(use)
-        on_each(use)
+        tell(use)
     memory = boundary_of(uses)
     if memory.fits is None:
         raise nothing_fits(environment, [*uses, *marginal])

@@ -1,0 +1,206 @@
+"""``bssearch import`` and ``bssearch probe``: a subcommand for each importer and each probe of the registry.
+
+They are loaded, and other packages' looked up, only where one of these groups is listed or run.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, get_args
+
+import typer
+from typer.core import TyperGroup
+
+from bssearch import registry
+from bssearch.cli.arguments import (
+    AllowBusyOption,
+    DatabaseOption,
+    DataDirOption,
+    SetOption,
+    SpecArgument,
+    workload_folder,
+)
+from bssearch.cli.output import Format, FormatOption, console, print_rows, print_table, show, write
+from bssearch.errors import UsageError
+from bssearch.options import Option
+from bssearch.records import TrialState
+
+if TYPE_CHECKING:
+    from bssearch.commands.probe.report import Probe
+    from bssearch.importers.importer import Importer, Studies
+
+
+_ANYTHING = {"allow_extra_args": True, "ignore_unknown_options": True}
+"""Settings of a command that takes whatever it is given."""
+
+
+class _Registered(TyperGroup):
+    """A group with a command for each entry of a kind in the registry."""
+
+    kind: ClassVar[registry.Kind]
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(registry.names(self.kind))
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if not registry.is_known(self.kind, cmd_name):
+            return None
+        single = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+        try:
+            single.command(cmd_name)(self.command_of(registry.load(self.kind, cmd_name)))
+        except (ImportError, AttributeError) as error:
+            # Another package's fault must not take the list of the other commands with it.
+            broken = _broken(f"{self.kind.removesuffix('s')} {cmd_name} cannot be loaded: {error}")
+            single.command(cmd_name, context_settings=_ANYTHING)(broken)
+        return typer.main.get_command(single)
+
+    @staticmethod
+    def command_of(entry: Any) -> Callable[..., None]:
+        """Return the function of an entry's command."""
+        raise NotImplementedError
+
+
+class _Importers(_Registered):
+    kind = "importers"
+
+    @staticmethod
+    def command_of(entry: Importer) -> Callable[..., None]:
+        def command(*, db: str | None, form: Format, **given: Any) -> None:
+            _store(entry(**given), db, form)
+
+        return _with_parameters(command, entry, _parameters(entry), _IMPORT_OPTIONS)
+
+
+class _Probes(_Registered):
+    kind = "probes"
+
+    @staticmethod
+    def command_of(entry: Probe) -> Callable[..., None]:
+        def command(
+            *,
+            spec: str,
+            db: str | None,
+            data_dir: Path | None,
+            overrides: list[str] | None,
+            allow_busy: bool,
+            form: Format,
+            **given: Any,
+        ) -> None:
+            from bssearch.cli.live import Lines
+            from bssearch.commands.opening import Launch
+            from bssearch.spec import find_spec, load_spec
+
+            path = find_spec(spec)
+            study = load_spec(path, overrides or [])
+            launch = Launch(
+                db=db,
+                folder=workload_folder(path),
+                data_dir=data_dir,
+                allow_busy=allow_busy,
+                listener=Lines(console(stderr=True), study),
+            )
+            found = entry(study, launch, **given)
+
+            def for_people() -> None:
+                if found.columns:
+                    print_table(found.table, found.columns)
+                for sentence in found.sentences:
+                    console().print(sentence)
+
+            show(form, for_people, lambda: found.document, lambda: found.rows)
+
+        first, *shared = _PROBE_OPTIONS
+        return _with_parameters(command, entry, [first, *_parameters(entry)[2:]], shared)
+
+
+def _parameter(name: str, annotation: Any, default: Any = inspect.Parameter.empty) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=default)
+
+
+_SHARED = [_parameter("db", DatabaseOption, None), _parameter("form", FormatOption, Format.TABLE)]
+_IMPORT_OPTIONS = _SHARED
+_PROBE_OPTIONS = [
+    _parameter("spec", SpecArgument),
+    _SHARED[0],
+    _parameter("data_dir", DataDirOption, None),
+    _parameter("overrides", SetOption, None),
+    _parameter("allow_busy", AllowBusyOption, False),
+    _SHARED[1],
+]
+
+
+def _parameters(entry: Callable[..., Any]) -> list[inspect.Parameter]:
+    """Return an entry's parameters for Typer: those that may be given by position as arguments, the others as options.
+
+    A parameter without an `Option` is taken as Typer takes it.
+    """
+    return [
+        one.replace(annotation=_annotation(one), kind=inspect.Parameter.KEYWORD_ONLY)
+        for one in inspect.signature(entry, eval_str=True).parameters.values()
+    ]
+
+
+def _annotation(parameter: inspect.Parameter) -> Any:
+    kind, *notes = get_args(parameter.annotation) or (parameter.annotation,)
+    option = next((note for note in notes if isinstance(note, Option)), None)
+    if option is None:
+        return parameter.annotation
+    make = typer.Option if parameter.kind is inspect.Parameter.KEYWORD_ONLY else typer.Argument
+    shown: bool | str = True if option.shown_default is None else option.shown_default
+    return Annotated[kind, make(help=option.help, min=option.min, metavar=option.metavar, show_default=shown)]
+
+
+def _with_parameters(
+    command: Callable[..., None],
+    entry: Any,
+    own: Sequence[inspect.Parameter],
+    shared: Sequence[inspect.Parameter],
+) -> Callable[..., None]:
+    """Return a command with the parameters, and the docstring as its help, that Typer is to read."""
+    command.__doc__ = inspect.getdoc(entry)
+    command.__annotations__ = {}
+    command.__signature__ = inspect.Signature([*own, *shared])  # type: ignore[attr-defined]
+    return command
+
+
+def _broken(message: str) -> Callable[..., None]:
+    def command() -> None:
+        raise UsageError(message)
+
+    command.__doc__ = message
+    return command
+
+
+def _store(made: Studies, db: str | None, form: Format) -> None:
+    """Store studies, all or none; print their names, and to stderr what must be known of them."""
+    from bssearch.storage.repository import open_store
+
+    def note(text: str) -> None:
+        typer.echo(f"note: {text}", err=True)
+
+    with open_store(db, notify=note) as store:
+        store.import_studies(made.studies)
+    for text in made.notes:
+        note(text)
+    rows = [
+        {
+            "study": study.name,
+            "runs": len(study.trials),
+            "reached": sum(trial.outcome.state is TrialState.REACHED for trial in study.trials),
+        }
+        for study in made.studies
+    ]
+    if form is Format.TABLE:
+        write("".join(f"{row['study']}\n" for row in rows))
+    else:
+        print_rows(rows, ("study", "runs", "reached"), form)
+
+
+importers = typer.Typer(cls=_Importers, help="Make studies of runs that were made elsewhere.", no_args_is_help=True)
+probes = typer.Typer(
+    cls=_Probes,
+    help="Measure memory, step time or gradient noise; searches reuse what is stored.",
+    no_args_is_help=True,
+)

@@ -1,0 +1,135 @@
+"""The commands that show trials: ``trials`` lists them, ``trial`` shows one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from bssearch.cli.arguments import DatabaseOption, StudyArgument, store_to_read, study_name
+from bssearch.cli.output import Format, FormatOption, cell, console, print_rows, show, write
+from bssearch.errors import NotFoundError, UsageError
+from bssearch.records import Environment, Observation, Phase, TrialRecord, TrialState
+
+if TYPE_CHECKING:
+    from bssearch.storage.repository import Store
+
+LARGEST_NUMBER = 2**31 - 1
+"""The largest trial number that every database's integer column holds."""
+
+ROOMY = 120
+"""Characters of a terminal's line from which on the last two columns are shown: a choice."""
+
+TRIAL_COLUMNS = (
+    "number",
+    "phase",
+    "state",
+    "batch_size",
+    "learning_rate",
+    "train_seconds",
+    "time_to_target_s",
+    "steps_to_target",
+    "final_metric",
+    "reason",
+)
+
+
+def trials(
+    study: StudyArgument = None,
+    db: DatabaseOption = None,
+    form: FormatOption = Format.TABLE,
+    phase: Annotated[Phase | None, typer.Option(help="Only this phase.")] = None,
+    state: Annotated[TrialState | None, typer.Option(help="Only this state.")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Only this batch size.")] = None,
+) -> None:
+    """List the trials of a study."""
+    from bssearch.commands.trials import trial_row
+
+    with store_to_read(db) as store:
+        found = store.trials(study_name(store, study))
+    rows = [
+        trial_row(trial)
+        for trial in found
+        if (phase is None or trial.phase is phase)
+        and (state is None or trial.state is state)
+        and (batch_size is None or trial.configuration.batch_size == batch_size)
+    ]
+    print_rows(rows, TRIAL_COLUMNS if console().width >= ROOMY else TRIAL_COLUMNS[:-2], form)
+
+
+def trial(
+    study_or_number: Annotated[str, typer.Argument(metavar="[STUDY] NUMBER", help="The trial, and its study.")],
+    number: Annotated[int | None, typer.Argument(hidden=True)] = None,
+    db: DatabaseOption = None,
+    form: FormatOption = Format.TABLE,
+    log: Annotated[bool, typer.Option("--log", help="Print only what the training code printed in it.")] = False,
+) -> None:
+    """Show one trial: its configuration, its curve, and why it ended."""
+    study = None if number is None else study_or_number
+    if number is None:
+        if not study_or_number.isdecimal():
+            raise UsageError(f"trial {study_or_number!r}: it takes the number of a trial, after the name of its study")
+        number = int(study_or_number)
+    with store_to_read(db) as store:
+        name = study_name(store, study)
+        if number > LARGEST_NUMBER:
+            raise NotFoundError(f"study {name!r} has no trial {number}")
+        found = store.trial(name, number)
+        if log:
+            _print_log(store, name, found)
+            return
+        curve = store.observations(name, number)
+        environment = store.environment_of(name, number)
+    row = _document(found, curve, environment) if form is not Format.TABLE else {}
+    show(form, lambda: _print_trial(name, found, curve, environment), lambda: row, lambda: [row])
+
+
+def _print_log(store: Store, study: str, found: TrialRecord) -> None:
+    """Print the output of a trial's code, or to stderr why there is none."""
+    printed = store.log(study, found.number)
+    write(printed or "")
+    if not printed:
+        why = "printed nothing" if found.state.is_finished else "has not ended, and its log comes with its end"
+        typer.echo(f"trial {found.number} of {study} {why}", err=True)
+
+
+def _document(found: TrialRecord, curve: Sequence[Observation], environment: Environment | None) -> dict[str, Any]:
+    """Return a trial with its curve and its device: the contract of ``trial --format json``."""
+    from bssearch.commands.trials import traceback, trial_row
+
+    return {
+        **trial_row(found),
+        "traceback": traceback(found),
+        "environment": None if environment is None else asdict(environment),
+        "observations": [
+            {"step": one.step, "train_seconds": one.train_seconds, "metric": one.metric, "loss": one.loss}
+            for one in curve
+        ],
+    }
+
+
+def _print_trial(study: str, found: TrialRecord, curve: Sequence[Observation], environment: Environment | None) -> None:
+    """Print a trial for people."""
+    from bssearch.commands.trials import trial_row
+    from bssearch.curves import sparkline
+
+    out = console()
+    outcome = found.outcome
+    reason = f": {outcome.reason}" if outcome else ""
+    out.print(f"trial {found.number} of {study} ({found.phase.value}) {found.state.value}{reason}")
+    for key, value in trial_row(found).items():
+        if key not in {"number", "phase", "state", "reason", "warnings"} and value is not None:
+            out.print(f"  {key:22} {cell(value)}")
+    if environment is not None:
+        where = ", ".join(f"{key} {cell(value)}" for key, value in asdict(environment).items() if value is not None)
+        out.print(f"  environment            {where}")
+    for warning in outcome.warnings if outcome else ():
+        out.print(f"  warning: {warning}")
+    if curve:
+        metrics = [one.metric for one in curve]
+        out.print(f"  metric {cell(metrics[0])} {sparkline(metrics)} {cell(metrics[-1])}")
+        out.print(f"  {len(curve)} evaluations over {cell(curve[-1].train_seconds)} train seconds")
+    if outcome and outcome.traceback:
+        out.print(outcome.traceback)

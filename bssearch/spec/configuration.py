@@ -1,0 +1,70 @@
+"""A spec's default as a whole configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from bssearch.records import Configuration, ParameterValue
+from bssearch.space import (
+    OPTIMIZER_SETTINGS,
+    OPTIONAL,
+    TRAINING_PARAMETERS,
+    Domain,
+    SearchSpace,
+    bounds,
+    split_batch,
+)
+from bssearch.spec.parts import DefaultSpec
+
+
+def whole_configuration(default: DefaultSpec, space: SearchSpace) -> Configuration:
+    """Return a default as a whole configuration: what it leaves out takes the space's fixed value.
+
+    Raises `ValueError` naming what the space searches and the default does not give.
+    """
+
+    def fixed(name: str, given: Any, domain: Domain | None) -> Any:
+        if given is not None or domain is None:
+            return given
+        low, high = bounds(domain)
+        if low != high:
+            raise ValueError(f"{name} is searched, so the default must give it")
+        return low
+
+    optimizer = default.optimizer or _only(space.optimizers, "optimizer")
+    parameters: dict[str, ParameterValue] = {}
+    for name in type(optimizer).model_fields:
+        if name not in OPTIMIZER_SETTINGS:
+            value = getattr(optimizer, name)
+            parameters[name] = value if isinstance(value, bool) else fixed(f"optimizer.{name}", None, value)
+    schedule = default.schedule or _only(space.schedule.names, "schedule")
+    parameters["schedule"] = schedule
+    if schedule != "constant":
+        horizon = fixed("horizon_samples", default.horizon_samples, space.schedule.horizon_samples)
+        if horizon is None:
+            raise ValueError(f"a {schedule} schedule needs horizon_samples")
+        parameters["horizon_samples"] = round(horizon)
+    for name in OPTIONAL:
+        value = fixed(name, getattr(default, name), getattr(space, name))
+        if value is not None:
+            parameters[name] = float(value)
+    regular: dict[str, Any] = {
+        name: float(fixed(name, getattr(default, name), getattr(space, name))) for name in TRAINING_PARAMETERS
+    }
+    micro_batch_size, accumulation_steps = split_batch(default.batch_size, space.max_micro_batch_size)
+    return Configuration(
+        batch_size=default.batch_size,
+        micro_batch_size=micro_batch_size,
+        accumulation_steps=accumulation_steps,
+        learning_rate=default.learning_rate,
+        optimizer=optimizer.name,
+        parameters=parameters,
+        **regular,
+    )
+
+
+def _only(choices: Sequence[Any], name: str) -> Any:
+    if len(choices) > 1:
+        raise ValueError(f"{name} is searched, so the default must give it")
+    return choices[0]

@@ -1,0 +1,171 @@
+"""The parts of a spec: target, default, sampler, pruner, confirmation, budget, training and executor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, Field, WithJsonSchema, field_validator, model_validator
+
+from bssearch import registry
+from bssearch.records import Goal, TrainingSettings
+from bssearch.space import OPTIONAL, TRAINING_PARAMETERS, Optimizer, StrictModel, within_limits
+
+Positive = Annotated[float, Field(gt=0)]
+
+
+def _known(kind: registry.Kind) -> Callable[[str], str]:
+    """Return a validator of the names of a kind: those built in, and those that other packages register."""
+
+    def validate(name: str) -> str:
+        if not registry.is_known(kind, name):
+            raise ValueError(f"must be one of {', '.join(registry.names(kind))}")
+        return name
+
+    return validate
+
+
+def _schema(kind: registry.Kind) -> dict[str, Any]:
+    """Return the JSON Schema of a name: the built-in ones are listed, another package's is a string of any value."""
+    return {"anyOf": [{"enum": list(registry.BUILT_IN[kind])}, {"type": "string"}]}
+
+
+SamplerName = Annotated[str, AfterValidator(_known("samplers")), WithJsonSchema(_schema("samplers"))]
+PrunerName = Annotated[str, AfterValidator(_known("pruners")), WithJsonSchema(_schema("pruners"))]
+
+
+class TargetSpec(StrictModel):
+    """The metric value to reach on the validation part."""
+
+    metric: str
+    value: float
+    goal: Goal = Goal.MAXIMIZE
+
+
+class DefaultSpec(StrictModel):
+    """The configuration in use today: the first trial, and the baseline of every speed-up.
+
+    What is left out takes the space's fixed value; what the space searches must be given. ``learning_rate`` is the
+    actual one at ``batch_size``. It may lie outside the space.
+    """
+
+    batch_size: int = Field(ge=1)
+    learning_rate: Positive
+    warmup_epochs: float | None = None
+    weight_decay: float | None = None
+    dropout: float | None = None
+    label_smoothing: float | None = None
+    clip_norm: float | None = None
+    ema_decay: float | None = None
+    optimizer: Optimizer | None = None
+    schedule: Literal["constant", "cosine", "linear"] | None = None
+    horizon_samples: int | None = None
+
+    _limits = field_validator(*TRAINING_PARAMETERS, *OPTIONAL, "horizon_samples")(within_limits)
+
+
+class SamplerSpec(StrictModel):
+    """How the configurations to try are chosen.
+
+    ``auto`` chooses batch size and all else by a model of the time to the target. ``tpe``, ``gp`` and ``random`` are
+    Optuna's: they choose the rest once the batch size has been allocated, at random for the first ``startup_trials``.
+    ``grid`` tries every combination of a space of lists.
+    """
+
+    name: SamplerName = "auto"
+    startup_trials: int = Field(default=6, ge=1)
+
+
+class PrunerSpec(StrictModel):
+    """When a trial is stopped early.
+
+    ``cap``: past ``slack`` × the incumbent's time-to-target. ``safe``, ``balanced`` and ``fast``: also paused while its
+    pace leaves it no chance, the sooner the later the name. ``race``: also stopped where it is worse now than the
+    incumbent was at 1/``lag`` of the time. ``median``, ``asha`` and ``hyperband``: also what Optuna's pruner of that
+    name prunes. ``none``: only at the budget's limit.
+
+    Without ``slack`` it follows from how much the study's own seeds differ. Paused trials take at most
+    ``checkpoint_gib`` of disk.
+    """
+
+    name: PrunerName = "balanced"
+    slack: float | None = Field(default=None, ge=1)
+    lag: float = Field(default=3.0, gt=1)
+    checkpoint_gib: float = Field(default=10.0, ge=0, le=1e6)
+
+
+class ConfirmSpec(StrictModel):
+    """Fresh seeds for the finalists: the ``top`` best batches, two configurations each, the default, the largest.
+
+    Each has ``runs`` of them. With ``max_runs`` those that are not told apart go on, seed by seed, until the
+    recommendation is settled, they have had so many, or the confirmation's runs have taken ``train_seconds`` together.
+    """
+
+    top: int = Field(default=2, ge=1)
+    runs: int = Field(default=3, ge=0)
+    max_runs: int | None = Field(default=None, ge=1, le=10_000)
+    train_seconds: float | None = Field(default=None, gt=0, le=1e9)
+
+    @model_validator(mode="after")
+    def _more_runs_than_the_first(self) -> Self:
+        if self.max_runs is not None and self.max_runs < self.runs:
+            raise ValueError(f"max_runs = {self.max_runs} must be >= runs = {self.runs}")
+        if self.max_runs is not None and self.runs == 0:
+            raise ValueError(f"runs = 0 confirms nothing: with max_runs = {self.max_runs} it must be >= 1")
+        if self.train_seconds is not None and self.max_runs is None:
+            raise ValueError(
+                f"train_seconds = {self.train_seconds:g} ends the runs after the first {self.runs}: it needs max_runs"
+            )
+        return self
+
+
+class BudgetSpec(StrictModel):
+    """What the search may spend; confirmation comes on top. ``wall_seconds`` counts the time trials were running.
+
+    It ends before that where no trial is expected to better the incumbent's time by a share of ``least_improvement``,
+    as far as the sampler can say: ``auto`` does.
+    """
+
+    trials: int = Field(ge=1, le=1_000_000)
+    trial_train_seconds: float = Field(gt=0, le=1e9)
+    wall_seconds: float | None = Field(default=None, gt=0, le=1e9)
+    least_improvement: float = Field(default=0.02, ge=0, lt=1)
+
+
+class TrainingSpec(StrictModel):
+    """How the steps are computed; see `bssearch.records.TrainingSettings`, whose fields these are."""
+
+    precision: Literal["auto", "fp32", "tf32", "bf16", "fp16"] = "auto"
+    compile: Literal["none", "default", "reduce-overhead"] = "none"
+    channels_last: bool = False
+    fused: bool | None = None
+    activation_checkpointing: bool = False
+    deterministic: bool = False
+    ghost_batch_size: int | None = Field(default=None, ge=2)
+    data: Literal["auto", "device", "host"] = "auto"
+    loader_workers: int = Field(default=2, ge=0, le=256)
+    measure_noise: bool = True
+
+    @property
+    def record(self) -> TrainingSettings:
+        """Return the settings as the record that every layer speaks."""
+        return TrainingSettings(**self.model_dump())
+
+
+class ExecutorSpec(StrictModel):
+    """Where trials run: ``slots`` at once, each with ``threads`` CPU threads on ``device``.
+
+    A trial without progress for ``hang_seconds`` counts as hung. ``memory_limit_gib`` pretends a device with less
+    memory than it has; on the CPU it limits the data segment of each worker.
+    """
+
+    slots: int = Field(default=1, ge=1)
+    threads: int = Field(default=1, ge=1)
+    device: str = Field(default="auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
+    hang_seconds: Positive = 300.0
+    memory_limit_gib: float | None = Field(default=None, gt=0, le=1e6)
+
+    @property
+    def memory_limit_bytes(self) -> int | None:
+        """Return the limit in bytes, None without one."""
+        return None if self.memory_limit_gib is None else int(self.memory_limit_gib * 2**30)

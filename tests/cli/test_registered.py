@@ -1,0 +1,113 @@
+"""Importers, probes, pruners and samplers of another package, found by its entry points."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.cli.task import command, environment, write_task
+
+CODE = '''
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+from bssearch.commands.opening import Launch, described
+from bssearch.commands.probe.report import ProbeReport
+from bssearch.importers.runs import import_runs
+from bssearch.options import Option
+from bssearch.spec import StudySpec
+
+
+def lines(
+    file: Annotated[Path, Option("A file with a batch size a line.", metavar="FILE.txt")],
+    *,
+    name: str | None = None,
+    steps: Annotated[int, Option("Steps of each run.", min=1)] = 10,
+) -> object:
+    """Make a study of a list of batch sizes."""
+    table = Path("made.csv")
+    rows = [f"{size},true,{steps},1.5,0.9" for size in file.read_text().split()]
+    table.write_text("\\n".join(["batch_size,reached,steps,train_seconds,final_metric", *rows]))
+    return import_runs(table, name=name or file.stem)
+
+
+def samples(
+    spec: StudySpec, launch: Launch, *, times: Annotated[int, Option("A factor.", min=1)] = 1
+) -> ProbeReport:
+    """Count the training samples."""
+    with described(spec, launch) as (_, found):
+        row = {"samples": times * found.train_samples}
+    return ProbeReport(document=row, rows=[row], sentences=[f"There are {row['samples']} samples."])
+'''
+
+ENTRY_POINTS = """
+[bssearch.importers]
+lines = extra:lines
+broken = no_such_module:anything
+
+[bssearch.probes]
+samples = extra:samples
+
+[bssearch.pruners]
+patient = extra:Patient
+
+[bssearch.samplers]
+lucky = extra:Lucky
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with a task, and a package installed beside bssearch."""
+    write_task(tmp_path)
+    site = tmp_path / "site"
+    info = site / "extra-1.0.dist-info"
+    info.mkdir(parents=True)
+    (site / "extra.py").write_text(CODE)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: extra\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(ENTRY_POINTS)
+    return tmp_path
+
+
+def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    known = environment()
+    known |= {"PYTHONPATH": os.pathsep.join([str(folder / "site"), known["PYTHONPATH"]]), "NO_COLOR": "1"}
+    return subprocess.run(command(*words), cwd=folder, env=known, capture_output=True, text=True)
+
+
+def test_an_importer_of_another_package_is_a_subcommand_with_its_options(folder: Path) -> None:
+    listed = run(folder, "import", "--help").stdout
+    assert "Make a study of a list of batch sizes." in listed and "rcp" in listed
+    (folder / "sizes.txt").write_text("8\n16\n")
+    done = run(folder, "import", "lines", "sizes.txt", "--steps", "7", "--format", "json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == [{"study": "sizes", "runs": 2, "reached": 2}]
+    assert run(folder, "import", "lines", "sizes.txt", "--steps", "0").returncode == 2
+
+
+def test_an_importer_that_cannot_be_loaded_is_named_and_takes_no_other_with_it(folder: Path) -> None:
+    listed = run(folder, "import", "--help")
+    assert listed.returncode == 0 and "no_such_module" in listed.stdout
+    done = run(folder, "import", "broken", "sizes.txt", "--format", "json")
+    assert done.returncode == 2 and "importer broken cannot be loaded" in done.stderr
+    assert run(folder, "import", "unheard-of").returncode == 2
+
+
+def test_a_probe_of_another_package_is_a_subcommand_with_its_options(folder: Path) -> None:
+    done = run(folder, "probe", "samples", "task.yaml", "--times", "3", "--format", "json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == {"samples": 1500}
+    assert run(folder, "probe", "samples", "task.yaml").stdout == "There are 500 samples.\n"
+
+
+def test_a_spec_may_name_a_pruner_and_a_sampler_of_another_package(folder: Path) -> None:
+    plan = ["run", "task.yaml", "--dry-run", "--set"]
+    assert run(folder, *plan, "pruner.name=patient", "--set", "sampler.name=lucky").returncode == 0
+    done = run(folder, *plan, "pruner.name=hasty")
+    assert done.returncode == 2
+    assert "pruner.name = 'hasty': must be one of safe, balanced" in done.stderr and "patient" in done.stderr
