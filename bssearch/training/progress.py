@@ -5,17 +5,23 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from bssearch.curves import Crossing
 from bssearch.records import Observation
 
 
 @dataclass(slots=True)
 class Progress:
-    """The last observation, the best metric, peaks of memory in bytes, and warnings from before a pause."""
+    """The last observation, the best metric, peaks of memory in bytes, and warnings from before a pause.
+
+    ``crossing`` and ``reached`` are where a trial that trains on met its target, and the sentence that says so.
+    """
 
     last: Observation | None = None
     best: float | None = None
     peaks: list[int] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
+    crossing: Crossing | None = None
+    reached: str = ""
 
     def state(self) -> dict[str, Any]:
         """Return all of it as JSON values, to be saved."""
@@ -23,6 +29,8 @@ class Progress:
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go on from what was saved."""
-        last = state["last"]
+        last, crossing = state["last"], state.get("crossing")  # older checkpoints are of trials that had none
         self.last = None if last is None else Observation(**last)
         self.best, self.peaks, self.warnings = state["best"], state["peaks"], state["warnings"]
+        self.crossing = None if crossing is None else Crossing(**crossing)
+        self.reached = state.get("reached", "")

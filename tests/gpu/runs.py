@@ -15,7 +15,7 @@ from bssearch.records import Observation, TrainingSettings, TrialOutcome, TrialR
 from bssearch.training.batches import place
 from bssearch.training.clock import clock_for
 from bssearch.training.computation import Computation
-from bssearch.training.loop import run_trial
+from bssearch.training.loop import Trial
 from bssearch.workloads.base import Workload
 from bssearch.workloads.digits import Digits
 from tests.executors.line_workload import run_to_the_end
@@ -40,17 +40,16 @@ def run(
     workload = workload or Digits()
     data, _ = place(workload.load(torch.device("cpu")), computation)
     seen: list[Observation] = []
-    outcome = run_trial(
+    whole = Trial(
         trial or digits_request(),
         workload,
         data,
         computation,
         clock=clock_for(computation.device),
-        on_observation=seen.append,
         stop=stop,
         on_progress=on_progress,
     )
-    return outcome, seen
+    return whole.run(seen.append), seen
 
 
 def curve(seen: list[Observation]) -> list[tuple[int, float, float | None]]:

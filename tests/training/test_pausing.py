@@ -192,12 +192,19 @@ def test_the_limit_is_that_of_the_new_request(tmp_path: Path) -> None:
     assert parts.observations[-1].step == 10
 
 
-def test_a_target_met_before_the_stop_wins(tmp_path: Path) -> None:
-    met = replace(asked(SGD, tmp_path), target=Target(metric="accuracy", value=0.0), stop_at_target=False)
-    outcome = Parts(met).run(stop_after=7)
-    assert outcome.state is TrialState.REACHED
-    assert "then trained on: later" in outcome.reason
-    assert list(tmp_path.iterdir()) == []
+@pytest.mark.parametrize("stop_after", [7, 21])
+def test_a_trial_paused_after_its_target_goes_on_and_keeps_its_first_crossing(stop_after: int, tmp_path: Path) -> None:
+    met = replace(asked(SGD, tmp_path), target=Target(metric="accuracy", value=0.7), stop_at_target=False)
+    met = replace(met, train_seconds_limit=40.0)
+    whole, parts = (Parts(met) for _ in range(2))
+    reached = whole.run()
+    assert reached.state is TrialState.REACHED and (reached.first_hit_step or 99) <= 20
+    paused = parts.run(stop_after=stop_after)
+    assert (paused.state, paused.reason, paused.time_to_target_s) == (TrialState.PAUSED, "later", None)
+    parts.run()
+    assert trained(parts) == trained(whole)
+    assert parts.outcomes[-1].time_to_target_s == reached.time_to_target_s
+    assert parts.outcomes[-1].reason == reached.reason
 
 
 def test_the_noise_scale_is_that_of_both_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
