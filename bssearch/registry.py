@@ -24,7 +24,10 @@ BUILT_IN: Mapping[Kind, Mapping[str, str]] = {
     "objectives": {},
     "pruners": {},
     "samplers": {},
-    "executors": {},
+    "executors": {
+        "local": "bssearch.executors.local:LocalExecutor",
+        "inline": "bssearch.executors.inline:InlineExecutor",
+    },
     "importers": {},
     "probes": {},
 }

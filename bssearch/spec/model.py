@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, JsonValue, ValidationInfo, field_validator, model_validator
 
+from bssearch import registry
 from bssearch.records import Configuration, Goal, Objective, ParameterValue, Target, TrainingSettings
 from bssearch.space import (
     OPTIMIZER_SETTINGS,
@@ -151,15 +152,24 @@ class TrainingSpec(StrictModel):
 class ExecutorSpec(StrictModel):
     """Where trials run: ``slots`` at once, each with ``threads`` CPU threads on ``device``.
 
-    A trial without progress for ``hang_seconds`` counts as hung. ``memory_limit_gib`` pretends a device with less
-    memory than it has; on the CPU it limits the data segment of each worker.
+    ``local`` runs each slot in a worker process of this machine; ``inline`` runs one trial at a time in this very
+    process, for a debugger. A trial without progress for ``hang_seconds`` counts as hung. ``memory_limit_gib`` pretends
+    a device with less memory than it has; on the CPU it limits the data segment of each worker.
     """
 
+    name: str = "local"
     slots: int = Field(default=1, ge=1)
     threads: int = Field(default=1, ge=1)
     device: str = Field(default="auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
     hang_seconds: Positive = 300.0
     memory_limit_gib: float | None = Field(default=None, gt=0, le=1e6)
+
+    @field_validator("name")
+    @classmethod
+    def _is_known(cls, name: str) -> str:
+        if not registry.is_known("executors", name):
+            raise ValueError(f"{name!r} is not known; there are {', '.join(registry.names('executors'))}")
+        return name
 
     @property
     def memory_limit_bytes(self) -> int | None:

@@ -31,7 +31,6 @@ from bssearch.curves import crossing, with_crossing
 from bssearch.errors import CheckpointError
 from bssearch.records import GradientNoise, Observation, TrialOutcome, TrialRequest, TrialState
 from bssearch.space.batch_norm import batch_norm_caveats
-from bssearch.training.checkpoint import Checkpoint, RandomState, Saved, first_line, identity_of
 from bssearch.training.clock import Clock
 from bssearch.training.computation import Computation
 from bssearch.training.contention import Contention, ContentionMeter
@@ -41,6 +40,7 @@ from bssearch.training.inspection import batch_norm_layers, tokens_per_sample
 from bssearch.training.memory import is_out_of_memory, peak_memory_bytes, reset_peak_memory
 from bssearch.training.progress import Progress
 from bssearch.training.trainer import Trainer, warm_up
+from bssearch.training.trial_checkpoint import Checkpoint, RandomState, Saved, first_line, identity_of
 from bssearch.workloads.base import Data, Workload
 
 CHANCE_MARGIN = 0.05

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from bssearch.executors.base import ExecutorSettings
 from bssearch.executors.local import LocalExecutor
 from bssearch.records import Observation, TrainingSettings, TrialOutcome, TrialRequest, TrialState
 from bssearch.training.batches import place
@@ -62,8 +63,8 @@ def worker(workload: str = "digits", *, folder: Path | None = None, **options: A
     """Yield an executor on the GPU; what is no option of it is a setting of the training."""
     own = {name: options.pop(name) for name in ("memory_limit_bytes", "allow_busy") if name in options}
     training = TrainingSettings(**{"measure_noise": False, **options})
-    executor = LocalExecutor(workload, {}, folder or Path.cwd(), device="cuda", training=training, **own)
-    with closing(executor):
+    settings = ExecutorSettings(workload=workload, folder=folder or Path.cwd(), device="cuda", training=training, **own)
+    with closing(LocalExecutor(settings)) as executor:
         yield executor
 
 

@@ -22,7 +22,7 @@ from torch.nn import functional
 
 from bssearch.errors import CheckpointError
 from bssearch.records import Configuration, Goal, Observation, Target, TrialOutcome, TrialRequest, TrialState
-from bssearch.training import checkpoint, gradient_noise
+from bssearch.training import gradient_noise, trial_checkpoint
 from bssearch.training.clock import LEDGERS, Clock
 from tests.training.test_loop import timeless
 from tests.training.toys import FakeTime, Run, Toy, configuration, on_cpu, request
@@ -256,7 +256,7 @@ class TestLedgers:
     def test_progress_shows_while_a_trial_is_saved_and_restored(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(checkpoint, "CHUNK_BYTES", 100)
+        monkeypatch.setattr(trial_checkpoint, "CHUNK_BYTES", 100)
         wanted = asked(SGD, tmp_path)
         shown: list[int] = []
         Run(wanted, stop=lambda: (TrialState.PAUSED, "later"), on_progress=lambda: shown.append(1))
