@@ -48,6 +48,7 @@ HEARTBEAT_SECONDS = 1.0
 """Between two heartbeats at least: a choice, small beside any time after which a trial counts as hung."""
 
 _CHUNK_BYTES = 1 << 16
+"""Bytes read at a time: the capacity of a pipe on Linux (pipe(7))."""
 
 
 class Channel:

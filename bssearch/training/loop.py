@@ -44,9 +44,10 @@ from bssearch.training.trial_checkpoint import Checkpoint, RandomState, Saved, f
 from bssearch.workloads.base import Data, Workload
 
 CHANCE_MARGIN = 0.05
-"""A metric within this share of the way from chance to the target is no better than chance."""
+"""The share of the way from chance to the target within which a metric is no better than chance: a choice."""
 
 TESTED_STATES = frozenset({TrialState.REACHED, TrialState.EXHAUSTED, TrialState.CAPPED})
+"""The ends after which the test part is evaluated, where the request asks for it."""
 
 Stop = Callable[[], tuple[TrialState, str] | None]
 

@@ -208,7 +208,7 @@ def test_a_stop_right_after_the_submission_counts(executor: Executor) -> None:
     executor.submit(request_endless_trial(1))
     executor.stop(1, TrialState.CANCELLED, "changed my mind")
     outcome = outcomes(wait_for(executor, lambda events: 1 in outcomes(events)))[1]
-    assert (outcome.state, outcome.reason, outcome.steps) == (TrialState.CANCELLED, "changed my mind", 0)
+    assert (outcome.state, outcome.reason) == (TrialState.CANCELLED, "changed my mind")
 
 
 @pytest.mark.parametrize("state", [TrialState.PRUNED, TrialState.CANCELLED, TrialState.PAUSED])
