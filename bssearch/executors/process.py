@@ -17,7 +17,7 @@ from pathlib import Path
 from bssearch.executors.messages import Command, Lines, Reply, decode_reply, encode
 from bssearch.settings import DATABASE_URL_VARIABLE
 
-# What a trial process has no business knowing.
+# Variables that hold a database's address or credentials: a trial process needs none.
 SECRETS = frozenset(
     {
         DATABASE_URL_VARIABLE,

@@ -22,7 +22,7 @@ WARM_UP_STEPS = 5
 """Steps before any is timed: a choice; the first ones allocate, choose algorithms and make the optimizer's state."""
 
 RUN_SECONDS = 0.01
-"""Steps are timed in runs of so many steps that a run takes this long: one step where it takes longer. The clock and,
+"""The seconds of a run of steps, which are timed together: a choice; a longer step is a run of its own. The clock and,
 on a GPU, the wait for its end are then small beside what is timed."""
 
 SEGMENT_SECONDS = 0.1
@@ -44,8 +44,7 @@ UPDATE_SHARE = 0.1
 
 EVALUATIONS = (1, 3)
 EVALUATION_SECONDS = 0.5
-"""Evaluations are timed until they add up to this, at least once and at most three
-times: a choice."""
+"""Evaluations are timed until they add up to this many seconds, at least once and at most three times: a choice."""
 
 
 def measure_step_time(request: StepTimeRequest, workload: Workload, data: Data, computation: Computation) -> StepTime:

@@ -24,7 +24,7 @@ seconds (a choice): a trial of milliseconds spends a larger share between its le
 
 PACE = 8
 RUN_AHEAD = 2 * PACE
-"""After so many micro-batches, in whole steps, the host waits until the device has done those before the last `PACE`.
+"""After `PACE` micro-batches, in whole steps, the host waits until the device has done those before the last `PACE`.
 More than `RUN_AHEAD` are on their way only where a single step has as many."""
 
 MINIMUM_CPU_SHARE = 0.9

@@ -51,7 +51,7 @@ class CorePace:
 
 
 def are_too_many(slow: int, looks: int) -> bool:
-    """Return whether so many of a measurement's looks were slow that its time is not to be trusted."""
+    """Return whether too many of a measurement's looks were slow (`SLOW_SHARE`, `SLOW_LOOKS`) for its time to count."""
     return slow >= SLOW_LOOKS and slow >= SLOW_SHARE * looks
 
 
