@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import os
 import sys
-import tempfile
 import time
 from bdb import BdbQuit
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import replace
 from inspect import GEN_RUNNING, getgeneratorstate
-from pathlib import Path
 from typing import IO, Any, TypeVar, cast
 
 from bssearch.errors import LaunchError, UsageError
@@ -24,6 +22,7 @@ from bssearch.executors.base import Ended, Event, ExecutorSettings, Observed
 from bssearch.executors.failures import printed
 from bssearch.executors.loaded import LoadedWorkload, failed, not_measured, refused, trial_ended
 from bssearch.executors.local import LocalExecutor
+from bssearch.executors.log_folder import LogFolder
 from bssearch.executors.messages import (
     Load,
     Measured,
@@ -69,13 +68,8 @@ class InlineExecutor:
             )
         self.slots = 1
         self._settings = settings
-        self._temporary = None
-        folder = settings.log_folder
-        if folder is None:
-            self._temporary = tempfile.TemporaryDirectory(prefix="bssearch-logs-", ignore_cleanup_errors=True)
-            folder = Path(self._temporary.name)
-        folder.mkdir(parents=True, exist_ok=True)
-        self._log = folder / "slot-0.log"
+        self._logs = LogFolder(settings.log_folder)
+        self._log = self._logs.file_of(0)
         self._log.touch()
         self._loaded: LoadedWorkload | None = None
         self._broken = False
@@ -151,9 +145,7 @@ class InlineExecutor:
         self._loaded = None
         while self._restore:
             self._restore.pop()()
-        if self._temporary is not None:
-            self._temporary.cleanup()
-            self._temporary = None
+        self._logs.close()
 
     def _load(self) -> LoadedWorkload:
         if self._broken:

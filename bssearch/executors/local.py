@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import queue
-import tempfile
 import time
-from pathlib import Path
 
 from bssearch.errors import LaunchError
 from bssearch.executors.base import Event, ExecutorSettings
+from bssearch.executors.log_folder import LogFolder
 from bssearch.executors.messages import (
     Describe,
     Described,
@@ -62,14 +61,10 @@ class LocalExecutor:
     def __init__(self, settings: ExecutorSettings) -> None:
         self.slots = settings.slots
         self._settings = settings
-        self._temporary = None
-        folder = settings.log_folder
-        if folder is None:
-            self._temporary = tempfile.TemporaryDirectory(prefix="bssearch-logs-", ignore_cleanup_errors=True)
-            folder = Path(self._temporary.name)
-        folder.mkdir(parents=True, exist_ok=True)
-        keeps_log = settings.log_folder is not None
-        self._slots = [Slot(index, folder / f"slot-{index}.log", keeps_log=keeps_log) for index in range(self.slots)]
+        self._logs = LogFolder(settings.log_folder)
+        self._slots = [
+            Slot(index, self._logs.file_of(index), keeps_log=self._logs.is_kept) for index in range(self.slots)
+        ]
         self._inbox: queue.SimpleQueue[tuple[WorkerProcess, Reply | None]] = queue.SimpleQueue()
         self._events: list[Event] = []
 
@@ -201,8 +196,7 @@ class LocalExecutor:
                 slot.worker.send(Exit())
         self._wait_for_burials(_CLOSE_SECONDS)
         self.kill()
-        if self._temporary is not None:
-            self._temporary.cleanup()
+        self._logs.close()
 
     def _wait_for_burials(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds

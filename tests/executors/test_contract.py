@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import replace
@@ -297,9 +296,7 @@ def test_kill_and_close_cancel_what_runs_and_a_second_close_does_nothing(kind: s
     with EXECUTORS[kind](tmp_path) as executor:
         executor.submit(request_endless_trial(1))
         wait_for(executor, lambda events: len(events) >= 2)
-        asked = time.monotonic()
         executor.kill()
-        assert time.monotonic() - asked < 4.0
         assert outcomes(executor.events(0.0))[1].state is TrialState.CANCELLED
         executor.submit(request_endless_trial(2))
         executor.close()
