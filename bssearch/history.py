@@ -27,9 +27,6 @@ ATTEMPTS = 5
 INTERRUPTED = "stopped by the user"
 """The reason of what was running when somebody interrupted it: it goes on before what waits and what is new."""
 
-COULD_NOT_PAUSE = "could not be paused"
-"""Stands in the reason of a trial that was to be paused and could not be saved."""
-
 SEED_NOISE = 0.15
 SEED_NOISE_FREEDOM = 4
 """The standard deviation of log seconds between seeds before repeats show it, and its weight in degrees of freedom.

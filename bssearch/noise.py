@@ -40,6 +40,7 @@ FEWEST_PASSES = 8
 """With fewer, an interval would rest on fewer than four blocks."""
 
 CONFIDENCE = 0.95
+"""The share of intervals that hold the scale; the convention, here as in every answer."""
 
 Numbers = NDArray[np.float64]
 

@@ -25,7 +25,10 @@ from bssearch.records import Goal, ParameterValue, Target
 COLUMNS = ("trial", "seed", "step", "train_seconds", "metric")
 PREFIX = "param."
 LARGEST = 1e300
+"""The largest number that a table may hold: sums of a few stay finite in double precision."""
+
 SHORTEST_S = 1e-9
+"""The shortest limit of train seconds that a table may set: a choice; no clock tells less."""
 SUFFIXES = (".csv.gz", ".csv")
 
 

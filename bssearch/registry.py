@@ -48,7 +48,10 @@ BUILT_IN: Mapping[Kind, Mapping[str, str]] = {
         "random": "bssearch.samplers.optuna:Random",
         "grid": "bssearch.samplers.grid:Grid",
     },
-    "executors": {},
+    "executors": {
+        "local": "bssearch.executors.local:LocalExecutor",
+        "inline": "bssearch.executors.inline:InlineExecutor",
+    },
     "importers": {
         "runs": "bssearch.importers.runs:import_runs",
         "rcp": "bssearch.importers.rcp:import_rcp",

@@ -18,7 +18,7 @@ from bssearch.commands.agreement import (
     workload_has_changed,
 )
 from bssearch.errors import UsageError
-from bssearch.executors.base import Executor
+from bssearch.executors.base import Executor, ExecutorSettings, make_executor
 from bssearch.history import History
 from bssearch.records import Environment, StudyRecord, WorkloadDescription
 from bssearch.search.finding import answer
@@ -142,15 +142,13 @@ def with_memory_limit(spec: StudySpec, gib: float) -> StudySpec:
 
 
 def local(data_dir: Path | str | None, allow_busy: bool) -> ExecutorFactory:
-    """Return what makes the executors that run trials in worker processes on this machine."""
+    """Return what makes the executor that a spec names, on this machine."""
 
     def make(spec: StudySpec, folder: Path) -> Executor:
-        from bssearch.executors.local import LocalExecutor
-
-        return LocalExecutor(
-            spec.workload,
-            spec.workload_settings,
-            folder,
+        settings = ExecutorSettings(
+            workload=spec.workload,
+            workload_settings=spec.workload_settings,
+            folder=folder,
             slots=spec.executor.slots,
             threads=spec.executor.threads,
             device=spec.executor.device,
@@ -160,6 +158,7 @@ def local(data_dir: Path | str | None, allow_busy: bool) -> ExecutorFactory:
             allow_busy=allow_busy,
             environment={} if data_dir is None else {DATA_DIR_VARIABLE: str(data_dir)},
         )
+        return make_executor(spec.executor.name, settings)
 
     return make
 

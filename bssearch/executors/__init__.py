@@ -1,1 +1,1 @@
-"""Where a trial runs: one long-lived worker process per slot."""
+"""Where trials run: in worker processes (`local`) or in this process (`inline`); each passes one contract suite."""

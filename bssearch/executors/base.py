@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
 
+from bssearch import registry
 from bssearch.records import (
     MemoryRequest,
     MemoryUse,
@@ -13,11 +16,42 @@ from bssearch.records import (
     Observation,
     StepTime,
     StepTimeRequest,
+    TrainingSettings,
     TrialOutcome,
     TrialRequest,
     TrialState,
     WorkloadDescription,
 )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecutorSettings:
+    """What an executor runs, and where.
+
+    ``workload`` is looked up in ``folder``. Each of ``slots`` computes with ``threads`` CPU threads on ``device``:
+    ``auto`` (slots take turns over the CUDA devices, else the CPU), ``cpu``, ``cuda`` or ``cuda:N``; one that another
+    program computes on is refused unless ``allow_busy``. ``training`` says how steps are computed,
+    ``memory_limit_bytes`` pretends a smaller device. A trial without progress for ``hang_seconds`` counts as hung.
+    ``environment`` is added to the environment variables that the workload sees. What the workload prints comes with
+    the end of each trial; where there is a ``log_folder`` all of it is kept there as well.
+    """
+
+    workload: str
+    workload_settings: Mapping[str, Any] = field(default_factory=dict)
+    folder: Path = Path()
+    slots: int = 1
+    threads: int = 1
+    device: str = "auto"
+    hang_seconds: float = 300.0
+    training: TrainingSettings = field(default_factory=TrainingSettings)
+    memory_limit_bytes: int | None = None
+    allow_busy: bool = False
+    environment: Mapping[str, str] = field(default_factory=dict)
+    log_folder: Path | None = None
+
+    def __post_init__(self) -> None:
+        if self.slots < 1:
+            raise ValueError(f"slots = {self.slots} must be at least 1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +75,10 @@ Event = Observed | Ended
 
 
 class Executor(Protocol):
-    """Runs trials in slots. Whatever happens to a trial, its `Ended` event comes exactly once."""
+    """Runs trials in slots. Whatever happens to a trial, its `Ended` event comes exactly once, and nothing after it.
+
+    A class that is registered as an executor is made from `ExecutorSettings`, its one argument.
+    """
 
     slots: int
 
@@ -70,7 +107,10 @@ class Executor(Protocol):
         ...
 
     def submit(self, request: TrialRequest) -> None:
-        """Start a trial in a free slot; raise `LaunchError` if no worker can be started."""
+        """Start a trial in a free slot; raise `LaunchError` if no worker can be started.
+
+        Raises `ValueError` where no slot is free or a trial of that number runs already.
+        """
         ...
 
     def stop(self, number: int, state: TrialState, reason: str) -> None:
@@ -86,9 +126,15 @@ class Executor(Protocol):
         ...
 
     def kill(self) -> None:
-        """End every worker at once, without waiting for its trial."""
+        """End every trial at once, as cancelled; a signal handler may call it. New ones may be submitted afterwards."""
         ...
 
     def close(self) -> None:
-        """Let the workers go in peace; kill those that do not."""
+        """End what runs, as cancelled, and let go of all that is held; a second time does nothing."""
         ...
+
+
+def make_executor(name: str, settings: ExecutorSettings) -> Executor:
+    """Return a new executor of a kind; raise `UsageError` for a name that is not known."""
+    executor: Executor = registry.load("executors", name)(settings)
+    return executor

@@ -13,7 +13,10 @@ from bssearch.records import TrialState
 
 _TAIL_BYTES = 64 * 1024
 _TAIL_LINES = 40
+"""What is shown of the log of a worker that died: a choice; a stack with its cause is shorter."""
+
 _LOG_BYTES = 64 * 1024
+"""What is kept of what a trial printed: a choice; a thousand trials are then 64 MB of the database at most."""
 
 _WORDS_OF_NO_MEMORY = (
     "std::bad_alloc",  # C++, before it aborts

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, TypeAdapter
 
 from bssearch.errors import BSSearchError, LaunchError, WorkloadError
+from bssearch.executors.base import ExecutorSettings
 from bssearch.records import (
     MemoryRequest,
     MemoryUse,
@@ -47,6 +48,21 @@ class Load:
     memory_limit_bytes: int | None = None
     allow_busy: bool = False
     kind: Literal["load"] = "load"
+
+    @classmethod
+    def of(cls, settings: ExecutorSettings, slot: int) -> Load:
+        """Return what a slot of an executor loads."""
+        return cls(
+            workload=settings.workload,
+            workload_settings=settings.workload_settings,
+            folder=str(settings.folder.resolve()),
+            device=settings.device,
+            slot=slot,
+            threads=settings.threads,
+            training=settings.training,
+            memory_limit_bytes=settings.memory_limit_bytes,
+            allow_busy=settings.allow_busy,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

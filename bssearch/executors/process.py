@@ -17,7 +17,7 @@ from pathlib import Path
 from bssearch.executors.messages import Command, Lines, Reply, decode_reply, encode
 from bssearch.settings import DATABASE_URL_VARIABLE
 
-# What a trial process has no business knowing.
+# Variables that hold a database's address or credentials: a trial process needs none.
 SECRETS = frozenset(
     {
         DATABASE_URL_VARIABLE,
@@ -42,8 +42,13 @@ THREAD_VARIABLES = (
 REPEATABLE_CUBLAS = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
 
 _POLL_SECONDS = 0.2
+"""How soon the end of a process shows whose pipe is held open: a choice."""
+
 _STACK_SECONDS = 0.3
+"""How long a worker may take to write its stack before it is killed: a choice; it is a few kilobytes."""
+
 _CHUNK_BYTES = 1 << 16
+"""Bytes read at a time: the capacity of a pipe on Linux (pipe(7))."""
 
 
 def worker_environment(environment: Mapping[str, str], threads: int) -> dict[str, str]:

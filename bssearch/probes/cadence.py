@@ -8,8 +8,13 @@ from dataclasses import asdict
 from bssearch.records import ProbeRecord, StepTime
 
 EVALUATIONS_PER_LIMIT = 1000
+"""Evaluations in the full limit of train seconds, at most: a choice; a crossing is then known to 0.1 % of the limit."""
+
 EVALUATION_SHARE = 0.2
+"""The largest share of a trial's train and evaluation seconds that evaluation takes: a choice of the design."""
+
 FEWEST_EVALUATIONS = 20
+"""Evaluations in the full limit of train seconds, at least: a choice; a crossing is then known to 5 % of the limit."""
 
 
 def eval_every_steps(step_seconds: float, evaluation_seconds: float, full_limit: float) -> int:

@@ -19,9 +19,10 @@ from bssearch.training.trainer import Trainer, warm_up
 from bssearch.workloads.base import Data, Workload
 
 WARM_UP_STEPS = 5
+"""Steps before any is timed: a choice; the first ones allocate, choose algorithms and make the optimizer's state."""
 
 RUN_SECONDS = 0.01
-"""Steps are timed in runs of so many steps that a run takes this long: one step where it takes longer. The clock and,
+"""The seconds of a run of steps, which are timed together: a choice; a longer step is a run of its own. The clock and,
 on a GPU, the wait for its end are then small beside what is timed."""
 
 SEGMENT_SECONDS = 0.1
@@ -31,17 +32,19 @@ RUNS = (6, 1000)
 """Fewer than six runs have no 95 % interval; at 10 ms, a thousand are ten seconds."""
 
 LEAST_SHARE = 0.2
-"""Runs are timed for this share of the limit even where they agree before: a machine has moods that last longer."""
+"""Runs are timed for this share of the limit even where they agree before: a choice; a few agreeing runs may all fall
+into one slow or fast period of the machine."""
 
 PATIENCE = 4
-"""Where the core was slow too often, timing goes on for up to so many times the limit, evaluations included."""
+"""Where the core was slow too often, timing goes on for up to this many times the limit, evaluations included: a
+choice."""
 
 UPDATE_SHARE = 0.1
-"""The update alone is timed for this share of the limit at most."""
+"""The share of the limit for which the update alone is timed, at most: a choice."""
 
 EVALUATIONS = (1, 3)
 EVALUATION_SECONDS = 0.5
-"""Evaluations are timed until they add up to this, but at least the lower and at most the upper number of times."""
+"""Evaluations are timed until they add up to this many seconds, at least once and at most three times: a choice."""
 
 
 def measure_step_time(request: StepTimeRequest, workload: Workload, data: Data, computation: Computation) -> StepTime:

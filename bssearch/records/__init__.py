@@ -7,6 +7,7 @@ training samples seen. All records are frozen.
 from __future__ import annotations
 
 from bssearch.records.measured import (
+    COULD_NOT_PAUSE,
     DeviceUse,
     Environment,
     GradientNoise,
@@ -40,6 +41,7 @@ from bssearch.records.requests import (
 from bssearch.records.stored import ProbeRecord, StudyRecord, TrialRecord
 
 __all__ = [
+    "COULD_NOT_PAUSE",
     "Configuration",
     "DeviceUse",
     "Environment",

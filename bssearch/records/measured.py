@@ -7,6 +7,9 @@ from typing import Any
 
 from bssearch.records.question import Configuration, TrialState
 
+COULD_NOT_PAUSE = "could not be paused"
+"""Stands in the reason of a trial that was to be paused and could not be saved."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:

@@ -14,10 +14,11 @@ from enum import StrEnum
 from typing import Protocol, assert_never
 
 from bssearch.errors import BSSearchError, InterruptedRunError, LaunchError
-from bssearch.history import COULD_NOT_PAUSE, FAILURES, INTERRUPTED, History, is_interrupted
+from bssearch.history import FAILURES, INTERRUPTED, History, is_interrupted
 from bssearch.pruners.base import Pruner
 from bssearch.pruners.controller import PruningController
 from bssearch.records import (
+    COULD_NOT_PAUSE,
     Observation,
     Phase,
     TrialOutcome,

@@ -30,6 +30,7 @@ def _schema(kind: registry.Kind) -> dict[str, Any]:
     return {"anyOf": [{"enum": list(registry.BUILT_IN[kind])}, {"type": "string"}]}
 
 
+ExecutorName = Annotated[str, AfterValidator(_known("executors")), WithJsonSchema(_schema("executors"))]
 SamplerName = Annotated[str, AfterValidator(_known("samplers")), WithJsonSchema(_schema("samplers"))]
 PrunerName = Annotated[str, AfterValidator(_known("pruners")), WithJsonSchema(_schema("pruners"))]
 
@@ -155,10 +156,12 @@ class TrainingSpec(StrictModel):
 class ExecutorSpec(StrictModel):
     """Where trials run: ``slots`` at once, each with ``threads`` CPU threads on ``device``.
 
-    A trial without progress for ``hang_seconds`` counts as hung. ``memory_limit_gib`` pretends a device with less
-    memory than it has; on the CPU it limits the data segment of each worker.
+    ``local`` runs each slot in a worker process of this machine; ``inline`` runs one trial at a time in this very
+    process, for a debugger. A trial without progress for ``hang_seconds`` counts as hung. ``memory_limit_gib`` pretends
+    a device with less memory than it has; on the CPU it limits the data segment of each worker.
     """
 
+    name: ExecutorName = "local"
     slots: int = Field(default=1, ge=1)
     threads: int = Field(default=1, ge=1)
     device: str = Field(default="auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")

@@ -19,12 +19,12 @@ LEDGERS: tuple[Ledger, ...] = ("train", "evaluation", "warmup", "other")
 
 LEDGER_GAP_SHARE = 0.01
 LEDGER_GAP_SECONDS = 0.005
-"""The wall time that no ledger owns is worth a warning above this share of it, and above so many seconds: a trial of
-milliseconds spends more between its ledgers."""
+"""Wall time in no ledger is warned of above this share of the trial's (the bar of the design), and above this many
+seconds (a choice): a trial of milliseconds spends a larger share between its ledgers."""
 
 PACE = 8
 RUN_AHEAD = 2 * PACE
-"""After so many micro-batches, in whole steps, the host waits until the device has done those before the last `PACE`.
+"""After `PACE` micro-batches, in whole steps, the host waits until the device has done those before the last `PACE`.
 More than `RUN_AHEAD` are on their way only where a single step has as many."""
 
 MINIMUM_CPU_SHARE = 0.9

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from bssearch.records import TrainingSettings
-from bssearch.training.checkpointing import checkpoint_activations
+from bssearch.training.activation_checkpointing import checkpoint_activations
 from bssearch.training.compilation import compile_in_place, share_storage
 from bssearch.training.core_pace import CorePace
 from bssearch.training.ghost_norm import convert_batch_norms

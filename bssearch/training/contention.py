@@ -22,10 +22,11 @@ from bssearch.training.core_pace import CorePace, are_too_many
 from bssearch.training.nvml import other_processes, throttle_reasons
 
 FULL_SHARE = 0.6
-"""Work shares caches, memory and boost clock, and where a core shows as two CPUs the core itself, from here on."""
+"""The share of all CPUs in use from which work slows other work: a choice. Caches, memory and boost clock are shared,
+and where a core shows as two CPUs the core itself."""
 
 LEAST_OTHERS = 0.2
-"""So many CPUs are always taken by others: an idle desktop, the kernel."""
+"""CPUs that others may take without a word: a choice; an idle desktop and the kernel always take some."""
 
 _BUSY_FIELDS = (0, 1, 2, 5, 6, 7)  # user, nice, system, irq, softirq, steal: proc_stat(5)
 _SCHEDULED_TIME = 2  # the clock of a process: ~pid << 3 | CPUCLOCK_SCHED, as clock_getcpuclockid(3) returns it

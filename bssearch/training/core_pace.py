@@ -11,17 +11,20 @@ from collections import deque
 from collections.abc import Callable
 
 SLOW = 1.4
-"""A look that takes so many times as long as the fastest is slow; with its other hardware thread at work, a core was
-seen to take 1.7 times as long."""
+"""A look is slow where it takes this many times as long as the fastest: below the 1.7 times that a core was measured to
+take while its other hardware thread was at work."""
 
 SLOW_SHARE = 0.25
 SLOW_LOOKS = 2
-"""A measurement is contended from so large a share of slow looks on, and so many: its steps take a tenth longer."""
+"""A measurement is contended where at least this share of its looks, and this many, are slow: with a quarter of them at
+1.4 times, its steps take a tenth longer."""
 
 REMEMBERED = 1000
+"""Looks among which the fastest is sought: a choice."""
 
 SPINS = 3
 _ROUNDS = 3000
+"""Spins in a look, of which the fastest counts, and rounds in a spin: a choice."""
 
 
 class CorePace:
@@ -48,7 +51,7 @@ class CorePace:
 
 
 def are_too_many(slow: int, looks: int) -> bool:
-    """Return whether so many of a measurement's looks were slow that its time is not to be trusted."""
+    """Return whether too many of a measurement's looks were slow (`SLOW_SHARE`, `SLOW_LOOKS`) for its time to count."""
     return slow >= SLOW_LOOKS and slow >= SLOW_SHARE * looks
 
 

@@ -1,4 +1,4 @@
-"""What a trial makes of its device: energy, power, clock, and what slowed it down."""
+"""The use of a device by a trial: energy, power, clock, and the reasons for which it was slowed down."""
 
 from __future__ import annotations
 

@@ -33,10 +33,10 @@ SMALLEST, LARGEST = 16, 256
 on a device that waits for launches a smaller one costs as much, and batch normalisation needs some samples."""
 
 WINDOW_SHARE = 0.9
-"""A metric is near its target when it has come this share of the way from where it started."""
+"""The share of the way from its start to the target after which a metric counts as near the target: a choice."""
 
 NOISE_SHARE = 0.03
-"""The most of a trial's train seconds that is spent on passes."""
+"""The largest share of a trial's train seconds that is spent on passes: a choice."""
 
 SLOWDOWN, SLOWDOWN_OF_COMPILED = 2, 10
 """How many times as long as a micro-batch of the training a small batch may take, which is fp32 and uncompiled: what

@@ -1,4 +1,4 @@
-"""What a workload says of itself before it trains."""
+"""The model of a workload before training: its parameters, its layers, its first metrics."""
 
 from __future__ import annotations
 

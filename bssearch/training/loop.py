@@ -10,7 +10,7 @@
 * memory runs out                                         → `OOM`
 
 A request that does not stop at the target goes on, at the same cadence, until one of the other reasons ends it. It is
-`REACHED` all the same once the target was met, unless the caller calls it off or pauses it: a paused trial goes on.
+`REACHED` all the same once the target was met, unless the caller stops it: a trial that is stopped has not finished.
 
 A trial that was paused goes on from its checkpoint as if it had never stopped: the same steps, evaluations and random
 numbers; its ledgers and its wall time are those of its parts together.
@@ -22,15 +22,15 @@ steps to the target, bit for bit: neither the clock nor the warm-up decides wher
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bssearch.curves import crossing, with_crossing
 from bssearch.errors import CheckpointError
-from bssearch.records import GradientNoise, Observation, TrialOutcome, TrialRequest, TrialState
+from bssearch.records import COULD_NOT_PAUSE, GradientNoise, Observation, TrialOutcome, TrialRequest, TrialState
 from bssearch.space.batch_norm import batch_norm_caveats
-from bssearch.training.checkpoint import Checkpoint, RandomState, Saved, first_line, identity_of
 from bssearch.training.clock import Clock
 from bssearch.training.computation import Computation
 from bssearch.training.contention import Contention, ContentionMeter
@@ -40,56 +40,32 @@ from bssearch.training.inspection import batch_norm_layers, tokens_per_sample
 from bssearch.training.memory import is_out_of_memory, peak_memory_bytes, reset_peak_memory
 from bssearch.training.progress import Progress
 from bssearch.training.trainer import Trainer, warm_up
+from bssearch.training.trial_checkpoint import Checkpoint, RandomState, Saved, first_line, identity_of
 from bssearch.workloads.base import Data, Workload
 
 CHANCE_MARGIN = 0.05
-"""A metric within this share of the way from chance to the target is no better than chance."""
+"""The share of the way from chance to the target within which a metric is no better than chance: a choice."""
 
 TESTED_STATES = frozenset({TrialState.REACHED, TrialState.EXHAUSTED, TrialState.CAPPED})
+"""The ends after which the test part is evaluated, where the request asks for it."""
 
 Stop = Callable[[], tuple[TrialState, str] | None]
 
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How a trial ended."""
+    """How a trial ended; ``asked`` where the caller stopped it."""
 
     state: TrialState
     reason: str
-
-
-def run_trial(
-    request: TrialRequest,
-    workload: Workload,
-    data: Data,
-    computation: Computation,
-    *,
-    clock: Clock,
-    on_observation: Callable[[Observation], None],
-    stop: Stop,
-    on_progress: Callable[[], None] = lambda: None,
-) -> TrialOutcome:
-    """Run a trial to its end and return what it measured.
-
-    ``on_observation`` gets each evaluation, never a NaN; ``stop`` is asked and ``on_progress`` called after every
-    step. Raises `WorkloadError` for a workload or batch size that cannot be trained, `UsageError` for a configuration
-    that means nothing, `CheckpointError` where the trial cannot go on from where it was paused, and lets the workload's
-    own exceptions through, except for those that say that memory ran out.
-    """
-    return Trial(
-        request,
-        workload,
-        data,
-        computation,
-        clock=clock,
-        on_observation=on_observation,
-        stop=stop,
-        on_progress=on_progress,
-    ).run()
+    asked: bool = False
 
 
 class Trial:
-    """The parts of one run of a request; `run_trial` is the way in."""
+    """One run of a request: `run` it whole, or take `observations` one by one.
+
+    ``stop`` is asked and ``on_progress`` called after every step.
+    """
 
     def __init__(
         self,
@@ -99,9 +75,8 @@ class Trial:
         computation: Computation,
         *,
         clock: Clock,
-        on_observation: Callable[[Observation], None],
-        stop: Stop,
-        on_progress: Callable[[], None],
+        stop: Stop = lambda: None,
+        on_progress: Callable[[], None] = lambda: None,
     ) -> None:
         self._request = request
         self._workload = workload
@@ -110,7 +85,6 @@ class Trial:
         self._device = computation.device
         self._tokens_per_sample = tokens_per_sample(workload)
         self._clock = clock
-        self._on_observation = on_observation
         self._stop = stop
         self._on_progress = on_progress
         self._contention = ContentionMeter(computation.device, request.threads, computation.core)
@@ -120,14 +94,32 @@ class Trial:
         self._progress = Progress()
         self._test_metric: float | None = None
 
-    def run(self) -> TrialOutcome:
-        """Run to the end, whichever it is."""
+    def run(self, on_observation: Callable[[Observation], None]) -> TrialOutcome:
+        """Run to the end, whichever it is; raises what `observations` raises."""
+        with closing(self.observations()) as observations:
+            while True:
+                try:
+                    observation = next(observations)
+                except StopIteration as end:
+                    outcome: TrialOutcome = end.value
+                    return outcome
+                on_observation(observation)
+
+    def observations(self) -> Generator[Observation, None, TrialOutcome]:
+        """Train; yield each evaluation, never a NaN, and return what was measured.
+
+        The time until the caller asks for the next one is booked as other. Raises `WorkloadError` for a workload or
+        batch size that cannot be trained, `UsageError` for a configuration that means nothing, `CheckpointError` where
+        the trial cannot go on from where it was paused, and lets the workload's own exceptions through, except for
+        those that say that memory ran out.
+        """
         self._clock.start()
         with self._clock.ledger("other"):
             self._device_meter.start()
             self._contention.start()
         try:
-            ending = self._paused(self._reached_before(self._run()))
+            ending = yield from self._train_and_evaluate()
+            ending = self._paused(self._reached_before(ending))
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
@@ -138,13 +130,13 @@ class Trial:
                     self._trainer.close()
         return self._outcome(ending)
 
-    def _run(self) -> Ending:
+    def _train_and_evaluate(self) -> Generator[Observation, None, Ending]:
         trainer = self.prepare()
         if self._request.resumes:
             self._restore()
-        ending = self._evaluate(trainer) if self._is_unseen(trainer) else None
+        ending = (yield from self._evaluate(trainer)) if self._is_unseen(trainer) else None
         while ending is None:
-            ending = self.train_segment(trainer) or self._evaluate(trainer)
+            ending = self.train_segment(trainer) or (yield from self._evaluate(trainer))
         if self._request.evaluate_test and ending.state in TESTED_STATES:
             with self._clock.ledger("evaluation"):
                 metric = trainer.evaluate(self._data.test, self._request.target.metric)
@@ -191,13 +183,14 @@ class Trial:
         if ending.state is not TrialState.PAUSED:
             return ending
         if self._request.checkpoint is None:
-            return Ending(TrialState.PRUNED, ending.reason)
+            return replace(ending, state=TrialState.PRUNED)
         self._note_peak_memory()
         self._progress.warnings = self._standing_warnings()
         try:
             self._checkpoint(self._request.checkpoint).save(*self._parts())
         except Exception as error:
-            return Ending(TrialState.PRUNED, f"{ending.reason}; could not be paused: {first_line(error)}")
+            reason = f"{ending.reason}; {COULD_NOT_PAUSE}: {first_line(error)}"
+            return replace(ending, state=TrialState.PRUNED, reason=reason)
         return ending
 
     def _restore(self) -> None:
@@ -252,7 +245,7 @@ class Trial:
 
     def _stopped(self) -> Ending | None:
         asked = self._stop()
-        return None if asked is None else Ending(*asked)
+        return None if asked is None else Ending(*asked, asked=True)
 
     def _limited(self) -> Ending | None:
         limit = self._request.train_seconds_limit
@@ -260,8 +253,8 @@ class Trial:
             return None
         return Ending(self._request.limit_state, f"the limit of {limit:.4g} train seconds passed")
 
-    def _evaluate(self, trainer: Trainer) -> Ending | None:
-        """Observe the validation part; return the ending that follows from what was seen."""
+    def _evaluate(self, trainer: Trainer) -> Generator[Observation, None, Ending | None]:
+        """Yield what is observed of the validation part; return the ending that follows from it."""
         with self._clock.ledger("evaluation"):
             loss = trainer.take_mean_loss()
             metric = trainer.evaluate(self._data.validation, self._request.target.metric)
@@ -280,7 +273,7 @@ class Trial:
         with self._clock.ledger("other"):
             self._device_meter.sample()
             self._contention.look()
-            self._on_observation(observation)
+            yield observation
             if self._noise is not None:
                 self._note_peak_memory()
                 self._noise.after_evaluation(metric, observation.train_seconds)
@@ -292,25 +285,21 @@ class Trial:
         self._progress.peaks.append(peak_memory_bytes(self._device) or 0)
 
     def _judge(self, trainer: Trainer, previous: Observation | None, observation: Observation) -> Ending | None:
-        target = self._request.target
-        if self._progress.best is None or target.gain(observation.metric) > target.gain(self._progress.best):
-            self._progress.best = observation.metric
-        if self._progress.crossing is None and target.is_met_by(observation.metric):
-            self._progress.crossing = crossing(previous, observation, target)
-            self._progress.reached = f"{target.metric} = {observation.metric:.6g} at step {trainer.steps}"
+        target, progress = self._request.target, self._progress
+        if progress.best is None or target.gain(observation.metric) > target.gain(progress.best):
+            progress.best = observation.metric
+        if progress.crossing is None and target.is_met_by(observation.metric):
+            progress.crossing = crossing(previous, observation, target)
+            progress.reached = f"{target.metric} = {observation.metric:.6g} at step {trainer.steps}"
             if self._request.stop_at_target:
-                return Ending(TrialState.REACHED, self._progress.reached)
+                return Ending(TrialState.REACHED, progress.reached)
         if trainer.schedule.is_over(trainer.steps):
             return Ending(TrialState.EXHAUSTED, f"the schedule's horizon ended at step {trainer.steps}")
-        return self._stuck_at_chance(trainer) if self._progress.crossing is None else None
+        return self._stuck_at_chance(trainer) if progress.crossing is None else None
 
     def _reached_before(self, ending: Ending) -> Ending:
-        """Return how a trial ended whose target may have been met on the way: nothing after that takes it back.
-
-        A trial that was called off stays what it is, and so does one that is paused: it has not come to its end.
-        """
-        stays = ending.state in {TrialState.REACHED, TrialState.PAUSED} or ending.state.is_missing
-        if self._progress.crossing is None or stays:
+        """Return how a trial ended whose target may have been met on the way: only a stop takes that back."""
+        if self._progress.crossing is None or ending.state is TrialState.REACHED or ending.asked:
             return ending
         return Ending(TrialState.REACHED, f"{self._progress.reached}, then trained on: {ending.reason}")
 
@@ -412,8 +401,9 @@ class Trial:
             device_use=device_use,
             noise=GradientNoise() if self._noise is None else self._noise.result(),
         )
-        if self._progress.crossing is None and last is not None:
+        found = self._progress.crossing
+        if found is None and last is not None:
             return replace(outcome, last_miss_step=last.step, last_miss_seconds=last.train_seconds)
-        if self._progress.crossing is None or ending.state is not TrialState.REACHED:
+        if found is None or ending.state is not TrialState.REACHED:
             return outcome
-        return with_crossing(outcome, self._progress.crossing)
+        return with_crossing(outcome, found)

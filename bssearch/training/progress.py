@@ -13,7 +13,7 @@ from bssearch.records import Observation
 class Progress:
     """The last observation, the best metric, peaks of memory in bytes, and warnings from before a pause.
 
-    ``crossing`` is where the target was first met by a trial that goes on past it, ``reached`` says so in words.
+    ``crossing`` and ``reached`` are where a trial that trains on met its target, and the sentence that says so.
     """
 
     last: Observation | None = None
@@ -29,9 +29,8 @@ class Progress:
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go on from what was saved."""
-        last = state["last"]
+        last, crossing = state["last"], state.get("crossing")  # older checkpoints are of trials that had none
         self.last = None if last is None else Observation(**last)
         self.best, self.peaks, self.warnings = state["best"], state["peaks"], state["warnings"]
-        crossing = state.get("crossing")  # A checkpoint of an earlier version has none.
         self.crossing = None if crossing is None else Crossing(**crossing)
         self.reached = state.get("reached", "")

@@ -231,7 +231,7 @@ class Trainer:
     def _add_gradient(self, loss: torch.Tensor | WeightedLoss) -> None:
         """Add the gradient of a micro-batch's share in the loss of the batch.
 
-        What a batch weighs is known after its last micro-batch: until then the number of its samples stands for it,
+        The weight of a batch is known after its last micro-batch: until then its number of samples stands for it,
         which keeps the gradients in the range of fp16.
         """
         accumulates = self._accumulation_steps > 1
@@ -244,7 +244,7 @@ class Trainer:
         share.backward()  # type: ignore[no-untyped-call]
 
     def _divide_gradient(self, weights: list[torch.Tensor | float]) -> None:
-        """Divide the gradient by what the whole batch weighs, in place of its samples."""
+        """Divide the gradient by the weight of the whole batch, in place of its number of samples."""
         if len(weights) < self._accumulation_steps:
             raise WorkloadError("loss() returned a WeightedLoss for some micro-batches of a batch and not for others")
         whole = sum(weights, start=torch.zeros((), dtype=torch.float64, device=self._computation.device))
@@ -354,7 +354,7 @@ def _train_on_zeros(
 
 
 def _zeros_like(samples: torch.Tensor, count: int) -> torch.Tensor:
-    """Return so many samples of zeros that take the memory of one number: a batch may be larger than what fits."""
+    """Return ``count`` samples of zeros in the memory of one number: a batch may be larger than what fits."""
     return samples.new_zeros(()).expand(count, *samples.shape[1:])
 
 

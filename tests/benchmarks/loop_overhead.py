@@ -125,9 +125,7 @@ def product(
         data,
         computation,
         clock=clock_for(computation.device),
-        on_observation=lambda observation: None,
         stop=lambda: asked[0] if asked else None,
-        on_progress=lambda: None,
     )
     return trial, trial.prepare()
 

@@ -21,7 +21,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from bssearch.executors.base import Ended, Observed
+from bssearch.executors.base import Ended, ExecutorSettings, Observed
 from bssearch.executors.local import LocalExecutor
 from bssearch.records import Configuration, Target, TrainingSettings, TrialOutcome, TrialRequest, TrialState
 
@@ -99,14 +99,14 @@ def run_trial(executor: LocalExecutor, request: TrialRequest) -> tuple[TrialOutc
 
 def measure(workload: str, device: str, precision: str, runs: int, busy: bool) -> dict[str, Any]:
     """Run the request ``runs`` times in one worker and return what differed."""
-    executor = LocalExecutor(
-        workload,
-        {},
-        Path.cwd(),
+    settings = ExecutorSettings(
+        workload=workload,
+        folder=Path.cwd(),
         device=device,
         training=TrainingSettings(precision=precision, deterministic=True),
         allow_busy=busy,
     )
+    executor = LocalExecutor(settings)
     try:
         executor.describe()
         ended = []

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 
-from bssearch.executors.base import Ended, Event, Observed
+from bssearch.executors.base import Ended, Event, Executor, ExecutorSettings, Observed
 from bssearch.executors.local import LocalExecutor
 from bssearch.records import Configuration, ParameterValue, Target, TrialOutcome, TrialRequest, TrialState
 
@@ -27,6 +27,9 @@ BEHAVIOURS = [
     "environment",
     "start_child",
     "fork_and_segfault",
+    "out_of_memory",
+    "diverge",
+    "say",
 ]
 
 WORKLOAD = """
@@ -75,11 +78,16 @@ class Line:
         self.calls += 1
         if self.calls == self.at:
             self.misbehave()
-        return torch.nn.functional.mse_loss(model(inputs), targets)
+        error = torch.nn.functional.mse_loss(model(inputs), targets)
+        return error * float("nan") if self.behaviour == "diverge" and self.calls >= self.at else error
 
     def misbehave(self):
         if self.behaviour == "raise":
             raise RuntimeError("the user's own mistake")
+        if self.behaviour == "say":
+            print("said by the workload")
+        if self.behaviour == "out_of_memory":
+            raise MemoryError("no more of it")
         if self.behaviour == "sys.exit":
             sys.exit("enough")
         if self.behaviour == "fork_and_segfault" and os.fork() == 0:
@@ -135,7 +143,7 @@ def request_endless_trial(number: int, behaviour: str = "learn", *, seconds: flo
     return replace(request, configuration=replace(request.configuration, learning_rate=0.001))
 
 
-def wait_for(executor: LocalExecutor, satisfied: Callable[[list[Event]], bool], seconds: float = 30.0) -> list[Event]:
+def wait_for(executor: Executor, satisfied: Callable[[list[Event]], bool], seconds: float = 30.0) -> list[Event]:
     """Return the events up to where they satisfy; fail where they do not in time."""
     events: list[Event] = []
     deadline = time.monotonic() + seconds
@@ -153,7 +161,7 @@ def outcomes(events: list[Event]) -> dict[int, TrialOutcome]:
     return {event.number: event.outcome for event in ended}
 
 
-def run_to_the_end(executor: LocalExecutor, request: TrialRequest) -> tuple[TrialOutcome, list[Observed]]:
+def run_to_the_end(executor: Executor, request: TrialRequest) -> tuple[TrialOutcome, list[Observed]]:
     executor.submit(request)
     events = wait_for(executor, lambda events: request.number in outcomes(events))
     assert executor.events(0.0) == []
@@ -179,15 +187,15 @@ def opened(
 ) -> Iterator[LocalExecutor]:
     """Yield an executor of the tiny workload, and close it."""
     write_workload(folder)
-    executor = LocalExecutor(
-        "line.py:Line",
-        settings,
-        folder,
+    line = ExecutorSettings(
+        workload="line.py:Line",
+        workload_settings=settings,
+        folder=folder,
         slots=slots,
         hang_seconds=hang_seconds,
         device=device,
         log_folder=log_folder,
-        environment=environment,
+        environment=environment or {},
     )
-    with closing(executor):
+    with closing(LocalExecutor(line)) as executor:
         yield executor

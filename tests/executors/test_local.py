@@ -53,30 +53,6 @@ def log_of(executor: LocalExecutor) -> str:
     return executor._slots[0].log.read_text()
 
 
-def test_the_workload_is_described(shared: LocalExecutor) -> None:
-    description = shared.describe()
-    sizes = description.train_samples, description.validation_samples, description.test_samples
-    assert sizes == (64, 16, 16)
-    assert description.metrics["score"].chance == 0.0
-    assert description.environment.device_type == "cpu"
-    assert description.environment.workload_revision is not None
-    assert description.model.parameters > 0
-    assert description.model.batch_norm_layers == 0
-    assert description.model.initial_metrics.keys() == {"score"}
-    assert description.tokens_per_sample is None
-
-
-def test_what_a_trial_prints_comes_with_its_end_and_is_its_own(shared: LocalExecutor) -> None:
-    logs = []
-    for number, behaviour in [(1, "print"), (2, "learn"), (3, "print")]:
-        shared.submit(request_endless_trial(number, behaviour, seconds=0.2))
-        ended = wait_for(shared, lambda events: any(isinstance(event, Ended) for event in events))
-        logs += [event.log for event in ended if isinstance(event, Ended)]
-    assert '{"kind": "exit"}' in logs[0]
-    assert logs[1] == ""
-    assert '{"kind": "exit"}' in logs[2]
-
-
 @pytest.mark.slow
 def test_logs_that_nobody_asked_to_keep_do_not_grow_and_still_tell_of_a_death(tmp_path: Path) -> None:
     deadly = StepTimeRequest(configuration=request_trial(1, "segfault").configuration)
@@ -90,28 +66,6 @@ def test_logs_that_nobody_asked_to_keep_do_not_grow_and_still_tell_of_a_death(tm
             assert log_of(executor) == ""
         with pytest.raises(LaunchError, match="Segmentation fault"):
             executor.measure_step_time(deadly)
-
-
-def test_a_trial_runs_end_to_end(shared: LocalExecutor) -> None:
-    outcome, observed = run_to_the_end(shared, request_trial(1))
-    assert outcome.state is TrialState.REACHED
-    assert [event.observation.step for event in observed] == list(range(0, outcome.steps + 1, 2))
-    assert outcome.final_metric == observed[-1].observation.metric
-    assert outcome.best_metric is not None and outcome.best_metric >= 0.9
-    assert outcome.wall_seconds > 0
-
-
-def test_the_same_request_twice_takes_the_same_steps(shared: LocalExecutor) -> None:
-    first, _ = run_to_the_end(shared, request_trial(1))
-    second, _ = run_to_the_end(shared, request_trial(1))
-    assert first.steps_to_target == second.steps_to_target is not None
-    assert first.final_metric == second.final_metric
-
-
-def test_step_times_are_measured(shared: LocalExecutor) -> None:
-    step_time = shared.measure_step_time(StepTimeRequest(configuration=request_trial(1).configuration))
-    assert step_time.batch_size == 8
-    assert step_time.step_seconds is not None and step_time.step_seconds > 0
 
 
 def test_prints_go_to_the_log_and_not_into_the_protocol(shared: LocalExecutor) -> None:
@@ -150,28 +104,6 @@ def test_a_configuration_that_cannot_be_trained_fails_in_our_own_words(shared: L
     assert outcome.reason == "batch_size = 65 must be <= 64, the number of training samples"
 
 
-def test_a_stop_is_honoured_at_once(shared: LocalExecutor) -> None:
-    shared.submit(request_endless_trial(6))
-    wait_for(shared, lambda events: len(events) >= 3)
-    asked = time.monotonic()
-    shared.stop(6, TrialState.PRUNED, "behind the incumbent")
-    shared.stop(77, TrialState.PRUNED, "no such trial")
-    events = wait_for(shared, lambda events: 6 in outcomes(events))
-    assert time.monotonic() - asked < 1.0
-    outcome = outcomes(events)[6]
-    assert (outcome.state, outcome.reason) == (TrialState.PRUNED, "behind the incumbent")
-    shared.stop(6, TrialState.PRUNED, "it is over")
-    assert run_to_the_end(shared, request_trial(7))[0].state is TrialState.REACHED
-
-
-def test_a_stop_right_after_the_submission_counts(shared: LocalExecutor) -> None:
-    shared.submit(request_endless_trial(8))
-    shared.stop(8, TrialState.CANCELLED, "changed my mind")
-    events = wait_for(shared, lambda events: 8 in outcomes(events))
-    outcome = outcomes(events)[8]
-    assert (outcome.state, outcome.reason) == (TrialState.CANCELLED, "changed my mind")
-
-
 def test_a_worker_knows_no_database_and_the_number_of_its_threads(shared: LocalExecutor) -> None:
     run_to_the_end(shared, request_endless_trial(9, "environment", seconds=0.2))
     environment = json.loads((shared._slots[0].log.parents[1] / "environment.json").read_text())
@@ -179,16 +111,6 @@ def test_a_worker_knows_no_database_and_the_number_of_its_threads(shared: LocalE
     assert environment["HARMLESS"] == "kept"
     assert environment["GIVEN"] == "by the driver"
     assert environment["OMP_NUM_THREADS"] == "1"
-
-
-def test_a_full_house_and_a_number_twice_are_the_callers_mistakes(shared: LocalExecutor) -> None:
-    shared.submit(request_endless_trial(10))
-    with pytest.raises(ValueError, match="no slot is free for trial 11"):
-        shared.submit(request_trial(11))
-    with pytest.raises(ValueError, match="while a trial runs"):
-        shared.measure_step_time(StepTimeRequest(configuration=request_trial(1).configuration))
-    shared.stop(10, TrialState.CANCELLED, "enough")
-    wait_for(shared, lambda events: 10 in outcomes(events))
 
 
 def test_events_wait_no_longer_than_asked(shared: LocalExecutor) -> None:

@@ -13,7 +13,7 @@ from bssearch.commands.opening import Launch
 from bssearch.commands.opening import opened as opened_study
 from bssearch.commands.probe.memory import next_size, probe_memory
 from bssearch.errors import LaunchError
-from bssearch.executors.base import Ended, Executor, Observed
+from bssearch.executors.base import Ended, Executor, ExecutorSettings, Observed
 from bssearch.executors.local import LocalExecutor
 from bssearch.records import MemoryRequest, StepTimeRequest, TrialOutcome, TrialRequest, TrialState
 from tests.executors.line_workload import opened, outcomes, request_endless_trial, wait_for, worker_pids
@@ -65,7 +65,10 @@ KEEPS_SMALL_BLOCKS = """
 def hungry(folder: Path, limit_bytes: int | None = LIMIT, *, code: str = WORKLOAD) -> Iterator[LocalExecutor]:
     """Yield an executor of a workload that takes 32 MiB a sample, out of 2 GiB."""
     (folder / "hungry.py").write_text(code)
-    with closing(LocalExecutor("hungry.py:Hungry", {}, folder, device="cpu", memory_limit_bytes=limit_bytes)) as made:
+    settings = ExecutorSettings(
+        workload="hungry.py:Hungry", folder=folder, device="cpu", memory_limit_bytes=limit_bytes
+    )
+    with closing(LocalExecutor(settings)) as made:
         yield made
 
 

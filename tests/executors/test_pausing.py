@@ -69,18 +69,6 @@ def test_a_trial_goes_on_in_another_worker_process_bit_for_bit(tmp_path: Path) -
     assert 0 <= outcome.wall_seconds - ledgers < 0.05 * outcome.wall_seconds
 
 
-def test_a_trial_that_names_no_file_or_one_that_cannot_be_written_is_pruned(tmp_path: Path) -> None:
-    (tmp_path / "nowhere").touch()
-    nowhere = request_long_trial(1, tmp_path / "nowhere" / "trial-1")
-    with opened(tmp_path) as executor:
-        pruned, _ = run(executor, replace(nowhere, checkpoint=None), pause_after=100)
-        assert (pruned.state, pruned.reason) == (TrialState.PRUNED, "later")
-        refused, _ = run(executor, nowhere, pause_after=100)
-        assert refused.state is TrialState.PRUNED
-        assert refused.reason.startswith("later; could not be paused: FileExistsError: ")
-        assert not list(tmp_path.rglob("*.part"))
-
-
 def test_a_checkpoint_that_cannot_be_read_fails_the_trial_and_leaves_the_worker(tmp_path: Path) -> None:
     missing = replace(request_long_trial(1, tmp_path / "missing"), resumes=True)
     (tmp_path / "broken").write_bytes(b"PK\3\4 and no more")

@@ -10,12 +10,13 @@ from typing import Any
 
 import torch
 
+from bssearch.executors.base import ExecutorSettings
 from bssearch.executors.local import LocalExecutor
 from bssearch.records import Observation, TrainingSettings, TrialOutcome, TrialRequest, TrialState
 from bssearch.training.batches import place
 from bssearch.training.clock import clock_for
 from bssearch.training.computation import Computation
-from bssearch.training.loop import run_trial
+from bssearch.training.loop import Trial
 from bssearch.workloads.base import Workload
 from bssearch.workloads.digits import Digits
 from tests.executors.line_workload import run_to_the_end
@@ -40,17 +41,16 @@ def run(
     workload = workload or Digits()
     data, _ = place(workload.load(torch.device("cpu")), computation)
     seen: list[Observation] = []
-    outcome = run_trial(
+    whole = Trial(
         trial or digits_request(),
         workload,
         data,
         computation,
         clock=clock_for(computation.device),
-        on_observation=seen.append,
         stop=stop,
         on_progress=on_progress,
     )
-    return outcome, seen
+    return whole.run(seen.append), seen
 
 
 def curve(seen: list[Observation]) -> list[tuple[int, float, float | None]]:
@@ -63,8 +63,8 @@ def worker(workload: str = "digits", *, folder: Path | None = None, **options: A
     """Yield an executor on the GPU; what is no option of it is a setting of the training."""
     own = {name: options.pop(name) for name in ("memory_limit_bytes", "allow_busy") if name in options}
     training = TrainingSettings(**{"measure_noise": False, **options})
-    executor = LocalExecutor(workload, {}, folder or Path.cwd(), device="cuda", training=training, **own)
-    with closing(executor):
+    settings = ExecutorSettings(workload=workload, folder=folder or Path.cwd(), device="cuda", training=training, **own)
+    with closing(LocalExecutor(settings)) as executor:
         yield executor
 
 

@@ -110,11 +110,14 @@ def test_what_runs_out_of_memory_after_its_target_has_reached_it_all_the_same() 
 
 
 @pytest.mark.parametrize(
-    ("asked", "state"), [(TrialState.PRUNED, TrialState.REACHED), (TrialState.CANCELLED, TrialState.CANCELLED)]
+    ("asked", "state"),
+    [
+        (TrialState.PRUNED, TrialState.PRUNED),
+        (TrialState.PAUSED, TrialState.PRUNED),  # its request names no checkpoint
+        (TrialState.CANCELLED, TrialState.CANCELLED),
+    ],
 )
-def test_a_stop_after_the_target_leaves_it_reached_unless_the_trial_is_called_off(
-    asked: TrialState, state: TrialState
-) -> None:
+def test_a_trial_that_is_stopped_after_its_target_has_not_finished(asked: TrialState, state: TrialState) -> None:
     toy = Toy(on_evaluate=metric_by_evaluation([0.5, 0.95, 0.96]))
     seen: list[None] = []
     outcome = Run(
@@ -123,6 +126,6 @@ def test_a_stop_after_the_target_leaves_it_reached_unless_the_trial_is_called_of
         on_observation=lambda: seen.append(None),
         stop=lambda: (asked, "enough") if len(seen) == 3 else None,
     ).outcome
-    assert (outcome.state, outcome.steps) == (state, 10)
-    assert (outcome.time_to_target_s is None) is (outcome.first_hit_step is None) is (state is TrialState.CANCELLED)
-    assert outcome.last_miss_step == (0 if state is TrialState.REACHED else None)
+    assert (outcome.state, outcome.steps, outcome.reason) == (state, 10, "enough")
+    assert (outcome.time_to_target_s, outcome.first_hit_step, outcome.last_miss_step) == (None, None, None)
+    assert (outcome.final_metric, outcome.best_metric) == (0.96, 0.96)

@@ -22,7 +22,7 @@ from torch.nn import functional
 
 from bssearch.errors import CheckpointError
 from bssearch.records import Configuration, Goal, Observation, Target, TrialOutcome, TrialRequest, TrialState
-from bssearch.training import checkpoint, gradient_noise
+from bssearch.training import gradient_noise, trial_checkpoint
 from bssearch.training.clock import LEDGERS, Clock
 from tests.training.test_loop import timeless
 from tests.training.toys import FakeTime, Run, Toy, configuration, on_cpu, request
@@ -192,21 +192,19 @@ def test_the_limit_is_that_of_the_new_request(tmp_path: Path) -> None:
     assert parts.observations[-1].step == 10
 
 
-def test_a_trial_that_trains_on_past_its_target_is_paused_and_keeps_where_it_crossed(tmp_path: Path) -> None:
-    met = replace(asked(SGD, tmp_path), target=Target(metric="accuracy", value=0.0), stop_at_target=False)
-    parts = Parts(met)
-    paused = parts.run(stop_after=7)
-    assert (paused.state, paused.reason, paused.steps_to_target) == (TrialState.PAUSED, "later", None)
-    assert (tmp_path / "trial").exists()
-    ended = parts.run()
-    assert (ended.state, ended.steps_to_target) == (TrialState.REACHED, 0)
-    assert ended.train_seconds >= met.train_seconds_limit
-
-
-def test_a_trial_past_its_target_that_cannot_be_saved_is_as_if_it_had_been_stopped_there(tmp_path: Path) -> None:
-    met = replace(asked(SGD, tmp_path), target=Target(metric="accuracy", value=0.0), stop_at_target=False)
-    outcome = Parts(replace(met, checkpoint=None)).run(stop_after=7)
-    assert outcome.state is TrialState.PRUNED
+@pytest.mark.parametrize("stop_after", [7, 21])
+def test_a_trial_paused_after_its_target_goes_on_and_keeps_its_first_crossing(stop_after: int, tmp_path: Path) -> None:
+    met = replace(asked(SGD, tmp_path), target=Target(metric="accuracy", value=0.7), stop_at_target=False)
+    met = replace(met, train_seconds_limit=40.0)
+    whole, parts = (Parts(met) for _ in range(2))
+    reached = whole.run()
+    assert reached.state is TrialState.REACHED and (reached.first_hit_step or 99) <= 20
+    paused = parts.run(stop_after=stop_after)
+    assert (paused.state, paused.reason, paused.time_to_target_s) == (TrialState.PAUSED, "later", None)
+    parts.run()
+    assert trained(parts) == trained(whole)
+    assert parts.outcomes[-1].time_to_target_s == reached.time_to_target_s
+    assert parts.outcomes[-1].reason == reached.reason
 
 
 def test_the_noise_scale_is_that_of_both_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -258,7 +256,7 @@ class TestLedgers:
     def test_progress_shows_while_a_trial_is_saved_and_restored(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(checkpoint, "CHUNK_BYTES", 100)
+        monkeypatch.setattr(trial_checkpoint, "CHUNK_BYTES", 100)
         wanted = asked(SGD, tmp_path)
         shown: list[int] = []
         Run(wanted, stop=lambda: (TrialState.PAUSED, "later"), on_progress=lambda: shown.append(1))

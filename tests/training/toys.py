@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -24,7 +23,7 @@ from bssearch.records import (
 from bssearch.training.clock import Clock
 from bssearch.training.computation import Computation
 from bssearch.training.core_pace import SPINS, CorePace
-from bssearch.training.loop import run_trial
+from bssearch.training.loop import Trial
 from bssearch.workloads.base import Data, Part
 
 CPU = torch.device("cpu")
@@ -152,18 +151,20 @@ class Run:
             self.observations.append(observation)
             on_observation()
 
-        self.run: Callable[[], TrialOutcome] = functools.partial(
-            run_trial,
-            trial_request,
-            workload or Toy(),
-            data or toy_data(),
-            computation or on_cpu(),
-            clock=clock or Clock(),
-            on_observation=observed,
-            stop=stop,
-            on_progress=on_progress,
-        )
-        self.outcome = self.run()
+        def run() -> TrialOutcome:
+            trial = Trial(
+                trial_request,
+                workload or Toy(),
+                data or toy_data(),
+                computation or on_cpu(),
+                clock=clock or Clock(),
+                stop=stop,
+                on_progress=on_progress,
+            )
+            return trial.run(observed)
+
+        self.run = run
+        self.outcome = run()
 
 
 def curve(run: Run) -> list[tuple[int, float, float | None]]:

@@ -30,7 +30,7 @@ from bssearch.training.environment import workload_revision
 from bssearch.workloads.base import Workload
 
 CHUNK_BYTES = 16 * 2**20
-"""What is written or read at a time, so that progress shows on a slow disk."""
+"""Bytes written or read at a time: a choice; on a slow disk progress shows after each."""
 
 FORMAT = 1
 
@@ -41,7 +41,7 @@ State = dict[str, Any]
 """Tensors, numbers, texts, None, and lists, tuples and dictionaries of them."""
 
 Identity = Mapping[str, str]
-"""What a trial is, by name, each as JSON: all that its steps hang on."""
+"""The values that decide a trial's steps, by name, each as JSON."""
 
 
 def identity_of(

@@ -1,0 +1,265 @@
+"""Runs trials in this very process, one at a time, so that a debugger stops where the user's code says `breakpoint()`.
+
+The training and its records are those of a worker process. What only a process of its own gives is missing: a crash or
+a hang of the user's code is one of the whole run, the code sees the environment of the run with its secrets, and on
+the CPU there is no memory limit. What child processes of the user's code print is in no log.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from bdb import BdbQuit
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from dataclasses import replace
+from inspect import GEN_RUNNING, getgeneratorstate
+from typing import IO, Any, TypeVar, cast
+
+from bssearch.errors import LaunchError, UsageError
+from bssearch.executors.base import Ended, Event, ExecutorSettings, Observed
+from bssearch.executors.failures import printed
+from bssearch.executors.loaded import LoadedWorkload, failed, not_measured, refused, trial_ended
+from bssearch.executors.local import LocalExecutor
+from bssearch.executors.log_folder import LogFolder
+from bssearch.executors.messages import (
+    Load,
+    Measured,
+    MeasureNoise,
+    MeasureStepTime,
+    NoiseMeasured,
+    Refused,
+    StepTimeMeasured,
+)
+from bssearch.executors.process import REPEATABLE_CUBLAS
+from bssearch.executors.running_trial import RunningTrial
+from bssearch.records import (
+    MemoryRequest,
+    MemoryUse,
+    NoiseMeasurement,
+    NoiseRequest,
+    Observation,
+    StepTime,
+    StepTimeRequest,
+    TrialOutcome,
+    TrialRequest,
+    TrialState,
+    WorkloadDescription,
+)
+
+T = TypeVar("T")
+
+_KILLED = "killed: the run was stopped"
+_CLOSED = "the run was closed"
+
+
+class InlineExecutor:
+    """Runs a trial to its next evaluation in each call of `events`; see `bssearch.executors.base.Executor`.
+
+    Raises `UsageError` for more than one slot. ``hang_seconds`` does not apply: a debugger may wait for hours.
+    Ctrl-C, and leaving the debugger, end the trial as cancelled and raise KeyboardInterrupt.
+    """
+
+    def __init__(self, settings: ExecutorSettings) -> None:
+        if settings.slots != 1:
+            raise UsageError(
+                f"slots = {settings.slots} must be 1 with the executor inline: it runs one trial at a time"
+            )
+        self.slots = 1
+        self._settings = settings
+        self._logs = LogFolder(settings.log_folder)
+        self._log = self._logs.file_of(0)
+        self._log.touch()
+        self._loaded: LoadedWorkload | None = None
+        self._broken = False
+        self._restore: list[Callable[[], object]] = []
+        self._trial: RunningTrial | None = None
+        self._observations: Generator[Observation, None, TrialOutcome] | None = None
+        self._stop: tuple[TrialState, str] | None = None
+        self._events: list[Event] = []
+
+    @property
+    def slots_apart(self) -> bool:
+        """Whether the one slot has a device of its own: not the CPU, and known once the workload is loaded."""
+        return self._loaded is not None and self._loaded.device != "cpu"
+
+    def describe(self) -> WorkloadDescription:
+        """Load the workload and return what it offers; raise `WorkloadError` or `LaunchError`."""
+        loaded = self._load()
+        return self._answer(loaded.describe, self._refused)
+
+    def measure_step_time(self, request: StepTimeRequest) -> StepTime:
+        """Time isolated steps while no trial runs; raise `WorkloadError` where the user's code does."""
+        answer = self._measure(MeasureStepTime(request=request))
+        assert isinstance(answer, StepTimeMeasured)
+        return answer.step_time
+
+    def measure_memory(self, request: MemoryRequest, *, reserve: bool = False) -> MemoryUse:
+        """Find out in a worker process of its own whether a micro-batch size fits; not while a trial runs."""
+        self._refuse_while_a_trial_runs()
+        executor = LocalExecutor(replace(self._settings, allow_busy=True, log_folder=None))  # busy with this process
+        try:
+            return executor.measure_memory(request, reserve=reserve)
+        finally:
+            executor.close()
+
+    def measure_noise(self, request: NoiseRequest) -> NoiseMeasurement:
+        """Measure the gradient noise scale near a target while no trial runs."""
+        answer = self._measure(MeasureNoise(request=request))
+        assert isinstance(answer, NoiseMeasured)
+        return answer.measurement
+
+    def submit(self, request: TrialRequest) -> None:
+        """Load the workload where it is not, and let `events` run the trial; raise `LaunchError` or `WorkloadError`."""
+        if self._trial is not None:
+            running = self._trial.request.number
+            raise ValueError(f"no slot is free for trial {request.number}: [{running}] are running")
+        loaded = self._load()
+        self._stop = None
+        self._trial = RunningTrial(request, log_start=self._log.stat().st_size)
+        self._observations = loaded.trial(request, stop=lambda: self._stop).observations()
+
+    def stop(self, number: int, state: TrialState, reason: str) -> None:
+        """Ask the running trial to end in ``state``: within one step of the next `events`. Others are ignored."""
+        if self._trial is not None and self._trial.request.number == number:
+            self._stop = state, reason
+
+    def events(self, timeout: float) -> list[Event]:
+        """Run the trial to its next evaluation or its end, however long that takes; without one wait ``timeout``."""
+        if not self._events:
+            if self._trial is None:
+                time.sleep(timeout)
+            else:
+                self._advance(self._trial)
+        events, self._events = self._events, []
+        return events
+
+    def kill(self) -> None:
+        """End the running trial as cancelled, from a signal handler in its next step."""
+        self._cancel(_KILLED)
+
+    def close(self) -> None:
+        """End the running trial as cancelled; leave the process as it was before."""
+        self._cancel(_CLOSED)
+        self._loaded = None
+        while self._restore:
+            self._restore.pop()()
+        self._logs.close()
+
+    def _load(self) -> LoadedWorkload:
+        if self._broken:
+            raise LaunchError("the device failed in an earlier trial and takes no more work from this process")
+        if self._loaded is None:
+            self._refuse_memory_limit_on_the_cpu()
+            self._set_environment()
+            self._loaded = self._answer(lambda: LoadedWorkload(Load.of(self._settings, 0)), self._refused)
+        return self._loaded
+
+    def _refuse_memory_limit_on_the_cpu(self) -> None:
+        import torch
+
+        on_cpu = self._settings.device == "cpu" or not torch.cuda.is_available()
+        if self._settings.memory_limit_bytes is not None and on_cpu:
+            raise LaunchError(
+                "a memory limit on the CPU would be one of the whole run with the executor inline",
+                hint="executor.name: local, or no memory_limit_gib",
+            )
+
+    def _set_environment(self) -> None:
+        """Set the environment variables and threads of a worker, to be put back by `close`."""
+        import torch
+
+        threads = torch.get_num_threads()
+        self._restore.append(lambda: torch.set_num_threads(threads))
+        given = {name: value for name, value in REPEATABLE_CUBLAS.items() if name not in os.environ}
+        for name, value in {**given, **self._settings.environment}.items():
+            self._restore.append(_putting_back(name))
+            os.environ[name] = value
+
+    def _measure(self, command: MeasureStepTime | MeasureNoise) -> Measured:
+        self._refuse_while_a_trial_runs()
+        loaded = self._load()
+        return self._answer(lambda: loaded.measure(command), lambda error: not_measured(error, command))
+
+    def _answer(self, work: Callable[[], T], refusal: Callable[[BaseException], Refused]) -> T:
+        """Return what the user's code gives; raise what a worker would answer in its place."""
+        try:
+            with self._logged():
+                return work()
+        except (KeyboardInterrupt, BdbQuit):
+            raise KeyboardInterrupt from None
+        except BaseException as error:
+            raise refusal(error).as_error() from error
+
+    def _refused(self, error: BaseException) -> Refused:
+        return refused(error, self._settings.memory_limit_bytes)
+
+    def _refuse_while_a_trial_runs(self) -> None:
+        if self._trial is not None:
+            raise ValueError("nothing is measured while a trial runs")
+
+    def _advance(self, trial: RunningTrial) -> None:
+        """Run the trial to its next evaluation or its end."""
+        assert self._observations is not None, "a trial in the slot has its observations"
+        with self._logged():
+            try:
+                observation = next(self._observations)
+            except StopIteration as end:
+                outcome: TrialOutcome = end.value
+            except (KeyboardInterrupt, BdbQuit):
+                self._end(trial, TrialOutcome(state=TrialState.CANCELLED, reason=_KILLED))
+                raise KeyboardInterrupt from None
+            except BaseException as error:
+                outcome = failed(error)
+            else:
+                trial.observe(observation)
+                self._events.append(Observed(trial.request.number, observation))
+                return
+            self._end(trial, outcome)
+
+    def _cancel(self, reason: str) -> None:
+        if self._trial is None or self._observations is None:
+            return
+        self._stop = TrialState.CANCELLED, reason
+        if getgeneratorstate(self._observations) != GEN_RUNNING:
+            self._observations.close()
+            self._end(self._trial, TrialOutcome(state=TrialState.CANCELLED, reason=reason))
+
+    def _end(self, trial: RunningTrial, outcome: TrialOutcome) -> None:
+        self._trial = self._observations = None
+        ended = trial_ended(trial.request.number, outcome)
+        self._broken |= ended.broken
+        self._events.append(Ended(ended.number, trial.finished(ended.outcome), printed(self._log, trial.log_start)))
+
+    @contextmanager
+    def _logged(self) -> Iterator[None]:
+        """Write what is printed inside to the log as well."""
+        with self._log.open("a") as log:
+            out, errors = _Copying(sys.stdout, log), _Copying(sys.stderr, log)
+            with redirect_stdout(cast("IO[str]", out)), redirect_stderr(cast("IO[str]", errors)):
+                yield
+
+
+class _Copying:
+    """A stream that writes to a log as well; a debugger finds in it all else of the terminal behind it."""
+
+    def __init__(self, stream: IO[str], log: IO[str]) -> None:
+        self._stream = stream
+        self._log = log
+
+    def write(self, text: str) -> int:
+        self._log.write(text)
+        self._log.flush()
+        return self._stream.write(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def _putting_back(name: str) -> Callable[[], object]:
+    """Return what gives an environment variable back the value that it has now."""
+    value = os.environ.get(name)
+    if value is None:
+        return lambda: os.environ.pop(name, None)
+    return lambda: os.environ.__setitem__(name, value)

@@ -1,0 +1,210 @@
+"""A workload loaded in this process: it is described, measured and trained here, whichever executor asks.
+
+torch is imported when a workload is loaded, not with this module: what goes wrong then is an answer, too.
+"""
+
+from __future__ import annotations
+
+import gc
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bssearch.errors import BSSearchError, LaunchError, WorkloadError
+from bssearch.executors.failures import describe_exception
+from bssearch.executors.messages import (
+    Load,
+    Measured,
+    MeasureMemory,
+    MeasureNoise,
+    MeasureStepTime,
+    MemoryMeasured,
+    NoiseMeasured,
+    Refused,
+    StepTimeMeasured,
+    TrialEnded,
+)
+from bssearch.records import TrialOutcome, TrialRequest, TrialState, WorkloadDescription, to_json
+
+if TYPE_CHECKING:
+    from bssearch.training.loop import Stop, Trial
+
+
+class LoadedWorkload:
+    """A workload and its data on a device. Raises `WorkloadError`, `LaunchError`, or what a library raises."""
+
+    def __init__(self, load: Load) -> None:
+        import torch
+        import torch._dynamo  # the first optimizer would load it, seconds that no trial shall take
+
+        from bssearch.executors.devices import choose_device
+        from bssearch.training.batches import place
+        from bssearch.training.computation import Computation
+        from bssearch.training.memory import is_out_of_memory, limit_memory
+        from bssearch.workloads.base import check_data, resolve
+
+        self.memory_limit_bytes = load.memory_limit_bytes
+        torch.set_num_threads(load.threads)
+        device = choose_device(load.device, load.slot, load.allow_busy)
+        if load.memory_limit_bytes is not None:
+            limit_memory(device, load.memory_limit_bytes)
+        self._computation = Computation(device, load.training)
+        self._workload = resolve(load.workload, load.workload_settings, Path(load.folder))
+        try:
+            data = check_data(self._workload.load(torch.device("cpu")))
+        except BaseException as error:
+            if is_out_of_memory(error):
+                raise
+            message = f"workload {load.workload!r} does not load: {describe_exception(error)}"
+            raise WorkloadError(message, hint=getattr(error, "hint", None)) from error
+        self._data, _ = place(data, self._computation, load.memory_limit_bytes)
+
+    @property
+    def device(self) -> str:
+        """Return the device that the workload is on."""
+        return str(self._computation.device)
+
+    def describe(self) -> WorkloadDescription:
+        """Return what the workload offers and what its model is before it is trained. Raises `WorkloadError`."""
+        from bssearch.training.environment import describe_environment
+        from bssearch.training.inspection import describe_model, tokens_per_sample
+
+        workload, data = self._workload, self._data
+        try:
+            model = describe_model(workload, data, self._computation)
+        except WorkloadError:
+            raise
+        except Exception as error:
+            message = f"the workload's model cannot be built and evaluated: {describe_exception(error)}"
+            raise WorkloadError(message) from error
+        description = WorkloadDescription(
+            train_samples=len(data.train),
+            validation_samples=len(data.validation),
+            test_samples=len(data.test),
+            metrics=dict(workload.metrics),
+            environment=describe_environment(self._computation, workload, memory_limit_bytes=self.memory_limit_bytes),
+            model=model,
+            tokens_per_sample=tokens_per_sample(workload),
+        )
+        try:
+            to_json(description)
+        except (TypeError, ValueError) as error:
+            message = "the workload's metrics must map names to MetricInfo with finite bounds or None; they are"
+            raise WorkloadError(f"{message} {dict(workload.metrics)}") from error
+        return description
+
+    def measure(self, command: MeasureStepTime | MeasureMemory | MeasureNoise) -> Measured:
+        """Measure what is asked. Lets the workload's own exceptions through."""
+        import torch
+
+        from bssearch.probes.memory import bytes_within_reserve, measure_memory
+        from bssearch.probes.noise_scale import measure_noise
+        from bssearch.probes.step_time import measure_step_time
+
+        torch.set_num_threads(command.request.threads)
+        loaded = self._workload, self._data, self._computation
+        match command:
+            case MeasureStepTime():
+                return StepTimeMeasured(step_time=measure_step_time(command.request, *loaded))
+            case MeasureMemory():
+                limit = self.memory_limit_bytes
+                memory_bytes = bytes_within_reserve(self._computation.device, limit) if command.reserve else None
+                return MemoryMeasured(memory=measure_memory(command.request, *loaded, memory_bytes=memory_bytes))
+            case MeasureNoise():
+                return NoiseMeasured(measurement=measure_noise(command.request, *loaded))
+
+    def trial(self, request: TrialRequest, *, stop: Stop, on_progress: Callable[[], None] = lambda: None) -> Trial:
+        """Return a trial to run, with its threads set; ``stop`` is asked and ``on_progress`` called at each step."""
+        import torch
+
+        from bssearch.training.clock import clock_for
+        from bssearch.training.loop import Trial
+
+        torch.set_num_threads(request.threads)
+        clock = clock_for(self._computation.device)
+        return Trial(
+            request, self._workload, self._data, self._computation, clock=clock, stop=stop, on_progress=on_progress
+        )
+
+
+def refused(error: BaseException, memory_limit_bytes: int | None) -> Refused:
+    """Return the answer where a workload could not be loaded or described."""
+    lacks_memory = _ran_out_of_memory(error)
+    message, hint = describe_exception(error), error.hint if isinstance(error, BSSearchError) else None
+    if lacks_memory:
+        allowed = "" if memory_limit_bytes is None else f" under the limit of {memory_limit_bytes / 2**30:.3g} GiB"
+        message = f"out of memory{allowed}: {message}"
+        if memory_limit_bytes is not None and hint is None:
+            hint = "the data and a model must fit beside each other: a higher limit, or none"
+    return Refused(
+        error="workload" if isinstance(error, WorkloadError) and not lacks_memory else "launch",
+        message=message,
+        hint=hint,
+        out_of_memory=lacks_memory,
+    )
+
+
+def not_measured(error: BaseException, command: MeasureStepTime | MeasureMemory | MeasureNoise) -> Refused:
+    """Return the answer where a measurement failed."""
+    what = command.kind.removeprefix("measure_").replace("_", " ")
+    return Refused(
+        error="launch" if isinstance(error, LaunchError) else "workload",
+        message=f"measuring the {what} of batch size {command.request.configuration.batch_size} failed: "
+        f"{describe_exception(error)}",
+        out_of_memory=_ran_out_of_memory(error),
+    )
+
+
+def failed(error: BaseException) -> TrialOutcome:
+    """Return the outcome of a trial that an exception ended, and print its traceback."""
+    from bssearch.training.memory import is_out_of_memory
+
+    traceback.print_exception(error)
+    return TrialOutcome(
+        state=TrialState.OOM if is_out_of_memory(error) else TrialState.FAILED,
+        reason=describe_exception(error),
+        traceback="".join(traceback.format_exception(error)),
+    )
+
+
+def trial_ended(number: int, outcome: TrialOutcome) -> TrialEnded:
+    """Let go of what a trial held on the device; return how it ended: failed where its figures are not finite."""
+    broken = not _device_works()
+    try:
+        to_json(outcome)
+    except (TypeError, ValueError) as error:
+        outcome = failed(error)
+    return TrialEnded(number=number, outcome=outcome, broken=broken)
+
+
+def _ran_out_of_memory(error: BaseException | None) -> bool:
+    """Return whether an error, or what caused it, says that there was no memory left."""
+    from bssearch.training.memory import is_out_of_memory
+
+    while error is not None:
+        if is_out_of_memory(error):
+            return True
+        error = error.__cause__
+    return False
+
+
+def _device_works() -> bool:
+    """Let go of what the last trial held on the device; return whether the device still takes work.
+
+    An exception keeps the tensors of the frames that it passed through, in cycles that only the collector frees:
+    without it a trial that ran out of memory would leave none to the next. A CUDA error (an assertion in a kernel, an
+    illegal address) stays with the process for good.
+    """
+    import torch
+
+    gc.collect()
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return True
+    try:
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+    except RuntimeError:
+        traceback.print_exc()
+        return False
+    return True

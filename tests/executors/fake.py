@@ -1,0 +1,317 @@
+"""An executor that plays recorded trials, without processes and on a clock of its own.
+
+Nothing in it depends on the time of day, so that the same decisions give the same events.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+
+from bssearch.curves import Crossing, crossing, with_crossing
+from bssearch.executors.base import Ended, Event, Observed
+from bssearch.executors.loaded import failed
+from bssearch.records import (
+    GradientNoise,
+    MemoryRequest,
+    MemoryUse,
+    MetricInfo,
+    ModelDescription,
+    NoiseMeasurement,
+    NoiseRequest,
+    Observation,
+    StepTime,
+    StepTimeRequest,
+    TrialOutcome,
+    TrialRequest,
+    TrialState,
+    WorkloadDescription,
+)
+from tests.factories import make_environment
+
+Play = Callable[[TrialRequest], Iterator[Observation | TrialOutcome]]
+
+TESTED_STATES = frozenset({TrialState.REACHED, TrialState.EXHAUSTED, TrialState.CAPPED})
+DESCRIPTION = WorkloadDescription(
+    train_samples=64,
+    validation_samples=16,
+    test_samples=16,
+    metrics={"score": MetricInfo(low=0.0, high=1.0, chance=0.0)},
+    environment=make_environment(),
+    model=ModelDescription(parameters=5, batch_norm_layers=0, initial_metrics={"score": 0.0}),
+)
+
+
+@dataclass
+class _Playing:
+    """A trial that is played: what it goes on with, and how far it has come."""
+
+    request: TrialRequest
+    items: Iterator[Observation | TrialOutcome]
+    began: float
+    """The virtual time at which the whole trial would have begun, had it never been paused."""
+    next: Observation | TrialOutcome | None = None
+    last: Observation | None = None
+    best: float | None = None
+    crossing: Crossing | None = None
+    asked: tuple[TrialState, str] | None = None
+    log: io.StringIO = field(default_factory=io.StringIO)
+
+    @property
+    def train_seconds(self) -> float:
+        return 0.0 if self.last is None else self.last.train_seconds
+
+    @property
+    def due(self) -> float:
+        """Return the virtual time of its next event; a stop is due at once."""
+        if self.asked is not None or not isinstance(self.next, Observation):
+            return self.began + self.train_seconds
+        return self.began + min(self.next.train_seconds, max(self.request.train_seconds_limit, self.train_seconds))
+
+    def outcome(self, state: TrialState, reason: str, *, train_seconds: float | None = None) -> TrialOutcome:
+        seconds = self.train_seconds if train_seconds is None else train_seconds
+        last = self.last
+        outcome = TrialOutcome(
+            state=state,
+            reason=reason,
+            steps=last.step if last else 0,
+            samples=last.samples if last else 0,
+            train_seconds=seconds,
+            wall_seconds=seconds,
+            final_metric=last.metric if last else None,
+            best_metric=self.best,
+            test_metric=last.metric if last and self.request.evaluate_test and state in TESTED_STATES else None,
+        )
+        if self.crossing is None:
+            return outcome if last is None else _missed(outcome, last)
+        return with_crossing(outcome, self.crossing) if state is TrialState.REACHED else outcome
+
+
+def _missed(outcome: TrialOutcome, last: Observation) -> TrialOutcome:
+    return replace(outcome, last_miss_step=last.step, last_miss_seconds=last.train_seconds)
+
+
+class FakeExecutor:
+    """Plays what ``play`` yields for a request: its observations in time order, and an outcome where it ends by itself.
+
+    Each call of `events` gives one event: that of the trial which is due first on a virtual clock, on which the trials
+    of all slots begin where they are submitted. The train seconds of an observation are those since the beginning of
+    the trial, and ``play`` yields all of them for a request that resumes, too: those that the trial had are left out.
+    What ``play`` prints is the log, what it raises fails the trial, and where it just ends the trial is exhausted.
+
+    ``step_times`` are the seconds of a step by batch size: `STEP_SECONDS` where none is given, out of memory where it
+    is None. ``largest_micro_batch`` is the largest that fits.
+    """
+
+    STEP_SECONDS = 0.01
+    EVALUATION_SECONDS = 0.001
+
+    def __init__(
+        self,
+        play: Play,
+        slots: int = 1,
+        step_times: Mapping[int, float | None] | None = None,
+        *,
+        slots_apart: bool = False,
+        largest_micro_batch: int | None = None,
+        description: WorkloadDescription = DESCRIPTION,
+    ) -> None:
+        self.slots = slots
+        self.slots_apart = slots_apart
+        self.seconds = 0.0
+        """The virtual time."""
+        self.requests: list[TrialRequest] = []
+        """All that was submitted."""
+        self._play = play
+        self._step_times = step_times or {}
+        self._largest_micro_batch = largest_micro_batch
+        self._description = description
+        self._playing: dict[int, _Playing] = {}
+        self._events: list[Event] = []
+
+    def describe(self) -> WorkloadDescription:
+        return self._description
+
+    def measure_step_time(self, request: StepTimeRequest) -> StepTime:
+        self._refuse_while_a_trial_runs()
+        configuration = request.configuration
+        seconds = self._step_times.get(configuration.batch_size, self.STEP_SECONDS)
+        if seconds is None or not self._fits(configuration.micro_batch_size):
+            return StepTime.where_memory_ran_out(configuration)
+        return StepTime(
+            batch_size=configuration.batch_size,
+            micro_batch_size=configuration.micro_batch_size,
+            step_seconds=seconds,
+            step_seconds_low=seconds,
+            step_seconds_high=seconds,
+            update_seconds=seconds / 10,
+            evaluation_seconds=self.EVALUATION_SECONDS,
+            steps_timed=100,
+            settled=True,
+            peak_memory_bytes=None,
+        )
+
+    def measure_memory(self, request: MemoryRequest, *, reserve: bool = False) -> MemoryUse:
+        self._refuse_while_a_trial_runs()
+        micro_batch_size = request.configuration.micro_batch_size
+        fits = self._fits(micro_batch_size)
+        return MemoryUse(
+            micro_batch_size=micro_batch_size,
+            fits=fits,
+            peak_memory_bytes=micro_batch_size * 2**20,
+            reason=None if fits else "out of memory",
+        )
+
+    def measure_noise(self, request: NoiseRequest) -> NoiseMeasurement:
+        self._refuse_while_a_trial_runs()
+        configuration = request.configuration
+        return NoiseMeasurement(
+            batch_size=configuration.batch_size,
+            micro_batch_size=configuration.micro_batch_size,
+            step=0,
+            metric=request.target.value,
+            noise=GradientNoise(),
+        )
+
+    def submit(self, request: TrialRequest) -> None:
+        if len(self._playing) == self.slots:
+            raise ValueError(f"no slot is free for trial {request.number}: {sorted(self._playing)} are running")
+        if request.number in self._playing:
+            raise ValueError(f"trial {request.number} is running already")
+        self.requests.append(request)
+        playing = self._playing[request.number] = _Playing(request, self._play(request), self.seconds)
+        if request.resumes:
+            try:
+                _restore(playing)
+            except Exception as error:
+                reason = f"the trial cannot go on from its checkpoint {request.checkpoint}: {error}"
+                playing.next = TrialOutcome(state=TrialState.FAILED, reason=reason)
+                return
+        self._draw(playing)
+
+    def stop(self, number: int, state: TrialState, reason: str) -> None:
+        if number in self._playing:
+            self._playing[number].asked = state, reason
+
+    def events(self, timeout: float) -> list[Event]:
+        if not self._events and self._playing:
+            number, playing = min(self._playing.items(), key=lambda item: (item[1].due, item[0]))
+            self.seconds = max(self.seconds, playing.due)
+            self._advance(number, playing)
+        events, self._events = self._events, []
+        return events
+
+    def kill(self) -> None:
+        for number, playing in list(self._playing.items()):
+            self._end(number, playing.outcome(TrialState.CANCELLED, "killed: the run was stopped"))
+
+    def close(self) -> None:
+        self.kill()
+
+    def _advance(self, number: int, playing: _Playing) -> None:
+        """Give the next event of a trial."""
+        limit, item = playing.request.train_seconds_limit, playing.next
+        if playing.asked is not None:
+            self._end(number, _stopped(playing, *playing.asked))
+        elif item is None:
+            self._end(number, _reached_before(playing, TrialState.EXHAUSTED, "the recording ends"))
+        elif isinstance(item, TrialOutcome):
+            self._end(number, _scripted(playing, item))
+        elif item.train_seconds > limit:
+            reason, seconds = f"the limit of {limit:.4g} train seconds passed", max(limit, playing.train_seconds)
+            self._end(number, _reached_before(playing, playing.request.limit_state, reason, train_seconds=seconds))
+        else:
+            self._observe(number, playing, item)
+
+    def _observe(self, number: int, playing: _Playing, observation: Observation) -> None:
+        target, previous = playing.request.target, playing.last
+        self._events.append(Observed(number, observation))
+        playing.last = observation
+        if playing.best is None or target.gain(observation.metric) > target.gain(playing.best):
+            playing.best = observation.metric
+        if playing.crossing is None and target.is_met_by(observation.metric):
+            playing.crossing = crossing(previous, observation, target)
+            if playing.request.stop_at_target:
+                reason = f"{target.metric} = {observation.metric:.6g} at step {observation.step}"
+                playing.next = playing.outcome(TrialState.REACHED, reason)
+                return
+        self._draw(playing)
+
+    def _draw(self, playing: _Playing) -> None:
+        """Take the next item that the trial has not had yet."""
+        had = -1 if playing.last is None else playing.last.step
+        try:
+            with redirect_stdout(playing.log), redirect_stderr(playing.log):
+                playing.next = next((item for item in playing.items if _is_new(item, had)), None)
+        except Exception as error:
+            with redirect_stderr(playing.log):
+                playing.next = failed(error)
+
+    def _end(self, number: int, outcome: TrialOutcome) -> None:
+        playing = self._playing.pop(number)
+        self._events.append(Ended(number, outcome, playing.log.getvalue()))
+
+    def _fits(self, micro_batch_size: int) -> bool:
+        return self._largest_micro_batch is None or micro_batch_size <= self._largest_micro_batch
+
+    def _refuse_while_a_trial_runs(self) -> None:
+        if self._playing:
+            raise ValueError("nothing is measured while a trial runs")
+
+
+def _is_new(item: Observation | TrialOutcome, had: int) -> bool:
+    return isinstance(item, TrialOutcome) or item.step > had
+
+
+def _reached_before(
+    playing: _Playing, state: TrialState, reason: str, train_seconds: float | None = None
+) -> TrialOutcome:
+    """Return how a trial ended that may have met its target on the way and trained on."""
+    if playing.crossing is not None:
+        state, reason = TrialState.REACHED, f"the target was met, then trained on: {reason}"
+    return playing.outcome(state, reason, train_seconds=train_seconds)
+
+
+def _scripted(playing: _Playing, outcome: TrialOutcome) -> TrialOutcome:
+    """Return an outcome that ``play`` gave, with what the trial had reached where it does not say."""
+    if outcome.final_metric is not None or outcome.steps:
+        return outcome
+    reached = playing.outcome(outcome.state, outcome.reason)
+    return replace(reached, traceback=outcome.traceback, warnings=outcome.warnings, contended=outcome.contended)
+
+
+def _stopped(playing: _Playing, state: TrialState, reason: str) -> TrialOutcome:
+    if state is TrialState.PAUSED:
+        checkpoint = playing.request.checkpoint
+        try:
+            if checkpoint is None:
+                state = TrialState.PRUNED
+            else:
+                _save(playing, Path(checkpoint))
+        except OSError as error:
+            state, reason = TrialState.PRUNED, f"{reason}; could not be paused: {type(error).__name__}: {error}"
+    return playing.outcome(state, reason)
+
+
+def _save(playing: _Playing, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    found = playing.crossing
+    saved = {
+        "last": None if playing.last is None else asdict(playing.last),
+        "best": playing.best,
+        "crossing": None if found is None else asdict(found),
+    }
+    path.write_text(json.dumps(saved))
+
+
+def _restore(playing: _Playing) -> None:
+    assert playing.request.checkpoint is not None, "a request that resumes names its checkpoint"
+    saved = json.loads(Path(playing.request.checkpoint).read_text())
+    playing.last = None if saved["last"] is None else Observation(**saved["last"])
+    playing.best = saved["best"]
+    playing.crossing = None if saved["crossing"] is None else Crossing(**saved["crossing"])
+    playing.began -= playing.train_seconds

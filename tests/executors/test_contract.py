@@ -1,0 +1,305 @@
+"""What every executor does alike. A new one is one more entry in `EXECUTORS`."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, closing, contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from bssearch.executors.base import Ended, Event, Executor, ExecutorSettings, Observed, make_executor
+from bssearch.records import (
+    MemoryRequest,
+    NoiseRequest,
+    Observation,
+    StepTimeRequest,
+    TrialOutcome,
+    TrialRequest,
+    TrialState,
+)
+from tests.executors.fake import FakeExecutor
+from tests.executors.line_workload import (
+    BEHAVIOURS,
+    outcomes,
+    request_endless_trial,
+    request_trial,
+    run_to_the_end,
+    wait_for,
+    write_workload,
+)
+
+
+def of_kind(name: str) -> Callable[[Path], AbstractContextManager[Executor]]:
+    @contextmanager
+    def opened(folder: Path) -> Iterator[Executor]:
+        write_workload(folder)
+        settings = ExecutorSettings(workload="line.py:Line", folder=folder, device="cpu", hang_seconds=60.0)
+        with closing(make_executor(name, settings)) as executor:
+            yield executor
+
+    return opened
+
+
+@contextmanager
+def fake(folder: Path) -> Iterator[Executor]:
+    with closing(FakeExecutor(play_line)) as executor:
+        yield executor
+
+
+def play_line(request: TrialRequest) -> Iterator[Observation | TrialOutcome]:
+    """Play what the line workload does: a curve that rises with the learning rate, and a mishap at step 40."""
+    configuration = request.configuration
+    behaviour = BEHAVIOURS[round(100 * configuration.dropout)]
+    for step in itertools.count(0, request.eval_every_steps):
+        if step >= 40:
+            if behaviour == "raise":
+                raise RuntimeError("the user's own mistake")
+            if behaviour == "out_of_memory":
+                raise MemoryError("no more of it")
+            if behaviour == "diverge":
+                yield TrialOutcome(state=TrialState.DIVERGED, reason="the training loss is not finite")
+            if behaviour == "say" and step == 40:
+                print("said by the workload")
+        yield Observation(
+            step=step,
+            samples=step * configuration.batch_size,
+            train_seconds=0.001 * step,
+            metric=1.0 - math.exp(-configuration.learning_rate * step),
+            loss=None if step == 0 else 0.5,
+            learning_rate=configuration.learning_rate,
+        )
+
+
+EXECUTORS = {"local": of_kind("local"), "inline": of_kind("inline"), "fake": fake}
+
+
+@pytest.fixture(scope="module", params=list(EXECUTORS))
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def executor(kind: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Executor]:
+    """Yield an executor for the tests that leave it idle and well."""
+    with EXECUTORS[kind](tmp_path_factory.mktemp("line")) as opened:
+        yield opened
+
+
+def seen(events: list[Event]) -> list[Observation]:
+    return [event.observation for event in events if isinstance(event, Observed)]
+
+
+def request_learning_trial(number: int, behaviour: str = "learn", *, seconds: float) -> TrialRequest:
+    """Return a request that learns, but not what its target asks for."""
+    return request_trial(number, behaviour, seconds=seconds, target=2.0)
+
+
+def run_and_stop(
+    executor: Executor, request: TrialRequest, state: TrialState, *, after: int
+) -> tuple[TrialOutcome, list[Observation]]:
+    """Run a trial and stop it after so many observations."""
+    executor.submit(request)
+    events = wait_for(executor, lambda events: len(seen(events)) >= after)
+    executor.stop(request.number, state, "as asked")
+    if not outcomes(events):
+        events += wait_for(executor, lambda events: request.number in outcomes(events))
+    return outcomes(events)[request.number], seen(events)
+
+
+def test_the_workload_is_described(executor: Executor) -> None:
+    description = executor.describe()
+    assert (description.train_samples, description.validation_samples, description.test_samples) == (64, 16, 16)
+    assert list(description.metrics) == ["score"]
+    assert description.metrics["score"].chance == 0.0
+    assert description.environment.device_type == "cpu"
+    assert description.environment.workload_revision is not None
+    assert (description.model.parameters, description.model.batch_norm_layers) == (5, 0)
+    assert description.model.initial_metrics.keys() == {"score"}
+    assert description.tokens_per_sample is None
+
+
+def test_a_trial_that_reaches_its_target_tells_each_evaluation_and_its_end_once(executor: Executor) -> None:
+    request = request_trial(1)
+    outcome, observed = run_to_the_end(executor, request)
+    observations = [event.observation for event in observed]
+    assert outcome.state is TrialState.REACHED
+    assert [one.step for one in observations] == list(range(0, outcome.steps + 1, 2))
+    assert [one.metric >= 0.9 for one in observations] == [False] * (len(observations) - 1) + [True]
+    assert (outcome.final_metric, outcome.first_hit_step) == (observations[-1].metric, outcome.steps)
+    assert outcome.last_miss_step == observations[-2].step
+    assert outcome.steps_to_target is not None and outcome.last_miss_step < outcome.steps_to_target <= outcome.steps
+    assert outcome.time_to_target_s is not None and outcome.time_to_target_s <= observations[-1].train_seconds
+
+
+def test_the_same_request_twice_takes_the_same_steps(executor: Executor) -> None:
+    first, second = (run_to_the_end(executor, request_trial(number))[0] for number in (1, 2))
+    assert (first.steps_to_target, first.final_metric) == (second.steps_to_target, second.final_metric)
+
+
+def test_the_test_part_is_evaluated_where_it_is_asked_for(executor: Executor) -> None:
+    asked = [replace(request_trial(1), evaluate_test=test) for test in (True, False)]
+    first, second = (run_to_the_end(executor, request)[0].test_metric for request in asked)
+    assert first is not None and second is None
+
+
+@pytest.mark.parametrize("state", [TrialState.CAPPED, TrialState.EXHAUSTED])
+def test_the_limit_ends_a_trial_in_the_state_that_it_asks_for(state: TrialState, executor: Executor) -> None:
+    request = replace(request_learning_trial(1, seconds=0.05), limit_state=state)
+    outcome, observed = run_to_the_end(executor, request)
+    last = observed[-1].observation
+    assert (outcome.state, outcome.time_to_target_s) == (state, None)
+    assert outcome.train_seconds >= 0.05 and outcome.steps >= last.step
+    assert (outcome.last_miss_step, outcome.final_metric) == (last.step, last.metric)
+
+
+def test_a_trial_that_trains_on_keeps_its_first_crossing(executor: Executor) -> None:
+    stopping, _ = run_to_the_end(executor, request_trial(1))
+    request = replace(request_trial(2), stop_at_target=False, train_seconds_limit=0.3)
+    outcome, observed = run_to_the_end(executor, request)
+    assert outcome.state is TrialState.REACHED
+    assert (outcome.steps_to_target, outcome.first_hit_step) == (stopping.steps_to_target, stopping.first_hit_step)
+    assert outcome.train_seconds >= 0.3 and observed[-1].observation.step > stopping.steps
+
+
+def test_a_failure_of_the_workload_fails_the_trial_and_no_other(executor: Executor) -> None:
+    outcome, observed = run_to_the_end(executor, request_endless_trial(1, "raise"))
+    assert outcome.state is TrialState.FAILED
+    assert outcome.reason.startswith("RuntimeError: the user's own mistake (")
+    assert outcome.traceback is not None and "RuntimeError" in outcome.traceback
+    assert (outcome.steps, outcome.final_metric) == (observed[-1].observation.step, observed[-1].observation.metric)
+    assert run_to_the_end(executor, request_trial(2))[0].state is TrialState.REACHED
+
+
+@pytest.mark.parametrize(("behaviour", "state"), [("out_of_memory", TrialState.OOM), ("diverge", TrialState.DIVERGED)])
+def test_what_goes_wrong_with_a_configuration_is_its_state(
+    behaviour: str, state: TrialState, executor: Executor
+) -> None:
+    outcome, observed = run_to_the_end(executor, request_endless_trial(1, behaviour))
+    assert (outcome.state, outcome.time_to_target_s) == (state, None)
+    assert outcome.final_metric == observed[-1].observation.metric
+
+
+def test_what_a_trial_prints_comes_with_its_end_and_is_its_own(executor: Executor) -> None:
+    logs = []
+    for behaviour in ("say", "learn", "say"):
+        executor.submit(request_learning_trial(1, behaviour, seconds=0.5))
+        ended = wait_for(executor, lambda events: 1 in outcomes(events))
+        logs += [event.log for event in ended if isinstance(event, Ended)]
+    assert [log.strip() for log in logs] == ["said by the workload", "", "said by the workload"]
+
+
+@pytest.mark.parametrize("state", [TrialState.PRUNED, TrialState.CANCELLED])
+def test_a_stop_ends_the_trial_in_the_state_that_it_asks_for(state: TrialState, executor: Executor) -> None:
+    executor.stop(77, state, "no such trial")
+    outcome, observations = run_and_stop(executor, request_endless_trial(1), state, after=3)
+    assert (outcome.state, outcome.reason, outcome.time_to_target_s) == (state, "as asked", None)
+    assert (outcome.final_metric, outcome.last_miss_step) == (observations[-1].metric, observations[-1].step)
+    assert outcome.steps >= observations[-1].step and outcome.train_seconds >= observations[-1].train_seconds
+    executor.stop(1, state, "it is over")
+    assert run_to_the_end(executor, request_trial(1))[0].state is TrialState.REACHED
+
+
+def test_a_stop_right_after_the_submission_counts(executor: Executor) -> None:
+    executor.submit(request_endless_trial(1))
+    executor.stop(1, TrialState.CANCELLED, "changed my mind")
+    outcome = outcomes(wait_for(executor, lambda events: 1 in outcomes(events)))[1]
+    assert (outcome.state, outcome.reason) == (TrialState.CANCELLED, "changed my mind")
+
+
+@pytest.mark.parametrize("state", [TrialState.PRUNED, TrialState.CANCELLED, TrialState.PAUSED])
+def test_a_trial_that_is_stopped_after_its_target_has_not_reached_it(
+    state: TrialState, executor: Executor, tmp_path: Path
+) -> None:
+    request = replace(request_trial(1), stop_at_target=False, checkpoint=str(tmp_path / "trial"))
+    crossed = run_to_the_end(executor, request_trial(2))[1]
+    outcome, _ = run_and_stop(executor, request, state, after=len(crossed) + 1)
+    assert (outcome.state, outcome.time_to_target_s, outcome.last_miss_step) == (state, None, None)
+    if state is TrialState.PAUSED:
+        outcome, _ = run_to_the_end(executor, replace(request, resumes=True, train_seconds_limit=0.5))
+        assert (outcome.state, outcome.first_hit_step) == (TrialState.REACHED, crossed[-1].observation.step)
+
+
+def test_a_paused_trial_goes_on_after_its_last_observation(executor: Executor, tmp_path: Path) -> None:
+    request = replace(request_endless_trial(1), checkpoint=str(tmp_path / "trial"), eval_every_steps=50)
+    paused, first = run_and_stop(executor, request, TrialState.PAUSED, after=3)
+    assert (paused.state, paused.reason) == (TrialState.PAUSED, "as asked")
+    assert (tmp_path / "trial").is_file()
+    again, second = run_and_stop(executor, replace(request, resumes=True), TrialState.PAUSED, after=2)
+    outcome, third = run_and_stop(executor, replace(request, resumes=True), TrialState.PRUNED, after=1)
+    assert [one.step for one in (*first, *second, *third)] == list(range(0, 50 * len(first + second + third), 50))
+    seconds = [one.train_seconds for one in (*first, *second, *third)]
+    assert seconds == sorted(seconds)
+    assert paused.steps < again.steps <= outcome.steps
+    assert paused.train_seconds < again.train_seconds <= outcome.train_seconds
+
+
+def test_a_trial_that_cannot_be_saved_is_pruned(executor: Executor, tmp_path: Path) -> None:
+    (tmp_path / "a_file").touch()
+    for checkpoint in (None, str(tmp_path / "a_file" / "trial")):
+        request = replace(request_endless_trial(1), checkpoint=checkpoint)
+        outcome, _ = run_and_stop(executor, request, TrialState.PAUSED, after=2)
+        assert outcome.state is TrialState.PRUNED
+        assert outcome.reason.startswith("as asked" if checkpoint is None else "as asked; could not be paused: ")
+
+
+def test_a_trial_whose_checkpoint_is_gone_fails(executor: Executor, tmp_path: Path) -> None:
+    request = replace(request_endless_trial(1), checkpoint=str(tmp_path / "gone"), resumes=True)
+    outcome, observed = run_to_the_end(executor, request)
+    assert (outcome.state, observed) == (TrialState.FAILED, [])
+    assert f"cannot go on from its checkpoint {tmp_path / 'gone'}" in outcome.reason
+
+
+def test_a_full_house_and_a_measurement_beside_a_trial_are_the_callers_mistakes(executor: Executor) -> None:
+    configuration = request_trial(1).configuration
+    executor.submit(request_endless_trial(1))
+    with pytest.raises(ValueError, match="no slot is free for trial 2"):
+        executor.submit(request_trial(2))
+    with pytest.raises(ValueError, match="while a trial runs"):
+        executor.measure_step_time(StepTimeRequest(configuration=configuration))
+    with pytest.raises(ValueError, match="while a trial runs"):
+        executor.measure_memory(MemoryRequest(configuration=configuration))
+    executor.stop(1, TrialState.CANCELLED, "enough")
+    wait_for(executor, lambda events: 1 in outcomes(events))
+
+
+def test_steps_are_timed(executor: Executor) -> None:
+    step_time = executor.measure_step_time(StepTimeRequest(configuration=request_trial(1).configuration))
+    assert (step_time.batch_size, step_time.micro_batch_size, step_time.out_of_memory) == (8, 8, False)
+    assert step_time.step_seconds is not None and step_time.step_seconds > 0
+    assert step_time.evaluation_seconds is not None and step_time.evaluation_seconds > 0
+
+
+def test_the_noise_scale_is_measured(executor: Executor) -> None:
+    trial = request_trial(1)
+    request = NoiseRequest(
+        configuration=trial.configuration,
+        seed=1,
+        target=trial.target,
+        train_seconds_limit=0.2,
+        noise_seconds_limit=0.1,
+        eval_every_steps=2,
+    )
+    measured = executor.measure_noise(request)
+    assert (measured.batch_size, measured.micro_batch_size) == (8, 8)
+
+
+def test_a_micro_batch_that_fits_is_found_to(executor: Executor) -> None:
+    use = executor.measure_memory(MemoryRequest(configuration=request_trial(1).configuration))
+    assert (use.micro_batch_size, use.fits, use.reason) == (8, True, None)
+
+
+def test_kill_and_close_cancel_what_runs_and_a_second_close_does_nothing(kind: str, tmp_path: Path) -> None:
+    with EXECUTORS[kind](tmp_path) as executor:
+        executor.submit(request_endless_trial(1))
+        wait_for(executor, lambda events: len(events) >= 2)
+        executor.kill()
+        assert outcomes(executor.events(0.0))[1].state is TrialState.CANCELLED
+        executor.submit(request_endless_trial(2))
+        executor.close()
+        assert outcomes(executor.events(0.0))[2].state is TrialState.CANCELLED
+        executor.close()
+        assert executor.events(0.0) == []

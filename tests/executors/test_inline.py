@@ -1,0 +1,154 @@
+"""Trials in this very process: what a debugger needs, and what is left behind."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from bssearch.commands.run import run_study, trials_frame
+from bssearch.errors import LaunchError, SpecError, UsageError, WorkloadError
+from bssearch.executors.base import Ended, ExecutorSettings
+from bssearch.executors.inline import InlineExecutor
+from bssearch.records import TrialState
+from bssearch.spec import StudySpec
+from tests.executors.line_workload import (
+    opened,
+    outcomes,
+    request_endless_trial,
+    request_trial,
+    run_to_the_end,
+    wait_for,
+    write_workload,
+)
+from tests.factories import make_spec
+
+
+def settings_of(folder: Path, **changes: Any) -> ExecutorSettings:
+    write_workload(folder)
+    return ExecutorSettings(workload="line.py:Line", folder=folder, device="cpu", **changes)
+
+
+@contextmanager
+def inline(folder: Path, **changes: Any) -> Iterator[InlineExecutor]:
+    with closing(InlineExecutor(settings_of(folder, **changes))) as executor:
+        yield executor
+
+
+def put_into_loss(folder: Path, code: str) -> None:
+    """Have the workload run a line of code in one of its steps, the fortieth unless it is told another."""
+    path = folder / "line.py"
+    path.write_text(path.read_text().replace("            self.misbehave()", f"            {code}"))
+
+
+def test_a_breakpoint_stops_in_the_workloads_own_frame(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stopped_in: list[tuple[str, int]] = []
+    monkeypatch.setattr(
+        sys, "breakpointhook", lambda: stopped_in.append((sys._getframe(1).f_code.co_name, os.getpid()))
+    )
+    with inline(tmp_path, workload_settings={"at": 5}) as executor:
+        put_into_loss(tmp_path, "breakpoint()")
+        outcome, _ = run_to_the_end(executor, request_trial(1))
+    assert stopped_in == [("loss", os.getpid())]
+    assert outcome.state is TrialState.REACHED
+
+
+def test_a_trial_is_that_of_a_worker_process_bit_for_bit(tmp_path: Path) -> None:
+    with inline(tmp_path) as executor:
+        here, here_seen = run_to_the_end(executor, request_trial(1))
+    with opened(tmp_path) as worker:
+        there, there_seen = run_to_the_end(worker, request_trial(1))
+    curves = [[replace(event.observation, train_seconds=0.0) for event in events] for events in (here_seen, there_seen)]
+    assert curves[0] == curves[1]
+    assert (here.state, here.steps_to_target, here.final_metric) == (
+        there.state,
+        there.steps_to_target,
+        there.final_metric,
+    )
+    assert here.warnings == tuple(word for word in here.warnings if "in no ledger" not in word)
+
+
+@pytest.mark.parametrize("error", ["KeyboardInterrupt", "__import__('bdb').BdbQuit"])
+def test_an_interrupt_in_the_workload_ends_the_trial_as_cancelled_and_is_raised(error: str, tmp_path: Path) -> None:
+    with inline(tmp_path) as executor:
+        put_into_loss(tmp_path, f"raise {error}")
+        executor.submit(request_endless_trial(1))
+        with pytest.raises(KeyboardInterrupt):
+            wait_for(executor, lambda events: 1 in outcomes(events))
+        [ended] = [event for event in executor.events(0.0) if isinstance(event, Ended)]
+    assert (ended.number, ended.outcome.state) == (1, TrialState.CANCELLED)
+    assert ended.outcome.steps > 0
+
+
+def test_a_kill_from_within_a_step_ends_the_trial_in_that_step(tmp_path: Path) -> None:
+    with inline(tmp_path) as executor, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "breakpointhook", executor.kill)  # as a signal handler would
+        put_into_loss(tmp_path, "breakpoint()")
+        executor.submit(request_endless_trial(1))
+        outcome = outcomes(wait_for(executor, lambda events: 1 in outcomes(events)))[1]
+    assert (outcome.state, outcome.steps) == (TrialState.CANCELLED, 40)
+
+
+def test_the_environment_and_the_threads_are_set_and_put_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KEPT", "before")
+    monkeypatch.delenv("GIVEN", raising=False)
+    threads = torch.get_num_threads()
+    with inline(tmp_path, environment={"GIVEN": "now", "KEPT": "now"}, threads=threads + 1) as executor:
+        executor.describe()
+        assert (os.environ["GIVEN"], os.environ["KEPT"], torch.get_num_threads()) == ("now", "now", threads + 1)
+    assert ("GIVEN" in os.environ, os.environ["KEPT"], torch.get_num_threads()) == (False, "before", threads)
+
+
+def test_prints_reach_the_terminal_and_the_log_that_is_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with inline(tmp_path, log_folder=tmp_path / "logs") as executor:
+        run_to_the_end(executor, request_endless_trial(1, "say", seconds=0.5))
+    assert "said by the workload" in capsys.readouterr().out
+    assert "said by the workload" in (tmp_path / "logs" / "slot-0.log").read_text()
+
+
+def test_what_a_process_of_its_own_gives_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="slots = 2 must be 1"):
+        InlineExecutor(settings_of(tmp_path, slots=2))
+    with inline(tmp_path, memory_limit_bytes=2**31) as executor, pytest.raises(LaunchError, match="memory limit"):
+        executor.describe()
+
+
+def test_a_workload_that_does_not_load_is_raised_with_the_users_line(tmp_path: Path) -> None:
+    with inline(tmp_path, workload_settings={"fault": "load raises"}) as executor:
+        with pytest.raises(WorkloadError, match="does not load: ValueError: no such table") as caught:
+            executor.describe()
+        assert caught.value.__cause__ is not None
+
+
+def test_a_spec_names_its_executor_which_is_no_part_of_the_question() -> None:
+    default, named = make_spec(), make_spec(executor={"name": "inline"})
+    assert (default.executor.name, named.executor.name) == ("local", "inline")
+    assert default.question_hash == named.question_hash
+    with pytest.raises(ValueError, match="'cloud' is not known; there are local, inline"):
+        StudySpec.model_validate({**default.model_dump(), "executor": {"name": "cloud"}})
+
+
+def test_a_study_runs_inline(tmp_path: Path) -> None:
+    write_workload(tmp_path)
+    spec = make_spec(
+        workload="line.py:Line",
+        target={"metric": "score", "value": 0.9, "goal": "maximize"},
+        space={"batch_size": {"low": 8, "high": 16}, "learning_rate": 0.05},
+        default={"batch_size": 8, "learning_rate": 0.05},
+        confirm={"runs": 0},
+        budget={"trials": 3, "trial_train_seconds": 2.0},
+        executor={"name": "inline", "device": "cpu"},
+    )
+    url = f"sqlite:///{tmp_path / 'study.db'}"
+    answer = run_study(spec, db=url, folder=tmp_path)
+    assert {batch.batch_size for batch in answer.batches} == {8, 16}
+    assert "reached" in set(trials_frame(spec.name, db=url)["state"])
+    with pytest.raises((UsageError, SpecError), match="slots = 2"):
+        run_study(make_spec(executor={"name": "inline", "slots": 2}), db=url, folder=tmp_path)
