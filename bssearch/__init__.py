@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from bssearch.commands.audit import audit_study
     from bssearch.commands.confirm import confirm_study
     from bssearch.commands.enqueue import enqueue
+    from bssearch.commands.optuna_study import load_optuna_study
     from bssearch.commands.run import advise_target, best, check, run_study, trials_frame
     from bssearch.errors import (
         BSSearchError,
@@ -67,6 +68,7 @@ _HOMES = {
     "check": "bssearch.commands.run",
     "confirm_study": "bssearch.commands.confirm",
     "enqueue": "bssearch.commands.enqueue",
+    "load_optuna_study": "bssearch.commands.optuna_study",
     "load_spec": "bssearch.spec",
     "open_store": "bssearch.storage.repository",
     "run_study": "bssearch.commands.run",
@@ -100,6 +102,7 @@ __all__ = [
     "check",
     "confirm_study",
     "enqueue",
+    "load_optuna_study",
     "load_spec",
     "open_store",
     "run_study",

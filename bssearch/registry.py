@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from bssearch.errors import UsageError
 
-Kind = Literal["objectives", "pruners", "samplers", "executors", "importers", "probes"]
+Kind = Literal["objectives", "pruners", "samplers", "executors", "importers", "exporters", "probes"]
 
 BUILT_IN: Mapping[Kind, Mapping[str, str]] = {
     "objectives": {},
@@ -26,6 +26,10 @@ BUILT_IN: Mapping[Kind, Mapping[str, str]] = {
     "samplers": {},
     "executors": {},
     "importers": {},
+    "exporters": {
+        "curves": "bssearch.commands.export:export_curves",
+        "optuna": "bssearch.commands.optuna_export:export_to_optuna",
+    },
     "probes": {},
 }
 """Of each kind the module and the attribute, ``module:attribute``, by name."""
