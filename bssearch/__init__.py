@@ -37,6 +37,7 @@ if TYPE_CHECKING:
         WorkloadError,
     )
     from bssearch.records import MetricInfo
+    from bssearch.samplers.time_model.optuna_sampler import TimeToTargetSampler
     from bssearch.spec import StudySpec, load_spec
     from bssearch.storage.repository import Store, open_store
     from bssearch.workloads.base import Data, Part, WeightedLoss, Workload
@@ -58,6 +59,7 @@ _HOMES = {
     "Store": "bssearch.storage.repository",
     "StudySpec": "bssearch.spec",
     "TargetNotReachedError": "bssearch.errors",
+    "TimeToTargetSampler": "bssearch.samplers.time_model.optuna_sampler",
     "UsageError": "bssearch.errors",
     "WeightedLoss": "bssearch.workloads.base",
     "Workload": "bssearch.workloads.base",
@@ -92,6 +94,7 @@ __all__ = [
     "Store",
     "StudySpec",
     "TargetNotReachedError",
+    "TimeToTargetSampler",
     "UsageError",
     "WeightedLoss",
     "Workload",
