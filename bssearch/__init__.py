@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from bssearch.commands.check import check
     from bssearch.commands.confirm import confirm_study
     from bssearch.commands.enqueue import enqueue
+    from bssearch.commands.optuna_study import load_optuna_study
     from bssearch.commands.run import run_study
     from bssearch.commands.target import advise_target
     from bssearch.commands.trials import trials_frame
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
         WorkloadError,
     )
     from bssearch.records import MetricInfo
+    from bssearch.samplers.time_model.optuna_sampler import TimeToTargetSampler
     from bssearch.spec import StudySpec, load_spec
     from bssearch.storage.repository import Store, open_store
     from bssearch.workloads.base import Data, Part, WeightedLoss, Workload
@@ -61,6 +63,7 @@ _HOMES = {
     "Store": "bssearch.storage.repository",
     "StudySpec": "bssearch.spec",
     "TargetNotReachedError": "bssearch.errors",
+    "TimeToTargetSampler": "bssearch.samplers.time_model.optuna_sampler",
     "UsageError": "bssearch.errors",
     "WeightedLoss": "bssearch.workloads.base",
     "Workload": "bssearch.workloads.base",
@@ -71,6 +74,7 @@ _HOMES = {
     "check": "bssearch.commands.check",
     "confirm_study": "bssearch.commands.confirm",
     "enqueue": "bssearch.commands.enqueue",
+    "load_optuna_study": "bssearch.commands.optuna_study",
     "load_spec": "bssearch.spec",
     "open_store": "bssearch.storage.repository",
     "run_study": "bssearch.commands.run",
@@ -94,6 +98,7 @@ __all__ = [
     "Store",
     "StudySpec",
     "TargetNotReachedError",
+    "TimeToTargetSampler",
     "UsageError",
     "WeightedLoss",
     "Workload",
@@ -104,6 +109,7 @@ __all__ = [
     "check",
     "confirm_study",
     "enqueue",
+    "load_optuna_study",
     "load_spec",
     "open_store",
     "run_study",

@@ -20,7 +20,7 @@ from bssearch.errors import UsageError
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
-Kind = Literal["objectives", "pruners", "samplers", "executors", "importers", "probes"]
+Kind = Literal["objectives", "pruners", "samplers", "executors", "importers", "exporters", "probes"]
 
 BUILT_IN: Mapping[Kind, Mapping[str, str]] = {
     "objectives": {
@@ -55,6 +55,10 @@ BUILT_IN: Mapping[Kind, Mapping[str, str]] = {
     "importers": {
         "runs": "bssearch.importers.runs:import_runs",
         "rcp": "bssearch.importers.rcp:import_rcp",
+    },
+    "exporters": {
+        "curves": "bssearch.commands.export:export_curves",
+        "optuna": "bssearch.commands.optuna_export:export_to_optuna",
     },
     "probes": {
         "memory": "bssearch.commands.probe.memory:memory",

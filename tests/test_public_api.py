@@ -33,7 +33,10 @@ HEAVY = ("torch", "optuna", "pandas", "sqlalchemy", "scipy", "pydantic")
     [
         ("import bssearch; bssearch.BSSearchError", ()),
         ("import bssearch; bssearch.Workload; bssearch.StudySpec", ("pydantic",)),
-        ("import bssearch; [getattr(bssearch, n) for n in bssearch.__all__]", ("pydantic", "sqlalchemy")),
+        (
+            "import bssearch; [getattr(bssearch, n) for n in bssearch.__all__ if n not in {'TimeToTargetSampler'}]",
+            ("pydantic", "sqlalchemy"),  # the one that is left out is one of Optuna's samplers
+        ),
         (
             "from bssearch.cli.app import app; app(['--help'], standalone_mode=False)",
             (),

@@ -2,42 +2,44 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from bssearch import registry
 from bssearch.cli.arguments import DatabaseOption
-
-
-class Kind(StrEnum):
-    """What a study is exported as."""
-
-    CURVES = "curves"
 
 
 def export(
     study: Annotated[str, typer.Argument(help="The study's name.")],
-    to: Annotated[Kind, typer.Option("--to", help="curves: its learning curves, as `simulate` reads them.")],
+    to: Annotated[
+        str,
+        typer.Option(
+            "--to",
+            metavar="KIND",
+            help="curves: its learning curves, as `simulate` reads them. "
+            "optuna: an Optuna study in a database, for `optuna`, optuna-dashboard and `optuna.load_study`.",
+        ),
+    ],
     file: Annotated[
-        Path | None, typer.Option("--file", metavar="FILE.csv.gz", show_default="STUDY.csv.gz", help="Where to.")
+        str | None,
+        typer.Option(
+            "--file",
+            metavar="FILE|URL",
+            show_default="STUDY.csv.gz or STUDY.optuna.db",
+            help="Where to. Of optuna: a database URL, or the path of a SQLite file; it is made where there is none, "
+            "and may hold other Optuna studies.",
+        ),
     ] = None,
     db: DatabaseOption = None,
 ) -> None:
-    """Write the learning curves of a study's search trials as a table, and a description of it that ends in .json."""
-    from bssearch.commands.export import recorded_table, stopped_early
-    from bssearch.recorded import write_table
+    """Write a study's search trials for other programs: learning curves as a table, or an Optuna study."""
+    exporter = registry.load("exporters", to)
     from bssearch.storage.repository import open_store
 
     with open_store(db, write=False) as store:
-        table = recorded_table(store, study)
-        early = stopped_early(store, study)
-    for path in write_table(table, file or Path(f"{study}.csv.gz")):
-        typer.echo(path)
-    if early:
-        typer.echo(
-            f"note: the study's own pruner stopped {early} of {len(table.trials)} trials, whose curves end there: to "
-            "compare pruners without that, run a study with --set pruner.name=none",
-            err=True,
-        )
+        exported = exporter(store, study, file)
+    for line in exported.written:
+        typer.echo(line)
+    for note in exported.notes:
+        typer.echo(note, err=True)

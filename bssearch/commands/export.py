@@ -2,16 +2,42 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
+from pathlib import Path
 
 from bssearch.analysis.answer import parameters_of
 from bssearch.commands.report import observations_of
 from bssearch.errors import UsageError
-from bssearch.recorded import RecordedTable, RecordedTrial
+from bssearch.recorded import RecordedTable, RecordedTrial, write_table
 from bssearch.records import Observation, Phase, TrialRecord, TrialState
 from bssearch.spec import StudySpec
 from bssearch.storage.repository import Store
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """What an export wrote, as lines for programs, and what there is to say about it, for people."""
+
+    written: Sequence[str]
+    notes: Sequence[str] = ()
+
+
+def export_curves(store: Store, name: str, file: str | None = None) -> Exported:
+    """Write the learning curves of a study's search trials as a table, ``NAME.csv.gz`` where no file is given.
+
+    A description that ends in .json is written beside it. Raises as `recorded_table` does.
+    """
+    table = recorded_table(store, name)
+    early = stopped_early(store, name)
+    written = [str(path) for path in write_table(table, Path(file or f"{name}.csv.gz"))]
+    note = (
+        f"note: the study's own pruner stopped {early} of {len(table.trials)} trials, whose curves end there: to "
+        "compare pruners without that, run a study with --set pruner.name=none"
+    )
+    return Exported(written, [note] if early else [])
 
 
 def recorded_table(store: Store, name: str) -> RecordedTable:
