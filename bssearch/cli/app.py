@@ -14,6 +14,7 @@ from bssearch.cli import (
     db,
     enqueue,
     exports,
+    guide,
     imports,
     init,
     keep,
@@ -56,6 +57,7 @@ app.command("rename")(keep.rename)
 app.command("archive")(keep.archive)
 app.command("delete")(keep.delete)
 app.command("schema")(query.schema)
+app.command("guide")(guide.guide)
 app.add_typer(probe.app, name="probe")
 app.add_typer(imports.app, name="import")
 app.add_typer(db.app, name="db")
