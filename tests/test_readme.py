@@ -1,27 +1,38 @@
-"""What the README shows works, and what can be asked of the command line is in it."""
+"""What the README shows works, and its answer and its picture are of one study."""
 
 from __future__ import annotations
 
 import json
 import re
+from datetime import date
 from pathlib import Path
 
 import pytest
 
-from bssearch.cli.app import app
+from bssearch.analysis.answer import Answer
+from bssearch.analysis.headline import headline
+from bssearch.cli.answer import print_answer
+from bssearch.pages.picture import svg
+from bssearch.settings import shipped_studies
+from bssearch.spec import load_spec
 from tests.cli.task import bssearch
+from tests.documents import GUIDE, README, ROOT, blocks
 
-ROOT = Path(__file__).resolve().parents[1]
-README = (ROOT / "README.md").read_text(encoding="utf-8")
+ANSWER = Answer.model_validate_json((ROOT / "tests" / "data" / "digits.best.json").read_text(encoding="utf-8"))
+PICTURE = (GUIDE / "pictures" / "digits.svg").read_text(encoding="utf-8")
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", README, flags=re.DOTALL)
+def flat(text: str) -> str:
+    return " ".join(text.split())
+
+
+def test_the_readme_is_read_in_one_go() -> None:
+    assert len(README.splitlines()) <= 200
 
 
 def test_the_workload_and_spec_of_the_readme_run_as_they_stand(tmp_path: Path) -> None:
-    (tmp_path / "my_task.py").write_text(next(block for block in blocks("python") if "class MyTask" in block))
-    (tmp_path / "my_study.yaml").write_text(next(block for block in blocks("yaml") if "my_task.py" in block))
+    (tmp_path / "my_task.py").write_text(next(block for block in blocks(README, "python") if "class MyTask" in block))
+    (tmp_path / "my_study.yaml").write_text(next(block for block in blocks(README, "yaml") if "my_task.py" in block))
     done = bssearch("run", "my_study.yaml", "--set", "budget.trials=8", "--set", "confirm.runs=1", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     answer = json.loads(bssearch("best", "my-task", "--format", "json", cwd=tmp_path).stdout)
@@ -29,14 +40,28 @@ def test_the_workload_and_spec_of_the_readme_run_as_they_stand(tmp_path: Path) -
 
 
 def test_the_set_up_is_two_commands() -> None:
-    commands = [line for block in blocks("sh") for line in block.splitlines() if line.startswith("pip install")]
+    commands = [line for block in blocks(README, "sh") for line in block.splitlines() if line.startswith("pip install")]
     assert commands == ["pip install . && bssearch run studies/digits.yaml", "pip install '.[dev]' && pytest"]
     assert "pip install --quiet '.[dev]'" in (ROOT / ".ci" / "run").read_text()
 
 
-@pytest.mark.parametrize("command", [one.name for one in app.registered_commands] + ["db upgrade"])
-def test_every_command_is_in_the_readme_and_has_help(command: str) -> None:
-    assert f"bssearch {command}" in README
-    done = bssearch(*command.split(), "--help", cwd=ROOT)
-    assert done.returncode == 0
-    assert len(done.stdout.strip().splitlines()) > 3
+def test_the_sentence_and_the_printed_answer_are_those_of_the_stored_study(capsys: pytest.CaptureFixture[str]) -> None:
+    assert f"**{headline(ANSWER)}**" in flat(README)
+    print_answer(ANSWER)
+    printed = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+    assert blocks(README, "text")[0].splitlines() == printed
+
+
+def test_the_picture_is_that_of_the_stored_study() -> None:
+    (day,) = re.findall(r"study digits, .*?, (\d{4}-\d\d-\d\d)<", PICTURE)
+    default = load_spec(shipped_studies()["digits"]).default.batch_size
+    assert svg(ANSWER, default_batch_size=default, measured_on=date.fromisoformat(day)) == PICTURE
+    assert "](bssearch/guide/pictures/digits.svg)" in README
+
+
+def test_the_study_of_the_answer_is_named_with_its_command_machine_and_date() -> None:
+    (day,) = re.findall(r"study digits, .*?, (\d{4}-\d\d-\d\d)<", PICTURE)
+    (sentence,) = re.findall(r"The study was made by .*?\.(?= |$)", flat(README.split("## Try it")[0]))
+    assert "`bssearch run digits`" in sentence
+    assert ANSWER.device.name in sentence
+    assert day in sentence

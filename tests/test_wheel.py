@@ -64,3 +64,11 @@ def test_templates_travel_in_the_wheel(installed: Path, tmp_path: Path, kind: st
     assert done.returncode == 0, done.stderr
     planned = run(installed, tmp_path, "run", "mine.yaml", "--dry-run")
     assert planned.returncode == 0, planned.stderr
+
+
+@pytest.mark.slow
+def test_the_guide_travels_in_the_wheel(installed: Path, tmp_path: Path) -> None:
+    done = run(installed, tmp_path, "guide", "measuring")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == (ROOT / "bssearch" / "guide" / "measuring.md").read_text(encoding="utf-8")
+    assert (installed / "bssearch" / "guide" / "pictures" / "digits.svg").exists()

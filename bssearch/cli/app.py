@@ -14,6 +14,7 @@ from bssearch.cli import (
     db,
     enqueue,
     export,
+    guide,
     init,
     keep,
     price,
@@ -56,6 +57,7 @@ app.command("rename")(keep.rename)
 app.command("archive")(keep.archive)
 app.command("delete")(keep.delete)
 app.command("schema")(query.schema)
+app.command("guide")(guide.guide)
 app.add_typer(registered.probes, name="probe")
 app.add_typer(registered.importers, name="import")
 app.add_typer(db.app, name="db")

@@ -49,7 +49,9 @@ COMPARED = (
 def _path(text: str) -> Path:
     """Return a path that was given; raise `UsageError` where it is empty, which would stand for the folder at hand."""
     if not text:
-        raise UsageError("a path is empty", hint="--html takes a file, --csv a folder; . is the folder at hand")
+        raise UsageError(
+            "a path is empty", hint="--html and --svg take a file, --csv a folder; . is the folder at hand"
+        )
     return Path(text)
 
 
@@ -59,6 +61,12 @@ def report(
         Path | None,
         typer.Option("--html", parser=_path, metavar="FILE", help="Write the page: one file that needs no network."),
     ] = None,
+    svg: Annotated[
+        Path | None,
+        typer.Option(
+            "--svg", parser=_path, metavar="FILE", help="Write one picture, for a README: light or dark as the screen."
+        ),
+    ] = None,
     tables: Annotated[
         Path | None,
         typer.Option(
@@ -67,8 +75,8 @@ def report(
     ] = None,
     db: DatabaseOption = None,
 ) -> None:
-    """Show a study as a whole: a page with its figures and tables, or all its rows as CSV."""
-    from bssearch.commands.report import picture_of
+    """Show a study as a whole: a page with its figures and tables, one picture, or all its rows as CSV."""
+    from bssearch.commands.report import picture_of, svg_of
     from bssearch.pages.html import require_plots
     from bssearch.pages.page import render
     from bssearch.search.finding import answer
@@ -77,6 +85,8 @@ def report(
     if html is not None:
         require_plots()
         check_file(html)
+    if svg is not None:
+        check_file(svg)
     if tables is not None:
         check_folder(tables, TABLES)
     with open_store(db, write=False) as store:
@@ -86,10 +96,15 @@ def report(
             with replacing([html]) as (file,):
                 file.write(page)
             typer.echo(html)
+        if svg is not None:
+            drawn = svg_of(store, name)
+            with replacing([svg]) as (file,):
+                file.write(drawn)
+            typer.echo(svg)
         if tables is not None:
             for path in _write_tables(store, name, tables):
                 typer.echo(path)
-        if html is None and tables is None:
+        if html is None and svg is None and tables is None:
             print_answer(answer(store, name))
             typer.echo(f"bssearch report {name} --html report.html shows it with figures", err=True)
 

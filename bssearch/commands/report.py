@@ -14,6 +14,7 @@ from bssearch.analysis.rules.audit import FULL_LIMIT_PHASES, audit
 from bssearch.analysis.time_to_target import Estimate, estimate, ratio_interval
 from bssearch.errors import TargetNotReachedError
 from bssearch.pages.page import StudyPicture
+from bssearch.pages.picture import svg
 from bssearch.pages.trial_plots import curve_trials
 from bssearch.records import Observation, StudyRecord, TrialRecord
 from bssearch.search.finding import answer
@@ -86,6 +87,17 @@ def picture_of(store: Store, name: str) -> StudyPicture:
         curves={size: curves[number] for size, number in chosen.items()},
         audit=audit(spec, trials, found, store.step_times(name), store.memory_boundary(name)) if audited else None,
     )
+
+
+def svg_of(store: Store, name: str) -> str:
+    """Return one picture of a study as an SVG document, with the day it was made.
+
+    Raises `NotFoundError`, and `TargetNotReachedError` where no trial reached the target.
+    """
+    found, study = answer(store, name), store.study(name)
+    spec = StudySpec.model_validate(study.spec)
+    default = spec.default.batch_size if spec.default_is_known else None
+    return svg(found, default_batch_size=default, measured_on=study.created_at.date())
 
 
 def observations_of(store: Store, name: str, trials: Sequence[TrialRecord]) -> Iterator[tuple[int, Observation]]:

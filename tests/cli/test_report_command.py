@@ -105,6 +105,15 @@ def test_the_page_is_written_and_its_path_printed(folder: Path, tmp_path: Path) 
     assert stat.S_IMODE(path.stat().st_mode) == 0o666 & ~_umask()
 
 
+def test_the_picture_is_written_and_its_path_printed(folder: Path, tmp_path: Path) -> None:
+    path = tmp_path / "picture.svg"
+    done = bssearch("report", "toy", "--svg", path, cwd=folder)
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"{path}\n", "")
+    text = path.read_text(encoding="utf-8")
+    assert text.startswith("<svg ") and text.endswith("</svg>\n")
+    assert "study toy, " in text
+
+
 def _umask() -> int:
     line = next(one for one in Path("/proc/self/status").read_text().splitlines() if one.startswith("Umask"))
     return int(line.split()[1], 8)
@@ -118,10 +127,10 @@ def test_an_earlier_page_is_replaced_and_a_link_to_it_kept(folder: Path, tmp_pat
     assert link.is_symlink() and real.read_text(encoding="utf-8").startswith("<!doctype html>")
 
 
-@pytest.mark.parametrize("option", ["--html", "--csv"])
+@pytest.mark.parametrize("option", ["--html", "--svg", "--csv"])
 def test_what_cannot_be_written_is_named_and_nothing_is_left(folder: Path, tmp_path: Path, option: str) -> None:
     taken = tmp_path / "taken"
-    taken.mkdir() if option == "--html" else taken.write_text("mine")
+    taken.mkdir() if option != "--csv" else taken.write_text("mine")
     for path in (tmp_path / "nowhere" / "out", taken, tmp_path / ("x" * 300), Path("/dev/null"), Path("/proc/x")):
         done = bssearch("report", "toy", option, path, cwd=folder)
         assert (done.returncode, done.stdout) == (2, ""), path
@@ -146,7 +155,7 @@ def _full_disk(self: Path, target: Path) -> Path:
     raise OSError(28, "No space left on device")
 
 
-@pytest.mark.parametrize("option", ["--html", "--csv"])
+@pytest.mark.parametrize("option", ["--html", "--svg", "--csv"])
 def test_a_link_to_itself_and_an_empty_path_are_refused(folder: Path, tmp_path: Path, option: str) -> None:
     loop = tmp_path / "loop"
     loop.symlink_to(loop)
@@ -210,7 +219,7 @@ def test_a_table_that_does_not_fit_on_the_disk_is_named(
     assert (done.returncode, files(tmp_path)) == (2, set())
 
 
-@pytest.mark.parametrize("option", ["--html", "--csv"])
+@pytest.mark.parametrize("option", ["--html", "--svg", "--csv"])
 def test_without_a_reached_trial_nothing_is_written(folder: Path, tmp_path: Path, option: str) -> None:
     done = bssearch("report", "missed", option, tmp_path / "out", cwd=folder)
     assert (done.returncode, done.stdout) == (5, "")

@@ -1,0 +1,68 @@
+"""``bssearch guide``: the guide that ships with the package, one topic a Markdown file."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bssearch.cli.output import console, write
+from bssearch.errors import NotFoundError
+
+GUIDE = Path(__file__).resolve().parents[1] / "guide"
+
+
+class GuideFormat(StrEnum):
+    """How a topic is printed."""
+
+    PAGE = "page"
+    TEXT = "text"
+
+
+def guide(
+    topic: Annotated[
+        str | None, typer.Argument(metavar="[TOPIC]", help="What to read about; without it, the topics there are.")
+    ] = None,
+    form: Annotated[
+        GuideFormat,
+        typer.Option("--format", "-f", help="page: laid out, where a terminal shows it; text: Markdown as it is."),
+    ] = GuideFormat.PAGE,
+) -> None:
+    """Print a topic of the guide, or the topics there are."""
+    text = contents() if topic is None else topic_file(topic).read_text(encoding="utf-8")
+    screen = console()
+    if form is GuideFormat.PAGE and screen.is_terminal:
+        from rich.markdown import Markdown
+
+        screen.print(Markdown(text))
+    else:
+        write(text)
+
+
+def topics() -> dict[str, Path]:
+    """Return the guide's files by topic."""
+    return {path.stem: path for path in sorted(GUIDE.glob("*.md"))}
+
+
+def topic_file(topic: str) -> Path:
+    """Return a topic's file. Raises `NotFoundError`, naming the topics that are written nearly so, else all."""
+    from difflib import get_close_matches
+
+    there = topics()
+    if topic not in there:
+        near = get_close_matches(topic, there) or list(there)
+        raise NotFoundError(f"the guide has no topic {topic!r}", hint=f"bssearch guide {' | '.join(near)}")
+    return there[topic]
+
+
+def contents() -> str:
+    """Return the topics as Markdown, each with the paragraph that its file begins with."""
+    lines = [f"- `bssearch guide {name}`: {_first_paragraph(path)}" for name, path in topics().items()]
+    return "\n".join(["# The guide", "", *lines, ""])
+
+
+def _first_paragraph(path: Path) -> str:
+    """Return the paragraph under a file's heading, on one line."""
+    return " ".join(path.read_text(encoding="utf-8").split("\n\n")[1].split())

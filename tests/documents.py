@@ -1,0 +1,40 @@
+"""The README and the guide as text: their code blocks, commands and names."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+GUIDE = ROOT / "bssearch" / "guide"
+DOCUMENTS = {path.stem: path.read_text(encoding="utf-8") for path in [ROOT / "README.md", *sorted(GUIDE.glob("*.md"))]}
+README = DOCUMENTS["README"]
+
+
+def blocks(text: str, language: str) -> list[str]:
+    """Return the code blocks of a language."""
+    return re.findall(rf"^```{language}\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE)
+
+
+def spans(text: str) -> list[str]:
+    """Return the code within sentences."""
+    prose = re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
+    return re.findall(r"`([^`]+)`", prose)
+
+
+def code(text: str) -> str:
+    """Return all code, in blocks and within sentences."""
+    return "\n".join([*re.findall(r"^```\w*\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE), *spans(text)])
+
+
+def block_commands(text: str) -> list[list[str]]:
+    """Return the commands of bssearch in code blocks, each as its words after ``bssearch``."""
+    lines = [line for block in blocks(text, "sh") for line in block.replace("\\\n", " ").splitlines()]
+    found = [part.strip() for line in lines for part in re.sub(r"\s+#.*", "", line).split("&&")]
+    return [shlex.split(re.sub(r" > \S+$", "", one))[1:] for one in found if one.startswith("bssearch ")]
+
+
+def span_commands(text: str) -> list[list[str]]:
+    """Return the commands of bssearch within sentences, each as its words after ``bssearch``."""
+    return [span.split()[1:] for span in spans(text) if re.match(r"bssearch\s", span)]

@@ -1,0 +1,267 @@
+"""What the README and the guide say of commands, options, fields, names and files is what the code has."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import tomllib
+import typing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+import yaml
+from pydantic import BaseModel
+
+import bssearch
+from bssearch import registry
+from bssearch.cli.app import app
+from bssearch.records import Objective
+from bssearch.settings import presets, shipped_studies
+from bssearch.spec import load_spec
+from bssearch.spec.model import PrunerSpec, SamplerSpec, StudySpec, TrainingSpec
+from bssearch.storage.patience import RETRY_FOR_S
+from tests.cli.task import bssearch as run
+from tests.documents import DOCUMENTS, GUIDE, ROOT, block_commands, blocks, code, span_commands, spans
+
+PENDING_NAMES = {"load_optuna_study", "TimeToTargetSampler"}
+"""Names that the guide describes before the package has them."""
+
+PENDING_COMMANDS = [["export", "STUDY", "--to", "optuna", "--file", "sqlite:///optuna.db"]]
+PLACEHOLDERS = {"NUMBER": "1", "X": "1"}
+BENCHMARKS = {path.name for path in (ROOT / "tests" / "benchmarks").glob("*.py")} - {"__init__.py"}
+ROOMS = DOCUMENTS["changing-the-code"]
+every_document = pytest.mark.parametrize("name", DOCUMENTS)
+
+
+def leaf(words: list[str]) -> tuple[Any, list[str]]:
+    """Return the command that words begin with, and the words after it."""
+    command: Any = typer.main.get_command(app)
+    while hasattr(command, "commands"):
+        assert words and words[0] in command.commands, f"there is no command {words}"
+        command, words = command.commands[words[0]], words[1:]
+    return command, words
+
+
+def leaves(command: Any = None, path: str = "") -> set[str]:
+    """Return the names of all commands."""
+    command = command or typer.main.get_command(app)
+    if not hasattr(command, "commands"):
+        return {path}
+    return {name for key, sub in command.commands.items() for name in leaves(sub, f"{path} {key}".strip())}
+
+
+def parse(words: list[str]) -> None:
+    """Parse a command line, without running it."""
+    command, rest = leaf([PLACEHOLDERS.get(word, word) for word in words])
+    command.make_context("bssearch", rest)
+
+
+@every_document
+def test_commands_in_code_blocks_parse(name: str) -> None:
+    for words in block_commands(DOCUMENTS[name]):
+        if words not in PENDING_COMMANDS:
+            parse(words)
+
+
+@every_document
+def test_commands_within_sentences_name_commands_and_options_that_exist(name: str) -> None:
+    for words in span_commands(DOCUMENTS[name]):
+        if words[0].startswith("-"):
+            continue
+        command, rest = (None, []) if words[0] in ("probe", "import") and len(words) == 1 else leaf(words)
+        options = {option for one in getattr(command, "params", []) for option in [*one.opts, *one.secondary_opts]}
+        unknown = {word for word in rest if word.startswith("-")} - {*options, "--help"}
+        assert not unknown, f"{words}: {unknown}"
+
+
+@every_document
+def test_options_within_sentences_belong_to_some_command(name: str) -> None:
+    known = {option for one in leaves() for param in leaf(one.split())[0].params for option in param.opts}
+    known |= {option for path in [*BENCHMARKS] for option in scripted_options(path)} | {"--help", "--check", "--out"}
+    named = {word for span in spans(DOCUMENTS[name]) for word in re.findall(r"(?<![\w-])--[a-z-]+", span)}
+    assert named <= known
+
+
+def scripted_options(script: str) -> list[str]:
+    return re.findall(r'"(--[a-z-]+)"', (ROOT / "tests" / "benchmarks" / script).read_text())
+
+
+def test_the_table_of_commands_is_that_of_the_command_line() -> None:
+    rows = re.findall(r"^\| (`bssearch .*?) \| ", DOCUMENTS["README"], flags=re.MULTILINE)
+    named = [span.split()[1:] for row in rows for span in re.findall(r"`([^`]+)`", row)]
+    listed = [" ".join(words[: len(words) - len(leaf(words)[1])]) for words in named]
+    assert set(listed) == leaves()
+    assert len(listed) == len({*listed}) + listed.count("schema") - 1, "only schema stands there twice"
+
+
+@every_document
+def test_options_of_a_row_of_the_table_of_commands_are_options_of_its_command(name: str) -> None:
+    for first, second in re.findall(r"^\| (`bssearch .*?) \| (.*) \|$", DOCUMENTS[name], flags=re.MULTILINE):
+        commands = [leaf(span.split())[0] for span in re.findall(r"`bssearch ([^`]+)`", first)]
+        known = {option for command in commands for param in command.params for option in param.opts}
+        assert set(re.findall(r"--[a-z-]+", second)) <= known, first
+
+
+BASE = yaml.safe_load(next(block for block in blocks(DOCUMENTS["README"], "yaml") if "schema_version" in block))
+BASE["default"] |= {"weight_decay": 0.0, "label_smoothing": 0.0}
+
+
+@every_document
+def test_yaml_blocks_are_parts_of_a_spec(name: str, tmp_path: Path) -> None:
+    for number, block in enumerate(blocks(DOCUMENTS[name], "yaml")):
+        path = tmp_path / f"{number}.yaml"
+        path.write_text(yaml.safe_dump({**BASE, **yaml.safe_load(block)}))
+        load_spec(path)
+
+
+def field_of(path: str) -> Any:
+    """Return the field of a spec at a dotted path, None where there is none."""
+    model: Any = StudySpec
+    field = None
+    for part in path.split("."):
+        if not (isinstance(model, type) and issubclass(model, BaseModel)) or part not in model.model_fields:
+            return None
+        field = model.model_fields[part]
+        model = field.annotation
+    return field
+
+
+@every_document
+def test_dotted_fields_are_fields_of_a_spec(name: str) -> None:
+    heads = "|".join(StudySpec.model_fields)
+    for path in re.findall(rf"(?<![\w/.])(?:{heads})\.[a-z_]+\b(?!\()", " ".join(spans(DOCUMENTS[name]))):
+        if path.endswith((".py", ".yaml")) or path.split(".")[0] in ("space", "default", "name", "workload"):
+            continue
+        assert field_of(path) is not None, path
+
+
+def test_defaults_in_the_guide_are_those_of_a_spec() -> None:
+    text = " ".join(" ".join(DOCUMENTS.values()).split())
+    quoted = dict(re.findall(r"`([a-z_.]+)` \(default ([\d.]+)\)", text))
+    assert len(quoted) >= 8
+    assert {path: float(field_of(path).default) for path in quoted} == {
+        path: float(value) for path, value in quoted.items()
+    }
+
+
+def test_the_settings_of_training_are_shown_whole_with_their_defaults() -> None:
+    (shown,) = (yaml.safe_load(block) for block in blocks(DOCUMENTS["measuring"], "yaml") if "training:" in block)
+    assert shown == {"training": TrainingSpec().model_dump(mode="json")}
+
+
+def choices(model: type[BaseModel], kind: registry.Kind) -> set[str]:
+    """Return the names that a spec may give one of a kind."""
+    return {*typing.get_args(model.model_fields["name"].annotation), *registry.names(kind)}
+
+
+def test_the_guide_names_every_sampler_pruner_objective_preset_and_study() -> None:
+    searching, measuring = DOCUMENTS["searching"], DOCUMENTS["measuring"]
+    assert choices(SamplerSpec, "samplers") <= set(spans(searching))
+    table = re.findall(r"^\| (`.*?) \| ", searching, flags=re.MULTILINE)
+    assert set(re.findall(r"`([^`]+)`", " ".join(table))) == choices(PrunerSpec, "pruners")
+    assert set(re.findall(r"^\| `(\w+)` \| ", measuring, flags=re.MULTILINE)) == {one.value for one in Objective}
+    assert set(presets()) <= set(spans(measuring))
+    assert set(re.findall(r"^\| `(\w+)` \| a ", DOCUMENTS["README"], flags=re.MULTILINE)) == set(shipped_studies())
+
+
+def test_a_lost_connection_is_tried_for_the_minutes_that_the_guide_says() -> None:
+    assert f"tried again for {RETRY_FOR_S / 60:.0f} minutes" in DOCUMENTS["team"]
+
+
+@every_document
+def test_python_names_exist(name: str) -> None:
+    for found in re.findall(r"(?<![\w:/])bssearch\.([A-Za-z_]+)", code(DOCUMENTS[name])):
+        if found in PENDING_NAMES or found in typing.get_args(registry.Kind):  # a group of entry points
+            continue
+        assert found in bssearch.__all__ or importlib.util.find_spec(f"bssearch.{found}"), f"bssearch.{found}"
+
+
+def test_nothing_that_the_package_has_is_called_pending() -> None:
+    assert not PENDING_NAMES & {*bssearch.__all__}
+    help_of = {option: one.help or "" for one in leaf(["export"])[0].params for option in one.opts}
+    assert not PENDING_COMMANDS or "optuna" not in help_of["--to"]
+
+
+@every_document
+def test_python_blocks_compile(name: str) -> None:
+    for block in blocks(DOCUMENTS[name], "python"):
+        compile(block, name, "exec")
+
+
+@every_document
+def test_files_that_are_named_exist(name: str) -> None:
+    paths = re.findall(r"(?<![\w/.])(?:bssearch|tests|studies|migrations)/[\w./-]+", code(DOCUMENTS[name]))
+    links = re.findall(r"\]\((?!https?:)([^)#]+)\)", DOCUMENTS[name])
+    folder = ROOT if name == "README" else GUIDE
+    missing = [path for path in paths if not (ROOT / path).exists()]
+    missing += [link for link in links if not (folder / link).exists()]
+    assert not missing
+
+
+def test_every_benchmark_is_in_the_figures_with_options_that_it_has() -> None:
+    named = re.findall(r"tests/benchmarks/(\w+\.py)([^`\n]*)", DOCUMENTS["figures"])
+    assert {script for script, _ in named} == BENCHMARKS
+    for script, rest in named:
+        assert set(re.findall(r"--[a-z-]+", rest)) <= set(scripted_options(script)), script
+
+
+def test_every_figure_of_a_benchmark_has_a_date_and_the_page_its_machine() -> None:
+    rows = re.findall(r"^\| `python tests/benchmarks/.*$", DOCUMENTS["figures"], flags=re.MULTILINE)
+    assert rows
+    assert all(re.search(r"\| 20\d\d-\d\d-\d\d \|$", row) for row in rows)
+    for part in DOCUMENTS["figures"].split("\n## ")[1:]:
+        assert re.search(r"20\d\d-\d\d-\d\d", part) or "no figure" in part, part[:40]
+    assert "two cores" in DOCUMENTS["figures"]
+
+
+@pytest.mark.parametrize("name", ["measuring", "searching", "own-training", "team", "changing-the-code"])
+def test_benchmarks_are_quoted_on_one_page_alone(name: str) -> None:
+    assert "tests/benchmarks" not in DOCUMENTS[name]
+
+
+def test_the_map_names_every_room_and_no_other() -> None:
+    parts = [path for path in (ROOT / "bssearch").iterdir() if path.name not in ("__init__.py", "__pycache__")]
+    rooms = {path.stem for path in parts if path.suffix == ".py" or (path / "__init__.py").exists()}
+    assert set(re.findall(r"^- \*\*`(\w+)`\*\*", ROOMS, flags=re.MULTILINE)) == rooms
+    assert {path.name for path in parts} - rooms - {f"{room}.py" for room in rooms} <= set(spans(ROOMS))
+
+
+def test_the_direction_of_imports_is_that_which_is_checked() -> None:
+    contract = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"][0]
+    assert blocks(ROOMS, "text")[0].splitlines() == contract["layers"]
+
+
+def test_every_kind_of_the_registry_is_in_the_map_and_no_other() -> None:
+    named = set(re.findall(r"`bssearch\.(\w+)`", ROOMS.split("## To add one of a kind")[1].split("\n## ")[0]))
+    assert named == set(typing.get_args(registry.Kind))
+
+
+def test_without_a_topic_the_topics_are_listed_with_what_they_are_about(tmp_path: Path) -> None:
+    done = run("guide", cwd=tmp_path)
+    assert done.returncode == 0
+    for name in set(DOCUMENTS) - {"README"}:
+        assert re.search(rf"^- `bssearch guide {name}`: \w.*\.$", done.stdout, flags=re.MULTILINE)
+
+
+@pytest.mark.parametrize("options", [(), ("--format", "text"), ("-f", "page")])
+def test_a_topic_is_plain_markdown_where_no_terminal_shows_it(tmp_path: Path, options: tuple[str, ...]) -> None:
+    done = run("guide", "measuring", *options, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, DOCUMENTS["measuring"])
+
+
+def test_a_topic_is_laid_out_on_a_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    laid_out = run("guide", "team", cwd=tmp_path).stdout
+    assert "\x1b[" in laid_out and "## " not in laid_out
+    assert run("guide", "team", "--format", "text", cwd=tmp_path).stdout == DOCUMENTS["team"]
+
+
+def test_a_topic_that_is_not_there_is_named_with_its_neighbours(tmp_path: Path) -> None:
+    done = run("guide", "measure", cwd=tmp_path)
+    assert done.returncode == 3
+    assert "measure" in done.stderr and "bssearch guide measuring" in done.stderr
+    everything = run("guide", "zzz", cwd=tmp_path)
+    assert everything.returncode == 3
+    assert all(name in everything.stderr for name in set(DOCUMENTS) - {"README"})
