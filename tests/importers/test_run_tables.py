@@ -147,7 +147,7 @@ def test_a_metric_that_is_nan_is_not_known_and_counted() -> None:
         ("param.learning_rate", "high", "true"),
         ("param.weight_decay", "-0.1", "true"),
         ("param.dropout", "1", "true"),
-        ("param.label_smoothing", "true", "true"),
+        ("param.label_smoothing", "false", "true"),
         ("param.momentum", "nan", "true"),
         ("param.world_size", "0", "true"),
     ],
