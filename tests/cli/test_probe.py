@@ -14,7 +14,7 @@ from tests.cli.task import bssearch, write_task
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("probe")
-    write_task(place, budget={"trials": 3, "trial_train_seconds": 0.5}, confirm={"top": 1, "runs": 0})
+    write_task(place, budget={"trials": 6, "trial_train_seconds": 0.5}, confirm={"top": 1, "runs": 0})
     done = bssearch("probe", "step-time", "task.yaml", "--seconds", "0.1", "--format", "json", cwd=place)
     assert done.returncode == 0, done.stderr
     (place / "step_time.json").write_text(done.stdout)
