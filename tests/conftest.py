@@ -1,11 +1,21 @@
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from bssearch.settings import DATABASE_URL_FILE_VARIABLE, DATABASE_URL_VARIABLE
 from tests.postgres import own_postgres, postgres
 
 __all__ = ["own_postgres", "postgres"]  # fixtures for all tests
+
+THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+
+
+def pytest_configure() -> None:
+    """Compute with one thread in each test process: threads that wait for each other make small models slow."""
+    for name in THREADS:
+        os.environ.setdefault(name, "1")
 
 
 @pytest.fixture(autouse=True)

@@ -41,6 +41,11 @@ HEAVY = ("torch", "optuna", "pandas", "sqlalchemy", "scipy", "pydantic")
             "from bssearch.cli.app import app; app(['--help'], standalone_mode=False)",
             (),
         ),
+        (
+            "from bssearch.cli.app import app; "
+            "[app(['import', *name, '--help'], standalone_mode=False) for name in ([], ['runs'], ['rcp'])]",
+            ("pydantic",),
+        ),
     ],
 )
 def test_heavy_libraries_wait_until_they_are_needed(code: str, allowed: tuple[str, ...]) -> None:

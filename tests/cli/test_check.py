@@ -8,14 +8,11 @@ from pathlib import Path
 import pytest
 
 from tests.cli.task import bssearch, write_task
+from tests.search.law import LawExecutor
 
 
 def test_check_tries_the_workload_and_stores_nothing(tmp_path: Path) -> None:
     write_task(tmp_path)
-    shown = bssearch("check", "task.yaml", cwd=tmp_path)
-    assert shown.returncode == 0, shown.stderr
-    assert "106 parameters; 500 training, 200 validation, 200 test samples" in shown.stdout
-    assert "the default (batch 32), tried for up to 2 train seconds:" in shown.stdout
     found = json.loads(bssearch("check", "task.yaml", "--format", "json", cwd=tmp_path).stdout)
     assert [one["batch_size"] for one in found["batches"]] == [8, 32, 128]
     assert all(one["step_seconds"] > 0 for one in found["batches"])
@@ -25,7 +22,16 @@ def test_check_tries_the_workload_and_stores_nothing(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("*.db*"))
 
 
-def test_check_and_run_refuse_a_target_that_takes_no_training(tmp_path: Path) -> None:
+def test_check_says_what_was_tried_in_words(tmp_path: Path, by_law: LawExecutor) -> None:
+    write_task(tmp_path)
+    shown = bssearch("check", "task.yaml", cwd=tmp_path)
+    assert shown.returncode == 0, shown.stderr
+    assert "10 parameters; 1,000 training, 100 validation, 100 test samples" in shown.stdout
+    assert "the default (batch 32), tried for up to 2 train seconds:" in shown.stdout
+    assert len(by_law.requests) == 1
+
+
+def test_check_and_run_refuse_a_target_that_takes_no_training(tmp_path: Path, by_law: LawExecutor) -> None:
     write_task(tmp_path, target={"metric": "accuracy", "value": 0.1})
     for command in ("check", "run"):
         done = bssearch(command, "task.yaml", cwd=tmp_path)

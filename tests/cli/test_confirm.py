@@ -31,14 +31,6 @@ def store_study(folder: Path, *, reachable: bool = True, **changes: Any) -> None
         run_study(spec, db=f"sqlite:///{folder / 'bssearch.db'}", make_executor=lambda *_: executor)
 
 
-@pytest.fixture
-def by_law(monkeypatch: pytest.MonkeyPatch) -> LawExecutor:
-    """Have the command run its trials by the law."""
-    executor = LawExecutor()
-    monkeypatch.setattr("bssearch.commands.opening.local", lambda *_: lambda *_: executor)
-    return executor
-
-
 def test_it_runs_what_is_missing_and_prints_what_best_prints(tmp_path: Path, by_law: LawExecutor) -> None:
     store_study(tmp_path)
     done = bssearch("confirm", "toy", "--runs", "4", cwd=tmp_path)

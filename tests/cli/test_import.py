@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -361,16 +359,3 @@ def test_ten_thousand_runs_are_imported(tmp_path: Path) -> None:
     write_table(tmp_path, *rows, header="batch_size,reached,steps,train_seconds,param.lr")
     do(tmp_path, "runs", "runs.csv", "--target", "1")
     assert len(stored(tmp_path)[2]) == 10_000
-
-
-def test_every_command_has_help_and_help_loads_nothing_heavy() -> None:
-    heavy = ("torch", "optuna", "pandas", "sqlalchemy", "scipy")
-    code = (
-        "import sys; from bssearch.cli.app import app\n"
-        "for words in (['import'], ['import', 'runs'], ['import', 'rcp']): "
-        "app([*words, '--help'], standalone_mode=False)\n"
-        f"print('HEAVY', [name for name in {heavy!r} if name in sys.modules])"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip().endswith("HEAVY []")
-    assert "--samples-per-epoch" in done.stdout

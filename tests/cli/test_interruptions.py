@@ -130,15 +130,8 @@ def test_a_second_ctrl_c_kills_at_once(tmp_path: Path) -> None:
     assert not alive(workers)
 
 
-@pytest.mark.parametrize(
-    ("fault", "said"),
-    [
-        ("raise", "this batch size is cursed"),
-        pytest.param("segfault", "SIGSEGV", marks=pytest.mark.slow),
-        pytest.param("kill", "SIGKILL", marks=pytest.mark.slow),
-        pytest.param("hang", "hang", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("fault", "said"), [("raise", "this batch size is cursed"), ("hang", "hang")])
 def test_a_broken_trial_is_stored_with_its_reason_and_the_study_goes_on(tmp_path: Path, fault: str, said: str) -> None:
     executor = {"device": "cpu", "hang_seconds": 3}
     confirm = {"top": 1, "runs": 0}
@@ -151,7 +144,7 @@ def test_a_broken_trial_is_stored_with_its_reason_and_the_study_goes_on(tmp_path
     assert {trial["batch_size"] for trial in failed} == {16}
     assert all(said in str(trial["reason"]) for trial in failed)
     shown = bssearch("trial", str(failed[0]["number"]), cwd=tmp_path).stdout
-    assert "task.py" in shown or fault == "kill"
+    assert "task.py" in shown
     assert sum(trial["state"] != "failed" for trial in found) == 8
     assert any(trial["state"] == "reached" for trial in found)
 

@@ -12,19 +12,24 @@ from typing import Any
 
 import pytest
 
+from bssearch.commands.run import run_study
 from bssearch.storage.repository import open_store
-from tests.cli.task import bssearch, command, environment, write_task
+from tests.cli.task import bssearch, command, environment
+from tests.factories import make_spec
+from tests.search.law import LawExecutor
 
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("measured")
-    write_task(place)
-    small = ("--set", "budget.trials=5", "--set", "confirm.runs=0")
     for name in ("task", "other"):
-        done = bssearch("run", "task.yaml", "--set", f"name={name}", *small, cwd=place)
-        assert done.returncode == 0, done.stderr
+        run_by_law(place, name, trials=5)
     return place
+
+
+def run_by_law(folder: Path, name: str, *, trials: int) -> None:
+    spec = make_spec(name=name, budget={"trials": trials, "trial_train_seconds": 10.0}, confirm={"top": 1, "runs": 0})
+    run_study(spec, db=f"sqlite:///{folder / 'bssearch.db'}", make_executor=lambda *_: LawExecutor())
 
 
 @pytest.fixture
@@ -84,11 +89,8 @@ def test_a_renamed_study_keeps_its_trials_and_goes_on_under_its_new_name(folder:
     assert "its spec must say name: better" in do(folder, "rename", "task", "better")
     assert names(folder) == ["better", "other"]
     assert read(folder, "trials", "better") == before
-    done = bssearch(
-        "run", "task.yaml", "--set", "name=better", "--set", "budget.trials=6", "--set", "confirm.runs=0", cwd=folder
-    )
-    assert done.returncode == 0, done.stderr
-    assert "going on with study better" in done.stderr
+    run_by_law(folder, "better", trials=6)
+    assert read(folder, "trials", "better")[:5] == before
     assert len(read(folder, "trials", "better")) == 6
 
 

@@ -207,22 +207,17 @@ def test_a_changed_question_is_refused_and_named(folder: Path) -> None:
     assert (folder / "bssearch.db").read_bytes() == before
 
 
-def test_a_larger_budget_extends_the_study(folder: Path) -> None:
-    done = bssearch("run", "task.yaml", "--set", "budget.trials=14", cwd=folder)
-    assert done.returncode == 0, done.stderr
-    trials = load(folder, "trials", "--phase", "search")
-    assert isinstance(trials, list)
-    assert len(trials) == 14
-
-
-def test_a_configuration_of_ones_own_is_tried_next(folder: Path) -> None:
+def test_a_configuration_of_ones_own_is_tried_next_and_a_larger_budget_extends_the_study(folder: Path) -> None:
     queued = bssearch("enqueue", "task", "batch_size=64", "warmup_epochs=1", cwd=folder)
     assert queued.returncode == 0, queued.stderr
     trials = load(folder, "trials", "--state", "queued")
     assert isinstance(trials, list)
     assert f"trial {trials[0]['number']} of task is queued: batch_size 64, learning_rate 0.1414" in queued.stdout
     assert load(folder, "status")["trials"]["search"]["queued"] == 1  # type: ignore[index]
-    assert bssearch("run", "task.yaml", "--set", "budget.trials=15", cwd=folder).returncode == 0
+    assert bssearch("run", "task.yaml", "--set", "budget.trials=14", cwd=folder).returncode == 0
+    searched = load(folder, "trials", "--phase", "search")
+    assert isinstance(searched, list)
+    assert len(searched) == 14
     ran = load(folder, "trial", str(trials[0]["number"]))
     assert isinstance(ran, dict)
     assert (ran["batch_size"], ran["warmup_epochs"], ran["uncapped"]) == (64, 1.0, True)

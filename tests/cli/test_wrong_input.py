@@ -44,32 +44,12 @@ def test_a_batch_larger_than_the_training_set(tmp_path: Path) -> None:
     write_task(tmp_path)
     said = "space.batch_size = 512: larger than the training set of 500 samples"
     refuse(tmp_path, "run", "task.yaml", "--set", "space.batch_size.high=600", code=2, said=said)
-    said = "default.batch_size = 501: larger than the training set of 500 samples"
-    refuse(tmp_path, "run", "task.yaml", "--set", "default.batch_size=501", code=2, said=said)
-
-
-def test_a_target_the_metric_cannot_have(tmp_path: Path) -> None:
-    write_task(tmp_path)
-    refuse(
-        tmp_path,
-        "run",
-        "task.yaml",
-        "--set",
-        "target.value=93",
-        code=2,
-        said="target.value = 93: accuracy lies in [0, 1]",
-    )
-    refuse(tmp_path, "run", "task.yaml", "--set", "target.metric=f1", code=2, said="the workload measures accuracy")
 
 
 def test_a_workload_that_does_not_import_shows_the_users_own_line(tmp_path: Path) -> None:
     write_task(tmp_path)
     (tmp_path / "task.py").write_text("import torch\nx = no_such_thing\n")
     refuse(tmp_path, "run", "task.yaml", code=2, said="task.py:2: x = no_such_thing")
-    (tmp_path / "task.py").write_text(WORKLOAD.replace("def evaluate", "def valuate"))
-    refuse(tmp_path, "run", "task.yaml", code=2, said="lacks evaluate")
-    (tmp_path / "task.py").unlink()
-    refuse(tmp_path, "run", "task.yaml", code=2, said="no file")
 
 
 def test_files_that_are_missing_or_broken(tmp_path: Path) -> None:
@@ -158,16 +138,12 @@ def test_numbers_beyond_all_bounds(tmp_path: Path) -> None:
     assert bssearch("db", "upgrade", cwd=tmp_path).returncode == 0
 
 
-def test_a_metric_outside_its_declared_range_and_data_that_is_none(tmp_path: Path) -> None:
+def test_a_metric_outside_its_declared_range(tmp_path: Path) -> None:
     write_task(tmp_path)
     (tmp_path / "task.py").write_text(WORKLOAD.replace(".float().mean().item()", ".float().mean().item() * 100"))
     done = bssearch("run", "task.yaml", cwd=tmp_path)
     assert done.returncode == 2, done.stderr
     assert "outside the [0, 1] declared" in done.stderr
-    (tmp_path / "task.py").write_text(WORKLOAD.replace("return bssearch.Data(", "return dict("))
-    done = bssearch("run", "task.yaml", "--set", "name=other", cwd=tmp_path)
-    assert done.returncode == 2
-    assert "load() returned a dict" in done.stderr
 
 
 def test_a_reader_that_has_had_enough_is_no_error(tmp_path: Path) -> None:

@@ -124,3 +124,21 @@ def test_a_target_that_an_untrained_model_meets_is_refused_before_anything_runs(
     ):
         look(executor)
     assert executor.requests == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"target": {"metric": "f1", "value": 0.9}}, "target.metric = 'f1'"),
+        ({"target": {"metric": "accuracy", "value": 93}}, "target.value = 93"),
+        ({"target": {"metric": "accuracy", "value": -0.1, "goal": "minimize"}}, "target.value = -0.1"),
+        ({"space": {**SPEC["space"], "batch_size": [8, 1001]}}, "space.batch_size = 1001"),
+        ({"default": {**SPEC["default"], "batch_size": 1001}}, "default.batch_size = 1001"),
+    ],
+)
+def test_what_the_workload_cannot_give_is_refused_before_anything_runs(changes: dict[str, Any], said: str) -> None:
+    executor = LawExecutor()
+    with pytest.raises(SpecError) as caught:
+        look(executor, **changes)
+    assert str(caught.value).startswith(said)
+    assert not executor.requests and not executor.splits_timed

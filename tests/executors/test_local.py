@@ -146,16 +146,12 @@ def test_workers_that_die_are_told_once_and_replaced(tmp_path: Path) -> None:
         outcome, _ = run_to_the_end(executor, request_trial(3))
         assert outcome.state is TrialState.REACHED
 
-
-def test_a_worker_that_dies_idle_is_replaced(tmp_path: Path) -> None:
-    with opened(tmp_path) as executor:
-        executor.describe()
         worker = executor._slots[0].worker
         assert worker is not None
-        os.kill(worker.pid, signal.SIGKILL)
+        os.kill(worker.pid, signal.SIGKILL)  # while it is idle
         while not worker.has_exited():
             time.sleep(0.01)
-        outcome, _ = run_to_the_end(executor, request_endless_trial(1, "exit"))
+        outcome, _ = run_to_the_end(executor, request_endless_trial(4, "exit"))
         assert (outcome.state, outcome.reason) == (TrialState.FAILED, "worker exited with code 3")
 
 
@@ -243,11 +239,6 @@ def test_trials_that_share_a_device_are_contended(tmp_path: Path) -> None:
             ["does not load", "ValueError: no such table", "line.py:", 'raise ValueError("no such table")'],
         ),
         (
-            "infinite bound",
-            WorkloadError,
-            ["metrics must map names to MetricInfo with finite bounds or None", "low=-inf"],
-        ),
-        (
             "load segfaults",
             LaunchError,
             ["slot 0: worker killed by SIGSEGV (signal 11)", "Segmentation fault", "in load"],
@@ -274,29 +265,21 @@ def test_a_workload_that_does_not_import_shows_the_users_line_and_can_be_mended(
         assert run_to_the_end(executor, request_trial(1))[0].state is TrialState.REACHED
 
 
-@pytest.mark.parametrize("device", ["cuda:77", "gpu"])
-def test_a_device_that_is_not_there_is_named_with_those_that_are(device: str, tmp_path: Path) -> None:
+def test_a_device_that_is_not_there_is_named_with_those_that_are(tmp_path: Path) -> None:
     with (
-        opened(tmp_path, device=device) as executor,
-        pytest.raises(LaunchError, match=f"device '{device}' is not there; this machine has cpu"),
+        opened(tmp_path, device="cuda:77") as executor,
+        pytest.raises(LaunchError, match="device 'cuda:77' is not there; this machine has cpu"),
     ):
         executor.describe()
 
 
-@pytest.mark.parametrize(
-    ("behaviour", "error", "words"),
-    [
-        (
-            "raise",
-            WorkloadError,
-            "measuring the step time of batch size 8 failed: RuntimeError: the user's own mistake",
-        ),
-        ("segfault", LaunchError, "worker killed by SIGSEGV"),
-    ],
-)
-def test_a_measurement_that_fails_is_raised(behaviour: str, error: type[Exception], words: str, tmp_path: Path) -> None:
+def test_a_measurement_that_fails_is_raised(tmp_path: Path) -> None:
     with opened(tmp_path, at=2) as executor:
-        configuration = request_trial(1, behaviour).configuration
-        with pytest.raises(error, match=words) as caught:
-            executor.measure_step_time(StepTimeRequest(configuration=configuration))
-        assert "in misbehave" in str(caught.value) or "line.py:" in str(caught.value)
+        mistaken = StepTimeRequest(configuration=request_trial(1, "raise").configuration)
+        with pytest.raises(WorkloadError, match="RuntimeError: the user's own mistake") as caught:
+            executor.measure_step_time(mistaken)
+        assert "batch size 8" in str(caught.value) and "line.py:" in str(caught.value)
+        deadly = StepTimeRequest(configuration=request_trial(1, "segfault").configuration)
+        with pytest.raises(LaunchError, match="worker killed by SIGSEGV") as death:
+            executor.measure_step_time(deadly)
+        assert "in misbehave" in str(death.value)

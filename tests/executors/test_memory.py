@@ -16,7 +16,7 @@ from bssearch.errors import LaunchError
 from bssearch.executors.base import Ended, Executor, ExecutorSettings, Observed
 from bssearch.executors.local import LocalExecutor
 from bssearch.records import MemoryRequest, StepTimeRequest, TrialOutcome, TrialRequest, TrialState
-from tests.executors.line_workload import opened, outcomes, request_endless_trial, wait_for, worker_pids
+from tests.executors.line_workload import request_endless_trial, worker_pids
 from tests.factories import make_spec
 
 MIB = 2**20
@@ -110,6 +110,7 @@ def test_a_death_under_a_limit_is_out_of_memory_only_where_something_says_so(
                 executor.measure_step_time(StepTimeRequest(configuration=request(8).configuration))
 
 
+@pytest.mark.slow
 def test_a_worker_under_a_limit_keeps_nothing_of_the_trials_before(tmp_path: Path) -> None:
     """Blocks of 20 MiB, between which small ones stay, would else leave a heap full of holes."""
     code = WORKLOAD.replace("held =", KEEPS_SMALL_BLOCKS)
@@ -117,15 +118,6 @@ def test_a_worker_under_a_limit_keeps_nothing_of_the_trials_before(tmp_path: Pat
         train(executor, 1, steps=3)
         [pid] = worker_pids(executor)
         assert data_bytes(pid) < LIMIT / 2
-
-
-def test_no_trial_that_runs_is_ended_for_a_measurement(tmp_path: Path) -> None:
-    with opened(tmp_path) as executor:
-        executor.submit(request_endless_trial(1, seconds=0.5))
-        with pytest.raises(ValueError, match="while a trial runs"):
-            executor.measure_memory(request(8))
-        events = wait_for(executor, lambda events: 1 in outcomes(events))
-    assert outcomes(events)[1].state is TrialState.EXHAUSTED
 
 
 @pytest.mark.slow

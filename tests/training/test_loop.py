@@ -242,7 +242,7 @@ def test_the_pace_of_the_core_is_looked_at_with_each_evaluation() -> None:
     assert any(f"of {looks} looks" in warning for warning in run.outcome.warnings)
 
 
-@pytest.mark.parametrize("asked_at", [1, 5, 12])
+@pytest.mark.parametrize("asked_at", [1, 12])
 def test_a_stop_is_honoured_within_one_step_and_not_evaluated(asked_at: int) -> None:
     steps = 0
 
@@ -334,14 +334,14 @@ def test_warmup_is_no_time_to_judge_chance() -> None:
 
 
 @pytest.mark.parametrize(
-    "error",
+    ("error", "at_loss"),
     [
-        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
-        MemoryError(),
-        RuntimeError("[enforce fail at alloc_cpu.cpp:121] DefaultCPUAllocator: can't allocate memory: you tried"),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"), 1),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"), 9),
+        (MemoryError(), 9),
+        (RuntimeError("[enforce fail at alloc_cpu.cpp:121] DefaultCPUAllocator: can't allocate memory: you tried"), 9),
     ],
 )
-@pytest.mark.parametrize("at_loss", [1, 9])
 def test_running_out_of_memory_is_an_outcome(error: Exception, at_loss: int) -> None:
     calls = itertools.count(1)
 

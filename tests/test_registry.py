@@ -1,0 +1,195 @@
+"""What the registry names loads, says what it is and has what its kind is asked for; packages may add to it."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+
+from bssearch import registry
+from bssearch.errors import UsageError
+
+INTERFACES: dict[str, set[str]] = {
+    "objectives": {
+        "name",
+        "noun",
+        "axis_title",
+        "trials_race",
+        "stops_at_target",
+        "figure",
+        "bound",
+        "log",
+        "from_log",
+    },
+    "pruners": {"of", "judge", "next_waiting", "least_promising", "paces_itself", "caps"},
+    "samplers": {"of", "choose", "contenders", "ending", "models_time"},
+    "executors": {
+        "slots_apart",
+        "describe",
+        "measure_step_time",
+        "measure_memory",
+        "measure_noise",
+        "submit",
+        "stop",
+        "events",
+        "kill",
+        "close",
+    },
+}
+"""What is asked of the classes of a kind, by name: more than one of them, or the code that takes any, uses each."""
+
+FUNCTIONS = {"importers": "file", "exporters": "name", "probes": "spec"}
+"""The kinds that are functions, each with a parameter that all of them take."""
+
+REGISTERED = [(kind, name) for kind, entries in registry.BUILT_IN.items() for name in entries]
+
+
+def lacks(kind: str, found: Any) -> set[str]:
+    """Return what one of a kind lacks of its interface."""
+    if kind in FUNCTIONS:
+        return {FUNCTIONS[kind]} - set(inspect.signature(found).parameters)
+    return {name for name in INTERFACES[kind] if not hasattr(found, name)}
+
+
+def test_every_kind_has_an_interface() -> None:
+    kinds = set(registry.BUILT_IN)
+    assert kinds == set(get_args(registry.Kind)) <= {*INTERFACES, *FUNCTIONS}
+
+
+@pytest.mark.xfail(strict=True, reason="kinds that still choose by tables of their own are not registered yet")
+def test_no_kind_is_empty() -> None:
+    assert all(registry.BUILT_IN.values())
+
+
+@pytest.mark.parametrize(("kind", "name"), REGISTERED)
+def test_what_is_registered_loads_says_what_it_is_and_has_its_interface(kind: registry.Kind, name: str) -> None:
+    found = registry.load(kind, name)
+    assert inspect.getdoc(found), f"{found} has no docstring"
+    assert lacks(kind, found) == set()
+    assert isinstance(found, type) is (kind in INTERFACES)
+    assert not inspect.isabstract(found)
+    assert registry.load(kind, name) is found
+
+
+def test_a_kind_has_no_thing_twice() -> None:
+    for kind, entries in registry.BUILT_IN.items():
+        assert len(set(entries.values())) == len(entries), kind
+        assert registry.names(kind)[: len(entries)] == tuple(entries)
+
+
+@pytest.mark.parametrize("kind", registry.BUILT_IN)
+def test_a_name_that_is_not_known_is_refused_with_those_that_are(kind: registry.Kind) -> None:
+    assert not registry.is_known(kind, "no such thing")
+    with pytest.raises(UsageError) as caught:
+        registry.load(kind, "no such thing")
+    assert str(caught.value).startswith(f"{kind.removesuffix('s')} = 'no such thing'")
+    assert all(name in str(caught.value) for name in registry.BUILT_IN[kind])
+
+
+# A package that is installed beside bssearch.
+
+PACKAGE = '''
+"""One of each kind that other packages add most."""
+
+
+class Patient:
+    """A pruner."""
+
+
+class Dice:
+    """A sampler."""
+
+
+class Joules:
+    """An objective."""
+
+
+class Cluster:
+    """An executor."""
+'''
+
+ENTRY_POINTS = """
+[bssearch.pruners]
+patient = beside:Patient
+
+[bssearch.samplers]
+dice = beside:Dice
+
+[bssearch.objectives]
+joules = beside:Joules
+
+[bssearch.executors]
+cluster = beside:Cluster
+"""
+
+ADDED: list[tuple[registry.Kind, str, str]] = [
+    ("pruners", "patient", "Patient"),
+    ("samplers", "dice", "Dice"),
+    ("objectives", "joules", "Joules"),
+    ("executors", "cluster", "Cluster"),
+]
+
+Install = Callable[[str, str], None]
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
+    """Yield what installs a package named ``beside``: a module, and the metadata that pip would write."""
+
+    def install(module: str, entry_points: str) -> None:
+        (tmp_path / "beside.py").write_text(module)
+        metadata = tmp_path / "beside-1.0.dist-info"
+        metadata.mkdir(exist_ok=True)
+        (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: beside\nVersion: 1.0\n")
+        (metadata / "entry_points.txt").write_text(entry_points)
+        importlib.invalidate_caches()
+        registry._installed.cache_clear()
+
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "beside", raising=False)
+    yield install
+    sys.modules.pop("beside", None)
+    registry._installed.cache_clear()
+
+
+@pytest.mark.parametrize(("kind", "name", "attribute"), ADDED)
+def test_a_package_adds_to_a_kind_by_an_entry_point(
+    install: Install, kind: registry.Kind, name: str, attribute: str
+) -> None:
+    assert not registry.is_known(kind, name)
+    install(PACKAGE, ENTRY_POINTS)
+    assert registry.is_known(kind, name)
+    assert registry.names(kind) == (*registry.BUILT_IN[kind], name)
+    assert "beside" not in sys.modules
+    assert registry.load(kind, name).__name__ == attribute
+    with pytest.raises(UsageError, match=name):
+        registry.load(kind, "no such thing")
+
+
+def test_a_package_adds_to_the_kinds_it_names_alone(install: Install) -> None:
+    install(PACKAGE, ENTRY_POINTS)
+    assert registry.names("probes") == tuple(registry.BUILT_IN["probes"])
+    assert not registry.is_known("samplers", "patient")
+
+
+def test_a_package_does_not_take_the_name_of_what_is_built_in(
+    install: Install, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built_in = {**registry.BUILT_IN, "pruners": {"patient": "collections:OrderedDict"}}
+    monkeypatch.setattr(registry, "BUILT_IN", built_in)
+    install(PACKAGE, ENTRY_POINTS)
+    assert registry.names("pruners") == ("patient",)
+    assert registry.load("pruners", "patient").__name__ == "OrderedDict"
+
+
+def test_a_package_that_cannot_be_imported_harms_no_one_who_does_not_ask_for_it(install: Install) -> None:
+    install("raise ImportError('no such library')", ENTRY_POINTS)
+    assert "patient" in registry.names("pruners")
+    assert registry.names("importers") == tuple(registry.BUILT_IN["importers"])
+    with pytest.raises(ImportError, match="no such library"):
+        registry.load("pruners", "patient")
