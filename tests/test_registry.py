@@ -61,7 +61,6 @@ def test_every_kind_has_an_interface() -> None:
     assert kinds == set(get_args(registry.Kind)) <= {*INTERFACES, *FUNCTIONS}
 
 
-@pytest.mark.xfail(strict=True, reason="kinds that still choose by tables of their own are not registered yet")
 def test_no_kind_is_empty() -> None:
     assert all(registry.BUILT_IN.values())
 

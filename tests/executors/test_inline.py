@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 import torch
 
-from bssearch.commands.run import run_study, trials_frame
+from bssearch.commands.run import run_study
+from bssearch.commands.trials import trials_frame
 from bssearch.errors import LaunchError, SpecError, UsageError, WorkloadError
 from bssearch.executors.base import Ended, ExecutorSettings
 from bssearch.executors.inline import InlineExecutor
