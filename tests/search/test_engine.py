@@ -1,0 +1,433 @@
+"""One engine: the driver and the simulation decide alike, a log played again says the same, so does a new engine."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bssearch import registry
+from bssearch.errors import InterruptedRunError
+from bssearch.executors.base import Ended, Event, Observed
+from bssearch.records import (
+    COULD_NOT_PAUSE,
+    Configuration,
+    ProbeRecord,
+    TrialOutcome,
+    TrialPlan,
+    TrialRecord,
+    TrialRequest,
+    TrialState,
+)
+from bssearch.search import events
+from bssearch.search.driver import Driver
+from bssearch.search.engine import Engine, all_of
+from bssearch.search.listener import Listener
+from bssearch.simulation.replay import Playing, Replay, VirtualClock
+from bssearch.spec import StudySpec
+from bssearch.storage.repository import Store, open_store
+from tests.factories import make_environment, make_spec
+from tests.search.law import LawExecutor, step_seconds, steps_needed
+
+SAMPLERS = registry.names("samplers")
+PRUNERS = registry.names("pruners")
+LISTS = {
+    "batch_size": [8, 16, 32, 64, 128],
+    "learning_rate": [0.03, 0.1, 0.3],
+    "weight_decay": [0.0, 1e-4],
+}
+DEFAULT = {"batch_size": 64, "learning_rate": 0.1, "weight_decay": 0.0}
+
+
+def study(sampler: str, pruner: str, *, trials: int = 12, slots: int = 1, **changes: Any) -> StudySpec:
+    return make_spec(
+        space=LISTS,
+        default=DEFAULT,
+        sampler={"name": sampler},
+        pruner={"name": pruner},
+        confirm={"top": 2, "runs": 2},
+        budget={"trials": trials, "trial_train_seconds": 8.0},
+        executor={"slots": slots},
+        **changes,
+    )
+
+
+def row(configuration: Configuration, seed: int) -> Replay:
+    """Return the recorded trial of a configuration and a seed: a straight line to 0.9, by the law with some noise."""
+    noise = math.exp(0.2 * np.random.default_rng(seed).standard_normal())
+    step = step_seconds(configuration.batch_size)
+    seconds = noise * steps_needed(configuration) * step
+    every = max(1, round(0.05 * seconds / step))
+    steps = range(0, math.ceil(1.2 * seconds / step) + every, every)
+    moments = [one * step for one in steps]
+    hit = next(moment for moment in moments if moment >= seconds)
+    return Replay(moments, [min(1.0, 0.9 * moment / seconds) for moment in moments], hit, math.inf, list(steps))
+
+
+@dataclass
+class TableExecutor(LawExecutor):
+    """Plays recorded trials, an evaluation at a time; a trial that is paused leaves a file and goes on from there."""
+
+    playing: dict[int, Playing] = field(default_factory=dict)
+    cannot_save: bool = False
+
+    def submit(self, request: TrialRequest) -> None:
+        self.requests.append(request)
+        self.running.append(request)
+        if request.resumes:
+            self.playing[request.number].request = request
+        else:
+            self.playing[request.number] = Playing(row(request.configuration, request.seed), request)
+
+    def events(self, timeout: float) -> list[Event]:
+        if not self.running:
+            return []
+        request = min(self.running, key=lambda one: (self.playing[one.number].next_at, one.number))
+        stopped = next((one for one in self.running if one.number in self.stopped), None)
+        if stopped is not None:
+            return [self.end(stopped.number, self.outcome(stopped, *self.stopped.pop(stopped.number)))]
+        playing = self.playing[request.number]
+        found = playing.advance()
+        if isinstance(found, TrialOutcome):
+            return [self.end(request.number, found)]
+        seen = Observed(request.number, found)
+        if playing.has_reached and request.stop_at_target:
+            return [seen, self.end(request.number, playing.outcome(TrialState.REACHED, "as recorded"))]
+        return [seen]
+
+    def outcome(self, request: TrialRequest, state: TrialState, reason: str) -> TrialOutcome:
+        if state is TrialState.PAUSED:
+            if request.checkpoint is None or self.cannot_save:
+                state, reason = TrialState.PRUNED, f"{reason}; {COULD_NOT_PAUSE}: the disk is full"
+            else:
+                Path(request.checkpoint).touch()
+        return self.playing[request.number].outcome(state, reason)
+
+    def end(self, number: int, outcome: TrialOutcome) -> Event:
+        self.running = [one for one in self.running if one.number != number]
+        return Ended(number, outcome)
+
+
+class Recorded(Driver):
+    """A driver that keeps what its engine was told and what it answered."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        self.journal: list[events.Event] = []
+        self.answers: list[list[events.Action]] = []
+        super().__init__(*args, journal=self.journal, **options)
+        handle = self.engine.handle
+
+        def keep(event: events.Event) -> list[events.Action]:
+            found = handle(event)
+            self.answers.append(found)
+            return found
+
+        self.engine.handle = keep  # type: ignore[method-assign]
+
+
+def open_study(store: Store, spec: StudySpec) -> None:
+    target = spec.record_target
+    store.create_study(
+        spec.name, spec.model_dump(mode="json"), spec.question_hash, spec.objective, target, created_by="test"
+    )
+    store.bind_environment(spec.name, make_environment())
+
+
+@pytest.fixture(autouse=True)
+def _checkpoints_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BSSEARCH_CHECKPOINT_DIR", str(tmp_path / "checkpoints"))
+
+
+def driven(spec: StudySpec, folder: Path) -> tuple[list[TrialRecord], dict[int, ProbeRecord]]:
+    """Return the trials that a driver runs, and its step times."""
+    with open_store(f"sqlite:///{folder / 'study.db'}") as store:
+        open_study(store, spec)
+        Driver(spec, store, TableExecutor(), make_environment(), Listener()).run()
+        return store.trials(spec.name), store.probes(spec.name, make_environment())
+
+
+def simulated(spec: StudySpec, probes: dict[int, ProbeRecord], workers: int = 1) -> VirtualClock:
+    """Return a simulation of the same study, run to its end."""
+    engine = Engine(spec, slots=workers)
+    clock = VirtualClock(engine, row_of, probes=probes, workers=workers)
+    for _ in clock.run():
+        pass
+    return clock
+
+
+def row_of(plan: TrialPlan) -> Replay:
+    return row(plan.configuration, plan.seed)
+
+
+def decision(trial: TrialRecord) -> tuple[object, ...]:
+    """Return what was decided of a trial, and what came of it."""
+    outcome = trial.outcome
+    assert outcome is not None
+    return (
+        trial.number,
+        trial.state,
+        trial.phase,
+        trial.uncapped,
+        trial.configuration,
+        trial.sampled,
+        trial.seed,
+        trial.train_seconds_limit,
+        trial.retry_of,
+        trial.expected_improvement,
+        outcome.train_seconds,
+        outcome.steps_to_target,
+    )
+
+
+def assert_driver_and_simulation_agree(sampler: str, pruner: str, folder: Path) -> None:
+    spec = study(sampler, pruner)
+    trials, probes = driven(spec, folder)
+    clock = simulated(spec, probes)
+    assert [decision(one) for one in trials] == [decision(one) for one in clock.trials.values()]
+    assert len({one.phase for one in trials}) == 2
+
+
+PAIRS = [(SAMPLERS[index % len(SAMPLERS)], pruner) for index, pruner in enumerate(PRUNERS)]
+"""Every pruner and every sampler at least once; `slow` crosses them all."""
+
+
+@pytest.mark.parametrize(("sampler", "pruner"), PAIRS)
+def test_the_driver_and_the_simulation_make_the_same_decisions(sampler: str, pruner: str, tmp_path: Path) -> None:
+    assert_driver_and_simulation_agree(sampler, pruner, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pruner", PRUNERS)
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_every_sampler_under_every_pruner_decides_alike_in_both(sampler: str, pruner: str, tmp_path: Path) -> None:
+    assert_driver_and_simulation_agree(sampler, pruner, tmp_path)
+
+
+class InterruptedAfter(Listener):
+    """Interrupts its driver, as Ctrl-C would, once so many trials have ended."""
+
+    def __init__(self, ended: int) -> None:
+        self.left = ended
+        self.driver: Driver | None = None
+
+    def ended(self, trial: TrialRecord, history: object) -> None:
+        self.left -= 1
+        if self.left == 0 and self.driver is not None:
+            self.driver._interrupts.count += 1
+
+
+def told(actions: Sequence[events.Action]) -> list[object]:
+    """Return actions so that they compare: two errors that say the same are not equal."""
+    return [str(one.error) if isinstance(one, events.Failed) else one for one in actions]
+
+
+@pytest.mark.parametrize("sampler", ["auto", "tpe"])
+def test_the_log_of_a_run_with_pauses_and_an_interrupt_gives_the_same_actions(sampler: str, tmp_path: Path) -> None:
+    spec = study(sampler, "balanced", trials=16, slots=2)
+    with open_store(f"sqlite:///{tmp_path / 'study.db'}") as store:
+        open_study(store, spec)
+        executor, listener = TableExecutor(slots=2), InterruptedAfter(9)
+        first = Recorded(spec, store, executor, make_environment(), listener)
+        listener.driver = first
+        with pytest.raises(InterruptedRunError):
+            first.run()
+        again = Recorded(spec, store, executor, make_environment(), Listener())
+        again.run()
+        states = [trial.state for trial in store.trials(spec.name)]
+    for run in (first, again):
+        again_said = all_of(Engine(spec, slots=2, device_name="Test CPU"), run.journal)
+        assert list(map(told, again_said)) == list(map(told, run.answers))
+    kinds = {type(event) for event in first.journal}
+    assert {events.Interrupted, events.Evaluated, events.Ended, events.SavedTrials} <= kinds
+    asked = {action.state for one in first.answers for action in one if isinstance(action, events.Stop)}
+    assert TrialState.PAUSED in asked
+    assert any(one.plan.resumed for one in again.journal if isinstance(one, events.Started))
+    assert TrialState.RUNNING not in states and TrialState.PAUSED not in states
+
+
+def rebuilt(spec: StudySpec, seen: Sequence[events.Event], workers: int) -> Engine:
+    """Return an engine that is told what the store and the folder of checkpoints hold after some events."""
+    trials: dict[int, TrialRecord] = {}
+    evaluations: dict[int, list[tuple[float, float]]] = {}
+    started: dict[int, events.Started] = {}
+    told: dict[type[events.Event], events.Event] = {}
+    for event in seen:
+        match event:
+            case events.Started():
+                trials[event.trial.number], started[event.trial.number] = event.trial, event
+            case events.Ended():
+                trials[event.trial.number] = event.trial
+                del started[event.trial.number]
+            case events.Changed():
+                trials |= {trial.number: trial for trial in event.trials}
+            case events.Evaluated():
+                at = event.observation
+                evaluations.setdefault(event.number, []).append((at.train_seconds, at.metric))
+            case events.SavedTrials() | events.Timed():
+                told[type(event)] = event
+    engine = Engine(spec, slots=workers)
+    engine.handle(events.Changed([trials[number] for number in sorted(trials)], evaluations))
+    for event in [*told.values(), *started.values()]:
+        engine.handle(event)
+    return engine
+
+
+def actions_of(engine: Engine, event: events.Event) -> list[events.Action]:
+    """Return what an engine asks for, but for what it says to people."""
+    return [action for action in engine.handle(event) if not isinstance(action, events.Tell)]
+
+
+@dataclass
+class Live:
+    """A simulated study with what its engine was told and asked for."""
+
+    spec: StudySpec
+    workers: int
+    journal: list[events.Event]
+    answers: list[list[events.Action]]
+
+    @property
+    def searched(self) -> int:
+        """Return how many events there were until the search was over."""
+        claims = (at for at, event in enumerate(self.journal) if isinstance(event, events.ClaimGranted))
+        return next(claims)
+
+
+def live(spec: StudySpec, workers: int, make: Callable[..., VirtualClock] = VirtualClock) -> Live:
+    engine = Engine(spec, slots=workers)
+    answers: list[list[events.Action]] = []
+    handle = engine.handle
+
+    def keep(event: events.Event) -> list[events.Action]:
+        found = handle(event)
+        answers.append([action for action in found if not isinstance(action, events.Tell)])
+        return found
+
+    engine.handle = keep  # type: ignore[method-assign]
+    clock = make(engine, row_of, probes=probes_of(spec), workers=workers)
+    for _ in clock.run():
+        pass
+    return Live(spec, workers, clock.journal, answers)
+
+
+def probes_of(spec: StudySpec) -> dict[int, ProbeRecord]:
+    return {
+        size: ProbeRecord(
+            batch_size=size,
+            micro_batch_size=size,
+            step_seconds=step_seconds(size),
+            evaluation_seconds=0.001,
+            steps_timed=5,
+            peak_memory_bytes=None,
+            eval_every_steps=5,
+        )
+        for size in spec.batch_sizes
+    }
+
+
+def assert_a_new_engine_goes_on_as_the_old_one(run: Live, cuts: Sequence[int]) -> None:
+    for cut in cuts:
+        engine = rebuilt(run.spec, run.journal[:cut], run.workers)
+        for at in range(cut, run.searched):
+            assert actions_of(engine, run.journal[at]) == run.answers[at], f"made anew after {cut}, at event {at}"
+
+
+CASES = [
+    ("auto", "balanced", 1),
+    ("auto", "fast", 2),
+    ("tpe", "balanced", 2),
+    ("tpe", "race", 1),
+    ("random", "asha", 1),
+    ("grid", "median", 1),
+]
+
+
+@pytest.mark.parametrize(("sampler", "pruner", "workers"), CASES)
+def test_an_engine_made_anew_in_mid_study_decides_as_the_live_one(sampler: str, pruner: str, workers: int) -> None:
+    run = live(study(sampler, pruner, slots=workers), workers)
+    ends = [at + 1 for at, event in enumerate(run.journal[: run.searched]) if isinstance(event, events.SavedTrials)]
+    looks = [at for at, event in enumerate(run.journal[: run.searched]) if isinstance(event, events.Evaluated)]
+    assert_a_new_engine_goes_on_as_the_old_one(run, [*ends[2::4], *looks[7::40]])
+
+
+def test_a_search_that_is_quiet_stays_so_for_an_engine_made_anew() -> None:
+    spec = study("auto", "balanced", trials=60)
+    spec = spec.model_copy(update={"budget": spec.budget.model_copy(update={"least_improvement": 0.2})})
+    run = live(spec, 1)
+    expected = [
+        event.trial.expected_improvement
+        for event in run.journal
+        if isinstance(event, events.Started) and event.plan.phase.value == "search"
+    ]
+    assert len(expected) < 60 and any(one is not None and one < 0.2 for one in expected)
+    last = [at + 1 for at, event in enumerate(run.journal[: run.searched]) if isinstance(event, events.SavedTrials)]
+    assert_a_new_engine_goes_on_as_the_old_one(run, last[-4:])
+
+
+class FullDisk(VirtualClock):
+    """A simulation in which no trial can be saved once some have been."""
+
+    saved = 0
+
+    def _carry_out(self, action: events.Action) -> None:
+        if isinstance(action, events.Stop) and action.state is TrialState.PAUSED:
+            self.saved += 1
+            if self.saved > 2:
+                reason = f"{action.reason}; {COULD_NOT_PAUSE}: the disk is full"
+                self._end(action.number, self._playing[action.number].outcome(TrialState.PRUNED, reason))
+                return
+        super()._carry_out(action)
+
+
+def test_where_trials_could_not_be_saved_an_engine_made_anew_stops_them_too() -> None:
+    run = live(study("tpe", "fast", trials=20), 1, FullDisk)
+    failed = next(
+        at
+        for at, event in enumerate(run.journal)
+        if isinstance(event, events.Ended) and COULD_NOT_PAUSE in (event.trial.outcome or event.trial).reason  # type: ignore[union-attr]
+    )
+    later = [action.state for one in run.answers[failed + 1 :] for action in one if isinstance(action, events.Stop)]
+    assert TrialState.PAUSED not in later and TrialState.PRUNED in later
+    assert_a_new_engine_goes_on_as_the_old_one(run, [failed + 2])
+
+
+def test_what_was_interrupted_goes_on_first_for_an_engine_made_anew() -> None:
+    run = live(study("tpe", "balanced"), 1)
+    started = [at for at, event in enumerate(run.journal) if isinstance(event, events.Started)][4]
+    event = run.journal[started]
+    assert isinstance(event, events.Started)
+    engine = rebuilt(run.spec, run.journal[: started + 3], 1)
+    stop = engine.handle(events.Interrupted())[0]
+    assert isinstance(stop, events.Stop) and stop.state is TrialState.PAUSED
+    outcome = TrialOutcome(state=TrialState.PAUSED, reason=stop.reason)
+    ended = replace(event.trial, state=TrialState.PAUSED, outcome=outcome, ended_at=event.trial.created_at)
+    seen = [*run.journal[: started + 3], events.Ended(ended), events.SavedTrials(frozenset({ended.number}))]
+    (action,) = rebuilt(run.spec, seen, 1).handle(events.SlotFree(0.0))
+    assert isinstance(action, events.Start) and action.plan.resumed == ended.number
+
+
+def test_a_plan_that_another_driver_forestalled_changes_nothing() -> None:
+    run = live(study("tpe", "balanced"), 1)
+    looks = [at for at, event in enumerate(run.journal) if isinstance(event, events.SlotFree)][3]
+    engine = rebuilt(run.spec, run.journal[:looks], 1)
+    first = engine.handle(run.journal[looks])
+    assert isinstance(first[0], events.Start)
+    assert engine.handle(events.Refused(first[0].plan)) == []
+    assert engine.handle(run.journal[looks]) == first
+
+
+def test_a_claim_that_another_driver_holds_is_waited_for() -> None:
+    run = live(study("tpe", "balanced"), 1)
+    engine = rebuilt(run.spec, run.journal[: run.searched], 1)
+    now = events.SlotFree(0.0)
+    assert events.Claim() in engine.handle(now)
+    assert engine.handle(events.ClaimRefused()) == [events.Wait(for_claim=True)]
+    assert engine.handle(now) == [events.Claim()]
+    assert engine.handle(events.ClaimGranted()) == []
+    (action,) = engine.handle(now)
+    assert isinstance(action, events.Start) and action.plan.phase.value == "confirm"
