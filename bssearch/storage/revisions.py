@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection, select, update
 
-from bssearch.records import TrialRecord
+from bssearch.records import TrialRecord, TrialState
 from bssearch.storage.lookups import no_study, trial_record
 from bssearch.storage.models import StudyRow, TrialRow
 from bssearch.storage.statements import TRIALS
@@ -24,7 +24,8 @@ class Changes:
 
     A trial has changed where it was stored, started, resumed or ended, or where observations were appended to it. With
     ``is_rewritten`` rows have been deleted or rewritten since: ``trials`` are all there are, and what the reader had
-    counts no more. ``has_new_probes``: step times, memory or noise scales have been measured since.
+    counts no more. ``has_new_probes``: step times, memory or noise scales have been measured since, or a trial ran out
+    of memory, so that the step times in force are others.
     """
 
     revision: int
@@ -84,6 +85,10 @@ def changes(connection: Connection, study: str, since: int) -> Changes:
     return Changes(
         revision=row.revision,
         is_rewritten=is_rewritten,
-        has_new_probes=is_rewritten or since < row.probed_at_revision,
+        has_new_probes=is_rewritten or since < row.probed_at_revision or _any_ran_out(trials),
         trials=trials,
     )
+
+
+def _any_ran_out(trials: Collection[TrialRecord]) -> bool:
+    return any(trial.state is TrialState.OOM for trial in trials)

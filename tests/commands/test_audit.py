@@ -20,8 +20,7 @@ from bssearch.commands.run import run_study
 from bssearch.errors import InterruptedRunError, NotFoundError, TargetNotReachedError, UsageError
 from bssearch.executors.base import Event
 from bssearch.history import History
-from bssearch.records import Configuration, Phase, TrialRecord, TrialState
-from bssearch.search.confirmation import ConfirmationRun
+from bssearch.records import Configuration, Phase, TrialPlan, TrialRecord, TrialState
 from bssearch.search.finding import compute_answer
 from bssearch.search.seeds import trial_seed
 from bssearch.spec import StudySpec
@@ -220,7 +219,7 @@ def case_and_history(spec: StudySpec, *made: tuple[int, TrialState], limit: floa
     return Case(Rule.LINEAR_RATE, 64, rule, Candidate(tuned, tuple(confirmed))), history
 
 
-def lacking(*made: tuple[int, TrialState], limit: float = 100.0, runs: int = 3) -> list[ConfirmationRun]:
+def lacking(*made: tuple[int, TrialState], limit: float = 100.0, runs: int = 3) -> list[TrialPlan]:
     case, history = case_and_history(SPEC, *made, limit=limit)
     return list(missing_audit_runs(history, [case], runs))
 

@@ -24,7 +24,7 @@ def record(spec: StudySpec) -> StudyRecord:
         name=spec.name,
         spec=spec.model_dump(mode="json"),
         spec_hash="abc",
-        objective=spec.objective.value,
+        objective=spec.objective,
         target=spec.record_target,
         created_by="someone",
         created_at=EPOCH,
@@ -149,7 +149,7 @@ def test_what_another_optimizer_has_is_left_out() -> None:
 def test_under_metric_in_budget_the_value_is_the_metric() -> None:
     trials = [
         make_trial(1, state=TrialState.EXHAUSTED, best_metric=0.7),
-        make_trial(2, state=TrialState.REACHED, best_metric=0.92),
+        make_trial(2, state=TrialState.REACHED, seconds=10.0, best_metric=0.92),
         make_trial(3, state=TrialState.PRUNED, best_metric=0.6),
     ]
     study = as_optuna(*trials, objective="metric_in_budget")

@@ -11,7 +11,7 @@ from bssearch.records import ParameterValue
 from bssearch.samplers.time_model.candidates import MOST, SPREAD, GridCandidates, SpaceCandidates, latin_hypercube
 from bssearch.space import SearchSpace
 
-DICE = np.random.default_rng(0)
+RNG = np.random.default_rng(0)
 RATE = {"reference_batch": 32, "low": 0.01, "high": 1.0, "rule": "sqrt"}
 
 
@@ -27,12 +27,12 @@ def candidates(**parts: Any) -> SpaceCandidates:
 def test_a_grid_is_looked_at_whole_and_its_columns_lie_between_0_and_1() -> None:
     cells = list(itertools.product((8, 64), (0.1, 0.3), (0.0, 0.1, 0.5), ("sgd", "adamw")))
     grid = GridCandidates(("batch_size", "learning_rate", "dropout", "optimizer"), cells)
-    everything = grid.among([3], [3], DICE)
+    everything = grid.among([3], [3], RNG)
     assert everything.tolist() == list(range(len(cells)))
     points = grid.take(everything)
     assert points.batch_sizes.tolist() == [cell[0] for cell in cells]
     assert np.exp(points.log_rates) == pytest.approx([cell[1] for cell in cells])
-    assert grid.log_rates == pytest.approx(math.log(3))
+    assert grid.log_rate_width == pytest.approx(math.log(3))
     assert points.others.shape == (len(cells), 3), "a column for the dropout, one for each optimizer"
     assert points.others[0].tolist() == [0.0, 0.0, 1.0]
     assert points.others[3].tolist() == [0.5, 1.0, 0.0]
@@ -43,7 +43,7 @@ def test_of_a_large_grid_what_was_tried_its_neighbours_and_some_others_are_looke
     grid = GridCandidates(("batch_size", "learning_rate", "depth"), cells)
     assert len(cells) > MOST
     best = cells.index((5, 0.2, 7))
-    among = set(grid.among([0, 1, best], [best], DICE).tolist())
+    among = set(grid.among([0, 1, best], [best], RNG).tolist())
     beside = [(4, 0.2, 7), (6, 0.2, 7), (5, 0.1, 7), (5, 0.3, 7), (5, 0.2, 6), (5, 0.2, 8)]
     assert {0, 1, best, *(cells.index(cell) for cell in beside)} <= among
     assert SPREAD <= len(among) <= SPREAD + 3 + len(beside)
@@ -51,8 +51,8 @@ def test_of_a_large_grid_what_was_tried_its_neighbours_and_some_others_are_looke
 
 def test_a_grid_without_a_learning_rate_has_one_for_all() -> None:
     grid = GridCandidates(("batch_size",), [(8,), (16,)])
-    points = grid.take(grid.among([], [], DICE))
-    assert grid.log_rates == 0.0
+    points = grid.take(grid.among([], [], RNG))
+    assert grid.log_rate_width == 0.0
     assert points.log_rates.tolist() == [0.0, 0.0]
     assert points.others.shape == (2, 0)
 
@@ -62,7 +62,7 @@ def test_a_point_keeps_its_index_and_what_was_made_beside_it_does_not() -> None:
     here: dict[str, ParameterValue] = {"reference_learning_rate": 0.1, "dropout": 0.2}
     there: dict[str, ParameterValue] = {"reference_learning_rate": 0.2, "dropout": 0.2}
     first = found.add(16, here)
-    made = found.among([first], [first], DICE)
+    made = found.among([first], [first], RNG)
     assert len(made) > SPREAD
     assert found.add(16, dict(here)) == first
     second = found.add(64, there)
@@ -79,7 +79,7 @@ def test_the_neighbours_of_the_best_are_looked_at_along_every_coordinate() -> No
     found = candidates(dropout=[0.0, 0.1, 0.5], clip_norm={"low": 0.1, "high": 10.0})
     best: dict[str, ParameterValue] = {"reference_learning_rate": 0.1, "dropout": 0.1, "clip_norm": 1.0}
     first = found.add(16, best)
-    looked_at = [found[int(index)] for index in found.among([first], [first], DICE)]
+    looked_at = [found[int(index)] for index in found.among([first], [first], RNG)]
     assert (8, best) in looked_at
     assert (64, best) in looked_at
     assert (16, {**best, "dropout": 0.0}) in looked_at
@@ -92,7 +92,7 @@ def test_the_neighbours_of_the_best_are_looked_at_along_every_coordinate() -> No
 
 def test_every_batch_size_and_every_choice_is_among_what_is_spread() -> None:
     found = candidates(optimizer=[{"name": "sgd"}, {"name": "adamw"}], dropout=[0.0, 0.5])
-    looked_at = [found[int(index)] for index in found.among([], [], DICE)]
+    looked_at = [found[int(index)] for index in found.among([], [], RNG)]
     assert {(size, values["optimizer"], values["dropout"]) for size, values in looked_at} == set(
         itertools.product((8, 16, 64), ("sgd", "adamw"), (0.0, 0.5))
     )
@@ -118,7 +118,7 @@ def test_spaces_of_every_shape_have_points_that_can_be_run(parts: dict[str, Any]
         one.name: one.choices[0] if one.choices else one.low for one in made.dimensions()
     }
     first = found.add(made.rungs[0], nothing)
-    among = found.among([first], [first], DICE)
+    among = found.among([first], [first], RNG)
     points = found.take(among)
     assert set(points.batch_sizes.tolist()) == set(made.rungs)
     assert points.others.shape == (len(among), columns)
@@ -141,12 +141,12 @@ def test_learning_rates_are_compared_without_the_scale_of_their_optimizer() -> N
 
 
 def test_the_width_of_the_rates_is_that_of_the_space() -> None:
-    assert candidates().log_rates == pytest.approx(math.log(100))
-    assert candidates(learning_rate=[0.3, 0.1, 0.2]).log_rates == pytest.approx(math.log(3))
-    assert candidates(learning_rate=0.1).log_rates == 0.0
+    assert candidates().log_rate_width == pytest.approx(math.log(100))
+    assert candidates(learning_rate=[0.3, 0.1, 0.2]).log_rate_width == pytest.approx(math.log(3))
+    assert candidates(learning_rate=0.1).log_rate_width == 0.0
 
 
 def test_a_latin_hypercube_has_one_point_in_every_slice() -> None:
-    points = latin_hypercube(10, 3, DICE)
+    points = latin_hypercube(10, 3, RNG)
     assert points.shape == (10, 3)
     assert np.sort((10 * points).astype(int), axis=0).tolist() == [[slice_] * 3 for slice_ in range(10)]

@@ -7,8 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from bssearch.pruners.base import Progress
-from bssearch.samplers.time_model.extrapolation import BOUND_DEVIATION, ERROR, WORST, Paces, Run, paces
+from bssearch.curves import Progress
+from bssearch.samplers.time_model.extrapolation import BOUND_DEVIATION, ERROR, WORST, Extrapolation, Run, extrapolate
 
 MOST = 128
 
@@ -28,8 +28,8 @@ def line(point: int, seconds: float, until: float = 1.0, **changes: bool) -> Run
     return run(point, *((seconds * share, share) for share in shares), hit=hit, **changes)
 
 
-def seen(*runs: Run, most: int = MOST) -> Paces:
-    found = paces(runs, 1.0, most)
+def seen(*runs: Run, most: int = MOST) -> Extrapolation:
+    found = extrapolate(runs, 1.0, most)
     assert found is not None
     return found
 
@@ -82,7 +82,7 @@ def test_a_diverged_trial_takes_longer_than_any_even_without_a_curve() -> None:
 def test_before_a_step_or_with_nothing_but_nan_a_trial_says_nothing() -> None:
     silent = [run(1), run(2, (0.0, 0.1)), run(3, (1.0, math.nan), (2.0, math.nan))]
     assert seen(line(0, 10.0), *silent).points.tolist() == [0]
-    assert paces(silent, 1.0, MOST) is None
+    assert extrapolate(silent, 1.0, MOST) is None
 
 
 def test_a_gain_that_is_not_a_number_hides_no_other() -> None:
@@ -108,7 +108,7 @@ def test_before_the_first_hit_trials_are_measured_by_the_one_that_came_furthest(
 
 def test_a_first_trial_at_chance_is_no_measure() -> None:
     noise = run(0, (0.0, 0.001), (1.0, 0.02), (2.0, 0.02), (3.0, 0.021))
-    assert paces([noise], 1.0, MOST) is None
+    assert extrapolate([noise], 1.0, MOST) is None
     found = seen(noise, line(1, 40.0, until=0.3))
     assert found.is_bound.tolist() == [True, False]
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from bssearch.samplers.time_model.candidates import Points
-from bssearch.samplers.time_model.extrapolation import Paces
+from bssearch.samplers.time_model.extrapolation import Extrapolation
 from bssearch.samplers.time_model.law_prior import DEEPEST, LAWS, LawPrior, covariances
 from bssearch.samplers.time_model.posterior import Posterior, condition, prior
 
@@ -33,15 +33,15 @@ def drawn(seed: int = 0, default: tuple[int, float] = (32, 0.01)) -> LawPrior:
         batch_sizes=SIZES,
         default_size=size,
         default_log_rate=math.log(rate),
-        log_rates=math.log(1000),
+        log_rate_width=math.log(1000),
         seed=seed,
     )
 
 
-def told(*trials: tuple[int, float], bounds: tuple[tuple[int, float], ...] = ()) -> Paces:
+def told(*trials: tuple[int, float], bounds: tuple[tuple[int, float], ...] = ()) -> Extrapolation:
     """Return paces of (point, seconds) that are known exactly, and of bounds."""
     both = [*trials, *bounds]
-    return Paces(
+    return Extrapolation(
         points=np.array([point for point, _ in both]),
         log_seconds=np.log([seconds for _, seconds in both]),
         variance=np.array([0.0] * len(trials) + [0.09] * len(bounds)),
@@ -50,7 +50,7 @@ def told(*trials: tuple[int, float], bounds: tuple[tuple[int, float], ...] = ())
     )
 
 
-def posterior(found: Paces | None = None) -> Posterior:
+def posterior(found: Extrapolation | None = None) -> Posterior:
     """Return what is believed where a step takes as long at every batch size."""
     laws = drawn().log_steps(POINTS)
     return prior(ALL, POINTS, laws) if found is None else condition(ALL, POINTS, laws, found)
@@ -185,7 +185,7 @@ def test_a_measured_noise_scale_draws_the_laws_to_its_critical_batch_size() -> N
             batch_sizes=[8, 2048],
             default_size=32,
             default_log_rate=0.0,
-            log_rates=0.0,
+            log_rate_width=0.0,
             seed=0,
             noise_scale=noise_scale,
         )

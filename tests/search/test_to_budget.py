@@ -18,7 +18,7 @@ from bssearch.executors.base import Ended, Event
 from bssearch.history import History
 from bssearch.records import Configuration, Phase, TrialOutcome, TrialRecord, TrialState
 from bssearch.search.seeds import trial_seed
-from bssearch.search.to_budget import finalists, more_regularised, next_job
+from bssearch.search.to_budget import finalists, more_regularised, next_run
 from bssearch.space import SearchSpace
 from bssearch.storage.repository import open_store
 from tests.factories import SPEC as RAW
@@ -181,13 +181,13 @@ def test_an_interruption_goes_on_and_makes_the_cancelled_run_again(tmp_path: Pat
 
 def test_a_run_that_fails_is_made_once_more_and_one_of_another_limit_again() -> None:
     base = [make_trial(1, configuration=at(32), seconds=1.0)]
-    plan = next_job(1)
-    job = plan(history(*base))
-    assert job is not None
-    assert (job.phase, job.uncapped, job.stop_at_target) == (Phase.TO_BUDGET, True, False)
+    plan = next_run(1)
+    run = plan(history(*base))
+    assert run is not None
+    assert (run.phase, run.uncapped, run.stop_at_target) == (Phase.TO_BUDGET, True, False)
 
     def after(*states: TrialState, limit: float = LIMIT, phase: Phase = Phase.TO_BUDGET) -> bool:
-        made: dict[str, Any] = {"configuration": at(32), "seed": job.seed, "phase": phase, "uncapped": True}
+        made: dict[str, Any] = {"configuration": at(32), "seed": run.seed, "phase": phase, "uncapped": True}
         done = [
             replace(make_trial(10 + n, state=state, **made), train_seconds_limit=limit)
             for n, state in enumerate(states)

@@ -9,11 +9,11 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
-from bssearch.pruners.base import Progress
+from bssearch.curves import Progress
+from bssearch.samplers.time_model.acquisition import KnowledgeGradient
 from bssearch.samplers.time_model.candidates import GridCandidates
 from bssearch.samplers.time_model.extrapolation import Run
-from bssearch.samplers.time_model.sampler import Auto
-from bssearch.samplers.time_model.step_times import StepTimes
+from bssearch.samplers.time_model.step_time_line import StepTimes
 
 SIZES = (8, 32, 128, 512)
 RATES = (0.001, 0.01, 0.1, 1.0)
@@ -32,9 +32,11 @@ def truth(point: int) -> float:
     return step_seconds(size) * (1 + 128 / size) * math.exp(0.25 * math.log(rate / 0.1) ** 2)
 
 
-def auto(seed: int = 0, step_time: Callable[[int], float] = step_seconds) -> Auto:
+def gradient(seed: int = 0, step_time: Callable[[int], float] = step_seconds) -> KnowledgeGradient:
     grid = GridCandidates(("batch_size", "learning_rate"), CELLS)
-    return Auto(grid, default=DEFAULT, target_gain=TARGET, step_times=StepTimes(SIZES, step_time), seed=seed)
+    return KnowledgeGradient(
+        grid, default=DEFAULT, target_gain=TARGET, step_times=StepTimes(SIZES, step_time), seed=seed
+    )
 
 
 def trained(point: int, seconds: float, until: float = 1.0, **changes: bool) -> Run:
@@ -59,22 +61,22 @@ def searched(asks: int, *, seed: int = 0, noise: float = 0.0, limit: float = mat
     points = []
     rng = np.random.default_rng(seed)
     for _ in range(asks):
-        points.append(auto(seed + len(runs)).ask(runs))
+        points.append(gradient(seed + len(runs)).ask(runs))
         seconds = truth(points[-1]) * math.exp(noise * rng.standard_normal())
         runs.append(trained(points[-1], seconds, until=min(1.0, limit / seconds)))
     return points, runs
 
 
 def test_the_default_comes_first() -> None:
-    assert auto().ask([]) == DEFAULT
-    assert auto().expected_improvement == math.inf
+    assert gradient().ask([]) == DEFAULT
+    assert gradient().expected_improvement == math.inf
 
 
 def test_the_same_seed_and_trials_make_the_same_choices() -> None:
     assert searched(6, seed=3)[0] == searched(6, seed=3)[0]
-    asker = auto()
+    asker = gradient()
     runs = [trained(DEFAULT, 20.0)]
-    assert [asker.ask(runs) for _ in range(2)] == [auto().ask(runs)] * 2, "asking changes nothing that counts"
+    assert [asker.ask(runs) for _ in range(2)] == [gradient().ask(runs)] * 2, "asking changes nothing that counts"
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -82,14 +84,14 @@ def test_the_same_seed_and_trials_make_the_same_choices() -> None:
 def test_the_best_of_a_grid_is_found_in_half_as_many_trials_as_it_has_cells(seed: int, noise: float) -> None:
     points, runs = searched(len(CELLS) // 2, seed=seed, noise=noise)
     assert BEST in points
-    assert auto().incumbent(runs) == BEST
+    assert gradient().incumbent(runs) == BEST
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_it_is_found_from_a_default_that_never_gets_there(seed: int) -> None:
     asked, runs = searched(8, seed=seed, limit=1.2 * truth(BEST))
     assert truth(DEFAULT) > 1.2 * truth(BEST)
-    assert auto().incumbent(runs) == BEST
+    assert gradient().incumbent(runs) == BEST
     hit = asked.index(BEST)
     assert len(set(asked[: hit + 1])) == hit + 1, "before the first hit nothing is run again"
 
@@ -97,7 +99,7 @@ def test_it_is_found_from_a_default_that_never_gets_there(seed: int) -> None:
 def test_the_step_times_decide_in_which_direction_it_looks_first() -> None:
     runs = [trained(DEFAULT, 20.0)]
     sizes = {
-        name: np.mean([CELLS[auto(seed, step_time).ask(runs)][0] for seed in range(6)])
+        name: np.mean([CELLS[gradient(seed, step_time).ask(runs)][0] for seed in range(6)])
         for name, step_time in (("a step for free", lambda size: 1.0), ("by the sample", lambda size: 1.0 * size))
     }
     assert sizes["a step for free"] > 32
@@ -107,21 +109,21 @@ def test_the_step_times_decide_in_which_direction_it_looks_first() -> None:
 def test_a_diverged_trial_turns_it_to_smaller_learning_rates() -> None:
     lost = Run(CELLS.index((32, 0.1)), Progress(), running=False, diverged=True)
     for seed in range(4):
-        size, rate = CELLS[auto(seed).ask([trained(DEFAULT, 20.0), lost])]
+        size, rate = CELLS[gradient(seed).ask([trained(DEFAULT, 20.0), lost])]
         assert rate <= 0.01 or size > 32
 
 
 def test_a_flat_first_trial_is_no_guide() -> None:
     """By its noise it would be on its way; nothing is believed of how long the others take, but it is not repeated."""
-    before = auto()
+    before = gradient()
     before.ask([flat(DEFAULT)])
     assert before.expected_improvement == math.inf
     runs = [flat(DEFAULT), trained(BEST, 5.0)]
-    sampler = auto()
+    sampler = gradient()
     sampler.ask(runs)
     assert sampler.incumbent(runs) == BEST
     for seed in range(4):
-        assert auto(seed).ask([flat(DEFAULT)]) != DEFAULT
+        assert gradient(seed).ask([flat(DEFAULT)]) != DEFAULT
 
 
 def test_a_lucky_seed_is_run_again_before_it_is_trusted() -> None:
@@ -129,17 +131,17 @@ def test_a_lucky_seed_is_run_again_before_it_is_trusted() -> None:
     lucky = CELLS.index((512, 0.1))
     runs = [trained(point, truth(point)) for point in range(len(CELLS)) for _ in range(3) if point != lucky]
     runs.append(trained(lucky, truth(BEST) / 1.3))
-    assert auto().ask(runs) in {lucky, BEST}
+    assert gradient().ask(runs) in {lucky, BEST}
     asked: list[int] = []
-    while auto().incumbent(runs) == lucky and len(asked) < 6:
-        asked.append(auto(len(asked)).ask(runs))
+    while gradient().incumbent(runs) == lucky and len(asked) < 6:
+        asked.append(gradient(len(asked)).ask(runs))
         runs.append(trained(asked[-1], truth(asked[-1])))
     assert lucky in asked
-    assert auto().incumbent(runs) == BEST
+    assert gradient().incumbent(runs) == BEST
 
 
 def test_what_is_expected_falls_below_a_hundredth_once_the_optimum_is_known() -> None:
-    asker = auto()
+    asker = gradient()
     asker.ask([trained(DEFAULT, truth(DEFAULT))])
     first = asker.expected_improvement
     runs = [trained(point, truth(point)) for point in range(len(CELLS)) for _ in range(3)]
@@ -150,9 +152,9 @@ def test_what_is_expected_falls_below_a_hundredth_once_the_optimum_is_known() ->
 
 def test_trials_that_run_are_not_counted_on_but_leave_others_more_to_tell() -> None:
     runs = [trained(DEFAULT, truth(DEFAULT)), trained(CELLS.index((32, 0.1)), 12.0)]
-    alone = auto()
+    alone = gradient()
     first = alone.ask(runs)
-    beside = auto()
+    beside = gradient()
     second = beside.ask([*runs, Run(first, Progress())])
     assert beside.expected_improvement == alone.expected_improvement
     assert second != first
@@ -162,7 +164,7 @@ def test_eight_slots_are_filled_with_different_trials() -> None:
     runs = [trained(DEFAULT, truth(DEFAULT))]
     asked: list[int] = []
     for seed in range(8):
-        asked.append(auto(seed).ask(runs))
+        asked.append(gradient(seed).ask(runs))
         runs.append(Run(asked[-1], Progress()))
     assert len(set(asked)) >= 6
     assert all(one != other for one, other in itertools.pairwise(asked))
@@ -171,7 +173,7 @@ def test_eight_slots_are_filled_with_different_trials() -> None:
 def test_before_any_trial_has_ended_slots_are_filled_too() -> None:
     runs: list[Run] = []
     for seed in range(5):
-        runs.append(Run(auto(seed).ask(runs), Progress()))
+        runs.append(Run(gradient(seed).ask(runs), Progress()))
     assert runs[0].point == DEFAULT
     assert len({run.point for run in runs}) == 5
 
@@ -179,21 +181,21 @@ def test_before_any_trial_has_ended_slots_are_filled_too() -> None:
 def test_at_a_batch_size_it_chooses_there_and_else_at_the_nearest() -> None:
     runs = [trained(DEFAULT, 25.0), trained(CELLS.index((32, 0.1)), 10.0), trained(CELLS.index((32, 0.001)), 60.0)]
     for size in SIZES:
-        assert CELLS[auto().ask(runs, batch_size=size)][0] == size
-    assert CELLS[auto().ask(runs, batch_size=600)][0] == 512
-    assert CELLS[auto().ask([], batch_size=8)][0] == 8
-    assert CELLS[auto().ask(runs, batch_size=128)][1] >= 0.1, "what was learned at 32 holds there too"
+        assert CELLS[gradient().ask(runs, batch_size=size)][0] == size
+    assert CELLS[gradient().ask(runs, batch_size=600)][0] == 512
+    assert CELLS[gradient().ask([], batch_size=8)][0] == 8
+    assert CELLS[gradient().ask(runs, batch_size=128)][1] >= 0.1, "what was learned at 32 holds there too"
 
 
 def test_where_all_was_tried_in_vain_it_still_answers() -> None:
     vain = [trained(point, 100.0 + point, until=0.5) for point in range(len(CELLS))]
-    assert auto().ask(vain) in range(len(CELLS))
-    assert CELLS[auto().ask(vain, batch_size=128)][0] == 128
+    assert gradient().ask(vain) in range(len(CELLS))
+    assert CELLS[gradient().ask(vain, batch_size=128)][0] == 128
     at_one = [run for run in vain if CELLS[run.point][0] == 128]
-    assert CELLS[auto().ask(at_one, batch_size=128)][0] == 128
-    assert CELLS[auto().ask(at_one)][0] != 128
+    assert CELLS[gradient().ask(at_one, batch_size=128)][0] == 128
+    assert CELLS[gradient().ask(at_one)][0] != 128
     for left in (0, 5, 15):
-        assert auto().ask([run for run in vain if run.point != left]) == left
+        assert gradient().ask([run for run in vain if run.point != left]) == left
 
 
 @pytest.mark.parametrize(
@@ -210,7 +212,7 @@ def test_grids_of_every_shape_can_be_searched(names: Sequence[str], cells: list[
     grid = GridCandidates(names, cells)
     runs: list[Run] = []
     for seed in range(len(cells) + 2):
-        asker = Auto(
+        asker = KnowledgeGradient(
             grid, default=0, target_gain=TARGET, step_times=StepTimes(grid.batch_sizes, step_seconds), seed=seed
         )
         point = asker.ask(runs)
@@ -223,7 +225,7 @@ def test_the_incumbent_of_thousands_of_trials_is_still_looked_at() -> None:
     """However many promise to be faster, on the few evaluations that they have shown."""
     cells = list(itertools.product((8, 32), np.geomspace(0.001, 1, 300).tolist()))
     grid = GridCandidates(("batch_size", "learning_rate"), cells)
-    asker = Auto(grid, default=0, target_gain=TARGET, step_times=StepTimes((8, 32), step_seconds), seed=0)
+    asker = KnowledgeGradient(grid, default=0, target_gain=TARGET, step_times=StepTimes((8, 32), step_seconds), seed=0)
     runs = [trained(point, 9.0, until=0.2) for point in range(1, 300)]
     runs += [trained(0, 10.0)]
     assert asker.incumbent(runs) == 0
