@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Protocol
 
@@ -27,7 +28,7 @@ class Source(Protocol):
 
 
 class PlainPlanner:
-    """Takes trials from a source, all under the full limit or the pruner's cap; what has hope again goes on first."""
+    """Takes trials from a source, each to its recorded end or the pruner's cap; what has hope again goes on first."""
 
     def __init__(self, source: Source, spec: StudySpec, history: History, pruning: PruningController) -> None:
         self._source = source
@@ -45,15 +46,15 @@ class PlainPlanner:
         return self._plan(self._source.begin()), None
 
     def _plan(self, configuration: Configuration, waiting: TrialRecord | None = None) -> TrialPlan:
-        full, length = self._spec.budget.trial_train_seconds, self._history.length
-        limit = min(full, self._pruning.standings.cap) if self._pruning.caps else full
+        length = self._history.length
+        limit = self._pruning.standings.cap if self._pruning.caps else math.inf
         return TrialPlan(
             configuration=configuration,
             sampled=None,
             phase=Phase.SEARCH,
             seed=waiting.seed if waiting else trial_seed(self._spec.seed, Phase.SEARCH, length),
             train_seconds_limit=limit,
-            limit_state=TrialState.EXHAUSTED if limit >= full else TrialState.CAPPED,
+            limit_state=TrialState.EXHAUSTED if math.isinf(limit) else TrialState.CAPPED,
             resumed=waiting.number if waiting else None,
             after=length,
         )
