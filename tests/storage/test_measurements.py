@@ -29,6 +29,20 @@ class TestObservations:
         assert store.curves("toy", []) == {}
         assert store.observation_count("toy") == 4
 
+    def test_evaluations_are_the_seconds_and_the_metric_of_the_observations(self, store: Store) -> None:
+        for study in ("other", "toy"):
+            add_study(store, study)
+            for _ in range(3):
+                start(store, study)
+        first, second = make_curve((0.0, 0.1), (1.0, 0.5), (2.0, 0.9)), make_curve((0.5, 0.2))
+        store.append_observations("toy", [(1, first[2]), (2, second[0]), (1, first[0]), (1, first[1])])
+        store.append_observations("other", [(1, second[0])])
+        assert store.evaluations("toy", [1, 2, 3]) == {1: [(0.0, 0.1), (1.0, 0.5), (2.0, 0.9)], 2: [(0.5, 0.2)], 3: []}
+        assert store.evaluations("toy", [2]) == {2: [(0.5, 0.2)]}
+        assert store.evaluations("toy", []) == {}
+        with pytest.raises(NotFoundError):
+            store.evaluations("none", [1])
+
     def test_a_step_twice_is_an_error_and_stores_nothing_of_the_batch(self, store: Store) -> None:
         add_study(store)
         start(store)

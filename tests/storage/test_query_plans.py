@@ -26,6 +26,7 @@ CALLS: dict[str, Callable[[Store], object]] = {
     "claim": lambda store: store.claim("toy", "probe", owner="me", lease_seconds=60.0, is_alive=lambda owner: None),
     "mark lost": lambda store: store.mark_lost("toy", is_alive=lambda owner: False),
     "curve": lambda store: store.curves("toy", [1]),
+    "evaluations": lambda store: store.evaluations("toy", [1]),
     "changes": lambda store: store.changes("toy", 1),
 }
 TABLES = ("bss_trial", "bss_observation")
