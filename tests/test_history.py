@@ -1,0 +1,296 @@
+"""What a search has seen: kept up to date record by record it answers as one made anew, and as plain formulas do."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from bssearch.history import INTERRUPTED, SEED_NOISE, SEED_NOISE_FREEDOM, History
+from bssearch.records import Configuration, Phase, ProbeRecord, TrialOutcome, TrialRecord, TrialState
+from bssearch.spec import StudySpec
+from tests.factories import EPOCH, make_probe, make_spec, make_trial
+
+SIZES = (8, 16, 32, 64, 128)
+RATES = (0.1, 0.2)
+PROBES = {size: make_probe(size) for size in SIZES}
+ENDS = tuple(state for state in TrialState if state.is_finished) + 2 * (TrialState.REACHED,)
+STARTS_WAITING = (TrialState.RUNNING, TrialState.RUNNING, TrialState.RUNNING, TrialState.QUEUED)
+AGAIN = (TrialState.LOST, TrialState.OOM, TrialState.FAILED, TrialState.CANCELLED)
+CONFIGURATIONS = tuple(
+    Configuration(batch_size=size, micro_batch_size=size, learning_rate=rate) for size in SIZES for rate in RATES
+)
+
+
+def spec(**changes: Any) -> StudySpec:
+    budget = {"trials": 40, "trial_train_seconds": 10.0, "wall_seconds": 500.0}
+    return make_spec(**{"budget": budget, "executor": {"slots": 2}, **changes})
+
+
+def answers(history: History) -> dict[str, object]:
+    """Return the answer of a history to every question that it can be asked."""
+    questions: dict[str, Callable[[], object]] = {
+        **{name: lambda name=name: getattr(history, name) for name in PROPERTIES},  # type: ignore[misc]
+        "busy_seconds": lambda: round(history.busy_seconds, 6),
+        "time_share": lambda: round(history.time_share, 9),
+        "budget_share": lambda: round(history.budget_share, 9),
+        "seed_noise": lambda: round(history.seed_noise, 12),
+        "at": lambda: {size: history.at(size) for size in SIZES},
+        "count_at": lambda: {size: history.count_at(size) for size in SIZES},
+        "best_at": lambda: {size: history.best_at(size) for size in SIZES},
+        "in_state": lambda: {state: history.in_state(state) for state in TrialState},
+        "in_states": lambda: history.in_state(TrialState.REACHED, TrialState.PAUSED, TrialState.CAPPED),
+        "tried": lambda: [history.tried(one) for one in CONFIGURATIONS],
+        "has_trial_of": lambda: [history.has_trial_of(one) for one in CONFIGURATIONS],
+        "coordinates_near": lambda: {size: history.coordinates_near(size) for size in SIZES},
+        "as_run": lambda: [history.as_run(one) for one in CONFIGURATIONS if one.batch_size in history.probes],
+        "to_retry": lambda: [history.to_retry(uncapped=uncapped) for uncapped in (False, True)],
+        "best_of": lambda: history.best_of(history.trials),
+        "trial": lambda: [history.trial(number) for number in range(history.length + 2)],
+        "value": lambda: [history.value(trial) for trial in history.all_trials],
+        "curves": lambda: {
+            number: (curve.train_seconds, curve.gains) for number, curve in sorted(history.curves.items())
+        },
+    }
+    return {name: ask() for name, ask in questions.items()}
+
+
+PROPERTIES = (
+    "all_trials",
+    "trials",
+    "length",
+    "spent",
+    "ended",
+    "last_expectation",
+    "incumbent",
+    "incumbent_value",
+    "reference",
+    "feasible",
+    "untimed",
+    "largest",
+    "interrupted",
+)
+
+
+class Life:
+    """A study that lives through random changes; ``live`` takes them in one by one."""
+
+    def __init__(self, of: StudySpec, seed: int) -> None:
+        self.spec = of
+        self.rng = random.Random(seed)
+        self.trials: dict[int, TrialRecord] = {}
+        self.evaluations: dict[int, list[tuple[float, float]]] = defaultdict(list)
+        self.now = EPOCH
+        self.live = History(of, (), dict(PROBES))
+
+    def anew(self) -> History:
+        """Return a history made of the trials as they stand, as a driver does that starts now."""
+        made = History(self.spec, (), self.live.probes, now=self.live.now)
+        for number, trial in sorted(self.trials.items()):
+            if trial.phase is Phase.SEARCH:
+                made.observe_all(number, self.evaluations[number])
+            made.take(trial)
+        return made
+
+    def change(self) -> None:
+        """Let something happen: a trial begins, goes on, is evaluated or ends, or steps are timed."""
+        self.now += timedelta(seconds=self.rng.choice((0, 1, 3)))
+        running = self._in(TrialState.RUNNING)
+        waiting = self._in(TrialState.PAUSED, TrialState.QUEUED)
+        what = self.rng.random()
+        if running and what < 0.35:
+            self._evaluate(self.rng.choice(running))
+        elif running and (what < 0.7 or len(running) > 3):
+            self._end(self.rng.choice(running))
+        elif waiting and what < 0.8:
+            self._wait_no_more(self.rng.choice(waiting))
+        elif what < 0.83:
+            self._time()
+        else:
+            self._begin()
+        self.live.now = self.now.timestamp()
+
+    def _in(self, *states: TrialState) -> list[TrialRecord]:
+        return [trial for trial in self.trials.values() if trial.state in states]
+
+    def _keep(self, trial: TrialRecord) -> None:
+        self.trials[trial.number] = trial
+        self.live.take(trial)
+
+    def _begin(self) -> None:
+        retried = {trial.retry_of for trial in self.trials.values()}
+        again = [trial for trial in self._in(*AGAIN) if trial.number not in retried]
+        earlier = self.rng.choice(again) if again and self.rng.random() < 0.5 else None
+        configuration = earlier.configuration if earlier else self.rng.choice(CONFIGURATIONS)
+        trial = make_trial(
+            len(self.trials) + 1,
+            state=self.rng.choice(STARTS_WAITING),
+            configuration=configuration,
+            sampled=self.spec.space.encode(configuration),
+            phase=earlier.phase if earlier else self.rng.choice((Phase.SEARCH, Phase.SEARCH, Phase.CONFIRM)),
+            uncapped=self.rng.random() < 0.3,
+            retry_of=earlier.number if earlier else None,
+        )
+        expected = self.rng.choice((None, 0.5, 0.01))
+        self._keep(replace(trial, created_at=self.now, expected_improvement=expected))
+
+    def _evaluate(self, trial: TrialRecord) -> None:
+        seen = self.evaluations[trial.number]
+        seconds, metric = (seen[-1][0] if seen else 0.0) + 1.0, self.rng.choice((math.nan, 0.2, 0.5, 0.8))
+        seen.append((seconds, metric))
+        if trial.phase is Phase.SEARCH:
+            self.live.observe(trial.number, seconds, metric)
+
+    def _end(self, trial: TrialRecord) -> None:
+        state, seconds = self.rng.choice(ENDS), self.rng.choice((0.5, 2.0, 4.0, 10.0))
+        reached = state is TrialState.REACHED
+        outcome = TrialOutcome(
+            state=state,
+            reason=self.rng.choice((INTERRUPTED, "by chance")),
+            train_seconds=seconds,
+            wall_seconds=seconds + self.rng.choice((0.0, 5.0)),
+            time_to_target_s=seconds if reached else None,
+            steps_to_target=100 if reached else None,
+            best_metric=0.9 if reached else 0.5,
+            contended=self.rng.random() < 0.2,
+        )
+        product = seconds * 1.1 if reached else None
+        self._keep(
+            replace(trial, state=state, ended_at=self.now, outcome=outcome, steps_x_step_time_s=product),
+        )
+
+    def _wait_no_more(self, trial: TrialRecord) -> None:
+        if trial.state is TrialState.PAUSED and self.rng.random() < 0.4:
+            assert trial.outcome is not None
+            state = self.rng.choice((TrialState.PRUNED, TrialState.CANCELLED))
+            self._keep(replace(trial, state=state, outcome=replace(trial.outcome, state=state)))
+        else:
+            self._keep(
+                replace(trial, state=TrialState.RUNNING, created_at=self.now, ended_at=None, outcome=None),
+            )
+
+    def _time(self) -> None:
+        some = self.rng.sample(SIZES, self.rng.choice((3, 4, 5)))
+        probes: dict[int, ProbeRecord] = {
+            size: make_probe(size, micro_batch_size=self.rng.choice((size, 8))) for size in some
+        }
+        self.live.probes = probes
+
+
+@pytest.mark.parametrize("objective", ["time_to_target", "metric_in_budget"])
+@pytest.mark.parametrize("seed", range(4))
+def test_a_history_that_lived_through_changes_answers_as_one_made_anew(seed: int, objective: str) -> None:
+    life = Life(spec(objective=objective), seed)
+    for _ in range(100):
+        life.change()
+        ours, anew = answers(life.live), answers(life.anew())
+        assert ours == anew, [name for name in ours if ours[name] != anew[name]]
+    assert TrialState.REACHED in {trial.state for trial in life.trials.values()}
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_its_answers_are_those_of_plain_looks_through_all_trials(seed: int) -> None:
+    life = Life(spec(), 100 + seed)
+    for _ in range(100):
+        life.change()
+        history = life.live
+        search = [trial for trial in life.trials.values() if trial.phase is Phase.SEARCH]
+        figures = [(history.value(trial), trial.number) for trial in search if math.isfinite(history.value(trial))]
+        assert history.incumbent_value == min(figures, default=(math.inf, 0))[0]
+        assert (history.incumbent.number if history.incumbent else None) == (min(figures)[1] if figures else None)
+        assert history.spent == sum(not trial.state.is_missing for trial in search)
+        assert history.busy_seconds == pytest.approx(plain_busy_seconds(search, history.now, slots=2))
+        assert history.seed_noise == pytest.approx(plain_seed_noise(list(life.trials.values())))
+        for size in SIZES:
+            failed = sum(one.state is TrialState.FAILED and one.configuration.batch_size == size for one in search)
+            assert size not in history.feasible or failed < 3 or failed <= len(history.at(size))
+
+
+def plain_seed_noise(trials: Sequence[TrialRecord]) -> float:
+    """Return the pooled deviation of log seconds between runs of one configuration, drawn to the prior's."""
+    logs: dict[str, list[float]] = defaultdict(list)
+    stopped = {trial.configuration.in_micro_batches(1).key for trial in trials if trial.state.is_censored}
+    for trial in trials:
+        key = trial.configuration.in_micro_batches(1).key
+        if trial.state is TrialState.REACHED and trial.outcome is not None and key not in stopped:
+            assert trial.outcome.time_to_target_s is not None
+            logs[key].append(math.log(trial.outcome.time_to_target_s))
+    squares = SEED_NOISE_FREEDOM * SEED_NOISE**2
+    squares += sum(sum((one - sum(group) / len(group)) ** 2 for one in group) for group in logs.values())
+    return math.sqrt(squares / (SEED_NOISE_FREEDOM + sum(len(group) - 1 for group in logs.values())))
+
+
+def plain_busy_seconds(trials: Sequence[TrialRecord], now: float, slots: int) -> float:
+    """Return the length of the union of the trials' spans, and what they ran before their last start over the slots."""
+    total, until = 0.0, -math.inf
+    spans = []
+    for trial in trials:
+        if trial.state.is_missing or trial.state is TrialState.QUEUED:
+            continue
+        start, end = trial.created_at.timestamp(), trial.ended_at.timestamp() if trial.ended_at else now
+        spans.append((start, end))
+        total += max(0.0, trial.outcome.wall_seconds - (end - start)) / slots if trial.outcome else 0.0
+    for start, end in sorted(spans):
+        total += max(0.0, end - max(start, until))
+        until = max(until, end)
+    return total
+
+
+def busy_seconds(*trials: TrialRecord, now: float = 0.0, slots: int = 1) -> float:
+    return History(spec(executor={"slots": slots}), trials, PROBES, now=now).busy_seconds
+
+
+def test_busy_seconds_count_overlaps_once_and_leave_pauses_out() -> None:
+    first, second = make_trial(1), make_trial(2)  # 5 s each, ten seconds apart
+    assert busy_seconds(first, second) == 10.0
+    beside = replace(second, created_at=first.created_at, ended_at=first.ended_at)
+    assert busy_seconds(first, beside) == 5.0
+    assert first.outcome is not None
+    waited = replace(first, outcome=replace(first.outcome, wall_seconds=8.0))  # 3 s before it waited
+    assert busy_seconds(waited, second) == 13.0
+    assert busy_seconds(waited, second, slots=2) == 11.5
+    running = make_trial(3, state=TrialState.RUNNING)
+    assert busy_seconds(running, now=running.created_at.timestamp() + 3.0) == 3.0
+    assert busy_seconds(make_trial(1, state=TrialState.LOST)) == 0.0
+    assert busy_seconds(make_trial(1, state=TrialState.QUEUED), now=1e10) == 0.0
+
+
+def test_the_noise_of_seeds_is_the_prior_until_one_configuration_has_had_two_runs() -> None:
+    assert (SEED_NOISE, SEED_NOISE_FREEDOM) == (0.15, 4)
+    alone = [make_trial(n, learning_rate=0.01 * n, seconds=float(n)) for n in range(1, 6)]
+    assert History(spec(), alone, PROBES).seed_noise == SEED_NOISE
+    far = [make_trial(n, seconds=seconds, phase=Phase.CONFIRM) for n, seconds in ((6, 1.0), (7, math.e**2))]
+    # Two logs, 0 and 2: 2 squares of 1 about their mean, one degree of freedom.
+    assert History(spec(), [*alone, *far], PROBES).seed_noise == pytest.approx(math.sqrt((4 * 0.15**2 + 2) / 5))
+    stopped = make_trial(8, state=TrialState.CAPPED)
+    assert History(spec(), [*far, stopped], PROBES).seed_noise == SEED_NOISE, "only its lucky runs have a time"
+
+
+def test_what_is_expected_is_that_of_the_newest_trial_that_has_ended() -> None:
+    def ended(number: int, expected: float | None, state: TrialState = TrialState.REACHED) -> TrialRecord:
+        return replace(make_trial(number, state=state), expected_improvement=expected)
+
+    first, second = ended(1, 0.5), ended(2, 0.1)
+    assert History(spec()).last_expectation is None
+    assert History(spec(), [first, second]).last_expectation == 0.1
+    assert History(spec(), [first, ended(2, 0.1, TrialState.RUNNING)]).last_expectation == 0.5
+    assert History(spec(), [first, ended(2, 0.1, TrialState.PAUSED)]).last_expectation == 0.5
+    assert History(spec(), [first, ended(2, None)]).last_expectation == 0.5
+    late = History(spec(), [ended(1, 0.5, TrialState.RUNNING), second])
+    late.take(first)
+    assert late.last_expectation == 0.1, "newer by its number, whichever ended last"
+
+
+def test_evaluations_at_the_target_are_left_to_the_end_of_the_trial() -> None:
+    history = History(spec(), [make_trial(1, state=TrialState.RUNNING)], PROBES)
+    history.observe_all(1, [(1.0, 0.3), (2.0, 0.95)])
+    history.observe_all(1, [(1.0, 0.3), (2.0, 0.95), (3.0, 0.6)])
+    assert history.curves[1].train_seconds == [1.0, 3.0]
+    history.take(make_trial(1, seconds=4.0))
+    assert (history.curves[1].now, history.curves[1].gain) == (4.0, 0.9)
