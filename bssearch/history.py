@@ -35,6 +35,10 @@ Between what was measured of MLPerf's reference runs (0.04) and of small network
 """
 
 
+Identity = tuple[object, ...]
+"""What tells a configuration from others, however its batches are split into micro-batches."""
+
+
 class History:
     """A study's search trials in the order of their numbers, running ones included, and its step-time probes.
 
@@ -69,8 +73,8 @@ class History:
         self._by_state: dict[TrialState, dict[int, TrialRecord]] = defaultdict(dict)
         self._by_batch_size: dict[int, dict[int, TrialRecord]] = defaultdict(dict)
         self._best: dict[int, TrialRecord] = {}
-        self._keys: dict[int, str] = {}
-        self._tried: Counter[str] = Counter()
+        self._keys: dict[int, Identity] = {}
+        self._tried: Counter[Identity] = Counter()
         self._retried: Counter[int] = Counter()
         self._failed: Counter[int] = Counter()
         self._ran: Counter[int] = Counter()
@@ -105,11 +109,14 @@ class History:
 
     def observe_all(self, number: int, evaluations: Sequence[tuple[float, float]]) -> None:
         """Take in those of a trial's evaluations, (train seconds, metric) in order, that are newer than its curve."""
-        curve = self.curves.get(number)
-        seen = -math.inf if curve is None else curve.now
+        curve, target = self.curves.get(number, Progress()), self.spec.record_target
+        seen = curve.now if curve.gains else -math.inf
+        sign, goal = target.gain(1.0), target.gain(target.value)
         for train_seconds, metric in evaluations:
-            if train_seconds > seen:
-                self.observe(number, train_seconds, metric)
+            if train_seconds > seen and not sign * metric >= goal:
+                curve.add(train_seconds, sign * metric)
+        if curve.gains:
+            self.curves[number] = curve
 
     @property
     def length(self) -> int:
@@ -219,7 +226,7 @@ class History:
 
         One whose trial is missing, or ran out of memory, will be tried again.
         """
-        return self._tried[configuration.in_micro_batches(1).key] > 0
+        return self._tried[_identity(configuration)] > 0
 
     def has_trial_of(self, configuration: Configuration) -> bool:
         """Return whether a configuration has a trial in whatever state, in whatever micro-batches."""
@@ -308,10 +315,10 @@ class History:
             del self._by_state[state][trial.number]
         self._busy.count(trial, by)
 
-    def _key(self, trial: TrialRecord) -> str:
+    def _key(self, trial: TrialRecord) -> Identity:
         """Return what tells a trial's configuration from others, however it is split into micro-batches."""
         if trial.number not in self._keys:
-            self._keys[trial.number] = trial.configuration.in_micro_batches(1).key
+            self._keys[trial.number] = _identity(trial.configuration)
         return self._keys[trial.number]
 
     def _attempts(self, trial: TrialRecord | None) -> int:
@@ -336,11 +343,11 @@ class Repeats:
     """
 
     def __init__(self) -> None:
-        self._logs: dict[str, dict[int, float]] = defaultdict(dict)
-        self._stopped: dict[str, set[int]] = defaultdict(set)
-        self._several: set[str] = set()
+        self._logs: dict[Identity, dict[int, float]] = defaultdict(dict)
+        self._stopped: dict[Identity, set[int]] = defaultdict(set)
+        self._several: set[Identity] = set()
 
-    def take(self, trial: TrialRecord, key: str) -> None:
+    def take(self, trial: TrialRecord, key: Identity) -> None:
         """Take in a trial of any phase, in the place of what it was before."""
         seconds = measured_seconds(trial) if trial.state is TrialState.REACHED else math.inf
         self._stopped[key].discard(trial.number)
@@ -405,6 +412,13 @@ class BusyTime:
         else:
             total = _union(spans, self._union)[0]
         return math.fsum(self._earlier.values()) / slots + total
+
+
+def _identity(configuration: Configuration) -> Identity:
+    """Return a value that two configurations share where they train alike, however batches are split."""
+    one = configuration
+    rates = (one.learning_rate, one.warmup_epochs, one.weight_decay, one.dropout, one.label_smoothing)
+    return (one.batch_size, one.world_size, *rates, one.optimizer, *sorted(one.parameters.items()))
 
 
 def _union(spans: Collection[tuple[float, float]], begun: tuple[float, float]) -> tuple[float, float]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_left
 from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime
@@ -35,6 +37,7 @@ class PruningController:
         self.pruner = self._asked_for if races else Pruner()
         self._saved: frozenset[int] = frozenset()
         self._noise_is_old = False
+        self._winners_are_old = False
         self._hits: list[tuple[datetime, int]] = []
         """When each trial that reached the target ended, in order."""
         self.standings = Standings(
@@ -77,7 +80,7 @@ class PruningController:
         """Return how a trial is to end after an evaluation, in the history already, that missed the target, or None."""
         if uncapped:
             return None
-        self._follow_noise()
+        self._refresh()
         now, standings = observation.train_seconds, self.standings
         action = self.pruner.judge(number, standings)
         if self.pruner.caps and now > standings.cap:
@@ -99,17 +102,18 @@ class PruningController:
         for trial in self._history.interrupted:
             if trial.number in self._saved:
                 return trial
-        self._follow_noise()
+        self._refresh()
         number = self.pruner.next_waiting(self.standings, fresh=fresh) if self.standings.waiting else None
         return None if number is None else self._history.trial(number)
 
     def least_promising(self) -> int | None:
         """Return the waiting trial to give up where all take more disk than they may."""
-        self._follow_noise()
+        self._refresh()
         return self.pruner.least_promising(self.standings)
 
     def paces_itself(self) -> bool:
         """Return whether the pruner says how long trials run before any has reached the target."""
+        self._refresh()
         return self.pruner.paces_itself(self.standings)
 
     @property
@@ -123,26 +127,42 @@ class PruningController:
         return self._asked_for.caps
 
     @property
+    def cap(self) -> float:
+        """Return the train seconds past which no trial can win, ∞ where none caps."""
+        self._refresh()
+        return self.standings.cap if self.caps else math.inf
+
+    @property
     def slack(self) -> float:
         """Return the factor past which no trial can win."""
-        self._follow_noise()
+        self._refresh()
         return self.standings.slack
 
     def _reached(self, trial: TrialRecord) -> None:
         """Note a hit: the winners are those that were the fastest when they ended."""
         assert trial.ended_at is not None
         hit = (trial.ended_at, trial.number)
-        if hit in self._hits:
+        place = bisect_left(self._hits, hit)
+        if self._hits[place : place + 1] == [hit]:
             return
-        self._hits = sorted([*self._hits, hit])
-        winners = self.standings.winners = []
-        for _, number in self._hits:
-            seconds = measured_seconds(self._history.trial(number))
-            if not winners or seconds < winners[0][1]:
-                winners.insert(0, (self._history.curves[number], seconds))
+        self._hits.insert(place, hit)
+        if place < len(self._hits) - 1:  # Another driver's, learned of late: who was the fastest when is told anew.
+            self._winners_are_old = True
+        else:
+            self._note_winner(trial.number)
 
-    def _follow_noise(self) -> None:
-        """Set the slack by what the seeds have shown of their noise, unless the spec says it."""
+    def _note_winner(self, number: int) -> None:
+        """Note a trial among the winners where it was faster than those that ended before."""
+        seconds, winners = measured_seconds(self._history.trial(number)), self.standings.winners
+        if not winners or seconds < winners[0][1]:
+            winners.insert(0, (self._history.curves[number], seconds))
+
+    def _refresh(self) -> None:
+        """Tell the winners anew where they must be; set the slack by the seeds' noise, unless the spec says it."""
+        if self._winners_are_old:
+            self._winners_are_old, self.standings.winners = False, []
+            for _, number in self._hits:
+                self._note_winner(number)
         if self._noise_is_old and self.caps and self._spec.pruner.slack is None:
             self.standings.slack = slack_for(self._history.seed_noise)
         self._noise_is_old = False

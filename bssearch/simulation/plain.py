@@ -47,7 +47,7 @@ class PlainPlanner:
 
     def _plan(self, configuration: Configuration, waiting: TrialRecord | None = None) -> TrialPlan:
         length = self._history.length
-        limit = self._pruning.standings.cap if self._pruning.caps else math.inf
+        limit = self._pruning.cap
         return TrialPlan(
             configuration=configuration,
             sampled=None,
