@@ -186,6 +186,8 @@ class VirtualClock:
         charged: float = 0.0,
         searches_only: bool = False,
     ) -> None:
+        if untimed := [size for size in engine.spec.batch_sizes if size not in probes]:
+            raise ValueError(f"batch sizes {untimed} of the study have no step time")
         self.now = 0.0
         self.engine = engine
         self.trials: dict[int, TrialRecord] = {}
