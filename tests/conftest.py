@@ -1,11 +1,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 
 import pytest
 
 from bssearch.settings import DATABASE_URL_FILE_VARIABLE, DATABASE_URL_VARIABLE
+from bssearch.storage import migrate
 from tests.postgres import own_postgres, postgres
+from tests.schema import make_tables
 
 __all__ = ["own_postgres", "postgres"]  # fixtures for all tests
 
@@ -16,6 +19,14 @@ def pytest_configure() -> None:
     """Compute with one thread in each test process: threads that wait for each other make small models slow."""
     for name in THREADS:
         os.environ.setdefault(name, "1")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _schema_is_made_once() -> Iterator[None]:
+    """Run the migrations once in a process; tests of the migrations themselves take `migrations` (tests/storage)."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(migrate, "_run_migrations", make_tables)
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 
 from bssearch.records import Environment, Lease, StudyRecord, Target, TrialOutcome, TrialPlan, TrialRecord, TrialState
-from bssearch.storage import leases
+from bssearch.storage import leases, migrate
 from bssearch.storage.repository import Store, open_store
 from tests.factories import make_environment, make_plan
 from tests.postgres import Postgres
+from tests.schema import run_migrations
 
 OUTCOME = TrialOutcome(
     state=TrialState.REACHED,
@@ -72,6 +73,12 @@ def sqlite_url(path: Path) -> str:
 def _no_grace_after_a_restart(monkeypatch: pytest.MonkeyPatch) -> None:
     """The tests' server has just been started: without this no lease of a test would ever end."""
     monkeypatch.setattr(leases, "RESTART_GRACE_S", 0.0)
+
+
+@pytest.fixture
+def migrations(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every migration runs, in a new SQLite file too."""
+    monkeypatch.setattr(migrate, "_run_migrations", run_migrations)
 
 
 @pytest.fixture

@@ -28,6 +28,8 @@ from bssearch.storage.repository import open_store
 from tests.postgres import Postgres
 from tests.storage.conftest import add_study, start
 
+pytestmark = pytest.mark.usefixtures("migrations")
+
 NEXT = """
 import sqlalchemy as sa
 from alembic import op

@@ -17,6 +17,8 @@ from tests.factories import make_curve, make_environment, make_probe
 from tests.storage.conftest import OUTCOME, add_study, start
 from tests.storage.test_migrate import _config
 
+pytestmark = pytest.mark.usefixtures("migrations")
+
 
 def test_runs_to_the_budget_are_audits_in_the_revision_before_and_nothing_else_is_lost(empty_url: str) -> None:
     migrate.upgrade(empty_url)
