@@ -6,6 +6,7 @@ import importlib.util
 import re
 import tomllib
 import typing
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,39 +18,55 @@ from pydantic import BaseModel
 import bssearch
 from bssearch import registry
 from bssearch.cli.app import app
-from bssearch.records import Objective
+from bssearch.search.planner import RETUNED, RETUNED_IN_VAIN
 from bssearch.settings import presets, shipped_studies
 from bssearch.spec import load_spec
-from bssearch.spec.model import PrunerSpec, SamplerSpec, StudySpec, TrainingSpec
+from bssearch.spec.model import StudySpec
+from bssearch.spec.parts import TrainingSpec
 from bssearch.storage.patience import RETRY_FOR_S
 from tests.cli.task import bssearch as run
 from tests.documents import DOCUMENTS, GUIDE, ROOT, block_commands, blocks, code, span_commands, spans
 
-PENDING_NAMES = {"load_optuna_study", "TimeToTargetSampler"}
-"""Names that the guide describes before the package has them."""
+UNMEASURED = "TO MEASURE"
+"""Stands where a figure is yet to be measured."""
 
-PENDING_COMMANDS = [["export", "STUDY", "--to", "optuna", "--file", "sqlite:///optuna.db"]]
 PLACEHOLDERS = {"NUMBER": "1", "X": "1"}
 BENCHMARKS = {path.name for path in (ROOT / "tests" / "benchmarks").glob("*.py")} - {"__init__.py"}
 ROOMS = DOCUMENTS["changing-the-code"]
 every_document = pytest.mark.parametrize("name", DOCUMENTS)
 
 
+@cache
+def root() -> Any:
+    """Return the command line."""
+    return typer.main.get_command(app)
+
+
+@cache
+def subcommands(command: Any) -> dict[str, Any] | None:
+    """Return the commands of a group by name, those of the registry too; None of a command that is no group."""
+    if not hasattr(command, "list_commands"):
+        return None
+    context = typer.Context(command)
+    return {name: command.get_command(context, name) for name in command.list_commands(context)}
+
+
 def leaf(words: list[str]) -> tuple[Any, list[str]]:
     """Return the command that words begin with, and the words after it."""
-    command: Any = typer.main.get_command(app)
-    while hasattr(command, "commands"):
-        assert words and words[0] in command.commands, f"there is no command {words}"
-        command, words = command.commands[words[0]], words[1:]
+    command: Any = root()
+    while (commands := subcommands(command)) is not None:
+        assert words and words[0] in commands, f"there is no command {words}"
+        command, words = commands[words[0]], words[1:]
     return command, words
 
 
 def leaves(command: Any = None, path: str = "") -> set[str]:
     """Return the names of all commands."""
-    command = command or typer.main.get_command(app)
-    if not hasattr(command, "commands"):
+    command = command or root()
+    commands = subcommands(command)
+    if commands is None:
         return {path}
-    return {name for key, sub in command.commands.items() for name in leaves(sub, f"{path} {key}".strip())}
+    return {name for key, sub in commands.items() for name in leaves(sub, f"{path} {key}".strip())}
 
 
 def parse(words: list[str]) -> None:
@@ -61,8 +78,7 @@ def parse(words: list[str]) -> None:
 @every_document
 def test_commands_in_code_blocks_parse(name: str) -> None:
     for words in block_commands(DOCUMENTS[name]):
-        if words not in PENDING_COMMANDS:
-            parse(words)
+        parse(words)
 
 
 @every_document
@@ -151,18 +167,22 @@ def test_the_settings_of_training_are_shown_whole_with_their_defaults() -> None:
     assert shown == {"training": TrainingSpec().model_dump(mode="json")}
 
 
-def choices(model: type[BaseModel], kind: registry.Kind) -> set[str]:
-    """Return the names that a spec may give one of a kind."""
-    return {*typing.get_args(model.model_fields["name"].annotation), *registry.names(kind)}
+def rows_named(text: str) -> set[str]:
+    """Return the names that the rows of a page's tables begin with."""
+    return set(re.findall(r"`([^`]+)`", " ".join(re.findall(r"^\| (`.*?) \| ", text, flags=re.MULTILINE))))
 
 
-def test_the_guide_names_every_sampler_pruner_objective_preset_and_study() -> None:
-    searching, measuring = DOCUMENTS["searching"], DOCUMENTS["measuring"]
-    assert choices(SamplerSpec, "samplers") <= set(spans(searching))
-    table = re.findall(r"^\| (`.*?) \| ", searching, flags=re.MULTILINE)
-    assert set(re.findall(r"`([^`]+)`", " ".join(table))) == choices(PrunerSpec, "pruners")
-    assert set(re.findall(r"^\| `(\w+)` \| ", measuring, flags=re.MULTILINE)) == {one.value for one in Objective}
-    assert set(presets()) <= set(spans(measuring))
+def test_the_guide_names_everything_that_is_registered_and_every_preset_and_study() -> None:
+    built_in = {kind: set(names) for kind, names in registry.BUILT_IN.items()}
+    assert built_in["samplers"] <= set(spans(DOCUMENTS["searching"]))
+    assert rows_named(DOCUMENTS["searching"]) == built_in["pruners"]
+    assert rows_named(DOCUMENTS["measuring"]) == built_in["objectives"]
+    assert built_in["executors"] <= set(spans(DOCUMENTS["own-training"]))
+    commands = {tuple(words[:2]) for text in DOCUMENTS.values() for words in block_commands(text)}
+    assert {("import", name) for name in built_in["importers"]} <= commands
+    assert {("probe", name) for name in built_in["probes"]} <= commands
+    assert set(re.findall(r"--to (\w+)", code(DOCUMENTS["team"]))) == built_in["exporters"]
+    assert set(presets()) <= set(spans(DOCUMENTS["measuring"]))
     assert set(re.findall(r"^\| `(\w+)` \| a ", DOCUMENTS["README"], flags=re.MULTILINE)) == set(shipped_studies())
 
 
@@ -170,18 +190,18 @@ def test_a_lost_connection_is_tried_for_the_minutes_that_the_guide_says() -> Non
     assert f"tried again for {RETRY_FOR_S / 60:.0f} minutes" in DOCUMENTS["team"]
 
 
+def test_the_search_ends_after_the_trials_that_the_guide_says() -> None:
+    words = {3: "three", 5: "five"}
+    told = f"gets {words[RETUNED]} trials, or {words[RETUNED_IN_VAIN]} where none reached the target"
+    assert told in " ".join(DOCUMENTS["searching"].split())
+
+
 @every_document
 def test_python_names_exist(name: str) -> None:
     for found in re.findall(r"(?<![\w:/])bssearch\.([A-Za-z_]+)", code(DOCUMENTS[name])):
-        if found in PENDING_NAMES or found in typing.get_args(registry.Kind):  # a group of entry points
+        if found in typing.get_args(registry.Kind):  # a group of entry points
             continue
         assert found in bssearch.__all__ or importlib.util.find_spec(f"bssearch.{found}"), f"bssearch.{found}"
-
-
-def test_nothing_that_the_package_has_is_called_pending() -> None:
-    assert not PENDING_NAMES & {*bssearch.__all__}
-    help_of = {option: one.help or "" for one in leaf(["export"])[0].params for option in one.opts}
-    assert not PENDING_COMMANDS or "optuna" not in help_of["--to"]
 
 
 @every_document
@@ -210,10 +230,16 @@ def test_every_benchmark_is_in_the_figures_with_options_that_it_has() -> None:
 def test_every_figure_of_a_benchmark_has_a_date_and_the_page_its_machine() -> None:
     rows = re.findall(r"^\| `python tests/benchmarks/.*$", DOCUMENTS["figures"], flags=re.MULTILINE)
     assert rows
+    rows = [row for row in rows if not row.endswith(f"| {UNMEASURED} | {UNMEASURED} |")]
     assert all(re.search(r"\| 20\d\d-\d\d-\d\d \|$", row) for row in rows)
     for part in DOCUMENTS["figures"].split("\n## ")[1:]:
-        assert re.search(r"20\d\d-\d\d-\d\d", part) or "no figure" in part, part[:40]
+        assert re.search(r"20\d\d-\d\d-\d\d", part) or "no figure" in part or UNMEASURED in part, part[:40]
     assert "two cores" in DOCUMENTS["figures"]
+
+
+@pytest.mark.xfail(reason="figures are yet to be measured", strict=True)
+def test_no_figure_is_yet_to_be_measured() -> None:
+    assert not any(UNMEASURED in text for text in DOCUMENTS.values())
 
 
 @pytest.mark.parametrize("name", ["measuring", "searching", "own-training", "team", "changing-the-code"])
@@ -233,9 +259,10 @@ def test_the_direction_of_imports_is_that_which_is_checked() -> None:
     assert blocks(ROOMS, "text")[0].splitlines() == contract["layers"]
 
 
-def test_every_kind_of_the_registry_is_in_the_map_and_no_other() -> None:
-    named = set(re.findall(r"`bssearch\.(\w+)`", ROOMS.split("## To add one of a kind")[1].split("\n## ")[0]))
-    assert named == set(typing.get_args(registry.Kind))
+def test_files_that_the_map_names_lie_in_their_room() -> None:
+    for room, told in re.findall(r"^- \*\*`(\w+)`\*\* (.*?)(?=^- |\Z|\n\n)", ROOMS, flags=re.MULTILINE | re.DOTALL):
+        for file in re.findall(r"`([\w/]+\.py)`", told):
+            assert list((ROOT / "bssearch" / room).rglob(file)), f"{room}: {file}"
 
 
 def test_without_a_topic_the_topics_are_listed_with_what_they_are_about(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from datetime import date
+from itertools import zip_longest
 from pathlib import Path
 
 import pytest
@@ -45,11 +46,22 @@ def test_the_set_up_is_two_commands() -> None:
     assert "pip install --quiet '.[dev]'" in (ROOT / ".ci" / "run").read_text()
 
 
-def test_the_sentence_and_the_printed_answer_are_those_of_the_stored_study(capsys: pytest.CaptureFixture[str]) -> None:
-    assert f"**{headline(ANSWER)}**" in flat(README)
+def differences(shown: list[str], wanted: list[str]) -> list[str]:
+    """Return which lines of the README must change, each as "line NUMBER: what stands there → what must"."""
+    first = README.splitlines().index(shown[0]) + 1
+    pairs = enumerate(zip_longest(shown, wanted, fillvalue="(no line)"), first)
+    return [f"line {number}: {old} → {new}" for number, (old, new) in pairs if old != new]
+
+
+def test_the_sentence_under_the_picture_is_that_of_the_stored_study() -> None:
+    (sentence,) = re.findall(r"^\*\*(Batch .*?)\*\*$", README, flags=re.MULTILINE | re.DOTALL)
+    assert flat(sentence) == headline(ANSWER)
+
+
+def test_the_printed_answer_is_that_of_the_stored_study(capsys: pytest.CaptureFixture[str]) -> None:
     print_answer(ANSWER)
     printed = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
-    assert blocks(README, "text")[0].splitlines() == printed
+    assert differences(blocks(README, "text")[0].splitlines(), printed) == []
 
 
 def test_the_picture_is_that_of_the_stored_study() -> None:

@@ -1,0 +1,125 @@
+"""The guide's examples of one of each kind work, installed as a package of their own beside bssearch."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+import tomllib
+import typing
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+
+from bssearch import registry
+from tests.cli.task import bssearch, write_task
+from tests.documents import DOCUMENTS, blocks
+
+SECTION = DOCUMENTS["changing-the-code"].split("## To add one of a kind")[1].split("\n## ")[0]
+(LINES,) = blocks(SECTION, "toml")
+ADDED = {
+    group.removeprefix("bssearch."): points for group, points in tomllib.loads(LINES)["project"]["entry-points"].items()
+}
+PACKAGE = "my_package"
+SPACE = {
+    "batch_size": [16, 32],
+    "learning_rate": {"reference_batch": 32, "low": 0.02, "high": 1.0, "rule": "sqrt"},
+    "warmup_epochs": 0,
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Yield a folder with a task and the examples installed: a file for each, and the metadata that pip would write."""
+    write_task(tmp_path, space=SPACE)
+    site = tmp_path / "site"
+    package, info = site / PACKAGE, site / f"{PACKAGE}-1.0.dist-info"
+    package.mkdir(parents=True)
+    info.mkdir()
+    (package / "__init__.py").touch()
+    for kind, points in ADDED.items():
+        (package / f"{kind.removesuffix('s')}.py").write_text(example(kind))
+        assert len(points) == 1
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {PACKAGE}\nVersion: 1.0\n")
+    groups = [
+        f"[bssearch.{kind}]\n{name} = {value}" for kind, points in ADDED.items() for name, value in points.items()
+    ]
+    (info / "entry_points.txt").write_text("\n".join(groups))
+    monkeypatch.syspath_prepend(site)
+    importlib.invalidate_caches()
+    registry._installed.cache_clear()
+    yield tmp_path
+    for name in [one for one in sys.modules if one.partition(".")[0] == PACKAGE]:
+        del sys.modules[name]
+    registry._installed.cache_clear()
+
+
+def example(kind: str) -> str:
+    """Return the code of the example of a kind."""
+    (part,) = (one for one in SECTION.split("\n### ")[1:] if one.split("\n")[0].endswith(f" {kind.removesuffix('s')}"))
+    (block,) = blocks(part, "python")
+    return block
+
+
+def rows(folder: Path, *words: str) -> Any:
+    """Return what a command prints as JSON."""
+    done = bssearch(*words, "--format", "json", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_there_is_an_example_of_every_kind() -> None:
+    assert set(ADDED) == set(typing.get_args(registry.Kind))
+    assert len(blocks(SECTION, "python")) == len(ADDED)
+
+
+def test_a_study_runs_with_those_that_a_spec_names_and_is_exported(folder: Path) -> None:
+    named = ["pruner.name=patient", "sampler.name=uniform", "executor.name=noted", "objective=epochs_to_target"]
+    changes = [word for one in [*named, "budget.trials=4", "confirm.runs=0"] for word in ("--set", one)]
+    done = bssearch("run", "task.yaml", *changes, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    trials = rows(folder, "trials", "task")
+    assert len(trials) == 4
+    assert {f"{trial['number']}" for trial in trials} == set((folder / "trials.txt").read_text().split())
+    answer = rows(folder, "best", "task")
+    best = next(row for row in answer["batches"] if row["batch_size"] == answer["optimal"]["batch_size"])
+    assert answer["objective"] == "epochs_to_target"
+    assert best["objective_value"]["median"] == pytest.approx(best["steps_to_target"] * best["batch_size"] / 500)
+    exported = bssearch("export", "task", "--to", "counts", cwd=folder)
+    assert exported.stdout == "task.txt\n" and (folder / "task.txt").read_text() == "4\n"
+
+
+def test_the_pruner_of_the_guide_stops_what_is_far_behind(folder: Path) -> None:
+    from bssearch.curves import Progress
+    from bssearch.pruners.base import Action, Standings, make_pruner
+    from bssearch.spec.parts import PrunerSpec
+
+    def line(slope: float, until: float) -> Progress:
+        curve = Progress()
+        for tenth in range(int(10 * until) + 1):
+            curve.add(tenth / 10, slope * tenth / 10)
+        return curve
+
+    pruner = make_pruner(PrunerSpec(name="patient"))
+    standings = Standings(limit=10.0, slack=1.3, curves={1: line(0.3, 0.6), 2: line(0.6, 0.6), 3: line(0.3, 0.4)})
+    standings.winners = [(line(1.0, 1.0), 1.0)]
+    assert [pruner.judge(number, standings) for number in (1, 2, 3)] == [Action.STOP, Action.GO_ON, Action.GO_ON]
+
+
+def test_the_importer_and_the_probe_of_the_guide_are_commands(folder: Path) -> None:
+    (folder / "lines.txt").write_text("8 2.5\n16 1.5\n")
+    assert rows(folder, "import", "lines", "lines.txt", "--steps", "7") == [{"study": "lines", "runs": 2, "reached": 2}]
+    assert rows(folder, "probe", "samples", "task.yaml", "--times", "3") == {"samples": 1500}
+
+
+def test_the_loop_around_the_sampler_of_the_guide_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    (block,) = (one for one in blocks(DOCUMENTS["team"], "python") if "TimeToTargetSampler" in one)
+    values: dict[str, Any] = {}
+    exec(compile(block, "team.md", "exec"), values)
+    study = values["study"]
+    assert len(study.trials) == 20
+    done = [one for one in study.trials if one.state is optuna.trial.TrialState.COMPLETE]
+    assert study.best_trial in done and study.best_value < done[0].value
