@@ -146,7 +146,7 @@ def _coloured(valued: Sequence[tuple[TrialRecord, float, float]], objective: Obj
         "cmax": high if high > low else low + 1,
         "line": {"color": PAGE, "width": 0.5},
         "colorbar": {
-            "title": {"text": objective.colour_title, "side": "top"},
+            "title": {"text": objective.axis_title.removesuffix(" to the target"), "side": "top"},
             "tickvals": ticks,
             "ticktext": [number(objective.shown(objective.from_log(tick))) for tick in ticks],
             "thickness": 12,

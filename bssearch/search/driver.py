@@ -36,6 +36,7 @@ from bssearch.search.calibration import (
 from bssearch.search.engine import CONTINUE, Engine, NextRun
 from bssearch.search.finding import save_finding
 from bssearch.search.heartbeat import HEARTBEAT_SECONDS, LEASE_SECONDS, Heartbeat
+from bssearch.search.host import Host
 from bssearch.search.interrupts import Interrupts
 from bssearch.search.listener import Listener
 from bssearch.search.owner import is_alive, of_one_process, this_driver
@@ -56,7 +57,7 @@ FINDING_SHARE = 0.02
 """The answer is made anew when a trial ends, unless that would take more than this share of the time. A choice."""
 
 
-class Driver:
+class Driver(Host):
     """Runs one study to its end. The store holds everything; the driver keeps what runs and is not yet written.
 
     With a list as ``journal`` every event that the engine is told is kept there.
@@ -79,8 +80,7 @@ class Driver:
         self.listener = listener
         self.owner = this_driver()
         self.checkpoints = Checkpoints(store.study(spec.name))
-        self.engine = self._engine()
-        self._journal = journal
+        super().__init__(self._engine(), journal)
         self._unwritten: list[tuple[int, Observation]] = []
         self._revision = 0
         self._probes: dict[int, ProbeRecord] = {}
@@ -135,13 +135,6 @@ class Driver:
             raise InterruptedRunError("killed; every trial that had ended is stored", hint=CONTINUE) from None
         finally:
             self._abandon()
-
-    def _feed(self, event: events.Event) -> None:
-        """Tell the engine of an event, and do what it asks for."""
-        if self._journal is not None:
-            self._journal.append(event)
-        for action in self.engine.handle(event):
-            self._carry_out(action)
 
     def _carry_out(self, action: events.Action) -> None:
         match action:

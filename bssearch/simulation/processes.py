@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeVar
 
+from bssearch.errors import UsageError
+
 PROCESSES = 2
 """A choice: more take memory, and most machines have two cores to spare."""
 
@@ -19,6 +21,7 @@ THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 Shared = TypeVar("Shared")
 Result = TypeVar("Result")
+Summary = TypeVar("Summary")
 
 _SHARED: Any = None
 """What all simulations of a process of `repeating` share."""
@@ -42,6 +45,30 @@ def repeating(
             yield lambda sampler, pruner, repeats: pool.map(partial(_run, one, sampler, pruner), repeats)
         finally:
             pool.shutdown(cancel_futures=True)
+
+
+def run_pairs(
+    one: Callable[[Shared, str, str, int], Result],
+    shared: Shared,
+    pairs: Sequence[tuple[str, str]],
+    summarize: Callable[[Sequence[Result]], Summary],
+    *,
+    repeats: int,
+    processes: int,
+    done: Callable[[str, str], None],
+) -> dict[tuple[str, str], Summary]:
+    """Return the summary of every pair of a sampler and a pruner over its repeats; ``done`` is called with each.
+
+    Raises `UsageError` for fewer than 1 repeat.
+    """
+    if repeats < 1:
+        raise UsageError(f"repeats = {repeats} must be >= 1")
+    found = {}
+    with repeating(one, shared, processes) as mapped:
+        for sampler, pruner in dict.fromkeys(pairs):
+            found[sampler, pruner] = summarize(list(mapped(sampler, pruner, range(repeats))))
+            done(sampler, pruner)
+    return found
 
 
 def _run(one: Callable[[Any, str, str, int], Result], sampler: str, pruner: str, repeat: int) -> Result:

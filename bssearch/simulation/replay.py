@@ -23,6 +23,7 @@ from bssearch.records import (
 )
 from bssearch.search import events
 from bssearch.search.engine import Engine
+from bssearch.search.host import Host
 
 BEGIN = datetime(2000, 1, 1, tzinfo=UTC)
 """When every simulation begins, by its own clock."""
@@ -167,7 +168,7 @@ class Playing:
         return place == len(rows) or rows[place] > self.request.train_seconds_limit
 
 
-class VirtualClock:
+class VirtualClock(Host):
     """Hosts an engine: its trials are ``rows``, on some workers, and time is what they train.
 
     ``probes`` are the step times that it is told, for which ``charged`` train seconds count. What would happen past
@@ -188,11 +189,10 @@ class VirtualClock:
     ) -> None:
         if untimed := [size for size in engine.spec.batch_sizes if size not in probes]:
             raise ValueError(f"batch sizes {untimed} of the study have no step time")
+        super().__init__(engine, journal=[])
         self.now = 0.0
-        self.engine = engine
         self.trials: dict[int, TrialRecord] = {}
         self.charged = charged
-        self.journal: list[events.Event] = []
         self._rows = rows
         self._probes = probes
         self._workers = workers
@@ -260,11 +260,6 @@ class VirtualClock:
     def _schedule(self, number: int) -> None:
         begun, before = self._begun[number]
         heapq.heappush(self._due, (begun + self._playing[number].next_at - before, number))
-
-    def _feed(self, event: events.Event) -> None:
-        self.journal.append(event)
-        for action in self.engine.handle(event):
-            self._carry_out(action)
 
     def _carry_out(self, action: events.Action) -> None:
         match action:

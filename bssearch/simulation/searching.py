@@ -23,7 +23,7 @@ from bssearch.samplers.time_model.extrapolation import Run
 from bssearch.samplers.time_model.sampler import TimeModelSampler
 from bssearch.search.engine import Engine
 from bssearch.simulation.plain import plain
-from bssearch.simulation.processes import PROCESSES, repeating
+from bssearch.simulation.processes import PROCESSES, run_pairs
 from bssearch.simulation.pruning import pruner_of
 from bssearch.simulation.replay import Replay, VirtualClock
 from bssearch.simulation.table_space import TableSpace
@@ -267,16 +267,9 @@ def simulate_searches(
     The number of processes changes nothing but the time it takes; with 0 they run in this one. Raises `UsageError` as
     `search` does, and for fewer than 1 repeat.
     """
-    if repeats < 1:
-        raise UsageError(f"repeats = {repeats} must be >= 1")
     for sampler, pruner in pairs:
         check_pair(sampler, pruner)
-    found = {}
-    with repeating(search, plan, processes) as mapped:
-        for sampler, pruner in dict.fromkeys(pairs):
-            found[sampler, pruner] = summarize_searches(list(mapped(sampler, pruner, range(repeats))))
-            done(sampler, pruner)
-    return found
+    return run_pairs(search, plan, pairs, summarize_searches, repeats=repeats, processes=processes, done=done)
 
 
 def summarize_searches(searches: Sequence[Search]) -> SearchSummary:

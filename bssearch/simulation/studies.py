@@ -22,7 +22,7 @@ from bssearch.errors import TargetNotReachedError, UsageError
 from bssearch.records import Environment, Phase, StudyRecord, TrialPlan, TrialRecord
 from bssearch.search import confirmation
 from bssearch.search.engine import Engine
-from bssearch.simulation.processes import PROCESSES, repeating
+from bssearch.simulation.processes import PROCESSES, run_pairs
 from bssearch.simulation.replay import BEGIN, Replay, VirtualClock
 from bssearch.simulation.searching import Plan, Progressed
 from bssearch.simulation.table_study import TableRows, TableSearchSpace, probes_cost, table_probes, table_study
@@ -107,20 +107,14 @@ def simulate_studies(
 
     Raises `UsageError` for names that a study does not know, fewer than 1 repeat, and a table without step times.
     """
-    if repeats < 1:
-        raise UsageError(f"repeats = {repeats} must be >= 1")
     for sampler, pruner in pairs:
         registry.load("samplers", sampler)
         registry.load("pruners", pruner)
     table = plan.space
     if unknown := [size for size in table.seconds_by_batch_size if size not in table.step_seconds]:
         raise UsageError(f"no trial of table {table.table!r} with batch size {unknown[0]} has a step > 0")
-    found = {}
-    with repeating(simulate_study, StudyPlan(plan, Truth(table)), processes) as mapped:
-        for sampler, pruner in dict.fromkeys(pairs):
-            found[sampler, pruner] = summarize_studies(list(mapped(sampler, pruner, range(repeats))))
-            done(sampler, pruner)
-    return found
+    shared = StudyPlan(plan, Truth(table))
+    return run_pairs(simulate_study, shared, pairs, summarize_studies, repeats=repeats, processes=processes, done=done)
 
 
 def simulate_study(shared: StudyPlan, sampler: str, pruner: str, repeat: int) -> Verdict:

@@ -33,9 +33,6 @@ class Objective(ABC):
     """
 
     name: ClassVar[str]
-    noun: ClassVar[str]
-    """What a ratio is of: "1.3× the time of the optimum"."""
-
     comparative: ClassVar[tuple[str, str]] = ("better", "worse")
     """How a lesser and a larger figure are called, against another's."""
 
@@ -44,7 +41,6 @@ class Objective(ABC):
     """How a sentence says the figure, unit included, with which a target is reached."""
 
     axis_title: ClassVar[str]
-    colour_title: ClassVar[str]
     exceeds: ClassVar[str] = "more"
     """How a figure above a lower bound is called."""
 
@@ -69,6 +65,11 @@ class Objective(ABC):
     def unit(self) -> str:
         """Return the unit of `shown` with the space before it; empty where there is none."""
         return ""
+
+    @property
+    def noun(self) -> str:
+        """Return what a ratio is of: "1.3× the time of the optimum"."""
+        return self.name.partition("_")[0]
 
     @property
     def label(self) -> str:

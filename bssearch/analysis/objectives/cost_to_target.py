@@ -10,12 +10,10 @@ class CostToTarget(TimeToTarget):
     """Hours × devices × the price of a device-hour, in the currency of the price; device-hours without a price."""
 
     name = "cost_to_target"
-    noun = "cost"
     comparative = ("cheaper", "dearer")
     equal = "the same as"
     phrase = "at a cost of {}"
     axis_title = "cost to the target"
-    colour_title = "cost"
     exceeds = "more"
 
     @property

@@ -11,10 +11,8 @@ class EnergyToTarget(BySeconds):
     """Joules of the device to the target: its mean power × the seconds. The device must report its power."""
 
     name = "energy_to_target"
-    noun = "energy"
     comparative = ("less energy", "more energy")
     axis_title = "joules to the target"
-    colour_title = "joules"
 
     @property
     def unit(self) -> str:

@@ -23,9 +23,7 @@ class MetricInBudget(Objective):
     """
 
     name = "metric_in_budget"
-    noun = "metric in the budget"
     axis_title = "metric in the budget"
-    colour_title = "metric"
     digits = 4
     stops_at_target = False
     has_ratios = False

@@ -12,10 +12,8 @@ class SamplesToTarget(Objective):
     """Optimizer steps to the target × the batch size: what is computed, whatever the device."""
 
     name = "samples_to_target"
-    noun = "samples"
     comparative = ("fewer samples", "more samples")
     axis_title = "training samples to the target"
-    colour_title = "samples"
 
     @property
     def unit(self) -> str:

@@ -13,12 +13,10 @@ class TimeToTarget(BySeconds):
     """Train seconds to the target, those the trial would take alone on its device."""
 
     name = "time_to_target"
-    noun = "time"
     comparative = ("faster", "slower")
     equal = "as fast as"
     phrase = "in {}"
     axis_title = "train seconds to the target"
-    colour_title = "seconds"
     exceeds = "longer"
     trials_race = True
 
