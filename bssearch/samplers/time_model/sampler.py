@@ -21,13 +21,15 @@ from bssearch.spec import StudySpec
 class TimeModelSampler:
     """Asks `KnowledgeGradient` over what the trials of a history have shown.
 
-    What is kept between two choices only saves time: the points of the trials, in the order of their numbers.
+    What is kept between two choices over one history only saves time: the points of the trials, in the order of their
+    numbers.
     """
 
     models_time = True
 
     def __init__(self, spec: StudySpec) -> None:
         self._spec = spec
+        self._history: History | None = None
         self._candidates: AddedCandidates | None = None
         self._default = 0
         self._runs: dict[int, Run] = {}
@@ -39,16 +41,21 @@ class TimeModelSampler:
         return cls(spec)
 
     def choose(self, history: History, batch_size: int | None = None) -> Choice | None:
-        """Return what to try next; with a batch size what promises most for it. None where none is feasible."""
+        """Return what to try next; with a batch size what promises most for it. None where none is feasible.
+
+        A batch size outside the space, as the default's may be, takes what promises most at the nearest inside.
+        """
         model = self._model(history)
         if model is None:
             return None
         point = model.ask(list(self._runs.values()), batch_size=batch_size)
         gained = model.expected_improvement
         assert self._candidates is not None, "made with the model"
+        size, sampled = self._candidates[point]
         return decoded(
             self._spec,
-            *self._candidates[point],
+            size if batch_size is None else batch_size,
+            sampled,
             expected_improvement=None if math.isinf(gained) else -math.expm1(-gained),
         )
 
@@ -76,14 +83,17 @@ class TimeModelSampler:
         sizes = [size for size in space.rungs if size in feasible]
         if not sizes:
             return None
-        if self._candidates is None or self._candidates.batch_sizes != sizes:
+        new = [trial for trial in history.trials if trial.number not in self._settled]
+        is_known = history is self._history and not self._has_late(new, sizes)
+        if self._candidates is None or self._candidates.batch_sizes != sizes or not is_known:
+            self._history = history
             self._candidates = candidates_of(space, sizes)
             self._runs, self._settled = {}, set()
             size, sampled = space.nearest(self._spec.default_configuration)
             self._default = self._candidates.add(min(sizes, key=lambda one: octaves(one, size)), sampled)
-        for trial in history.trials:
-            if trial.number not in self._settled:
-                self._take(trial, history, self._candidates)
+            new = history.trials
+        for trial in new:
+            self._take(trial, history, self._candidates)
         return KnowledgeGradient(
             self._candidates,
             default=self._default,
@@ -93,12 +103,17 @@ class TimeModelSampler:
             noise_scale=_noise_scale(history),
         )
 
+    def _has_late(self, new: Sequence[TrialRecord], sizes: list[int]) -> bool:
+        """Return whether a trial says something for the first time after newer ones have: it was queued before them."""
+        last = max(self._runs, default=0)
+        return any(trial.number < last and trial.number not in self._runs and _has_point(trial, sizes) for trial in new)
+
     def _take(self, trial: TrialRecord, history: History, candidates: AddedCandidates) -> None:
         """Take in how far a trial has come."""
         number, state = trial.number, trial.state
         if state.is_finished and state is not TrialState.PAUSED:
             self._settled.add(number)
-        if trial.sampled is None or not _tells(trial, candidates.batch_sizes):
+        if trial.sampled is None or not _has_point(trial, candidates.batch_sizes):
             self._runs.pop(number, None)
             return
         if number not in self._runs:
@@ -111,10 +126,10 @@ class TimeModelSampler:
         run.hit = measured_seconds(trial) if state is TrialState.REACHED else None
 
 
-def _tells(trial: TrialRecord, sizes: list[int]) -> bool:
-    """Return whether a trial says something about points of the space that may be run."""
+def _has_point(trial: TrialRecord, sizes: list[int]) -> bool:
+    """Return whether a trial says something about a point of the space that may be run."""
     says_nothing = trial.state.is_missing or trial.state in {TrialState.OOM, TrialState.QUEUED}
-    return not says_nothing and trial.configuration.batch_size in sizes
+    return not says_nothing and trial.sampled is not None and trial.configuration.batch_size in sizes
 
 
 def _noise_scale(history: History) -> float | None:
