@@ -17,7 +17,7 @@ from bssearch.spec import StudySpec
 from bssearch.storage.repository import Store
 
 SECONDS_LIMIT = 0.5
-"""Seconds of steps at each batch size, where the median is not known well enough before: a run wants to begin."""
+"""Seconds after which the steps at a batch size end, even where their median is not known well: a choice."""
 
 
 def missing_step_times(spec: StudySpec, store: Store, environment: Environment) -> list[int]:

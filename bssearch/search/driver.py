@@ -149,7 +149,7 @@ class Driver(Host):
                 self._time_steps()
             case events.Claim():
                 self._has_claim = self._claim(self._confirming)
-                self._feed(events.ClaimGranted() if self._has_claim else events.ClaimRefused())
+                self._feed(events.Claimed(self._has_claim))
             case events.Release():
                 self._release()
             case events.Settle(numbers, state):

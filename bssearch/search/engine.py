@@ -34,8 +34,7 @@ from bssearch.search.events import (
     CanSave,
     Changed,
     Claim,
-    ClaimGranted,
-    ClaimRefused,
+    Claimed,
     Ended,
     Evaluated,
     Event,
@@ -173,12 +172,8 @@ class Engine:
             case Timed():
                 self.history.probes = dict(event.probes)
                 self._was_timed = True
-            case ClaimGranted():
-                self._has_claim = True
-                if self._stage is Stage.CLAIM:
-                    self._stage = Stage.REPEAT
-            case ClaimRefused():
-                return [Wait(for_claim=self._stage is Stage.CLAIM)]
+            case Claimed(granted):
+                return self._claimed(granted)
             case CannotSave():
                 return self._wait_no_more(event.reason)
             case CanSave():
@@ -212,6 +207,15 @@ class Engine:
     def last_observation(self, number: int) -> Observation | None:
         """Return the newest evaluation of a trial that runs here."""
         return self._running[number].last
+
+    def _claimed(self, granted: bool) -> list[Action]:
+        """Confirm, or wait for the other driver that does."""
+        if not granted:
+            return [Wait(for_claim=self._stage is Stage.CLAIM)]
+        self._has_claim = True
+        if self._stage is Stage.CLAIM:
+            self._stage = Stage.REPEAT
+        return []
 
     def _next(self) -> list[Action]:
         """Decide what a free slot is for."""

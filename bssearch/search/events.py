@@ -103,13 +103,10 @@ class CannotSave:
 
 
 @dataclass(frozen=True, slots=True)
-class ClaimGranted:
-    """This driver alone confirms here now."""
+class Claimed:
+    """The answer to a `Claim`: this driver alone confirms here now, or another does."""
 
-
-@dataclass(frozen=True, slots=True)
-class ClaimRefused:
-    """Another driver confirms here."""
+    granted: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,8 +123,7 @@ Event = (
     | Changed
     | SavedTrials
     | Timed
-    | ClaimGranted
-    | ClaimRefused
+    | Claimed
     | CanSave
     | CannotSave
     | Interrupted
@@ -149,7 +145,7 @@ class TimeSteps:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """Ask for the right to confirm alone on this host: `ClaimGranted` or `ClaimRefused` follows."""
+    """Ask for the right to confirm alone on this host: `Claimed` follows."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -273,7 +273,7 @@ class VirtualClock(Host):
                 if self._searches_only:
                     self._is_done = True
                 else:
-                    self._feed(events.ClaimGranted())
+                    self._feed(events.Claimed(True))
             case events.Settle(numbers, state):
                 self._settle(numbers, state)
             case events.Wait():

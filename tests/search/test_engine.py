@@ -294,7 +294,7 @@ class Live:
     @property
     def searched(self) -> int:
         """Return how many events there were until the search was over."""
-        claims = (at for at, event in enumerate(self.journal) if isinstance(event, events.ClaimGranted))
+        claims = (at for at, event in enumerate(self.journal) if isinstance(event, events.Claimed))
         return next(claims)
 
 
@@ -426,8 +426,8 @@ def test_a_claim_that_another_driver_holds_is_waited_for() -> None:
     engine = rebuilt(run.spec, run.journal[: run.searched], 1)
     now = events.SlotFree(0.0)
     assert events.Claim() in engine.handle(now)
-    assert engine.handle(events.ClaimRefused()) == [events.Wait(for_claim=True)]
+    assert engine.handle(events.Claimed(False)) == [events.Wait(for_claim=True)]
     assert engine.handle(now) == [events.Claim()]
-    assert engine.handle(events.ClaimGranted()) == []
+    assert engine.handle(events.Claimed(True)) == []
     (action,) = engine.handle(now)
     assert isinstance(action, events.Start) and action.plan.phase.value == "confirm"

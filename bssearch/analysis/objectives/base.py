@@ -33,6 +33,9 @@ class Objective(ABC):
     """
 
     name: ClassVar[str]
+    own_unit: ClassVar[str] = ""
+    """The unit with the space before it, where it depends on nothing else."""
+
     comparative: ClassVar[tuple[str, str]] = ("better", "worse")
     """How a lesser and a larger figure are called, against another's."""
 
@@ -64,7 +67,7 @@ class Objective(ABC):
     @property
     def unit(self) -> str:
         """Return the unit of `shown` with the space before it; empty where there is none."""
-        return ""
+        return self.own_unit
 
     @property
     def noun(self) -> str:

@@ -11,13 +11,9 @@ class EnergyToTarget(BySeconds):
     """Joules of the device to the target: its mean power × the seconds. The device must report its power."""
 
     name = "energy_to_target"
+    own_unit = " J"
     comparative = ("less energy", "more energy")
     axis_title = "joules to the target"
-
-    @property
-    def unit(self) -> str:
-        """Return the joule."""
-        return " J"
 
     def of_seconds(self, trial: TrialRecord, seconds: float) -> float | None:
         """Return mean power × seconds; None where the power is not known."""

@@ -12,13 +12,9 @@ class SamplesToTarget(Objective):
     """Optimizer steps to the target × the batch size: what is computed, whatever the device."""
 
     name = "samples_to_target"
+    own_unit = " samples"
     comparative = ("fewer samples", "more samples")
     axis_title = "training samples to the target"
-
-    @property
-    def unit(self) -> str:
-        """Return the sample."""
-        return " samples"
 
     def figure(self, trial: TrialRecord) -> float | None:
         """Return the samples of a trial that reached the target."""

@@ -13,17 +13,13 @@ class TimeToTarget(BySeconds):
     """Train seconds to the target, those the trial would take alone on its device."""
 
     name = "time_to_target"
+    own_unit = " s"
     comparative = ("faster", "slower")
     equal = "as fast as"
     phrase = "in {}"
     axis_title = "train seconds to the target"
     exceeds = "longer"
     trials_race = True
-
-    @property
-    def unit(self) -> str:
-        """Return the second."""
-        return " s"
 
     def of_seconds(self, trial: TrialRecord, seconds: float) -> float:
         """Return the seconds."""
