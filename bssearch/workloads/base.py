@@ -105,7 +105,7 @@ class Workload(Protocol):
     def load(self, device: torch.device) -> Data:
         """Return the three parts on the device. Called once per worker process; must not depend on a seed.
 
-        The device is the CPU: what shall lie on another one, bssearch moves there.
+        The device is the CPU: bssearch itself moves the parts and the model to another one.
         """
         ...
 

@@ -20,7 +20,7 @@ _UNSIGNED_BYTE = 8
 
 
 def read_idx(path: Path, dimensions: int) -> np.ndarray:
-    """Return the values of an idx file with so many dimensions, a read-only array of uint8.
+    """Return the values of an idx file of ``dimensions`` dimensions, a read-only array of uint8.
 
     Raises `WorkloadError`, naming the file and what is wrong with it, where it cannot be read or is something else.
     """
