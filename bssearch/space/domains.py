@@ -83,7 +83,7 @@ LIMITS: dict[str, tuple[float, float, str]] = {
 }
 TRAINING_PARAMETERS = ("warmup_epochs", "weight_decay", "dropout", "label_smoothing")
 OPTIONAL = ("clip_norm", "ema_decay")
-"""What is not done at all where it is not given."""
+"""Parameters without which their step is left out: no clipping, no average of the weights."""
 
 
 def bounds(domain: Domain) -> tuple[float, float]:
