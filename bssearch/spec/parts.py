@@ -99,7 +99,7 @@ class ConfirmSpec(StrictModel):
     """Fresh seeds for the finalists: the ``top`` best batches, two configurations each, the default, the largest.
 
     Each has ``runs`` of them. With ``max_runs`` those that are not told apart go on, seed by seed, until the
-    recommendation is settled, they have had so many, or the confirmation's runs have taken ``train_seconds`` together.
+    recommendation is settled, each has had ``max_runs``, or the runs have taken ``train_seconds`` together.
     """
 
     top: int = Field(default=2, ge=1)

@@ -18,7 +18,7 @@ from bssearch.spec.model import StudySpec
 
 Location = tuple[str | int, ...]
 GROUPS = frozenset({"space", "training", "confirm", "pruner", "sampler", "budget", "executor", "target"})
-"""What a spec and its preset may each give a part of; any other field counts whole."""
+"""Fields whose parts may come from a spec and from its preset; any other field comes whole from one of them."""
 
 
 def find_spec(path_or_name: str | Path) -> Path:
