@@ -18,9 +18,13 @@ Figure = dict[str, Any]
 INK, MUTED, GRID, PAGE, PANEL = "var(--ink)", "var(--muted)", "var(--grid)", "var(--page)", "var(--panel)"
 ACCENT, SECOND, THIRD, BAND = "var(--accent)", "var(--second)", "var(--third)", "var(--band)"
 MOST_TICKS = 12
+"""Batch sizes named on an axis: a choice, as many as fit beside each other on a page."""
+
 LONGEST_LABEL = 40
+"""Characters of a text from outside that a figure shows: a choice."""
+
 PADDING = 0.06
-"""Of an axis, on either side of what it shows."""
+"""Empty room on either side of an axis, as a share of its length: a choice."""
 
 
 def label(text: object) -> str:

@@ -23,7 +23,7 @@ from bssearch.spec import StudySpec
 
 NOTHING = "–"
 SHORT_SPEC = 25
-"""Lines of a spec that need not be folded."""
+"""Lines of the longest spec that is shown unfolded: a choice."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,7 +228,7 @@ def _known_default(picture: StudyPicture) -> Configuration | None:
 
 
 def _generalisation(answer: Answer) -> Section | None:
-    """Return what the batch sizes came to in the same train seconds; None where none was trained so."""
+    """Return the final metric of each batch size in the same train seconds; None where none was trained so."""
     found = answer.generalisation
     if found is None:
         return None

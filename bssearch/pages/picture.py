@@ -118,7 +118,7 @@ def _where(answer: Answer, measured_on: date) -> str:
 
 
 def _head(answer: Answer) -> Iterator[str]:
-    """Yield the document's start: what it shows, in words too, and its title."""
+    """Yield the start of the document, with its description in words and its title."""
     target, unit = answer.target, objective_in(answer).unit
     best = answer.optimal.objective_value
     title = f"{objective_in(answer).axis_title.capitalize()} by batch size"
@@ -138,7 +138,7 @@ def _head(answer: Answer) -> Iterator[str]:
 
 
 def _axes(answer: Answer, frame: _Frame) -> Iterator[str]:
-    """Yield lines at round figures, the batch sizes, and what the axes are."""
+    """Yield lines at round figures, the batch sizes, and the names of the axes."""
     unit = objective_in(answer).unit
     for tick in frame.ticks:
         y = frame.y(tick)
@@ -183,7 +183,7 @@ def _mark(row: Batch, is_best: bool, frame: _Frame) -> Iterator[str]:
 
 
 def _default_figure(answer: Answer) -> float | None:
-    """Return what the default took, as it was run; None where it is not known."""
+    """Return the figure of the default as it was run; None where it is not known."""
     ratio, best = answer.speedup.over_default, answer.optimal.objective_value
     return None if ratio is None or best is None else best.median * ratio.value
 

@@ -99,7 +99,7 @@ def samples_figure(answer: Answer) -> Figure | None:
 
 
 def front_figure(answer: Answer, *, priced: bool) -> Figure | None:
-    """Return what each batch size takes in time and in cost; ``priced``: the cost is money, else samples."""
+    """Return each batch size's time and cost to the target; ``priced``: the cost is money, else samples."""
     if not answer.front:
         return None
     front = sorted((one for one in answer.front if one.on_front), key=lambda one: one.time_to_target_s)
