@@ -30,7 +30,7 @@ class Notice(Model):
 
 
 class TargetAnswer(Model):
-    """What was to be reached."""
+    """The value to be reached."""
 
     metric: str
     value: float
@@ -182,7 +182,7 @@ class CriticalBatch(Model):
 
 
 class Predicted(Model):
-    """What law × step time expect: the optimum among the sizes that can be run, and what is within 5 % of it."""
+    """The optimum by law × step time, among the sizes that can be run, and the sizes within 5 % of it."""
 
     batch_size: int
     micro_batch_size: int
@@ -242,7 +242,7 @@ class Settle(Model):
 class Gap(Model):
     """How much worse a final metric is than the best batch size's, in the metric's unit; below zero it is better.
 
-    The difference of the medians, with the 95 % interval of that of the means (Welch); null below three runs a side.
+    The difference of the medians, with the 95 % interval of the means' difference (Welch); null below three runs each.
     """
 
     value: float
@@ -251,7 +251,7 @@ class Gap(Model):
 
 
 class FinalMetrics(Model):
-    """What the runs of one configuration came to at the end of their budget: medians over ``runs``.
+    """The final metrics of one configuration at the end of its budget: medians over ``runs``.
 
     ``ended_early`` counts the runs that did not come to the end, as one that diverged does; they are left out.
     ``contended`` counts those during which something else used the device. The metrics are null where all are left

@@ -109,7 +109,7 @@ def figure_of(candidate: Candidate) -> Figure | None:
 
 
 def bound_of(candidate: Candidate) -> float | None:
-    """Return what the objective's figure of a candidate is more than, in its own unit, where it is not known."""
+    """Return a lower bound of a candidate's figure, in the objective's own unit, where it is not known."""
     bound = candidate.lower_bound
     return None if bound is None else candidate.objective.shown(bound)
 
@@ -138,7 +138,7 @@ def energy_of(run: TrialRecord) -> float | None:
 
 
 def _of_candidate(candidate: Candidate | None, steps: float | None, step_seconds: float | None) -> dict[str, Any]:
-    """Return the fields of a row that are those of its best configuration."""
+    """Return the fields of a row that its best configuration fills."""
     if candidate is None:
         empty = (
             "best time_to_target_s lower_bound_s steps_to_target final_metric micro_batch_size objective_value "

@@ -16,14 +16,17 @@ from bssearch.records import Configuration, Goal, Phase, Target, TrialRecord, Tr
 
 REGULARISERS = ("dropout", "weight_decay", "label_smoothing")
 POINTS = 0.02
+"""The notable gap between final metrics: two points of a share, 2 % of the target of another metric. A choice."""
+
 LEAST_RUNS = 3
+"""Runs of each side that an interval of a gap takes: a choice."""
 
 
 def generalisation(trials: Sequence[TrialRecord], verdict: Verdict, target: Target) -> Generalisation | None:
-    """Return what the batch sizes come to when trained to the same full limit, None where no run came to its end.
+    """Return the final metric of each batch size at the same full limit, None where no run came to its end.
 
-    The limit is that of the newest such run. Of a batch size that configuration counts which the verdict has, or, where
-    that is another by now, the one with the best final metric.
+    The limit is the newest such run's. A batch size counts with the configuration that the verdict has there, or, where
+    no run at the full limit has that one, with the configuration of the best final metric.
     """
     newest = max((trial for trial in trials if is_to_budget(trial)), key=lambda one: one.number, default=None)
     if newest is None:
@@ -53,7 +56,7 @@ def is_to_budget(trial: TrialRecord, limit: float | None = None) -> bool:
 
 
 def final_rows(found: Generalisation) -> list[list[str]]:
-    """Return for people what each batch size came to: batch, metric, test metric, by how much it is worse, runs."""
+    """Return the final metrics by batch size, for people: batch, metric, test metric, by how much it is worse, runs."""
     rows = [_final_row(one, " (best)" * (one.batch_size == found.best_batch_size)) for one in found.batches]
     return rows if found.more_regularised is None else [*rows, _final_row(found.more_regularised, ", more regularised")]
 
@@ -104,7 +107,7 @@ class _Repeats:
         return self.target.gain(statistics.median(self.finals)) if self.finals else -math.inf
 
     def gap_to(self, best: _Repeats) -> Gap | None:
-        """Return how much worse the final metric is than that of the best."""
+        """Return how much worse the final metric is than the best batch size's."""
         if self is best or not self.finals:
             return None
         value, sides = best.gain - self.gain, (self.finals, best.finals)
@@ -140,7 +143,7 @@ class _Repeats:
 
 
 def _repeats(trials: Sequence[TrialRecord], target: Target) -> list[_Repeats]:
-    """Return the repeats of each configuration, in whatever micro-batches, each seed once."""
+    """Return the repeats of each configuration, in any micro-batches, each seed once."""
     groups: dict[str, dict[int, TrialRecord]] = {}
     for trial in trials:
         if trial.state.is_finished and not trial.state.is_missing and trial.state is not TrialState.OOM:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def number(value: float, digits: int = 3) -> str:
-    """Return a number for people: so many significant digits, thousands apart, no exponent where none is needed."""
+    """Return a number for people: ``digits`` significant digits, thousands apart, no exponent where none is needed."""
     short = f"{value:.{digits}g}"
     is_thousands = abs(float(short)) >= 1000 and abs(value) < 1e9
     return f"{float(short):,.0f}" if is_thousands else short

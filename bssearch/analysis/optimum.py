@@ -18,7 +18,7 @@ from bssearch.intervals import FLAT_RATIO
 from bssearch.records import Configuration, Phase, TrialRecord, TrialState
 
 ENOUGH_RUNS = 3
-"""Confirmation runs of each configuration without which there is no interval, and so no verdict."""
+"""Confirmation runs of each configuration without which there is no interval, and so no verdict: a choice."""
 
 Regime = Literal["perfect", "diminishing", "maximal"]
 Rule = Literal["least", "smallest_shown_within_5_percent", "law"]
@@ -64,12 +64,12 @@ class Candidate:
 
     @property
     def lower_bound(self) -> float | None:
-        """Return what the median of the objective's figure is more than, where it is not known; see `_lower_bound`."""
+        """Return a lower bound of the median figure of the objective, where it is not known; see `_lower_bound`."""
         return self._lower_bound(self.objective, self.estimate)
 
     @property
     def lower_bound_s(self) -> float | None:
-        """Return what the median seconds to the target are longer than, where they are not known."""
+        """Return a lower bound of the median seconds to the target, where they are not known."""
         return self._lower_bound(self._times, self.time)
 
     def _lower_bound(self, objective: Objective, known: Estimate) -> float | None:

@@ -10,14 +10,17 @@ import numpy as np
 from bssearch.records import StepTime
 
 FEWEST_SIZES = 3
+"""Batch sizes that a line takes: two are always met."""
+
 KNEE_SHARE = 0.9
+"""Throughput has levelled off at this share of the highest one measured: a choice."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepTimeFit:
     """t(B) = α + β·B in seconds, for steps that accumulate nothing.
 
-    ``alpha_seconds`` is what a step costs whatever its batch, ``beta_seconds`` what each sample adds; ``max_residual``
+    ``alpha_seconds`` is the fixed cost of a step, ``beta_seconds`` the cost of a sample; ``max_residual``
     is the largest |fit / measured − 1|. ``measured`` holds the seconds by batch size that the fit was made of.
     """
 
@@ -28,11 +31,11 @@ class StepTimeFit:
 
     @property
     def half_saturation_batch(self) -> float:
-        """Return α/β, the batch size at which throughput is half of what the largest batches come near to."""
+        """Return α/β, the batch size at which throughput is half of its limit at large batch sizes."""
         return self.alpha_seconds / self.beta_seconds
 
     def predict(self, batch_size: int, micro_batch_size: int, update_seconds: float) -> float:
-        """Return the seconds of a step, of ``update_seconds`` which are spent once whatever the accumulation.
+        """Return the seconds of a step, of ``update_seconds`` which are spent once for all micro-batches.
 
         A step of k micro-batches takes k·(t(micro-batch) − update) + update, with the micro-batch's own time as it was
         measured, or else by the line. Without accumulation it is the line.

@@ -29,23 +29,29 @@ from bssearch.intervals import FLAT_RATIO, student_t
 FitVerdict = Literal["fits", "poor", "too_few_points"]
 
 CONFIDENCE = 0.90
-"""Of the interval of B_crit."""
+"""Confidence of the interval of B_crit: a choice."""
 
 STEPS_CONFIDENCE = 0.95
-"""Of the interval of a prediction, and of a rise of the steps."""
+"""Confidence of the interval of a prediction, and of a rise of the steps: a choice."""
 
 FEWEST_SIZES = 3
+"""Batch sizes that a verdict on the fit takes: the law has two parameters, and two sizes are always met."""
+
 LARGE_RESIDUAL = 0.10
 STANDARD_ERRORS = 3
+"""A batch size is off the law where its residual is above both: 10 %, and three standard errors. Choices."""
+
 BENT = 1.5
-"""B_crit shows only where some batch size needs so many times E_min."""
+"""B_crit shows only where some batch size needs 1.5 × E_min samples: B_crit / 2 and larger. A choice."""
 
 RISE = 1.1
-"""How much more steps a larger batch size must need where there are too few runs for an interval."""
+"""The ratio of steps that counts as a rise at a larger batch size where runs are too few for an interval: a choice."""
 
 FEWEST_RUNS = 3
+"""Runs of each of two batch sizes that an interval of their ratio takes: a choice."""
+
 LACK_OF_FIT = 0.05
-"""Level of the F-test."""
+"""Level of the F-test for lack of fit: the usual one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,18 +14,20 @@ BEYOND = 1e4
 """B_crit is sought between the smallest batch size over this and the largest times this, where E or S is constant."""
 
 GRID = 0.25
-"""Between the values of log B_crit looked at first; the law bends over about 1."""
+"""Distance between the values of log B_crit looked at first: the law bends over about 1. A choice."""
 
 ASSUMED_DEVIATION = 0.05
-"""Of log samples over runs, where two single runs leave nothing to measure it by."""
+"""Standard deviation of log samples between runs, where two single runs leave nothing to measure it by: a choice."""
 
 SMALLEST_DEVIATION = 1e-6
 """Runs without any spread are no more exact than this."""
 
 NEWTON_STEPS = 50
 SETTLING_STEPS = 100
+"""The most steps of the two iterations, which end sooner where they have settled: choices."""
+
 CROSSING_ROUNDS = 12
-"""Each narrows to a sixteenth."""
+"""Rounds that narrow the crossing, each to a sixteenth: to double precision. A choice."""
 
 Numbers = NDArray[np.float64]
 
@@ -89,7 +91,7 @@ class LawLikelihood:
         return _crossing(self._slopes, low, high) if slopes[0] < 0 < slopes[1] else float(self.grid[best])
 
     def _slopes(self, log_b_crit: Numbers) -> Numbers:
-        """Return what the derivatives (n,) of the deviance by log B_crit are proportional to; E_min is at its best."""
+        """Return values (n,) proportional to the derivatives of the deviance by log B_crit; E_min is at its best."""
         reached, missed = self._residuals(log_b_crit)
         shares = [
             np.exp(-np.logaddexp(0, log_b_crit[:, None] - sizes)) for sizes in (self.reached_sizes, self.missed_sizes)

@@ -28,9 +28,14 @@ from bssearch.space import UNKNOWN, MemoryBoundary
 from bssearch.spec import StudySpec
 
 FEWEST_SIZES = 3
+"""Batch sizes that the slope of the learning rate takes: two are always met."""
+
 ROUNDING = 1e-9
+"""Slopes this close to an end of the interval lie within it: above the rounding of double precision. A choice."""
+
 SLOPES = (0.0, 0.5, 1.0)
-"""Of log learning rate over log batch size: no rule, sqrt, linear."""
+"""Slopes of log learning rate over log batch size that the rules claim: no rule, sqrt, linear."""
+
 FULL_LIMIT_PHASES = frozenset({Phase.AUDIT, Phase.TO_BUDGET})
 """The phases, beside the confirmation, of which every trial runs under the full limit: a trial's whole budget."""
 
@@ -42,10 +47,10 @@ class Model(BaseModel):
 
 
 class RuleFinding(Model):
-    """What became of a rule at a batch size, and why; ``trial_numbers`` are the runs of its configuration.
+    """The verdict on a rule at a batch size, with its reason; ``trial_numbers`` are the runs of its configuration.
 
-    ``configuration`` is what was, or is to be, run. ``regret`` is the objective's figure there over that of the tuned
-    optimum; of rules about another ratio that one.
+    ``configuration`` has been run, or is to be. ``regret`` is the objective's figure there over the tuned optimum's; a
+    rule about another ratio has that ratio.
     """
 
     rule: Rule
@@ -87,7 +92,7 @@ class Case:
 
     @property
     def is_tuned(self) -> bool:
-        """Return whether the rule gives what is tuned."""
+        """Return whether the rule gives the tuned configuration."""
         return (
             self.configuration is not None and self.tuned is not None and self.configuration == self.tuned.configuration
         )
@@ -289,7 +294,7 @@ def _of_runs(
     wanted: int,
     unmade: str,
 ) -> Judgement:
-    """Return what a rule's runs say, and what it is compared with."""
+    """Return the judgement of a rule's runs, with the configuration that they are compared with."""
     assert case.configuration is not None and case.tuned is not None, "there is something to run"
     if not runs:
         return Judgement("not_run", _why_in_vain(trials, case.configuration) or unmade)
@@ -304,7 +309,7 @@ def _of_runs(
 
 
 def _difference(rule: Configuration, tuned: Configuration) -> str:
-    """Return in what the rule differs from what is tuned, which is one parameter."""
+    """Return the one parameter in which the rule differs from the tuned configuration."""
     mine, theirs = parameters_of(rule), parameters_of(tuned)
     return ", ".join(
         f"{name.replace('_', ' ')} {mine[name]:.3g} for {theirs[name]:.3g}"

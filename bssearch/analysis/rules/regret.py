@@ -19,13 +19,13 @@ from bssearch.records import TrialState
 Finding = Literal["held", "broke", "undecided", "not_run"]
 
 HELD = FLAT_RATIO
-"""A rule holds where the upper end of its regret's interval is below this."""
+"""A rule holds where the upper end of its regret's interval is below this: the 5 % within which two are equal."""
 
 BROKE = 1.10
-"""A rule breaks where the lower end of its regret's interval is above this."""
+"""A rule breaks where the lower end of its regret's interval is above this: a choice, twice the 5 % that holds."""
 
 FEWEST_RUNS = 3
-"""Runs, or pairs of runs, that an interval takes."""
+"""Runs, or pairs of runs, that an interval takes: a choice."""
 
 
 class Regret(BaseModel):
@@ -45,7 +45,7 @@ NONE = Regret(value=1.0, low=1.0, high=1.0, at_least=False)
 
 @dataclass(frozen=True)
 class Judgement:
-    """What the runs of a rule say of it, and why."""
+    """The judgement of a rule by its runs, with its reason."""
 
     finding: Finding
     reason: str
@@ -60,7 +60,7 @@ class Judgement:
 def judge(
     rule: Candidate, tuned: Candidate, step_seconds: StepSeconds = MappingProxyType({}), *, wanted: int, limit: float
 ) -> Judgement:
-    """Return what the runs of a rule's configuration say against those of the tuned one, which has reached the target.
+    """Judge a rule's configuration by its runs against the tuned one's, which has reached the target.
 
     ``wanted`` is how many runs were to be made, ``limit`` the train seconds that each may take. Held: the upper end of
     the regret's interval is below `HELD`. Broke: its lower end is above `BROKE`, or all wanted runs were made and none
@@ -134,7 +134,7 @@ def _log_figures(candidate: Candidate) -> dict[int, float]:
 
 
 def _medians(rule: Candidate, tuned: Candidate, limit: float) -> Regret | None:
-    """Return the ratio of the medians, or what it is more than; None where the tuned one has no median."""
+    """Return the ratio of the medians, or its lower bound; None where the tuned one has no median."""
     if not math.isfinite(tuned.value):
         return None
     if not math.isfinite(rule.value):
@@ -143,7 +143,7 @@ def _medians(rule: Candidate, tuned: Candidate, limit: float) -> Regret | None:
 
 
 def _at_least(rule: Candidate, tuned: Candidate, limit: float) -> Regret | None:
-    """Return what the regret is more than where the rule has no median: by when its runs were seen to miss the target.
+    """Return the lower bound of the regret where the rule has no median: its runs were seen to miss the target by then.
 
     A run that diverged never reaches it, so that of seconds the limit counts; of samples and joules nothing is known.
     """

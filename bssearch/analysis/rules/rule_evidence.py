@@ -16,24 +16,26 @@ from bssearch.space import MemoryBoundary
 from bssearch.spec import StudySpec
 
 MEMORY_SHARE = 0.8
+"""The share of the largest micro-batch that the rule "fill the memory to 80 %" gives."""
+
 NEAR = 2.0
-"""A batch size stands for a share of memory where it is no further below than this factor."""
+"""A batch size stands for a share of memory where it is no further below than this factor: one octave. A choice."""
 
 SAME = 1.25
-"""A noise scale and a critical batch size within this factor of each other are taken for one."""
+"""A noise scale and a critical batch size within this factor of each other count as equal: a choice."""
 
 APART = 2.0
-"""Beyond this factor of each other they are not."""
+"""Beyond this factor of each other they differ; between the two nothing is said. A choice."""
 
 FROM_90_TO_95 = 1.96 / 1.645
-"""What the half width of a 90 % interval is multiplied by for a 95 % one, of a normal distribution."""
+"""The half width of a 95 % interval over a 90 % one's, both of a normal distribution."""
 
 COSTS = (1.5, 2.0)
-"""What accumulation is said to multiply the step time by."""
+"""The factors between which the rule says accumulation multiplies the step time."""
 
 
 class Evidence(NamedTuple):
-    """What is said of a rule at a batch size (None for the whole study), and the trials behind it."""
+    """The verdict on a rule at a batch size (None for the whole study), and the trials behind it."""
 
     batch_size: int | None
     judgement: Judgement
