@@ -22,7 +22,7 @@ from bssearch.storage.faults import BUSY_TIMEOUT_S, OTHER_DATABASE_HINT, as_data
 from bssearch.storage.urls import parse_url, sqlite_file, without_secrets
 
 SERVER_OPTIONS: dict[str, int] = {
-    # Each address of a host is tried for so long: two of them (IPv6, IPv4) within ten seconds.
+    # Seconds for each address of a host: two of them (IPv6, IPv4) are tried within ten.
     "connect_timeout": 5,
     # A server whose network is cut is noticed within half a minute, not after the two hours of most systems.
     "keepalives_idle": 10,
@@ -30,11 +30,17 @@ SERVER_OPTIONS: dict[str, int] = {
     "keepalives_count": 3,
     "tcp_user_timeout": 30_000,
 }
-"""How long to wait for a server; what the URL itself says comes first."""
+"""How long to wait for a server, unless the URL says otherwise: choices."""
 
 _WRITES = "bss_writes"
 _WAL_PAUSE_S = 0.02
+"""Seconds between two tries to switch a file to write-ahead logging: a choice."""
+
 _SMALLEST_PAGE = 512
+"""Bytes of the smallest page, and so of the smallest database, that SQLite writes.
+
+https://www.sqlite.org/fileformat.html
+"""
 
 
 def create_engine_for(url: str | URL, *, write: bool = True, foreign_keys: bool = True) -> Engine:

@@ -13,6 +13,8 @@ from bssearch.settings import user_name
 from bssearch.storage.urls import shown, sqlite_file, without_secrets
 
 BUSY_TIMEOUT_S = 30.0
+"""Seconds to wait for another process that writes to a SQLite file: a choice."""
+
 OTHER_DATABASE_HINT = "name another database with --db or BSSEARCH_DB_URL"
 
 _LOST_STATES = ("08", "57P01", "57P02", "57P03", "53300")
@@ -47,7 +49,7 @@ class ConnectionLostError(DatabaseError):
 
 
 def as_database_error(error: SQLAlchemyError, url: URL) -> DatabaseError:
-    """Return the error of ours that says what a database's error means."""
+    """Return our own error for a database's error."""
     cause = " ".join(without_secrets(str(getattr(error, "orig", None) or error), url).split())
     where = shown(url)
     if sqlite_file(url) is None:

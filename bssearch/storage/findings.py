@@ -16,7 +16,7 @@ from bssearch.storage.statements import insert_if_absent
 
 
 class Findings(Database):
-    """The part of the store that keeps findings. A finding counts as long as its stamp is that of the study."""
+    """The part of the store that keeps findings. A finding counts as long as its stamp equals the study's."""
 
     @patiently
     def stamp(self, study: str) -> str:

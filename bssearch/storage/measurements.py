@@ -71,8 +71,8 @@ class Measurements(Database):
     def memory_boundary(self, study: str, environment: Environment | None = None) -> MemoryBoundary:
         """Return which micro-batch sizes fit into the memory of an environment, by default the largest a trial ran in.
 
-        On devices of its kind every probe counts, and every trial that ran out of memory: where there is as much memory
-        or more what is too large, where there is as much or less what fits.
+        On devices of its kind every probe counts, and every trial that ran out of memory. A size that was too large
+        counts from devices with as much memory or more, a size that fits from devices with as much or less.
         """
         with self._reading() as connection:
             return self._boundary(connection, self._study_id(connection, study), environment)
@@ -108,7 +108,7 @@ class Measurements(Database):
             return None if row is None else from_columns(Environment, row)
 
     def save_memory(self, study: str, environment: Environment, memory: MemoryUse) -> None:
-        """Store whether a micro-batch size fits; what the same environment had of it is replaced."""
+        """Store whether a micro-batch size fits, in place of an earlier measurement in the same environment."""
         columns = {
             "batch_size": memory.micro_batch_size,
             "micro_batch_size": memory.micro_batch_size,
@@ -142,7 +142,7 @@ class Measurements(Database):
             ]
 
     def save_noise(self, study: str, environment: Environment, noise: NoiseMeasurement) -> None:
-        """Store a gradient noise scale; what the same environment had at the batch size is replaced."""
+        """Store a gradient noise scale, in place of an earlier one of the batch size in the same environment."""
         columns = {"steps_timed": 0, "out_of_memory": False, **to_columns(noise)}
         self._replace(study, environment, ProbeKind.NOISE_SCALE, columns)
 

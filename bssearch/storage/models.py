@@ -159,7 +159,7 @@ class Base(DeclarativeBase):
 
 
 class EnvironmentRow(Base):
-    """Where trials ran; ``digest`` is that of the whole record, so that equal ones share a row."""
+    """Where trials ran; ``digest`` is a hash of the whole record, so that equal ones share a row."""
 
     __tablename__ = "bss_environment"
     __table_args__ = (UniqueConstraint("digest"),)
@@ -215,10 +215,10 @@ class StudyRow(Base):
 class TrialRow(Base):
     """A trial: the configuration as run, its lease while it runs, then its outcome.
 
-    ``revision`` is that of its study when the trial, or its observations, last changed.
+    ``revision`` is the study's revision when the trial, or its observations, last changed.
 
     Until a trial has ended its outcome columns hold the zeros of a `TrialOutcome`; one that was paused and runs again
-    keeps what its first part was in ``contended``.
+    keeps the ``contended`` of its first part.
     """
 
     __tablename__ = "bss_trial"
@@ -390,7 +390,7 @@ class ProbeRow(Base):
 
 
 class FindingRow(Base):
-    """The answer of a study, made when a trial ended; ``stamp`` is that of the study then."""
+    """The answer of a study, made when a trial ended; ``stamp`` is the study's stamp then."""
 
     __tablename__ = "bss_finding"
 

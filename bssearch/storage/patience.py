@@ -10,8 +10,11 @@ from bssearch.errors import BSSearchError, DatabaseError
 from bssearch.storage.faults import ConnectionLostError
 
 RETRY_FOR_S = 900.0
+"""Seconds for which work is tried again: longer than a server takes to be restarted or replaced. A choice."""
+
 FIRST_WAIT_S = 0.5
 LONGEST_WAIT_S = 10.0
+"""Seconds before the second try, and between later ones at most: choices."""
 
 Result = TypeVar("Result")
 

@@ -23,8 +23,8 @@ class Changes:
     """The trials of a study that have changed since a revision, by number, and the ``revision`` that they lead to.
 
     A trial has changed where it was stored, started, resumed or ended, or where observations were appended to it. With
-    ``is_rewritten`` rows have been deleted or rewritten since: ``trials`` are all there are, and what the reader had
-    counts no more. ``has_new_probes``: step times, memory or noise scales have been measured since, or a trial ran out
+    ``is_rewritten`` rows have been deleted or rewritten since: ``trials`` are all there are, and the reader forgets
+    those it had. ``has_new_probes``: step times, memory or noise scales have been measured since, or a trial ran out
     of memory, so that the step times in force are others.
     """
 
@@ -56,7 +56,7 @@ def mark_probed(connection: Connection, study_id: int) -> None:
 def mark_rewritten(connection: Connection, study_id: int) -> None:
     """Raise the revision of a study of which trials or observations were deleted or rewritten: readers read all anew.
 
-    Whatever deletes such rows of a study that stays has to call it.
+    Every deletion of such rows of a study that stays has to call it.
     """
     revision = raise_revision(connection, study_id)
     connection.execute(update(StudyRow).where(StudyRow.id == study_id).values(rewritten_at_revision=revision))
@@ -65,7 +65,7 @@ def mark_rewritten(connection: Connection, study_id: int) -> None:
 def changes(connection: Connection, study: str, since: int) -> Changes:
     """Return what has changed in a study since a revision, 0 for all there is; raise `NotFoundError` without a study.
 
-    A revision that the study has not come to is that of another study, deleted since, which had its name.
+    A revision above the study's own comes from another study of its name, deleted since: all trials are returned.
     """
     row = connection.execute(
         select(StudyRow.id, StudyRow.revision, StudyRow.rewritten_at_revision, StudyRow.probed_at_revision).where(
