@@ -24,7 +24,7 @@ SLOWDOWNS = {
     "nvmlClocksEventReasonHwThermalSlowdown": "hardware thermal slowdown",
     "nvmlClocksEventReasonHwPowerBrakeSlowdown": "power brake",
 }
-"""The reasons for a lower clock that slow a computation down; idleness and clocks that were set are none."""
+"""The reasons for a lower clock that slow a computation down; an idle device and a clock set by a person are not."""
 
 _WORKER = "bssearch.executors.worker"
 

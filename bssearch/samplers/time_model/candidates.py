@@ -26,7 +26,7 @@ MOST = 450
 """A grid of so many points is looked at whole."""
 
 SPREAD = 220
-"""Of what is larger, so many points spread over it, beside those that have been tried and their neighbours."""
+"""Points looked at of a larger grid, spread over it; the tried ones and their neighbours are added."""
 
 STEPS = (0.05, 0.2)
 """How far a neighbour lies in a range, of its width: one close by and one further off."""

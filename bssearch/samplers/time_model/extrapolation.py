@@ -36,7 +36,7 @@ BOUND_DEVIATION = 0.3
 
 ERROR = 0.35
 ERROR_TRIALS = 4
-"""What a time predicted from a share F of the way is off by, per log 1/F, before winners show it: as so many trials."""
+"""The prior of the prediction error (see `Extrapolation`), and the number of winners that it weighs as much as."""
 
 EARLY = 0.1
 """Before this share of the fastest winner's time a trial under way has shown nothing."""
@@ -64,7 +64,8 @@ class Extrapolation:
     """The log of the predicted seconds to the target of each run, all arrays of shape (runs,).
 
     ``variance`` is that of the prediction, beside the noise of a seed; where ``is_bound`` it takes at least as long.
-    ``error`` is what a prediction is off by, per log 1/F.
+    ``error`` is the prediction error: the deviation, in log seconds, of a time predicted from a share F of the way, per
+    log 1/F.
     """
 
     points: NDArray[np.int64]
@@ -166,7 +167,7 @@ def _mean_log_share(winners: Sequence[_Winner], gains: Numbers) -> Numbers:
 
 
 def _error(winners: Sequence[_Winner]) -> float:
-    """Return what a time predicted from a share F of the way is off by, per log 1/F: each winner by the others."""
+    """Return the prediction error (see `Extrapolation`), with each winner predicted by the others."""
     squares, count = ERROR_TRIALS * ERROR**2, ERROR_TRIALS
     for index, winner in enumerate(winners):
         others = [*winners[:index], *winners[index + 1 :]]

@@ -34,7 +34,7 @@ PRIOR_DEPARTURE = 0.25
 """What stands for these before any trial."""
 
 UNCERTAIN = 0.02
-"""Variance, beside its noise, that a point's mean has where the level of a law is taken from it."""
+"""Variance of a point's mean, beyond its noise, when the level of a law is estimated from it."""
 
 LEAST_WEIGHT = 0.01
 LEAST_LAW = 3e-4
