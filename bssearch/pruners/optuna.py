@@ -39,11 +39,15 @@ class OptunaPruner(Cap):
         self._read: dict[int, int] = {}
         """How many evaluations of each trial's curve have been reported."""
         self._place: dict[int, int] = {}
+        self._prunes: dict[int, bool] = {}
+        """What Optuna said of the newest evaluation of each trial that was reported."""
         self._told: set[int] = set()
         """The trials that have ended for Optuna, which hears no more of them."""
 
     def judge(self, number: int, standings: Standings) -> Action:
         """Stop what Optuna prunes, where the evaluation is at a new place of the grid."""
+        for one in sorted(standings.curves.keys() - self._trials.keys()):
+            self._trials[one], self._read[one], self._place[one] = self._study.ask(), 0, 0
         for one in standings.curves:
             if one != number and one not in self._told:
                 self._report(one, standings)
@@ -59,9 +63,7 @@ class OptunaPruner(Cap):
 
         Optuna's rungs are kept by its pruners when they are asked, so that each is asked as the trial went on.
         """
-        if number not in self._trials:
-            self._trials[number], self._read[number], self._place[number] = self._study.ask(), 0, 0
-        curve, trial, prunes = standings.curves[number], self._trials[number], False
+        curve, trial, prunes = standings.curves[number], self._trials[number], self._prunes.get(number, False)
         for index in range(self._read[number], len(curve.gains)):
             place = int(GRID * curve.train_seconds[index] / standings.limit)
             prunes = place > self._place[number]
@@ -69,7 +71,7 @@ class OptunaPruner(Cap):
                 self._place[number] = place
                 trial.report(curve.gains[index], place)
                 prunes = trial.should_prune()
-        self._read[number] = len(curve.gains)
+        self._read[number], self._prunes[number] = len(curve.gains), prunes
         return prunes
 
     def _tell(self, number: int, standings: Standings) -> None:

@@ -1,0 +1,76 @@
+"""Where the trials of a study that wait are kept."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from bssearch.pruners.checkpoints import Checkpoints
+from bssearch.records import StudyRecord
+from tests.factories import EPOCH, make_spec
+
+
+@pytest.fixture(autouse=True)
+def _own_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BSSEARCH_CHECKPOINT_DIR", str(tmp_path))
+
+
+def study_record() -> StudyRecord:
+    spec = make_spec()
+    return StudyRecord(
+        name=spec.name,
+        spec={},
+        spec_hash=spec.question_hash,
+        objective=spec.objective,
+        target=spec.record_target,
+        created_by="test",
+        created_at=EPOCH,
+        environment=None,
+    )
+
+
+def test_checkpoints_of_two_studies_are_kept_apart_and_stay_where_one_is_renamed(tmp_path: Path) -> None:
+    one = study_record()
+    kept = Checkpoints(one)
+    others = [
+        Checkpoints(replace(one, created_by="other")),
+        Checkpoints(replace(one, created_at=EPOCH + timedelta(seconds=1))),
+    ]
+    assert kept.bytes == 0
+    assert not kept.folder.exists()
+    file = kept.file_for(3)
+    assert file is not None
+    assert file.is_relative_to(tmp_path)
+    file.write_bytes(b"abc")
+    assert kept.has(3)
+    assert not kept.has(4)
+    assert kept.bytes == 3
+    assert kept.saved() == {3}
+    assert not any(other.has(3) for other in others)
+    assert Checkpoints(replace(one, name="renamed")).has(3)
+    file.with_name(f"{file.name}.part").touch()
+    kept.forget(4)
+    kept.close()
+    assert kept.has(3)
+    kept.forget(3)
+    assert not list(kept.folder.iterdir())
+    kept.close()
+    assert not kept.folder.exists()
+    kept.clear()
+    kept.clear()
+    assert not kept.folder.exists()
+
+
+def test_where_nothing_can_be_written_there_are_no_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    blocked = tmp_path / "file"
+    blocked.touch()
+    monkeypatch.setenv("BSSEARCH_CHECKPOINT_DIR", str(blocked))
+    kept = Checkpoints(study_record())
+    assert kept.file_for(0) is None
+    assert not kept.has(0)
+    assert kept.bytes == 0
+    kept.forget(0)
+    kept.clear()
