@@ -14,6 +14,7 @@ import yaml
 
 from bssearch.analysis.answer import Answer, Figure, Notice
 from bssearch.cli.recommended import Export, exported, winner
+from tests.cli.conftest import run_by_law
 from tests.cli.task import bssearch, write_task
 
 AWKWARD: dict[str, bool | int | float | str | None] = {
@@ -34,7 +35,9 @@ AWKWARD: dict[str, bool | int | float | str | None] = {
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("export")
-    done = bssearch("run", write_task(place).name, "--set", "budget.trials=6", cwd=place)
+    with pytest.MonkeyPatch.context() as patch:
+        run_by_law(patch)
+        done = bssearch("run", write_task(place).name, "--set", "budget.trials=6", cwd=place)
     assert done.returncode == 0, done.stderr
     return place
 

@@ -102,7 +102,6 @@ def test_a_probe_of_another_package_is_a_subcommand_with_its_options(folder: Pat
     done = run(folder, "probe", "samples", "task.yaml", "--times", "3", "--format", "json")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == {"samples": 1500}
-    assert run(folder, "probe", "samples", "task.yaml").stdout == "There are 500 samples.\n"
 
 
 def test_a_spec_may_name_a_pruner_and_a_sampler_of_another_package(folder: Path) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.task import SPEC, WORKLOAD, bssearch, command, environment, write_task
+from tests.search.law import LawExecutor
 
 SPACE = dict(SPEC["space"])  # type: ignore[call-overload]
 
@@ -40,10 +41,11 @@ def test_specs_that_say_nothing_runnable(tmp_path: Path, override: str, said: st
     refuse(tmp_path, "run", "task.yaml", "--set", override, code=2, said=said)
 
 
+@pytest.mark.usefixtures("by_law")
 def test_a_batch_larger_than_the_training_set(tmp_path: Path) -> None:
     write_task(tmp_path)
-    said = "space.batch_size = 512: larger than the training set of 500 samples"
-    refuse(tmp_path, "run", "task.yaml", "--set", "space.batch_size.high=600", code=2, said=said)
+    said = "space.batch_size = 1024: larger than the training set of 1000 samples"
+    refuse(tmp_path, "run", "task.yaml", "--set", "space.batch_size.high=1100", code=2, said=said)
 
 
 def test_a_workload_that_does_not_import_shows_the_users_own_line(tmp_path: Path) -> None:
@@ -58,6 +60,7 @@ def test_files_that_are_missing_or_broken(tmp_path: Path) -> None:
     refuse(tmp_path, "run", "broken.yaml", code=2, said="broken.yaml:2: not valid YAML")
 
 
+@pytest.mark.usefixtures("by_law")
 def test_databases_that_are_none(tmp_path: Path) -> None:
     write_task(tmp_path)
     refuse(tmp_path, "best", "task", code=4, said="bssearch.db")
@@ -83,6 +86,7 @@ def test_no_part_of_a_password_is_printed(tmp_path: Path, url: str, said: str) -
     assert "cret" not in done.stderr
 
 
+@pytest.mark.usefixtures("by_law")
 def test_a_newer_schema_and_an_unknown_study(tmp_path: Path) -> None:
     done = bssearch("db", "upgrade", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -96,6 +100,7 @@ def test_a_newer_schema_and_an_unknown_study(tmp_path: Path) -> None:
     refuse(tmp_path, "run", "task.yaml", code=4, said="newer")
 
 
+@pytest.mark.usefixtures("by_law")
 def test_a_read_only_database_is_read_but_not_written(tmp_path: Path) -> None:
     write_task(tmp_path)
     assert bssearch("db", "upgrade", cwd=tmp_path).returncode == 0
@@ -111,7 +116,8 @@ def test_usage_errors_exit_with_two(tmp_path: Path) -> None:
     refuse(tmp_path, "trial", "first", code=2, said="trial 'first'")
 
 
-def test_a_target_nobody_reaches_says_how_near_it_came(tmp_path: Path) -> None:
+def test_a_target_nobody_reaches_says_how_near_it_came(tmp_path: Path, by_law: LawExecutor) -> None:
+    by_law.reachable = False
     write_task(tmp_path, space={**SPACE, "batch_size": [64]}, default={**SPEC["default"], "batch_size": 64})  # type: ignore[dict-item]
     overrides = ("target.value=1.0", "budget.trials=2", "budget.trial_train_seconds=0.003")
     done = bssearch("run", "task.yaml", *(word for one in overrides for word in ("--set", one)), cwd=tmp_path)

@@ -1,4 +1,4 @@
-"""Four processes on one database at the same moment, as several drivers of one study are."""
+"""Three processes on one database at the same moment, as several drivers of one study are."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from bssearch.storage.migrate import SCHEMA_HEAD
 from bssearch.storage.repository import open_store
 from tests.storage import racer
 
-RACERS = 4
+RACERS = 3
 
 
 @dataclass

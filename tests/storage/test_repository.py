@@ -232,9 +232,9 @@ class TestTrials:
                     f"INSERT INTO bss_trial ({', '.join(names)}) SELECT {values} FROM bss_trial, n WHERE number = 1"
                 )
             )
-        began = time.perf_counter()
+        began = time.process_time()
         trials = store.trials("toy")
-        assert time.perf_counter() - began < 3
+        assert time.process_time() - began < 3
         assert len(trials) == 4000
         assert trials[-1].outcome == OUTCOME
 
