@@ -212,7 +212,8 @@ class _Timer:
 
     def _at_full_pace(self, runs: Sequence[tuple[float, float]]) -> list[float]:
         """Return the times of the runs before and after which the core was not slow."""
-        return [time for time, look in runs if self._core is None or not self._core.is_slow(look)]
+        slow_above = math.inf if self._core is None else self._core.slow_above
+        return [time for time, look in runs if look <= slow_above]
 
 
 def _seconds(clock: Clock, ledger: Ledger, work: Callable[[], object]) -> float:

@@ -45,9 +45,14 @@ class CorePace:
         self._looks.append(seconds)
         return seconds
 
+    @property
+    def slow_above(self) -> float:
+        """The seconds above which a look was slow, by all that is known now."""
+        return SLOW * min(self._looks)
+
     def is_slow(self, seconds: float) -> bool:
         """Return whether a look was slow, by all that is known now."""
-        return seconds > SLOW * min(self._looks)
+        return seconds > self.slow_above
 
 
 def are_too_many(slow: int, looks: int) -> bool:
