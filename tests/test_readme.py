@@ -55,13 +55,14 @@ def differences(shown: list[str], wanted: list[str]) -> list[str]:
 
 def test_the_sentence_under_the_picture_is_that_of_the_stored_study() -> None:
     (sentence,) = re.findall(r"^\*\*(Batch .*?)\*\*$", README, flags=re.MULTILINE | re.DOTALL)
-    assert flat(sentence) == headline(ANSWER)
+    assert flat(sentence) == headline(ANSWER), f"README.md must say: {headline(ANSWER)}"
 
 
 def test_the_printed_answer_is_that_of_the_stored_study(capsys: pytest.CaptureFixture[str]) -> None:
     print_answer(ANSWER)
     printed = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
-    assert differences(blocks(README, "text")[0].splitlines(), printed) == []
+    changes = differences(blocks(README, "text")[0].splitlines(), printed)
+    assert not changes, "README.md must change:\n" + "\n".join(changes)
 
 
 def test_the_picture_is_that_of_the_stored_study() -> None:
