@@ -108,7 +108,7 @@ def test_with_a_batch_size_it_chooses_there(name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "grid"])
 def test_it_chooses_at_the_default_s_batch_size_where_that_lies_outside_the_space(name: str) -> None:
-    study = study_of(name, default={"batch_size": 24, "learning_rate": 0.1})
+    study = study_of(name, default={"batch_size": 24, "learning_rate": 0.1, "weight_decay": 0.0, "dropout": 0.1})
     study.step()
     study.step()
     choice = study.choose(24)

@@ -1,26 +1,50 @@
-"""A study for each objective, driven against the law."""
+"""A study for each objective, driven against the law; and each objective through all that may befall a study."""
 
 from __future__ import annotations
 
+import math
+import os
+import shutil
+import signal
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from bssearch import registry
 from bssearch.analysis.answer import Answer
 from bssearch.analysis.headline import headline
+from bssearch.analysis.objectives.base import Objective, objective_of
 from bssearch.commands.run import run_study
-from bssearch.errors import LaunchError, UsageError
-from bssearch.records import TrialState
+from bssearch.errors import InterruptedRunError, LaunchError, UsageError
+from bssearch.executors.base import Ended, Event, Observed
+from bssearch.records import (
+    Configuration,
+    DeviceUse,
+    MetricInfo,
+    ModelDescription,
+    Observation,
+    Phase,
+    TrialOutcome,
+    TrialRecord,
+    TrialRequest,
+    TrialState,
+)
 from bssearch.search.finding import answer, compute_answer
+from bssearch.spec import StudySpec
 from bssearch.storage.repository import open_store
+from tests.executors.fake import DESCRIPTION, FakeExecutor
 from tests.factories import make_spec
-from tests.search.law import LawExecutor, step_seconds
+from tests.search.law import LawExecutor, step_seconds, steps_needed
 
 BUDGET = {"trials": 30, "trial_train_seconds": 100.0}
 
 
 def run(folder: Path, objective: str, executor: LawExecutor, **changes: object) -> Answer:
-    spec = make_spec(budget=BUDGET, objective=objective, **changes)
+    spec = make_spec(budget=BUDGET, objective=objective, confirm={"top": 1, "runs": 2}, **changes)
     return run_study(spec, db=f"sqlite:///{folder / 'study.db'}", make_executor=lambda *_: executor)
 
 
@@ -74,3 +98,261 @@ def test_the_answer_is_kept_when_the_study_ends_and_read_back_whole(tmp_path: Pa
     with open_store(f"sqlite:///{tmp_path / 'study.db'}", write=False) as store:
         assert store.finding("toy") is not None
         assert answer(store, "toy") == compute_answer(store, "toy") == found
+
+
+OBJECTIVES = registry.names("objectives")
+RACING = tuple(name for name in OBJECTIVES if registry.load("objectives", name).trials_race)
+TARGET = 0.9
+TRIALS = 8
+FULL = 4.0
+EVERY = 0.2
+"""Train seconds of the full limit, and between two evaluations."""
+
+WATTS = 50.0
+SIZES = {"low": 8, "high": 64}
+SEES = replace(
+    DESCRIPTION,
+    metrics={"accuracy": MetricInfo(low=0.0, high=1.0, chance=0.1)},
+    model=ModelDescription(parameters=5, batch_norm_layers=0, initial_metrics={"accuracy": 0.0}),
+)
+
+
+def metric_at(configuration: Configuration, train_seconds: float) -> float:
+    """Return 0.99 (1 − exp(−t / τ)), with a τ at which the target is met when the law says so."""
+    met = steps_needed(configuration) * step_seconds(configuration.batch_size)
+    return 0.99 * -math.expm1(math.log(1 - TARGET / 0.99) * train_seconds / met)
+
+
+def curve(request: TrialRequest) -> Iterator[Observation | TrialOutcome]:
+    configuration = request.configuration
+    for place in range(1000):
+        seconds = place * EVERY
+        step = round(seconds / step_seconds(configuration.batch_size))
+        yield Observation(
+            step=step,
+            samples=step * configuration.batch_size,
+            train_seconds=seconds,
+            metric=metric_at(configuration, seconds),
+            loss=None,
+            learning_rate=configuration.learning_rate,
+        )
+
+
+def runs_out_of_memory(request: TrialRequest) -> Iterator[Observation | TrialOutcome]:
+    if request.configuration.micro_batch_size > 16:
+        yield TrialOutcome(state=TrialState.OOM, reason="no memory left")
+    else:
+        yield from curve(request)
+
+
+class Curves(FakeExecutor):
+    """Plays the curve of each configuration on a device that draws 50 W.
+
+    It is interrupted once at the third evaluation of trial ``interrupted_in``; or, with ``after_target``, where that
+    trial has ended, or goes on, with its target met. ``nap`` are seconds of real time that each look takes.
+    """
+
+    def __init__(
+        self,
+        *,
+        oom: bool = False,
+        slots: int = 1,
+        interrupted_in: int = 0,
+        after_target: bool = False,
+        nap: float = 0.0,
+    ) -> None:
+        times = {size: step_seconds(size) for size in (8, 16, 32, 64)}
+        super().__init__(runs_out_of_memory if oom else curve, slots, times, description=SEES)
+        self.stops: list[TrialState] = []
+        self.nap = nap
+        self._interrupted_in = interrupted_in
+        self._after_target = after_target
+        self._seen = 0
+
+    def stop(self, number: int, state: TrialState, reason: str) -> None:
+        self.stops.append(state)
+        super().stop(number, state, reason)
+
+    def events(self, timeout: float) -> list[Event]:
+        time.sleep(self.nap)
+        found = [_powered(event) for event in super().events(timeout)]
+        if any(self._is_moment(event) for event in found):
+            self._interrupted_in = 0
+            os.kill(os.getpid(), signal.SIGINT)
+        return found
+
+    def _is_moment(self, event: Event) -> bool:
+        if event.number != self._interrupted_in:
+            return False
+        if isinstance(event, Ended):
+            return self._after_target
+        self._seen += 1
+        if not self._after_target:
+            return self._seen == 3
+        request = next(one for one in self.requests if one.number == event.number)
+        return not request.stop_at_target and event.observation.metric >= TARGET
+
+
+def _powered(event: Event) -> Event:
+    if isinstance(event, Observed):
+        return event
+    return replace(event, outcome=replace(event.outcome, device_use=DeviceUse(mean_power_watts=WATTS)))
+
+
+@pytest.fixture(scope="module")
+def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An empty database, so that not every study has to make its tables."""
+    path = tmp_path_factory.mktemp("database") / "study.db"
+    open_store(f"sqlite:///{path}").close()
+    return path
+
+
+@pytest.fixture
+def url(empty_database: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv("BSSEARCH_CHECKPOINT_DIR", str(tmp_path / "waiting"))
+    shutil.copy(empty_database, tmp_path / "study.db")
+    return f"sqlite:///{tmp_path / 'study.db'}"
+
+
+def small_spec(objective: str, **changes: object) -> StudySpec:
+    space = {"batch_size": SIZES, "learning_rate": {"reference_batch": 32, "low": 0.02, "high": 0.5, "rule": "sqrt"}}
+    return make_spec(
+        objective=objective,
+        space=space,
+        budget={"trials": TRIALS, "trial_train_seconds": FULL},
+        confirm={"runs": 0},
+        price_per_device_hour=3600.0,
+        pruner={"name": "balanced"},
+        **{"default": {"batch_size": 32, "learning_rate": 0.1}, **changes},
+    )
+
+
+def go(spec: StudySpec, url: str, executor: Curves) -> list[TrialRecord]:
+    run_study(spec, db=url, make_executor=lambda *_: executor)
+    return search_trials(spec, url)
+
+
+def search_trials(spec: StudySpec, url: str) -> list[TrialRecord]:
+    with open_store(url, write=False) as store:
+        return list(store.trials(spec.name, phase=Phase.SEARCH))
+
+
+def check_figures(spec: StudySpec, trials: list[TrialRecord]) -> None:
+    """See that every trial has the figure that its configuration's curve gives it, however it came there, or none."""
+    objective = objective_of(spec)
+    assert any(objective.figure(trial) is not None for trial in trials)
+    for trial in trials:
+        figure = objective.figure(trial)
+        if not counts(objective, trial):
+            assert figure is None, (trial.number, trial.state)
+        else:
+            assert figure == pytest.approx(true_figure(objective, trial.configuration), rel=0.02), trial.number
+
+
+def counts(objective: Objective, trial: TrialRecord) -> bool:
+    """Return whether a trial reached the target; where none ends at it, whether it trained to the full limit."""
+    if objective.stops_at_target:
+        return trial.state is TrialState.REACHED
+    assert trial.outcome is not None
+    return trial.state in {TrialState.REACHED, TrialState.EXHAUSTED} and trial.outcome.train_seconds == FULL
+
+
+def true_figure(objective: Objective, configuration: Configuration) -> float:
+    times = [place * EVERY for place in range(round(FULL / EVERY) + 1)]
+    metrics = [metric_at(configuration, one) for one in times]
+    if not objective.stops_at_target:
+        return -metrics[-1]
+    after = next(place for place, metric in enumerate(metrics) if metric >= TARGET)
+    share = (TARGET - metrics[after - 1]) / (metrics[after] - metrics[after - 1])
+    seconds = times[after - 1] + share * EVERY
+    if objective.name == "samples_to_target":
+        return seconds / step_seconds(configuration.batch_size) * configuration.batch_size
+    return seconds * {"time_to_target": 1.0, "cost_to_target": 1.0, "energy_to_target": WATTS}[objective.name]
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_what_waited_and_went_on_has_the_figure_of_its_whole_way(url: str, objective: str) -> None:
+    spec = small_spec(objective, default={"batch_size": 64, "learning_rate": 3.0})
+    executor = Curves(slots=2)
+    trials = go(spec, url, executor)
+    check_figures(spec, trials)
+    if objective in RACING:
+        assert TrialState.PAUSED in executor.stops
+        assert any(request.resumes for request in executor.requests)
+    else:
+        assert executor.stops == [], "nothing is stopped early where trials do not race"
+    assert len(trials) == TRIALS
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_where_memory_runs_out_it_goes_on_in_smaller_micro_batches(url: str, objective: str) -> None:
+    spec = small_spec(objective)
+    trials = go(spec, url, Curves(oom=True))
+    check_figures(spec, trials)
+    ran_out = [trial for trial in trials if trial.state is TrialState.OOM]
+    assert {trial.configuration.batch_size for trial in ran_out} >= {32}
+    assert {trial.retry_of for trial in trials} >= {trial.number for trial in ran_out}
+    split = [trial for trial in trials if trial.configuration.accumulation_steps > 1]
+    assert any(counts(objective_of(spec), trial) for trial in split)
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_another_target_is_answered_from_the_curves_or_refused_where_none_is_reached(url: str, objective: str) -> None:
+    spec = small_spec(objective)
+    go(spec, url, Curves())
+    with open_store(url, write=False) as store:
+        if not objective_of(spec).stops_at_target:
+            with pytest.raises(UsageError, match="no answer for another target"):
+                answer(store, spec.name, 0.5)
+            return
+        own, easier = answer(store, spec.name), answer(store, spec.name, 0.5)
+    assert own.optimal.objective_value is not None and easier.optimal.objective_value is not None
+    assert 0 < easier.optimal.objective_value.median < own.optimal.objective_value.median
+    assert easier.target.value == 0.5
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_a_trial_interrupted_on_its_way_goes_on_with_the_same_command(url: str, objective: str) -> None:
+    spec = small_spec(objective)
+    with pytest.raises(InterruptedRunError):
+        go(spec, url, Curves(interrupted_in=1))
+    (stopped,) = search_trials(spec, url)
+    assert stopped.state is TrialState.PAUSED
+    assert objective_of(spec).figure(stopped) is None
+    executor = Curves()
+    trials = go(spec, url, executor)
+    assert (executor.requests[0].number, executor.requests[0].resumes) == (1, True)
+    check_figures(spec, trials)
+    assert counts(objective_of(spec), trials[0])
+    assert len(trials) == TRIALS
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_an_interrupt_after_the_target_was_met_loses_nothing_and_ends_no_trial_early(url: str, objective: str) -> None:
+    spec = small_spec(objective)
+    ends_there = objective_of(spec).stops_at_target
+    with pytest.raises(InterruptedRunError):
+        go(spec, url, Curves(interrupted_in=1, after_target=True))
+    (stopped,) = search_trials(spec, url)
+    assert stopped.state is (TrialState.REACHED if ends_there else TrialState.PAUSED)
+    assert (objective_of(spec).figure(stopped) is not None) is ends_there
+    executor = Curves()
+    trials = go(spec, url, executor)
+    assert executor.requests[0].resumes is not ends_there
+    check_figures(spec, trials)
+    assert counts(objective_of(spec), trials[0])
+    assert len(trials) == TRIALS
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_two_drivers_share_a_study_and_agree(url: str, objective: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bssearch.search.driver.LOOK_SECONDS", 0.02)
+    spec = small_spec(objective)
+    executors = [Curves(nap=0.002), Curves(nap=0.002)]
+    with ThreadPoolExecutor(2) as pool:
+        trials, again = pool.map(lambda executor: go(spec, url, executor), executors)
+    assert trials == again
+    check_figures(spec, trials)
+    assert [trial.number for trial in trials] == list(range(1, TRIALS + 1))
+    assert all(trial.state.is_finished and trial.state is not TrialState.PAUSED for trial in trials)
+    assert all(executor.requests for executor in executors)
