@@ -38,10 +38,11 @@ from bssearch.records.requests import (
     TrialRequest,
     WorkloadDescription,
 )
-from bssearch.records.stored import ProbeRecord, StudyRecord, TrialRecord
+from bssearch.records.stored import PLANNED, ProbeRecord, StudyRecord, TrialRecord
 
 __all__ = [
     "COULD_NOT_PAUSE",
+    "PLANNED",
     "Configuration",
     "DeviceUse",
     "Environment",

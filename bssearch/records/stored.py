@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from datetime import datetime
+from dataclasses import dataclass, fields
+from datetime import datetime, timedelta
 
 from bssearch.records.measured import Environment, StepTime, TrialOutcome
+from bssearch.records.plan import Lease, TrialPlan
 from bssearch.records.question import Configuration, ParameterValue, Phase, Target, TrialState
 
 
@@ -45,6 +46,21 @@ class TrialRecord:
     outcome: TrialOutcome | None
     expected_improvement: float | None = None
 
+    @classmethod
+    def planned(cls, plan: TrialPlan, *, number: int, lease: Lease | None, created_at: datetime) -> TrialRecord:
+        """Return the record of a plan's trial as it begins: running under a lease, queued without one."""
+        return cls(
+            number=number,
+            state=TrialState.QUEUED if lease is None else TrialState.RUNNING,
+            lease_owner=None if lease is None else lease.owner,
+            lease_expires_at=None if lease is None else created_at + timedelta(seconds=lease.seconds),
+            created_at=created_at,
+            ended_at=None,
+            steps_x_step_time_s=None,
+            outcome=None,
+            **{name: getattr(plan, name) for name in PLANNED},
+        )
+
     @property
     def is_imported(self) -> bool:
         """Return whether the trial was made elsewhere: it began and ended in the moment of its import."""
@@ -67,3 +83,7 @@ class StudyRecord:
     created_at: datetime
     archived_at: datetime | None = None
     environment: Environment | None
+
+
+PLANNED = tuple(sorted({one.name for one in fields(TrialPlan)} & {one.name for one in fields(TrialRecord)}))
+"""The fields that a stored trial takes over from its plan."""

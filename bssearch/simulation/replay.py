@@ -12,6 +12,7 @@ from datetime import UTC, datetime, timedelta
 from bssearch.errors import UsageError
 from bssearch.recorded import RecordedTable
 from bssearch.records import (
+    Lease,
     Observation,
     ProbeRecord,
     Target,
@@ -28,7 +29,8 @@ from bssearch.search.host import Host
 BEGIN = datetime(2000, 1, 1, tzinfo=UTC)
 """When every simulation begins, by its own clock."""
 
-OWNER = "simulation"
+LEASE = Lease(owner="simulation", seconds=0.0)
+"""That of every trial: nobody else runs any."""
 
 Rows = Callable[[TrialPlan], "Replay"]
 """What a planned trial would do: always the same for a configuration and a seed."""
@@ -124,7 +126,8 @@ class Playing:
             is_over = self.place == len(self.replay.train_seconds)
             return self.outcome(TrialState.EXHAUSTED if is_over else self.request.limit_state, "as recorded")
         gain = self.replay.gains[self.place]
-        step = self.replay.steps[self.place] if self.replay.steps else self.place
+        # A table need not tell steps; whatever took time took one, so that nothing counts as met before the first.
+        step = max(self.replay.steps[self.place] if self.replay.steps else self.place, int(self.trained > 0))
         self.place += 1
         self.best = max(self.best, gain) if not math.isnan(gain) else self.best
         self.last = Observation(
@@ -289,7 +292,7 @@ class VirtualClock(Host):
         number = plan.resumed if plan.resumed is not None else len(self.trials) + 1
         if plan.resumed is None:
             self._playing[number] = Playing(self._rows(plan), plan.request(number, self._target, checkpoint=None))
-            trial = self._record(plan, number)
+            trial = TrialRecord.planned(plan, number=number, lease=LEASE, created_at=self._moment)
         else:
             playing = self._playing[number]
             playing.request = plan.request(number, self._target, checkpoint=None)
@@ -305,28 +308,6 @@ class VirtualClock(Host):
         self._store(trial)
         self._feed(events.Started(plan, trial, is_savable=True))
         self._schedule(number)
-
-    def _record(self, plan: TrialPlan, number: int) -> TrialRecord:
-        return TrialRecord(
-            number=number,
-            state=TrialState.RUNNING,
-            phase=plan.phase,
-            uncapped=plan.uncapped,
-            configuration=plan.configuration,
-            sampled=plan.sampled,
-            seed=plan.seed,
-            train_seconds_limit=plan.train_seconds_limit,
-            eval_every_steps=plan.eval_every_steps,
-            threads=plan.threads,
-            retry_of=plan.retry_of,
-            lease_owner=OWNER,
-            lease_expires_at=None,
-            created_at=self._moment,
-            ended_at=None,
-            steps_x_step_time_s=None,
-            outcome=None,
-            expected_improvement=plan.expected_improvement,
-        )
 
     def _end(self, number: int, outcome: TrialOutcome) -> None:
         begun, _ = self._begun.pop(number)

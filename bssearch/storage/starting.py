@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
 from sqlalchemy import Connection, func, insert, select, update
 
 from bssearch.errors import UsageError
-from bssearch.records import Lease, TrialOutcome, TrialPlan, TrialRecord, TrialState
+from bssearch.records import PLANNED, Lease, TrialOutcome, TrialPlan, TrialRecord, TrialState
 from bssearch.storage.clock import now
 from bssearch.storage.lookups import trial_record
 from bssearch.storage.models import StudyRow, TrialRow
 from bssearch.storage.revisions import mark_changed, raise_revision
 from bssearch.storage.rows import to_columns
 from bssearch.storage.statements import TRIALS, is_running
-
-PLANNED = tuple(sorted({one.name for one in fields(TrialPlan)} & {one.name for one in fields(TrialRecord)}))
-"""The fields that a stored trial takes over from its plan."""
 
 
 def newest(connection: Connection, study_id: int) -> int:
@@ -84,19 +81,9 @@ class Start:
         return after + 1 if _runs_for(connection, study_id, after + 1, lease.owner) else None
 
     def _insert(self, connection: Connection, study_id: int, environment_id: int | None) -> int:
-        time, lease = now(connection), self.lease
-        state = TrialState.QUEUED if lease is None else TrialState.RUNNING
-        trial = TrialRecord(
-            number=newest(connection, study_id) + 1,
-            state=state,
-            lease_owner=None if lease is None else lease.owner,
-            lease_expires_at=None if lease is None else time + timedelta(seconds=lease.seconds),
-            created_at=time,
-            ended_at=None,
-            steps_x_step_time_s=None,
-            outcome=TrialOutcome(state=state, reason=""),
-            **{name: getattr(self.plan, name) for name in PLANNED},
-        )
+        number = newest(connection, study_id) + 1
+        trial = TrialRecord.planned(self.plan, number=number, lease=self.lease, created_at=now(connection))
+        trial = replace(trial, outcome=TrialOutcome(state=trial.state, reason=""))
         place = {"study_id": study_id, "environment_id": environment_id}
         revision = raise_revision(connection, study_id)
         connection.execute(insert(TrialRow).values(**place, revision=revision, **to_columns(trial)))
