@@ -2,9 +2,9 @@
 
 Run as ``python tests/benchmarks/sampler_time.py``, a minute on two cores. Made-up trials follow the law of batch size,
 a third of them to the target, the others stopped on the way. Timed is an ask after one more trial has ended: on a grid
-of 108 cells the model alone; on the space of a spec everything that `bssearch.samplers.base.Modelled` does over a new
-history; beside them Optuna's TPE asking for the same parameters. Medians of 9 asks in one process, threads as they
-come. Exits 1 over a bar.
+of 108 cells the model alone (`KnowledgeGradient`); on the space of a spec everything that `Planner.next_trial` does
+once the history has taken that trial in; beside them Optuna's TPE asking for the same parameters. Medians of 9 asks in
+one process, threads as they come. Exits 1 over a bar.
 """
 
 from __future__ import annotations
@@ -14,22 +14,23 @@ import math
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 
+from bssearch.curves import Progress
 from bssearch.history import History
-from bssearch.pruners.base import Progress
-from bssearch.records import Observation, TrialRecord, TrialState
-from bssearch.samplers.base import Modelled
+from bssearch.pruners.controller import PruningController
+from bssearch.records import TrialState
+from bssearch.samplers.base import make_sampler
 from bssearch.samplers.optuna import distribution
+from bssearch.samplers.time_model.acquisition import KnowledgeGradient
 from bssearch.samplers.time_model.candidates import GridCandidates
 from bssearch.samplers.time_model.extrapolation import Run
-from bssearch.samplers.time_model.sampler import Auto
-from bssearch.samplers.time_model.step_times import StepTimes
+from bssearch.samplers.time_model.step_time_line import StepTimes
+from bssearch.search.planner import Planner
 from bssearch.spec import StudySpec
-from tests.factories import make_curve, make_probe, make_spec, make_trial
-from tests.pruners.watched import make_watch
+from tests.factories import make_probe, make_spec, make_trial
 
 COUNTS = (100, 1_000, 10_000)
 BARS = {1_000: 0.050, 10_000: 0.100}
@@ -94,11 +95,12 @@ def grid_asks(count: int) -> Callable[[int], None]:
             run.progress.add(moment, gain)
         run.hit = run.progress.now if state is TrialState.REACHED else None
         runs.append(run)
-    auto = Auto(cells, default=50, target_gain=TARGET, step_times=StepTimes(SIZES, step_seconds), seed=0)
+    times = StepTimes(SIZES, step_seconds)
+    model = KnowledgeGradient(cells, default=50, target_gain=TARGET, step_times=times, seed=0)
 
     def ask(number: int) -> None:
         runs[number].progress.add(runs[number].progress.now * 1.01, runs[number].progress.gain)
-        auto.ask(runs)
+        model.ask(runs)
 
     return ask
 
@@ -109,24 +111,22 @@ class Study:
     def __init__(self, count: int) -> None:
         self.spec = spec()
         self._rng = np.random.default_rng(0)
-        self._observations: dict[int, Sequence[Observation]] = {}
-        self._probes = {size: make_probe(size, step_seconds=step_seconds(size)) for size in SIZES}
-        self._trials = [self._trial(number, state_of(number, count)) for number in range(count)]
-        self._watch = make_watch(self.spec, self._observations)
-        self._chooser = Modelled(self.spec, self._watch)
+        probes = {size: make_probe(size, step_seconds=step_seconds(size)) for size in SIZES}
+        self._history = History(self.spec, (), probes)
+        self._pruning = PruningController(self.spec, self._history)
+        self._planner = Planner(self.spec, self._history, self._pruning, make_sampler(self.spec))
+        for number in range(count):
+            self._add(number + 1, state_of(number, count))
 
-    def history(self) -> History:
-        """Return the history with one more trial, taken in by the watch."""
-        self._trials.append(self._trial(len(self._trials), TrialState.REACHED))
-        history = History(self.spec, list(self._trials), self._probes)
-        self._watch.update(history)
-        return history
+    def grow(self) -> None:
+        """Let one more trial end."""
+        self._add(self._history.length + 1, TrialState.REACHED)
 
-    def ask(self, history: History) -> None:
-        """Choose, as the driver does."""
-        assert self._chooser.choose(history) is not None, "the budget is large"
+    def ask(self) -> None:
+        """Plan the next trial, as the driver does."""
+        assert self._planner.next_trial()[0] is not None, "the budget is large"
 
-    def _trial(self, number: int, state: TrialState) -> TrialRecord:
+    def _add(self, number: int, state: TrialState) -> None:
         rng = self._rng
         size = int(rng.choice(SIZES))
         sampled = {
@@ -134,14 +134,16 @@ class Study:
             "weight_decay": float(rng.choice((0.0, 1e-4, 1e-3))),
             "dropout": float(rng.uniform(0.0, 0.5)),
         }
-        if number == 0:
+        if number == 1:
             size, default = 32, self.spec.space.encode(self.spec.default_configuration)
             assert default is not None, "it lies in the space"
             sampled = dict(default)  # type: ignore[arg-type]
         configuration = self.spec.space.decode(size, sampled)
         points = curve(seconds_of(size, configuration.learning_rate, rng), state)
-        self._observations[number] = make_curve(*points, batch_size=size)
-        return make_trial(number, state=state, seconds=points[-1][0], sampled=sampled, configuration=configuration)
+        trial = make_trial(number, state=state, seconds=points[-1][0], sampled=sampled, configuration=configuration)
+        self._history.observe_all(number, points)
+        self._history.take(trial)
+        self._pruning.take(trial)
 
 
 def tpe_asks(count: int) -> Callable[[int], None]:
@@ -189,9 +191,9 @@ def space_seconds(count: int) -> tuple[float, float]:
     study = Study(count)
     times = []
     for _ in range(ASKS + 1):
-        history = study.history()
+        study.grow()
         started = time.perf_counter()
-        study.ask(history)
+        study.ask()
         times.append(time.perf_counter() - started)
     return statistics.median(times[1:]), times[0]
 
