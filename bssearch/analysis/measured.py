@@ -73,8 +73,8 @@ def measured(
 ) -> Measured:
     """Return what is known: ``noise`` has the probes, the newest first, and ``runs`` are the trials of the optimum.
 
-    A probe of the noise scale near the target comes before what was measured in passing, in the run with the most
-    passes, and that before a probe far from the target.
+    Of the noise scales, a probe near the target comes first, then the measurement in a training run, the one with the
+    most passes, then a probe far from the target.
     """
     return Measured(step_time=_step_time(probes), memory=_memory(uses, memory), noise_scale=_noise(noise, runs))
 

@@ -1,4 +1,4 @@
-"""What the peaks of micro-batches that fit say of others: a line."""
+"""The peak memory as a line over the micro-batch size, fitted to the sizes that ran."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from bssearch.intervals import FLAT_RATIO
 
 @dataclass(frozen=True)
 class Standing:
-    """What the confirmation runs so far have decided: the recommendation, and what could still change it.
+    """The state of the confirmation: the recommendation so far, and the candidates that could still change it.
 
     ``least`` has the least median, ``recommended`` is the smallest batch size shown to be within 5 % of it (else the
     least itself), ``undecided`` are the best candidates of the other batch sizes that could change that, ascending.
@@ -34,7 +34,7 @@ class Standing:
 
     @property
     def to_run(self) -> list[Candidate]:
-        """Return what another seed would tell more of: the undecided, and what they are compared with.
+        """Return the candidates to run with another seed: the undecided, and those that they are compared with.
 
         A candidate of which a run missed the target has no interval, however many runs follow: it is left out, and so
         are all where the least is one.
@@ -55,8 +55,8 @@ def standing(verdict: Verdict) -> Standing | None:
 
     * where it is smaller than R and low(b / L) ≤ 1.05 < high(b / L): neither shown to be within 5 %, which would make
       it the recommended, nor shown not to be;
-    * where it could be the least, low(b / L) < 1, and R is not shown to be within 5 % of it, high(R / b) > 1.05: R
-      would no longer be what it is recommended for;
+    * where it could be the least, low(b / L) < 1, and R is not shown to be within 5 % of it, high(R / b) > 1.05: the
+      least would then be b, and R perhaps not within 5 % of it;
     * where there is no interval: below three runs, or where one missed the target.
 
     The recommendation is settled where no batch size is undecided. Two batch sizes that are as good as each other

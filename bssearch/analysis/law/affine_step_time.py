@@ -1,4 +1,4 @@
-"""What measured step times say of other batch sizes: a line, its residuals, and where throughput levels off."""
+"""The line through measured step times, its residuals, and the batch size where throughput levels off."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one configuration costs against another at the same task: the ratio of their figures, and what that settles."""
+"""The regret of one configuration against another at the same task: the ratio of their figures, and its judgement."""
 
 from __future__ import annotations
 

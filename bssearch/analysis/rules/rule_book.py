@@ -1,4 +1,4 @@
-"""What rules of thumb make of a default and of the optimum at another batch size: a configuration to run beside it."""
+"""The configurations that rules of thumb give at a batch size, from the default or from the optimum elsewhere."""
 
 from __future__ import annotations
 
