@@ -15,7 +15,7 @@ from bssearch.records import ProbeRecord
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryBoundary:
-    """What is known of micro-batch sizes: the largest that ``fits`` and the smallest that is ``too_large``.
+    """The bounds of the micro-batch size: the largest that ``fits`` and the smallest that is ``too_large``.
 
     Either is None where no size is known to be so; nothing is known of the sizes between them.
     """

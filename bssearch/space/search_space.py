@@ -90,7 +90,7 @@ class SearchSpace(StrictModel):
         return tuple(sorted(set(sizes)))
 
     def dimensions(self) -> tuple[Dimension, ...]:
-        """Return what is searched at each batch size; fixed parameters are no dimensions."""
+        """Return the coordinates searched at each batch size; fixed parameters are no dimensions."""
         return tuple(dimension for name, domain in self._domains() if (dimension := _dimension(name, domain)))
 
     def cells(self, batch_sizes: Sequence[int]) -> Sequence[tuple[int, Mapping[str, ParameterValue]]] | None:
@@ -137,8 +137,8 @@ class SearchSpace(StrictModel):
     def with_all_regularisation(self, configuration: Configuration) -> Configuration:
         """Return a configuration in which dropout and label smoothing are on where the space can switch them on.
 
-        Both make a step dearer by some per cent, and dropout takes memory: what is measured once, for all trials, is
-        measured with them.
+        Both make a step dearer by some per cent, and dropout takes memory: step time and memory are measured once,
+        for all trials, and so with both.
         """
         switched_on: dict[str, Any] = {
             name: high
@@ -148,7 +148,7 @@ class SearchSpace(StrictModel):
         return replace(configuration, **switched_on)
 
     def outside(self, configuration: Configuration) -> list[str]:
-        """Return what puts a configuration outside the space, each as ``name = value is not …``; often nothing."""
+        """Return why a configuration lies outside the space, each reason as ``name = value is not …``; often none."""
         found = []
         if configuration.batch_size not in self.rungs:
             found.append(f"batch_size = {configuration.batch_size} is not one of {', '.join(map(str, self.rungs))}")
@@ -182,7 +182,7 @@ class SearchSpace(StrictModel):
         return not 0.05 < (math.log(rate) - low) / (high - low) < 0.95
 
     def learning_rate_factor(self, batch_size: int, optimizer: str) -> float:
-        """Return what a batch size and an offered optimizer multiply the reference learning rate with."""
+        """Return the factor on the reference learning rate at a batch size, for an offered optimizer."""
         return self._learning_rate_factor(batch_size, self._optimizer(optimizer))
 
     def plain_learning_rate(self, batch_size: int, sampled: Mapping[str, ParameterValue]) -> float:
