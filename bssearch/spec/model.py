@@ -116,7 +116,7 @@ class StudySpec(StrictModel):
 
     @property
     def question(self) -> dict[str, Any]:
-        """Return what defines the question, as JSON values; the rest may change when a study goes on."""
+        """Return the fields that define the question, as JSON values; the others may change when a study goes on."""
         return self.model_dump(mode="json", include=set(QUESTION_FIELDS))
 
     @property

@@ -121,7 +121,7 @@ class ConfirmSpec(StrictModel):
 
 
 class BudgetSpec(StrictModel):
-    """What the search may spend; confirmation comes on top. ``wall_seconds`` counts the time trials were running.
+    """The limits of the search; confirmation comes on top. ``wall_seconds`` counts the time trials were running.
 
     It ends before that where no trial is expected to better the incumbent's time by a share of ``least_improvement``,
     as far as the sampler can say: ``auto`` does.
