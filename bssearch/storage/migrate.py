@@ -27,7 +27,7 @@ UPGRADE_COMMAND: Final = "bssearch db upgrade"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Upgrade:
-    """What an upgrade did: the revisions before and after (equal: nothing) and the copy of the file made first."""
+    """The revisions before and after an upgrade (equal: nothing) and the copy of the file made first."""
 
     before: str | None
     after: str
