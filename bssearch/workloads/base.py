@@ -99,7 +99,7 @@ class Workload(Protocol):
     metrics: Mapping[str, MetricInfo]
     """The metrics that `evaluate` returns, with their bounds and the value that guessing gives.
 
-    Read again after `load`, which may refine what only the data tell, such as chance.
+    Read again after `load`, which may refine bounds that depend on the data, such as chance.
     """
 
     def load(self, device: torch.device) -> Data:
