@@ -67,7 +67,7 @@ def html_page(
     warnings: Sequence[str] = (),
     reproduction: Mapping[str, Any] | None = None,
 ) -> str:
-    """Return a page as HTML; ``reproduction`` is what its last section says, None for no such section.
+    """Return a page as HTML; ``reproduction`` has the values of its last section, None for no such section.
 
     Raises `UsageError` where the extra ``plots`` is not installed.
     """

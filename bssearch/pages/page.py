@@ -289,7 +289,7 @@ def _about_law(fit: Fit | None) -> list[str]:
 
 
 def _about_device(answer: Answer) -> list[str]:
-    """Return what is known of step time and memory besides the figures, or that it is not."""
+    """Return the sentences on step time and memory beside the figures."""
     step, memory = answer.measured.step_time, answer.measured.memory
     notes = []
     if step is not None:
@@ -397,7 +397,7 @@ def _rule_cells(rule: Mapping[str, Any]) -> list[str]:
 
 
 def _given(rule: str, configuration: Mapping[str, Any]) -> str:
-    """Return what a rule gives: the parameter it is about, or all where that is not known."""
+    """Return the parameter that a rule gives, or all of them where its one is not known."""
     about = {str(one): name for one, name in CHANGED_PARAMETER.items()}.get(rule)
     shown = configuration if about is None else {about: configuration.get(about)}
     return ", ".join(f"{name} {_value(value)}" for name, value in shown.items() if value is not None) or NOTHING

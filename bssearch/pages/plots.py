@@ -334,7 +334,7 @@ def _mark_largest(figure: Figure, answer: Answer) -> None:
 
 
 def _row_text(row: Batch) -> str:
-    """Return what stands beside a batch size's figure when it is pointed at."""
+    """Return the text beside a batch size's figure when it is pointed at."""
     parts = [f"{row.reached} of {row.trials} trials reached the target"]
     time = row.time_to_target_s
     if time is not None:
