@@ -26,11 +26,9 @@ from bssearch.records import MetricInfo
 from bssearch.workloads.base import Data, Part
 
 _HELD_OUT_SHARE = 20
-"""A twentieth of the characters validates, another tests: a choice."""
+"""One character in so many validates, and as many test."""
 
 _EVALUATION_CHARACTERS = 8192
-"""Characters of one forward pass of an evaluation: a choice that bounds its memory."""
-
 _COUNTS = ("max_characters", "context", "layers", "heads", "width", "validation_sequences")
 
 

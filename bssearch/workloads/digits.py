@@ -25,10 +25,7 @@ from bssearch.workloads.split import evenly, stratified_order
 
 CLASSES = 10
 _BRIGHTEST = 16.0
-"""The largest value of a pixel in scikit-learn's table."""
-
 _EVALUATION_CHUNK = 2048
-"""Images of one forward pass of an evaluation: a choice that bounds its memory."""
 
 
 class Digits:

@@ -27,22 +27,18 @@ from bssearch.workloads.split import evenly, stratified_order
 CLASSES = 10
 SIDE = 28
 HELD_OUT = 5000
-"""The images of the training files that never train, even where fewer of them validate: a choice."""
+"""The images of the training files that never train, whatever part of them validates."""
 
 MODELS = ("resnet", "mlp")
 NORMS = ("group", "batch")
 
 SHIFT = 2
-"""The largest distance in pixels that ``augment`` moves an image: a choice."""
+"""The pixels by which ``augment`` moves an image at most."""
 
 _STAGES = (32, 64, 96)
 _GROUPS = 8
 _HIDDEN = 256
-"""Channels of the residual network's stages, groups of its normalisation, units of the perceptron's layers: choices."""
-
 _EVALUATION_CHUNK = 2048
-"""Images of one forward pass of an evaluation: a choice that bounds its memory."""
-
 _LABELS_CRC32 = {"train": 0x2ED6E46A, "t10k": 0x242BC73F}
 
 
