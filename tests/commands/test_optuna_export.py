@@ -25,6 +25,7 @@ from bssearch.commands.optuna_export import destination, write_study
 from bssearch.commands.optuna_study import OptunaStudy, quiet
 from bssearch.errors import DatabaseError, UsageError
 from bssearch.storage.repository import open_store
+from tests.cli.conftest import run_by_law
 from tests.cli.task import bssearch as command
 from tests.cli.task import write_task
 from tests.commands.test_optuna_study import CURVE, many, record
@@ -163,9 +164,11 @@ def test_a_bare_path_is_a_sqlite_file() -> None:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a real study, and its export."""
+    """A folder with a study that was run from the command line, and its export."""
     place = tmp_path_factory.mktemp("optuna")
-    done = command("run", write_task(place).name, "--set", "budget.trials=6", cwd=place)
+    with pytest.MonkeyPatch.context() as patch:
+        run_by_law(patch)
+        done = command("run", write_task(place).name, "--set", "budget.trials=6", cwd=place)
     assert done.returncode == 0, done.stderr
     exported = command("export", "task", "--to", "optuna", "--file", "sqlite:///task.optuna.db", cwd=place)
     assert (exported.returncode, exported.stdout) == (0, "sqlite:///task.optuna.db\n"), exported.stderr
@@ -177,7 +180,7 @@ def stored_trials(folder: Path, *options: str) -> list[dict[str, Any]]:
     return [trial for trial in listed if trial["phase"] == "search"]
 
 
-def test_every_search_trial_of_a_real_study_is_in_the_export(folder: Path) -> None:
+def test_every_search_trial_is_in_the_export(folder: Path) -> None:
     study = loaded(f"sqlite:///{folder / 'task.optuna.db'}", "task")
     stored = stored_trials(folder)
     assert [trial.user_attrs["number"] for trial in study.trials] == [trial["number"] for trial in stored]
