@@ -22,6 +22,7 @@ from bssearch.errors import UsageError
 from bssearch.history import measured_seconds
 from bssearch.intervals import FLAT_RATIO
 from bssearch.pruners.base import Pruner
+from bssearch.pruners.pace import Pace
 from bssearch.pruners.race import Race
 from bssearch.recorded import RecordedTable
 from bssearch.records import Configuration, ProbeRecord, Target, TrialState
@@ -143,7 +144,7 @@ def _draw(table: RecordedTable, order: Sequence[Recorded], pruner: Pruner, best:
     spec = _spec(table.target, max(one.replay.limit for one in order), workers)
     engine = Engine(spec, slots=workers, pruner=pruner, make_planner=plain(Order(order)))
     rows = iter(one.replay for one in order)
-    clock = VirtualClock(engine, lambda plan: next(rows), probes=PROBES, workers=workers, searches_only=True)
+    clock = VirtualClock(engine, lambda plan: next(rows), probes={1: UNTIMED}, workers=workers, searches_only=True)
     whole = math.fsum(one.replay.end for one in order)
     incumbents: list[tuple[float, float]] = []
     for trial in clock.run():
@@ -170,32 +171,36 @@ def _spec(target: Target, limit: float, workers: int) -> StudySpec:
     )
 
 
-PROBES = {
-    1: ProbeRecord(
-        batch_size=1,
-        micro_batch_size=1,
-        step_seconds=1.0,
-        evaluation_seconds=0.0,
-        steps_timed=1,
-        peak_memory_bytes=None,
-        eval_every_steps=1,
-    )
-}
-"""The step time of trials whose batch sizes make no difference."""
+UNTIMED = ProbeRecord(
+    batch_size=1,
+    micro_batch_size=1,
+    step_seconds=1.0,
+    evaluation_seconds=0.0,
+    steps_timed=1,
+    peak_memory_bytes=None,
+    eval_every_steps=1,
+)
+"""The step time of trials for which it makes no difference."""
+
+
+FACTORS: dict[str, Callable[[float], Pruner]] = {"lag": Race, "pace": Pace}
+"""Pruners with a factor of one's own, by what stands before it."""
 
 
 def pruner_of(name: str) -> Callable[[], Pruner]:
-    """Return what makes a pruner of a name: one of a study's, or ``lag-X``, a race with a lag of X.
+    """Return what makes a pruner of a name: one of a study's, or one with a factor > 1.
 
-    Raises `UsageError` for a name that is not known.
+    ``lag-X`` is a race with a lag of X, ``pace-X`` a pace with a patience of X. Raises `UsageError` for a name that is
+    not known.
     """
-    if name.startswith("lag-"):
+    made, _, text = name.partition("-")
+    if made in FACTORS:
         try:
-            lag = float(name.removeprefix("lag-"))
+            factor = float(text)
         except ValueError:
-            lag = math.nan
-        if lag > 1 and math.isfinite(lag):
-            return lambda: Race(lag)
+            factor = math.nan
+        if factor > 1 and math.isfinite(factor):
+            return lambda: FACTORS[made](factor)
     if name not in registry.names("pruners"):
         raise UsageError(f"pruner = {name!r} is not known; there are {', '.join(PRUNERS)}")
     kind: type[Pruner] = registry.load("pruners", name)

@@ -24,7 +24,7 @@ from bssearch.samplers.time_model.sampler import TimeModelSampler
 from bssearch.search.engine import Engine
 from bssearch.simulation.plain import plain
 from bssearch.simulation.processes import PROCESSES, run_pairs
-from bssearch.simulation.pruning import pruner_of
+from bssearch.simulation.pruning import UNTIMED, pruner_of
 from bssearch.simulation.replay import Replay, VirtualClock
 from bssearch.simulation.table_space import TableSpace
 from bssearch.simulation.table_study import (
@@ -213,7 +213,7 @@ def _peer_search(plan: Plan, sampler: str, pruner: str, seed: int, rng: np.rando
     clock = VirtualClock(
         engine,
         rows,
-        probes=table_probes(table),
+        probes=dict.fromkeys(table.seconds_by_batch_size, UNTIMED) | table_probes(table),
         workers=plan.workers,
         budget=plan.budget,
         searches_only=True,

@@ -8,6 +8,7 @@ residual of another cell: so the winner's own lucky run is never its own confirm
 from __future__ import annotations
 
 import math
+import warnings
 from dataclasses import replace
 from functools import cached_property
 
@@ -43,13 +44,16 @@ class Truth:
 
         ∞ where half of its seeds or more miss the target.
         """
+        from sklearn.exceptions import ConvergenceWarning
         from sklearn.gaussian_process import GaussianProcessRegressor
         from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
 
         features = self._features
         kernel = ConstantKernel(1.0, (0.01, 100.0)) * RBF(np.ones(features.shape[1]), LENGTHS)
         model = GaussianProcessRegressor(kernel + WhiteKernel(0.01, (1e-4, 1.0)), normalize_y=True)
-        model.fit(features[self._cells], self._logs)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ConvergenceWarning)  # A scale at its bound is meant: see `LENGTHS`.
+            model.fit(features[self._cells], self._logs)
         means: NDArray[np.float64] = model.predict(features)
         missed = [sum(math.isinf(one.target_seconds) for one in trials) / len(trials) for trials in self._table.trials]
         return np.where(np.array(missed) >= 0.5, math.inf, means)

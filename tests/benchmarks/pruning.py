@@ -13,12 +13,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
-from bssearch.pruners import registry as policies_by_name
-from bssearch.pruners.pace import PATIENCE, Pace
+from bssearch.pruners.pace import PATIENCE
 from bssearch.recorded import RecordedTable, read_table
-from bssearch.simulation.pruning import Draw, Summary, by_policy, simulate, summarize
+from bssearch.simulation.pruning import PRUNERS, Draw, Summary, by_policy, simulate, summarize
+
+PROCESSES = 2
+"""Most machines have two cores to spare; how many there are changes nothing but the time. A choice."""
 
 SEEDS = range(10)
 DRAWS = 60
@@ -27,10 +30,18 @@ BARS = {"safe": (0.39, 0.01), "balanced": (0.31, 0.05), "fast": (0.23, 0.12)}
 PATIENCES = (1.7, 1.9, 2.0, 2.1, 2.2, 2.4, 2.6, 2.7, 3.0, 3.5, 4.0, 4.5)
 
 
-def all_draws(table: RecordedTable, names: Sequence[str], seeds: Sequence[int]) -> dict[str, list[Draw]]:
-    """Return the draws of every seed, by policy."""
-    found = (simulate(table, names, draws=DRAWS, trials=TRIALS, seed=seed) for seed in seeds)
-    return dict(by_policy(found))
+def draws_of(table: RecordedTable, names: Sequence[str], seed: int) -> dict[str, list[Draw]]:
+    """Return the draws of one seed, by policy."""
+    return simulate(table, names, draws=DRAWS, trials=TRIALS, seed=seed)
+
+
+def all_draws(
+    tables: Sequence[RecordedTable], names: Sequence[str], seeds: Sequence[int]
+) -> dict[str, dict[str, list[Draw]]]:
+    """Return the draws of every seed, by table and policy; each table with each seed is a task of its own."""
+    with ProcessPoolExecutor(PROCESSES) as pool:
+        tasks = {table.name: [pool.submit(draws_of, table, list(names), seed) for seed in seeds] for table in tables}
+        return {name: dict(by_policy(task.result() for task in of_table)) for name, of_table in tasks.items()}
 
 
 def told(name: str, one: Summary) -> str:
@@ -44,7 +55,7 @@ def told(name: str, one: Summary) -> str:
 
 def against_the_bars(tables: Sequence[RecordedTable]) -> bool:
     """Print every policy over all tables; return whether the operating points keep their bars."""
-    found = by_policy(all_draws(table, list(policies_by_name.POLICIES), SEEDS) for table in tables)
+    found = by_policy(all_draws(tables, PRUNERS, SEEDS).values())
     policies = {name: summarize(draws) for name, draws in found}
     kept = True
     for name, one in policies.items():
@@ -62,9 +73,7 @@ def against_the_bars(tables: Sequence[RecordedTable]) -> bool:
 
 def leave_one_out(tables: Sequence[RecordedTable]) -> None:
     """Print what the patience chosen on the other tables comes to on each."""
-    makers = {f"{patience:g}": lambda limit, patience=patience: Pace(limit, patience) for patience in PATIENCES}
-    policies_by_name.POLICIES = makers
-    by_table = {table.name: all_draws(table, list(makers), SEEDS[:3]) for table in tables}
+    by_table = all_draws(tables, [f"pace-{patience:g}" for patience in PATIENCES], SEEDS[:3])
     for name, (_, bar) in BARS.items():
         left_out: list[Draw] = []
         chosen = []
@@ -73,7 +82,7 @@ def leave_one_out(tables: Sequence[RecordedTable]) -> None:
             joined = {patience: summarize(draws, repeats=2) for patience, draws in by_policy(others)}
             allowed = [patience for patience, one in joined.items() if one.miss_rate.mean <= 0.75 * bar]
             best = min(allowed or joined, key=lambda patience: joined[patience].relative_cost.mean)
-            chosen.append(best)
+            chosen.append(best.removeprefix("pace-"))
             left_out += by_table[table][best]
         print(f"{told(name, summarize(left_out))}   patience {', '.join(chosen)} (in use: {PATIENCE[name]:g})")
 

@@ -21,8 +21,8 @@ from pathlib import Path
 
 import optuna
 
-from bssearch.pruners import optuna as peers
 from bssearch.recorded import read_table
+from bssearch.simulation import optuna_baselines as peers
 from bssearch.simulation.replay import with_target
 from bssearch.simulation.searching import Plan, SearchSummary, simulate_searches
 from bssearch.simulation.table_space import table_space

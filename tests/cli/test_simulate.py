@@ -11,7 +11,7 @@ import pytest
 from bssearch.recorded import RecordedTable, RecordedTrial, read_table, write_table
 from bssearch.records import Target
 from tests.cli.task import bssearch, write_task
-from tests.search.lines import Seconds, grid
+from tests.simulation.lines import Seconds, grid
 
 
 @pytest.fixture(scope="module")
@@ -95,29 +95,57 @@ def test_another_target_takes_another_time(folder: Path) -> None:
     assert half["samplers"]["random+none"]["trials"] > 1.5 * whole["samplers"]["random+none"]["trials"]
 
 
+STUDY = ("--study", "--repeats", "2", "--budget", "60")
+
+
+def studied(folder: Path, *arguments: str) -> str:
+    done = bssearch("simulate", "cells.csv.gz", *STUDY, *arguments, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_whole_studies_are_run_and_told_as_json(folder: Path) -> None:
+    found = json.loads(studied(folder, "--sampler", "random", "--pruner", "cap", "--format", "json"))
+    assert list(found) == ["studies"]
+    assert list(found["studies"]) == ["random+cap"]
+    (one,) = found["studies"].values()
+    shares = {"recommended_within_5", "recommended_within_10", "claimed_within_5", "covered_95", "provisional"}
+    assert shares | {"cost_s", "runs"} <= set(one)
+    assert all(one[share] is None or 0 <= one[share] <= 1 for share in shares)
+    assert one["recommended_within_5"] <= one["recommended_within_10"]
+    assert (one["repeats"], sum(one["recommended"].values())) == (2, 2)
+
+
+def test_whole_studies_are_told_as_a_table_or_as_rows_and_are_ours_where_nothing_is_said(folder: Path) -> None:
+    told = studied(folder)
+    assert all(words in told for words in ("auto+balanced", "within 5 %", "95 % covered", "provisional"))
+    head, *rows = studied(folder, "--sampler", "random", "--sampler", "grid", "--format", "csv").splitlines()
+    assert head.startswith("sampler,pruner,recommended_within_5")
+    assert [row.split(",")[:2] for row in rows] == [["random", "balanced"], ["grid", "balanced"]]
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
-        (("lines.csv.gz", "--pruner", "saf"), 2, "there are none, cap, lag-1.5"),
+        (("lines.csv.gz", "--pruner", "saf"), 2, "pruner = 'saf'"),
         (("nothing.csv.gz",), 3, "nothing"),
-        (("lines.csv.gz", "--trials", "13"), 2, "trials = 13 must be <= 12"),
-        (("lines.csv.gz", "--target", "nan"), 2, "target = nan must be a finite number"),
+        (("lines.csv.gz", "--trials", "13"), 2, "trials = 13"),
         (("lines.csv.gz", "--target", "2"), 2, "the best accuracy in it is 1"),
-        (("lines.csv.gz", "--budget", "9"), 2, "--budget goes with --sampler only"),
-        (("lines.csv.gz", "--repeats", "9"), 2, "--repeats goes with --sampler only"),
-        (("lines.csv.gz", "--default", "a=1"), 2, "--default goes with --sampler only"),
-        ((*SEARCH, "--draws", "9"), 2, "--draws and --sampler do not go together"),
-        ((*SEARCH, "--trials", "9"), 2, "--trials and --sampler do not go together"),
-        ((*SEARCH, "--html", "page.html"), 2, "--html and --sampler do not go together"),
-        (("cells.csv.gz", *SEARCH), 2, "--sampler takes one table, not 2"),
-        (SEARCH[:-2], 2, "--sampler needs --budget SECONDS"),
-        ((*SEARCH[:-1], "0"), 2, "budget = 0 must be a number of train seconds > 0"),
-        ((*SEARCH, "--sampler", "best"), 2, "sampler = 'best' is not known; there are auto, random, tpe, gp"),
-        ((*SEARCH, "--pruner", "best"), 2, "pruner = 'best' is not known; there are none, cap"),
-        ((*SEARCH, "--seed", "-1"), 2, "seed = -1 must be >= 0"),
-        ((*SEARCH, "--default", "batch_size=8"), 2, "has no learning_rate; it must have batch_size, learning_rate"),
-        ((*SEARCH, "--default", "batch_size=9,learning_rate=0.1"), 2, "there are 8, 16, 32"),
-        (("lines.csv.gz", *SEARCH[1:]), 2, "table 'lines' has no column 'param.batch_size'"),
+        (("lines.csv.gz", "--budget", "9"), 2, "--budget"),
+        (("lines.csv.gz", "--repeats", "9"), 2, "--repeats"),
+        (("lines.csv.gz", "--default", "a=1"), 2, "--default"),
+        ((*SEARCH, "--draws", "9"), 2, "--draws"),
+        ((*SEARCH, "--html", "page.html"), 2, "--html"),
+        (("cells.csv.gz", *SEARCH), 2, "not 2"),
+        (SEARCH[:-2], 2, "--budget SECONDS"),
+        ((*SEARCH, "--sampler", "best"), 2, "sampler = 'best'"),
+        ((*SEARCH, "--pruner", "best"), 2, "pruner = 'best'"),
+        ((*SEARCH, "--default", "batch_size=8"), 2, "has no learning_rate"),
+        (("lines.csv.gz", *SEARCH[1:]), 2, "'param.batch_size'"),
+        (("lines.csv.gz", "--study"), 2, "'param.batch_size'"),
+        (("cells.csv.gz", "--study", "--sampler", "best"), 2, "'best'"),
+        (("cells.csv.gz", "--study", "--pruner", "lag-2"), 2, "'lag-2'"),
+        (("cells.csv.gz", "--study", "--draws", "9"), 2, "--draws"),
     ],
 )
 def test_what_is_wrong_is_named(folder: Path, arguments: tuple[str, ...], code: int, said: str) -> None:

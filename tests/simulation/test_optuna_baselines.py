@@ -7,13 +7,14 @@ import math
 import pytest
 from optuna.trial import FrozenTrial, TrialState
 
-from bssearch.pruners.base import Action, Progress
-from bssearch.pruners.optuna import GRID, OptunaPolicy
-from bssearch.pruners.registry import PEERS
+from bssearch.curves import Progress
+from bssearch.pruners.base import Action
+from bssearch.pruners.optuna import GRID
 from bssearch.samplers.time_model.extrapolation import Run
 from bssearch.simulation.optuna_baselines import OptunaSearch, PrunedByStudy
 from bssearch.simulation.table_space import table_space
-from tests.search.lines import Seconds, grid
+from tests.pruners.field import Field
+from tests.simulation.lines import Seconds, grid
 
 CELLS: Seconds = {(size, rate): [5] for size in (8, 16, 32) for rate in (0.01, 0.1)}
 
@@ -85,56 +86,24 @@ def test_where_nothing_that_occurs_is_asked_for_the_nearest_is_run() -> None:
 def test_the_studys_pruner_sees_the_gains_on_a_grid_of_train_seconds() -> None:
     space = table_space(grid(CELLS, limit=100.0))
     found = OptunaSearch(space, "random", pruner="median", seed=0)
-    policy = PrunedByStudy(100.0, found)
+    field = Field(PrunedByStudy(found))
     for number in range(7):
         found.ask([])
-        policy.started(number)
         for moment in (0.1, 0.2, 30.0, 60.0):
             gain = (number - 100) if number == 6 else moment
-            action = policy.observe(number, moment, gain)
-            if action is Action.STOP:
+            if field.observe(number + 1, moment, gain) is Action.STOP:
                 break
-        found.ended(number, Run(0, policy.curves[number], running=False))
+        found.ended(number, Run(0, field.curves[number + 1], running=False))
     *others, last = trials(found)
     assert others[0].intermediate_values == {1: -0.1, int(0.3 * GRID): -30.0, int(0.6 * GRID): -60.0}
     assert {trial.state for trial in others} == {TrialState.COMPLETE}
     assert last.state is TrialState.PRUNED, "and is not told a second time"
     assert max(last.intermediate_values) == int(0.3 * GRID)
-    assert policy.cap == math.inf
+    assert not field.pruner.caps
 
 
-@pytest.mark.parametrize("pruner", PEERS)
-def test_a_trial_may_reach_the_target_after_it_was_told_to_stop(pruner: str) -> None:
-    policy = OptunaPolicy(81.0, pruner)
-    for number in range(40):
-        policy.started(number)
-        if policy.observe(number, 80.0, -float(number)) is Action.STOP:
-            break
-        policy.ended(number)
-    else:
-        pytest.fail("nothing was stopped")
-    policy.watch(number, 80.9, 0.5)
-    policy.reached(number, 81.0, 1.0)
-    policy.ended(number)
-    assert policy.winners[0][1] == 81.0
-
-
-def test_what_others_ran_counts_for_optunas_median_too() -> None:
-    watched, alone = OptunaPolicy(81.0, "median"), OptunaPolicy(81.0, "median")
-    for number in range(10):
-        watched.started(number)
-        watched.watch(number, 40.0, 1.0)
-        watched.ended(number)
-    for policy in (watched, alone):
-        policy.started(99)
-    assert (watched.observe(99, 40.0, 0.5), alone.observe(99, 40.0, 0.5)) == (Action.STOP, Action.GO_ON)
-
-
-def test_what_was_pruned_elsewhere_is_no_complete_trial_to_optuna() -> None:
-    policy = OptunaPolicy(81.0, "median")
-    for number in range(10):
-        policy.started(number)
-        policy.watch(number, 40.0, 1.0)
-        policy.stopped(number)
-    policy.started(99)
-    assert policy.observe(99, 40.0, 0.5) is Action.GO_ON, "it has no complete trial to compare with"
+def test_without_a_pruner_of_its_own_a_study_prunes_nothing() -> None:
+    found = OptunaSearch(table_space(grid(CELLS)), "random", seed=0)
+    for number in range(12):
+        found.ask([])
+        assert not found.prunes(number, 10.0, -float(number))

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
 from bssearch.errors import UsageError
-from bssearch.pruners.registry import POLICIES
+from bssearch.pruners.pace import PATIENCE, Pace
+from bssearch.pruners.race import Race
 from bssearch.recorded import RecordedTable, RecordedTrial
-from bssearch.simulation.pruning import Draw, Summary, simulate, summarize
-from tests.search.lines import TARGET, table
+from bssearch.simulation.pruning import PRUNERS, Draw, Summary, by_policy, pruner_of, simulate, summarize
+from tests.simulation.lines import TARGET, table
 
 
 def test_all_policies_see_the_same_draws_and_the_same_seed_gives_the_same() -> None:
@@ -26,12 +28,36 @@ def test_all_policies_see_the_same_draws_and_the_same_seed_gives_the_same() -> N
     assert summarize(found["cap"]).relative_cost.mean < 0.9
 
 
-@pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.parametrize("name", [*PRUNERS, "race"])
 @pytest.mark.parametrize("workers", [1, 3])
 def test_every_policy_ends_and_costs_no_more_than_no_pruning(name: str, workers: int) -> None:
     found = simulate(table(*range(3, 43)), [name], draws=10, trials=12, seed=0, workers=workers)
     assert all(0 < one.cost <= 1 + 1e-9 and one.ratio >= 1 for one in found[name])
     assert all(0 < one.within <= one.cost + 1e-9 for one in found[name])
+
+
+def test_a_factor_of_ones_own_makes_another_race_or_pace() -> None:
+    race, pace = pruner_of("lag-1.5")(), pruner_of("pace-2.2")()
+    assert isinstance(race, Race) and race.lag == 1.5
+    assert isinstance(pace, Pace) and pace.patience == 2.2
+    lines = table(*range(3, 43))
+    found = simulate(lines, [f"pace-{PATIENCE['safe']:g}", "safe"], draws=6, trials=12, seed=0)
+    assert found["pace-4"] == found["safe"]
+
+
+def test_the_draws_of_several_tables_are_joined_by_policy() -> None:
+    one, other = draws(1.0, 2.0), draws(3.0)
+    assert dict(by_policy([{"cap": one, "none": other}, {"cap": other}])) == {"cap": one + other, "none": other}
+
+
+def test_repeats_in_a_table_show_how_much_seeds_differ_and_so_how_long_trials_run() -> None:
+    """Runs of one configuration that take a third longer or shorter allow others more than the fastest took."""
+    alike = table(*[9, 10, 11, 12, 19, 19])
+    apart = RecordedTable(
+        "apart", TARGET, 20.0, tuple(replace(one, parameters={"own": one.number}) for one in alike.trials)
+    )
+    costs = [simulate(one, ["cap"], draws=20, trials=6, seed=0)["cap"] for one in (alike, apart)]
+    assert sum(one.cost for one in costs[0]) != sum(one.cost for one in costs[1])
 
 
 def draws(*ratios: float, cost: float = 0.5, best: Sequence[float] = ()) -> list[Draw]:
@@ -71,7 +97,10 @@ def test_a_table_with_one_winner_gives_no_interval() -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"names": ["cap", "nobody"]}, "pruner = 'nobody' is not known; there are none, cap"),
+        ({"names": ["cap", "nobody"]}, "pruner = 'nobody'"),
+        ({"names": ["lag-1"]}, "pruner = 'lag-1'"),
+        ({"names": ["pace-inf"]}, "pruner = 'pace-inf'"),
+        ({"names": ["pace-x"]}, "pruner = 'pace-x'"),
         ({"trials": 9}, "trials = 9 must be <= 4, the trials of table 'lines'"),
         ({"draws": 0}, "draws = 0 must be >= 1"),
         ({"workers": 0}, "workers = 0 must be >= 1"),

@@ -1,152 +1,153 @@
-"""Recorded trials on a virtual clock: what they cost, as counted by hand."""
+"""Recorded trials on a virtual clock, under an engine that decides: what they cost, as counted by hand."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
-from typing import Any
 
 import pytest
 
 from bssearch.errors import UsageError
-from bssearch.pruners.base import Action, Cap, Policy, Progress
+from bssearch.pruners.base import Action, Pruner, Standings
+from bssearch.pruners.cap import Cap
+from bssearch.pruners.pace import Pace
 from bssearch.recorded import RecordedTable, RecordedTrial
-from bssearch.records import Goal, Target
-from bssearch.simulation.replay import Order, Replay, State, VirtualClock, ended_before, replays, with_target
-from tests.search.lines import line, table
+from bssearch.records import Goal, Observation, Target, TrialOutcome, TrialState
+from bssearch.search.engine import all_of
+from bssearch.search.events import Start, Started
+from bssearch.simulation.replay import Playing, Replay, VirtualClock, ended_before, replays, with_target
+from tests.factories import make_plan
+from tests.simulation.lines import TARGET, line, table
+from tests.simulation.played import Played, engine_of
+
+PAUSED, REACHED, RUNNING = TrialState.PAUSED, TrialState.REACHED, TrialState.RUNNING
 
 
-class Followed:
-    """A clock run to its end: what it cost, and (train seconds spent by then, time-to-target) of each hit."""
-
-    def __init__(self, trials: Sequence[Replay], policy: Policy, workers: int = 1, **options: Any) -> None:
-        clock = VirtualClock(Order(trials), policy, workers, **options)
-        self.changes: list[tuple[int, State]] = []
-        self.hits: list[tuple[float, float]] = []
-        for number, state in clock.run():
-            self.changes.append((number, state))
-            if state is State.REACHED:
-                self.hits.append((clock.cost, policy.curves[number].now))
-        self.now, self.cost = clock.now, clock.cost
-
-
-def followed(policy: Policy, *seconds: float, workers: int = 1) -> Followed:
-    return Followed([line(one) for one in seconds], policy, workers)
+def played(pruner: Pruner, *seconds: float, workers: int = 1) -> Played:
+    return Played([line(one) for one in seconds], pruner, workers=workers)
 
 
 def test_without_pruning_every_trial_runs_to_its_target_or_its_end() -> None:
-    found = followed(Policy(100.0), 10, 4, 300)
+    found = played(Pruner(), 10, 4, 300)
     assert found.cost == 10 + 4 + 100
     assert found.hits == [(10.0, 10.0), (14.0, 4.0)]
     assert found.now == found.cost
+    assert found.ends == [(REACHED, 10.0), (REACHED, 4.0), (TrialState.EXHAUSTED, 100.0)]
 
 
 def test_no_trial_runs_past_the_incumbent() -> None:
-    assert followed(Cap(100.0), 10, 4, 300, 7).cost == 10 + 4 + 4 + 4
+    found = played(Cap(), 10, 4, 300, 7)
+    assert found.cost == 10 + 4 + 4 + 4
+    assert [state for state, _ in found.ends] == [REACHED, REACHED, TrialState.CAPPED, TrialState.CAPPED]
 
 
-def test_workers_run_at_once_and_a_new_incumbent_caps_those_that_run() -> None:
-    found = followed(Cap(100.0), 10, 4, 300, workers=2)
+def test_workers_run_at_once_and_a_new_incumbent_caps_those_that_run_at_their_next_evaluation() -> None:
+    found = played(Cap(), 10, 4, 300, workers=2)
     # 10 and 4 begin together; at 4 s the first has come to the cap, and 300 runs from there for 4 s.
     assert found.now == 8.0
-    assert found.cost == 4 + 4 + 4
-
-
-def test_a_fall_of_the_cap_ends_what_is_under_way() -> None:
-    long = Replay([1000.0], [0.1], math.inf, 1000.0)
-    found = Followed([line(10), long], Cap(1000.0), 2)
-    assert (found.now, found.cost) == (10.0, 20.0)
+    assert found.cost == 5 + 4 + 4
+    assert found.ends[0] == (TrialState.CAPPED, 5.0)
 
 
 def test_what_was_spent_by_an_incumbent_counts_what_the_others_are_at() -> None:
     alike = [Replay([5.0], [1.0], 5.0, 100.0)] * 3
-    assert Followed(alike, Policy(100.0), 3).hits == [(15.0, 5.0)] * 3
+    assert Played(alike, Pruner(), workers=3).hits == [(15.0, 5.0)] * 3
 
 
 def test_rounding_loses_no_hit() -> None:
-    found = Followed([Replay([0.72, 2.98], [0.1, 0.95], 2.98, 10.0)], Policy(10.0))
+    found = Played([Replay([0.72, 2.98], [0.1, 0.95], 2.98, 10.0)], Pruner(), limit=10.0)
     ((_, seconds),) = found.hits
     assert seconds == 2.98
 
 
-class OnceInTheMiddle(Policy):
+class OnceInTheMiddle(Pruner):
     """Lets every trial wait at its fifth second, and go on when nothing is left to begin."""
 
-    def __init__(self) -> None:
-        super().__init__(100.0)
-        self.waiting: list[int] = []
+    def judge(self, number: int, standings: Standings) -> Action:
+        return Action.WAIT if standings.curves[number].now == 5.0 else Action.GO_ON
 
-    def observe(self, number: int, train_seconds: float, gain: float) -> Action:
-        super().observe(number, train_seconds, gain)
-        if train_seconds != 5.0:
-            return Action.GO_ON
-        self.waiting.append(number)
-        return Action.WAIT
-
-    def next_waiting(self, *, fresh: bool, among: Collection[int] | None = None) -> int | None:
-        return None if fresh or not self.waiting else self.waiting.pop()
+    def next_waiting(self, standings: Standings, *, fresh: bool) -> int | None:
+        return None if fresh else max(standings.waiting)
 
 
 def test_what_waited_goes_on_from_where_it_was() -> None:
-    found = followed(OnceInTheMiddle(), 10, 8)
+    found = played(OnceInTheMiddle(), 10, 8)
     assert found.cost == 18.0
     assert found.hits == [(13.0, 8.0), (18.0, 10.0)], "the second goes on first, and no second is paid twice"
     assert found.changes == [
-        (0, State.RUNNING),
-        (0, State.WAITING),
-        (1, State.RUNNING),
-        (1, State.WAITING),
-        (1, State.RUNNING),
-        (1, State.REACHED),
-        (0, State.RUNNING),
-        (0, State.REACHED),
+        (1, RUNNING),
+        (1, PAUSED),
+        (2, RUNNING),
+        (2, PAUSED),
+        (2, RUNNING),
+        (2, REACHED),
+        (1, RUNNING),
+        (1, REACHED),
     ]
 
 
-class Endless:
-    """As many trials of 3 seconds as are asked for; each asking is charged half a second."""
-
-    has_more = True
-
-    def __init__(self) -> None:
-        self.charged = 0.0
-        self.seen: list[Progress] = []
-
-    def begin(self, progress: Progress) -> Replay:
-        self.charged += 0.5
-        self.seen.append(progress)
-        return line(3)
-
-
-@pytest.mark.parametrize(("budget", "hits"), [(3.49, 0), (3.5, 1), (10.0, 2), (10.5, 3)])
+@pytest.mark.parametrize(("budget", "hits"), [(3.49, 0), (3.5, 1), (9.4, 2), (9.5, 3)])
 def test_what_comes_after_the_budget_does_not_happen(budget: float, hits: int) -> None:
-    source = Endless()
-    clock = VirtualClock(source, Policy(100.0), 1, budget=budget)
-    spent = [clock.cost for _, state in clock.run() if state is State.REACHED]
-    assert spent == [3.5 * (one + 1) for one in range(hits)]
-    assert source.seen[0].train_seconds[:2] == [1.0, 2.0], "a source sees how far its trials are"
+    found = Played([line(3)] * 9, Pruner(), budget=budget, charged=0.5)
+    assert found.hits == [(0.5 + 3 * (one + 1), 3.0) for one in range(hits)]
+    assert not found.clock.is_done
+    assert found.changes[-1] == (hits + 1, RUNNING), "it is under way when all is spent"
 
 
 def test_the_budget_is_of_all_workers() -> None:
-    clock = VirtualClock(Endless(), Policy(100.0), 2, budget=7.0)
-    hits = [(clock.now, clock.cost) for _, state in clock.run() if state is State.REACHED]
-    assert hits == [(3.0, 7.0)], "3 s on each of 2 workers, two charges; the second hit comes after a third charge"
+    found = Played([line(3)] * 9, Pruner(), workers=2, budget=7.0, charged=1.0)
+    assert (found.now, found.hits) == (3.0, [(7.0, 3.0)] * 2), "3 s on each of 2 workers, and the charge"
 
 
-class Never(Policy):
-    """Stops every trial at its first evaluation."""
+def test_the_journal_tells_the_whole_search_and_can_be_played_again() -> None:
+    trials = [line(one) for one in (30, 12, 300, 9, 14, 80, 7)]
+    found = Played(trials, Pace(2.7), workers=2)
+    again = engine_of(trials, Pace(2.7), workers=2)
+    journal = found.clock.journal or []
+    plans = [action.plan for answers in all_of(again, journal) for action in answers if isinstance(action, Start)]
+    assert plans == [event.plan for event in journal if isinstance(event, Started)]
+    assert again.history.all_trials == found.engine.history.all_trials
+    assert {state for state, _ in found.ends} > {REACHED}
 
-    def observe(self, number: int, train_seconds: float, gain: float) -> Action:
-        super().observe(number, train_seconds, gain)
-        return Action.STOP
+
+def test_step_times_of_all_batch_sizes_are_needed() -> None:
+    with pytest.raises(ValueError, match="no step time"):
+        VirtualClock(engine_of([line(3)], Pruner()), lambda plan: line(3), probes={})
 
 
-def test_a_policy_has_no_say_over_what_is_exempt_but_its_cap_holds() -> None:
-    trials = [line(5), line(4)]
-    assert Followed(trials, Never(100.0)).hits == []
-    assert Followed(trials, Never(100.0), exempt={0}).hits == [(5.0, 5.0)]
-    capped = Followed([line(5), line(9)], Cap(100.0), exempt={0, 1})
-    assert (capped.hits, capped.cost) == ([(5.0, 5.0)], 10.0)
+def playing(replay: Replay, limit: float, state: TrialState = TrialState.CAPPED) -> Playing:
+    plan = make_plan(train_seconds_limit=limit, limit_state=state)
+    return Playing(replay, plan.request(1, TARGET, checkpoint=None))
+
+
+@pytest.mark.parametrize(
+    ("limit", "evaluations", "state", "ended"),
+    [(2.5, 2, TrialState.CAPPED, 2.5), (3.0, 3, TrialState.EXHAUSTED, 3.0), (9.0, 3, TrialState.EXHAUSTED, 3.0)],
+)
+def test_a_trial_ends_at_its_limit_or_where_its_record_does(
+    limit: float, evaluations: int, state: TrialState, ended: float
+) -> None:
+    trial = playing(Replay([1.0, 2.0, 3.0], [0.2, 0.6, 0.4], math.inf, 3.0, [10, 20, 30]), limit)
+    found = [trial.advance() for _ in range(evaluations)]
+    assert [(one.step, one.metric) for one in found if isinstance(one, Observation)] == [
+        (10, 0.2),
+        (20, 0.6),
+        (30, 0.4),
+    ][:evaluations]
+    outcome = trial.advance()
+    assert isinstance(outcome, TrialOutcome)
+    assert (outcome.state, outcome.train_seconds, outcome.best_metric) == (state, ended, 0.6)
+    assert (outcome.steps, outcome.samples) == (10 * evaluations, 320 * evaluations)
+
+
+def test_a_trial_has_reached_the_target_with_the_evaluation_that_meets_it() -> None:
+    trial = playing(Replay([1.0, 2.0], [0.2, 1.1], 2.0, 3.0, [10, 20]), 3.0)
+    reached = []
+    for _ in range(2):
+        trial.advance()
+        reached.append(trial.has_reached)
+    assert reached == [False, True]
+    outcome = trial.outcome(REACHED, "")
+    assert (outcome.time_to_target_s, outcome.steps_to_target) == (2.0, 20)
 
 
 def test_a_table_is_read_with_its_goal_and_limit() -> None:
@@ -164,9 +165,9 @@ def test_a_table_is_read_with_its_goal_and_limit() -> None:
 def test_another_target_changes_when_trials_reach() -> None:
     lines = table(10, 20)
     assert [one.target_seconds for one in replays(with_target(lines, 0.5))] == [5.0, 10.0]
-    with pytest.raises(UsageError, match="target = nan must be a finite number"):
+    with pytest.raises(UsageError, match="target = nan"):
         with_target(lines, math.nan)
-    with pytest.raises(UsageError, match="no trial of table 'lines' reaches accuracy ≥ 2") as raised:
+    with pytest.raises(UsageError, match="reaches accuracy ≥ 2") as raised:
         replays(with_target(lines, 2.0))
     assert raised.value.hint == "the best accuracy in it is 1"
 

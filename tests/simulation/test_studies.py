@@ -1,0 +1,129 @@
+"""Whole studies on a made-up table: what they recommend, what they claim, and that they can be repeated."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, replace
+from typing import Any
+
+import pytest
+
+from bssearch.errors import UsageError
+from bssearch.simulation.searching import Plan
+from bssearch.simulation.studies import (
+    StudiesSummary,
+    StudyPlan,
+    Verdict,
+    simulate_studies,
+    simulate_study,
+    summarize_studies,
+)
+from bssearch.simulation.table_space import table_space
+from bssearch.simulation.truth import Truth
+from tests.simulation.lines import Seconds, grid
+
+CLEAR: Seconds = {
+    (size, rate): [round(seconds * (1 + 0.5 * (rate != 0.1)) * luck) for luck in (0.95, 1.0, 1.05)]
+    for size, seconds in {8: 90, 32: 20, 128: 70}.items()
+    for rate in (0.01, 0.1)
+}
+"""Batch size 32 is three times as fast as any other."""
+
+PAIR = ("random", "race")
+
+
+def plan(cells: Seconds = CLEAR, **options: Any) -> Plan:
+    return Plan(table_space(grid(cells, limit=200.0)), **{"budget": 400.0, **options})
+
+
+def studies(of: Plan, *pairs: tuple[str, str], repeats: int = 2, processes: int = 0) -> StudiesSummary:
+    found = simulate_studies(of, pairs or [PAIR], repeats=repeats, processes=processes)
+    return next(iter(found.values()))
+
+
+@pytest.fixture(scope="module")
+def clear() -> StudiesSummary:
+    return studies(plan())
+
+
+def test_a_batch_size_that_is_clearly_best_is_recommended(clear: StudiesSummary) -> None:
+    assert clear.recommended == {"32": 2}
+    assert (clear.recommended_within_5, clear.recommended_within_10, clear.repeats) == (1.0, 1.0, 2)
+    assert clear.claimed_within_5 == 1.0
+    assert clear.covered_95 is not None and clear.covered_95 > 0.5
+    assert clear.cost_s > 400.0, "the confirmation comes on top"
+    assert clear.runs > 10
+
+
+def test_a_summary_has_the_keys_that_programs_read(clear: StudiesSummary) -> None:
+    keys = ("recommended_within_5", "recommended_within_10", "claimed_within_5", "covered_95", "provisional")
+    assert {*keys, "cost_s", "runs"} <= set(asdict(clear))
+
+
+@pytest.mark.slow
+def test_the_number_of_processes_changes_nothing(clear: StudiesSummary) -> None:
+    assert studies(plan(), processes=2) == clear
+
+
+def test_the_same_seed_gives_the_same_study() -> None:
+    shared = [StudyPlan(one, Truth(one.space)) for one in (plan(), plan(seed=1))]
+    first, again, other = (simulate_study(one, *PAIR, 0) for one in (shared[0], shared[0], shared[1]))
+    assert first == again != other
+    assert first != simulate_study(shared[0], *PAIR, 1)
+
+
+def test_our_sampler_and_pruner_run_whole_studies_too() -> None:
+    of = plan(budget=400.0)
+    one = simulate_study(StudyPlan(of, Truth(of.space)), "auto", "balanced", 0)
+    assert (one.recommended, one.ratio) == (32, 1.0)
+
+
+def test_a_study_that_finds_nothing_recommends_nothing() -> None:
+    of = plan(budget=15.0)
+    one = simulate_study(StudyPlan(of, Truth(of.space)), "random", "none", 0)
+    assert one.recommended is not None, "the default runs to its target whatever the budget"
+    never: Seconds = {**CLEAR, (64, 0.01): [5000]}
+    of = plan(never, budget=15.0)
+    of = replace(of, default=of.space.point_of("batch_size=64,learning_rate=0.01"))
+    one = simulate_study(StudyPlan(of, Truth(of.space)), "random", "none", 0)
+    assert (one.recommended, one.ratio, one.claims, one.is_provisional) == (None, math.inf, (), True)
+
+
+def verdict(ratio: float, claims: tuple[float, ...] = (), covered: tuple[bool, ...] = (), size: int = 32) -> Verdict:
+    return Verdict(size, ratio, claims, covered, ratio > 1.07, cost=10 * ratio, runs=3)
+
+
+def test_a_summary_counts_shares_over_studies_and_over_all_claims() -> None:
+    one = summarize_studies(
+        [
+            verdict(1.0, (1.0, 1.04, 1.06), (True, False)),
+            verdict(1.08, (1.2,), (True, True), size=8),
+            Verdict(None, math.inf, (), (), True, cost=100.0, runs=1),
+        ]
+    )
+    assert one.recommended_within_5 == pytest.approx(1 / 3)
+    assert one.recommended_within_10 == pytest.approx(2 / 3)
+    assert (one.claimed_within_5, one.covered_95) == (0.5, 0.75)
+    assert one.provisional == pytest.approx(2 / 3)
+    assert (one.cost_s, one.runs, one.recommended) == (10.8, 3, {"8": 1, "32": 1})
+
+
+def test_where_nothing_is_claimed_there_is_no_share() -> None:
+    one = summarize_studies([verdict(1.0)])
+    assert (one.claimed_within_5, one.covered_95) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("pair", "repeats", "said"),
+    [(("best", "none"), 1, "best"), (("random", "lag-2"), 1, "lag-2"), (PAIR, 0, "repeats = 0")],
+)
+def test_what_a_study_does_not_know_is_refused(pair: tuple[str, str], repeats: int, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        studies(plan(), pair, repeats=repeats)
+
+
+def test_a_table_without_steps_has_no_studies() -> None:
+    table = grid(CLEAR, limit=200.0)
+    bare = replace(table, trials=tuple(replace(one, steps=(0,) * len(one.steps)) for one in table.trials))
+    with pytest.raises(UsageError, match="batch size 8 has a step > 0"):
+        studies(Plan(table_space(bare), 600.0))
