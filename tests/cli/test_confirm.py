@@ -64,9 +64,9 @@ def test_to_budget_answers_with_the_final_metrics_and_leaves_the_confirmation_as
     assert {request.stop_at_target for request in by_law.requests} == {False}
     assert "1 runs each, all to 100 train seconds" in done.stderr
     trials = json.loads(bssearch("trials", "toy", "--format", "json", cwd=tmp_path).stdout)
-    audited = [trial for trial in trials if trial["phase"] == "audit"]
-    assert len(audited) == len(by_law.requests)
-    assert all(trial["test_metric"] == 0.89 for trial in audited)
+    to_budget = [trial for trial in trials if trial["phase"] == "to_budget"]
+    assert len(to_budget) == len(by_law.requests)
+    assert all(trial["test_metric"] == 0.89 for trial in to_budget)
     with open_store(f"sqlite:///{tmp_path / 'bssearch.db'}", write=False) as store:
         confirm = store.study("toy").spec["confirm"]
     assert confirm == {"top": 1, "runs": 2, "max_runs": None, "train_seconds": None}
@@ -166,5 +166,6 @@ def test_a_real_study_is_confirmed_on_and_trained_to_its_budget(tmp_path: Path) 
     assert all(row["runs"] == 3 and 0.5 < row["final_metric"] <= 1 for row in found["batches"])
     assert all(0.5 < row["test_metric"] <= 1 for row in found["batches"])
     trials = json.loads(bssearch("trials", "task", "--format", "json", cwd=tmp_path).stdout)
-    audited = [trial for trial in trials if trial["phase"] == "audit"]
-    assert all(trial["train_seconds"] >= 0.4 and trial["time_to_target_s"] < 0.4 for trial in audited)
+    to_budget = [trial for trial in trials if trial["phase"] == "to_budget"]
+    assert to_budget
+    assert all(trial["train_seconds"] >= 0.4 and trial["time_to_target_s"] < 0.4 for trial in to_budget)
