@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from bssearch.recorded import RecordedTable, RecordedTrial, read_table, write_table
 from bssearch.records import Target
+from bssearch.simulation import searching, studies
+from bssearch.simulation.processes import run_pairs as run_in_processes
 from tests.cli.task import bssearch, write_task
 from tests.simulation.lines import Seconds, grid
 
@@ -32,6 +35,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     cells: Seconds = {(size, rate): [6 + size // 8, 9] for size in (8, 16, 32) for rate in (0.01, 0.1)}
     write_table(grid(cells), place / "cells.csv.gz")
     return place
+
+
+@pytest.fixture(autouse=True)
+def _in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Simulations run here: to start processes takes longer than what they do."""
+
+    def run_pairs(*arguments: Any, processes: int, **options: Any) -> Any:
+        return run_in_processes(*arguments, processes=0, **options)
+
+    for module in (searching, studies):
+        monkeypatch.setattr(module, "run_pairs", run_pairs)
 
 
 SEARCH = ("cells.csv.gz", "--sampler", "random", "--budget", "9")

@@ -16,21 +16,18 @@ from tests.simulation.lines import Seconds, grid, line
 
 SIZES, RATES = (8, 16, 32, 64), (0.01, 0.04, 0.16)
 
+CELLS = [(size, rate) for size in SIZES for rate in RATES]
+
+
+def log_seconds(size: int, rate: float) -> float:
+    return 4 + 0.2 * math.log2(size / 32) ** 2 + 0.2 * math.log2(rate / 0.04)
+
 
 def space(missing: Sequence[int] = (), noise: float = 0.1) -> TableSpace:
-    """Return a table of a bowl with its best at batch size 32 and the least rate; ``missing`` of 4 seeds never reach, by cell."""
+    """Return a table whose best is at batch size 32 and the least rate; ``missing`` of 4 seeds never reach, by cell."""
     rng = np.random.default_rng(0)
     cells: Seconds = {
-        (size, rate): [
-            *(
-                round(
-                    math.exp(4 + 0.2 * math.log2(size / 32) ** 2 + 0.2 * math.log2(rate / 0.04) + noise * rng.normal())
-                )
-                for _ in range(4)
-            )
-        ]
-        for size in SIZES
-        for rate in RATES
+        cell: [round(math.exp(log_seconds(*cell) + noise * rng.normal())) for _ in range(4)] for cell in CELLS
     }
     for place, (cell, seconds) in enumerate(cells.items()):
         count = missing[place] if place < len(missing) else 0
@@ -40,8 +37,7 @@ def space(missing: Sequence[int] = (), noise: float = 0.1) -> TableSpace:
 
 def test_the_truth_is_smooth_where_the_luck_of_few_seeds_is_not() -> None:
     truth = Truth(space())
-    expected = [4 + 0.2 * math.log2(size / 32) ** 2 + 0.2 * math.log2(rate / 0.04) for size in SIZES for rate in RATES]
-    assert np.abs(truth.log_seconds - expected).max() < 0.15
+    assert np.abs(truth.log_seconds - [log_seconds(*cell) for cell in CELLS]).max() < 0.15
     least = truth.seconds_by_batch_size
     assert list(least) == list(SIZES)
     assert min(least, key=lambda size: least[size]) == 32
