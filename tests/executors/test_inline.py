@@ -73,7 +73,7 @@ def test_a_trial_is_that_of_a_worker_process_bit_for_bit(tmp_path: Path) -> None
         there.steps_to_target,
         there.final_metric,
     )
-    assert here.warnings == tuple(word for word in here.warnings if "in no ledger" not in word)
+    assert here.contended or not any("in no ledger" in warning for warning in here.warnings)
 
 
 @pytest.mark.parametrize("error", ["KeyboardInterrupt", "__import__('bdb').BdbQuit"])
@@ -132,7 +132,7 @@ def test_a_spec_names_its_executor_which_is_no_part_of_the_question() -> None:
     default, named = make_spec(), make_spec(executor={"name": "inline"})
     assert (default.executor.name, named.executor.name) == ("local", "inline")
     assert default.question_hash == named.question_hash
-    with pytest.raises(ValueError, match="'cloud' is not known; there are local, inline"):
+    with pytest.raises(ValueError, match="must be one of local, inline"):
         StudySpec.model_validate({**default.model_dump(), "executor": {"name": "cloud"}})
 
 
