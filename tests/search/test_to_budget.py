@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -54,8 +55,18 @@ def url_in(folder: Path) -> str:
     return f"sqlite:///{folder / 'study.db'}"
 
 
-def store_study(folder: Path) -> None:
+@pytest.fixture(scope="module")
+def searched(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The database of a study that has ended: a test goes on with a copy."""
+    folder = tmp_path_factory.mktemp("searched")
     run_study(SPEC, db=url_in(folder), make_executor=lambda *_: TrainsOn())
+    return folder / "study.db"
+
+
+@pytest.fixture
+def folder(searched: Path, tmp_path: Path) -> Path:
+    shutil.copy(searched, tmp_path / "study.db")
+    return tmp_path
 
 
 def go_on(folder: Path, executor: TrainsOn, runs: int = 2) -> Answer:
@@ -130,11 +141,10 @@ def test_what_cannot_be_regularised_more_is_run_once() -> None:
     assert finalists(history(alone)) == [alone.configuration]  # it is the optimum itself
 
 
-def test_all_train_to_the_full_limit_with_the_seeds_of_the_confirmation_interleaved(tmp_path: Path) -> None:
-    store_study(tmp_path)
+def test_all_train_to_the_full_limit_with_the_seeds_of_the_confirmation_interleaved(folder: Path) -> None:
     executor = TrainsOn()
-    answer = go_on(tmp_path, executor)
-    trials = trials_in(tmp_path)
+    answer = go_on(folder, executor)
+    trials = trials_in(folder)
     assert len(trials) == len(executor.requests)
     assert all(not one.stop_at_target and one.evaluate_test for one in executor.requests)
     assert {(one.train_seconds_limit, one.limit_state) for one in executor.requests} == {(LIMIT, TrialState.EXHAUSTED)}
@@ -150,30 +160,28 @@ def test_all_train_to_the_full_limit_with_the_seeds_of_the_confirmation_interlea
     assert {row.batch_size: row.runs for row in found.batches} == dict.fromkeys(
         {trial.configuration.batch_size for trial in trials}, 2
     )
-    assert len(go_on(tmp_path, TrainsOn(), runs=3).optimal.trial_numbers) == len(answer.optimal.trial_numbers)
-    assert len(trials_in(tmp_path)) == 3 * half  # one more seed each
+    assert len(go_on(folder, TrainsOn(), runs=3).optimal.trial_numbers) == len(answer.optimal.trial_numbers)
+    assert len(trials_in(folder)) == 3 * half  # one more seed each
 
 
-def test_the_verdict_is_as_it_was_before_the_runs_that_went_on(tmp_path: Path) -> None:
-    store_study(tmp_path)
-    with open_store(url_in(tmp_path), write=False) as store:
+def test_the_verdict_is_as_it_was_before_the_runs_that_went_on(folder: Path) -> None:
+    with open_store(url_in(folder), write=False) as store:
         from bssearch.search.finding import answer
 
         before = answer(store, "toy")
-    after = go_on(tmp_path, TrainsOn())
+    after = go_on(folder, TrainsOn())
     assert before.generalisation is None
     for part in ("optimal", "recommendation", "flat_range", "tied", "speedup", "settle"):
         assert getattr(after, part) == getattr(before, part)
 
 
-def test_an_interruption_goes_on_and_makes_the_cancelled_run_again(tmp_path: Path) -> None:
-    store_study(tmp_path)
+def test_an_interruption_goes_on_and_makes_the_cancelled_run_again(folder: Path) -> None:
     with pytest.raises(InterruptedRunError):
-        go_on(tmp_path, TrainsOn(stop_after=3))
-    stopped = trials_in(tmp_path)
+        go_on(folder, TrainsOn(stop_after=3))
+    stopped = trials_in(folder)
     assert Counter(trial.state for trial in stopped)[TrialState.CANCELLED] == 1
-    go_on(tmp_path, TrainsOn())
-    trials = trials_in(tmp_path)
+    go_on(folder, TrainsOn())
+    trials = trials_in(folder)
     ended = [(one.configuration.key, one.seed) for one in trials if not one.state.is_missing]
     assert len(ended) == len(set(ended)) == len(trials) - 1
     assert [one.retry_of for one in trials if one.retry_of is not None] == [stopped[-1].number]
@@ -205,7 +213,7 @@ def test_a_run_that_fails_is_made_once_more_and_one_of_another_limit_again() -> 
 
 
 def test_where_memory_runs_out_on_the_way_all_runs_of_the_batch_size_are_made_in_smaller_micro_batches(
-    tmp_path: Path,
+    folder: Path,
 ) -> None:
     class RunsOut(TrainsOn):
         def events(self, timeout: float) -> list[Event]:
@@ -214,8 +222,7 @@ def test_where_memory_runs_out_on_the_way_all_runs_of_the_batch_size_are_made_in
                 return [Ended(request.number, TrialOutcome(state=TrialState.OOM, reason="no memory left"))]
             return super().events(timeout)
 
-    store_study(tmp_path)
-    go_on(tmp_path, RunsOut())
-    ended = [trial for trial in trials_in(tmp_path) if trial.state is not TrialState.OOM]
+    go_on(folder, RunsOut())
+    ended = [trial for trial in trials_in(folder) if trial.state is not TrialState.OOM]
     assert max(trial.configuration.batch_size for trial in ended) > 32
     assert max(trial.configuration.micro_batch_size for trial in ended) == 32
