@@ -37,9 +37,11 @@ def add_study(store: Store, spec: StudySpec, trials: Sequence[TrialRecord], **en
     for size in SIZES:
         store.save_probe(spec.name, place, make_probe(size, step_seconds=0.01 + 0.0002 * size))
     for trial in trials:
-        plan = make_plan(configuration=trial.configuration, phase=trial.phase, seed=trial.seed)
+        assert trial.outcome is not None
+        limit = {} if spec.objective != "metric_in_budget" else {"train_seconds_limit": trial.outcome.train_seconds}
+        plan = make_plan(configuration=trial.configuration, phase=trial.phase, seed=trial.seed, **limit)
         started = store.start(spec.name, plan, environment=place, lease=Lease(owner="test/1/1.00/x", seconds=60.0))
-        assert started is not None and trial.outcome is not None
+        assert started is not None
         curve = make_curve((0.0, 0.1), (0.5, 0.8), (1.0, 0.9))
         store.append_observations(spec.name, [(started.number, one) for one in curve])
         store.finish_trial(spec.name, started.number, trial.outcome, steps_x_step_time_s=None)
