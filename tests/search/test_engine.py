@@ -312,7 +312,7 @@ def live(spec: StudySpec, workers: int, make: Callable[..., VirtualClock] = Virt
     clock = make(engine, row_of, probes=probes_of(spec), workers=workers)
     for _ in clock.run():
         pass
-    return Live(spec, workers, clock.journal, answers)
+    return Live(spec, workers, clock.journal or [], answers)
 
 
 def probes_of(spec: StudySpec) -> dict[int, ProbeRecord]:
