@@ -127,8 +127,9 @@ class Driver(Host):
                 self._take_over()
                 refuse_cap_beyond_memory(self.spec, self.store, self.environment)
                 self._refresh()
-                if self.spec.pruner.checkpoint_gib > 0 and not self.engine.pruning.can_wait:
-                    self._feed(events.CanSave() if self.checkpoints.is_writable() else events.TimePassed(time.time()))
+                saves = self.spec.pruner.checkpoint_gib > 0
+                if saves and not self.engine.pruning.can_wait and self.checkpoints.is_writable():
+                    self._feed(events.CanSave())
                 yield
                 self._keep_finding(at_once=True)
         except KeyboardInterrupt:
