@@ -76,6 +76,7 @@ def test_there_is_an_example_of_every_kind() -> None:
     assert len(blocks(SECTION, "python")) == len(ADDED)
 
 
+@pytest.mark.slow
 def test_a_study_runs_with_those_that_a_spec_names_and_is_exported(folder: Path) -> None:
     named = ["pruner.name=patient", "sampler.name=uniform", "executor.name=noted", "objective=epochs_to_target"]
     changes = [word for one in [*named, "budget.trials=4", "confirm.runs=0"] for word in ("--set", one)]
@@ -109,6 +110,7 @@ def test_the_pruner_of_the_guide_stops_what_is_far_behind(folder: Path) -> None:
     assert [pruner.judge(number, standings) for number in (1, 2, 3)] == [Action.STOP, Action.GO_ON, Action.GO_ON]
 
 
+@pytest.mark.slow
 def test_the_importer_and_the_probe_of_the_guide_are_commands(folder: Path) -> None:
     (folder / "lines.txt").write_text("8 2.5\n16 1.5\n")
     assert rows(folder, "import", "lines", "lines.txt", "--steps", "7") == [{"study": "lines", "runs": 2, "reached": 2}]

@@ -31,6 +31,7 @@ def test_the_readme_is_read_in_one_go() -> None:
     assert len(README.splitlines()) <= 200
 
 
+@pytest.mark.slow
 def test_the_workload_and_spec_of_the_readme_run_as_they_stand(tmp_path: Path) -> None:
     (tmp_path / "my_task.py").write_text(next(block for block in blocks(README, "python") if "class MyTask" in block))
     (tmp_path / "my_study.yaml").write_text(next(block for block in blocks(README, "yaml") if "my_task.py" in block))

@@ -11,6 +11,7 @@ from tests.cli.task import bssearch, write_task
 from tests.search.law import LawExecutor
 
 
+@pytest.mark.slow
 def test_check_tries_the_workload_and_stores_nothing(tmp_path: Path) -> None:
     write_task(tmp_path)
     found = json.loads(bssearch("check", "task.yaml", "--format", "json", cwd=tmp_path).stdout)

@@ -51,6 +51,7 @@ def test_step_times_are_fitted_and_stored(folder: Path) -> None:
     assert {size: probe.step_seconds for size, probe in stored.items()} == measured
 
 
+@pytest.mark.slow
 def test_the_noise_scale_is_measured_at_the_default_and_shown_by_best(searched: Path) -> None:
     found = json.loads((searched / "noise.json").read_text())
     assert (found["study"], found["batch_size"]) == ("task", 32)

@@ -90,6 +90,7 @@ def test_an_importer_of_another_package_is_a_subcommand_with_its_options(folder:
     assert run(folder, "import", "lines", "sizes.txt", "--steps", "0").returncode == 2
 
 
+@pytest.mark.slow
 def test_an_importer_that_cannot_be_loaded_is_named_and_takes_no_other_with_it(folder: Path) -> None:
     listed = run(folder, "import", "--help")
     assert listed.returncode == 0 and "no_such_module" in listed.stdout
@@ -98,6 +99,7 @@ def test_an_importer_that_cannot_be_loaded_is_named_and_takes_no_other_with_it(f
     assert run(folder, "import", "unheard-of").returncode == 2
 
 
+@pytest.mark.slow
 def test_a_probe_of_another_package_is_a_subcommand_with_its_options(folder: Path) -> None:
     done = run(folder, "probe", "samples", "task.yaml", "--times", "3", "--format", "json")
     assert done.returncode == 0, done.stderr

@@ -169,6 +169,7 @@ def test_what_is_wrong_is_named(folder: Path, arguments: tuple[str, ...], code: 
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_a_study_is_exported_and_simulated(tmp_path: Path) -> None:
     write_task(tmp_path, budget={"trials": 5, "trial_train_seconds": 0.5}, confirm={"top": 1, "runs": 0})
     assert bssearch("run", "task.yaml", cwd=tmp_path).returncode == 0

@@ -20,6 +20,8 @@ import time
 from pathlib import Path
 
 from tests.executors.line_workload import opened, request_endless_trial
+import pytest
+
 from bssearch.executors.base import Observed
 
 with opened(Path(sys.argv[1]), slots=2) as executor:
@@ -47,6 +49,7 @@ def marked(mark: str) -> dict[int, list[str]]:
     return found
 
 
+@pytest.mark.slow
 def test_a_killed_driver_leaves_no_process(tmp_path: Path) -> None:
     mark = uuid.uuid4().hex
     path = os.pathsep.join([str(Path(__file__).parents[2]), *filter(None, sys.path)])

@@ -119,6 +119,7 @@ def test_events_wait_no_longer_than_asked(shared: LocalExecutor) -> None:
     assert 0.25 < time.monotonic() - before < 0.6
 
 
+@pytest.mark.slow
 def test_workers_that_die_are_told_once_and_replaced(tmp_path: Path) -> None:
     with opened(tmp_path) as executor:
         outcome, observed = run_to_the_end(executor, request_endless_trial(1, "segfault"))
@@ -193,6 +194,7 @@ def test_a_forked_child_that_holds_the_pipe_does_not_delay_the_end(tmp_path: Pat
         assert time.monotonic() - before < 10.0
 
 
+@pytest.mark.slow
 def test_kill_cancels_at_once_and_close_leaves_nothing_behind(tmp_path: Path) -> None:
     process = psutil.Process()
     before = process.num_fds(), threading.active_count()
@@ -217,6 +219,7 @@ def test_kill_cancels_at_once_and_close_leaves_nothing_behind(tmp_path: Path) ->
     assert {child.pid for child in process.children()} == children, "a zombie"
 
 
+@pytest.mark.slow
 def test_trials_that_share_a_device_are_contended(tmp_path: Path) -> None:
     with opened(tmp_path, slots=2) as executor:
         executor.submit(request_endless_trial(1))
@@ -273,6 +276,7 @@ def test_a_device_that_is_not_there_is_named_with_those_that_are(tmp_path: Path)
         executor.describe()
 
 
+@pytest.mark.slow
 def test_a_measurement_that_fails_is_raised(tmp_path: Path) -> None:
     with opened(tmp_path, at=2) as executor:
         mistaken = StepTimeRequest(configuration=request_trial(1, "raise").configuration)

@@ -77,6 +77,7 @@ def request(size: int) -> MemoryRequest:
     return MemoryRequest(configuration=replace(configuration, batch_size=size, micro_batch_size=size))
 
 
+@pytest.mark.slow
 def test_a_size_is_run_in_a_process_of_its_own_under_the_limit(tmp_path: Path) -> None:
     with hungry(tmp_path) as executor:
         fits = executor.measure_memory(request(8))

@@ -47,6 +47,7 @@ def timeless(observations: list[Observation]) -> list[Observation]:
     return [replace(one, train_seconds=0.0) for one in observations]
 
 
+@pytest.mark.slow
 def test_a_trial_goes_on_in_another_worker_process_bit_for_bit(tmp_path: Path) -> None:
     request = request_long_trial(1, tmp_path / "trial-1")
     with opened(tmp_path) as executor:
