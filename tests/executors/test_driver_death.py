@@ -11,6 +11,7 @@ import uuid
 from pathlib import Path
 
 import psutil
+import pytest
 
 MARK = "BSSEARCH_TEST_MARK"
 
