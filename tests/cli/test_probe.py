@@ -62,12 +62,14 @@ def test_the_noise_scale_is_measured_at_the_default_and_shown_by_best(searched: 
     assert best["measured"].keys() == {"step_time", "memory", "noise_scale"}
 
 
+@pytest.mark.slow
 def test_a_run_times_again_only_what_was_timed_on_a_shared_machine(searched: Path) -> None:
     shared = json.loads((searched / "shared.json").read_text())
     told = [line for line in (searched / "stderr.txt").read_text().splitlines() if line.startswith("timing steps")]
     assert told == ([f"timing steps at batch sizes {', '.join(shared)}"] if shared else [])
 
 
+@pytest.mark.slow
 def test_a_trial_tells_its_environment(searched: Path) -> None:
     told = json.loads(bssearch("trial", "task", "1", "--format", "json", cwd=searched).stdout)
     environment = told["environment"]
