@@ -81,11 +81,14 @@ class History:
         self._said: Counter[int] = Counter()
         self._repeats = Repeats()
         self._busy = BusyTime()
+        self._takes = 0
+        self._busy_known: tuple[tuple[float, int], float] | None = None
         for trial in trials:
             self.take(trial)
 
     def take(self, trial: TrialRecord) -> None:
         """Take in a trial that is new, or has changed; its number tells which it is."""
+        self._takes += 1
         before = self._replace(trial)
         if before is not None and before.phase is Phase.SEARCH:
             self._count(before, -1)
@@ -188,8 +191,11 @@ class History:
     @property
     def busy_seconds(self) -> float:
         """Return for how many seconds at least one search trial was running, until now."""
-        running = self._by_state[TrialState.RUNNING].values()
-        return self._busy.seconds(running, self.now, self.spec.executor.slots)
+        asked = self.now, self._takes
+        if self._busy_known is None or self._busy_known[0] != asked:
+            running = self._by_state[TrialState.RUNNING].values()
+            self._busy_known = asked, self._busy.seconds(running, self.now, self.spec.executor.slots)
+        return self._busy_known[1]
 
     @property
     def seed_noise(self) -> float:

@@ -93,5 +93,15 @@ def load(kind: Kind, name: str) -> Any:
         module, _, attribute = BUILT_IN[kind][name].partition(":")
         return getattr(importlib.import_module(module), attribute)
     if name in _installed(kind):
-        return _installed(kind)[name].load()
+        return _loaded(kind, _installed(kind)[name])
     raise UsageError(f"{kind.removesuffix('s')} = {name!r} is not known; there are {', '.join(names(kind))}")
+
+
+def _loaded(kind: Kind, point: EntryPoint) -> Any:
+    """Return what an entry point stands for; raise `UsageError` where its package is at fault."""
+    try:
+        return point.load()
+    except Exception as error:
+        raise UsageError(
+            f"{kind.removesuffix('s')} = {point.name!r} ({point.value}) cannot be loaded: {error}"
+        ) from error

@@ -15,6 +15,7 @@ from typing import Self
 
 from bssearch import registry
 from bssearch.curves import Progress
+from bssearch.errors import UsageError
 from bssearch.records import TrialState
 from bssearch.spec.parts import PrunerSpec
 
@@ -94,5 +95,12 @@ def slack_for(seed_noise: float) -> float:
 
 def make_pruner(settings: PrunerSpec) -> Pruner:
     """Return the pruner that a spec names; raise `UsageError` for a name that is not known."""
-    kind: type[Pruner] = registry.load("pruners", settings.name)
-    return kind.of(settings)
+    return pruner_class(settings.name).of(settings)
+
+
+def pruner_class(name: str) -> type[Pruner]:
+    """Return the class of a pruner; raise `UsageError` for a name that is not known, and for what is no pruner."""
+    kind = registry.load("pruners", name)
+    if isinstance(kind, type) and issubclass(kind, Pruner):
+        return kind
+    raise UsageError(f"pruner = {name!r} stands for {kind!r}, which is no subclass of bssearch.pruners.base.Pruner")

@@ -22,9 +22,6 @@ FACTOR = 3
 FIRST = GRID // FACTOR**3
 """Steps to the first rung: a twenty-seventh of the limit."""
 
-STOPPED = frozenset({TrialState.PRUNED, TrialState.PAUSED})
-"""States that a pruner asked for: to Optuna such a trial is pruned."""
-
 
 class OptunaPruner(Cap):
     """Cap, and stop what one of Optuna's pruners prunes."""
@@ -63,6 +60,8 @@ class OptunaPruner(Cap):
 
         Optuna's rungs are kept by its pruners when they are asked, so that each is asked as the trial went on.
         """
+        if number in self._told:
+            return False  # Lost to another driver while it runs here: Optuna has heard its end.
         curve, trial, prunes = standings.curves[number], self._trials[number], self._prunes.get(number, False)
         for index in range(self._read[number], len(curve.gains)):
             place = int(GRID * curve.train_seconds[index] / standings.limit)
@@ -75,11 +74,14 @@ class OptunaPruner(Cap):
         return prunes
 
     def _tell(self, number: int, standings: Standings) -> None:
-        """End a trial for Optuna where it has ended: at the cap or its limit it is complete to Optuna, too."""
+        """End a trial for Optuna where it has ended: at the cap or its limit it is complete to Optuna, too.
+
+        One that is paused was interrupted, for these pruners let nothing wait: it goes on.
+        """
         state = standings.states.get(number)
-        if state is None or not state.is_finished:
+        if state is None or not state.is_finished or state is TrialState.PAUSED:
             return
-        if state in STOPPED:
+        if state is TrialState.PRUNED:
             self._study.tell(self._trials[number], state=OptunaState.PRUNED)
         else:
             self._study.tell(self._trials[number], standings.curves[number].gain)

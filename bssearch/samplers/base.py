@@ -8,6 +8,7 @@ from typing import Protocol, Self
 
 from bssearch import registry
 from bssearch.analysis.objectives.base import objective_of
+from bssearch.errors import UsageError
 from bssearch.history import History
 from bssearch.records import Configuration, ParameterValue
 from bssearch.spec import StudySpec
@@ -61,8 +62,12 @@ def make_sampler(spec: StudySpec) -> Sampler:
     """
     models_time = objective_of(spec).trials_race
     name = "tpe" if spec.sampler.name == "auto" and not models_time else spec.sampler.name
-    kind: type[Sampler] = registry.load("samplers", name)
-    return kind.of(spec)
+    kind = registry.load("samplers", name)
+    missing = [one for one in ("of", "choose", "contenders", "ending", "models_time") if not hasattr(kind, one)]
+    if missing:
+        raise UsageError(f"sampler = {name!r} stands for {kind!r}, which has no {', '.join(missing)}")
+    made: Sampler = kind.of(spec)
+    return made
 
 
 def decoded(

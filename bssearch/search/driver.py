@@ -7,7 +7,7 @@ other has been started since. What a driver that dies leaves behind, the others 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import assert_never
 
@@ -87,6 +87,7 @@ class Driver(Host):
         self._saved = events.SavedTrials(frozenset())
         self._has_claim = False
         self._is_done = False
+        self._error: BSSearchError | None = None
         self._is_stopping = False
         self._told: set[str] = set()
         self._looked = self._flushed = self._next_look = self._next_finding = time.monotonic()
@@ -97,9 +98,11 @@ class Driver(Host):
         with self._ready():
             while not self._is_done:
                 self._stop_if_interrupted()
+                self._raise_if_failed()
                 self._offer_slots()
                 if not self._is_done:
                     self._wait()
+                self._raise_if_failed()
 
     def run_planned(self, next_run: NextRun, phase: Phase) -> None:
         """Make the runs of a plan, one trial at a time, and nothing else; raises what `run` raises.
@@ -127,6 +130,7 @@ class Driver(Host):
                 self._take_over()
                 refuse_cap_beyond_memory(self.spec, self.store, self.environment)
                 self._refresh()
+                self._raise_if_failed()
                 saves = self.spec.pruner.checkpoint_gib > 0
                 if saves and not self.engine.pruning.can_wait and self.checkpoints.is_writable():
                     self._feed(events.CanSave())
@@ -153,20 +157,20 @@ class Driver(Host):
                 self._feed(events.Claimed(self._has_claim))
             case events.Release():
                 self._release()
-            case events.Settle(numbers, state):
-                self._settle(numbers, state)
+            case events.Settle():
+                self._settle(action)
             case events.Tell(message):
                 self.listener.note(message)
             case events.Finished():
                 self._is_done = True
             case events.Failed(error):
-                raise error
+                self._error = error
             case _:
                 assert_never(action)
 
     def _offer_slots(self) -> None:
         """Ask the engine what each free slot is for, where something may have changed since it had nothing to do."""
-        while not self._is_done and len(self.engine.running) < self.executor.slots:
+        while not self._is_done and self._error is None and len(self.engine.running) < self.executor.slots:
             if time.monotonic() < self._next_look or self._interrupts.count:
                 return
             self._refresh()
@@ -178,6 +182,7 @@ class Driver(Host):
         if changes.revision != self._revision or changes.is_rewritten or self._revision == 0:
             self._revision = changes.revision
             self._feed(self._changed(changes))
+            self._forget_checkpoints(changes)
         self._find_saved()
 
     def _changed(self, changes: Changes) -> events.Changed:
@@ -185,7 +190,8 @@ class Driver(Host):
         ended = [
             trial.number
             for trial in changes.trials
-            if trial.phase is Phase.SEARCH and trial.state.is_finished and trial.lease_owner != self.owner
+            if trial.phase is Phase.SEARCH
+            and (changes.is_rewritten or (trial.state.is_finished and trial.lease_owner != self.owner))
         ]
         return events.Changed(
             changes.trials,
@@ -193,6 +199,15 @@ class Driver(Host):
             self.store.probes(self.spec.name, self.environment) if changes.has_new_probes else None,
             changes.is_rewritten,
         )
+
+    def _forget_checkpoints(self, changes: Changes) -> None:
+        """Delete the checkpoints of trials that have ended for good, whoever ended them."""
+        if changes.is_rewritten:
+            self._saved = events.SavedTrials(frozenset())  # The engine has forgotten which there are.
+        over = {trial.number for trial in changes.trials if trial.state.is_finished}
+        over -= {trial.number for trial in changes.trials if trial.state is TrialState.PAUSED}
+        for number in over & self.checkpoints.saved() - {*self.engine.running}:
+            self.checkpoints.forget(number)
 
     def _find_saved(self) -> None:
         """Tell the engine which checkpoints lie here, where those are others than before."""
@@ -326,14 +341,14 @@ class Driver(Host):
                 raise
             return trial
 
-    def _settle(self, numbers: Sequence[int], state: TrialState) -> None:
+    def _settle(self, action: events.Settle) -> None:
         """End those of some waiting trials that are of this machine; those that others go on with are theirs."""
-        trials = [trial for number in numbers if (trial := self.engine.history.trial(number)) is not None]
-        ours = [trial.number for trial in trials if self._is_ours(trial)]
+        trials = [trial for number in action.numbers if (trial := self.engine.history.trial(number)) is not None]
+        ours = [trial.number for trial in trials if action.for_disk or self._is_ours(trial)]
         gone = [str(number) for number in ours if not self.checkpoints.has(number)]
         if gone:
             self.listener.note(f"what was saved of them is gone, so they do not go on: trial {', '.join(gone)}")
-        for number in self.store.settle_paused(self.spec.name, ours, state):
+        for number in self.store.settle_paused(self.spec.name, ours, action.state):
             self.checkpoints.forget(number)
         self.checkpoints.close()
         self._refresh()
@@ -367,6 +382,11 @@ class Driver(Host):
             self.listener.note("stopping; press Ctrl-C again to kill")
             self._feed(events.Interrupted())
 
+    def _raise_if_failed(self) -> None:
+        """Raise the error with which the engine has ended the run, once all that has happened is taken in."""
+        if self._error is not None:
+            raise self._error
+
     def _raise_if_interrupted(self) -> None:
         """Raise where somebody interrupted while nothing runs here."""
         if self._interrupts.count:
@@ -374,11 +394,8 @@ class Driver(Host):
 
     def _abandon(self) -> None:
         """Where the run ends by an error, leave no trial behind as running, and no claim."""
-        with suppress(BSSearchError):
-            self._release()
-        if not self.engine.running:
-            return
-        self.executor.kill()
+        if self.engine.running:
+            self.executor.kill()
         for number in self.engine.running:
             last = self.engine.last_observation(number)
             outcome = TrialOutcome(
@@ -394,3 +411,6 @@ class Driver(Host):
                 self.store.finish_trial(self.spec.name, number, outcome, steps_x_step_time_s=None)
             except BSSearchError as error:
                 self.listener.note(f"trial {number} could not be stored as cancelled: {error}")
+            self.checkpoints.forget(number)
+        with suppress(BSSearchError):
+            self._release()

@@ -371,7 +371,7 @@ class Engine:
         if event.bytes <= self.spec.pruner.checkpoint_gib * 2**30:
             return []
         number = self.pruning.least_promising()
-        return [] if number is None else [Settle([number], TrialState.PRUNED)]
+        return [] if number is None else [Settle([number], TrialState.PRUNED, for_disk=True)]
 
     def _wait_no_more(self, reason: str) -> list[Action]:
         """Take note that trials cannot be saved here: those that would have waited are stopped from now on."""

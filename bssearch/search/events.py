@@ -164,10 +164,14 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class Settle:
-    """End paused trials in a state; those that other drivers go on with are theirs."""
+    """End paused trials in a state.
+
+    Those of other living drivers are theirs to end, but where the disk that all share asks for it: ``for_disk``.
+    """
 
     numbers: Sequence[int]
     state: TrialState
+    for_disk: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -179,6 +179,7 @@ class Planner:
             eval_every_steps=probe.eval_every_steps or 1,
             threads=self.spec.executor.threads,
             uncapped=waiting.uncapped,
+            expected_improvement=waiting.expected_improvement,
             stop_at_target=self._stops_at_target,
             resumed=waiting.number,
         )

@@ -21,7 +21,7 @@ from bssearch import registry
 from bssearch.errors import UsageError
 from bssearch.history import measured_seconds
 from bssearch.intervals import FLAT_RATIO
-from bssearch.pruners.base import Pruner
+from bssearch.pruners.base import Pruner, pruner_class
 from bssearch.pruners.pace import Pace
 from bssearch.pruners.race import Race
 from bssearch.recorded import RecordedTable
@@ -156,6 +156,16 @@ def _draw(table: RecordedTable, order: Sequence[Recorded], pruner: Pruner, best:
     return Draw(table.name, best, clock.cost / whole, fastest / best, within / whole, clock.now * workers / whole)
 
 
+def unbounded_budget(limit: float, wall_seconds: float | None = None) -> BudgetSpec:
+    """Return a budget in virtual seconds, which may be more than the real ones that a spec takes."""
+    return BudgetSpec.model_construct(
+        trials=1_000_000, trial_train_seconds=limit, wall_seconds=wall_seconds, least_improvement=LEAST_IMPROVEMENT
+    )
+
+
+LEAST_IMPROVEMENT: float = BudgetSpec.model_fields["least_improvement"].default
+
+
 def _spec(target: Target, limit: float, workers: int) -> StudySpec:
     """Return the spec of a search of recorded trials: what is not about pruning makes no difference."""
     return StudySpec(
@@ -166,7 +176,7 @@ def _spec(target: Target, limit: float, workers: int) -> StudySpec:
         space=SearchSpace(batch_size=1, learning_rate=1.0),
         default=DefaultSpec(batch_size=1, learning_rate=1.0),
         confirm=ConfirmSpec(runs=0),
-        budget=BudgetSpec(trials=1_000_000, trial_train_seconds=limit),
+        budget=unbounded_budget(limit),
         executor=ExecutorSpec(slots=workers),
     )
 
@@ -203,7 +213,7 @@ def pruner_of(name: str) -> Callable[[], Pruner]:
             return lambda: FACTORS[made](factor)
     if name not in registry.names("pruners"):
         raise UsageError(f"pruner = {name!r} is not known; there are {', '.join(PRUNERS)}")
-    kind: type[Pruner] = registry.load("pruners", name)
+    kind = pruner_class(name)
     return lambda: kind.of(PrunerSpec())
 
 

@@ -277,7 +277,7 @@ class VirtualClock(Host):
                     self._is_done = True
                 else:
                     self._feed(events.Claimed(True))
-            case events.Settle(numbers, state):
+            case events.Settle(numbers, state, _):
                 self._settle(numbers, state)
             case events.Wait():
                 self._is_waiting = True

@@ -19,6 +19,7 @@ from bssearch.analysis.answer import Answer
 from bssearch.analysis.report import build_answer
 from bssearch.analysis.settled import standing
 from bssearch.errors import TargetNotReachedError, UsageError
+from bssearch.pruners.base import pruner_class
 from bssearch.records import Environment, Phase, StudyRecord, TrialPlan, TrialRecord
 from bssearch.search import confirmation
 from bssearch.search.engine import Engine
@@ -109,7 +110,7 @@ def simulate_studies(
     """
     for sampler, pruner in pairs:
         registry.load("samplers", sampler)
-        registry.load("pruners", pruner)
+        pruner_class(pruner)
     table = plan.space
     if unknown := [size for size in table.seconds_by_batch_size if size not in table.step_seconds]:
         raise UsageError(f"no trial of table {table.table!r} with batch size {unknown[0]} has a step > 0")

@@ -7,11 +7,12 @@ from collections.abc import Mapping, Sequence
 from pydantic import PrivateAttr
 
 from bssearch.records import Configuration, ParameterValue, ProbeRecord, TrialPlan
+from bssearch.simulation.pruning import unbounded_budget
 from bssearch.simulation.replay import Replay
 from bssearch.simulation.table_space import BATCH_SIZE, LEARNING_RATE, TableSpace
 from bssearch.space import Dimension, SearchSpace
 from bssearch.spec import StudySpec
-from bssearch.spec.parts import BudgetSpec, ConfirmSpec, DefaultSpec, ExecutorSpec, PrunerSpec, SamplerSpec, TargetSpec
+from bssearch.spec.parts import ConfirmSpec, DefaultSpec, ExecutorSpec, PrunerSpec, SamplerSpec, TargetSpec
 
 PROBE_STEPS = 20
 """Steps that count as spent on timing those of a batch size: what a study's probe takes at the least. A choice."""
@@ -121,7 +122,7 @@ def table_study(
         sampler=SamplerSpec.model_validate({"name": sampler}),
         pruner=pruner,
         confirm=confirm,
-        budget=BudgetSpec(trials=1_000_000, trial_train_seconds=table.limit, wall_seconds=budget / workers),
+        budget=unbounded_budget(table.limit, budget / workers),
         seed=seed,
         executor=ExecutorSpec(slots=workers),
     )

@@ -19,6 +19,9 @@ from bssearch.errors import UsageError
 from bssearch.simulation.replay import Replay
 from bssearch.simulation.table_space import BATCH_SIZE, LEARNING_RATE, TableSpace, is_ordinal
 
+MOST_MISSED = 0.5
+"""From this share of misses on a cell has no median time to the target."""
+
 LENGTHS = (0.3, 10.0)
 """Bounds of the model's length scales, in units of a parameter's own spread. A choice."""
 
@@ -37,13 +40,29 @@ class Truth:
         if len(set(cells)) < 2:
             raise UsageError(f"only one combination of parameters of table {table.table!r} reaches the target")
         self._logs, self._cells = np.array(logs), np.array(cells)
+        self._missed = np.array(
+            [sum(math.isinf(one.target_seconds) for one in trials) / len(trials) for trials in table.trials]
+        )
+        """The share of each cell's runs that miss the target."""
+        if np.count_nonzero(self._missed < MOST_MISSED) < 2:
+            raise UsageError(
+                f"fewer than two combinations of parameters of table {table.table!r} reach the target in most runs"
+            )
 
     @cached_property
     def log_seconds(self) -> NDArray[np.float64]:
-        """Return the log of the median train seconds to the target of each cell, shape (cells,).
+        """Return the log of the median train seconds to the target of each cell, its misses counted, shape (cells,).
 
-        ∞ where half of its seeds or more miss the target.
+        Where a share m of its runs misses, that is the quantile 0.5 / (1 − m) of those that get there; ∞ where half of
+        them or more miss.
         """
+        of_hits = np.minimum(1.0, 0.5 / (1 - np.minimum(self._missed, MOST_MISSED)))
+        medians = self._log_of_hits + np.quantile(self.residuals, of_hits)
+        return np.where(self._missed >= MOST_MISSED, math.inf, medians)
+
+    @cached_property
+    def _log_of_hits(self) -> NDArray[np.float64]:
+        """Return the smooth log train seconds of the runs that reach the target, shape (cells,); ∞ where few do."""
         from sklearn.exceptions import ConvergenceWarning
         from sklearn.gaussian_process import GaussianProcessRegressor
         from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
@@ -55,8 +74,7 @@ class Truth:
             warnings.simplefilter("ignore", ConvergenceWarning)  # A scale at its bound is meant: see `LENGTHS`.
             model.fit(features[self._cells], self._logs)
         means: NDArray[np.float64] = model.predict(features)
-        missed = [sum(math.isinf(one.target_seconds) for one in trials) / len(trials) for trials in self._table.trials]
-        return np.where(np.array(missed) >= 0.5, math.inf, means)
+        return np.where(self._missed >= MOST_MISSED, math.inf, means)
 
     @cached_property
     def seconds(self) -> tuple[float, ...]:
@@ -66,7 +84,7 @@ class Truth:
     @cached_property
     def residuals(self) -> NDArray[np.float64]:
         """Return what each recorded run that got there is off the model by, in log seconds, centred on 0."""
-        off = self._logs - self.log_seconds[self._cells]
+        off = self._logs - self._log_of_hits[self._cells]
         off = off[np.isfinite(off)]
         centred: NDArray[np.float64] = off - np.median(off)
         return centred
@@ -89,16 +107,16 @@ class Truth:
         rng = np.random.default_rng((seed, point))
         trials = self._table.trials[point]
         run = trials[int(rng.integers(len(trials)))]
-        if math.isinf(run.target_seconds) or math.isinf(self.log_seconds[point]):
+        if math.isinf(run.target_seconds) or math.isinf(self._log_of_hits[point]):
             return run
         others = self.residuals[self._finite_cells != point]
         residual = float(others[int(rng.integers(len(others)))])
-        factor = math.exp(self.log_seconds[point] + residual) / run.target_seconds
+        factor = math.exp(self._log_of_hits[point] + residual) / run.target_seconds
         return stretched(run, factor)
 
     @cached_property
     def _finite_cells(self) -> NDArray[np.int64]:
-        finite: NDArray[np.int64] = self._cells[np.isfinite(self.log_seconds[self._cells])]
+        finite: NDArray[np.int64] = self._cells[np.isfinite(self._log_of_hits[self._cells])]
         return finite
 
     @property
