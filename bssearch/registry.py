@@ -102,6 +102,5 @@ def _loaded(kind: Kind, point: EntryPoint) -> Any:
     try:
         return point.load()
     except Exception as error:
-        raise UsageError(
-            f"{kind.removesuffix('s')} = {point.name!r} ({point.value}) cannot be loaded: {error}"
-        ) from error
+        place = f"{kind.removesuffix('s')} {point.name} cannot be loaded ({point.value})"
+        raise UsageError(f"{place}: {error}") from error

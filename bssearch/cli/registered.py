@@ -50,9 +50,9 @@ class _Registered(TyperGroup):
         single = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
         try:
             single.command(cmd_name)(self.command_of(registry.load(self.kind, cmd_name)))
-        except (ImportError, AttributeError) as error:
+        except UsageError as error:
             # Another package's fault must not take the list of the other commands with it.
-            broken = _broken(f"{self.kind.removesuffix('s')} {cmd_name} cannot be loaded: {error}")
+            broken = _broken(str(error))
             single.command(cmd_name, context_settings=_ANYTHING)(broken)
         return typer.main.get_command(single)
 

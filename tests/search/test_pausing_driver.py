@@ -390,3 +390,48 @@ def test_a_verdict_under_way_is_not_undone_by_an_interrupt(tmp_path: Path) -> No
         (paused,) = store.trials("toy", states=[TrialState.PAUSED])
     assert paused.outcome is not None
     assert "too far behind" in paused.outcome.reason
+
+
+@pytest.mark.parametrize("pruner", ["median", "asha", "hyperband"])
+def test_optunas_pruners_go_on_with_what_was_interrupted(tmp_path: Path, pruner: str) -> None:
+    class Interrupted(SteppingLaw):
+        looks = 0
+
+        def events(self, timeout: float) -> list[Event]:
+            self.looks += 1
+            if self.looks == 8:
+                os.kill(os.getpid(), signal.SIGINT)
+            return super().events(timeout)
+
+    slowly = {"batch_size": 128, "learning_rate": 9.0, "weight_decay": 0.0, "dropout": 0.1}
+    spec = study_spec(pruner={"name": pruner}, default=slowly)
+    first = Interrupted(slots=3)
+    with pytest.raises(InterruptedRunError):
+        run(spec, tmp_path, first)
+    second = SteppingLaw(done=first.done, slots=1)
+    trials = run(spec, tmp_path, second)
+    assert second.resumed and not any(trial.state is TrialState.PAUSED for trial in trials)
+
+
+def test_the_end_that_ends_a_run_is_told_too(tmp_path: Path) -> None:
+    told: list[int] = []
+
+    class Ear(Listener):
+        def ended(self, trial: TrialRecord, history: object) -> None:
+            told.append(trial.number)
+
+    class Interrupted(SteppingLaw):
+        looks = 0
+
+        def events(self, timeout: float) -> list[Event]:
+            self.looks += 1
+            if self.looks == 40:
+                os.kill(os.getpid(), signal.SIGINT)
+            return super().events(timeout)
+
+    spec, url = study_spec(), f"sqlite:///{tmp_path / 'study.db'}"
+    with pytest.raises(InterruptedRunError):
+        run_study(spec, db=url, listener=Ear(), make_executor=lambda *_: Interrupted())
+    with open_store(url, write=False) as store:
+        newest = store.trials(spec.name)[-1]
+    assert newest.state.is_finished and told[-1] == newest.number

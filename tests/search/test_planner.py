@@ -186,6 +186,12 @@ def test_what_somebody_interrupted_goes_on_first() -> None:
     assert Case(default_trial(), *trials, saved=[2, 3, 4]).next().resumed == 3
 
 
+def test_what_was_expected_of_a_trial_outlives_its_pause() -> None:
+    waiting = replace(paused(2, reason=INTERRUPTED), expected_improvement=0.25)
+    plan = Case(default_trial(), waiting, saved=[2]).next()
+    assert (plan.resumed, plan.expected_improvement) == (2, 0.25)
+
+
 def test_then_the_default_under_the_full_limit() -> None:
     case = Case(make_trial(1, batch_size=16, seconds=1.0))
     plan = case.next()

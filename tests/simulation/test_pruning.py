@@ -130,3 +130,16 @@ def test_a_target_met_at_once_and_draws_without_a_hit_are_refused() -> None:
 def test_a_table_in_which_nothing_is_reached_is_refused() -> None:
     with pytest.raises(UsageError, match="no trial of table 'lines' reaches accuracy ≥ 1"):
         simulate(table(30, 40), ["cap"], draws=1, trials=1, seed=0)
+
+
+def test_virtual_seconds_have_no_bound() -> None:
+    slow = _in_nanoseconds(table(4.0, 8.0, 12.0))
+    (draws,) = simulate(slow, ["balanced"], draws=2, trials=3, seed=0).values()
+    assert all(draw.ratio == 1 for draw in draws)
+
+
+def _in_nanoseconds(recorded: RecordedTable) -> RecordedTable:
+    trials = tuple(
+        replace(trial, train_seconds=tuple(1e9 * one for one in trial.train_seconds)) for trial in recorded.trials
+    )
+    return replace(recorded, trials=trials, max_train_seconds=2e10)

@@ -87,3 +87,15 @@ def test_a_stretched_run_takes_longer_in_seconds_and_steps_alike() -> None:
 def test_a_table_of_which_one_combination_reaches_has_no_model() -> None:
     with pytest.raises(UsageError, match="only one combination"):
         Truth(table_space(grid({(8, 0.1): [5, 6], (16, 0.1): [100]})))
+
+
+def test_the_misses_of_a_cell_count_in_its_median() -> None:
+    truth = Truth(space(missing=[1]))
+    runs = [truth.fresh_run(0, seed).target_seconds for seed in range(2000)]
+    assert truth.seconds[0] == pytest.approx(float(np.median(runs)), rel=0.05)
+    assert truth.seconds[0] > 1.02 * Truth(space()).seconds[0]
+
+
+def test_a_table_of_which_one_combination_reaches_in_most_runs_has_no_model() -> None:
+    with pytest.raises(UsageError, match="in most runs"):
+        Truth(space(missing=[0, *[3] * (len(CELLS) - 1)]))
