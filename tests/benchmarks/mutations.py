@@ -25,6 +25,7 @@ import random
 import shutil
 import signal
 import sys
+import tempfile
 import time
 import traceback
 from collections import defaultdict
@@ -547,7 +548,7 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=100)
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--only", action="append", default=[], help="a file to mutate, as bssearch/noise.py")
-    parser.add_argument("--work", type=Path, default=Path("/tmp/bssearch-mutations"))
+    parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / "bssearch-mutations")
     options = parser.parse_args()
     tree, work = options.tree.resolve(), options.work.resolve()
     work.mkdir(parents=True, exist_ok=True)
