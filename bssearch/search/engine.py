@@ -8,7 +8,7 @@ as the one before it would have.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Protocol, assert_never
@@ -125,13 +125,11 @@ class Engine:
         device_name: str = "the device",
     ) -> None:
         self.spec = spec
-        self.history = History(spec)
-        self.pruning = PruningController(spec, self.history, pruner)
         self._sampler = sampler or make_sampler(spec)
         self._pruner = pruner
         self._make_planner = make_planner
         self._device_name = device_name
-        self._planner = make_planner(spec, self.history, self.pruning, self._sampler)
+        self._remember(History(spec))
         self._slots = slots
         self._slots_apart = slots_apart
         self._searches = next_run is None
@@ -353,13 +351,16 @@ class Engine:
         return self._failed(next((problem for problem in problems if problem is not None), None))
 
     def _forget(self) -> None:
-        """Begin a history anew, for what was known counts no more."""
+        """Begin a history anew, for what was known counts no more; whether trials can be saved is not of the store."""
         can_wait = self.pruning.can_wait
-        probes, now = self.history.probes, self.history.now
-        self.history = History(self.spec, (), probes, now=now)
-        self.pruning = PruningController(self.spec, self.history, self._pruner)
+        self._remember(History(self.spec, (), self.history.probes, now=self.history.now))
         self.pruning.standings.can_wait = can_wait
-        self._planner = self._make_planner(self.spec, self.history, self.pruning, self._sampler)
+
+    def _remember(self, history: History) -> None:
+        """Decide by a history from now on."""
+        self.history = history
+        self.pruning = PruningController(self.spec, history, self._pruner)
+        self._planner = self._make_planner(self.spec, history, self.pruning, self._sampler)
 
     def _take(self, trial: TrialRecord) -> None:
         self.history.take(trial)
@@ -435,8 +436,3 @@ def _error_of(check: Callable[[], None]) -> BSSearchError | None:
 def could_not_pause(trial: TrialRecord) -> bool:
     """Return whether a trial was to be paused and could not be saved."""
     return trial.state is TrialState.PRUNED and trial.outcome is not None and COULD_NOT_PAUSE in trial.outcome.reason
-
-
-def all_of(engine: Engine, events: Sequence[Event]) -> list[list[Action]]:
-    """Return what an engine answers to each of some events: a search played again from its log."""
-    return [engine.handle(event) for event in events]

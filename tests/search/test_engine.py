@@ -26,7 +26,7 @@ from bssearch.records import (
 )
 from bssearch.search import events
 from bssearch.search.driver import Driver
-from bssearch.search.engine import Engine, all_of
+from bssearch.search.engine import Engine
 from bssearch.search.listener import Listener
 from bssearch.simulation.replay import Playing, Replay, VirtualClock
 from bssearch.spec import StudySpec
@@ -240,7 +240,8 @@ def test_the_log_of_a_run_with_pauses_and_an_interrupt_gives_the_same_actions(sa
         again.run()
         states = [trial.state for trial in store.trials(spec.name)]
     for run in (first, again):
-        again_said = all_of(Engine(spec, slots=2, device_name="Test CPU"), run.journal)
+        engine = Engine(spec, slots=2, device_name="Test CPU")
+        again_said = [engine.handle(event) for event in run.journal]
         assert list(map(told, again_said)) == list(map(told, run.answers))
     kinds = {type(event) for event in first.journal}
     assert {events.Interrupted, events.Evaluated, events.Ended, events.SavedTrials} <= kinds

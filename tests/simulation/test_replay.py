@@ -12,7 +12,6 @@ from bssearch.pruners.cap import Cap
 from bssearch.pruners.pace import Pace
 from bssearch.recorded import RecordedTable, RecordedTrial
 from bssearch.records import Goal, Observation, Target, TrialOutcome, TrialState
-from bssearch.search.engine import all_of
 from bssearch.search.events import Start, Started
 from bssearch.simulation.replay import Playing, Replay, VirtualClock, ended_before, replays, with_target
 from tests.factories import make_plan
@@ -103,7 +102,7 @@ def test_the_journal_tells_the_whole_search_and_can_be_played_again() -> None:
     found = Played(trials, Pace(2.7), workers=2)
     again = engine_of(trials, Pace(2.7), workers=2)
     journal = found.clock.journal or []
-    plans = [action.plan for answers in all_of(again, journal) for action in answers if isinstance(action, Start)]
+    plans = [action.plan for event in journal for action in again.handle(event) if isinstance(action, Start)]
     assert plans == [event.plan for event in journal if isinstance(event, Started)]
     assert again.history.all_trials == found.engine.history.all_trials
     assert {state for state, _ in found.ends} > {REACHED}
