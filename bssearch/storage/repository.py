@@ -193,7 +193,7 @@ class Store(Findings, Measurements):
                 study_id = self._lock_study(connection, study)
                 ids = trial_ids_of(connection, study, study_id, numbers)
                 connection.execute(
-                    insert(ObservationRow), [{"trial_id": ids[number], **to_columns(one)} for number, one in rows]
+                    insert(ObservationRow.__table__), [{"trial_id": ids[number], **to_columns(one)} for number, one in rows]
                 )
                 mark_changed(connection, study_id, numbers)
         except DatabaseError as error:

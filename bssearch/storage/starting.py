@@ -86,7 +86,7 @@ class Start:
         trial = replace(trial, outcome=TrialOutcome(state=trial.state, reason=""))
         place = {"study_id": study_id, "environment_id": environment_id}
         revision = raise_revision(connection, study_id)
-        connection.execute(insert(TrialRow).values(**place, revision=revision, **to_columns(trial)))
+        connection.execute(insert(TrialRow.__table__), {**place, "revision": revision, **to_columns(trial)})
         return trial.number
 
 

@@ -40,15 +40,16 @@ from bssearch.storage.models import (
 from bssearch.storage.rows import PREFIXES, column_names
 
 
-def _columns(table: type[Base], record_type: type, *, without: str | None = None) -> list[Any]:
-    return [getattr(table, name) for name in column_names(record_type, without=without)]
+def _columns(row: type[Base], record_type: type, *, without: str | None = None) -> list[ColumnElement[Any]]:
+    """Return the columns of a record's fields, of the table itself: those of the class cost a comparison each, a row set."""
+    return [row.__table__.c[name] for name in column_names(record_type, without=without)]
 
 
 STUDY: Select[Any] = select(
     *_columns(StudyRow, StudyRecord, without="environment"),
     StudyRow.id,
     StudyRow.environment_id,
-    *(getattr(EnvironmentRow, name).label(PREFIXES[Environment] + name) for name in column_names(Environment)),
+    *(column.label(PREFIXES[Environment] + column.name) for column in _columns(EnvironmentRow, Environment)),
 ).join(EnvironmentRow, isouter=True)
 
 STUDIES: Select[Any] = (
@@ -126,8 +127,8 @@ NOISE: Select[Any] = (
 def insert_if_absent(connection: Connection, table: type[Base], columns: Mapping[str, Any]) -> bool:
     """Insert a row unless one has the same key; return whether it was inserted. The first of two writers wins."""
     kind = postgresql if connection.dialect.name == "postgresql" else sqlite
-    statement = kind.insert(table).values(columns).on_conflict_do_nothing().returning(literal_column("1"))
-    return connection.execute(statement).first() is not None
+    statement = kind.insert(table.__table__).on_conflict_do_nothing().returning(literal_column("1"))
+    return connection.execute(statement, columns).first() is not None
 
 
 def is_running(study_id: int) -> tuple[ColumnElement[bool], ColumnElement[bool]]:
@@ -138,8 +139,9 @@ def is_running(study_id: int) -> tuple[ColumnElement[bool], ColumnElement[bool]]
 def end_trial(connection: Connection, trial_id: int, columns: Mapping[str, Any]) -> bool:
     """End a trial if it is running; its lease is over, its owner stays known."""
     result = connection.execute(
-        update(TrialRow)
+        update(TrialRow.__table__)
         .where(TrialRow.id == trial_id, TrialRow.state == TrialState.RUNNING)
-        .values(**columns, ended_at=database_now(), lease_expires_at=None)
+        .values(ended_at=database_now()),
+        {**columns, "lease_expires_at": None},
     )
     return result.rowcount == 1
