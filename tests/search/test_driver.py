@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,6 +25,7 @@ from bssearch.executors.base import Ended, Event
 from bssearch.records import (
     Phase,
     TrialOutcome,
+    TrialRecord,
     TrialRequest,
     TrialState,
     WorkloadDescription,
@@ -35,24 +37,40 @@ from tests.factories import SPEC, make_environment, make_spec
 from tests.search.law import LawExecutor, step_seconds, steps_needed
 
 BUDGET = {"trials": 40, "trial_train_seconds": 100.0}
+SHORT: dict[str, Any] = {"budget": {**BUDGET, "trials": 9}, "confirm": {"runs": 0}}
+"""A study whose end is not what the test is about."""
 
 
 def run(spec: StudySpec, folder: Path, executor: LawExecutor) -> Answer:
     return run_study(spec, db=f"sqlite:///{folder / 'study.db'}", make_executor=lambda *_: executor)
 
 
-@pytest.mark.parametrize("slots", [1, 4])
-def test_it_finds_the_optimum_of_the_law(tmp_path: Path, slots: int) -> None:
-    executor = LawExecutor(slots=slots)
-    answer = run(make_spec(budget=BUDGET), tmp_path, executor)
+@dataclass(frozen=True)
+class Ran:
+    """A study that ran to its end."""
+
+    answer: Answer
+    executor: LawExecutor
+    trials: list[TrialRecord]
+
+
+@pytest.fixture(scope="module", params=[1, 4])
+def ran(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    """Run a study of 40 trials in one slot, or in four."""
+    folder, executor = tmp_path_factory.mktemp("ran"), LawExecutor(slots=request.param)
+    answer = run(make_spec(budget=BUDGET), folder, executor)
+    with open_store(f"sqlite:///{folder / 'study.db'}", write=False) as store:
+        return Ran(answer, executor, store.trials("toy"))
+
+
+def test_it_finds_the_optimum_of_the_law(ran: Ran) -> None:
+    answer, executor, trials = ran.answer, ran.executor, ran.trials
     # B* = sqrt(B_crit * alpha / beta) = sqrt(30 * 10) = 17.3
     assert answer.optimal.batch_size in (16, 32)
     assert answer.optimal.test_metric == 0.89
     assert answer.speedup.over_largest is not None
     assert answer.speedup.over_largest.value > 1.5
-    assert executor.most_at_once == slots
-    with open_store(f"sqlite:///{tmp_path / 'study.db'}", write=False) as store:
-        trials = store.trials("toy")
+    assert executor.most_at_once == executor.slots
     searched = [trial for trial in trials if trial.phase is Phase.SEARCH]
     assert len(searched) == 40
     assert min(Counter(trial.configuration.batch_size for trial in searched).values()) >= 2
@@ -61,9 +79,8 @@ def test_it_finds_the_optimum_of_the_law(tmp_path: Path, slots: int) -> None:
     assert all(request.limit_state is TrialState.EXHAUSTED for request in confirming)
 
 
-def test_the_first_trial_is_the_default_and_evidence_runs_to_the_full_limit(tmp_path: Path) -> None:
-    executor = LawExecutor()
-    run(make_spec(budget=BUDGET), tmp_path, executor)
+def test_the_first_trial_is_the_default_and_evidence_runs_to_the_full_limit(ran: Ran) -> None:
+    executor = ran.executor
     first = executor.requests[0]
     assert first.configuration == make_spec().default_configuration
     assert first.train_seconds_limit == 100.0
@@ -73,16 +90,15 @@ def test_the_first_trial_is_the_default_and_evidence_runs_to_the_full_limit(tmp_
     assert min(request.train_seconds_limit for request in capped) >= 1.3 * fastest
 
 
-def test_each_batch_size_keeps_one_cadence_in_search_and_confirmation(tmp_path: Path) -> None:
-    executor = LawExecutor()
-    run(make_spec(budget=BUDGET), tmp_path, executor)
+def test_each_batch_size_keeps_one_cadence_in_search_and_confirmation(ran: Ran) -> None:
+    executor = ran.executor
     cadences = {(request.configuration.batch_size, request.eval_every_steps) for request in executor.requests}
     assert len(cadences) == len({size for size, _ in cadences})
 
 
 def test_a_broken_batch_size_is_given_up_and_the_study_completes(tmp_path: Path) -> None:
     executor = LawExecutor(fails=frozenset({16}))
-    answer = run(make_spec(budget=BUDGET), tmp_path, executor)
+    answer = run(make_spec(budget={**BUDGET, "trials": 20}, confirm={"runs": 1}), tmp_path, executor)
     row = next(row for row in answer.batches if row.batch_size == 16)
     assert row.ended == {"failed": 3}
     assert {notice.code for notice in answer.warnings} >= {"failed_trials"}
@@ -110,7 +126,9 @@ def test_a_space_without_dimensions_still_compares_batch_sizes(tmp_path: Path) -
 
 
 def test_a_default_off_the_ladder_is_run_and_compared(tmp_path: Path) -> None:
-    spec = make_spec(default={**SPEC["default"], "batch_size": 100}, budget=BUDGET)
+    spec = make_spec(
+        default={**SPEC["default"], "batch_size": 100}, budget={**BUDGET, "trials": 16}, confirm={"runs": 1}
+    )
     answer = run(spec, tmp_path, LawExecutor())
     assert 100 in [row.batch_size for row in answer.batches]
     assert answer.speedup.over_default is not None
@@ -132,7 +150,7 @@ def test_an_error_in_mid_study_leaves_no_trial_running(tmp_path: Path) -> None:
             super().submit(request)
 
     with pytest.raises(LaunchError, match="no worker"):
-        run(make_spec(budget=BUDGET), tmp_path, Breaking())
+        run(make_spec(**SHORT), tmp_path, Breaking())
     with open_store(f"sqlite:///{tmp_path / 'study.db'}", write=False) as store:
         states = Counter(trial.state for trial in store.trials("toy"))
     assert states[TrialState.RUNNING] == 0
@@ -144,9 +162,9 @@ def test_another_device_under_one_name_is_refused(tmp_path: Path) -> None:
         def describe(self) -> WorkloadDescription:
             return replace(super().describe(), environment=make_environment(device_name="Another GPU"))
 
-    run(make_spec(budget=BUDGET), tmp_path, LawExecutor())
+    run(make_spec(**SHORT), tmp_path, LawExecutor())
     with pytest.raises(BSSearchError, match="Another GPU"):
-        run(make_spec(budget=BUDGET), tmp_path, Elsewhere())
+        run(make_spec(**SHORT), tmp_path, Elsewhere())
 
 
 def test_a_target_met_before_the_first_step_is_refused_each_time(tmp_path: Path) -> None:
@@ -160,23 +178,26 @@ def test_a_target_met_before_the_first_step_is_refused_each_time(tmp_path: Path)
 
     for _ in range(2):
         with pytest.raises(SpecError, match=r"target.value = 0.9 is met before the first step: trial 1 .* = 0.95"):
-            run(make_spec(budget=BUDGET), tmp_path, AtOnce())
+            run(make_spec(**SHORT), tmp_path, AtOnce())
 
 
 def test_two_broken_batch_sizes_side_by_side_do_not_end_the_study(tmp_path: Path) -> None:
-    answer = run(make_spec(budget=BUDGET), tmp_path, LawExecutor(fails=frozenset({64, 128})))
+    answer = run(
+        make_spec(budget={**BUDGET, "trials": 20}, confirm={"runs": 1}),
+        tmp_path,
+        LawExecutor(fails=frozenset({64, 128})),
+    )
     assert answer.largest_that_fits.batch_size == 32
 
 
 def test_another_number_of_threads_is_another_question(tmp_path: Path) -> None:
-    run(make_spec(budget=BUDGET), tmp_path, LawExecutor())
+    run(make_spec(**SHORT), tmp_path, LawExecutor())
     with pytest.raises(QuestionChangedError, match=r"executor\.threads: 1 → 2"):
-        run(make_spec(budget=BUDGET, executor={"threads": 2}), tmp_path, LawExecutor())
+        run(make_spec(**SHORT, executor={"threads": 2}), tmp_path, LawExecutor())
 
 
-def test_no_trial_is_capped_before_its_second_evaluation(tmp_path: Path) -> None:
-    executor = LawExecutor()
-    run(make_spec(budget=BUDGET), tmp_path, executor)
+def test_no_trial_is_capped_before_its_second_evaluation(ran: Ran) -> None:
+    executor = ran.executor
     for request in executor.requests:
         two = 2 * request.eval_every_steps * step_seconds(request.configuration.batch_size)
         assert request.train_seconds_limit >= min(100.0, two)
@@ -192,7 +213,7 @@ def test_a_trial_that_another_driver_took_over_is_left_to_it(tmp_path: Path) -> 
                     assert other.mark_lost("toy", is_alive=lambda owner: False) == [3]
             return super().events(timeout)
 
-    run(make_spec(budget=BUDGET), tmp_path, Overtaken())
+    run(make_spec(**SHORT), tmp_path, Overtaken())
     with open_store(url, write=False) as store:
         trials = store.trials("toy")
     assert trials[2].state is TrialState.LOST
@@ -202,13 +223,13 @@ def test_a_trial_that_another_driver_took_over_is_left_to_it(tmp_path: Path) -> 
 def test_a_study_without_room_for_any_batch_size_says_so_each_time(tmp_path: Path) -> None:
     for _ in range(2):
         with pytest.raises(LaunchError, match=r"not even a micro-batch of one sample .* these ran out .* 1, 2, 4, 8 "):
-            run(make_spec(budget=BUDGET), tmp_path, LawExecutor(fits_up_to=0))
+            run(make_spec(**SHORT), tmp_path, LawExecutor(fits_up_to=0))
 
 
 def test_more_confirmation_runs_and_new_finalists_still_end_in_a_verdict(tmp_path: Path) -> None:
     first = run(make_spec(budget={**BUDGET, "trials": 12}, confirm={"top": 1, "runs": 2}), tmp_path, LawExecutor())
     assert "unconfirmed" not in {notice.code for notice in first.warnings}
-    again = run(make_spec(budget={**BUDGET, "trials": 60}, confirm={"top": 2, "runs": 3}), tmp_path, LawExecutor())
+    again = run(make_spec(budget={**BUDGET, "trials": 24}, confirm={"top": 2, "runs": 3}), tmp_path, LawExecutor())
     assert not {"unconfirmed", "confirmation_incomplete"} & {notice.code for notice in again.warnings}
 
 
@@ -225,7 +246,7 @@ def test_what_is_enqueued_during_confirmation_is_run(tmp_path: Path) -> None:
             super().submit(request)
 
     executor = Enqueues()
-    answer = run(make_spec(budget=BUDGET, confirm={"runs": 1}), tmp_path, executor)
+    answer = run(make_spec(budget={**BUDGET, "trials": 9}, confirm={"runs": 1}), tmp_path, executor)
     assert [request.configuration.dropout for request in executor.requests].count(0.44) >= 1
     with open_store(url, write=False) as store:
         assert store.trial("toy", executor.number).state is TrialState.REACHED
@@ -291,8 +312,8 @@ def test_a_workload_mended_after_nothing_but_failures_may_go_on(tmp_path: Path) 
             return replace(super().describe(), environment=make_environment(workload_revision="mended"))
 
     with pytest.raises(LaunchError, match="trials in a row failed"):
-        run(make_spec(budget=BUDGET), tmp_path, LawExecutor(fails=frozenset(range(1000))))
+        run(make_spec(**SHORT), tmp_path, LawExecutor(fails=frozenset(range(1000))))
     for _ in range(2):
-        assert run(make_spec(budget=BUDGET), tmp_path, Mended()).optimal.batch_size in (8, 16, 32)
+        assert run(make_spec(**SHORT), tmp_path, Mended()).optimal.batch_size in (8, 16, 32)
     with pytest.raises(UsageError, match="has changed since"):
-        run(make_spec(budget=BUDGET), tmp_path, LawExecutor())
+        run(make_spec(**SHORT), tmp_path, LawExecutor())
