@@ -40,7 +40,7 @@ from tests.executors.fake import DESCRIPTION, FakeExecutor
 from tests.factories import make_spec
 from tests.search.law import LawExecutor, step_seconds, steps_needed
 
-BUDGET = {"trials": 30, "trial_train_seconds": 100.0}
+BUDGET = {"trials": 16, "trial_train_seconds": 100.0}
 
 
 def run(folder: Path, objective: str, executor: LawExecutor, **changes: object) -> Answer:

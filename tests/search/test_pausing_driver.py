@@ -119,7 +119,7 @@ def study_spec(**changes: object) -> StudySpec:
         **{
             "sampler": {"name": "tpe"},
             "pruner": {"name": "balanced", "slack": 1.0},
-            "budget": {"trials": 40, "trial_train_seconds": 4.0},
+            "budget": {"trials": 20, "trial_train_seconds": 4.0},
             "confirm": {"runs": 0},
             **changes,
         }
@@ -142,7 +142,7 @@ def test_what_has_no_chance_waits_and_is_pruned_at_the_end(tmp_path: Path, slots
     assert all(trial.state.is_finished and trial.state is not TrialState.PAUSED for trial in trials)
     assert sum(trial.state is TrialState.PRUNED for trial in trials) == executor.pauses - len(executor.resumed)
     assert not list((tmp_path / "waiting").rglob("trial-*"))
-    assert len(trials) == 40
+    assert len(trials) == 20
 
 
 def test_before_the_first_hit_the_best_go_on_from_where_they_were(tmp_path: Path) -> None:
@@ -198,7 +198,7 @@ def test_a_checkpoint_that_is_gone_makes_its_trial_a_pruned_one(tmp_path: Path) 
 def test_where_nothing_can_be_saved_hopeless_trials_are_stopped_and_the_others_go_on(tmp_path: Path) -> None:
     outside = {"batch_size": 128, "learning_rate": 9.0, "weight_decay": 0.0, "dropout": 0.1}
     executor = SteppingLaw(saves=False)
-    trials = run(study_spec(default=outside), tmp_path, executor)
+    trials = run(study_spec(default=outside, budget={"trials": 30, "trial_train_seconds": 4.0}), tmp_path, executor)
     assert executor.pauses == 1
     assert not executor.resumed
     assert sum(trial.state is TrialState.REACHED for trial in trials) > 5
@@ -255,7 +255,7 @@ def test_confirmation_fills_slots_of_their_own_device_that_the_last_search_trial
     for executor, folder in ((apart, tmp_path / "apart"), (shared, tmp_path / "shared")):
         folder.mkdir()
         trials = run(spec, folder, executor)
-        assert len(trials) == 40
+        assert len(trials) == 20
     assert apart.beside > 0
     assert apart.most_confirmed == 3
     assert (shared.beside, shared.most_confirmed) == (0, 1)
@@ -425,7 +425,7 @@ def test_the_end_that_ends_a_run_is_told_too(tmp_path: Path) -> None:
 
         def events(self, timeout: float) -> list[Event]:
             self.looks += 1
-            if self.looks == 40:
+            if self.looks == 20:
                 os.kill(os.getpid(), signal.SIGINT)
             return super().events(timeout)
 

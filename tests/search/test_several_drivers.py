@@ -16,11 +16,13 @@ from bssearch.executors.base import Event
 from bssearch.records import Phase, StepTime, StepTimeRequest, TrialRequest, TrialState
 from bssearch.search import heartbeat
 from bssearch.search.listener import Listener
+from bssearch.spec import StudySpec
 from bssearch.storage.repository import open_store
 from tests.factories import make_spec
 from tests.search.law import LawExecutor
 
-SPEC = make_spec(budget={"trials": 60, "trial_train_seconds": 100.0}, confirm={"top": 2, "runs": 2})
+SPEC = make_spec(budget={"trials": 24, "trial_train_seconds": 100.0}, confirm={"top": 2, "runs": 2})
+SHORT = make_spec(budget={"trials": 12, "trial_train_seconds": 100.0}, confirm={"runs": 0})
 
 
 class SlowLaw(LawExecutor):
@@ -63,9 +65,9 @@ def law() -> type[SlowLaw]:
     return type("Law", (SlowLaw,), {"everywhere": Counter(), "probed": Counter(), "most_confirmations_at_once": 0})
 
 
-def run_together(url: str, executors: list[LawExecutor]) -> list[Answer]:
+def run_together(spec: StudySpec, url: str, executors: list[LawExecutor]) -> list[Answer]:
     def run(executor: LawExecutor) -> Answer:
-        return run_study(SPEC, db=url, make_executor=lambda *_: executor)
+        return run_study(spec, db=url, make_executor=lambda *_: executor)
 
     with ThreadPoolExecutor(len(executors)) as pool:
         return list(pool.map(run, executors))
@@ -73,7 +75,7 @@ def run_together(url: str, executors: list[LawExecutor]) -> list[Answer]:
 
 def test_three_drivers_share_one_budget_and_one_confirmation(url: str, law: type[SlowLaw]) -> None:
     executors: list[LawExecutor] = [law(), law(), law(slots=2)]
-    answers = run_together(url, executors)
+    answers = run_together(SPEC, url, executors)
     with open_store(url, write=False) as store:
         trials = store.trials(SPEC.name)
     assert [trial.number for trial in trials] == list(range(1, len(trials) + 1))
@@ -106,18 +108,18 @@ def test_what_a_dead_driver_leaves_behind_is_tried_again_by_one_of_the_others(
 
     monkeypatch.setattr("bssearch.search.driver.Driver._abandon", lambda driver: None)
     with pytest.raises(Dies):
-        run_study(SPEC, db=url, make_executor=lambda *_: Doomed())
+        run_study(SHORT, db=url, make_executor=lambda *_: Doomed())
     monkeypatch.undo()
     with open_store(url) as store:
-        (left,) = store.trials(SPEC.name, states=[TrialState.RUNNING])
+        (left,) = store.trials(SHORT.name, states=[TrialState.RUNNING])
         assert left.number == 4
     monkeypatch.setattr("bssearch.search.driver.is_alive", lambda owner: owner != left.lease_owner)
-    run_together(url, [law(), law()])
+    run_together(SHORT, url, [law(), law()])
     with open_store(url, write=False) as store:
-        trials = store.trials(SPEC.name)
+        trials = store.trials(SHORT.name)
     assert trials[3].state is TrialState.LOST
     assert len([trial for trial in trials if trial.retry_of == 4]) == 1
-    assert sum(not trial.state.is_missing for trial in trials if trial.phase is Phase.SEARCH) == 60
+    assert sum(not trial.state.is_missing for trial in trials if trial.phase is Phase.SEARCH) == SHORT.budget.trials
 
 
 def test_leases_are_renewed_while_the_main_loop_waits(
@@ -130,15 +132,15 @@ def test_leases_are_renewed_while_the_main_loop_waits(
         def events(self, timeout: float) -> list[Event]:
             if len(self.requests) == 3 and self.running:
                 with open_store(url, write=False) as store:
-                    before = store.trial(SPEC.name, 3).lease_expires_at
+                    before = store.trial(SHORT.name, 3).lease_expires_at
                     for _ in range(100):
                         threading.Event().wait(0.02)
-                        if store.trial(SPEC.name, 3).lease_expires_at != before:
+                        if store.trial(SHORT.name, 3).lease_expires_at != before:
                             renewed.set()
                             break
             return super().events(timeout)  # type: ignore[no-any-return]
 
-    run_study(SPEC, db=url, make_executor=lambda *_: Waits())
+    run_study(SHORT, db=url, make_executor=lambda *_: Waits())
     assert renewed.is_set()
 
 
@@ -146,17 +148,17 @@ def test_an_enqueued_configuration_is_next_and_runs_past_the_budget(tmp_path: Pa
     from bssearch.commands.enqueue import enqueue
 
     url = f"sqlite:///{tmp_path / 'study.db'}"
-    run_study(SPEC, db=url, make_executor=lambda *_: LawExecutor())
+    run_study(SHORT, db=url, make_executor=lambda *_: LawExecutor())
     with open_store(url) as store:
-        before = len(store.trials(SPEC.name))
-        number, configuration = enqueue(store, SPEC.name, {"batch_size": 64, "dropout": 0.25})
-        assert store.trial(SPEC.name, number).state is TrialState.QUEUED
+        before = len(store.trials(SHORT.name))
+        number, configuration = enqueue(store, SHORT.name, {"batch_size": 64, "dropout": 0.25})
+        assert store.trial(SHORT.name, number).state is TrialState.QUEUED
     assert number == before + 1
     assert configuration.learning_rate == pytest.approx(0.1 * 2**0.5)
     executor = LawExecutor()
-    run_study(SPEC, db=url, listener=Listener(), make_executor=lambda *_: executor)
+    run_study(SHORT, db=url, listener=Listener(), make_executor=lambda *_: executor)
     assert executor.requests[0].number == number
     assert executor.requests[0].configuration == configuration
     assert executor.requests[0].train_seconds_limit == 100.0
     with open_store(url, write=False) as store:
-        assert store.trial(SPEC.name, number).state is TrialState.REACHED
+        assert store.trial(SHORT.name, number).state is TrialState.REACHED
