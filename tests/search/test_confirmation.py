@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -319,6 +320,21 @@ def noisy_study(folder: Path, **confirm: Any) -> StudySpec:
     return spec
 
 
+@pytest.fixture(scope="module")
+def stored_search(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Search once for the tests that confirm on."""
+    folder = tmp_path_factory.mktemp("searched")
+    noisy_study(folder)
+    return folder / "study.db"
+
+
+@pytest.fixture
+def begun(stored_search: Path, tmp_path: Path) -> Path:
+    """Return a folder with a study of its own, whose confirmation has had three runs each."""
+    shutil.copy(stored_search, tmp_path / "study.db")
+    return tmp_path
+
+
 def confirmation(folder: Path) -> list[TrialRecord]:
     with open_store(url_in(folder), write=False) as store:
         return [trial for trial in store.trials("toy") if trial.phase is Phase.CONFIRM]
@@ -332,26 +348,24 @@ def go_on(folder: Path, executor: LawExecutor, **settings: Any) -> tuple[Any, li
     return answer, ear.notes
 
 
-def test_confirmation_goes_on_until_it_is_settled_and_says_so(tmp_path: Path) -> None:
-    noisy_study(tmp_path)
-    before = confirmation(tmp_path)
-    answer, notes = go_on(tmp_path, NoisyLaw(), max_runs=60)
-    after = confirmation(tmp_path)
+def test_confirmation_goes_on_until_it_is_settled_and_says_so(begun: Path) -> None:
+    before = confirmation(begun)
+    answer, notes = go_on(begun, NoisyLaw(), max_runs=60)
+    after = confirmation(begun)
     assert len(after) > len(before)
     assert answer.settle is not None
     assert (answer.settle.settled, answer.settle.undecided) == (True, [])
     assert notes[-1].startswith(f"settled after {len(after)} confirmation runs: batch {answer.optimal.batch_size}")
     runs = Counter(trial.configuration.key for trial in after)
     assert min(runs.values()) == 3  # what is far off had no more
-    with open_store(url_in(tmp_path), write=False) as store:
+    with open_store(url_in(begun), write=False) as store:
         assert StudySpec.model_validate(store.study("toy").spec).confirm.max_runs == 60
-    assert go_on(tmp_path, NoisyLaw())[1][-1] == notes[-1]
-    assert len(confirmation(tmp_path)) == len(after)
+    assert go_on(begun, NoisyLaw())[1][-1] == notes[-1]
+    assert len(confirmation(begun)) == len(after)
 
 
-def test_a_spent_budget_says_what_is_left_open_and_how_many_runs_it_takes(tmp_path: Path) -> None:
-    noisy_study(tmp_path)
-    answer, notes = go_on(tmp_path, NoisyLaw(), max_runs=4)
+def test_a_spent_budget_says_what_is_left_open_and_how_many_runs_it_takes(begun: Path) -> None:
+    answer, notes = go_on(begun, NoisyLaw(), max_runs=4)
     assert answer.settle is not None
     assert not answer.settle.settled
     assert answer.settle.undecided
@@ -360,11 +374,11 @@ def test_a_spent_budget_says_what_is_left_open_and_how_many_runs_it_takes(tmp_pa
         f"batch {', '.join(map(str, answer.settle.undecided))} may change that; "
         f"about {answer.settle.runs_for_5_percent} runs a batch would settle 5 %"
     )
-    assert max(Counter(trial.configuration.key for trial in confirmation(tmp_path)).values()) == 4
-    count = len(confirmation(tmp_path))
-    _, notes = go_on(tmp_path, NoisyLaw(), max_runs=9, train_seconds=1.0)
+    assert max(Counter(trial.configuration.key for trial in confirmation(begun)).values()) == 4
+    count = len(confirmation(begun))
+    _, notes = go_on(begun, NoisyLaw(), max_runs=9, train_seconds=1.0)
     assert notes[-1].startswith("not settled after train_seconds = 1: ")
-    assert len(confirmation(tmp_path)) == count
+    assert len(confirmation(begun)) == count
 
 
 def test_a_run_with_max_runs_does_it_all_in_one_go(tmp_path: Path) -> None:
@@ -374,36 +388,34 @@ def test_a_run_with_max_runs_does_it_all_in_one_go(tmp_path: Path) -> None:
     assert answer.settle is not None and answer.settle.settled
 
 
-def test_more_runs_are_made_and_stored(tmp_path: Path) -> None:
-    noisy_study(tmp_path)
-    configurations = {trial.configuration.key for trial in confirmation(tmp_path)}
-    go_on(tmp_path, NoisyLaw(), runs=5)
-    runs = Counter(trial.configuration.key for trial in confirmation(tmp_path))
+def test_more_runs_are_made_and_stored(begun: Path) -> None:
+    configurations = {trial.configuration.key for trial in confirmation(begun)}
+    go_on(begun, NoisyLaw(), runs=5)
+    runs = Counter(trial.configuration.key for trial in confirmation(begun))
     assert runs == dict.fromkeys(configurations, 5)
     with pytest.raises(UsageError, match=r"--runs 4 must be >= confirm.runs = 5 of the stored study 'toy'"):
-        go_on(tmp_path, NoisyLaw(), runs=4)
+        go_on(begun, NoisyLaw(), runs=4)
 
 
-def test_an_interrupted_confirmation_goes_on_where_it_stopped(tmp_path: Path) -> None:
-    noisy_study(tmp_path)
-    whole = tmp_path / "whole"
+def test_an_interrupted_confirmation_goes_on_where_it_stopped(begun: Path) -> None:
+    whole = begun / "whole"
     whole.mkdir()
-    noisy_study(whole)
+    shutil.copy(begun / "study.db", whole)
     go_on(whole, NoisyLaw(), max_runs=6)
     stopped = NoisyLaw()
     stopped.stop_after = 2
     with pytest.raises(InterruptedRunError, match="every trial that had ended is stored"):
-        go_on(tmp_path, stopped, max_runs=6)
-    states = Counter(trial.state for trial in confirmation(tmp_path))
+        go_on(begun, stopped, max_runs=6)
+    states = Counter(trial.state for trial in confirmation(begun))
     assert states[TrialState.CANCELLED] == 1
-    go_on(tmp_path, NoisyLaw())  # the settings are those that were stored
+    go_on(begun, NoisyLaw())  # the settings are those that were stored
     counted = [
         sorted((one.configuration.key, one.seed) for one in confirmation(place) if not one.state.is_missing)
-        for place in (tmp_path, whole)
+        for place in (begun, whole)
     ]
     assert counted[0] == counted[1]
-    cancelled = next(one for one in confirmation(tmp_path) if one.state is TrialState.CANCELLED)
-    assert [one.seed for one in confirmation(tmp_path) if one.retry_of == cancelled.number] == [cancelled.seed]
+    cancelled = next(one for one in confirmation(begun) if one.state is TrialState.CANCELLED)
+    assert [one.seed for one in confirmation(begun) if one.retry_of == cancelled.number] == [cancelled.seed]
 
 
 def test_a_study_that_reached_nothing_has_nothing_to_confirm(tmp_path: Path) -> None:

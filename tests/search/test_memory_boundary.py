@@ -24,7 +24,7 @@ from tests.factories import SPEC as RAW
 from tests.factories import make_environment, make_spec
 from tests.search.law import LawExecutor
 
-BUDGET = {"trials": 30, "trial_train_seconds": 100.0}
+BUDGET = {"trials": 16, "trial_train_seconds": 100.0}
 SPEC = make_spec(budget=BUDGET, confirm={"top": 2, "runs": 2})
 SIZES = [8, 16, 32, 64, 128]
 
