@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import asdict
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
@@ -51,9 +53,9 @@ class NoiseAnswer(Model):
     adam_low: float | None
     adam_high: float | None
     passes: int
-    step: int | None
-    trial: int | None
-    far_from_target: str | None
+    step: int | None = None
+    trial: int | None = None
+    far_from_target: str | None = None
 
 
 class Measured(Model):
@@ -106,36 +108,18 @@ def _noise(probed: Sequence[NoiseMeasurement], runs: Sequence[TrialRecord]) -> N
     in_passing = [run for run in runs if _noise_of(run).low is not None]
     if near is None and in_passing:
         run = max(in_passing, key=lambda run: _noise_of(run).passes or 0)
-        return _noise_answer(_noise_of(run), run.configuration.batch_size, trial=run.number)
+        return NoiseAnswer(batch_size=run.configuration.batch_size, **_figures(_noise_of(run)), trial=run.number)
     probe = near or next(iter(known), None)
     if probe is None:
         return None
-    return _noise_answer(probe.noise, probe.batch_size, step=probe.step, far_from_target=probe.reason)
+    return NoiseAnswer(
+        batch_size=probe.batch_size, **_figures(probe.noise), step=probe.step, far_from_target=probe.reason
+    )
 
 
 def _noise_of(run: TrialRecord) -> GradientNoise:
     return run.outcome.noise if run.outcome is not None else GradientNoise()
 
 
-def _noise_answer(
-    noise: GradientNoise,
-    batch_size: int,
-    *,
-    step: int | None = None,
-    trial: int | None = None,
-    far_from_target: str | None = None,
-) -> NoiseAnswer:
-    assert noise.low is not None, "only what was measured is answered"
-    return NoiseAnswer(
-        batch_size=batch_size,
-        scale=noise.scale,
-        low=noise.low,
-        high=noise.high,
-        adam_scale=noise.adam_scale,
-        adam_low=noise.adam_low,
-        adam_high=noise.adam_high,
-        passes=noise.passes or 0,
-        step=step,
-        trial=trial,
-        far_from_target=far_from_target,
-    )
+def _figures(noise: GradientNoise) -> dict[str, Any]:
+    return {**asdict(noise), "passes": noise.passes or 0}

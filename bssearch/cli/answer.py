@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from bssearch.cli.output import Format, cell, console, print_table, show
+from bssearch.cli.output import Format, cell, console, print_table, show_model
 
 if TYPE_CHECKING:
     from bssearch.analysis.answer import Answer, Batch, Fit, Generalisation
@@ -18,12 +18,7 @@ GENERALISATION_COLUMNS = ("batch", "final_metric", "test_metric", "worse_by", "r
 
 def print_found(found: Answer, form: Format) -> None:
     """Print an answer: for people, whole as JSON, or its batch sizes as rows."""
-    show(
-        form,
-        lambda: print_answer(found),
-        lambda: found.model_dump(mode="json"),
-        lambda: [row.model_dump(mode="json") for row in found.batches],
-    )
+    show_model(form, found, print_answer, found.batches)
 
 
 def print_answer(found: Answer) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from bssearch.cli.arguments import AllowBusyOption, DatabaseOption, DataDirOption, NameArgument
-from bssearch.cli.output import Format, FormatOption, console, print_table, show
+from bssearch.cli.output import Format, FormatOption, console, print_table, show_model
 
 if TYPE_CHECKING:
     from bssearch.analysis.rules.audit import Audit, LearningRateSlope, RuleFinding
@@ -59,12 +59,7 @@ def audit(
             allow_busy=allow_busy,
             listener=listener,
         )
-    show(
-        form,
-        lambda: print_audit(found),
-        lambda: found.model_dump(mode="json"),
-        lambda: [one.model_dump(mode="json") for one in found.rules],
-    )
+    show_model(form, found, print_audit, found.rules)
 
 
 def print_audit(found: Audit) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from bssearch.cli.arguments import AllowBusyOption, DataDirOption, SetOption, SpecArgument, workload_folder
-from bssearch.cli.output import Format, FormatOption, cell, console, duration, print_table, show
+from bssearch.cli.output import Format, FormatOption, cell, console, duration, print_table, show_model
 from bssearch.errors import UsageError
 
 if TYPE_CHECKING:
@@ -33,13 +33,7 @@ def check(
     path = find_spec(spec)
     study = load_spec(path, overrides or [])
     found = try_out(study, folder=workload_folder(path), data_dir=data_dir, allow_busy=allow_busy)
-    show(
-        form,
-        lambda: print_check(found),
-        lambda: found.model_dump(mode="json"),
-        lambda: [finding.model_dump() for finding in found.findings],
-        ("code", "message"),
-    )
+    show_model(form, found, print_check, found.findings, columns=("code", "message"))
 
 
 def target(
@@ -81,12 +75,7 @@ def target(
         data_dir=data_dir,
         allow_busy=allow_busy,
     )
-    show(
-        form,
-        lambda: print_advice(advice),
-        lambda: advice.model_dump(mode="json"),
-        lambda: [row.model_dump() for row in advice.targets],
-    )
+    show_model(form, advice, print_advice, advice.targets)
 
 
 def print_check(found: Check) -> None:

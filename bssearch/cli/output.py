@@ -10,11 +10,12 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
 
 import typer
 
 if TYPE_CHECKING:
+    from pydantic import BaseModel
     from rich.console import Console
 
 
@@ -29,6 +30,7 @@ class Format(StrEnum):
 
 FormatOption = Annotated[Format, typer.Option("--format", "-f", help="How to print: for people or for programs.")]
 Row = Mapping[str, Any]
+Shown = TypeVar("Shown", bound="BaseModel")
 HEADINGS = {
     "number": "#",
     "batch_size": "batch",
@@ -117,6 +119,23 @@ def show(
         print_json(document())
     else:
         print_rows(rows(), columns, form)
+
+
+def show_model(
+    form: Format,
+    found: Shown,
+    for_people: Callable[[Shown], None],
+    rows: Sequence[BaseModel],
+    columns: Sequence[str] = (),
+) -> None:
+    """Print a result that is a model in one of its forms; ``rows`` are the part of it that makes a table."""
+    show(
+        form,
+        lambda: for_people(found),
+        lambda: found.model_dump(mode="json"),
+        lambda: [row.model_dump(mode="json") for row in rows],
+        columns,
+    )
 
 
 def print_json(value: object) -> None:

@@ -186,11 +186,11 @@ def _store(made: Studies, db: str | None, form: Format) -> None:
         note(text)
     rows = [
         {
-            "study": study.name,
-            "runs": len(study.trials),
-            "reached": sum(trial.outcome.state is TrialState.REACHED for trial in study.trials),
+            "study": finished.study.name,
+            "runs": len(finished.trials),
+            "reached": sum(trial.outcome.state is TrialState.REACHED for trial in finished.trials),
         }
-        for study in made.studies
+        for finished in made.studies
     ]
     if form is Format.TABLE:
         write("".join(f"{row['study']}\n" for row in rows))

@@ -186,13 +186,6 @@ def _open_study(spec: StudySpec, launch: Launch, store: Store, found: WorkloadDe
 def _create_study(spec: StudySpec, store: Store) -> StudyRecord:
     """Return the new study; where another driver made it in this moment, that one."""
     try:
-        return store.create_study(
-            spec.name,
-            spec=spec.model_dump(mode="json"),
-            spec_hash=spec.question_hash,
-            objective=spec.objective,
-            target=spec.record_target,
-            created_by=user_name(),
-        )
+        return store.create_study(spec.new_study(user_name()))
     except UsageError:
         return store.study(spec.name)

@@ -223,12 +223,7 @@ def _spec(
 
 def _study(spec: StudySpec, seeded: Sequence[_SeededRun], environment: Environment) -> FinishedStudy:
     return FinishedStudy(
-        name=spec.name,
-        spec=spec.model_dump(mode="json"),
-        spec_hash=spec.question_hash,
-        objective=spec.objective,
-        target=spec.record_target,
-        created_by=user_name(),
+        study=spec.new_study(user_name()),
         environment=environment,
         trials=tuple(_trial(one, spec.record_target, spec.budget.trial_train_seconds) for one in seeded),
     )

@@ -38,7 +38,7 @@ from bssearch.records.requests import (
     TrialRequest,
     WorkloadDescription,
 )
-from bssearch.records.stored import PLANNED, ProbeRecord, StudyRecord, TrialRecord
+from bssearch.records.stored import PLANNED, NewStudy, ProbeRecord, StudyRecord, TrialRecord
 
 __all__ = [
     "COULD_NOT_PAUSE",
@@ -53,6 +53,7 @@ __all__ = [
     "MemoryUse",
     "MetricInfo",
     "ModelDescription",
+    "NewStudy",
     "NoiseMeasurement",
     "NoiseRequest",
     "Observation",

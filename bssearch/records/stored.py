@@ -68,11 +68,8 @@ class TrialRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StudyRecord:
-    """One stored study; ``spec`` is the whole spec as JSON values, ``environment`` the device it is bound to.
-
-    An archived study is left out of lists and takes no more trials.
-    """
+class NewStudy:
+    """A study to store; ``spec`` is the whole spec as JSON values, ``spec_hash`` the digest of its question."""
 
     name: str
     spec: Mapping[str, object]
@@ -80,9 +77,24 @@ class StudyRecord:
     objective: str
     target: Target
     created_by: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StudyRecord(NewStudy):
+    """One stored study; ``environment`` is the device it is bound to.
+
+    An archived study is left out of lists and takes no more trials.
+    """
+
     created_at: datetime
     archived_at: datetime | None = None
     environment: Environment | None
+
+    @classmethod
+    def created(cls, study: NewStudy, created_at: datetime, environment: Environment | None = None) -> StudyRecord:
+        """Return the record of a study as it begins."""
+        values = {one.name: getattr(study, one.name) for one in fields(NewStudy)}
+        return cls(created_at=created_at, environment=environment, **values)
 
 
 PLANNED = tuple(sorted({one.name for one in fields(TrialPlan)} & {one.name for one in fields(TrialRecord)}))

@@ -179,16 +179,7 @@ def _verdict(spec: StudySpec, space: TableSearchSpace, clock: VirtualClock, trut
 
 def answer_of(spec: StudySpec, trials: Sequence[TrialRecord], clock: VirtualClock) -> Answer:
     """Return the answer that a real study with these trials would give; raise `TargetNotReachedError` without one."""
-    study = StudyRecord(
-        name=spec.name,
-        spec={},
-        spec_hash="",
-        objective=spec.objective,
-        target=spec.record_target,
-        created_by="simulation",
-        created_at=BEGIN,
-        environment=DEVICE,
-    )
+    study = StudyRecord.created(spec.new_study("simulation"), BEGIN, DEVICE)
     return build_answer(study, spec, list(trials), dict(clock.engine.history.probes), UNKNOWN, [], [])
 
 

@@ -9,7 +9,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, JsonValue, ValidationInfo, field_validator, model_validator
 
 from bssearch import registry
-from bssearch.records import Configuration, Target
+from bssearch.records import Configuration, NewStudy, Target
 from bssearch.space import SearchSpace, StrictModel
 from bssearch.spec.configuration import whole_configuration
 from bssearch.spec.parts import (
@@ -93,6 +93,17 @@ class StudySpec(StrictModel):
     def record_target(self) -> Target:
         """Return the target as the record that every layer speaks."""
         return Target(metric=self.target.metric, value=self.target.value, goal=self.target.goal)
+
+    def new_study(self, created_by: str) -> NewStudy:
+        """Return the study to store."""
+        return NewStudy(
+            name=self.name,
+            spec=self.model_dump(mode="json"),
+            spec_hash=self.question_hash,
+            objective=self.objective,
+            target=self.record_target,
+            created_by=created_by,
+        )
 
     @property
     def default_configuration(self) -> Configuration:

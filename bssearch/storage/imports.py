@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -11,9 +11,9 @@ from sqlalchemy import Connection, insert, select
 from bssearch.records import (
     Configuration,
     Environment,
+    NewStudy,
     Phase,
     StudyRecord,
-    Target,
     TrialOutcome,
     TrialRecord,
 )
@@ -41,27 +41,9 @@ class FinishedTrial:
 class FinishedStudy:
     """A study to store with its trials, which get the numbers 1, 2, … in their order."""
 
-    name: str
-    spec: Mapping[str, object]
-    spec_hash: str
-    objective: str
-    target: Target
-    created_by: str
+    study: NewStudy
     environment: Environment
     trials: Sequence[FinishedTrial]
-
-    def record(self, created_at: datetime, environment: Environment | None) -> StudyRecord:
-        """Return the study as it is stored."""
-        return StudyRecord(
-            name=self.name,
-            spec=self.spec,
-            spec_hash=self.spec_hash,
-            objective=self.objective,
-            target=self.target,
-            created_by=self.created_by,
-            created_at=created_at,
-            environment=environment,
-        )
 
 
 @dataclass(slots=True)
@@ -77,24 +59,26 @@ class Import:
             self.first_tried_at = now(connection)
         elif self._is_stored(connection, self.first_tried_at):
             return  # the connection broke after the commit
-        for study in self.studies:
+        for finished in self.studies:
+            study = StudyRecord.created(finished.study, self.first_tried_at)
             keeping.check_name(study.name)
-            keeping.create(connection, study.record(self.first_tried_at, None), again=False)
+            keeping.create(connection, study, again=False)
             study_id = connection.execute(select(StudyRow.id).where(StudyRow.name == study.name)).scalar_one()
-            place = {"study_id": study_id, "environment_id": environment_id(connection, study.environment)}
-            keeping.bind(connection, study_id, study.environment, place["environment_id"], again=False)
+            place = {"study_id": study_id, "environment_id": environment_id(connection, finished.environment)}
+            keeping.bind(connection, study_id, finished.environment, place["environment_id"], again=False)
             place["revision"] = raise_revision(connection, study_id)
             rows = [
                 {**place, **to_columns(_record(trial, number, self.first_tried_at))}
-                for number, trial in enumerate(study.trials, start=1)
+                for number, trial in enumerate(finished.trials, start=1)
             ]
             if rows:
                 connection.execute(insert(TrialRow), rows)
 
     def _is_stored(self, connection: Connection, created_at: datetime) -> bool:
-        for study in self.studies:
+        for finished in self.studies:
+            study = StudyRecord.created(finished.study, created_at, finished.environment)
             row = connection.execute(STUDY.where(StudyRow.name == study.name)).mappings().first()
-            if row is None or study_record(row) != study.record(created_at, study.environment):
+            if row is None or study_record(row) != study:
                 return False
         return True
 

@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from sqlalchemy import (
     JSON,
@@ -24,6 +24,7 @@ from sqlalchemy import (
     Index,
     Integer,
     MetaData,
+    Table,
     Text,
     TypeDecorator,
     UniqueConstraint,
@@ -149,6 +150,7 @@ EnvironmentId = Annotated[
 class Base(DeclarativeBase):
     """The base of all tables."""
 
+    __table__: ClassVar[Table]
     metadata = MetaData(naming_convention=NAMING_CONVENTION)
     type_annotation_map = {  # noqa: RUF012 - SQLAlchemy reads it from the class
         int: BigInteger,

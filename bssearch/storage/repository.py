@@ -13,10 +13,10 @@ from bssearch.errors import DatabaseError
 from bssearch.records import (
     Environment,
     Lease,
+    NewStudy,
     Observation,
     Phase,
     StudyRecord,
-    Target,
     TrialOutcome,
     TrialPlan,
     TrialRecord,
@@ -61,9 +61,7 @@ class Store(Findings, Measurements):
     Threads may share one. One that is open for writing waits for a server that is away (`Patience`).
     """
 
-    def create_study(
-        self, name: str, spec: Mapping[str, object], spec_hash: str, objective: str, target: Target, created_by: str
-    ) -> StudyRecord:
+    def create_study(self, new: NewStudy) -> StudyRecord:
         """Store a new study; raise `UsageError` where the name is taken. Of two that create it at once one does."""
         study: StudyRecord | None = None
 
@@ -71,16 +69,7 @@ class Store(Findings, Measurements):
             nonlocal study
             with self._writing() as connection:
                 again = study is not None
-                study = study or StudyRecord(
-                    name=name,
-                    spec=spec,
-                    spec_hash=spec_hash,
-                    objective=objective,
-                    target=target,
-                    created_by=created_by,
-                    created_at=now(connection),
-                    environment=None,
-                )
+                study = study or StudyRecord.created(new, now(connection))
                 keeping.create(connection, study, again=again)
             return study
 
@@ -193,7 +182,8 @@ class Store(Findings, Measurements):
                 study_id = self._lock_study(connection, study)
                 ids = trial_ids_of(connection, study, study_id, numbers)
                 connection.execute(
-                    insert(ObservationRow.__table__), [{"trial_id": ids[number], **to_columns(one)} for number, one in rows]
+                    insert(ObservationRow.__table__),
+                    [{"trial_id": ids[number], **to_columns(one)} for number, one in rows],
                 )
                 mark_changed(connection, study_id, numbers)
         except DatabaseError as error:

@@ -41,7 +41,7 @@ from bssearch.storage.rows import PREFIXES, column_names
 
 
 def _columns(row: type[Base], record_type: type, *, without: str | None = None) -> list[ColumnElement[Any]]:
-    """Return the columns of a record's fields, of the table itself: those of the class cost a comparison each, a row set."""
+    """Return the columns of a record's fields; the table's own: each of the class's costs a comparison a query."""
     return [row.__table__.c[name] for name in column_names(record_type, without=without)]
 
 

@@ -107,14 +107,7 @@ def run(url: str, trials: int) -> tuple[float, list[float]]:
     spec, executor = spec_of(trials), TimedExecutor()
     with open_store(url) as store:
         if store.find_study(spec.name) is None:
-            store.create_study(
-                spec.name,
-                spec.model_dump(mode="json"),
-                spec.question_hash,
-                spec.objective,
-                spec.record_target,
-                "benchmark",
-            )
+            store.create_study(spec.new_study("benchmark"))
             store.bind_environment(spec.name, make_environment())
         began = time.perf_counter()
         driver = Driver(spec, store, executor, make_environment(), Listener())

@@ -28,9 +28,7 @@ def fill(url: str, trials: int, observations: int) -> int:
     """Store a study of search trials, and of confirmation runs for every tenth; return how many observations."""
     spec, environment, rng = make_spec(), make_environment(), random.Random(0)
     with open_store(url) as store:
-        store.create_study(
-            spec.name, spec.model_dump(mode="json"), spec.question_hash, spec.objective, spec.record_target, "benchmark"
-        )
+        store.create_study(spec.new_study("benchmark"))
         store.bind_environment(spec.name, environment)
         for size in LADDER:
             store.save_probe(spec.name, environment, make_probe(size))

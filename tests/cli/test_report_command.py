@@ -30,9 +30,7 @@ TABLES = ("trials.csv", "batches.csv", "observations.csv")
 def add_study(store: Store, spec: StudySpec, trials: Sequence[TrialRecord], **environment: Any) -> None:
     """Store a study with trials as they are, each with a curve of three observations."""
     place = make_environment(**environment)
-    store.create_study(
-        spec.name, spec.model_dump(mode="json"), spec.question_hash, spec.objective, spec.record_target, "test"
-    )
+    store.create_study(spec.new_study("test"))
     store.bind_environment(spec.name, place)
     for size in SIZES:
         store.save_probe(spec.name, place, make_probe(size, step_seconds=0.01 + 0.0002 * size))

@@ -53,14 +53,7 @@ class NoisyExecutor(LawExecutor):
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
     with open_store(f"sqlite:///{tmp_path / 'study.db'}") as store:
-        store.create_study(
-            SPEC.name,
-            spec=SPEC.model_dump(mode="json"),
-            spec_hash=SPEC.question_hash,
-            objective=SPEC.objective,
-            target=SPEC.record_target,
-            created_by="tester",
-        )
+        store.create_study(SPEC.new_study("tester"))
         yield store
 
 

@@ -131,10 +131,7 @@ class Recorded(Driver):
 
 
 def open_study(store: Store, spec: StudySpec) -> None:
-    target = spec.record_target
-    store.create_study(
-        spec.name, spec.model_dump(mode="json"), spec.question_hash, spec.objective, target, created_by="test"
-    )
+    store.create_study(spec.new_study("test"))
     store.bind_environment(spec.name, make_environment())
 
 

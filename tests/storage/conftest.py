@@ -6,7 +6,17 @@ from typing import Any
 
 import pytest
 
-from bssearch.records import Environment, Lease, StudyRecord, Target, TrialOutcome, TrialPlan, TrialRecord, TrialState
+from bssearch.records import (
+    Environment,
+    Lease,
+    NewStudy,
+    StudyRecord,
+    Target,
+    TrialOutcome,
+    TrialPlan,
+    TrialRecord,
+    TrialState,
+)
 from bssearch.storage import leases, migrate
 from bssearch.storage.repository import Store, open_store
 from tests.factories import make_environment, make_plan
@@ -95,7 +105,7 @@ def add_study(store: Store, name: str = "toy", **changes: Any) -> StudyRecord:
         "target": Target(metric="accuracy", value=0.9),
         "created_by": "someone",
     }
-    return store.create_study(name, **{**values, **changes})
+    return store.create_study(NewStudy(name=name, **{**values, **changes}))
 
 
 def start_planned(

@@ -13,7 +13,7 @@ from bssearch.records import MemoryUse, TrialRecord, TrialState
 from bssearch.storage.imports import FinishedStudy, FinishedTrial
 from bssearch.storage.repository import Store, open_store
 from bssearch.storage.revisions import mark_rewritten
-from tests.factories import make_curve, make_environment, make_plan, make_probe
+from tests.factories import make_curve, make_environment, make_plan, make_probe, make_spec
 from tests.storage.conftest import CANCELLED, OUTCOME, add_study, enqueue, resume, start, start_after, start_queued
 
 PAUSED = replace(CANCELLED, state=TrialState.PAUSED)
@@ -116,16 +116,10 @@ def test_an_imported_study_is_read_from_revision_0(store: Store) -> None:
     trial = FinishedTrial(
         configuration=plan.configuration, phase=plan.phase, seed=0, train_seconds_limit=1.0, outcome=OUTCOME
     )
-    like = add_study(store)
     store.import_studies(
         [
             FinishedStudy(
-                name="imported",
-                spec=like.spec,
-                spec_hash="",
-                objective=like.objective,
-                target=like.target,
-                created_by="someone",
+                study=replace(make_spec().new_study("someone"), name="imported"),
                 environment=make_environment(),
                 trials=[trial, trial],
             )

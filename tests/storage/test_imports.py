@@ -19,7 +19,7 @@ from bssearch.importers.cells import LARGEST
 from bssearch.importers.imported_run import Run, make_configuration
 from bssearch.importers.runs import LARGEST_SEED
 from bssearch.importers.studies import make_studies
-from bssearch.records import Configuration, Phase, Target, TrialOutcome, TrialRecord, TrialState
+from bssearch.records import Configuration, NewStudy, Phase, Target, TrialOutcome, TrialRecord, TrialState
 from bssearch.storage.imports import FinishedStudy, FinishedTrial, Import
 from bssearch.storage.repository import Store, open_store
 from tests.factories import make_environment
@@ -33,12 +33,14 @@ CONFIGURATION = Configuration(
 
 def make_study(name: str = "imported", *outcomes: TrialOutcome, **changes: Any) -> FinishedStudy:
     values: dict[str, Any] = {
-        "name": name,
-        "spec": {"workload": "imported", "name": name},
-        "spec_hash": "abc",
-        "objective": "samples_to_target",
-        "target": Target(metric="accuracy", value=0.9),
-        "created_by": "someone",
+        "study": NewStudy(
+            name=name,
+            spec={"workload": "imported", "name": name},
+            spec_hash="abc",
+            objective="samples_to_target",
+            target=Target(metric="accuracy", value=0.9),
+            created_by="someone",
+        ),
         "environment": make_environment(device_name="A100", device_type="unknown"),
         "trials": [
             FinishedTrial(
@@ -66,7 +68,11 @@ class TestImports:
         study = make_study()
         store.import_studies([study])
         found = store.study("imported")
-        assert (found.spec, found.objective, found.target) == (study.spec, "samples_to_target", study.target)
+        assert (found.spec, found.objective, found.target) == (
+            study.study.spec,
+            "samples_to_target",
+            study.study.target,
+        )
         assert found.environment == study.environment
         trials = store.trials("imported")
         assert [trial.number for trial in trials] == [1, 2]
@@ -162,13 +168,13 @@ def test_what_is_imported_comes_back_unchanged(store: Store, runs: list[Run]) ->
     made = make_studies(runs, name=name, target=Target(metric="accuracy", value=0.9)).studies
     store.import_studies(made)
     for study in made:
-        stored = store.trials(study.name)
+        stored = store.trials(study.study.name)
         assert tuple(map(as_imported, stored)) == study.trials
-        assert store.study(study.name).spec == study.spec
-        assert store.study(study.name).environment == study.environment
+        assert store.study(study.study.name).spec == study.study.spec
+        assert store.study(study.study.name).environment == study.environment
         seeds = [(trial.configuration.key, trial.seed) for trial in stored]
         assert len(set(seeds)) == len(seeds)
-    back = [trial for study in made for trial in store.trials(study.name)]
+    back = [trial for study in made for trial in store.trials(study.study.name)]
     assert sorted(map(figures_of_run, runs)) == sorted(map(figures_of_trial, back))
 
 
