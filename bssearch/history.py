@@ -269,10 +269,6 @@ class History:
                 return trial
         return None
 
-    def best_of(self, trials: Collection[TrialRecord]) -> TrialRecord | None:
-        """Return the trial with the least figure among those that have one."""
-        return min((trial for trial in trials if math.isfinite(self.value(trial))), key=self.value, default=None)
-
     def _expect(self, trial: TrialRecord) -> None:
         """Note what was expected of a further trial when one was chosen that has ended."""
         has_ended = trial.state.is_finished and trial.state is not TrialState.PAUSED

@@ -51,7 +51,6 @@ def answers(history: History) -> dict[str, object]:
         "coordinates_near": lambda: {size: history.coordinates_near(size) for size in SIZES},
         "as_run": lambda: [history.as_run(one) for one in CONFIGURATIONS if one.batch_size in history.probes],
         "to_retry": lambda: [history.to_retry(uncapped=uncapped) for uncapped in (False, True)],
-        "best_of": lambda: history.best_of(history.trials),
         "trial": lambda: [history.trial(number) for number in range(history.length + 2)],
         "value": lambda: [history.value(trial) for trial in history.all_trials],
         "curves": lambda: {
