@@ -8,7 +8,7 @@ import pytest
 
 from bssearch.pruners.base import Action
 from bssearch.pruners.halving import FIRST
-from bssearch.pruners.pace import FROM, Pace
+from bssearch.pruners.pace import FROM, Balanced, Fast, Pace, Safe
 from bssearch.records import TrialState
 from tests.pruners.field import Field, progress
 
@@ -40,6 +40,13 @@ def test_pace_weighs_what_is_behind_and_what_is_left(seconds: float, gain: float
     assert seconds >= FROM * field.standings.cap or not expected
     assert is_hopeless(field, seconds, gain) is expected
     assert field.observe(1, seconds, gain) is (Action.WAIT if expected else Action.GO_ON)
+
+
+@pytest.mark.parametrize(("kind", "expected"), [(Safe, False), (Balanced, False), (Fast, True)])
+def test_fast_alone_lets_wait_what_would_end_within_the_seeds_noise(kind: type[Pace], expected: bool) -> None:
+    field = Field(kind(), 160.0, slack=1.3)
+    field.winner()
+    assert is_hopeless(field, 9.9, 0.85) is expected  # at its pace it ends at 1.16 of the winner's time
 
 
 def test_the_luckiest_winner_counts() -> None:
