@@ -16,9 +16,13 @@ THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 def pytest_configure() -> None:
-    """Compute with one thread in each test process: threads that wait for each other make small models slow."""
+    """Compute with one thread in each process: threads that wait for each other make small models slow.
+
+    The processes of tests keep what they compile: else each of some hundred would compile the package anew.
+    """
     for name in THREADS:
         os.environ.setdefault(name, "1")
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 
 @pytest.fixture(scope="session", autouse=True)
