@@ -34,6 +34,7 @@ BEHAVIOURS = [
 
 WORKLOAD = """
 import ctypes
+import gc
 import json
 import os
 import subprocess
@@ -107,7 +108,9 @@ class Line:
             assert sys.stdin.read() == ""
         if self.behaviour == "environment":
             with open(self.report, "w") as file:
-                json.dump(dict(os.environ), file)
+                environment = dict(os.environ)
+                collection = {"collects": gc.isenabled(), "exempt_objects": gc.get_freeze_count()}
+                json.dump({"environment": environment, **collection}, file)
         if self.behaviour == "start_child":
             subprocess.Popen(["sleep", "1000"])
 
