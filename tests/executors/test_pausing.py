@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -69,49 +68,6 @@ def test_a_trial_goes_on_in_another_worker_process_bit_for_bit(tmp_path: Path) -
     assert outcome.warmup_seconds > again.warmup_seconds > paused.warmup_seconds
     ledgers = outcome.train_seconds + outcome.evaluation_seconds + outcome.warmup_seconds + outcome.other_seconds
     assert 0 <= outcome.wall_seconds - ledgers < 0.05 * outcome.wall_seconds
-
-
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalExecutor]:
-    """Yield an executor for the tests that leave its worker alive."""
-    with opened(tmp_path_factory.mktemp("shared")) as executor:
-        executor.describe()
-        yield executor
-
-
-def test_a_trial_that_names_no_file_or_one_that_cannot_be_written_is_pruned(
-    shared: LocalExecutor, tmp_path: Path
-) -> None:
-    (tmp_path / "nowhere").touch()
-    nowhere = request_long_trial(1, tmp_path / "nowhere" / "trial-1")
-    pruned, _ = run(shared, replace(nowhere, checkpoint=None), pause_after=100)
-    assert (pruned.state, pruned.reason) == (TrialState.PRUNED, "later")
-    refused, _ = run(shared, nowhere, pause_after=100)
-    assert refused.state is TrialState.PRUNED
-    assert refused.reason.startswith("later; could not be paused: FileExistsError: ")
-    assert not list(tmp_path.rglob("*.part"))
-
-
-def test_a_checkpoint_that_cannot_be_read_fails_the_trial_and_leaves_the_worker(
-    shared: LocalExecutor, tmp_path: Path
-) -> None:
-    missing = replace(request_long_trial(1, tmp_path / "missing"), resumes=True)
-    (tmp_path / "broken").write_bytes(b"PK\3\4 and no more")
-    before = worker_pids(shared)
-    for name, why in (("missing", "it is not there"), ("broken", "BadZipFile")):
-        outcome, observed = run(shared, replace(missing, checkpoint=str(tmp_path / name)))
-        assert (outcome.state, observed) == (TrialState.FAILED, [])
-        assert outcome.reason.startswith(f"the trial cannot go on from its checkpoint {tmp_path / name}: {why}")
-        assert outcome.traceback is not None
-    assert worker_pids(shared) == before
-
-
-def test_a_checkpoint_of_another_trial_fails_the_trial(shared: LocalExecutor, tmp_path: Path) -> None:
-    request = request_long_trial(1, tmp_path / "trial")
-    assert run(shared, request, pause_after=100)[0].state is TrialState.PAUSED
-    outcome, _ = run(shared, replace(request, number=2, seed=2, resumes=True))
-    assert (outcome.state, outcome.steps) == (TrialState.FAILED, 0)
-    assert f"{tmp_path / 'trial'} is that of another trial: its seed is 1, this trial's is 2" in outcome.reason
 
 
 @pytest.mark.slow
