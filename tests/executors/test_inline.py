@@ -18,7 +18,7 @@ from bssearch.commands.trials import trials_frame
 from bssearch.errors import LaunchError, SpecError, UsageError, WorkloadError
 from bssearch.executors.base import Ended, ExecutorSettings
 from bssearch.executors.inline import InlineExecutor
-from bssearch.records import TrialState
+from bssearch.records import StepTimeRequest, TrialState
 from bssearch.spec import StudySpec
 from tests.executors.line_workload import (
     outcomes,
@@ -110,6 +110,14 @@ def test_a_workload_that_does_not_load_is_raised_with_the_users_line(tmp_path: P
         with pytest.raises(WorkloadError, match="does not load: ValueError: no such table") as caught:
             executor.describe()
         assert caught.value.__cause__ is not None
+
+
+def test_a_measurement_that_fails_is_raised_with_the_users_line(tmp_path: Path) -> None:
+    with inline(tmp_path, workload_settings={"at": 2}) as executor:
+        mistaken = StepTimeRequest(configuration=request_trial(1, "raise").configuration)
+        with pytest.raises(WorkloadError, match="RuntimeError: the user's own mistake") as caught:
+            executor.measure_step_time(mistaken)
+        assert "batch size 8" in str(caught.value) and "line.py:" in str(caught.value)
 
 
 def test_a_device_that_is_not_there_is_named_with_those_that_are(tmp_path: Path) -> None:
