@@ -34,8 +34,6 @@ def survival(runs: Sequence[TrialRecord], objective: Objective = TIME) -> Surviv
     (Kaplan & Meier 1958): of pruned runs, under differing limits, and where something else ended a run, nothing is
     said; nor where all runs reached or none did, or where the seconds of one are not known or not comparable.
     """
-    from scipy.stats import CensoredData, ecdf
-
     ended = {TrialState.REACHED, TrialState.EXHAUSTED, TrialState.CAPPED}
     if any(run.state not in ended for run in runs) or len({run.train_seconds_limit for run in runs}) > 1:
         return None
@@ -43,6 +41,8 @@ def survival(runs: Sequence[TrialRecord], objective: Objective = TIME) -> Surviv
     missed = [seconds for run in runs if (seconds := objective.bound(run)) is not None]
     if not reached or not missed or len(reached) + len(missed) < len(runs):
         return None
+    from scipy.stats import CensoredData, ecdf  # half a second, for the few studies that come here
+
     horizon = max(*missed, *reached)
     curve = ecdf(CensoredData(uncensored=reached, right=missed)).sf
     times, left = np.asarray(curve.quantiles), np.asarray(curve.probabilities)

@@ -120,4 +120,4 @@ def test_runs_to_settle_are_those_of_a_t_test_with_80_percent_power(variation: f
 
 
 def test_without_noise_two_runs_settle() -> None:
-    assert runs_to_settle(0.0, 1.05) == 2
+    assert [runs_to_settle(deviation, 1.05) for deviation in (0.0, 1e-300, 1e-15, 1e-12, 1e-9)] == [2] * 5

@@ -25,7 +25,7 @@ BEHAVIOURS = [
     "hold_lock",
     "print",
     "environment",
-    "start_child",
+    "start_child_and_hold_lock",
     "fork_and_segfault",
     "out_of_memory",
     "diverge",
@@ -34,6 +34,7 @@ BEHAVIOURS = [
 
 WORKLOAD = """
 import ctypes
+import gc
 import json
 import os
 import subprocess
@@ -96,8 +97,6 @@ class Line:
             ctypes.string_at(0)
         if self.behaviour == "hang":
             time.sleep(1000)
-        if self.behaviour == "hold_lock":
-            ctypes.PyDLL(None).sleep(1000)
         if self.behaviour == "exit":
             os._exit(3)
         if self.behaviour == "print":
@@ -107,9 +106,14 @@ class Line:
             assert sys.stdin.read() == ""
         if self.behaviour == "environment":
             with open(self.report, "w") as file:
-                json.dump(dict(os.environ), file)
-        if self.behaviour == "start_child":
+                environment = dict(os.environ)
+                collection = {"collects": gc.isenabled(), "exempt_objects": gc.get_freeze_count()}
+                json.dump({"environment": environment, **collection}, file)
+        if self.behaviour == "start_child_and_hold_lock":
             subprocess.Popen(["sleep", "1000"])
+            open(self.report, "w").close()
+        if self.behaviour in ("hold_lock", "start_child_and_hold_lock"):
+            ctypes.PyDLL(None).sleep(1000)
 
     def evaluate(self, model, part):
         error = torch.nn.functional.mse_loss(model(part.inputs), part.targets).item()

@@ -186,7 +186,7 @@ def test_what_goes_wrong_with_a_configuration_is_its_state(
 def test_what_a_trial_prints_comes_with_its_end_and_is_its_own(executor: Executor) -> None:
     logs = []
     for behaviour in ("say", "learn", "say"):
-        executor.submit(request_learning_trial(1, behaviour, seconds=0.5))
+        executor.submit(request_learning_trial(1, behaviour, seconds=0.15))
         ended = wait_for(executor, lambda events: 1 in outcomes(events))
         logs += [event.log for event in ended if isinstance(event, Ended)]
     assert [log.strip() for log in logs] == ["said by the workload", "", "said by the workload"]
@@ -219,7 +219,7 @@ def test_a_trial_that_is_stopped_after_its_target_has_not_reached_it(
     outcome, _ = run_and_stop(executor, request, state, after=len(crossed) + 1)
     assert (outcome.state, outcome.time_to_target_s, outcome.last_miss_step) == (state, None, None)
     if state is TrialState.PAUSED:
-        outcome, _ = run_to_the_end(executor, replace(request, resumes=True, train_seconds_limit=0.5))
+        outcome, _ = run_to_the_end(executor, replace(request, resumes=True, train_seconds_limit=0.3))
         assert (outcome.state, outcome.first_hit_step) == (TrialState.REACHED, crossed[-1].observation.step)
 
 
@@ -267,7 +267,8 @@ def test_a_full_house_and_a_measurement_beside_a_trial_are_the_callers_mistakes(
 
 
 def test_steps_are_timed(executor: Executor) -> None:
-    step_time = executor.measure_step_time(StepTimeRequest(configuration=request_trial(1).configuration))
+    request = StepTimeRequest(configuration=request_trial(1).configuration, seconds_limit=0.1)
+    step_time = executor.measure_step_time(request)
     assert (step_time.batch_size, step_time.micro_batch_size, step_time.out_of_memory) == (8, 8, False)
     assert step_time.step_seconds is not None and step_time.step_seconds > 0
     assert step_time.evaluation_seconds is not None and step_time.evaluation_seconds > 0
@@ -287,17 +288,23 @@ def test_the_noise_scale_is_measured(executor: Executor) -> None:
     assert (measured.batch_size, measured.micro_batch_size) == (8, 8)
 
 
+def test_a_kill_cancels_what_runs(executor: Executor) -> None:
+    executor.submit(request_endless_trial(1))
+    wait_for(executor, lambda events: len(events) >= 2)
+    executor.kill()
+    assert outcomes(executor.events(0.0))[1].state is TrialState.CANCELLED
+
+
 def test_a_micro_batch_that_fits_is_found_to(executor: Executor) -> None:
     use = executor.measure_memory(MemoryRequest(configuration=request_trial(1).configuration))
     assert (use.micro_batch_size, use.fits, use.reason) == (8, True, None)
 
 
-def test_kill_and_close_cancel_what_runs_and_a_second_close_does_nothing(kind: str, tmp_path: Path) -> None:
+def test_a_trial_after_a_kill_is_cancelled_by_a_close_and_a_second_close_does_nothing(
+    kind: str, tmp_path: Path
+) -> None:
     with EXECUTORS[kind](tmp_path) as executor:
-        executor.submit(request_endless_trial(1))
-        wait_for(executor, lambda events: len(events) >= 2)
         executor.kill()
-        assert outcomes(executor.events(0.0))[1].state is TrialState.CANCELLED
         executor.submit(request_endless_trial(2))
         executor.close()
         assert outcomes(executor.events(0.0))[2].state is TrialState.CANCELLED

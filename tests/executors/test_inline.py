@@ -18,10 +18,9 @@ from bssearch.commands.trials import trials_frame
 from bssearch.errors import LaunchError, SpecError, UsageError, WorkloadError
 from bssearch.executors.base import Ended, ExecutorSettings
 from bssearch.executors.inline import InlineExecutor
-from bssearch.records import TrialState
+from bssearch.records import StepTimeRequest, TrialState
 from bssearch.spec import StudySpec
 from tests.executors.line_workload import (
-    opened,
     outcomes,
     request_endless_trial,
     request_trial,
@@ -61,21 +60,6 @@ def test_a_breakpoint_stops_in_the_workloads_own_frame(tmp_path: Path, monkeypat
     assert outcome.state is TrialState.REACHED
 
 
-def test_a_trial_is_that_of_a_worker_process_bit_for_bit(tmp_path: Path) -> None:
-    with inline(tmp_path) as executor:
-        here, here_seen = run_to_the_end(executor, request_trial(1))
-    with opened(tmp_path) as worker:
-        there, there_seen = run_to_the_end(worker, request_trial(1))
-    curves = [[replace(event.observation, train_seconds=0.0) for event in events] for events in (here_seen, there_seen)]
-    assert curves[0] == curves[1]
-    assert (here.state, here.steps_to_target, here.final_metric) == (
-        there.state,
-        there.steps_to_target,
-        there.final_metric,
-    )
-    assert here.contended or not any("in no ledger" in warning for warning in here.warnings)
-
-
 @pytest.mark.parametrize("error", ["KeyboardInterrupt", "__import__('bdb').BdbQuit"])
 def test_an_interrupt_in_the_workload_ends_the_trial_as_cancelled_and_is_raised(error: str, tmp_path: Path) -> None:
     with inline(tmp_path) as executor:
@@ -109,7 +93,7 @@ def test_the_environment_and_the_threads_are_set_and_put_back(tmp_path: Path, mo
 
 def test_prints_reach_the_terminal_and_the_log_that_is_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with inline(tmp_path, log_folder=tmp_path / "logs") as executor:
-        run_to_the_end(executor, request_endless_trial(1, "say", seconds=0.5))
+        run_to_the_end(executor, request_endless_trial(1, "say", seconds=0.15))
     assert "said by the workload" in capsys.readouterr().out
     assert "said by the workload" in (tmp_path / "logs" / "slot-0.log").read_text()
 
@@ -126,6 +110,22 @@ def test_a_workload_that_does_not_load_is_raised_with_the_users_line(tmp_path: P
         with pytest.raises(WorkloadError, match="does not load: ValueError: no such table") as caught:
             executor.describe()
         assert caught.value.__cause__ is not None
+
+
+def test_a_measurement_that_fails_is_raised_with_the_users_line(tmp_path: Path) -> None:
+    with inline(tmp_path, workload_settings={"at": 2}) as executor:
+        mistaken = StepTimeRequest(configuration=request_trial(1, "raise").configuration)
+        with pytest.raises(WorkloadError, match="RuntimeError: the user's own mistake") as caught:
+            executor.measure_step_time(mistaken)
+        assert "batch size 8" in str(caught.value) and "line.py:" in str(caught.value)
+
+
+def test_a_device_that_is_not_there_is_named_with_those_that_are(tmp_path: Path) -> None:
+    with (
+        closing(InlineExecutor(replace(settings_of(tmp_path), device="cuda:77"))) as executor,
+        pytest.raises(LaunchError, match="device 'cuda:77' is not there; this machine has cpu"),
+    ):
+        executor.describe()
 
 
 def test_a_spec_names_its_executor_which_is_no_part_of_the_question() -> None:

@@ -15,14 +15,14 @@ from bssearch.commands.probe.memory import next_size, probe_memory
 from bssearch.errors import LaunchError
 from bssearch.executors.base import Ended, Executor, ExecutorSettings, Observed
 from bssearch.executors.local import LocalExecutor
-from bssearch.records import MemoryRequest, StepTimeRequest, TrialOutcome, TrialRequest, TrialState
+from bssearch.records import MemoryRequest, TrialOutcome, TrialRequest, TrialState
 from tests.executors.line_workload import request_endless_trial, worker_pids
 from tests.factories import make_spec
 
 MIB = 2**20
 LIMIT = 2**31
-PER_SAMPLE = 32 * MIB
-SAMPLES = 96
+PER_SAMPLE = 280 * MIB
+SAMPLES = 8
 
 WORKLOAD = f"""
 import torch
@@ -63,7 +63,7 @@ KEEPS_SMALL_BLOCKS = """
 
 @contextmanager
 def hungry(folder: Path, limit_bytes: int | None = LIMIT, *, code: str = WORKLOAD) -> Iterator[LocalExecutor]:
-    """Yield an executor of a workload that takes 32 MiB a sample, out of 2 GiB."""
+    """Yield an executor of a workload that takes 280 MiB a sample, out of 2 GiB."""
     (folder / "hungry.py").write_text(code)
     settings = ExecutorSettings(
         workload="hungry.py:Hungry", folder=folder, device="cpu", memory_limit_bytes=limit_bytes
@@ -78,37 +78,20 @@ def request(size: int) -> MemoryRequest:
 
 
 @pytest.mark.slow
-def test_a_size_is_run_in_a_process_of_its_own_under_the_limit(tmp_path: Path) -> None:
-    with hungry(tmp_path) as executor:
-        fits = executor.measure_memory(request(8))
-        assert worker_pids(executor) == []
-        too_large = executor.measure_memory(request(96))
-    assert (fits.micro_batch_size, fits.fits, fits.reason) == (8, True, None)
-    assert fits.peak_memory_bytes is not None and 100 * MIB < fits.peak_memory_bytes < LIMIT
-    assert not too_large.fits
-    assert too_large.reason is not None and "can't allocate memory" in too_large.reason
+def test_a_death_under_a_limit_is_out_of_memory_where_something_says_so(tmp_path: Path) -> None:
+    last_words = "terminate called after throwing an instance of std::bad_alloc"
+    code = WORKLOAD.replace("held =", f"import os; os.write(2, b'{last_words}'); os.abort()\n        held =")
+    with hungry(tmp_path, code=code) as executor:
+        assert train(executor, 8).state is TrialState.OOM
+        use = executor.measure_memory(request(8))
+        assert not use.fits and use.reason is not None and "bad_alloc" in use.reason
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("death", "state"),
-    [
-        ("os.write(2, b'terminate called after throwing an instance of std::bad_alloc'); os.abort()", TrialState.OOM),
-        ("os.abort()", TrialState.FAILED),
-    ],
-)
-def test_a_death_under_a_limit_is_out_of_memory_only_where_something_says_so(
-    death: str, state: TrialState, tmp_path: Path
-) -> None:
-    code = WORKLOAD.replace("held =", f"import os; {death}\n        held =")
-    with hungry(tmp_path, code=code) as executor:
-        assert train(executor, 8).state is state
-        if state is TrialState.OOM:
-            use = executor.measure_memory(request(8))
-            assert not use.fits and use.reason is not None and "bad_alloc" in use.reason
-        else:
-            with pytest.raises(LaunchError, match="SIGABRT"):
-                executor.measure_step_time(StepTimeRequest(configuration=request(8).configuration))
+def test_a_death_under_a_limit_is_an_error_where_nothing_says_so(tmp_path: Path) -> None:
+    code = WORKLOAD.replace("held =", "import os; os.abort()\n        held =")
+    with hungry(tmp_path, code=code) as executor, pytest.raises(LaunchError, match="SIGABRT"):
+        executor.measure_memory(request(8))
 
 
 @pytest.mark.slow
@@ -126,19 +109,25 @@ def test_the_probes_answer_never_runs_out_in_200_steps_and_one_size_above_its_br
     spec = make_spec(
         workload="hungry.py:Hungry",
         target={"metric": "score", "value": 0.9, "goal": "maximize"},
-        space={"batch_size": {"low": 8, "high": 64}, "learning_rate": 0.05},
-        default={"batch_size": 8, "learning_rate": 0.05},
+        space={"batch_size": {"low": 6, "high": 8}, "learning_rate": 0.05},
+        default={"batch_size": 6, "learning_rate": 0.05},
         executor={"device": "cpu", "memory_limit_gib": LIMIT / 2**30},
     )
     (tmp_path / "hungry.py").write_text(WORKLOAD)
     with opened_study(spec, Launch(db=f"sqlite:///{tmp_path / 'study.db'}", folder=tmp_path)) as study:
         found = probe_memory(study)
-        assert next_size(found.uses, smallest=8, ceiling=SAMPLES) is None
+        assert isinstance(study.executor, LocalExecutor)
+        assert worker_pids(study.executor) == [], "each size is run in a process of its own"
+        assert next_size(found.uses, smallest=6, ceiling=SAMPLES) is None
         assert found.smallest_that_does_not is not None
-        for other in (3, 40, 17):
+        for other in (3, 5, 4):
             train(study.executor, other, steps=3)
         fits = train(study.executor, found.largest_that_fits)
         runs_out = train(study.executor, found.smallest_that_does_not + 1)
+    uses = {use.micro_batch_size: use for use in found.uses}
+    assert (uses[6].fits, uses[6].reason) == (True, None)
+    assert uses[6].peak_memory_bytes is not None and 100 * MIB < uses[6].peak_memory_bytes < LIMIT
+    assert not uses[SAMPLES].fits and "can't allocate memory" in (uses[SAMPLES].reason or "")
     assert (fits.state, fits.steps) == (TrialState.CANCELLED, 200)
     assert runs_out.state is TrialState.OOM
 

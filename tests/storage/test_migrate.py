@@ -133,13 +133,16 @@ class TestRevisions:
         migrate.upgrade(empty_url)
         assert _described(engine) == before
 
-    def test_a_database_at_rest_is_not_asked_through_alembic(self, url: str) -> None:
-        open_store(url).close()
+    def test_a_database_at_rest_is_not_asked_through_alembic(self, sqlite_url: str, postgres: Postgres) -> None:
+        urls = sqlite_url, postgres.cleared_database()
+        for url in urls:
+            open_store(url).close()
         code = (
-            "import sys; from bssearch.storage.repository import open_store; open_store(sys.argv[1]).close();"
-            "open_store(sys.argv[1], write=False).close(); sys.exit('alembic' in sys.modules)"
+            "import sys; from bssearch.storage.repository import open_store;"
+            "[open_store(url, write=write).close() for url in sys.argv[1:] for write in (True, False)];"
+            "sys.exit('alembic' in sys.modules)"
         )
-        assert subprocess.run([sys.executable, "-c", code, url], check=False).returncode == 0
+        assert subprocess.run([sys.executable, "-c", code, *urls], check=False).returncode == 0
 
     def test_migrations_without_our_connection_say_what_to_do(self) -> None:
         with pytest.raises(RuntimeError, match="bssearch db upgrade"):

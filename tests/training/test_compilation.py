@@ -98,17 +98,21 @@ def test_trials_compile_once_per_batch_size_whatever_their_dropout() -> None:
     computation = on_cpu(compile="default")
     seen = []
     for dropout in (0.1, 0.23, 0.5):
-        for batch_size in (5, 10, 20):
-            trained(computation, warmed_up=True, steps=2, batch_size=batch_size, dropout=dropout)
+        for batch_size in (5, 20):
+            trained(computation, warmed_up=True, steps=1, batch_size=batch_size, dropout=dropout)
             seen.append(graphs())
-    assert seen == [1, 2, 3] + [3] * 6
+    assert seen == [1, 2] + [2] * 4
 
 
 def test_a_ladder_of_batch_sizes_longer_than_torchs_own_limit_is_compiled_to_its_end() -> None:
+    class Small(Toy):
+        def build_model(self, *, dropout: float) -> nn.Module:
+            return nn.Sequential(nn.Flatten())
+
     computation = on_cpu(compile="default")
     for batch_size in range(10, 20):
         with torch.no_grad():
-            computation.build_model(Toy(), 0.1)(toy_data().train.inputs[:batch_size])
+            computation.build_model(Small(), 0.1)(toy_data().train.inputs[:batch_size])
     assert graphs() == 10
 
 

@@ -103,7 +103,7 @@ ADAMW = configuration(
 
 def asked(configuration: Configuration, folder: Path, **changes: Any) -> TrialRequest:
     """Return a request that no part of a test reaches the target of, to be saved in the folder."""
-    settings = {"target": 1.0, "train_seconds_limit": 150.0, "checkpoint": str(folder / "trial"), **changes}
+    settings = {"target": 1.0, "train_seconds_limit": 90.0, "checkpoint": str(folder / "trial"), **changes}
     return replace(request(configuration, **settings), eval_every_steps=5)
 
 
@@ -207,6 +207,7 @@ def test_a_trial_paused_after_its_target_goes_on_and_keeps_its_first_crossing(st
 def test_the_noise_scale_is_that_of_both_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gradient_noise, "NOISE_SHARE", 1e6)
     monkeypatch.setattr(gradient_noise, "WINDOW_SHARE", 0.05)
+    monkeypatch.setattr(gradient_noise, "PASSES_AT_ONCE", 3)
     lowest = Target(metric="loss", value=0.0, goal=Goal.MINIMIZE)
     whole, parts = (Parts(replace(asked(ADAMW, tmp_path), target=lowest)) for _ in range(2))
     whole.run()

@@ -250,13 +250,13 @@ def test_the_models_learn_the_real_images(real: Data, settings: dict[str, str]) 
     torch.manual_seed(0)
     model = workload.build_model(dropout=0.1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9, nesterov=True)
-    for rows in torch.randperm(len(real.train))[: 100 * 32].view(100, 32):
+    for rows in torch.randperm(len(real.train))[: 40 * 32].view(40, 32):
         optimizer.zero_grad()
         workload.loss(model, real.train.inputs[rows], real.train.targets[rows], label_smoothing=0.0).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
-    some = Part(real.validation.inputs[::5], real.validation.targets[::5])
+    some = Part(real.validation.inputs[::10], real.validation.targets[::10])
     with torch.no_grad():
-        assert workload.evaluate(model.eval(), some)["accuracy"] > 0.5
+        assert workload.evaluate(model.eval(), some)["accuracy"] > 3 / CLASSES
 
 
 # The models.
