@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import faulthandler
+import gc
 import os
 import queue
 import signal
@@ -148,6 +149,7 @@ class Worker:
         self._memory_limit_bytes = command.memory_limit_bytes
         try:
             self._loaded = LoadedWorkload(command)
+            gc.freeze()  # the collector, which runs after every trial, need not look through the libraries each time
             self._channel.send(Loaded(device=self._loaded.device))
         except BaseException as error:
             self._refuse(error)
