@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import os
 import subprocess
 import sys
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 import yaml
 
-from bssearch.cli.app import main
+from bssearch.cli.app import app, main
 
 WORKLOAD = """
 import ctypes
@@ -89,12 +92,22 @@ def write_task(folder: Path, **changes: object) -> Path:
     return path
 
 
+_make_command = typer.main.get_command
+_make_command_once = functools.cache(_make_command)
+
+
+def _command_of(one: typer.Typer) -> Any:
+    """Return Typer's command for an application; that of ours, longer in the making than most take, is made once."""
+    return _make_command_once(one) if one is app else _make_command(one)
+
+
 def bssearch(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
     """Run the command line in a folder, inside this process: it starts as quickly as a function."""
     words = [str(argument) for argument in arguments]
     out, errors = io.StringIO(), io.StringIO()
     code: object = 0
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(errors):
+        patch.setattr(typer.main, "get_command", _command_of)
         patch.chdir(cwd)
         patch.setattr(sys, "argv", ["bssearch", *words])
         patch.setenv("COLUMNS", "200")

@@ -6,8 +6,6 @@ import csv
 import io
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -155,18 +153,6 @@ def test_the_slope_is_said_in_words() -> None:
     assert slope_line(slope).endswith("batch^0.50 [0.40, 0.60]: that excludes 0 (none) and 1 (linear).")
     assert "excludes none of 0, ½" in slope_line(slope.model_copy(update={"excludes": []}))
     assert "three tuned batch sizes" in slope_line(None)
-
-
-def test_help_loads_nothing_heavy() -> None:
-    code = (
-        "import sys; sys.argv = ['bssearch', 'audit', '--help']\n"
-        "from bssearch.cli.app import main\n"
-        "try: main()\nexcept SystemExit: pass\n"
-        "print(sorted({'torch', 'optuna', 'pandas', 'plotly', 'scipy'} & set(sys.modules)), file=sys.stderr)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stderr.strip() == "[]"
-    assert "--train-seconds" in done.stdout
 
 
 @pytest.mark.slow

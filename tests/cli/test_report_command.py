@@ -6,8 +6,6 @@ import csv
 import io
 import json
 import stat
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -361,10 +359,3 @@ def test_wrong_comparisons_say_so(folder: Path) -> None:
     assert "nobody" in done.stderr
     assert bssearch("compare", "toy", cwd=folder).returncode == 2
     assert bssearch("report", "nobody", "--html", "x.html", cwd=folder).returncode == 3
-
-
-def test_help_imports_neither_plotly_nor_jinja() -> None:
-    heavy = "{'plotly', 'jinja2', 'torch', 'optuna', 'pandas'}"
-    code = f"import bssearch.cli.app, sys; print(sorted({heavy} & set(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "[]\n"
