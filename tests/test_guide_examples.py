@@ -13,6 +13,7 @@ import optuna
 import pytest
 
 from bssearch import registry
+from tests.cli.conftest import run_by_law
 from tests.cli.task import bssearch, write_task
 from tests.documents import DOCUMENTS, blocks
 from tests.packages import installed
@@ -96,11 +97,11 @@ def test_the_pruner_of_the_guide_stops_what_is_far_behind(folder: Path) -> None:
     assert [pruner.judge(number, standings) for number in (1, 2, 3)] == [Action.STOP, Action.GO_ON, Action.GO_ON]
 
 
-@pytest.mark.slow
-def test_the_importer_and_the_probe_of_the_guide_are_commands(folder: Path) -> None:
+def test_the_importer_and_the_probe_of_the_guide_are_commands(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_by_law(monkeypatch)
     (folder / "lines.txt").write_text("8 2.5\n16 1.5\n")
     assert rows(folder, "import", "lines", "lines.txt", "--steps", "7") == [{"study": "lines", "runs": 2, "reached": 2}]
-    assert rows(folder, "probe", "samples", "task.yaml", "--times", "3") == {"samples": 1500}
+    assert rows(folder, "probe", "samples", "task.yaml", "--times", "3") == {"samples": 3000}
 
 
 def test_the_loop_around_the_sampler_of_the_guide_runs(capsys: pytest.CaptureFixture[str]) -> None:

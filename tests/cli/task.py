@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import io
+import json
 import os
 import subprocess
 import sys
@@ -49,7 +50,7 @@ class Task:
     def loss(self, model, inputs, targets, *, label_smoothing):
         self.calls += 1
         # The first models are described, and timed at two batch sizes: only trials have the fault.
-        if len(inputs) == 16 and self.calls == 40 and self.models > 3:
+        if len(inputs) == 16 and self.calls == 10 and self.models > 3:
             if self.fault == "raise":
                 raise RuntimeError("this batch size is cursed")
             if self.fault == "segfault":
@@ -65,6 +66,8 @@ class Task:
         return {"accuracy": (model(part.inputs).argmax(1) == part.targets).float().mean().item()}
 """
 
+DEFAULT = {"batch_size": 32, "learning_rate": 0.1, "warmup_epochs": 0}
+
 SPEC = {
     "schema_version": 1,
     "name": "task",
@@ -75,13 +78,24 @@ SPEC = {
         "learning_rate": {"reference_batch": 32, "low": 0.02, "high": 1.0, "rule": "sqrt"},
         "warmup_epochs": [0, 1],
     },
-    "default": {"batch_size": 32, "learning_rate": 0.1, "warmup_epochs": 0},
+    "default": DEFAULT,
     "sampler": {"name": "tpe"},  # every batch size gets its trials, and all of them are made
     "pruner": {"name": "race"},
     "confirm": {"top": 1, "runs": 3},
     "budget": {"trials": 12, "trial_train_seconds": 2.0},
     "executor": {"device": "cpu"},
 }
+
+INLINE = {"device": "cpu", "name": "inline"}
+"""The executor of a study where no process of its own is needed: to start one takes seconds."""
+
+
+UNCONFIRMED = {"top": 1, "runs": 0}
+
+
+def space_of(*batch_sizes: int) -> dict[str, object]:
+    """Return the task's space with other batch sizes, each of which a run times before its search."""
+    return {**SPEC["space"], "batch_size": list(batch_sizes)}  # type: ignore[dict-item]
 
 
 def write_task(folder: Path, **changes: object) -> Path:
@@ -117,6 +131,11 @@ def bssearch(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[s
             code = ending.code
     returncode = code if isinstance(code, int) else 0
     return subprocess.CompletedProcess(words, returncode, out.getvalue(), errors.getvalue())
+
+
+def document(printed: str) -> Any:
+    """Return the JSON behind what the workload printed where it ran in this process (`INLINE`)."""
+    return json.loads(printed[printed.index("{") :])
 
 
 def command(*arguments: str | Path) -> list[str]:

@@ -17,7 +17,7 @@ from bssearch.cli.answer import print_generalisation
 from bssearch.commands.run import run_study
 from bssearch.errors import TargetNotReachedError
 from bssearch.storage.repository import open_store
-from tests.cli.task import bssearch, write_task
+from tests.cli.task import INLINE, bssearch, document, space_of, write_task
 from tests.factories import make_spec
 from tests.search.law import LawExecutor
 
@@ -163,19 +163,20 @@ def test_the_table_of_final_metrics_marks_the_best_and_says_what_is_missing(caps
 
 @pytest.mark.slow
 def test_a_real_study_is_confirmed_on_and_trained_to_its_budget(tmp_path: Path) -> None:
-    budget = {"trials": 8, "trial_train_seconds": 0.4}
-    write_task(tmp_path, budget=budget, confirm={"top": 1, "runs": 2})
+    budget = {"trials": 4, "trial_train_seconds": 0.3}
+    confirm = {"top": 1, "runs": 1}
+    write_task(tmp_path, space=space_of(32, 64), executor=INLINE, budget=budget, confirm=confirm)
     assert bssearch("run", "task.yaml", cwd=tmp_path).returncode == 0
-    confirmed = bssearch("confirm", "task", "--runs", "3", "--format", "json", cwd=tmp_path)
+    confirmed = bssearch("confirm", "task", "--runs", "2", "--format", "json", cwd=tmp_path)
     assert confirmed.returncode == 0, confirmed.stderr
-    assert json.loads(confirmed.stdout)["optimal"]["time_to_target_s"]["runs"] == 3
-    done = bssearch("confirm", "task", "--to-budget", "--runs", "3", "--format", "json", cwd=tmp_path)
+    assert document(confirmed.stdout)["optimal"]["time_to_target_s"]["runs"] == 2
+    done = bssearch("confirm", "task", "--to-budget", "--runs", "2", "--format", "json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)["generalisation"]
-    assert found["train_seconds"] == 0.4
-    assert all(row["runs"] == 3 and 0.5 < row["final_metric"] <= 1 for row in found["batches"])
+    found = document(done.stdout)["generalisation"]
+    assert found["train_seconds"] == 0.3
+    assert all(row["runs"] == 2 and 0.5 < row["final_metric"] <= 1 for row in found["batches"])
     assert all(0.5 < row["test_metric"] <= 1 for row in found["batches"])
     trials = json.loads(bssearch("trials", "task", "--format", "json", cwd=tmp_path).stdout)
     to_budget = [trial for trial in trials if trial["phase"] == "to_budget"]
     assert to_budget
-    assert all(trial["train_seconds"] >= 0.4 and trial["time_to_target_s"] < 0.4 for trial in to_budget)
+    assert all(trial["train_seconds"] >= 0.3 and trial["time_to_target_s"] < 0.3 for trial in to_budget)

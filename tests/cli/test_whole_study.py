@@ -15,7 +15,7 @@ import pytest
 
 import bssearch as library
 from tests.cli.conftest import run_by_law
-from tests.cli.task import SPEC, bssearch, write_task
+from tests.cli.task import bssearch, space_of, write_task
 from tests.search.law import LawExecutor
 
 
@@ -23,8 +23,7 @@ from tests.search.law import LawExecutor
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a study that a worker process ran, for tests to read."""
     place = tmp_path_factory.mktemp("study")
-    space = {**SPEC["space"], "batch_size": {"low": 16, "high": 64}}  # type: ignore[dict-item]
-    spec = write_task(place, space=space, budget={"trials": 8, "trial_train_seconds": 2.0})
+    spec = write_task(place, space=space_of(16, 32, 64), budget={"trials": 8, "trial_train_seconds": 2.0})
     done = bssearch("run", spec.name, cwd=place)
     assert done.returncode == 0, done.stderr
     (place / "stdout.txt").write_text(done.stdout)

@@ -8,11 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.task import SPEC, WORKLOAD, bssearch, command, environment, write_task
+from tests.cli.task import INLINE, SPEC, WORKLOAD, bssearch, command, environment, write_task
 from tests.search.law import LawExecutor
-
-INLINE = {"device": "cpu", "name": "inline"}
-"""The executor where what the user's code does is of interest, and no process of its own."""
 
 SPACE = dict(SPEC["space"])  # type: ignore[call-overload]
 
