@@ -202,8 +202,9 @@ def test_studies_that_cannot_be_audited_say_so(tmp_path: Path) -> None:
         pass
     with pytest.raises(NotFoundError, match="nowhere"):
         stored_spec("nowhere", db=url(tmp_path))
+    unreached = make_spec(budget={"trials": 5, "trial_train_seconds": 9.0})
     with pytest.raises(TargetNotReachedError):
-        run_study(SPEC, db=url(tmp_path), make_executor=lambda *_: LawExecutor(reachable=False))
+        run_study(unreached, db=url(tmp_path), make_executor=lambda *_: LawExecutor(reachable=False))
     with pytest.raises(TargetNotReachedError, match="nearest came"):
         stored_spec(SPEC.name, db=url(tmp_path))
     with pytest.raises(UsageError, match="runs = 0 must be >= 1"):
