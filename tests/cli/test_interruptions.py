@@ -124,9 +124,12 @@ def test_a_second_ctrl_c_kills_at_once(tmp_path: Path) -> None:
         budget={"trials": 4, "trial_train_seconds": 0.5},
         pruner={"name": "none"},
     )
-    with driver(tmp_path, until="search 1/") as process:
+    with driver(tmp_path, until="timing steps") as process:
         workers = psutil.Process(process.pid).children(recursive=True)
-        time.sleep(2)  # in which the second trial comes to the step that hangs
+        while not any(trial["state"] == "running" for trial in trials(tmp_path)):
+            assert process.poll() is None
+            time.sleep(0.1)
+        time.sleep(2)  # in which the trial comes to the step that hangs
         process.send_signal(signal.SIGINT)
         time.sleep(1)
         assert process.poll() is None, "it waits for the step"
