@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
 import json
-import sys
 import tomllib
 import typing
 from collections.abc import Iterator
@@ -15,8 +13,10 @@ import optuna
 import pytest
 
 from bssearch import registry
+from tests.cli.conftest import run_by_law
 from tests.cli.task import bssearch, write_task
 from tests.documents import DOCUMENTS, blocks
+from tests.packages import installed
 
 SECTION = DOCUMENTS["changing-the-code"].split("## To add one of a kind")[1].split("\n## ")[0]
 (LINES,) = blocks(SECTION, "toml")
@@ -32,29 +32,16 @@ SPACE = {
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Yield a folder with a task and the examples installed: a file for each, and the metadata that pip would write."""
+def folder(tmp_path: Path) -> Iterator[Path]:
+    """Yield a folder with a task and the examples installed: a file for each."""
     write_task(tmp_path, space=SPACE)
-    site = tmp_path / "site"
-    package, info = site / PACKAGE, site / f"{PACKAGE}-1.0.dist-info"
-    package.mkdir(parents=True)
-    info.mkdir()
-    (package / "__init__.py").touch()
-    for kind, points in ADDED.items():
-        (package / f"{kind.removesuffix('s')}.py").write_text(example(kind))
-        assert len(points) == 1
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {PACKAGE}\nVersion: 1.0\n")
+    assert all(len(points) == 1 for points in ADDED.values())
+    modules = {kind.removesuffix("s"): example(kind) for kind in ADDED}
     groups = [
         f"[bssearch.{kind}]\n{name} = {value}" for kind, points in ADDED.items() for name, value in points.items()
     ]
-    (info / "entry_points.txt").write_text("\n".join(groups))
-    monkeypatch.syspath_prepend(site)
-    importlib.invalidate_caches()
-    registry._installed.cache_clear()
-    yield tmp_path
-    for name in [one for one in sys.modules if one.partition(".")[0] == PACKAGE]:
-        del sys.modules[name]
-    registry._installed.cache_clear()
+    with installed(tmp_path / "site", PACKAGE, modules, "\n".join(groups)):
+        yield tmp_path
 
 
 def example(kind: str) -> str:
@@ -110,11 +97,11 @@ def test_the_pruner_of_the_guide_stops_what_is_far_behind(folder: Path) -> None:
     assert [pruner.judge(number, standings) for number in (1, 2, 3)] == [Action.STOP, Action.GO_ON, Action.GO_ON]
 
 
-@pytest.mark.slow
-def test_the_importer_and_the_probe_of_the_guide_are_commands(folder: Path) -> None:
+def test_the_importer_and_the_probe_of_the_guide_are_commands(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_by_law(monkeypatch)
     (folder / "lines.txt").write_text("8 2.5\n16 1.5\n")
     assert rows(folder, "import", "lines", "lines.txt", "--steps", "7") == [{"study": "lines", "runs": 2, "reached": 2}]
-    assert rows(folder, "probe", "samples", "task.yaml", "--times", "3") == {"samples": 1500}
+    assert rows(folder, "probe", "samples", "task.yaml", "--times", "3") == {"samples": 3000}
 
 
 def test_the_loop_around_the_sampler_of_the_guide_runs(capsys: pytest.CaptureFixture[str]) -> None:

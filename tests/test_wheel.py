@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 import zipfile
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.task import write_task
+from tests.cli.task import UNCONFIRMED, space_of, write_task
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -27,9 +28,24 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "site"
 
 
-def run(installed: Path, cwd: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "bssearch.cli.app", *arguments],
+RUN_ALL = """
+import sys
+from bssearch.cli.app import main
+for arguments in {commands!r}:
+    print("$", *arguments, flush=True)
+    sys.argv = ["bssearch", *arguments]
+    try:
+        main()
+    except SystemExit as end:
+        assert not end.code, (arguments, end.code)
+"""
+"""Runs commands one after the other in one process, which imports the package once."""
+
+
+def run(installed: Path, cwd: Path, *commands: str) -> list[str]:
+    """Run commands of the installed package, all of which must succeed; return what each printed."""
+    done = subprocess.run(
+        [sys.executable, "-c", RUN_ALL.format(commands=[shlex.split(command) for command in commands])],
         cwd=cwd,
         env={**os.environ, "PYTHONPATH": str(installed)},
         capture_output=True,
@@ -37,38 +53,22 @@ def run(installed: Path, cwd: Path, *arguments: str) -> subprocess.CompletedProc
         timeout=300,
         check=False,
     )
+    assert done.returncode == 0, done.stderr
+    return [part.partition("\n")[2] for part in done.stdout.split("$ ")[1:]]
 
 
 @pytest.mark.slow
-def test_shipped_studies_and_migrations_travel_in_the_wheel(installed: Path, tmp_path: Path) -> None:
-    planned = run(installed, tmp_path, "run", "digits", "--dry-run")
-    assert planned.returncode == 0, planned.stderr
-    upgraded = run(installed, tmp_path, "db", "upgrade")
-    assert upgraded.returncode == 0, upgraded.stderr
+def test_studies_migrations_templates_and_the_guide_travel_in_the_wheel(installed: Path, tmp_path: Path) -> None:
+    kinds = ("image", "text", "tabular")
+    templates = [line for kind in kinds for line in (f"init my-{kind} --kind {kind}", f"run my-{kind}.yaml --dry-run")]
+    *_, guide = run(installed, tmp_path, "run digits --dry-run", "db upgrade", *templates, "guide measuring")
     assert (tmp_path / "bssearch.db").exists()
+    assert guide == (ROOT / "bssearch" / "guide" / "measuring.md").read_text(encoding="utf-8")
+    assert (installed / "bssearch" / "guide" / "pictures" / "digits.svg").exists()
 
 
 @pytest.mark.slow
 def test_a_users_own_workload_runs_from_an_empty_folder(installed: Path, tmp_path: Path) -> None:
-    write_task(tmp_path)
-    done = run(installed, tmp_path, "run", "task.yaml")
-    assert done.returncode == 0, done.stderr
-    answer = run(installed, tmp_path, "best", "task", "--format", "json")
-    assert json.loads(answer.stdout)["study"] == "task"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["image", "text", "tabular"])
-def test_templates_travel_in_the_wheel(installed: Path, tmp_path: Path, kind: str) -> None:
-    done = run(installed, tmp_path, "init", "mine", "--kind", kind)
-    assert done.returncode == 0, done.stderr
-    planned = run(installed, tmp_path, "run", "mine.yaml", "--dry-run")
-    assert planned.returncode == 0, planned.stderr
-
-
-@pytest.mark.slow
-def test_the_guide_travels_in_the_wheel(installed: Path, tmp_path: Path) -> None:
-    done = run(installed, tmp_path, "guide", "measuring")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == (ROOT / "bssearch" / "guide" / "measuring.md").read_text(encoding="utf-8")
-    assert (installed / "bssearch" / "guide" / "pictures" / "digits.svg").exists()
+    write_task(tmp_path, space=space_of(32, 64), budget={"trials": 3, "trial_train_seconds": 2.0}, confirm=UNCONFIRMED)
+    _, answer = run(installed, tmp_path, "run task.yaml", "best task --format json")
+    assert json.loads(answer)["study"] == "task"

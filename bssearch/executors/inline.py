@@ -7,6 +7,7 @@ the CPU there is no memory limit. What child processes of the user's code print 
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import time
@@ -154,6 +155,9 @@ class InlineExecutor:
             self._refuse_memory_limit_on_the_cpu()
             self._set_environment()
             self._loaded = self._answer(lambda: LoadedWorkload(Load.of(self._settings, 0)), self._refused)
+            if not gc.get_freeze_count():
+                gc.freeze()  # as in a worker: the collector runs after every trial, and need not look through libraries
+                self._restore.append(gc.unfreeze)
         return self._loaded
 
     def _refuse_memory_limit_on_the_cpu(self) -> None:

@@ -150,6 +150,7 @@ class Worker:
         try:
             _import_torch()
             self._loaded = LoadedWorkload(command)
+            gc.freeze()  # what the workload imported and loaded stays, too
             self._channel.send(Loaded(device=self._loaded.device))
         except BaseException as error:
             self._refuse(error)

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import io
+import json
 import os
 import subprocess
 import sys
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 import yaml
 
-from bssearch.cli.app import main
+from bssearch.cli.app import app, main
 
 WORKLOAD = """
 import ctypes
@@ -46,7 +50,7 @@ class Task:
     def loss(self, model, inputs, targets, *, label_smoothing):
         self.calls += 1
         # The first models are described, and timed at two batch sizes: only trials have the fault.
-        if len(inputs) == 16 and self.calls == 40 and self.models > 3:
+        if len(inputs) == 16 and self.calls == 10 and self.models > 3:
             if self.fault == "raise":
                 raise RuntimeError("this batch size is cursed")
             if self.fault == "segfault":
@@ -62,6 +66,8 @@ class Task:
         return {"accuracy": (model(part.inputs).argmax(1) == part.targets).float().mean().item()}
 """
 
+DEFAULT = {"batch_size": 32, "learning_rate": 0.1, "warmup_epochs": 0}
+
 SPEC = {
     "schema_version": 1,
     "name": "task",
@@ -72,13 +78,24 @@ SPEC = {
         "learning_rate": {"reference_batch": 32, "low": 0.02, "high": 1.0, "rule": "sqrt"},
         "warmup_epochs": [0, 1],
     },
-    "default": {"batch_size": 32, "learning_rate": 0.1, "warmup_epochs": 0},
+    "default": DEFAULT,
     "sampler": {"name": "tpe"},  # every batch size gets its trials, and all of them are made
     "pruner": {"name": "race"},
     "confirm": {"top": 1, "runs": 3},
     "budget": {"trials": 12, "trial_train_seconds": 2.0},
     "executor": {"device": "cpu"},
 }
+
+INLINE = {"device": "cpu", "name": "inline"}
+"""The executor of a study where no process of its own is needed: to start one takes seconds."""
+
+
+UNCONFIRMED = {"top": 1, "runs": 0}
+
+
+def space_of(*batch_sizes: int) -> dict[str, object]:
+    """Return the task's space with other batch sizes, each of which a run times before its search."""
+    return {**SPEC["space"], "batch_size": list(batch_sizes)}  # type: ignore[dict-item]
 
 
 def write_task(folder: Path, **changes: object) -> Path:
@@ -89,12 +106,22 @@ def write_task(folder: Path, **changes: object) -> Path:
     return path
 
 
+_make_command = typer.main.get_command
+_make_command_once = functools.cache(_make_command)
+
+
+def _command_of(one: typer.Typer) -> Any:
+    """Return Typer's command for an application; that of ours, longer in the making than most take, is made once."""
+    return _make_command_once(one) if one is app else _make_command(one)
+
+
 def bssearch(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
     """Run the command line in a folder, inside this process: it starts as quickly as a function."""
     words = [str(argument) for argument in arguments]
     out, errors = io.StringIO(), io.StringIO()
     code: object = 0
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(errors):
+        patch.setattr(typer.main, "get_command", _command_of)
         patch.chdir(cwd)
         patch.setattr(sys, "argv", ["bssearch", *words])
         patch.setenv("COLUMNS", "200")
@@ -104,6 +131,11 @@ def bssearch(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[s
             code = ending.code
     returncode = code if isinstance(code, int) else 0
     return subprocess.CompletedProcess(words, returncode, out.getvalue(), errors.getvalue())
+
+
+def document(printed: str) -> Any:
+    """Return the JSON behind what the workload printed where it ran in this process (`INLINE`)."""
+    return json.loads(printed[printed.index("{") :])
 
 
 def command(*arguments: str | Path) -> list[str]:

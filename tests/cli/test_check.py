@@ -7,14 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.task import bssearch, write_task
+from tests.cli.task import INLINE, bssearch, document, write_task
 from tests.search.law import LawExecutor
 
 
 @pytest.mark.slow
 def test_check_tries_the_workload_and_stores_nothing(tmp_path: Path) -> None:
     write_task(tmp_path)
-    found = json.loads(bssearch("check", "task.yaml", "--format", "json", cwd=tmp_path).stdout)
+    done = bssearch("check", "task.yaml", "--format", "json", cwd=tmp_path)
+    found = json.loads(done.stdout)
     assert [one["batch_size"] for one in found["batches"]] == [8, 32, 128]
     assert all(one["step_seconds"] > 0 for one in found["batches"])
     assert found["batches"][2]["dropped_share"] == (500 % 128) / 500
@@ -50,17 +51,26 @@ def test_check_and_run_refuse_a_target_that_takes_no_training(tmp_path: Path, by
 def test_target_proposes_what_every_run_of_the_default_reaches_whatever_the_specs_own(
     tmp_path: Path, own: float
 ) -> None:
-    write_task(tmp_path, target={"metric": "accuracy", "value": own}, budget={"trials": 12, "trial_train_seconds": 0.3})
+    budget = {"trials": 12, "trial_train_seconds": 0.3}
+    write_task(tmp_path, target={"metric": "accuracy", "value": own}, budget=budget, executor=INLINE)
+    shown = bssearch("target", "task.yaml", "--runs", "2", "--format", "json", cwd=tmp_path)
+    assert shown.returncode == 0, shown.stderr
+    assert "run 2 of 2: best accuracy" in shown.stderr
+    advice = document(shown.stdout)
+    row = next(row for row in advice["targets"] if row["target"] == advice["proposed"])
+    assert row["reached"] == 2
+    assert 0.8 < advice["proposed"] < advice["median_best"] <= 1.0
+    assert not list(tmp_path.glob("*.db*"))
+
+
+def test_target_says_in_words_what_it_proposes(tmp_path: Path, by_law: LawExecutor) -> None:
+    write_task(tmp_path)
     shown = bssearch("target", "task.yaml", "--runs", "3", cwd=tmp_path)
     assert shown.returncode == 0, shown.stderr
     assert "run 3 of 3: best accuracy" in shown.stderr
     assert "← proposed" in shown.stdout
     assert "on the easier side" in shown.stdout
-    advice = json.loads(bssearch("target", "task.yaml", "--runs", "2", "--format", "json", cwd=tmp_path).stdout)
-    row = next(row for row in advice["targets"] if row["target"] == advice["proposed"])
-    assert row["reached"] == 2
-    assert 0.8 < advice["proposed"] < advice["median_best"] <= 1.0
-    assert not list(tmp_path.glob("*.db*"))
+    assert len(by_law.requests) == 3
 
 
 def test_wrong_options_are_refused(tmp_path: Path) -> None:

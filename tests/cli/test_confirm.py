@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import shutil
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from bssearch.cli.answer import print_generalisation
 from bssearch.commands.run import run_study
 from bssearch.errors import TargetNotReachedError
 from bssearch.storage.repository import open_store
-from tests.cli.task import bssearch, write_task
+from tests.cli.task import INLINE, bssearch, document, space_of, write_task
 from tests.factories import make_spec
 from tests.search.law import LawExecutor
 
@@ -31,43 +32,53 @@ def store_study(folder: Path, *, reachable: bool = True, **changes: Any) -> None
         run_study(spec, db=f"sqlite:///{folder / 'bssearch.db'}", make_executor=lambda *_: executor)
 
 
-def test_it_runs_what_is_missing_and_prints_what_best_prints(tmp_path: Path, by_law: LawExecutor) -> None:
-    store_study(tmp_path)
-    done = bssearch("confirm", "toy", "--runs", "4", cwd=tmp_path)
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("stored")
+    store_study(place)
+    return place
+
+
+@pytest.fixture
+def folder(stored: Path, tmp_path: Path) -> Path:
+    """A folder with a finished study of the law."""
+    return Path(shutil.copytree(stored, tmp_path, dirs_exist_ok=True))
+
+
+def test_it_runs_what_is_missing_and_prints_what_best_prints(folder: Path, by_law: LawExecutor) -> None:
+    done = bssearch("confirm", "toy", "--runs", "4", cwd=folder)
     assert done.returncode == 0, done.stderr
-    assert done.stdout == bssearch("best", "toy", cwd=tmp_path).stdout
+    assert done.stdout == bssearch("best", "toy", cwd=folder).stdout
     assert "confirm, trial" in done.stderr
-    answer = json.loads(bssearch("confirm", "toy", "--format", "json", cwd=tmp_path).stdout)
+    answer = json.loads(bssearch("confirm", "toy", "--format", "json", cwd=folder).stdout)
     assert answer["optimal"]["time_to_target_s"]["runs"] == 4
     assert len({request.seed for request in by_law.requests}) == 2  # of four, two had been made
-    rows = list(csv.DictReader(io.StringIO(bssearch("confirm", "toy", "-f", "csv", cwd=tmp_path).stdout)))
+    rows = list(csv.DictReader(io.StringIO(bssearch("confirm", "toy", "-f", "csv", cwd=folder).stdout)))
     assert [row["batch_size"] for row in rows] == ["8", "16", "32", "64", "128"]
 
 
-def test_what_is_asked_is_stored_with_the_study(tmp_path: Path, by_law: LawExecutor) -> None:
-    store_study(tmp_path)
-    done = bssearch("confirm", "toy", "--runs", "3", "--max-runs", "5", "--train-seconds", "60", cwd=tmp_path)
+def test_what_is_asked_is_stored_with_the_study(folder: Path, by_law: LawExecutor) -> None:
+    done = bssearch("confirm", "toy", "--runs", "3", "--max-runs", "5", "--train-seconds", "60", cwd=folder)
     assert done.returncode == 0, done.stderr
     assert "settled after" in done.stderr
-    with open_store(f"sqlite:///{tmp_path / 'bssearch.db'}", write=False) as store:
+    with open_store(f"sqlite:///{folder / 'bssearch.db'}", write=False) as store:
         study = store.study("toy")
     assert study.spec["confirm"] == {"top": 1, "runs": 3, "max_runs": 5, "train_seconds": 60.0}
     assert study.spec_hash == make_spec().question_hash
 
 
 def test_to_budget_answers_with_the_final_metrics_and_leaves_the_confirmation_as_it_is(
-    tmp_path: Path, by_law: LawExecutor
+    folder: Path, by_law: LawExecutor
 ) -> None:
-    store_study(tmp_path)
-    done = bssearch("confirm", "toy", "--to-budget", "--runs", "1", "--format", "json", cwd=tmp_path)
+    done = bssearch("confirm", "toy", "--to-budget", "--runs", "1", "--format", "json", cwd=folder)
     assert done.returncode == 0, done.stderr
     assert {request.stop_at_target for request in by_law.requests} == {False}
     assert "1 runs each, all to 100 train seconds" in done.stderr
-    trials = json.loads(bssearch("trials", "toy", "--format", "json", cwd=tmp_path).stdout)
+    trials = json.loads(bssearch("trials", "toy", "--format", "json", cwd=folder).stdout)
     to_budget = [trial for trial in trials if trial["phase"] == "to_budget"]
     assert len(to_budget) == len(by_law.requests)
     assert all(trial["test_metric"] == 0.89 for trial in to_budget)
-    with open_store(f"sqlite:///{tmp_path / 'bssearch.db'}", write=False) as store:
+    with open_store(f"sqlite:///{folder / 'bssearch.db'}", write=False) as store:
         confirm = store.study("toy").spec["confirm"]
     assert confirm == {"top": 1, "runs": 2, "max_runs": None, "train_seconds": None}
 
@@ -86,10 +97,9 @@ def test_to_budget_answers_with_the_final_metrics_and_leaves_the_confirmation_as
     ],
 )
 def test_what_does_not_go_together_is_refused_and_nothing_runs(
-    tmp_path: Path, by_law: LawExecutor, arguments: list[str], code: int, words: str
+    folder: Path, by_law: LawExecutor, arguments: list[str], code: int, words: str
 ) -> None:
-    store_study(tmp_path)
-    done = bssearch("confirm", *arguments, cwd=tmp_path)
+    done = bssearch("confirm", *arguments, cwd=folder)
     assert (done.returncode, done.stdout) == (code, "")
     assert words in done.stderr
     assert by_law.requests == []
@@ -153,19 +163,20 @@ def test_the_table_of_final_metrics_marks_the_best_and_says_what_is_missing(caps
 
 @pytest.mark.slow
 def test_a_real_study_is_confirmed_on_and_trained_to_its_budget(tmp_path: Path) -> None:
-    budget = {"trials": 8, "trial_train_seconds": 0.4}
-    write_task(tmp_path, budget=budget, confirm={"top": 1, "runs": 2})
+    budget = {"trials": 4, "trial_train_seconds": 0.3}
+    confirm = {"top": 1, "runs": 1}
+    write_task(tmp_path, space=space_of(32, 64), executor=INLINE, budget=budget, confirm=confirm)
     assert bssearch("run", "task.yaml", cwd=tmp_path).returncode == 0
-    confirmed = bssearch("confirm", "task", "--runs", "3", "--format", "json", cwd=tmp_path)
+    confirmed = bssearch("confirm", "task", "--runs", "2", "--format", "json", cwd=tmp_path)
     assert confirmed.returncode == 0, confirmed.stderr
-    assert json.loads(confirmed.stdout)["optimal"]["time_to_target_s"]["runs"] == 3
-    done = bssearch("confirm", "task", "--to-budget", "--runs", "3", "--format", "json", cwd=tmp_path)
+    assert document(confirmed.stdout)["optimal"]["time_to_target_s"]["runs"] == 2
+    done = bssearch("confirm", "task", "--to-budget", "--runs", "2", "--format", "json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)["generalisation"]
-    assert found["train_seconds"] == 0.4
-    assert all(row["runs"] == 3 and 0.5 < row["final_metric"] <= 1 for row in found["batches"])
+    found = document(done.stdout)["generalisation"]
+    assert found["train_seconds"] == 0.3
+    assert all(row["runs"] == 2 and 0.5 < row["final_metric"] <= 1 for row in found["batches"])
     assert all(0.5 < row["test_metric"] <= 1 for row in found["batches"])
     trials = json.loads(bssearch("trials", "task", "--format", "json", cwd=tmp_path).stdout)
     to_budget = [trial for trial in trials if trial["phase"] == "to_budget"]
     assert to_budget
-    assert all(trial["train_seconds"] >= 0.4 and trial["time_to_target_s"] < 0.4 for trial in to_budget)
+    assert all(trial["train_seconds"] >= 0.3 and trial["time_to_target_s"] < 0.3 for trial in to_budget)

@@ -15,9 +15,10 @@ from bssearch.workloads.base import check_data, resolve
 from tests.cli.task import bssearch
 
 SMALL = {
-    Kind.IMAGE: ("budget.trials=8", "confirm.runs=1", "target.value=0.9"),
-    Kind.TEXT: ("budget.trials=6", "confirm.runs=1", "target.value=4.6", "space.learning_rate.low=4e-3"),
+    Kind.IMAGE: ("space.batch_size=[128, 256]", "target.value=0.8"),
+    Kind.TEXT: ("space.batch_size=[16, 32]", "target.value=5.5"),
 }
+FEW = ("budget.trials=2", "confirm.runs=0", "executor.name=inline")
 
 
 def files_in(folder: Path) -> dict[str, bytes]:
@@ -143,12 +144,12 @@ def test_names_that_would_hide_a_module_or_are_no_class() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", SMALL)
 def test_a_template_runs_as_it_is_and_its_winner_can_be_exported(tmp_path: Path, kind: Kind) -> None:
-    assert bssearch("init", "mine", "--kind", kind, cwd=tmp_path).returncode == 0
-    overrides = [word for one in SMALL[kind] for word in ("--set", one)]
-    done = bssearch("run", "mine.yaml", *overrides, cwd=tmp_path)
+    assert bssearch("init", f"my-{kind}", "--kind", kind, cwd=tmp_path).returncode == 0
+    overrides = [word for one in (*SMALL[kind], *FEW) for word in ("--set", one)]
+    done = bssearch("run", f"my-{kind}.yaml", *overrides, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     values = yaml.safe_load(bssearch("best", "--export", "yaml", cwd=tmp_path).stdout)
-    spec = load_spec(tmp_path / "mine.yaml")
+    spec = load_spec(tmp_path / f"my-{kind}.yaml")
     assert values["batch_size"] in spec.batch_sizes
     assert values["optimizer"] == spec.space.optimizers[0].name
     assert isinstance(values["learning_rate"], float)

@@ -14,22 +14,27 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.cli.task import bssearch, command, environment, write_task
+from tests.cli.task import DEFAULT, INLINE, UNCONFIRMED, bssearch, command, environment, space_of, write_task
 
-SLOW = {"workload_settings": {"step_seconds": 0.004}, "executor": {"device": "cpu", "slots": 2}}
+SLOW = {
+    "workload_settings": {"step_seconds": 0.004},
+    "executor": {"device": "cpu", "slots": 2},
+    "space": space_of(32, 64),
+    "budget": {"trials": 14, "trial_train_seconds": 2.0},
+    "confirm": UNCONFIRMED,
+}
 
 HARD = {
     "target": {"metric": "accuracy", "value": 0.96},
     "space": {"batch_size": [16, 64], "learning_rate": {"reference_batch": 32, "low": 0.02, "high": 0.2}},
     "default": {"batch_size": 64, "learning_rate": 0.2},
-    "budget": {"trials": 8, "trial_train_seconds": 3.0},
     "pruner": {"name": "none"},
 }
 
 
 @contextmanager
-def driver(folder: Path) -> Iterator[subprocess.Popen[str]]:
-    """Start a run, yield it in mid-study with trials running, and leave nothing of it."""
+def driver(folder: Path, *, until: str) -> Iterator[subprocess.Popen[str]]:
+    """Start a run, yield it in mid-study, once it says where it is, and leave nothing of it."""
     process = subprocess.Popen(
         command("run", "task.yaml"), cwd=folder, env=environment(), stderr=subprocess.PIPE, text=True
     )
@@ -37,7 +42,7 @@ def driver(folder: Path) -> Iterator[subprocess.Popen[str]]:
     try:
         assert process.stderr is not None
         for line in process.stderr:
-            if line.startswith("search 4/"):
+            if line.startswith(until):
                 break
         family += psutil.Process(process.pid).children(recursive=True)
         yield process
@@ -60,24 +65,25 @@ def trials(folder: Path) -> list[dict[str, object]]:
     return found
 
 
-def check_complete(folder: Path) -> list[dict[str, object]]:
+def check_complete(folder: Path, searched: int) -> list[dict[str, object]]:
     """Run the study to its end; every number stands once, the counts add up, nothing that finished is repeated."""
     before = {trial["number"]: trial for trial in trials(folder) if trial["state"] not in {"running", "paused"}}
-    done = bssearch("run", "task.yaml", cwd=folder)
+    inline = ("--set", "executor.name=inline", "--set", "executor.slots=1")
+    done = bssearch("run", "task.yaml", *inline, cwd=folder)
     assert done.returncode == 0, done.stderr
     found = trials(folder)
     assert [trial["number"] for trial in found] == list(range(1, len(found) + 1))
     states = Counter(trial["state"] for trial in found if trial["phase"] == "search")
-    assert states.total() - states["lost"] - states["cancelled"] - states["failed"] == 12
+    assert states.total() - states["lost"] - states["cancelled"] - states["failed"] == searched
     assert not states["running"] + states["paused"]
     assert all(found[int(str(number)) - 1] == trial for number, trial in before.items())
     return found
 
 
 @pytest.mark.slow
-def test_after_kill_nine_no_process_is_left_and_the_same_command_completes(tmp_path: Path) -> None:
+def test_after_kill_nine_and_ctrl_c_no_process_is_left_and_the_same_command_goes_on(tmp_path: Path) -> None:
     write_task(tmp_path, **SLOW)
-    with driver(tmp_path) as process:
+    with driver(tmp_path, until="search 4/") as process:
         workers = psutil.Process(process.pid).children(recursive=True)
         assert len(workers) >= 2
         process.send_signal(signal.SIGKILL)
@@ -86,21 +92,9 @@ def test_after_kill_nine_no_process_is_left_and_the_same_command_completes(tmp_p
         while alive(workers) and time.monotonic() < deadline:
             time.sleep(0.05)
         assert not alive(workers)
-    running = [trial["number"] for trial in trials(tmp_path) if trial["state"] == "running"]
-    assert running
-    found = check_complete(tmp_path)
-    assert [found[int(str(number)) - 1]["state"] for number in running] == ["lost"] * len(running)
-    retried = {trial["retry_of"]: trial for trial in found if trial["retry_of"] is not None}
-    assert set(retried) == set(running)
-    for number, again in retried.items():
-        same = ("batch_size", "learning_rate", "seed", "warmup_epochs", "phase")
-        assert [again[key] for key in same] == [found[int(str(number)) - 1][key] for key in same]
-
-
-@pytest.mark.slow
-def test_ctrl_c_stores_what_ran_and_exits_with_130(tmp_path: Path) -> None:
-    write_task(tmp_path, **SLOW)
-    with driver(tmp_path) as process:
+    killed = [trial["number"] for trial in trials(tmp_path) if trial["state"] == "running"]
+    assert killed
+    with driver(tmp_path, until="search 8/") as process:
         workers = psutil.Process(process.pid).children(recursive=True)
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=20)
@@ -110,32 +104,52 @@ def test_ctrl_c_stores_what_ran_and_exits_with_130(tmp_path: Path) -> None:
     states = Counter(trial["state"] for trial in trials(tmp_path))
     assert states["paused"] >= 1, "it goes on with the next run"
     assert not states["running"]
-    check_complete(tmp_path)
+    found = check_complete(tmp_path, 14)
+    assert [found[int(str(number)) - 1]["state"] for number in killed] == ["lost"] * len(killed)
+    retried = {trial["retry_of"]: trial for trial in found if trial["retry_of"] is not None}
+    assert set(retried) == set(killed)
+    for number, again in retried.items():
+        same = ("batch_size", "learning_rate", "seed", "warmup_epochs", "phase")
+        assert [again[key] for key in same] == [found[int(str(number)) - 1][key] for key in same]
 
 
 @pytest.mark.slow
 def test_a_second_ctrl_c_kills_at_once(tmp_path: Path) -> None:
-    write_task(tmp_path, workload_settings={"step_seconds": 30.0}, budget={"trials": 12, "trial_train_seconds": 500})
-    process = subprocess.Popen(
-        command("run", "task.yaml"), cwd=tmp_path, env=environment(), stderr=subprocess.PIPE, text=True
+    write_task(
+        tmp_path,
+        workload_settings={"fault": "hang"},
+        target={"metric": "accuracy", "value": 1.0},
+        space=space_of(16),
+        default={**DEFAULT, "batch_size": 16},
+        budget={"trials": 4, "trial_train_seconds": 0.5},
+        pruner={"name": "none"},
     )
-    time.sleep(8)
-    workers = psutil.Process(process.pid).children(recursive=True)
-    process.send_signal(signal.SIGINT)
-    time.sleep(1)
-    process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=10)
-    assert process.returncode == 130, errors
-    time.sleep(0.5)
-    assert not alive(workers)
+    with driver(tmp_path, until="timing steps") as process:
+        workers = psutil.Process(process.pid).children(recursive=True)
+        while not any(trial["state"] == "running" for trial in trials(tmp_path)):
+            assert process.poll() is None
+            time.sleep(0.1)
+        time.sleep(2)  # in which the trial comes to the step that hangs
+        process.send_signal(signal.SIGINT)
+        time.sleep(1)
+        assert process.poll() is None, "it waits for the step"
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=10)
+        assert process.returncode == 130, errors
+        assert not alive(workers)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("fault", "said"), [("raise", "this batch size is cursed"), ("hang", "hang")])
-def test_a_broken_trial_is_stored_with_its_reason_and_the_study_goes_on(tmp_path: Path, fault: str, said: str) -> None:
-    executor = {"device": "cpu", "hang_seconds": 3}
-    confirm = {"top": 1, "runs": 0}
-    write_task(tmp_path, workload_settings={"fault": fault}, executor=executor, confirm=confirm, **HARD)
+@pytest.mark.parametrize(
+    ("fault", "said", "trials_asked", "executor"),
+    [("raise", "this batch size is cursed", 4, INLINE), ("hang", "hang", 2, {"device": "cpu", "hang_seconds": 2})],
+)
+def test_a_broken_trial_is_stored_with_its_reason_and_the_study_goes_on(
+    tmp_path: Path, fault: str, said: str, trials_asked: int, executor: dict[str, object]
+) -> None:
+    budget = {"trials": trials_asked, "trial_train_seconds": 3.0}
+    settings = {"fault": fault}
+    write_task(tmp_path, workload_settings=settings, executor=executor, budget=budget, confirm=UNCONFIRMED, **HARD)
     done = bssearch("run", "task.yaml", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     found = trials(tmp_path)
@@ -145,17 +159,17 @@ def test_a_broken_trial_is_stored_with_its_reason_and_the_study_goes_on(tmp_path
     assert all(said in str(trial["reason"]) for trial in failed)
     shown = bssearch("trial", str(failed[0]["number"]), cwd=tmp_path).stdout
     assert "task.py" in shown
-    assert sum(trial["state"] != "failed" for trial in found) == 8
+    assert sum(trial["state"] != "failed" for trial in found) == trials_asked
     assert any(trial["state"] == "reached" for trial in found)
 
 
 @pytest.mark.slow
 def test_who_stops_reading_the_progress_does_not_stop_the_study(tmp_path: Path) -> None:
-    write_task(tmp_path)
+    write_task(tmp_path, space=space_of(32), budget={"trials": 3, "trial_train_seconds": 2.0}, confirm=UNCONFIRMED)
     run = command("run", "task.yaml")
     process = subprocess.Popen(run, cwd=tmp_path, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     assert process.stderr is not None
     process.stderr.readline()
     process.stderr.close()
     assert process.wait(timeout=120) == 0
-    assert sum(trial["phase"] == "search" for trial in trials(tmp_path)) == 12
+    assert sum(trial["phase"] == "search" for trial in trials(tmp_path)) == 3

@@ -7,6 +7,8 @@ import os
 import pty
 import shutil
 import subprocess
+import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ import pytest
 
 from bssearch.commands.run import run_study
 from bssearch.storage.repository import open_store
-from tests.cli.task import bssearch, command, environment
+from tests.cli.task import bssearch
 from tests.factories import make_spec
 from tests.search.law import LawExecutor
 
@@ -67,21 +69,12 @@ def refuse(folder: Path, *arguments: str, code: int, said: str) -> None:
 def at_a_terminal(folder: Path, *arguments: str, typed: str) -> subprocess.CompletedProcess[str]:
     """Run a command whose input is a terminal at which a line is typed."""
     ours, theirs = pty.openpty()
-    try:
+    with pytest.MonkeyPatch.context() as patch, closing(os.fdopen(theirs)) as terminal:
+        patch.setattr(sys, "stdin", terminal)
         os.write(ours, typed.encode() + b"\n")
-        return subprocess.run(
-            command(*arguments),
-            cwd=folder,
-            env=environment(),
-            stdin=theirs,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
-    finally:
-        os.close(ours)
-        os.close(theirs)
+        done = bssearch(*arguments, cwd=folder)
+    os.close(ours)
+    return done
 
 
 def test_a_renamed_study_keeps_its_trials_and_goes_on_under_its_new_name(folder: Path) -> None:

@@ -18,11 +18,15 @@ import pytest
 from bssearch.records import TrialState
 from bssearch.settings import DATABASE_URL_VARIABLE
 from bssearch.storage.repository import open_store
-from tests.cli.task import bssearch, command, environment, write_task
+from tests.cli.task import bssearch, command, environment, space_of, write_task
 from tests.postgres import Postgres
 
-SHORT = {"workload_settings": {"step_seconds": 0.004}, "confirm": {"top": 1, "runs": 2}}
-SEARCHED = 30
+SHORT = {
+    "workload_settings": {"step_seconds": 0.01},
+    "space": space_of(32, 64),
+    "confirm": {"top": 1, "runs": 2},
+}
+SEARCHED = 18
 
 
 @contextmanager
@@ -40,16 +44,17 @@ def driver(folder: Path, log: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def trials(folder: Path) -> list[dict[str, Any]]:
-    found = bssearch("trials", "--format", "json", cwd=folder)
-    return json.loads(found.stdout) if found.returncode == 0 else []
+    listed: list[dict[str, Any]] = json.loads(bssearch("trials", "--format", "json", cwd=folder).stdout)
+    return listed
 
 
-def wait_for(folder: Path, searched: int, processes: Sequence[subprocess.Popen[bytes]]) -> None:
+def wait_for(url: str, searched: int, processes: Sequence[subprocess.Popen[bytes]]) -> None:
     deadline = time.monotonic() + 90
-    while sum(trial["phase"] == "search" for trial in trials(folder)) < searched:
-        assert time.monotonic() < deadline, "the study does not go on"
-        assert any(process.poll() is None for process in processes), "every driver has ended"
-        time.sleep(0.1)
+    with open_store(url, write=False) as store:
+        while store.find_study("task") is None or len(store.trials("task")) < searched:
+            assert time.monotonic() < deadline, "the study does not go on"
+            assert any(process.poll() is None for process in processes), "every driver has ended"
+            time.sleep(0.1)
 
 
 def kill_in_mid_trial(processes: Sequence[subprocess.Popen[bytes]], url: str) -> subprocess.Popen[bytes]:
@@ -77,9 +82,9 @@ def test_drivers_outlive_a_killed_one_and_a_restart_of_the_server(
     logs = [tmp_path / f"driver-{index}.log" for index in range(3)]
     with ExitStack() as stack:
         processes = [stack.enter_context(driver(tmp_path, log)) for log in logs]
-        wait_for(tmp_path, 8, processes)
+        wait_for(url, 4, processes)
         victim = kill_in_mid_trial(processes, url)
-        wait_for(tmp_path, 14, processes)
+        wait_for(url, 7, processes)
         own_postgres.stop()
         time.sleep(3)  # in which trials go on and end
         own_postgres.start()

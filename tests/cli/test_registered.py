@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.cli.task import command, environment, write_task
+from tests.cli.task import bssearch, write_task
+from tests.packages import installed
 
 CODE = '''
 from dataclasses import replace
@@ -47,68 +47,56 @@ def samples(
 
 ENTRY_POINTS = """
 [bssearch.importers]
-lines = extra:lines
+lines = extra.kinds:lines
 broken = no_such_module:anything
 
 [bssearch.probes]
-samples = extra:samples
+samples = extra.kinds:samples
 
 [bssearch.pruners]
-patient = extra:Patient
+patient = extra.kinds:Patient
 
 [bssearch.samplers]
-lucky = extra:Lucky
+lucky = extra.kinds:Lucky
 """
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """A folder with a task, and a package installed beside bssearch."""
+def folder(tmp_path: Path) -> Iterator[Path]:
+    """Yield a folder with a task while a package is installed beside bssearch."""
     write_task(tmp_path)
-    site = tmp_path / "site"
-    info = site / "extra-1.0.dist-info"
-    info.mkdir(parents=True)
-    (site / "extra.py").write_text(CODE)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: extra\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text(ENTRY_POINTS)
-    return tmp_path
-
-
-def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    known = environment()
-    known |= {"PYTHONPATH": os.pathsep.join([str(folder / "site"), known["PYTHONPATH"]]), "NO_COLOR": "1"}
-    return subprocess.run(command(*words), cwd=folder, env=known, capture_output=True, text=True)
+    with installed(tmp_path / "site", "extra", {"kinds": CODE}, ENTRY_POINTS):
+        yield tmp_path
 
 
 def test_an_importer_of_another_package_is_a_subcommand_with_its_options(folder: Path) -> None:
-    listed = run(folder, "import", "--help").stdout
+    listed = bssearch("import", "--help", cwd=folder).stdout
     assert "Make a study of a list of batch sizes." in listed and "rcp" in listed
     (folder / "sizes.txt").write_text("8\n16\n")
-    done = run(folder, "import", "lines", "sizes.txt", "--steps", "7", "--format", "json")
+    done = bssearch("import", "lines", "sizes.txt", "--steps", "7", "--format", "json", cwd=folder)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == [{"study": "sizes", "runs": 2, "reached": 2}]
-    assert run(folder, "import", "lines", "sizes.txt", "--steps", "0").returncode == 2
+    assert bssearch("import", "lines", "sizes.txt", "--steps", "0", cwd=folder).returncode == 2
 
 
-@pytest.mark.slow
 def test_an_importer_that_cannot_be_loaded_is_named_and_takes_no_other_with_it(folder: Path) -> None:
-    listed = run(folder, "import", "--help")
+    listed = bssearch("import", "--help", cwd=folder)
     assert listed.returncode == 0 and "no_such_module" in listed.stdout
-    done = run(folder, "import", "broken", "sizes.txt", "--format", "json")
+    done = bssearch("import", "broken", "sizes.txt", "--format", "json", cwd=folder)
     assert done.returncode == 2 and "importer broken cannot be loaded" in done.stderr
-    assert run(folder, "import", "unheard-of").returncode == 2
+    assert bssearch("import", "unheard-of", cwd=folder).returncode == 2
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("by_law")
 def test_a_probe_of_another_package_is_a_subcommand_with_its_options(folder: Path) -> None:
-    done = run(folder, "probe", "samples", "task.yaml", "--times", "3", "--format", "json")
+    done = bssearch("probe", "samples", "task.yaml", "--times", "3", "--format", "json", cwd=folder)
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == {"samples": 1500}
+    assert json.loads(done.stdout) == {"samples": 3000}
 
 
 def test_a_spec_may_name_a_pruner_and_a_sampler_of_another_package(folder: Path) -> None:
     plan = ["run", "task.yaml", "--dry-run", "--set"]
-    assert run(folder, *plan, "pruner.name=patient", "--set", "sampler.name=lucky").returncode == 0
-    done = run(folder, *plan, "pruner.name=hasty")
+    assert bssearch(*plan, "pruner.name=patient", "--set", "sampler.name=lucky", cwd=folder).returncode == 0
+    done = bssearch(*plan, "pruner.name=hasty", cwd=folder)
     assert done.returncode == 2
     assert "pruner.name = 'hasty': must be one of safe, balanced" in done.stderr and "patient" in done.stderr

@@ -6,8 +6,6 @@ import csv
 import io
 import json
 import stat
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,6 +22,7 @@ from tests.cli.task import bssearch
 from tests.factories import make_curve, make_environment, make_plan, make_probe, make_spec, make_trial
 from tests.pages.test_plots import SIZES, law_trials
 
+FEW = (16, 32, 64)
 TABLES = ("trials.csv", "batches.csv", "observations.csv")
 
 
@@ -70,14 +69,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with open_store(f"sqlite:///{place}/bssearch.db") as store:
         add_study(store, make_spec(), law_trials())
         add_study(store, make_spec(name="slow"), slower(law_trials(), 3.0), device_name="Old CPU", precision="bf16")
-        add_study(store, make_spec(name="harder", target=harder), law_trials())
+        add_study(store, make_spec(name="harder", target=harder), law_trials(FEW))
         add_study(store, make_spec(name="single"), [make_trial(0, batch_size=64, seconds=4.0)])
         add_study(store, make_spec(name="missed"), missed)
         for name, objective, price in OTHERS:
             spec = make_spec(name=name, objective=objective, price_per_device_hour=price)
-            add_study(store, spec, slower(law_trials(), 3.0 if name == "cost" else 1.0))
+            add_study(store, spec, slower(law_trials(FEW), 3.0 if name == "cost" else 1.0))
         better = make_spec(name="better", objective="metric_in_budget")
-        add_study(store, better, law_trials(best_metric=0.99))
+        add_study(store, better, law_trials(FEW, best_metric=0.99))
         add_study(store, make_spec(name="two"), law_trials((16, 32)))
     return place
 
@@ -359,10 +358,3 @@ def test_wrong_comparisons_say_so(folder: Path) -> None:
     assert "nobody" in done.stderr
     assert bssearch("compare", "toy", cwd=folder).returncode == 2
     assert bssearch("report", "nobody", "--html", "x.html", cwd=folder).returncode == 3
-
-
-def test_help_imports_neither_plotly_nor_jinja() -> None:
-    heavy = "{'plotly', 'jinja2', 'torch', 'optuna', 'pandas'}"
-    code = f"import bssearch.cli.app, sys; print(sorted({heavy} & set(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "[]\n"

@@ -13,7 +13,7 @@ from bssearch.recorded import RecordedTable, RecordedTrial, read_table, write_ta
 from bssearch.records import Target
 from bssearch.simulation import searching, studies
 from bssearch.simulation.processes import run_pairs as run_in_processes
-from tests.cli.task import bssearch, write_task
+from tests.cli.task import INLINE, bssearch, space_of, write_task
 from tests.simulation.lines import Seconds, grid
 
 
@@ -171,7 +171,8 @@ def test_what_is_wrong_is_named(folder: Path, arguments: tuple[str, ...], code: 
 
 @pytest.mark.slow
 def test_a_study_is_exported_and_simulated(tmp_path: Path) -> None:
-    write_task(tmp_path, budget={"trials": 5, "trial_train_seconds": 0.5}, confirm={"top": 1, "runs": 0})
+    budget, confirm = {"trials": 5, "trial_train_seconds": 0.5}, {"top": 1, "runs": 0}
+    write_task(tmp_path, space=space_of(32, 64), executor=INLINE, budget=budget, confirm=confirm)
     assert bssearch("run", "task.yaml", cwd=tmp_path).returncode == 0
     done = bssearch("export", "task", "--to", "curves", cwd=tmp_path)
     assert done.returncode == 0, done.stderr

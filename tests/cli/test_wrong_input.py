@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.task import SPEC, WORKLOAD, bssearch, command, environment, write_task
+from tests.cli.task import INLINE, SPEC, WORKLOAD, bssearch, command, environment, write_task
 from tests.search.law import LawExecutor
 
 SPACE = dict(SPEC["space"])  # type: ignore[call-overload]
@@ -49,7 +49,7 @@ def test_a_batch_larger_than_the_training_set(tmp_path: Path) -> None:
 
 
 def test_a_workload_that_does_not_import_shows_the_users_own_line(tmp_path: Path) -> None:
-    write_task(tmp_path)
+    write_task(tmp_path, executor=INLINE)
     (tmp_path / "task.py").write_text("import torch\nx = no_such_thing\n")
     refuse(tmp_path, "run", "task.yaml", code=2, said="task.py:2: x = no_such_thing")
 
@@ -145,7 +145,7 @@ def test_numbers_beyond_all_bounds(tmp_path: Path) -> None:
 
 
 def test_a_metric_outside_its_declared_range(tmp_path: Path) -> None:
-    write_task(tmp_path)
+    write_task(tmp_path, executor=INLINE)
     (tmp_path / "task.py").write_text(WORKLOAD.replace(".float().mean().item()", ".float().mean().item() * 100"))
     done = bssearch("run", "task.yaml", cwd=tmp_path)
     assert done.returncode == 2, done.stderr

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 import shutil
 from collections import Counter
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from bssearch.analysis.answer import Answer
 from bssearch.analysis.optimum import Candidate
 from bssearch.analysis.rules.audit import Audit, Case, RuleFinding
 from bssearch.analysis.rules.rule_book import Rule
@@ -60,6 +61,26 @@ def studied(finished: Path, tmp_path: Path) -> Path:
     return tmp_path
 
 
+@dataclass
+class Audited:
+    """A folder with an audited study, the answer before, and how the audit was made."""
+
+    folder: Path
+    answer: Answer
+    executor: LawExecutor
+    found: Audit
+
+
+@pytest.fixture(scope="module")
+def done(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> Audited:
+    """The study audited once, for tests that look at it."""
+    folder = Path(shutil.copytree(finished, tmp_path_factory.mktemp("audited"), dirs_exist_ok=True))
+    with open_store(url(folder), write=False) as store:
+        answer = compute_answer(store, SPEC.name)
+    executor = LawExecutor()
+    return Audited(folder, answer, executor, audited(folder, executor))
+
+
 def audited(folder: Path, executor: LawExecutor | None = None, **asked: Any) -> Audit:
     return audit_study(SPEC, db=url(folder), make_executor=lambda *_: executor or LawExecutor(), **asked)
 
@@ -73,9 +94,8 @@ def of(found: Audit, rule: Rule, batch_size: int | None = 256) -> RuleFinding:
     return next(one for one in found.rules if one.rule is rule and one.batch_size == batch_size)
 
 
-def test_the_law_keeps_the_root_and_breaks_the_line(studied: Path) -> None:
-    executor = LawExecutor()
-    found = audited(studied, executor)
+def test_the_law_keeps_the_root_and_breaks_the_line(done: Audited) -> None:
+    found, executor = done.found, done.executor
     linear, root, warmup = (of(found, rule) for rule in (Rule.LINEAR_RATE, Rule.SQRT_RATE, Rule.WARMUP))
     assert linear.configuration is not None and root.configuration is not None
     assert linear.configuration["learning_rate"] == pytest.approx(0.8)
@@ -84,32 +104,28 @@ def test_the_law_keeps_the_root_and_breaks_the_line(studied: Path) -> None:
     assert len(linear.trial_numbers) == 3
     assert executor.most_at_once == 1
     assert all(request.train_seconds_limit == 100.0 and request.evaluate_test for request in executor.requests)
-    trials = audit_trials(studied)
+    trials = audit_trials(done.folder)
     assert {trial.seed for trial in trials} == set(SEEDS)
     assert not any(trial.uncapped for trial in trials)
     assert found.spent_train_seconds == pytest.approx(sum(one.outcome.train_seconds for one in trials if one.outcome))
 
 
-def test_a_second_audit_runs_nothing_and_says_the_same(studied: Path) -> None:
-    first = audited(studied)
+def test_a_second_audit_runs_nothing_and_says_the_same(done: Audited) -> None:
     executor = LawExecutor()
-    second = audited(studied, executor)
+    second = audited(done.folder, executor)
     assert not executor.requests
-    assert second == first
-    with open_store(url(studied), write=False) as store:
+    assert second == done.found
+    with open_store(url(done.folder), write=False) as store:
         assert [one for one in audit_stored(store, SPEC.name).rules if one.trial_numbers] == [
-            one for one in first.rules if one.trial_numbers
+            one for one in done.found.rules if one.trial_numbers
         ]
 
 
-def test_the_answer_is_what_it_was(studied: Path) -> None:
-    with open_store(url(studied), write=False) as store:
-        before = compute_answer(store, SPEC.name)
-    audited(studied)
-    with open_store(url(studied), write=False) as store:
+def test_the_answer_is_what_it_was(done: Audited) -> None:
+    with open_store(url(done.folder), write=False) as store:
         after = compute_answer(store, SPEC.name)
-    assert after.optimal == before.optimal
-    assert after.tied == before.tied
+    assert after.optimal == done.answer.optimal
+    assert after.tied == done.answer.tied
 
 
 def test_without_running_nothing_is_started(studied: Path) -> None:
@@ -168,19 +184,17 @@ def test_an_interrupted_audit_goes_on_where_it_stopped(studied: Path) -> None:
     assert of(found, Rule.LINEAR_RATE).verdict == "broke"
 
 
-def test_what_is_timed_in_micro_batches_keeps_the_cadence_of_its_batch_size(studied: Path) -> None:
-    executor = LawExecutor()
-    found = audited(studied, executor)
-    splits = {(one.batch_size, one.micro_batch_size) for one in executor.splits_timed}
+def test_what_is_timed_in_micro_batches_keeps_the_cadence_of_its_batch_size(done: Audited) -> None:
+    splits = {(one.batch_size, one.micro_batch_size) for one in done.executor.splits_timed}
     assert (256, 64) in splits
-    assert of(found, Rule.ACCUMULATION).verdict == "broke"  # by the law it costs nothing
-    with open_store(url(studied), write=False) as store:
+    assert of(done.found, Rule.ACCUMULATION).verdict == "broke"  # by the law it costs nothing
+    with open_store(url(done.folder), write=False) as store:
         assert store.probes(SPEC.name)[256].micro_batch_size == 256
 
 
-def test_the_whole_training_part_stands_for_memory_where_it_fits(studied: Path) -> None:
+def test_the_whole_training_part_stands_for_memory_where_it_fits(done: Audited) -> None:
     # The law's training part has 1,000 samples; the largest that ran is 256.
-    assert "256 is the largest that ran" in of(audited(studied), Rule.MEMORY, None).reason
+    assert "256 is the largest that ran" in of(done.found, Rule.MEMORY, None).reason
 
 
 def test_studies_that_cannot_be_audited_say_so(tmp_path: Path) -> None:
@@ -188,8 +202,9 @@ def test_studies_that_cannot_be_audited_say_so(tmp_path: Path) -> None:
         pass
     with pytest.raises(NotFoundError, match="nowhere"):
         stored_spec("nowhere", db=url(tmp_path))
+    unreached = make_spec(budget={"trials": 5, "trial_train_seconds": 9.0})
     with pytest.raises(TargetNotReachedError):
-        run_study(SPEC, db=url(tmp_path), make_executor=lambda *_: LawExecutor(reachable=False))
+        run_study(unreached, db=url(tmp_path), make_executor=lambda *_: LawExecutor(reachable=False))
     with pytest.raises(TargetNotReachedError, match="nearest came"):
         stored_spec(SPEC.name, db=url(tmp_path))
     with pytest.raises(UsageError, match="runs = 0 must be >= 1"):

@@ -2,33 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
+from typing import Any
 
 import pytest
 
 from bssearch.analysis.memory import fit_memory
-from bssearch.commands.opening import OpenStudy
 from bssearch.commands.probe.memory import BRACKET, FINE, MemoryProbe, next_size, probe_memory
 from bssearch.errors import LaunchError
 from bssearch.records import MemoryRequest, MemoryUse
-from bssearch.search.listener import Listener
-from bssearch.storage.repository import Store, open_store
-from tests.factories import make_environment, make_spec
+from bssearch.storage.repository import Store
+from tests.commands.probing import HERE, SPEC, open_study
 from tests.search.law import LawExecutor
 
-SPEC = make_spec()
 
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with open_store(f"sqlite:///{tmp_path / 'study.db'}") as store:
-        store.create_study(SPEC.new_study("tester"))
-        yield store
-
-
-def probe(store: Store, executor: LawExecutor, **environment: int) -> MemoryProbe:
-    return probe_memory(OpenStudy(SPEC, store, executor, make_environment(**environment), Listener()))
+def probe(store: Store, executor: LawExecutor, **environment: Any) -> MemoryProbe:
+    return probe_memory(open_study(store, executor, **environment))
 
 
 def test_whatever_the_boundary_it_is_bracketed_by_sizes_that_were_run() -> None:
@@ -87,7 +75,7 @@ def test_a_size_that_leaves_no_reserve_neither_fits_nor_is_too_large(store: Stor
     assert found.smallest_that_does_not > 300
     assert {260 < use.micro_batch_size <= 300 for use in found.marginal} == {True}
     assert all("only without a reserve" in (use.reason or "") for use in found.marginal)
-    stored = {use.micro_batch_size for use in store.memory(SPEC.name, make_environment())}
+    stored = {use.micro_batch_size for use in store.memory(SPEC.name, HERE)}
     assert stored.isdisjoint(use.micro_batch_size for use in found.marginal)
 
 
@@ -129,7 +117,7 @@ def test_where_not_even_one_sample_fits_the_error_has_the_probes_numbers(store: 
     with pytest.raises(LaunchError, match=r"not even .* Test CPU \(8 GiB\); these ran out of it: 8, 4, 2, 1 \(no") as e:
         probe(store, LawExecutor(fits_up_to=0))
     assert e.value.exit_code == 6
-    assert [use.fits for use in store.memory(SPEC.name, make_environment())] == [False] * 4
+    assert [use.fits for use in store.memory(SPEC.name, HERE)] == [False] * 4
 
 
 def test_the_fit_is_of_sizes_that_fit_and_says_how_far_off_it_is() -> None:

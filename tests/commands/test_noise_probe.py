@@ -2,65 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import replace
 
 import pytest
 
-from bssearch.commands.opening import OpenStudy
 from bssearch.commands.probe.noise import probe_noise
 from bssearch.errors import LaunchError
 from bssearch.records import (
     Configuration,
-    GradientNoise,
     Lease,
-    NoiseMeasurement,
-    NoiseRequest,
     TrialOutcome,
     TrialState,
 )
-from bssearch.search.listener import Listener
-from bssearch.storage.repository import Store, open_store
-from tests.factories import make_environment, make_plan, make_probe, make_spec
-from tests.search.law import LawExecutor
-
-SPEC = make_spec()
-ENVIRONMENT = make_environment()
-
-
-def study(store: Store, executor: LawExecutor) -> OpenStudy:
-    return OpenStudy(SPEC, store, executor, ENVIRONMENT, Listener())
-
-
-@dataclass
-class NoisyExecutor(LawExecutor):
-    """Answers with a lower bound and remembers what it was asked."""
-
-    asked: list[NoiseRequest] = field(default_factory=list)
-
-    def measure_noise(self, request: NoiseRequest) -> NoiseMeasurement:
-        self.asked.append(request)
-        return NoiseMeasurement(
-            batch_size=request.configuration.batch_size,
-            micro_batch_size=request.configuration.micro_batch_size,
-            step=40,
-            metric=0.88,
-            noise=GradientNoise(low=90.0, passes=16),
-        )
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with open_store(f"sqlite:///{tmp_path / 'study.db'}") as store:
-        store.create_study(SPEC.new_study("tester"))
-        yield store
+from bssearch.storage.repository import Store
+from tests.commands.probing import HERE, SPEC, ProbedExecutor, open_study
+from tests.factories import make_plan, make_probe
 
 
 def add_trial(store: Store, configuration: Configuration, seconds: float | None) -> None:
     """Add a trial that reached the target after these seconds, or was capped."""
     plan = make_plan(configuration=configuration, eval_every_steps=17)
-    trial = store.start(SPEC.name, plan, environment=ENVIRONMENT, lease=Lease(owner="driver", seconds=60.0))
+    trial = store.start(SPEC.name, plan, environment=HERE, lease=Lease(owner="driver", seconds=60.0))
     assert trial is not None
     outcome = TrialOutcome(state=TrialState.CAPPED, reason="as the test has it", train_seconds=0.1, wall_seconds=0.1)
     if seconds is not None:
@@ -72,9 +34,9 @@ def add_trial(store: Store, configuration: Configuration, seconds: float | None)
 
 def test_the_default_is_measured_where_no_trial_has_reached_the_target(store: Store) -> None:
     add_trial(store, replace(SPEC.default_configuration, learning_rate=0.3), None)
-    executor = NoisyExecutor()
-    found = probe_noise(study(store, executor))
-    (request,) = executor.asked
+    executor = ProbedExecutor()
+    found = probe_noise(open_study(store, executor))
+    (request,) = executor.asked_noise
     assert request.configuration == SPEC.default_configuration
     assert executor.splits_timed and request.eval_every_steps >= 1
     assert (request.target, request.train_seconds_limit) == (SPEC.record_target, SPEC.budget.trial_train_seconds)
@@ -82,11 +44,11 @@ def test_the_default_is_measured_where_no_trial_has_reached_the_target(store: St
 
 
 def test_a_step_time_that_is_stored_is_not_measured_again(store: Store) -> None:
-    store.save_probe(SPEC.name, ENVIRONMENT, make_probe(SPEC.default.batch_size, eval_every_steps=9))
-    executor = NoisyExecutor()
-    probe_noise(study(store, executor))
+    store.save_probe(SPEC.name, HERE, make_probe(SPEC.default.batch_size, eval_every_steps=9))
+    executor = ProbedExecutor()
+    probe_noise(open_study(store, executor))
     assert executor.splits_timed == []
-    assert executor.asked[0].eval_every_steps == 9
+    assert executor.asked_noise[0].eval_every_steps == 9
 
 
 def test_the_configuration_of_the_fastest_trial_is_measured_as_it_ran(store: Store) -> None:
@@ -94,19 +56,19 @@ def test_the_configuration_of_the_fastest_trial_is_measured_as_it_ran(store: Sto
     add_trial(store, slow, 3.0)
     add_trial(store, fast, 2.0)
     add_trial(store, slow, None)
-    executor = NoisyExecutor()
-    probe_noise(study(store, executor))
-    assert executor.asked[0].configuration == fast
-    assert executor.asked[0].eval_every_steps == 17
+    executor = ProbedExecutor()
+    probe_noise(open_study(store, executor))
+    assert executor.asked_noise[0].configuration == fast
+    assert executor.asked_noise[0].eval_every_steps == 17
     assert executor.splits_timed == []
 
 
 def test_a_second_measurement_takes_the_place_of_the_first(store: Store) -> None:
     for _ in range(2):
-        probe_noise(study(store, NoisyExecutor()))
+        probe_noise(open_study(store, ProbedExecutor()))
     assert len(store.noise(SPEC.name)) == 1
 
 
 def test_a_default_that_does_not_fit_is_an_error(store: Store) -> None:
     with pytest.raises(LaunchError, match="does not fit into memory"):
-        probe_noise(study(store, NoisyExecutor(fits_up_to=0)))
+        probe_noise(open_study(store, ProbedExecutor(fits_up_to=0)))

@@ -16,6 +16,7 @@ from urllib.error import URLError
 from urllib.request import urlopen
 
 import optuna
+import optuna.cli
 import pytest
 import sqlalchemy
 
@@ -72,13 +73,23 @@ def studies_in(url: str) -> list[str]:
     return optuna.get_all_study_names(opened(url))
 
 
-def test_what_is_written_is_what_optuna_itself_would_write(url: str, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def theirs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[optuna.Study]:
+    """The study as Optuna itself writes it."""
+    made = toy()
+    storage = optuna.storages.RDBStorage(f"sqlite:///{tmp_path_factory.mktemp('theirs') / 'optuna.db'}")
+    with quiet():
+        study = optuna.create_study(study_name="toy", storage=storage)
+        study.set_metric_names([made.metric_name])
+    study.add_trials(made.trials)
+    yield study
+    storage.remove_session()
+    storage.engine.dispose()
+
+
+def test_what_is_written_is_what_optuna_itself_would_write(url: str, theirs: optuna.Study) -> None:
     made = toy()
     write_study(made, destination(url))
-    with quiet():
-        theirs = optuna.create_study(study_name="toy", storage=opened(f"sqlite:///{tmp_path / 'theirs.db'}"))
-        theirs.set_metric_names([made.metric_name])
-    theirs.add_trials(made.trials)
     ours = loaded(url)
     assert ours.trials == theirs.trials
     assert (ours.direction, ours.metric_names) == (theirs.direction, theirs.metric_names)
@@ -98,7 +109,11 @@ def test_a_database_takes_several_studies_but_no_name_twice(url: str) -> None:
     assert len(loaded(url, "other").trials) == len(before)
 
 
-@pytest.mark.parametrize("failure", [KeyboardInterrupt, OSError("no space left")])
+@pytest.mark.parametrize(
+    ("url", "failure"),
+    [("sqlite", KeyboardInterrupt), ("postgresql", OSError("no space left"))],
+    indirect=["url"],
+)
 def test_nothing_is_left_of_a_study_that_was_not_written_to_its_end(
     url: str, failure: BaseException | type[BaseException], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -233,16 +248,15 @@ def test_a_study_without_trials_is_not_exported(tmp_path: Path) -> None:
     assert not (tmp_path / "optuna.db").exists()
 
 
-def test_optunas_own_command_reads_an_export(folder: Path) -> None:
+@pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
+def test_optunas_own_command_reads_an_export(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     options = ["--storage", "sqlite:///task.optuna.db", "--study-name", "task", "--format", "json"]
-    done = subprocess.run(
-        [Path(sys.executable).with_name("optuna"), "trials", *options],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    listed = json.loads(done.stdout)
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "argv", ["optuna", "trials", *options])
+    assert optuna.cli.main() == 0
+    listed = json.loads(capsys.readouterr().out)
     assert [trial["number"] for trial in listed] == list(range(len(stored_trials(folder))))
     assert {trial["state"] for trial in listed} <= {"COMPLETE", "PRUNED"}
     assert listed[0]["params"]["batch_size"] == 32
@@ -281,6 +295,7 @@ def asked(address: str) -> Any:
             time.sleep(0.1)
 
 
+@pytest.mark.slow
 def test_the_dashboard_shows_an_export(folder: Path) -> None:
     with dashboard(folder) as address:
         (summary,) = asked(f"{address}/api/studies")["study_summaries"]

@@ -2,40 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
-from pathlib import Path
-
-import pytest
-
-from bssearch.commands.opening import OpenStudy
 from bssearch.commands.probe.step_time import SECONDS_LIMIT, probe_step_times
-from bssearch.records import StepTime, StepTimeRequest
 from bssearch.search import calibration
 from bssearch.search.calibration import measure_step_times, missing_step_times
 from bssearch.search.listener import Listener
-from bssearch.storage.repository import Store, open_store
-from tests.factories import make_environment, make_probe, make_spec
-from tests.search.law import LawExecutor, step_seconds
+from bssearch.storage.repository import Store
+from tests.commands.probing import HERE, SPEC, ProbedExecutor, open_study
+from tests.factories import make_environment, make_probe
+from tests.search.law import step_seconds
 
-SPEC = make_spec()
 SIZES = [8, 16, 32, 64, 128]
-HERE = make_environment()
-
-
-@dataclass
-class Stopwatch(LawExecutor):
-    """Keeps the limits it was given; each measurement takes ``slower`` times as long as the one before."""
-
-    slower: float = 1.0
-    limits: list[float] = field(default_factory=list)
-
-    def measure_step_time(self, request: StepTimeRequest) -> StepTime:
-        self.limits.append(request.seconds_limit)
-        measured = super().measure_step_time(request)
-        if measured.step_seconds is None:
-            return measured
-        return replace(measured, step_seconds=measured.step_seconds * self.slower)
 
 
 class Notes(Listener):
@@ -46,21 +22,10 @@ class Notes(Listener):
         self.told.append(message)
 
 
-def study(store: Store, executor: LawExecutor) -> OpenStudy:
-    return OpenStudy(SPEC, store, executor, HERE, Listener())
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with open_store(f"sqlite:///{tmp_path / 'study.db'}") as store:
-        store.create_study(SPEC.new_study("tester"))
-        yield store
-
-
 def test_every_batch_size_is_timed_for_longer_than_a_run_would_and_told(store: Store) -> None:
-    executor = Stopwatch()
+    executor = ProbedExecutor()
     listener = Notes()
-    probes = probe_step_times(OpenStudy(SPEC, store, executor, HERE, listener))
+    probes = probe_step_times(open_study(store, executor, listener))
     assert [probe.batch_size for probe in probes] == SIZES
     assert probes == list(store.probes(SPEC.name).values())
     assert listener.told == [f"batch {probe.batch_size}: {probe.steps_timed} steps timed" for probe in probes]
@@ -69,26 +34,26 @@ def test_every_batch_size_is_timed_for_longer_than_a_run_would_and_told(store: S
 
 
 def test_a_run_that_follows_has_nothing_left_to_time(store: Store) -> None:
-    probe_step_times(study(store, Stopwatch()))
+    probe_step_times(open_study(store, ProbedExecutor()))
     assert missing_step_times(SPEC, store, HERE) == []
 
 
 def test_a_run_times_what_is_missing_and_not_for_long(store: Store) -> None:
-    executor = Stopwatch()
+    executor = ProbedExecutor()
     measure_step_times(SPEC, store, executor, HERE, lambda: None)
     assert executor.limits == [calibration.SECONDS_LIMIT] * 5
     assert calibration.SECONDS_LIMIT < SECONDS_LIMIT
 
 
 def test_what_was_measured_now_is_returned_and_what_was_first_is_kept(store: Store) -> None:
-    probe_step_times(study(store, Stopwatch()))
-    again = probe_step_times(study(store, Stopwatch(slower=2.0)))
+    probe_step_times(open_study(store, ProbedExecutor()))
+    again = probe_step_times(open_study(store, ProbedExecutor(slower=2.0)))
     assert [probe.step_seconds for probe in again] == [2 * step_seconds(size) for size in SIZES]
     assert [probe.step_seconds for probe in store.probes(SPEC.name).values()] == [step_seconds(size) for size in SIZES]
 
 
 def test_what_does_not_fit_is_timed_in_smaller_micro_batches(store: Store) -> None:
-    probes = probe_step_times(study(store, Stopwatch(fits_up_to=40)))
+    probes = probe_step_times(open_study(store, ProbedExecutor(fits_up_to=40)))
     assert [(probe.batch_size, probe.micro_batch_size) for probe in probes] == [
         (8, 8),
         (16, 16),
@@ -104,7 +69,7 @@ def test_what_was_timed_on_a_shared_device_is_timed_again(store: Store) -> None:
     for size in SIZES:
         store.save_probe(SPEC.name, elsewhere, make_probe(size, contended=size == 32, eval_every_steps=3))
     assert missing_step_times(SPEC, store, HERE) == [32]
-    executor = Stopwatch()
+    executor = ProbedExecutor()
     measure_step_times(SPEC, store, executor, HERE, lambda: None)
     assert len(executor.limits) == 1
     assert missing_step_times(SPEC, store, HERE) == []
@@ -114,4 +79,4 @@ def test_what_was_timed_on_a_shared_device_is_timed_again(store: Store) -> None:
 
 
 def test_where_nothing_fits_nothing_is_returned(store: Store) -> None:
-    assert probe_step_times(study(store, Stopwatch(fits_up_to=0))) == []
+    assert probe_step_times(open_study(store, ProbedExecutor(fits_up_to=0))) == []

@@ -1,0 +1,17 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bssearch.storage.repository import Store, open_store
+from tests.commands.probing import SPEC
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    """A store with a study that nothing was measured for."""
+    with open_store(f"sqlite:///{tmp_path / 'study.db'}") as store:
+        store.create_study(SPEC.new_study("tester"))
+        yield store
