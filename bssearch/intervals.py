@@ -9,6 +9,13 @@ FLAT_RATIO = 1.05
 """Figures within this factor of the least count as equally good: a choice, the 5 % that answers speak of."""
 
 
+def at_most(count: int, runs: int) -> float:
+    """Return the upper 95 % bound of the share of runs of which ``count`` are (Clopper & Pearson 1934); 1 for all."""
+    from scipy.special import betaincinv
+
+    return 1.0 if count >= runs else float(betaincinv(count + 1, runs - count, CONFIDENCE))
+
+
 def student_t(degrees_of_freedom: float, confidence: float = CONFIDENCE) -> float:
     """Return the two-sided quantile of Student's t, by default of 95 %."""
     from scipy.special import stdtrit

@@ -71,10 +71,20 @@ class Time(Model):
 
 
 class Ratio(Model):
-    """A ratio of times; ``at_least`` where the slower side never finished."""
+    """A ratio of medians with its 95 % interval, null as in `Time`; ``at_least`` where the slower side never finished.
+
+    The interval is Welch's on logarithms over the seeds of both sides, widened to hold the ratio.
+    """
 
     value: float
     at_least: bool
+    low: float | None = None
+    high: float | None = None
+
+    @property
+    def is_shown(self) -> bool:
+        """Return whether the two sides are shown to differ, or nothing is known of how sure the ratio is."""
+        return self.low is None or self.high is None or not self.low <= 1 <= self.high
 
 
 class Figure(Model):

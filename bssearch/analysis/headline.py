@@ -78,5 +78,19 @@ def _compared(ratio: Ratio, versus: str, objective: Objective) -> str:
     factor = max(ratio.value, 1 / ratio.value)
     if factor < 1.005 and not ratio.at_least:
         return f"{objective.equal} {versus}"
-    amount = f"{factor - 1:.0%}".replace("%", " %") if factor < 1.1 else f"{number(factor, 2)}×"
+    if not ratio.is_shown:
+        return f"not shown to be {better} than {versus} ({number(ratio.value, 2)}×{_ends(ratio.low, ratio.high)})"
+    if ratio.at_least or factor >= 1.1 or ratio.low is not None:
+        ends = _ends(ratio.low, ratio.high) if ratio.value > 1 else _ends(_inverse(ratio.high), _inverse(ratio.low))
+        amount = f"{number(factor, 2)}×{ends}"
+    else:
+        amount = f"{factor - 1:.0%}".replace("%", " %")
     return f"{'at least ' if ratio.at_least else ''}{amount} {better if ratio.value > 1 else worse} than {versus}"
+
+
+def _ends(low: float | None, high: float | None) -> str:
+    return "" if low is None or high is None else f" [{number(low)}, {number(high)}]"
+
+
+def _inverse(value: float | None) -> float | None:
+    return None if value is None else 1 / value

@@ -28,13 +28,13 @@ from bssearch.analysis.generalisation import generalisation
 from bssearch.analysis.law.joint import fit_and_predict, predicted_figures
 from bssearch.analysis.measured import measured
 from bssearch.analysis.notices import about_generalisation, notices
-from bssearch.analysis.objectives.base import Objective, make_objective, objective_of
+from bssearch.analysis.objectives.base import Objective, objective_of
 from bssearch.analysis.objectives.seconds import step_seconds_of
-from bssearch.analysis.optimum import Candidate, Verdict, decide, runs_to_settle
+from bssearch.analysis.optimum import Candidate, Verdict, decide, repeats, runs_to_settle
 from bssearch.analysis.settled import standing
-from bssearch.analysis.time_to_target import coefficient_of_variation
+from bssearch.analysis.time_to_target import coefficient_of_variation, ratio_interval
 from bssearch.errors import TargetNotReachedError
-from bssearch.intervals import FLAT_RATIO
+from bssearch.intervals import FLAT_RATIO, at_most
 from bssearch.records import (
     MemoryUse,
     NoiseMeasurement,
@@ -46,6 +46,8 @@ from bssearch.records import (
 )
 from bssearch.space import UNKNOWN, MemoryBoundary
 from bssearch.spec import StudySpec
+
+EASIER = "raise budget.trial_train_seconds, ask for an easier target under a new name, or widen the space"
 
 
 def build_answer(
@@ -67,7 +69,7 @@ def build_answer(
     objective = objective_of(spec, study.target)
     verdict = decide(trials, spec.confirm.runs, objective, step_seconds_of(probes.values()))
     if verdict is None or study.environment is None:
-        raise _not_reached(study, trials)
+        raise _not_reached(study, trials, objective)
     tuned = tuning(spec, trials, verdict)
     known = measured(probes.values(), memory_uses, memory, noise, verdict.optimal.runs)
     law, fit = fit_and_predict(tuned.points, probes.values(), known.noise_scale)
@@ -176,12 +178,14 @@ def _default(spec: StudySpec, trials: Sequence[TrialRecord], objective: Objectiv
 
 
 def _ratio(verdict: Verdict, other: Candidate | None) -> Ratio | None:
-    """Return the objective's figure of another candidate over that of the optimum."""
+    """Return the objective's figure of another candidate over that of the optimum, with its interval."""
     optimal = verdict.optimal
     if other is None or not other.objective.has_ratios:
         return None
     if math.isfinite(other.value):
-        return Ratio(value=other.value / optimal.value, at_least=False)
+        value, interval = other.value / optimal.value, ratio_interval(other.estimate, optimal.estimate)
+        low, high = (None, None) if interval is None else (min(interval[0], value), max(interval[1], value))
+        return Ratio(value=value, at_least=False, low=low, high=high)
     bound = other.lower_bound or 0.0
     return Ratio(value=bound / optimal.value, at_least=True) if bound > optimal.value else None
 
@@ -222,7 +226,7 @@ def _front(spec: StudySpec, batches: Sequence[Batch]) -> list[FrontPoint]:
     ]
 
 
-def _not_reached(study: StudyRecord, trials: Sequence[TrialRecord]) -> TargetNotReachedError:
+def _not_reached(study: StudyRecord, trials: Sequence[TrialRecord], objective: Objective) -> TargetNotReachedError:
     target = study.target
     tried = [
         (target.shortfall(trial.outcome.best_metric), trial.number, trial)
@@ -237,11 +241,14 @@ def _not_reached(study: StudyRecord, trials: Sequence[TrialRecord]) -> TargetNot
             f"no trial of study {study.name!r} measured anything: {ended}",
             hint=f"bssearch trial {study.name} {trials[-1].number} says why one ended",
         )
-    if not make_objective(study.objective).stops_at_target:
+    if not objective.stops_at_target:
         return TargetNotReachedError(
             f"no trial of study {study.name!r} trained to its full limit, where {target.metric} counts",
             hint="bssearch run goes on with it",
         )
+    if any(objective.figure(trial) is not None for trial in trials):
+        said = [trial for trial in trials if trial.state.is_finished and not trial.state.is_missing]
+        return _refuted(study, repeats(said, objective))
     reached = sum(trial.state is TrialState.REACHED for trial in trials)
     if reached:
         return TargetNotReachedError(
@@ -254,7 +261,17 @@ def _not_reached(study: StudyRecord, trials: Sequence[TrialRecord]) -> TargetNot
         f"none of {len(tried)} trials reached {target.metric} {target.value:g}; nearest came trial {nearest.number} "
         f"(batch {nearest.configuration.batch_size}) with {nearest.outcome.best_metric:.4g} "
         f"after {nearest.outcome.train_seconds:.3g} s",
-        hint="import them with an easier target"
-        if nearest.is_imported
-        else "raise budget.trial_train_seconds, ask for an easier target under a new name, or widen the space",
+        hint="import them with an easier target" if nearest.is_imported else EASIER,
+    )
+
+
+def _refuted(study: StudyRecord, candidates: Sequence[Candidate]) -> TargetNotReachedError:
+    """Return the error where what reached the target once did not again: at least half of its runs missed it."""
+    best = max(candidates, key=lambda one: (one.estimate.reached / len(one.runs), len(one.runs)))
+    reached, runs, target = best.estimate.reached, len(best.runs), study.target
+    return TargetNotReachedError(
+        f"no configuration of study {study.name!r} reaches {target.metric} {target.value:g} in most of its runs: of "
+        f"the best, at batch {best.configuration.batch_size}, {reached} of {runs} did, so that at most one in "
+        f"{1 / at_most(reached, runs):.2g} does (95 % confidence)",
+        hint=EASIER,
     )

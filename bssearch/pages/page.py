@@ -114,7 +114,8 @@ def _times(answer: Answer, ratio: Ratio | None) -> str:
     if ratio is None:
         return ""
     noun = objective_in(answer).noun
-    return f"{'at least ' if ratio.at_least else ''}{number(ratio.value)}× the {noun} of the optimum"
+    ends = "" if ratio.low is None or ratio.high is None else f" [{number(ratio.low)}, {number(ratio.high)}]"
+    return f"{'at least ' if ratio.at_least else ''}{number(ratio.value)}×{ends} the {noun} of the optimum"
 
 
 def _noise(noise: NoiseAnswer) -> Tile:

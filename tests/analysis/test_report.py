@@ -173,9 +173,31 @@ def test_headline_says_it_in_words() -> None:
     assert "faster than the largest that fits (128, untuned)" in headline(answer(trials))
     trials.append(make_trial(60, batch_size=128, seconds=3.5, learning_rate=0.2))
     assert headline(answer(trials)) == (
-        "Batch 32 reaches accuracy ≥ 0.9 in 1 s [0.777, 1.28] (3 runs), 3× faster than the largest that fits (128) "
-        "and 2.1× faster than your default. No other batch size confirmed is within 5 %."
+        "Batch 32 reaches accuracy ≥ 0.9 in 1 s [0.777, 1.28] (3 runs), 3× [2.41, 3.76] faster than the largest that "
+        "fits (128) and 2.1× [1.71, 2.6] faster than your default. No other batch size confirmed is within 5 %."
     )
+
+
+def test_a_speed_up_that_the_seeds_do_not_show_is_not_claimed() -> None:
+    noisy = [*searched(), *confirmed(32, 1.0, 1.6, 0.7), *confirmed(128, 1.2, 0.6, 2.0), *default_runs(4.0, 4.1, 4.2)]
+    found = answer(noisy)
+    over = found.speedup.over_largest
+    assert over is not None and over.low is not None and over.high is not None
+    assert over.low < 1 < over.value < over.high
+    shown = f"not shown to be faster than the largest that fits (128, untuned) (1.2× [{over.low:.3g}, {over.high:.3g}])"
+    assert shown in headline(found)
+    assert "faster than your default" in headline(found)
+
+
+def test_a_default_that_beats_the_optimum_is_told_by_as_much() -> None:
+    found = answer([*searched(), *confirmed(32, 1.0, 1.01, 0.99), *default_runs(2.0, 2.02, 1.98)])
+    ratio = found.speedup.over_default
+    assert ratio is not None
+    turned = ratio.model_copy(
+        update={"value": 1 / ratio.value, "low": 1 / (ratio.high or 1), "high": 1 / (ratio.low or 1)}
+    )
+    speedup = found.speedup.model_copy(update={"over_default": turned})
+    assert "2× [1.96, 2.05] slower than your default" in headline(found.model_copy(update={"speedup": speedup}))
 
 
 def test_every_batch_has_its_time_or_why_not() -> None:
@@ -194,6 +216,13 @@ def test_no_hit_says_how_near_it_came() -> None:
         answer(trials)
     with pytest.raises(TargetNotReachedError, match="no trial yet"):
         answer([])
+
+
+def test_what_reached_once_and_missed_in_nine_confirmation_runs_says_how_seldom_it_reaches() -> None:
+    missed = confirmed(32, *[10.0] * 9, state=TrialState.EXHAUSTED, best_metric=0.8)
+    hit = make_trial(1, batch_size=32, seconds=1.0, seed=99)
+    with pytest.raises(TargetNotReachedError, match=r"at batch 32, 1 of 10 did, so that at most one in 2\.5 does"):
+        answer([hit, *missed])
 
 
 def test_regimes_by_slope() -> None:
