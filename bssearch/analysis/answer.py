@@ -126,12 +126,22 @@ class Optimal(Model):
 
 
 class Largest(Model):
-    """The largest batch size that ran without accumulation; the reason names what ran out of memory."""
+    """The largest batch size that ran without accumulation; the reason names what ran out of memory.
+
+    It is the largest that fits where ``bounded_by_memory``: at most twice as many samples ran out. Otherwise nobody
+    knows whether a larger one would, and it is the largest tried.
+    """
 
     batch_size: int
     time_to_target_s: Time | None
     lower_bound_s: float | None
     reason: str
+    bounded_by_memory: bool = False
+
+    @property
+    def in_words(self) -> str:
+        """Return what it is the largest of."""
+        return "largest that fits" if self.bounded_by_memory else "largest tried"
 
 
 class Speedup(Model):

@@ -14,8 +14,9 @@ def headline(answer: Answer) -> str:
     assert figure is not None, "an optimum has its figure"
     text = _reaches(answer, figure) + f" ({figure.runs} run{'s' if figure.runs > 1 else ''})"
     largest = answer.largest_that_fits.batch_size
+    kind = answer.largest_that_fits.in_words
     untuned = any(row.batch_size == largest and row.untuned for row in answer.batches)
-    named = f"the largest that fits ({largest}{', untuned' if untuned else ''})"
+    named = f"the {kind} ({largest}{', untuned' if untuned else ''})"
     comparisons = [
         (answer.speedup.over_largest, named, largest == optimal.batch_size),
         (answer.speedup.over_default, "your default", False),

@@ -47,6 +47,9 @@ from bssearch.records import (
 from bssearch.space import UNKNOWN, MemoryBoundary
 from bssearch.spec import StudySpec
 
+NEXT = 2
+"""A batch size is the largest that fits where this many times as many samples do not: ladders double. A choice."""
+
 EASIER = "raise budget.trial_train_seconds, ask for an easier target under a new name, or widen the space"
 
 
@@ -149,8 +152,10 @@ def _largest(spec: StudySpec, verdict: Verdict, batches: Sequence[Batch], memory
     whole = [one for one in ran if one.configuration.accumulation_steps == 1 and _may_fit(memory, one.runs[0])]
     candidate = (whole or ran)[-1]
     size = candidate.configuration.batch_size
-    limit = min(spec.space.max_micro_batch_size or math.inf, batches[-1].batch_size)
-    if memory.too_large is not None and memory.too_large <= limit:
+    above = min((row.batch_size for row in batches if row.batch_size > size), default=size)
+    limit = min(spec.space.max_micro_batch_size or math.inf, max(above, NEXT * size))
+    is_bounded = memory.too_large is not None and memory.too_large <= limit
+    if is_bounded:
         reason = f"a micro-batch of {memory.too_large} ran out of memory"
     elif not whole:
         reason = "every batch size of the study accumulates micro-batches; this is the largest that ran"
@@ -159,7 +164,11 @@ def _largest(spec: StudySpec, verdict: Verdict, batches: Sequence[Batch], memory
     else:
         reason = "the largest batch size of the study"
     return Largest(
-        batch_size=size, time_to_target_s=time_of(candidate), lower_bound_s=candidate.lower_bound_s, reason=reason
+        batch_size=size,
+        time_to_target_s=time_of(candidate),
+        lower_bound_s=candidate.lower_bound_s,
+        reason=reason,
+        bounded_by_memory=is_bounded,
     )
 
 

@@ -79,7 +79,9 @@ def _tiles(picture: StudyPicture) -> list[Tile]:
         _figure_tile(answer),
         Tile("Within 5 %", f"{low:,}" if low == high else f"{low:,} to {high:,}", "medians around the optimum"),
         Tile(
-            "Largest that fits", f"{largest.batch_size:,}", "; ".join(part for part in (over, largest.reason) if part)
+            largest.in_words.capitalize(),
+            f"{largest.batch_size:,}",
+            "; ".join(part for part in (over, largest.reason) if part),
         ),
     ]
     if spec.default_is_known:

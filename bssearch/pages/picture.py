@@ -202,8 +202,9 @@ def _default(answer: Answer, batch_size: int | None, frame: _Frame) -> Iterator[
 
 
 def _largest(answer: Answer, frame: _Frame) -> Iterator[str]:
-    """Yield the name of the largest batch size that fits, above its figure."""
-    size, ratio = answer.largest_that_fits.batch_size, answer.speedup.over_largest
+    """Yield the name of the largest batch size that fits, or was tried, above its figure."""
+    largest, ratio = answer.largest_that_fits, answer.speedup.over_largest
+    size = largest.batch_size
     row = next((row for row in answer.batches if row.batch_size == size), None)
     if row is None or ratio is None or size == answer.optimal.batch_size:
         return
@@ -213,7 +214,7 @@ def _largest(answer: Answer, frame: _Frame) -> Iterator[str]:
         return
     more = "more than " if ratio.at_least else ""
     y = frame.y(top) - (52 if figure is None else 12)
-    name = f"the largest that fits: {size}, {more}{number(ratio.value, 2)}× the optimum"
+    name = f"the {largest.in_words}: {size}, {more}{number(ratio.value, 2)}× the optimum"
     is_left = frame.x(size) > WIDTH / 2
     x = frame.x(size) + (10 if is_left else -10)
     yield _text(x, y, name, "name", "end" if is_left else "start")

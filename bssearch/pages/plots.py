@@ -316,15 +316,16 @@ def _drawn_law(answer: Answer) -> Fit | None:
 
 
 def _mark_largest(figure: Figure, answer: Answer) -> None:
-    """Mark the largest batch size that fits by a line, named at the top of the figure."""
-    size = answer.largest_that_fits.batch_size
+    """Mark the largest batch size that fits, or was tried, by a line, named at the top of the figure."""
+    largest = answer.largest_that_fits
+    size = largest.batch_size
     figure["layout"]["shapes"] = [reference_line("v", size, MUTED)]
     figure["layout"]["annotations"] = [
         {
             "x": math.log10(size),
             "yref": "paper",
             "y": 1,
-            "text": f"largest that fits: {size} ",
+            "text": f"{largest.in_words}: {size} ",
             "showarrow": False,
             "xanchor": "right",
             "yanchor": "top",

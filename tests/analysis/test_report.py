@@ -119,7 +119,7 @@ def test_slower_sides_that_never_finish_give_at_least() -> None:
     assert found.largest_that_fits.lower_bound_s == 10.0
     assert found.speedup.over_largest is not None
     assert (found.speedup.over_largest.value, found.speedup.over_largest.at_least) == (10.0, True)
-    assert "at least 10× faster than the largest that fits (128, untuned)" in headline(found)
+    assert "at least 10× faster than the largest tried (128, untuned)" in headline(found)
 
 
 def test_a_missed_run_of_the_optimum_is_told() -> None:
@@ -136,11 +136,13 @@ def test_largest_that_fits_leaves_out_what_ran_out_of_memory() -> None:
     found = answer(searched(), memory=MemoryBoundary(fits=64, too_large=128))
     assert found.largest_that_fits.batch_size == 64
     assert found.largest_that_fits.reason == "a micro-batch of 128 ran out of memory"
+    assert "faster than the largest that fits (64" in headline(found)
     beyond = answer(searched(), memory=MemoryBoundary(fits=128, too_large=500))
     assert (beyond.largest_that_fits.batch_size, beyond.largest_that_fits.reason) == (
         128,
         "the largest batch size of the study",
     )
+    assert "faster than the largest tried (128" in headline(beyond)
 
 
 def test_confirmation_in_micro_batches_that_ran_out_of_memory_since_does_not_count() -> None:
@@ -170,11 +172,11 @@ def test_largest_that_fits_runs_without_accumulation() -> None:
 
 def test_headline_says_it_in_words() -> None:
     trials = [*searched(), *confirmed(32, 1.0, 1.1, 0.9), *confirmed(128, 3.0, 3.1, 2.9), *default_runs(2.0, 2.1, 2.2)]
-    assert "faster than the largest that fits (128, untuned)" in headline(answer(trials))
+    assert "faster than the largest tried (128, untuned)" in headline(answer(trials))
     trials.append(make_trial(60, batch_size=128, seconds=3.5, learning_rate=0.2))
     assert headline(answer(trials)) == (
-        "Batch 32 reaches accuracy ≥ 0.9 in 1 s [0.777, 1.28] (3 runs), 3× [2.41, 3.76] faster than the largest that "
-        "fits (128) and 2.1× [1.71, 2.6] faster than your default. No other batch size confirmed is within 5 %."
+        "Batch 32 reaches accuracy ≥ 0.9 in 1 s [0.777, 1.28] (3 runs), 3× [2.41, 3.76] faster than the largest "
+        "tried (128) and 2.1× [1.71, 2.6] faster than your default. No other batch size confirmed is within 5 %."
     )
 
 
@@ -184,7 +186,7 @@ def test_a_speed_up_that_the_seeds_do_not_show_is_not_claimed() -> None:
     over = found.speedup.over_largest
     assert over is not None and over.low is not None and over.high is not None
     assert over.low < 1 < over.value < over.high
-    shown = f"not shown to be faster than the largest that fits (128, untuned) (1.2× [{over.low:.3g}, {over.high:.3g}])"
+    shown = f"not shown to be faster than the largest tried (128, untuned) (1.2× [{over.low:.3g}, {over.high:.3g}])"
     assert shown in headline(found)
     assert "faster than your default" in headline(found)
 

@@ -71,7 +71,7 @@ def test_optimum_range_default_largest_and_place_are_named(answer: Answer) -> No
     assert f"within 5 %: {low if low == high else f'{low} to {high}'}" in found
     assert "your default: 32, 3.2× the optimum" in found
     largest = answer.largest_that_fits.batch_size
-    assert f"the largest that fits: {largest}, more than 2.5× the optimum" in found
+    assert f"the largest tried: {largest}, more than 2.5× the optimum" in found
     assert any(answer.device.name in one and "2026-11-22" in one for one in found)
     assert not any("default" in one for one in texts(drawn(named, None)))
 

@@ -208,7 +208,7 @@ def test_the_range_the_default_and_the_largest_are_marked(answer: Answer) -> Non
     ratio, best = answer.speedup.over_default, answer.optimal.objective_value
     largest = figure["layout"]["shapes"][0]
     assert (largest["x0"], largest["x1"]) == (128, 128)
-    assert "largest that fits: 128" in figure["layout"]["annotations"][0]["text"]
+    assert "largest tried: 128" in figure["layout"]["annotations"][0]["text"]
     assert ratio is None  # the default, with another learning rate, never ran
     assert "your default" not in names(figure)
     default = make_spec().default_configuration
