@@ -17,6 +17,7 @@ from bssearch.cli.output import (
     Format,
     FormatOption,
     cell,
+    console,
     print_table,
     show,
 )
@@ -124,13 +125,17 @@ def compare(
         raise UsageError(f"compare takes two studies or more, not only {studies[0]!r}")
     with open_store(db, write=False) as store:
         found = reporting.compare(store, studies)
-    rows = [one.model_dump(mode="json") for one in found]
-    show(form, lambda: _print_comparison(found), lambda: rows, lambda: rows)
+    document = [one.model_dump(mode="json") for one in found]
+    rows = [{**one, "warnings": [warning["code"] for warning in one["warnings"]]} for one in document]
+    show(form, lambda: _print_comparison(found), lambda: document, lambda: rows)
 
 
 def _print_comparison(found: Sequence[Comparison]) -> None:
-    """Print studies side by side for people, and to stderr why one has no answer."""
+    """Print studies side by side for people, with the caveats of each, and to stderr why one has no answer."""
     print_table([_compared(one) for one in found], COMPARED)
+    for one in found:
+        for warning in one.warnings:
+            console().print(f"note on {one.study}: {warning.message}")
     for one in found:
         if one.optimal_batch_size is None:
             typer.echo(f"{one.study}: {one.note}", err=True)

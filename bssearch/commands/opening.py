@@ -24,7 +24,7 @@ from bssearch.records import Environment, StudyRecord, WorkloadDescription
 from bssearch.search.finding import answer
 from bssearch.search.listener import Listener
 from bssearch.settings import DATA_DIR_VARIABLE, user_name
-from bssearch.spec import StudySpec
+from bssearch.spec import StudySpec, checked
 from bssearch.storage.repository import Store, open_store
 from bssearch.storage.starting import archived
 
@@ -92,7 +92,7 @@ def opened(spec: StudySpec, launch: Launch) -> Iterator[OpenStudy]:
     Nothing is written before the spec has been checked against the workload. Raises what `described` raises,
     `DatabaseError`, and `QuestionChangedError` where the stored study of that name asks another question.
     """
-    listener = launch.listener or Listener()
+    listener, spec = launch.listener or Listener(), checked(spec)
     with described(spec, launch) as (executor, found):
         check_target(spec, found)
         with open_store(launch.db, notify=listener.note) as store:
@@ -107,6 +107,7 @@ def described(spec: StudySpec, launch: Launch) -> Iterator[tuple[Executor, Workl
     Raises `UsageError` for an imported study, `SpecError` where the spec asks for more than the workload has,
     `WorkloadError` and `LaunchError`.
     """
+    spec = checked(spec)
     if spec.is_imported:
         raise UsageError(f"study {spec.name!r} was imported: it has no workload to run, only runs made elsewhere")
     executor = launch.executor(spec)

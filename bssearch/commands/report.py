@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
-from bssearch.analysis.answer import Answer, CriticalBatch, Figure, Time, objective_in
+from bssearch.analysis.answer import Answer, CriticalBatch, Figure, Notice, Time, objective_in
 from bssearch.analysis.objectives.base import objective_of
 from bssearch.analysis.objectives.seconds import step_seconds_of
 from bssearch.analysis.rules.audit import FULL_LIMIT_PHASES, audit
@@ -42,7 +42,7 @@ class RatioToFirst(BaseModel):
 
 
 class Comparison(BaseModel):
-    """One study beside others. ``note`` says why there is no answer, or no ratio.
+    """One study beside others. ``note`` says why there is no answer, or no ratio, ``warnings`` are the answer's own.
 
     ``objective_value`` is in the unit of the objective: seconds, samples, cost, joules, or the metric. The critical
     batch size is null where too few batch sizes speak for the law.
@@ -66,6 +66,7 @@ class Comparison(BaseModel):
     largest_that_fits: int | None = None
     test_metric: float | None = None
     note: str | None = None
+    warnings: list[Notice] = Field(default_factory=list)
 
 
 def picture_of(store: Store, name: str) -> StudyPicture:
@@ -166,6 +167,7 @@ class _Compared:
                 "largest_that_fits": self.answer.largest_that_fits.batch_size,
                 "test_metric": self.answer.optimal.test_metric,
                 "note": note,
+                "warnings": self.answer.warnings,
             }
         )
 

@@ -1,6 +1,6 @@
 """A study's spec: its model, and how it is read from a file."""
 
 from bssearch.spec.model import StudySpec
-from bssearch.spec.reader import find_spec, load_spec
+from bssearch.spec.reader import checked, find_spec, load_spec
 
-__all__ = ["StudySpec", "find_spec", "load_spec"]
+__all__ = ["StudySpec", "checked", "find_spec", "load_spec"]

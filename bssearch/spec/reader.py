@@ -65,10 +65,22 @@ def load_spec(path_or_name: str | Path, overrides: Sequence[str] = ()) -> StudyS
         for depth in range(1, len(location)):
             origins.setdefault(location[:depth], f"--set {override}")
         origins[location] = f"--set {override}"
+    return _validated(data, origins, str(path))
+
+
+def checked(spec: StudySpec) -> StudySpec:
+    """Return a spec made in Python, checked as one from a file is: pydantic's ``model_copy`` checks nothing.
+
+    Raises `SpecError` naming every field that is wrong.
+    """
+    return _validated(spec.model_dump(warnings=False), {}, "given in Python")
+
+
+def _validated(data: Mapping[str, Any], origins: Mapping[Location, str], source: str) -> StudySpec:
     try:
         return StudySpec.model_validate(data)
     except ValidationError as error:
-        problems = [_explain(problem, data, origins, str(path)) for problem in error.errors()]
+        problems = [_explain(problem, data, origins, source) for problem in error.errors()]
         raise SpecError("\n".join(dict.fromkeys(problems)), hint="bssearch schema spec prints every field") from None
 
 

@@ -293,6 +293,7 @@ def test_studies_stand_side_by_side_each_on_its_own_device(folder: Path) -> None
     assert first["b_crit"] == answer["fit"]["b_crit"]
     assert first["largest_that_fits"] == answer["largest_that_fits"]["batch_size"]
     assert first["ratio_to_first"] == {"value": 1.0, "low": None, "high": None}
+    assert first["warnings"] == answer["warnings"]
     ratio: Mapping[str, float] = second["ratio_to_first"]
     assert ratio["value"] == pytest.approx(3.0)
     assert ratio["low"] < 3.0 < ratio["high"]
@@ -340,7 +341,12 @@ def test_a_ratio_is_of_the_figure_of_the_objective(folder: Path) -> None:
 def test_of_too_few_batch_sizes_no_critical_one_is_compared(folder: Path) -> None:
     _, two = compared(folder, "toy", "two")
     assert (two["b_crit"], two["fit_verdict"]) == (None, "too_few_points")
-    assert "too few" not in bssearch("compare", "toy", "two", cwd=folder).stdout
+    shown = bssearch("compare", "toy", "two", cwd=folder).stdout
+    assert "too few points" not in shown.partition("note on")[0]
+    single = json.loads(bssearch("best", "single", "--format", "json", cwd=folder).stdout)["warnings"][0]
+    assert f"note on single: {single['message']}" in " ".join(
+        bssearch("compare", "toy", "single", cwd=folder).stdout.split()
+    )
 
 
 def test_the_comparison_for_people_and_for_spreadsheets(folder: Path) -> None:

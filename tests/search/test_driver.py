@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -155,6 +156,24 @@ def test_an_error_in_mid_study_leaves_no_trial_running(tmp_path: Path) -> None:
         states = Counter(trial.state for trial in store.trials("toy"))
     assert states[TrialState.RUNNING] == 0
     assert states[TrialState.CANCELLED] == 1
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"trials": 0}, r"budget\.trials = 0: .* greater than or equal to 1 \(given in Python\)"),
+        ({"trials": 9, "trial_train_seconds": math.nan}, r"budget\.trial_train_seconds = nan"),
+        ({"trials": "many"}, r"budget\.trials = 'many'"),
+    ],
+)
+def test_a_spec_made_in_python_is_checked_before_anything_is_written(
+    tmp_path: Path, wrong: dict[str, object], message: str
+) -> None:
+    spec = make_spec()
+    for budget in (spec.budget.model_copy(update=wrong), wrong):
+        with pytest.raises(SpecError, match=message):
+            run(spec.model_copy(update={"budget": budget}), tmp_path, LawExecutor())
+    assert not (tmp_path / "study.db").exists()
 
 
 def test_another_device_under_one_name_is_refused(tmp_path: Path) -> None:
