@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from bssearch.errors import QuestionChangedError, SpecError, UsageError
+from bssearch.history import History
 from bssearch.records import StudyRecord, WorkloadDescription
 from bssearch.space import split_batch
 from bssearch.space.batch_norm import batch_norm_caveats
@@ -67,6 +68,18 @@ def check_question(spec: StudySpec, stored: StudyRecord) -> None:
             hint="give the spec another name, or undo the change; budget, sampler, pruner, confirm, seed and "
             "slots may change",
         )
+
+
+def with_all_that_is_asked(spec: StudySpec, stored: StudyRecord, store: Store) -> StudySpec:
+    """Return the spec under which a study that ended by itself runs all trials of a larger budget.
+
+    That is kept in ``budget.least_trials``, also where the study is asked for again with the same budget.
+    """
+    before, now = StudySpec.model_validate(stored.spec).budget, spec.budget
+    least = min(before.least_trials, now.trials)
+    if now.trials > before.trials and 0 < History(spec, store.trials(spec.name)).spent < before.trials:
+        least = now.trials
+    return spec.model_copy(update={"budget": now.model_copy(update={"least_trials": max(least, now.least_trials)})})
 
 
 def batch_normalisation_caveats(spec: StudySpec, found: WorkloadDescription) -> Iterator[tuple[str, str]]:

@@ -15,6 +15,7 @@ from bssearch.commands.agreement import (
     check_target,
     differences,
     refuse_changed_workload,
+    with_all_that_is_asked,
     workload_has_changed,
 )
 from bssearch.errors import UsageError
@@ -96,7 +97,7 @@ def opened(spec: StudySpec, launch: Launch) -> Iterator[OpenStudy]:
     with described(spec, launch) as (executor, found):
         check_target(spec, found)
         with open_store(launch.db, notify=listener.note) as store:
-            _open_study(spec, launch, store, found, listener)
+            spec = _open_study(spec, launch, store, found, listener)
             yield OpenStudy(spec, store, executor, found.environment, listener)
 
 
@@ -164,13 +165,20 @@ def local(data_dir: Path | str | None, allow_busy: bool) -> ExecutorFactory:
     return make
 
 
-def _open_study(spec: StudySpec, launch: Launch, store: Store, found: WorkloadDescription, listener: Listener) -> None:
-    """Make or join the study, bind it to the device unless that is pretended, and tell what has changed."""
+def _open_study(
+    spec: StudySpec, launch: Launch, store: Store, found: WorkloadDescription, listener: Listener
+) -> StudySpec:
+    """Make or join the study, bind it to the device unless that is pretended, and tell what has changed.
+
+    Return the spec that it runs by from now on.
+    """
     stored = store.find_study(spec.name)
     study = stored or _create_study(spec, store)
     if study.archived_at is not None:
         raise archived(spec.name)
     check_question(spec, study)
+    if stored is not None:
+        spec = with_all_that_is_asked(spec, stored, store)
     has_changed = workload_has_changed(study, found)
     if has_changed and not launch.allow_changed_workload:
         refuse_changed_workload(study, store)
@@ -182,6 +190,7 @@ def _open_study(spec: StudySpec, launch: Launch, store: Store, found: WorkloadDe
         listener.note(note)
     for _, sentence in batch_normalisation_caveats(spec, found):
         listener.note(sentence)
+    return spec
 
 
 def _create_study(spec: StudySpec, store: Store) -> StudyRecord:

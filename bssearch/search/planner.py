@@ -93,7 +93,7 @@ class Planner:
     def _is_little(self, expected: float | None) -> bool:
         """Return whether little is expected of a further trial, and was when the newest that has ended was chosen."""
         least, history = self.spec.budget.least_improvement, self._history
-        if expected is None or expected >= least:
+        if expected is None or expected >= least or history.spent < self.spec.budget.least_trials:
             return False
         before = history.last_expectation
         return history.ended >= ENDED_BEFORE if before is None else before < least

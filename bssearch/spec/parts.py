@@ -124,13 +124,15 @@ class BudgetSpec(StrictModel):
     """The limits of the search; confirmation comes on top. ``wall_seconds`` counts the time trials were running.
 
     It ends before that where no trial is expected to better the incumbent's time by a share of ``least_improvement``,
-    as far as the sampler can say: ``auto`` does.
+    as far as the sampler can say: ``auto`` does. It does not end so before ``least_trials``: a study that ended by
+    itself and is given a larger budget has all of it there.
     """
 
     trials: int = Field(ge=1, le=1_000_000)
     trial_train_seconds: float = Field(gt=0, le=1e9)
     wall_seconds: float | None = Field(default=None, gt=0, le=1e9)
     least_improvement: float = Field(default=0.02, ge=0, lt=1)
+    least_trials: int = Field(default=0, ge=0, le=1_000_000)
 
 
 class TrainingSpec(StrictModel):

@@ -239,6 +239,28 @@ def test_auto_finds_the_optimum_of_the_law_and_says_why_it_ends(tmp_path: Path) 
     assert "less than budget.least_improvement = 2.00%" in ending
 
 
+def test_a_larger_budget_of_a_study_that_ended_by_itself_is_spent(tmp_path: Path) -> None:
+    def go_on(trials: int, executor: SteppingLaw) -> int:
+        budget = {"trials": trials, "trial_train_seconds": 4.0, "least_improvement": 0.5}
+        spec = study_spec(sampler={"name": "auto"}, budget=budget, confirm={"top": 1, "runs": 1})
+        return sum(not trial.state.is_missing for trial in run(spec, tmp_path, executor))
+
+    executor = SteppingLaw()
+    ended = go_on(20, executor)
+    assert ended < 20
+    assert go_on(20, SteppingLaw(done=executor.done)) == ended, "the same budget asks for nothing more"
+
+    class Interrupted(SteppingLaw):
+        def events(self, timeout: float) -> list[Event]:
+            if len(self.requests) == 2:
+                os.kill(os.getpid(), signal.SIGINT)
+            return super().events(timeout)
+
+    with pytest.raises(InterruptedRunError):
+        go_on(22, Interrupted(done=executor.done))
+    assert go_on(22, SteppingLaw(done=executor.done)) == 22, "nor does it end where it is interrupted in between"
+
+
 def test_confirmation_fills_slots_of_their_own_device_that_the_last_search_trials_leave_idle(tmp_path: Path) -> None:
     class Notes(SteppingLaw):
         beside: int = 0
