@@ -325,37 +325,33 @@ def warm_up(
 ) -> None:
     """Let the device and the libraries meet every shape of a trial before its time starts.
 
-    A throw-away model evaluates the validation part once and takes two steps on zeros of the real shapes. Where it
+    A throw-away model evaluates the validation part once and takes two steps on the first batch of samples. Where it
     fails compiled and not uncompiled, compiling is given up. It changes the random state: build the trial's own trainer
     afterwards, which seeds it and is then what it would be without the warm-up.
     """
     _check(configuration, len(data.train))
     try:
-        _train_on_zeros(workload, configuration, data, computation, metric, seed)
+        _train_on_first_batch(workload, configuration, data, computation, metric, seed)
     except BSSearchError:
         raise
     except Exception as error:
         if not computation.compiles or is_out_of_memory(error):
             raise
         with computation.uncompiled():
-            _train_on_zeros(workload, configuration, data, computation, metric, seed)
+            _train_on_first_batch(workload, configuration, data, computation, metric, seed)
         computation.fallback(error)
 
 
-def _train_on_zeros(
+def _train_on_first_batch(
     workload: Workload, configuration: Configuration, data: Data, computation: Computation, metric: str, seed: int
 ) -> None:
     size = configuration.batch_size
-    zeros = Part(_zeros_like(data.train.inputs, size), _zeros_like(data.train.targets, size))
-    with Trainer(workload, replace(configuration, warmup_epochs=0.0), zeros, computation, seed) as trainer:
+    # Real samples: a workload may not take made-up ones, such as sequences without a token.
+    first = Part(data.train.inputs[:size], data.train.targets[:size])
+    with Trainer(workload, replace(configuration, warmup_epochs=0.0), first, computation, seed) as trainer:
         trainer.evaluate(data.validation, metric)
         for _ in range(WARM_UP_STEPS):
             trainer.step()
-
-
-def _zeros_like(samples: torch.Tensor, count: int) -> torch.Tensor:
-    """Return ``count`` samples of zeros in the memory of one number: a batch may be larger than what fits."""
-    return samples.new_zeros(()).expand(count, *samples.shape[1:])
 
 
 def seed_everything(seed: int) -> None:

@@ -124,6 +124,18 @@ def test_a_batch_that_weighs_nothing_has_a_loss_that_is_not_a_number(
     assert problem is not None and problem.startswith("the loss of the first step is nan: batch size 20")
 
 
+def test_the_warm_up_takes_samples_that_there_are() -> None:
+    data = toy_data()
+
+    class Choosy(Toy):
+        def loss(self, model: Any, inputs: torch.Tensor, targets: torch.Tensor, **settings: Any) -> Any:
+            for sample in inputs:
+                assert (data.train.inputs == sample).all(1).any(), "made up"
+            return super().loss(model, inputs, targets, **settings)
+
+    warm_up(Choosy(), configuration(20), data, on_cpu(), "accuracy", 0)
+
+
 def test_a_loss_that_is_weighted_only_at_times_is_refused() -> None:
     class Moody(Weighted):
         def loss(self, *arguments: Any, **settings: Any) -> Any:
