@@ -4,7 +4,8 @@ Run as ``python tests/benchmarks/mutations.py TREE [--seed 0] [--count 100] [--j
 ``coverage`` installed beside the tests' own packages. TREE is any checkout; it is copied, never touched. First its
 default tests run once under coverage, subprocesses too, which tells what test executes which line and how long each
 takes (kept in ``--work`` and used again for the same tree). Then each mutant runs the tests that execute the mutated
-line, quickest first, until one fails; a line that runs at import time, or in no test, gets the tests of its file.
+line, quickest first, until one fails; a line that runs at import time, or in no test, gets the tests of its file. What
+has been run is kept in ``--work``, too: the same command goes on where it was cut off.
 
 Mutations: a comparison weakened or turned round, + for −, × for ÷, ``and`` for ``or``, a ``not`` dropped, a number
 changed (n + 1, 2 x), a returned value replaced by None, an ``if`` negated, a call statement deleted. Places are drawn
@@ -511,15 +512,20 @@ def coverage_of(tree: Path, work: Path, jobs: int) -> Coverage:
     return Coverage(**json.loads(kept.read_text()))
 
 
-def share(mutations: Sequence[Mutation], job: int, jobs: int, tree: Path, work: Path, coverage: Coverage) -> int:
-    """Run every ``jobs``-th mutant, and write a line for each as it is done."""
-    own = work / f"job{job}"
+def outcomes_in(file: Path) -> dict[int, dict[str, Any]]:
+    """Return the mutants that have been run, by their places among all."""
+    told = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+    return {one["index"]: one for one in told}
+
+
+def share(mutants: Sequence[tuple[int, Mutation]], own: Path, tree: Path, coverage: Coverage, outcomes: Path) -> int:
+    """Run mutants, each with its place among all, and write a line for each as it is done."""
     own.mkdir(exist_ok=True)
     copy = copy_of(tree, own / "tree")
-    with (work / f"outcomes{job}.jsonl").open("w") as lines:
-        for index in range(job, len(mutations), jobs):
+    with outcomes.open("a") as lines:
+        for index, mutation in mutants:
             began = time.monotonic()
-            killed = outcome(mutations[index], copy, own, coverage, index)
+            killed = outcome(mutation, copy, own, coverage, index)
             told = {"index": index, "killed_by": killed, "seconds": round(time.monotonic() - began, 1)}
             lines.write(json.dumps(told) + "\n")
             lines.flush()
@@ -562,18 +568,17 @@ def main() -> int:
     total = sum(coverage.seconds.values())
     print(f"{len(places)} places; {len(coverage.seconds)} tests, {total:.0f} s under coverage", file=sys.stderr)
     print(f"left out, for they fail: {coverage.failed}", file=sys.stderr, flush=True)
+    drawn = hashlib.sha256(repr(mutations).encode()).hexdigest()[:16]
+    outcomes = work / f"outcomes-{fingerprint(tree)}-{drawn}.jsonl"
+    known = outcomes_in(outcomes)
+    left = [(index, mutation) for index, mutation in enumerate(mutations) if index not in known]
     forked = []
     for job in range(options.jobs):
-        working = partial(share, mutations, job, options.jobs, tree, work, coverage)
+        working = partial(share, left[job :: options.jobs], work / f"job{job}", tree, coverage, outcomes)
         forked.append(fork(work, work / f"job{job}.log", working))
     for process in forked:
         ended(process, None)
-    outcomes = {}
-    for job in range(options.jobs):
-        for line in (work / f"outcomes{job}.jsonl").read_text().splitlines():
-            told = json.loads(line)
-            outcomes[told["index"]] = told
-    print(table(mutations, outcomes), end="")
+    print(table(mutations, outcomes_in(outcomes)), end="")
     return 0
 
 
