@@ -9,7 +9,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from bssearch.analysis.measured import Measured
 from bssearch.analysis.objectives.base import Objective, make_objective
 from bssearch.analysis.objectives.seconds import Basis
-from bssearch.analysis.optimum import Regime, Rule
+from bssearch.analysis.optimum import Rule
+from bssearch.analysis.regimes import Regime
 from bssearch.records import Configuration, Goal, Target
 from bssearch.space import TRAINING_PARAMETERS
 
@@ -158,6 +159,17 @@ class BestTrial(Model):
     parameters: Parameters
 
 
+class StepsSlope(Model):
+    """The slope of log steps over log batch from the next smaller batch size, with its 95 % interval.
+
+    −1: steps halve as the batch doubles. The interval is null below three runs or where a run missed.
+    """
+
+    value: float
+    low: float | None
+    high: float | None
+
+
 class Batch(Model):
     """One batch size: its best tuned figures, or why it has none; medians over the runs of ``best``'s configuration.
 
@@ -191,6 +203,7 @@ class Batch(Model):
     restricted: Restricted | None
     confirmed: bool
     untuned_because: list[str]
+    slope: StepsSlope | None = None
 
 
 class CriticalBatch(Model):

@@ -9,12 +9,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from bssearch.analysis.answer import Batch, BestTrial, Figure, Restricted, Time, parameters_of
+from bssearch.analysis.answer import Batch, BestTrial, Figure, Restricted, StepsSlope, Time, parameters_of
 from bssearch.analysis.law.batch_model import rising
 from bssearch.analysis.law.points import LawPoint
 from bssearch.analysis.objectives.seconds import seconds_to_target
 from bssearch.analysis.objectives.time_to_target import TIME
-from bssearch.analysis.optimum import Candidate, Verdict, least_of, regime
+from bssearch.analysis.optimum import Candidate, Verdict, least_of
+from bssearch.analysis.regimes import slopes
 from bssearch.analysis.survival import survival
 from bssearch.records import Phase, ProbeRecord, TrialOutcome, TrialRecord, TrialState
 from bssearch.spec import StudySpec
@@ -22,6 +23,7 @@ from bssearch.spec import StudySpec
 T = TypeVar("T")
 EDGE = "its learning rate lies at an end of the range"
 RISING = "its steps rise"
+STEEP = "the next larger batch size takes fewer samples"
 SINGLE = "only one configuration reached the target"
 
 
@@ -40,6 +42,7 @@ def tuning(spec: StudySpec, trials: Sequence[TrialRecord], verdict: Verdict) -> 
     """
     points = [_law_point(size, candidate) for size, candidate in verdict.by_batch.items()]
     up = rising(points)
+    steep = {slope.since for slope in slopes(verdict.by_batch).values() if slope.is_too_steep}
     searched = {trial.configuration.batch_size for trial in trials if trial.phase is Phase.SEARCH}
     reasons: dict[int, list[str]] = {}
     for size, candidate in verdict.by_batch.items():
@@ -50,6 +53,7 @@ def tuning(spec: StudySpec, trials: Sequence[TrialRecord], verdict: Verdict) -> 
             for reason, holds in (
                 (EDGE, bool(reached) and spec.space.at_edge(candidate.configuration)),
                 (RISING, size in up),
+                (STEEP, size in steep),
                 (SINGLE, len(tuned) == 1 and size in searched),
             )
             if holds
@@ -68,19 +72,22 @@ def batch_rows(
     """Return a row for every batch size that has run or been timed, ascending."""
     sizes = sorted({*probes, *verdict.by_batch})
     steps = [median_steps(verdict.by_batch[size]) if size in verdict.by_batch else None for size in sizes]
+    slope_at = slopes(verdict.by_batch)
     rows = []
     for index, size in enumerate(sizes):
         finished = [trial for trial in _at(trials, size) if trial.state.is_finished]
         candidate, probe = verdict.by_batch.get(size), probes.get(size)
         reasons = tuned.reasons.get(size, [])
         step_seconds = probe.step_seconds if probe else None
+        slope = slope_at.get(size)
         rows.append(
             Batch(
                 batch_size=size,
                 trials=len(finished),
                 reached=sum(trial.state is TrialState.REACHED for trial in finished),
                 step_time_s=step_seconds,
-                regime=regime(sizes, steps, index),
+                regime=None if slope is None else slope.regime,
+                slope=None if slope is None else StepsSlope(value=slope.value, low=slope.low, high=slope.high),
                 untuned=bool(reasons),
                 untuned_because=reasons,
                 ended=dict(sorted(Counter(trial.state.value for trial in finished).items())),

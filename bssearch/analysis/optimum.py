@@ -20,7 +20,6 @@ from bssearch.records import Configuration, Phase, TrialRecord, TrialState
 ENOUGH_RUNS = 3
 """Confirmation runs of each configuration without which there is no interval, and so no verdict: a choice."""
 
-Regime = Literal["perfect", "diminishing", "maximal"]
 Rule = Literal["least", "smallest_shown_within_5_percent", "law"]
 
 
@@ -266,21 +265,6 @@ def runs_to_settle(log_deviation: float, ratio: float) -> int:
             break
         runs += max(1, runs // 50)
     return runs
-
-
-def regime(batch_sizes: Sequence[int], steps: Sequence[float | None], index: int) -> Regime | None:
-    """Return how steps-to-target respond to the batch size there: the slope of log steps over log batch.
-
-    perfect: steps halve as the batch doubles (slope below −0.75); maximal: they no longer fall (above −0.25);
-    diminishing between (Shallue et al. 2019, arXiv 1811.03600). Taken from the next smaller batch size with steps.
-    """
-    here = steps[index]
-    for smaller in range(index - 1, -1, -1):
-        before = steps[smaller]
-        if here and before:
-            slope = math.log(here / before) / math.log(batch_sizes[index] / batch_sizes[smaller])
-            return "perfect" if slope < -0.75 else "maximal" if slope > -0.25 else "diminishing"
-    return None
 
 
 def fastest(trials: Sequence[TrialRecord]) -> TrialRecord | None:

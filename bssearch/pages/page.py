@@ -339,6 +339,14 @@ def _figure_heading(answer: Answer) -> str:
     return f"{objective_in(answer).label} [95 %]"
 
 
+def _regime(row: Batch) -> str | None:
+    """Return the regime, with the slope of its steps where there is an interval."""
+    slope = row.slope
+    if slope is None or slope.low is None or slope.high is None:
+        return row.regime
+    return f"{row.regime} (slope {slope.value:.2f} [{slope.low:.2f}, {slope.high:.2f}])"
+
+
 def _cells(answer: Answer, row: Batch) -> list[str]:
     figure = row.objective_value
     bound, unit = row.objective_lower_bound, objective_in(answer).unit
@@ -356,7 +364,7 @@ def _cells(answer: Answer, row: Batch) -> list[str]:
         NOTHING if row.samples_to_target is None else number(row.samples_to_target),
         NOTHING if row.step_time_s is None else number(1000 * row.step_time_s),
         _value(rate),
-        ", ".join(part for part in (row.regime, untuned) if part) or NOTHING,
+        ", ".join(part for part in (_regime(row), untuned) if part) or NOTHING,
         _ended(row) or NOTHING,
     ]
 

@@ -39,6 +39,7 @@ REGIME_SYMBOLS: Mapping[str | None, str] = {
     "perfect": "circle",
     "diminishing": "square",
     "maximal": "diamond",
+    "undecided": "cross",
 }
 
 

@@ -9,7 +9,6 @@ import pytest
 
 from bssearch.analysis.answer import Answer
 from bssearch.analysis.headline import headline
-from bssearch.analysis.optimum import regime
 from bssearch.analysis.report import build_answer
 from bssearch.errors import TargetNotReachedError
 from bssearch.records import Phase, StudyRecord, TrialRecord, TrialState
@@ -225,12 +224,6 @@ def test_what_reached_once_and_missed_in_nine_confirmation_runs_says_how_seldom_
     hit = make_trial(1, batch_size=32, seconds=1.0, seed=99)
     with pytest.raises(TargetNotReachedError, match=r"at batch 32, 1 of 10 did, so that at most one in 2\.5 does"):
         answer([hit, *missed])
-
-
-def test_regimes_by_slope() -> None:
-    sizes, steps = (8, 16, 32, 64), [1000.0, 500.0, 350.0, 340.0]
-    assert [regime(sizes, steps, i) for i in range(4)] == [None, "perfect", "diminishing", "maximal"]
-    assert regime(sizes, [1000.0, None, 250.0, None], 2) == "perfect"
 
 
 def test_steps_that_rise_with_the_batch_are_marked_untuned() -> None:
