@@ -11,7 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bssearch.analysis.law.batch_model import LawFit, RunnableStep, fit_law, predict_optimum, rising
+from bssearch.analysis.law.batch_model import (
+    STANDARD_ERRORS,
+    LawFit,
+    RunnableStep,
+    fit_law,
+    predict_optimum,
+    rising,
+)
 from bssearch.analysis.law.points import LawPoint
 
 RCP = Path(__file__).resolve().parents[1] / "data" / "mlperf-rcp"
@@ -234,6 +241,18 @@ def test_a_residual_beyond_a_tenth_and_beyond_noise_is_poor() -> None:
     assert noisier.verdict == "fits"
     single = exact()
     assert fitted([*single[:3], LawPoint(128, (1.25 * law(128),)), *single[4:]]).verdict == "poor"
+
+
+@pytest.mark.parametrize(("excess", "verdict"), [(1.13, "poor"), (1.04, "fits")])
+def test_residuals_that_are_small_each_and_too_much_together_are_poor(excess: float, verdict: str) -> None:
+    scatter = [math.exp(0.2 * place) for place in (-1.3, -0.9, -0.6, -0.3, 0.0, 0.3, 0.6, 0.9, 1.3)]
+    points = [
+        LawPoint(size, tuple(law(size) * (excess if place % 2 else 1 / excess) * one for one in scatter))
+        for place, size in enumerate(SIZES)
+    ]
+    fit = fitted(points)
+    assert max(abs(math.log1p(one)) for one in fit.residuals.values()) < STANDARD_ERRORS * 0.2 * 0.86 / 3
+    assert fit.verdict == verdict
 
 
 def test_too_few_points_have_no_verdict() -> None:

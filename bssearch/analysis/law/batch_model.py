@@ -64,7 +64,8 @@ class LawFit:
     ``including_untuned`` is the fit to all batch sizes, None where all are tuned.
 
     ``verdict``: too few points are fewer than three tuned batch sizes, or none that needs 1.5 E_min; poor is a residual
-    above 10 % and above 3 standard errors, by the deviation within batch sizes.
+    above 10 % that the noise within batch sizes does not explain: it is above 3 standard errors, or all fitted together
+    fail the F-test for lack of fit at 5 %.
     """
 
     s_min: float
@@ -265,11 +266,12 @@ def _fit(fitted: Sequence[LawPoint], shown: Sequence[LawPoint], enough: bool) ->
     else:
         deviation = ASSUMED_DEVIATION
     law = LawLikelihood(fitted, deviation)
-    inflation = 1.0
+    inflation, lacks = 1.0, False
     if repeated and lack_freedom:
         apart = float(deviance(*around_means(reached, deviation), deviation))
         lack = law.least_deviance - apart
-        if _f_tail(lack / lack_freedom, lack_freedom, freedom) < LACK_OF_FIT:
+        lacks = _f_tail(lack / lack_freedom, lack_freedom, freedom) < LACK_OF_FIT
+        if lacks:
             inflation, freedom = lack / lack_freedom, lack_freedom
         else:
             inflation, freedom = (lack + freedom) / (lack_freedom + freedom), lack_freedom + freedom
@@ -286,11 +288,11 @@ def _fit(fitted: Sequence[LawPoint], shown: Sequence[LawPoint], enough: bool) ->
     verdict: FitVerdict = "fits"
     if not enough or max(means[point.batch_size] for point in reached) < law.log_e_min + math.log(BENT):
         verdict = "too_few_points"
-    elif any(
-        abs(residuals[size]) > LARGE_RESIDUAL and abs(excess) > STANDARD_ERRORS * noise[size]
-        for size, excess in excesses.items()
-    ):
-        verdict = "poor"
+    else:
+        off = {size for size, residual in residuals.items() if abs(residual) > LARGE_RESIDUAL}
+        tested = {point.batch_size for point in reached} if lacks else set()
+        if off & (tested | {size for size in off if abs(excesses[size]) > STANDARD_ERRORS * noise[size]}):
+            verdict = "poor"
     return LawFit(
         s_min=math.exp(law.log_e_min - law.log_b_crit),
         b_crit=math.exp(law.log_b_crit),
