@@ -13,13 +13,18 @@ from bssearch.analysis.objectives.time_to_target import TIME
 from bssearch.intervals import student_t
 from bssearch.records import TrialRecord
 
+WIDEST_GAP = 1.0
+"""The logarithm of first hit over last miss counts as this at most, as where the last miss was before the first step: a
+choice."""
+
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
     """A figure over seeds: the median, its 95 % interval, and how many of the runs have it (those that reached).
 
     ``median`` is None where half of the runs or more missed the target; the interval is None below three runs, and
-    where any run missed. ``basis`` is that of seconds.
+    where any run missed. ``basis`` is that of seconds. ``log_deviation`` is the standard deviation of the logarithms
+    over seeds, and no less than that of a hit anywhere between two evaluations.
     """
 
     median: float | None
@@ -44,7 +49,9 @@ def estimate(runs: Sequence[TrialRecord], objective: Objective = TIME) -> Estima
     others.
 
     The interval is Student's t on logarithms: seed noise is multiplicative, and the exponential of the mean logarithm
-    is the median of a log-normal. It is widened to hold the median of the runs, where they are not.
+    is the median of a log-normal. It is widened to hold the median of the runs, where they are not. Runs
+    that all hit between the same two evaluations differ by less than is known of them: their deviation counts as that
+    of a hit anywhere between the two.
     """
     products = sum(objective.basis(run) == "steps_x_step_time" for run in runs)
     basis: Basis = "steps_x_step_time" if products and 2 * products >= len(runs) else "measured"
@@ -52,7 +59,7 @@ def estimate(runs: Sequence[TrialRecord], objective: Objective = TIME) -> Estima
     logs = [log for value in known if (log := objective.log(value)) is not None]
     values = [value for value in known if objective.log(value) is not None]
     mean = statistics.fmean(logs) if logs else math.nan
-    deviation = statistics.stdev(logs) if len(logs) > 1 else 0.0
+    deviation = max(statistics.stdev(logs), _gap_deviation(runs, objective)) if len(logs) > 1 else 0.0
     ordered = sorted(values) + [math.inf] * (len(runs) - len(values))
     median = statistics.median(ordered) if ordered else math.inf
     low = high = None
@@ -69,6 +76,22 @@ def estimate(runs: Sequence[TrialRecord], objective: Objective = TIME) -> Estima
         log_mean=mean,
         log_deviation=deviation,
     )
+
+
+def _gap_deviation(runs: Sequence[TrialRecord], objective: Objective) -> float:
+    """Return the standard deviation of the logarithm of a hit that lies anywhere between two evaluations.
+
+    It is that of a uniform distribution, over the median gap of the runs; 0 where the figure is not of a hit.
+    """
+    if not objective.stops_at_target:
+        return 0.0
+    outcomes = [run.outcome for run in runs if run.outcome is not None]
+    gaps = [
+        min(WIDEST_GAP, math.log(one.first_hit_step / one.last_miss_step)) if one.last_miss_step else WIDEST_GAP
+        for one in outcomes
+        if one.first_hit_step and one.last_miss_step is not None
+    ]
+    return statistics.median(gaps) / math.sqrt(12) if gaps else 0.0
 
 
 def ratio_upper_bound(slower: Estimate, faster: Estimate) -> float | None:

@@ -3,13 +3,14 @@ from __future__ import annotations
 import math
 import random
 import statistics
+from dataclasses import replace
 
 import pytest
 
 from bssearch.analysis.objectives.seconds import seconds_to_target
 from bssearch.analysis.time_to_target import estimate, ratio_upper_bound
 from bssearch.intervals import student_t
-from bssearch.records import TrialState
+from bssearch.records import TrialRecord, TrialState
 from tests.factories import make_trial
 
 
@@ -41,6 +42,40 @@ def test_interval_is_students_t_on_logarithms() -> None:
     assert found.low == pytest.approx(math.exp(statistics.fmean(logs) - half))
     assert found.high == pytest.approx(math.exp(statistics.fmean(logs) + half))
     assert student_t(1e9) == pytest.approx(1.959964, abs=1e-5)
+
+
+def between(last_miss: int, first_hit: int, seconds: float = 0.437) -> list[TrialRecord]:
+    """Return three runs of equal seconds that hit between the same two evaluations."""
+    trials = [make_trial(n, seconds=seconds, steps=(last_miss + first_hit) // 2) for n in range(3)]
+    return [
+        replace(one, outcome=replace(one.outcome, last_miss_step=last_miss, first_hit_step=first_hit))
+        for one in trials
+        if one.outcome is not None
+    ]
+
+
+def test_runs_that_hit_at_the_same_evaluation_have_the_width_of_its_gap() -> None:
+    found = estimate(between(90, 110))
+    assert found.low is not None and found.high is not None
+    assert found.high / found.low > 110 / 90
+    assert found.low < 0.437 < found.high
+    exact = estimate(between(100, 100))
+    assert (exact.low, exact.high) == pytest.approx((0.437, 0.437))
+
+
+def test_a_hit_at_the_first_evaluation_is_hardly_known() -> None:
+    found = estimate(between(0, 20))
+    assert found.low is not None and found.high is not None
+    assert found.high / found.low > math.e
+
+
+def test_seeds_that_differ_by_more_than_the_gap_count_by_themselves() -> None:
+    runs = [
+        replace(one, outcome=replace(one.outcome, time_to_target_s=seconds))
+        for one, seconds in zip(between(99, 101), (1.0, 2.0, 4.0), strict=True)
+        if one.outcome is not None
+    ]
+    assert estimate(runs).log_deviation == pytest.approx(math.log(2))
 
 
 def test_two_runs_have_no_interval() -> None:
