@@ -333,7 +333,8 @@ class FrontPoint(Model):
 class Answer(Model):
     """Which batch size is optimal, and the evidence.
 
-    Costs are in the currency of ``price_per_device_hour``; where it is null they are device-hours.
+    ``tied`` are the batch sizes shown to be within 5 % of the least, ``worse`` those shown not to be; of the others the
+    runs show neither. Costs are in the currency of ``price_per_device_hour``; where it is null they are device-hours.
     """
 
     schema_version: Literal[1] = 1
@@ -353,6 +354,7 @@ class Answer(Model):
     recommendation: Recommendation
     settle: Settle | None
     front: list[FrontPoint]
+    worse: list[int] = Field(default_factory=list)
     generalisation: Generalisation | None
     warnings: list[Notice]
 

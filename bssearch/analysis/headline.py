@@ -55,7 +55,10 @@ def _what_else(answer: Answer, best: Figure) -> list[str]:
     if answer.recommendation.rule == "law":
         least = answer.recommendation.least_batch_size
         median = number(figures[least].median) + objective.unit
-        return [f"The law decides, for the seeds differ too much: batch {least} has the least median, {median}."]
+        return [
+            f"Batch {least} has the least median, {median}, but {best.runs} runs are too few to tell the two apart; "
+            "over all batch sizes together, steps and step times speak for this one."
+        ]
     low, high = answer.flat_range
     if low < high:
         inside = {row.batch_size for row in answer.batches if low <= row.batch_size <= high}
@@ -70,8 +73,8 @@ def _what_else(answer: Answer, best: Figure) -> list[str]:
     near = [str(size) for size, figure in rivals.items() if objective.is_flat(figure.median, min(lowest, best.median))]
     if near:
         return [f"The median of batch {', '.join(near)} is within 5 %, too."]
-    undecided = {"not_separated", "unconfirmed"} & {notice.code for notice in answer.warnings}
-    return ["No other batch size confirmed is within 5 %."] if rivals and not undecided else []
+    is_shown = rivals.keys() <= {*answer.worse} and "unconfirmed" not in {one.code for one in answer.warnings}
+    return ["No other batch size confirmed is within 5 %."] if rivals and is_shown else []
 
 
 def _compared(ratio: Ratio, versus: str, objective: Objective) -> str:

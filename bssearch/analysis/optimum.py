@@ -13,7 +13,7 @@ from typing import Literal
 from bssearch.analysis.objectives.base import Objective
 from bssearch.analysis.objectives.seconds import StepSeconds, seconds_to_target
 from bssearch.analysis.objectives.time_to_target import TIME
-from bssearch.analysis.time_to_target import Estimate, estimate, ratio_upper_bound
+from bssearch.analysis.time_to_target import Estimate, estimate, ratio_interval, ratio_upper_bound
 from bssearch.intervals import FLAT_RATIO
 from bssearch.records import Configuration, Phase, TrialRecord, TrialState
 
@@ -126,6 +126,12 @@ class Verdict:
         """Return the batch sizes *shown* to be within 5 % of the least: the upper bound of the ratio is."""
         own = {self.least.configuration.batch_size}
         return [size for size, one in self.by_batch.items() if size in own or is_shown_flat(one, self.least)]
+
+    @cached_property
+    def worse(self) -> list[int]:
+        """Return the batch sizes *shown* not to be within 5 % of the least: the lower bound of the ratio is."""
+        found = {size: ratio_interval(one.estimate, self.least.estimate) for size, one in self.by_batch.items()}
+        return [size for size, ratio in found.items() if ratio is not None and ratio[0] > FLAT_RATIO]
 
     @cached_property
     def seed_deviation(self) -> float | None:

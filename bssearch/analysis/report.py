@@ -100,6 +100,7 @@ def build_answer(
         optimal=_optimal(verdict.optimal),
         flat_range=list(verdict.flat_range),
         tied=verdict.tied,
+        worse=verdict.worse,
         largest_that_fits=largest,
         speedup=Speedup(
             over_largest=_ratio(verdict, verdict.by_batch.get(largest.batch_size)),

@@ -99,6 +99,17 @@ def test_unlike_the_flat_range_a_tie_must_be_shown() -> None:
     assert (answer(steady).flat_range, answer(steady).tied) == ([32, 64], [32, 64])
 
 
+def test_no_other_batch_size_is_said_to_be_worse_than_5_percent_unless_the_runs_show_it() -> None:
+    said = "No other batch size confirmed is within 5 %."
+    steady = [*searched(), *confirmed(32, 1.0, 1.01, 0.99), *confirmed(64, 1.12, 1.13, 1.11)]
+    assert (answer(steady).worse, said in headline(answer(steady))) == ([64], True)
+    noisy = [*searched(), *confirmed(32, 1.0, 1.01, 0.99), *confirmed(64, 1.06, 1.065, 1.055)]
+    found = answer(noisy)
+    assert found.optimal.time_to_target_s is not None and found.optimal.time_to_target_s.high is not None
+    assert "not_separated" not in {notice.code for notice in found.warnings}, "their intervals do not overlap"
+    assert (found.worse, said in headline(found)) == ([], False)
+
+
 def test_a_flat_range_has_no_gap_and_no_unconfirmed_batch() -> None:
     trials = [
         *searched(),
