@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from bssearch.history import INTERRUPTED, SEED_NOISE, SEED_NOISE_FREEDOM, History
+from bssearch.history import INTERRUPTED, SEED_NOISE, SEED_NOISE_FREEDOM, History, Repeats
 from bssearch.records import Configuration, Phase, ProbeRecord, TrialOutcome, TrialRecord, TrialState
 from bssearch.spec import StudySpec
 from tests.factories import EPOCH, make_probe, make_spec, make_trial
@@ -58,6 +58,17 @@ def answers(history: History) -> dict[str, object]:
         },
     }
     return {name: ask() for name, ask in questions.items()}
+
+
+def test_a_configuration_that_was_stopped_and_then_reached_shows_the_noise_of_its_seeds() -> None:
+    repeats, key = Repeats(), ("one configuration",)
+    for number, seconds in enumerate((1.0, 2.0, 4.0), 1):
+        repeats.take(make_trial(number, state=TrialState.CAPPED, seconds=seconds), key)
+        assert repeats.noise == pytest.approx(SEED_NOISE)
+    for number, seconds in enumerate((1.0, 2.0, 4.0), 1):
+        repeats.take(make_trial(number, seconds=seconds), key)
+    squares = SEED_NOISE_FREEDOM * SEED_NOISE**2 + 2 * math.log(2) ** 2
+    assert repeats.noise == pytest.approx(math.sqrt(squares / (SEED_NOISE_FREEDOM + 2)))
 
 
 PROPERTIES = (

@@ -35,6 +35,18 @@ budget: {trials: 20, trial_train_seconds: 5}
 """
 
 
+def test_a_fixed_value_of_the_space_is_that_of_a_default_that_leaves_it_out() -> None:
+    default = {key: value for key, value in SPEC["default"].items() if key != "dropout"}
+    spec = make_spec(space={**SPEC["space"], "dropout": 0.25}, default=default)
+    assert spec.default_configuration.dropout == 0.25
+    with pytest.raises(ValueError, match="dropout is searched, so the default must give it"):
+        make_spec(default=default)
+
+
+def test_a_gib_is_2_to_the_30th() -> None:
+    assert make_spec(executor={"memory_limit_gib": 0.5}).executor.memory_limit_bytes == 2**29
+
+
 def test_exponents_without_a_point_are_numbers(tmp_path: Path) -> None:
     spec = load_spec(write(tmp_path, GOOD))
     assert spec.default.learning_rate == 0.1

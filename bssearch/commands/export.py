@@ -54,6 +54,8 @@ def recorded_table(store: Store, name: str) -> RecordedTable:
         _recorded(finished[number], [observation for _, observation in group])
         for number, group in groupby(observations, key=itemgetter(0))
     ]
+    if not recorded and spec.is_imported:
+        raise UsageError(f"study {name!r} has no learning curves: its runs were imported, without evaluations")
     if not recorded:
         raise UsageError(
             f"study {name!r} has no learning curves: none of its {len(finished)} finished trials stored an evaluation"

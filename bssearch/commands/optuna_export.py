@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 from bssearch.commands.export import Exported
 from bssearch.commands.optuna_study import OptunaStudy, quiet
 from bssearch.errors import DatabaseError, SchemaError, UsageError
+from bssearch.spec import StudySpec
 from bssearch.storage.repository import Store
 from bssearch.storage.urls import masked, parse_url, shown, sqlite_file, without_secrets
 
@@ -38,10 +39,13 @@ def export_to_optuna(store: Store, name: str, file: str | None = None) -> Export
     url = destination(file or f"{name}.optuna.db")
     study = OptunaStudy.read(store, name)
     if not study.trials:
-        raise UsageError(f"study {name!r} has no trials to export")
+        imported = StudySpec.model_validate(store.study(name).spec).is_imported
+        none = "no search trials: its runs were imported, and are repeats" if imported else "no trials"
+        raise UsageError(f"study {name!r} has {none}; there is nothing to export for Optuna")
     write_study(study, url)
     unfinished = sum(not trial.state.is_finished() for trial in study.trials)
-    notes = [f"note: {unfinished} trials have not ended, and never will in this copy"] if unfinished else []
+    have = "trial has" if unfinished == 1 else "trials have"
+    notes = [f"note: {unfinished} {have} not ended, and never will in this copy"] if unfinished else []
     return Exported([masked(url)], notes)
 
 
@@ -62,7 +66,8 @@ def write_study(study: OptunaStudy, url: URL) -> None:
                 _insert(connection, study)
     except BaseException:
         if is_new and path is not None:
-            path.unlink(missing_ok=True)
+            with suppress(OSError):  # the folder cannot be written, as the error says
+                path.unlink(missing_ok=True)
         raise
 
 

@@ -179,6 +179,13 @@ def test_too_few_runs_and_some_that_missed_decide_nothing() -> None:
     one = of(judged(mixed), Rule.LINEAR_RATE)
     assert one.verdict == "undecided"
     assert "1 of 3 runs of the rule missed the target" in one.reason
+    mostly = [
+        make_trial(110 + n, configuration=rule, seconds=10.0, seed=n, phase=Phase.AUDIT, state=TrialState.EXHAUSTED)
+        for n in (1, 2)
+    ]
+    one = of(judged([*runs_of(rule, 1.0, start=110, phase=Phase.AUDIT), *mostly]), Rule.LINEAR_RATE)
+    assert one.verdict == "undecided" and one.regret is not None
+    assert one.regret.at_least and one.regret.value == pytest.approx(10.0), "its median is known to be longer than that"
 
 
 def test_runs_stopped_short_of_the_full_limit_say_nothing() -> None:
@@ -231,6 +238,13 @@ def test_what_a_rule_is_not_about_is_not_run() -> None:
     reasons = {one.rule: one.reason for one in found.rules if one.batch_size == 128}
     assert reasons[Rule.WEIGHT_DECAY] == "the default has no weight decay"
     assert reasons[Rule.DROPOUT] == "the default has no dropout"
+    other = make_spec(
+        space={**SPACE, "optimizer": [{"name": "adamw"}, {"name": "sgd"}]},
+        default={**DEFAULT, "batch_size": 32, "optimizer": {"name": "adamw"}},
+    )
+    mixed = [make_trial(1, configuration=other.default_configuration), *runs_of(TUNED, 0.5, 0.6, 0.4, start=10)]
+    told = {one.rule: one for one in audit(other, mixed, answer_to(mixed, other)).rules if one.batch_size == 128}
+    assert told[Rule.LINEAR_RATE].verdict == "not_run" and "adamw" in told[Rule.LINEAR_RATE].reason
     assert reasons[Rule.TIMESCALE] == "it is about AdamW, and the optimum trains with sgd"
     assert reasons[Rule.WARMUP] == "it is 4× the default's batch size, below 8×"
 

@@ -216,6 +216,8 @@ def test_a_table_that_does_not_fit_on_the_disk_is_named(
     done = bssearch("report", "toy", "--csv", tmp_path, cwd=folder)
     assert f"{tmp_path / 'observations.csv'} cannot be written: No space left" in done.stderr
     assert (done.returncode, files(tmp_path)) == (2, set())
+    bssearch("report", "toy", "--csv", tmp_path / "new", cwd=folder)
+    assert not (tmp_path / "new").exists()
 
 
 @pytest.mark.parametrize("option", ["--html", "--svg", "--csv"])

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from bssearch.cli.check import print_check
 from bssearch.commands.check import Check, check
 from bssearch.errors import LaunchError, SpecError
 from bssearch.executors.base import Ended, Event, Observed
@@ -24,10 +25,14 @@ def look(law: LawExecutor, **changes: Any) -> Check:
     return check(make_spec(**{"budget": HEALTHY, **changes}), make_executor=lambda *_: law)
 
 
-def test_a_healthy_study_has_nothing_suspicious_and_says_how_long_it_can_take() -> None:
+def test_a_healthy_study_has_nothing_suspicious_and_says_how_long_it_can_take(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     executor = LawExecutor()
     found = look(executor)
     assert found.findings == []
+    print_check(found)
+    assert capsys.readouterr().out.rstrip().endswith("nothing suspicious")
     assert [one.batch_size for one in found.batches] == [8, 32, 128]
     # Most looks are taken at batch 8: one in 6 steps of 0.0018 s, and one before the first, of 0.001 s each.
     assert found.longest_trial_s == pytest.approx(10 + 0.001 * (1 + math.ceil(10 / (6 * 0.0018))))

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from bssearch.commands.probe.step_time import SECONDS_LIMIT, probe_step_times
+from pathlib import Path
+
+import pytest
+
+from bssearch.commands.opening import Launch
+from bssearch.commands.probe.step_time import SECONDS_LIMIT, probe_step_times, step_time
 from bssearch.search import calibration
 from bssearch.search.calibration import measure_step_times, missing_step_times
 from bssearch.search.listener import Listener
 from bssearch.storage.repository import Store
 from tests.commands.probing import HERE, SPEC, ProbedExecutor, open_study
-from tests.factories import make_environment, make_probe
+from tests.factories import SPEC as RAW
+from tests.factories import make_environment, make_probe, make_spec
 from tests.search.law import step_seconds
 
 SIZES = [8, 16, 32, 64, 128]
@@ -31,6 +37,14 @@ def test_every_batch_size_is_timed_for_longer_than_a_run_would_and_told(store: S
     assert listener.told == [f"batch {probe.batch_size}: {probe.steps_timed} steps timed" for probe in probes]
     assert executor.limits == [SECONDS_LIMIT] * 5
     assert all(probe.eval_every_steps for probe in probes)
+
+
+def test_the_document_has_the_fit_and_is_whole_without_one(tmp_path: Path) -> None:
+    launch = Launch(db=f"sqlite:///{tmp_path / 'study.db'}", make_executor=lambda *_: ProbedExecutor())
+    fit = step_time(SPEC, launch).document["fit"]
+    assert isinstance(fit, dict) and fit["beta_seconds"] == pytest.approx(0.0001, rel=1e-3)
+    single = make_spec(name="single", space={**RAW["space"], "batch_size": 32})
+    assert step_time(single, launch).document["fit"] is None
 
 
 def test_a_run_that_follows_has_nothing_left_to_time(store: Store) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ from bssearch.commands.run import run_study
 from bssearch.commands.trials import trials_frame
 from bssearch.errors import LaunchError, SpecError, UsageError, WorkloadError
 from bssearch.executors.base import Ended, ExecutorSettings
-from bssearch.executors.inline import InlineExecutor
+from bssearch.executors.inline import COLLECT_AFTER, InlineExecutor
 from bssearch.records import StepTimeRequest, TrialState
 from bssearch.spec import StudySpec
 from tests.executors.line_workload import (
@@ -134,6 +135,18 @@ def test_a_spec_names_its_executor_which_is_no_part_of_the_question() -> None:
     assert default.question_hash == named.question_hash
     with pytest.raises(ValueError, match="must be one of local, inline"):
         StudySpec.model_validate({**default.model_dump(), "executor": {"name": "cloud"}})
+
+
+def test_garbage_of_the_training_is_collected_as_in_a_worker(tmp_path: Path) -> None:
+    before = gc.get_threshold()
+    gc.set_threshold(123_456)
+    try:
+        with inline(tmp_path) as executor:
+            executor.describe()
+            assert gc.get_threshold() == COLLECT_AFTER
+        assert gc.get_threshold()[0] == 123_456
+    finally:
+        gc.set_threshold(*before)
 
 
 def test_a_study_runs_inline(tmp_path: Path) -> None:

@@ -418,6 +418,16 @@ def test_an_interrupted_confirmation_goes_on_where_it_stopped(begun: Path) -> No
     assert [one.seed for one in confirmation(begun) if one.retry_of == cancelled.number] == [cancelled.seed]
 
 
+def test_to_confirm_on_tries_nothing_new_though_the_budget_would_take_it(begun: Path) -> None:
+    with open_store(url_in(begun)) as store:
+        spec = dict(store.study("toy").spec)
+        searched = len(store.trials("toy", phase=Phase.SEARCH))
+        store.update_spec("toy", {**spec, "budget": {**spec["budget"], "trials": 99}})  # type: ignore[dict-item]
+    go_on(begun, NoisyLaw(), runs=4)
+    with open_store(url_in(begun), write=False) as store:
+        assert len(store.trials("toy", phase=Phase.SEARCH)) == searched
+
+
 def test_a_study_that_reached_nothing_has_nothing_to_confirm(tmp_path: Path) -> None:
     spec = make_spec(budget={"trials": 6, "trial_train_seconds": 100.0})
     with pytest.raises(TargetNotReachedError):

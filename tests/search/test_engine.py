@@ -44,12 +44,14 @@ LISTS = {
 DEFAULT = {"batch_size": 64, "learning_rate": 0.1, "weight_decay": 0.0}
 
 
-def study(sampler: str, pruner: str, *, trials: int = 12, slots: int = 1, **changes: Any) -> StudySpec:
+def study(
+    sampler: str, pruner: str, *, trials: int = 12, slots: int = 1, pruner_disk: float = 10.0, **changes: Any
+) -> StudySpec:
     return make_spec(
         space=LISTS,
         default=DEFAULT,
         sampler={"name": sampler},
-        pruner={"name": pruner},
+        pruner={"name": pruner, "checkpoint_gib": pruner_disk},
         confirm={"top": 2, "runs": 2},
         budget={"trials": trials, "trial_train_seconds": 8.0},
         executor={"slots": slots},
@@ -405,6 +407,16 @@ def test_what_was_interrupted_goes_on_first_for_an_engine_made_anew() -> None:
     seen = [*run.journal[: started + 3], events.Ended(ended), events.SavedTrials(frozenset({ended.number}))]
     (action,) = rebuilt(run.spec, seen, 1).handle(events.SlotFree(0.0))
     assert isinstance(action, events.Start) and action.plan.resumed == ended.number
+
+
+@pytest.mark.parametrize(("bytes_there", "given_up"), [(2**29, 0), (2**29 + 1, 1)])
+def test_what_waits_is_given_up_where_it_takes_more_disk_than_it_may(bytes_there: int, given_up: int) -> None:
+    run = live(study("tpe", "balanced", trials=20, pruner_disk=0.5), 1)
+    at = next(at for at, event in enumerate(run.journal) if isinstance(event, events.SavedTrials) and event.saved)
+    event = run.journal[at]
+    assert isinstance(event, events.SavedTrials)
+    actions = rebuilt(run.spec, run.journal[:at], 1).handle(replace(event, bytes=bytes_there))
+    assert [isinstance(action, events.Settle) for action in actions] == [True] * given_up
 
 
 def test_a_plan_that_another_driver_forestalled_changes_nothing() -> None:
