@@ -31,7 +31,8 @@ class Measurements(Database):
     def save_probe(self, study: str, environment: Environment, probe: ProbeRecord) -> None:
         """Store the step time of a batch size, unless the same environment has one that was not contended.
 
-        One that was is replaced but for its cadence, which must never change.
+        One that was is replaced, but for its cadence, which must never change, by one that was not, or that is shorter:
+        what shares a device takes longer, never less.
         """
         seconds = {name: value for name, value in to_columns(probe).items() if name != "eval_every_steps"}
 
@@ -39,6 +40,8 @@ class Measurements(Database):
             place = self._place(connection, study_id, environment, ProbeKind.STEP_TIME, seconds)
             time = now(connection)
             contended = update(ProbeRow).filter_by(**place).where(ProbeRow.contended)
+            if probe.contended and probe.step_seconds is not None:
+                contended = contended.where(ProbeRow.step_seconds > probe.step_seconds)
             if (
                 insert_if_absent(connection, ProbeRow, {**to_columns(probe), **place, "measured_at": time})
                 or connection.execute(contended.values(**seconds, measured_at=time)).rowcount

@@ -102,6 +102,15 @@ class TestProbes:
         store.save_probe("toy", environment, make_probe(8, step_seconds=1.0))
         assert store.probes("toy")[8].step_seconds == 2.0
 
+    def test_of_contended_step_times_the_shortest_is_kept(self, store: Store) -> None:
+        add_study(store)
+        environment = make_environment()
+        for seconds, kept in ((4.0, 4.0), (9.0, 4.0), (3.0, 3.0)):
+            store.save_probe("toy", environment, make_probe(8, step_seconds=seconds, contended=True))
+            assert store.probes("toy")[8].step_seconds == kept
+        store.save_probe("toy", environment, make_probe(8, step_seconds=5.0))
+        assert store.probes("toy")[8].step_seconds == 5.0, "one that was measured alone counts, however long"
+
     def test_the_split_in_force_is_the_largest_timed_below_what_ran_out_of_memory(self, store: Store) -> None:
         add_study(store)
         environment = make_environment()
