@@ -14,8 +14,8 @@ from bssearch.analysis.law.batch_model import rising
 from bssearch.analysis.law.points import LawPoint
 from bssearch.analysis.objectives.seconds import seconds_to_target
 from bssearch.analysis.objectives.time_to_target import TIME
-from bssearch.analysis.optimum import Candidate, Verdict, least_of
-from bssearch.analysis.regimes import slopes
+from bssearch.analysis.optimum import Candidate, Verdict, least_of, median_steps
+from bssearch.analysis.regimes import Slope, slopes
 from bssearch.analysis.survival import survival
 from bssearch.records import Phase, ProbeRecord, TrialOutcome, TrialRecord, TrialState
 from bssearch.spec import StudySpec
@@ -29,9 +29,10 @@ SINGLE = "only one configuration reached the target"
 
 @dataclass(frozen=True)
 class Tuning:
-    """Why batch sizes are not as well tuned as they could be, and the runs that the law is fitted to."""
+    """Why batch sizes are not as well tuned as they could be, their slopes, and the runs that the law is fitted to."""
 
     reasons: Mapping[int, list[str]]
+    slopes: Mapping[int, Slope]
     points: list[LawPoint]
 
 
@@ -42,7 +43,8 @@ def tuning(spec: StudySpec, trials: Sequence[TrialRecord], verdict: Verdict) -> 
     """
     points = [_law_point(size, candidate) for size, candidate in verdict.by_batch.items()]
     up = rising(points)
-    steep = {slope.since for slope in slopes(verdict.by_batch).values() if slope.is_too_steep}
+    slope_at = slopes(verdict.by_batch)
+    steep = {slope.since for slope in slope_at.values() if slope.is_too_steep}
     searched = {trial.configuration.batch_size for trial in trials if trial.phase is Phase.SEARCH}
     reasons: dict[int, list[str]] = {}
     for size, candidate in verdict.by_batch.items():
@@ -63,7 +65,7 @@ def tuning(spec: StudySpec, trials: Sequence[TrialRecord], verdict: Verdict) -> 
         for point in points
         if point.samples or point.missed_at
     ]
-    return Tuning(reasons, flagged)
+    return Tuning(reasons, slope_at, flagged)
 
 
 def batch_rows(
@@ -72,14 +74,13 @@ def batch_rows(
     """Return a row for every batch size that has run or been timed, ascending."""
     sizes = sorted({*probes, *verdict.by_batch})
     steps = [median_steps(verdict.by_batch[size]) if size in verdict.by_batch else None for size in sizes]
-    slope_at = slopes(verdict.by_batch)
     rows = []
     for index, size in enumerate(sizes):
         finished = [trial for trial in _at(trials, size) if trial.state.is_finished]
         candidate, probe = verdict.by_batch.get(size), probes.get(size)
         reasons = tuned.reasons.get(size, [])
         step_seconds = probe.step_seconds if probe else None
-        slope = slope_at.get(size)
+        slope = tuned.slopes.get(size)
         rows.append(
             Batch(
                 batch_size=size,
@@ -119,16 +120,6 @@ def bound_of(candidate: Candidate) -> float | None:
     """Return a lower bound of a candidate's figure, in the objective's own unit, where it is not known."""
     bound = candidate.lower_bound
     return None if bound is None else candidate.objective.shown(bound)
-
-
-def median_steps(candidate: Candidate) -> float | None:
-    """Return the median steps over a candidate's runs; None where half of them or more missed.
-
-    Samples to the target are these × the batch size: between two runs they lie half-way, as the objective's do.
-    """
-    steps = [run.outcome.steps_to_target for run in candidate.runs if run.outcome]
-    median = statistics.median([math.inf if value is None else value for value in steps])
-    return median if math.isfinite(median) else None
 
 
 def steps_to_target(candidate: Candidate) -> int | None:

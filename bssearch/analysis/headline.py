@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bssearch.analysis.answer import Answer, Figure, Ratio, Time, objective_in
-from bssearch.analysis.numbers import number
+from bssearch.analysis.numbers import ends, number
 from bssearch.analysis.objectives.base import Objective
 
 
@@ -41,9 +41,7 @@ def _reaches(answer: Answer, figure: Figure) -> str:
 
 def with_interval(figure: Figure | Time, digits: int = 3, unit: str = "") -> str:
     """Return a figure for people, with its 95 % interval where there is one."""
-    low, high = figure.low, figure.high
-    interval = "" if low is None or high is None else f" [{number(low, digits)}, {number(high, digits)}]"
-    return f"{number(figure.median, digits)}{unit}{interval}"
+    return f"{number(figure.median, digits)}{unit}{ends(figure.low, figure.high, digits)}"
 
 
 def _what_else(answer: Answer, best: Figure) -> list[str]:
@@ -83,17 +81,13 @@ def _compared(ratio: Ratio, versus: str, objective: Objective) -> str:
     if factor < 1.005 and not ratio.at_least:
         return f"{objective.equal} {versus}"
     if not ratio.is_shown:
-        return f"not shown to be {better} than {versus} ({number(ratio.value, 2)}×{_ends(ratio.low, ratio.high)})"
+        return f"not shown to be {better} than {versus} ({number(ratio.value, 2)}×{ends(ratio.low, ratio.high)})"
     if ratio.at_least or factor >= 1.1 or ratio.low is not None:
-        ends = _ends(ratio.low, ratio.high) if ratio.value > 1 else _ends(_inverse(ratio.high), _inverse(ratio.low))
-        amount = f"{number(factor, 2)}×{ends}"
+        low, high = (ratio.low, ratio.high) if ratio.value > 1 else (_inverse(ratio.high), _inverse(ratio.low))
+        amount = f"{number(factor, 2)}×{ends(low, high)}"
     else:
         amount = f"{factor - 1:.0%}".replace("%", " %")
     return f"{'at least ' if ratio.at_least else ''}{amount} {better if ratio.value > 1 else worse} than {versus}"
-
-
-def _ends(low: float | None, high: float | None) -> str:
-    return "" if low is None or high is None else f" [{number(low)}, {number(high)}]"
 
 
 def _inverse(value: float | None) -> float | None:

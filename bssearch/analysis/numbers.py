@@ -10,6 +10,11 @@ def number(value: float, digits: int = 3) -> str:
     return f"{float(short):,.0f}" if is_thousands else short
 
 
+def ends(low: float | None, high: float | None, digits: int = 3) -> str:
+    """Return an interval for people, to stand behind its figure; nothing where there is none."""
+    return "" if low is None or high is None else f" [{number(low, digits)}, {number(high, digits)}]"
+
+
 def noise_scale(scale: float | None, low: float, high: float | None) -> str:
     """Return a gradient noise scale with its 95 % interval for people; without an upper end it is a lower bound."""
     return f"≥ {low:.3g}" if scale is None else f"{scale:.3g} [{low:.3g}, {high:.3g}]"

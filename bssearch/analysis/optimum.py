@@ -244,6 +244,16 @@ def decide(
     )
 
 
+def median_steps(candidate: Candidate) -> float | None:
+    """Return the median steps over a candidate's runs; None where half of them or more missed.
+
+    Samples to the target are these × the batch size: between two runs they lie half-way, as the objective's do.
+    """
+    steps = [run.outcome.steps_to_target for run in candidate.runs if run.outcome]
+    median = statistics.median([math.inf if value is None else value for value in steps])
+    return median if math.isfinite(median) else None
+
+
 def fewest_runs(trials: Sequence[TrialRecord], confirmation_runs: int) -> int:
     """Return how many of its runs every configuration in confirmation has had; failed ones count, lost ones do not."""
     seeds: dict[str, set[int]] = {}

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from bssearch.analysis.optimum import Candidate
+from bssearch.analysis.optimum import Candidate, median_steps
 from bssearch.analysis.time_to_target import welch_half_width
 from bssearch.records import TrialState
 
@@ -61,13 +61,12 @@ def slopes(candidates: Mapping[int, Candidate]) -> dict[int, Slope]:
 
 def _steps(candidate: Candidate) -> tuple[float, list[float]] | None:
     """Return the median steps and the logarithms of all, or none of these where a run missed or there are too few."""
-    steps = [run.outcome.steps_to_target for run in candidate.runs if run.outcome is not None]
-    reached = [one for one in steps if one]
-    median = statistics.median([one or math.inf for one in steps]) if steps else math.inf
-    if not math.isfinite(median):
+    median = median_steps(candidate)
+    if not median:
         return None
-    all_reached = len(reached) == len(candidate.runs) and all(run.state is TrialState.REACHED for run in candidate.runs)
-    return median, [math.log(one) for one in reached] if all_reached and len(reached) >= FEWEST_RUNS else []
+    reached = [run.outcome.steps_to_target for run in candidate.runs if run.outcome and run.state is TrialState.REACHED]
+    logs = [math.log(one) for one in reached if one]
+    return median, logs if len(logs) == len(candidate.runs) >= FEWEST_RUNS else []
 
 
 def _slope(smaller: tuple[int, tuple[float, list[float]]], larger: tuple[int, tuple[float, list[float]]]) -> Slope:

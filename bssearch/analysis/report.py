@@ -23,14 +23,14 @@ from bssearch.analysis.answer import (
     parameters_of,
 )
 from bssearch.analysis.baseline import default_configuration
-from bssearch.analysis.batches import batch_rows, figure_of, median_steps, steps_to_target, time_of, tuning
+from bssearch.analysis.batches import batch_rows, figure_of, steps_to_target, time_of, tuning
 from bssearch.analysis.generalisation import generalisation
 from bssearch.analysis.law.joint import fit_and_predict, predicted_figures
 from bssearch.analysis.measured import measured
 from bssearch.analysis.notices import about_generalisation, notices
 from bssearch.analysis.objectives.base import Objective, objective_of
 from bssearch.analysis.objectives.seconds import step_seconds_of
-from bssearch.analysis.optimum import Candidate, Verdict, decide, repeats, runs_to_settle
+from bssearch.analysis.optimum import Candidate, Verdict, decide, median_steps, repeats, runs_to_settle
 from bssearch.analysis.settled import standing
 from bssearch.analysis.time_to_target import coefficient_of_variation, ratio_interval
 from bssearch.errors import TargetNotReachedError

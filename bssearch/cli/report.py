@@ -165,9 +165,9 @@ def _compared(one: Comparison) -> dict[str, Any]:
 
 
 def _ends(figure: Any) -> str:
-    from bssearch.analysis.numbers import number
+    from bssearch.analysis.numbers import ends
 
-    return "" if figure.low is None or figure.high is None else f" [{number(figure.low)}, {number(figure.high)}]"
+    return ends(figure.low, figure.high)
 
 
 def _write_tables(store: Store, name: str, folder: Path) -> list[Path]:

@@ -51,7 +51,7 @@ from bssearch.records import (
 
 T = TypeVar("T")
 
-COLLECT_AFTER = (700, 10, 10)
+PYTHON_THRESHOLDS = (700, 10, 10)
 """The thresholds of garbage collection that Python has by default, and a worker: training in this process may leave
 cycles that hold much memory, which the command line, whose thresholds are for short commands, would let stand."""
 
@@ -159,7 +159,7 @@ class InlineExecutor:
             self._refuse_memory_limit_on_the_cpu()
             self._set_environment()
             threshold = gc.get_threshold()
-            gc.set_threshold(*COLLECT_AFTER)
+            gc.set_threshold(*PYTHON_THRESHOLDS)
             self._restore.append(lambda: gc.set_threshold(*threshold))
             self._loaded = self._answer(lambda: LoadedWorkload(Load.of(self._settings, 0)), self._refused)
             if not gc.get_freeze_count():

@@ -11,7 +11,7 @@ from bssearch.analysis.answer import Answer, Batch, Fit, Parameters, Ratio, obje
 from bssearch.analysis.generalisation import final_rows
 from bssearch.analysis.headline import headline
 from bssearch.analysis.measured import NoiseAnswer
-from bssearch.analysis.numbers import number
+from bssearch.analysis.numbers import ends, number
 from bssearch.analysis.objectives.base import objective_of
 from bssearch.analysis.rules.regret import BROKE, HELD
 from bssearch.analysis.rules.rule_book import CHANGED_PARAMETER
@@ -116,8 +116,8 @@ def _times(answer: Answer, ratio: Ratio | None) -> str:
     if ratio is None:
         return ""
     noun = objective_in(answer).noun
-    ends = "" if ratio.low is None or ratio.high is None else f" [{number(ratio.low)}, {number(ratio.high)}]"
-    return f"{'at least ' if ratio.at_least else ''}{number(ratio.value)}×{ends} the {noun} of the optimum"
+    shown = f"{number(ratio.value)}×{ends(ratio.low, ratio.high)}"
+    return f"{'at least ' if ratio.at_least else ''}{shown} the {noun} of the optimum"
 
 
 def _noise(noise: NoiseAnswer) -> Tile:
@@ -351,8 +351,7 @@ def _cells(answer: Answer, row: Batch) -> list[str]:
     figure = row.objective_value
     bound, unit = row.objective_lower_bound, objective_in(answer).unit
     if figure is not None:
-        ends = "" if figure.low is None or figure.high is None else f" [{number(figure.low)}, {number(figure.high)}]"
-        shown = f"{number(figure.median)}{unit}{ends}, {_plural(figure.runs, 'run')}"
+        shown = f"{number(figure.median)}{unit}{ends(figure.low, figure.high)}, {_plural(figure.runs, 'run')}"
     else:
         shown = NOTHING if bound is None else f"> {number(bound)}{unit}"
     rate = row.best.parameters.get("learning_rate") if row.best else None

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from bssearch.analysis.answer import Answer, Batch
-from bssearch.analysis.batches import median_steps, steps_to_target
-from bssearch.analysis.optimum import Candidate
+from bssearch.analysis.batches import steps_to_target
+from bssearch.analysis.optimum import Candidate, median_steps
 from bssearch.records import DeviceUse, Phase, TrialRecord, TrialState
 from tests.factories import make_spec, make_trial
 from tests.pages.test_plots import answer_of

@@ -21,16 +21,7 @@ SIZES = (8, 16, 32, 64, 128)
 
 
 def study(spec: StudySpec = SPEC) -> StudyRecord:
-    return StudyRecord(
-        name=spec.name,
-        spec=spec.model_dump(mode="json"),
-        spec_hash=spec.question_hash,
-        objective=spec.objective,
-        target=spec.record_target,
-        created_by="tester",
-        created_at=EPOCH,
-        environment=make_environment(),
-    )
+    return StudyRecord.created(spec.new_study("tester"), EPOCH, make_environment())
 
 
 def answer(trials: list[TrialRecord], memory: MemoryBoundary = UNKNOWN, **probes: Any) -> Answer:

@@ -18,7 +18,7 @@ from bssearch.commands.run import run_study
 from bssearch.commands.trials import trials_frame
 from bssearch.errors import LaunchError, SpecError, UsageError, WorkloadError
 from bssearch.executors.base import Ended, ExecutorSettings
-from bssearch.executors.inline import COLLECT_AFTER, InlineExecutor
+from bssearch.executors.inline import PYTHON_THRESHOLDS, InlineExecutor
 from bssearch.records import StepTimeRequest, TrialState
 from bssearch.spec import StudySpec
 from tests.executors.line_workload import (
@@ -143,7 +143,7 @@ def test_garbage_of_the_training_is_collected_as_in_a_worker(tmp_path: Path) -> 
     try:
         with inline(tmp_path) as executor:
             executor.describe()
-            assert gc.get_threshold() == COLLECT_AFTER
+            assert gc.get_threshold() == PYTHON_THRESHOLDS
         assert gc.get_threshold()[0] == 123_456
     finally:
         gc.set_threshold(*before)

@@ -35,16 +35,7 @@ NOISE = (0.97, 1.0, 1.04)
 
 
 def study_of(spec: StudySpec, **environment: Any) -> StudyRecord:
-    return StudyRecord(
-        name=spec.name,
-        spec=spec.model_dump(mode="json"),
-        spec_hash=spec.question_hash,
-        objective=spec.objective,
-        target=spec.record_target,
-        created_by="test",
-        created_at=EPOCH,
-        environment=make_environment(**environment),
-    )
+    return StudyRecord.created(spec.new_study("test"), EPOCH, make_environment(**environment))
 
 
 def steps_at(size: int) -> int:

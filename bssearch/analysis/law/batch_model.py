@@ -285,14 +285,15 @@ def _fit(fitted: Sequence[LawPoint], shown: Sequence[LawPoint], enough: bool) ->
     excesses = {size: mean - law.log_samples(size) for size, mean in means.items()}
     noise = {point.batch_size: deviation * repeated / math.sqrt(max(1, len(point.samples))) for point in shown}
     residuals = {size: math.expm1(excess) for size, excess in excesses.items()}
+    tested = {point.batch_size for point in reached} if lacks else set()
     verdict: FitVerdict = "fits"
     if not enough or max(means[point.batch_size] for point in reached) < law.log_e_min + math.log(BENT):
         verdict = "too_few_points"
-    else:
-        off = {size for size, residual in residuals.items() if abs(residual) > LARGE_RESIDUAL}
-        tested = {point.batch_size for point in reached} if lacks else set()
-        if off & (tested | {size for size in off if abs(excesses[size]) > STANDARD_ERRORS * noise[size]}):
-            verdict = "poor"
+    elif any(
+        abs(residuals[size]) > LARGE_RESIDUAL and (size in tested or abs(excess) > STANDARD_ERRORS * noise[size])
+        for size, excess in excesses.items()
+    ):
+        verdict = "poor"
     return LawFit(
         s_min=math.exp(law.log_e_min - law.log_b_crit),
         b_crit=math.exp(law.log_b_crit),
