@@ -146,7 +146,7 @@ def _of_candidate(candidate: Candidate | None, steps: float | None, step_seconds
         return {**dict.fromkeys(empty.split()), "confirmed": False}
     size = candidate.configuration.batch_size
     best = least_of(candidate.runs, candidate.objective)
-    curve = survival(candidate.runs, replace(TIME, step_seconds=candidate.objective.step_seconds))
+    curve = survival(candidate.runs, replace(TIME, common=candidate.objective.common))
     return {
         "best": None if best is None else BestTrial(trial=best.number, parameters=parameters_of(best.configuration)),
         "time_to_target_s": time_of(candidate),

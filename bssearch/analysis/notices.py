@@ -177,8 +177,8 @@ def _about_contention(study: _Study) -> Iterator[tuple[str, str]]:
             "contended",
             f"in {shared} of {len(compared)} {kind} something else used the device: "
             + (
-                "all of them are compared by steps × the step time of their batch size"
-                if optimal.objective.step_seconds is not None
+                f"all of them are compared by {optimal.objective.common.in_words}"
+                if optimal.objective.common is not None
                 else "such a run counts with steps × step time measured in isolation"
             ),
         )

@@ -44,7 +44,7 @@ class Candidate:
     @property
     def _times(self) -> Objective:
         """Return the objective of time, in seconds of the same kind."""
-        return replace(TIME, step_seconds=self.objective.step_seconds)
+        return replace(TIME, common=self.objective.common)
 
     @property
     def is_confirmed(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -49,12 +50,12 @@ def estimate(runs: Sequence[TrialRecord], objective: Objective = TIME) -> Estima
     others.
 
     The interval is Student's t on logarithms: seed noise is multiplicative, and the exponential of the mean logarithm
-    is the median of a log-normal. It is widened to hold the median of the runs, where they are not. Runs
-    that all hit between the same two evaluations differ by less than is known of them: their deviation counts as that
-    of a hit anywhere between the two.
+    is the median of a log-normal. It is widened to hold the median of the runs, where they are not, and downwards
+    by what a correction for other work on the device may have left (`Objective.excess`). Runs that all hit
+    between the same two evaluations differ by less than is known of them: their deviation counts as that of a hit
+    anywhere between the two.
     """
-    products = sum(objective.basis(run) == "steps_x_step_time" for run in runs)
-    basis: Basis = "steps_x_step_time" if products and 2 * products >= len(runs) else "measured"
+    basis = _basis(runs, objective)
     known = [value for run in runs if (value := objective.figure(run)) is not None]
     logs = [log for value in known if (log := objective.log(value)) is not None]
     values = [value for value in known if objective.log(value) is not None]
@@ -65,7 +66,8 @@ def estimate(runs: Sequence[TrialRecord], objective: Objective = TIME) -> Estima
     low = high = None
     if len(values) == len(runs) >= 3:
         half = student_t(len(runs) - 1) * deviation / math.sqrt(len(runs))
-        low, high = min(median, objective.from_log(mean - half)), max(median, objective.from_log(mean + half))
+        least = mean - half - statistics.fmean(map(objective.excess, runs))
+        low, high = min(median, objective.from_log(least)), max(median, objective.from_log(mean + half))
     return Estimate(
         median=median if math.isfinite(median) else None,
         low=low,
@@ -76,6 +78,13 @@ def estimate(runs: Sequence[TrialRecord], objective: Objective = TIME) -> Estima
         log_mean=mean,
         log_deviation=deviation,
     )
+
+
+def _basis(runs: Sequence[TrialRecord], objective: Objective) -> Basis:
+    """Return of which kind the seconds of most runs are; half are enough for those that are not measured."""
+    bases = Counter(objective.basis(run) for run in runs)
+    others = sorted((count, basis) for basis, count in bases.items() if basis != "measured")
+    return others[-1][1] if others and 2 * others[-1][0] >= len(runs) else "measured"
 
 
 def _gap_deviation(runs: Sequence[TrialRecord], objective: Objective) -> float:

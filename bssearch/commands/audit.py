@@ -165,16 +165,18 @@ def seeds_of(spec: StudySpec, case: Case, runs: int) -> list[int]:
 def time_accumulation(study: OpenStudy, found: Answer) -> None:
     """Time the optimum's batch size and the largest that runs at once, both in micro-batches, and store the times.
 
-    A split that was timed alone before keeps its first figures. Raises `LaunchError` where the worker
+    It is a visit of its own; what was visited before is left out. Raises `LaunchError` where the worker
     dies.
     """
     spec = study.spec
     known = study.store.probes(spec.name, study.environment)
     whole = [size for size, probe in known.items() if probe.micro_batch_size == size]
     sizes = sorted({found.optimal.batch_size, max(whole, default=0)} & set(whole))
+    visit = study.store.next_visit(spec.name)
+    visited = {(one.batch_size, one.micro_batch_size) for one in study.store.visits(spec.name)}
     for size in sizes:
         count = next((count for count in MICRO_BATCHES if size % count == 0), None)
-        if count is None:
+        if count is None or (size, size // count) in visited:
             continue
         measured = study.executor.measure_step_time(default_at(spec, size, size // count, STEP_SECONDS))
         if measured.out_of_memory:
@@ -182,7 +184,7 @@ def time_accumulation(study: OpenStudy, found: Answer) -> None:
         probe = probe_record(measured, spec.budget.trial_train_seconds)
         # Trials at a batch size keep one cadence, whatever micro-batches they run in.
         probe = replace(probe, eval_every_steps=known[size].eval_every_steps)
-        study.store.save_probe(spec.name, study.environment, probe)
+        study.store.save_probe(spec.name, study.environment, probe, visit)
 
 
 def _counts(spec: StudySpec, trial: TrialRecord) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -16,7 +15,7 @@ from bssearch.errors import TargetNotReachedError
 from bssearch.pages.page import StudyPicture
 from bssearch.pages.picture import svg
 from bssearch.pages.trial_plots import curve_trials
-from bssearch.records import Observation, StudyRecord, TrialRecord
+from bssearch.records import Observation, Phase, StudyRecord, TrialRecord
 from bssearch.search.finding import answer
 from bssearch.spec import StudySpec
 from bssearch.storage.repository import Store
@@ -134,9 +133,8 @@ class _Compared:
             return
         runs = [store.trial(name, number) for number in self.answer.optimal.trial_numbers]
         objective = objective_in(self.answer).in_own_unit()
-        time = self.answer.optimal.time_to_target_s
-        if time is not None and time.basis == "steps_x_step_time":
-            objective = replace(objective, step_seconds=step_seconds_of(store.probes(name).values()))
+        confirmed = [trial for trial in store.trials(name) if trial.phase is Phase.CONFIRM]
+        objective = objective.between(confirmed, step_seconds_of(store.probes(name).values()))
         if all((objective.figure(run) or 1) > 0 for run in runs):  # a metric may be below zero: there are no ratios
             self.estimate = estimate(runs, objective)
 

@@ -341,8 +341,8 @@ def _row_text(row: Batch) -> str:
     time = row.time_to_target_s
     if time is not None:
         parts.append("a single run" if time.runs == 1 else f"median of {time.runs} runs")
-        if time.basis == "steps_x_step_time":
-            parts.append("steps × step time")
+        if time.basis != "measured":
+            parts.append(label(time.basis))
     return "<br>".join([*parts, *(label(reason) for reason in row.untuned_because)])
 
 

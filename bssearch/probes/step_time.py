@@ -15,6 +15,7 @@ from bssearch.training.computation import Computation
 from bssearch.training.contention import ContentionMeter
 from bssearch.training.core_pace import CorePace
 from bssearch.training.memory import is_out_of_memory, peak_memory_bytes, reset_peak_memory
+from bssearch.training.reference import LOOK_SECONDS, ReferenceKernel
 from bssearch.training.trainer import Trainer, warm_up
 from bssearch.workloads.base import Data, Workload
 
@@ -77,12 +78,14 @@ def _measure(request: StepTimeRequest, workload: Workload, data: Data, computati
         guess = min(_seconds(clock, "warmup", trainer.step) for _ in range(WARM_UP_STEPS))
         meter = ContentionMeter(device, request.threads)
         meter.start()
-        timer = _Timer(clock, computation.core, request.precision)
+        reference = ReferenceKernel(device, LOOK_SECONDS)
+        timer = _Timer(clock, computation.core, reference, request.precision)
 
         def evaluate() -> None:
             trainer.evaluate(data.validation, metric)
 
         evaluation = _evaluation_seconds(clock, evaluate)
+        cpu_before = clock.cpu_train_seconds(request.threads) or 0.0
         if request.trial_train_seconds is None:
             step = timer.time("train", trainer.step, guess, request.seconds_limit)
         else:
@@ -90,6 +93,7 @@ def _measure(request: StepTimeRequest, workload: Workload, data: Data, computati
             steps = max(1, min(cadence, math.ceil(SEGMENT_SECONDS / guess)))
             step = timer.time("train", trainer.step, guess, request.seconds_limit, evaluate, steps)
         contention = meter.stop()
+        cpu_after, reference_seconds = clock.cpu_train_seconds(request.threads), reference.seconds
         guess = _seconds(clock, "other", trainer.update)
         update = timer.time("other", trainer.update, guess, UPDATE_SHARE * request.seconds_limit)
     reasons = [contention.reason, step.slow or update.slow]
@@ -104,6 +108,8 @@ def _measure(request: StepTimeRequest, workload: Workload, data: Data, computati
         step_seconds_high=step.high,
         settled=step.settled,
         steps_timed=step.count,
+        cpu_step_seconds=None if cpu_after is None else (cpu_after - cpu_before) / step.count_all,
+        reference_seconds=reference_seconds,
         update_seconds=update.median,
         evaluation_seconds=evaluation,
         peak_memory_bytes=peak_memory_bytes(device),
@@ -122,9 +128,9 @@ def _evaluation_seconds(clock: Clock, evaluate: Callable[[], object]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class _Timing:
-    """The median seconds of a piece of work, with its interval; ``count`` is how often it was done.
+    """The median seconds of a piece of work, with its interval; ``count`` is how often it was done at full pace.
 
-    ``slow`` says so where it was timed on a slow core.
+    ``count_all`` counts what was done on a slow core, too; ``slow`` says so where little else was.
     """
 
     median: float
@@ -132,15 +138,17 @@ class _Timing:
     high: float
     settled: bool
     count: int
+    count_all: int
     slow: str | None
 
 
 class _Timer:
     """Times pieces of work in runs, on a core whose pace is looked at between them (None: not what they depend on)."""
 
-    def __init__(self, clock: Clock, core: CorePace | None, precision: float) -> None:
+    def __init__(self, clock: Clock, core: CorePace | None, reference: ReferenceKernel, precision: float) -> None:
         self._clock = clock
         self._core = core
+        self._reference = reference
         self._precision = precision
 
     def time(
@@ -190,6 +198,7 @@ class _Timer:
                 break
             seconds = run()
             after = self._look()
+            self._reference.look()
             spent += seconds * per_run
             runs.append((seconds, max(before, after)))
             before = after
@@ -201,7 +210,15 @@ class _Timer:
             slow = f"the core was slow in {len(runs) - len(times)} of {len(runs)} timings"
             times = [time for time, _ in runs]
         low, high = median_interval(times)
-        return _Timing(statistics.median(times), low, high, self._is_settled(times), len(times) * per_run, slow)
+        return _Timing(
+            median=statistics.median(times),
+            low=low,
+            high=high,
+            settled=self._is_settled(times),
+            count=len(times) * per_run,
+            count_all=len(runs) * per_run,
+            slow=slow,
+        )
 
     def _is_settled(self, times: Sequence[float]) -> bool:
         low, high = median_interval(times)

@@ -15,7 +15,9 @@ from bssearch.records.measured import (
     NoiseMeasurement,
     Observation,
     StepTime,
+    StepTimeError,
     TrialOutcome,
+    Visit,
     outcome_fields,
 )
 from bssearch.records.plan import Lease, TrialPlan
@@ -61,6 +63,7 @@ __all__ = [
     "Phase",
     "ProbeRecord",
     "StepTime",
+    "StepTimeError",
     "StepTimeRequest",
     "StudyRecord",
     "Target",
@@ -70,6 +73,7 @@ __all__ = [
     "TrialRecord",
     "TrialRequest",
     "TrialState",
+    "Visit",
     "WorkloadDescription",
     "outcome_fields",
     "to_json",

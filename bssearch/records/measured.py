@@ -61,12 +61,15 @@ class TrialOutcome:
     """How a trial ended and what it measured; None where it was not measured.
 
     train + evaluation + warm-up + other seconds are four ledgers, each timed on its own; ``wall_seconds`` is timed
-    apart. The crossing of the target is kept as the interval (last miss, first hit); ``time_to_target_s`` and
-    ``steps_to_target`` are interpolated inside it by the same fraction. Without a crossing the last miss is the last
-    evaluation: all that is known of the time to the target is that it is longer. ``tokens`` are those of the samples
-    seen, where the workload says how many a sample has. ``data_placement`` says where the training part lay, ``device``
-    or ``host``; ``skipped_steps`` counts the steps that fp16's loss scaling left out, None in other precisions;
-    ``warnings`` are sentences on what makes the figures less than they seem.
+    apart.
+    ``cpu_train_seconds`` are the seconds of CPU in the train seconds, where one thread did the work, and
+    ``reference_seconds`` is what a small fixed kernel took meanwhile (`bssearch.training.reference`). The crossing of
+    the target is kept as the interval (last miss, first hit); ``time_to_target_s`` and ``steps_to_target`` are
+    interpolated inside it by the same fraction. Without a crossing the last miss is the last evaluation: all that is
+    known of the time to the target is that it is longer. ``tokens`` are those of the samples seen, where the workload
+    says how many a sample has. ``data_placement`` says where the training part lay, ``device`` or ``host``;
+    ``skipped_steps`` counts the steps that fp16's loss scaling left out, None in other precisions; ``warnings`` are
+    sentences on what makes the figures less than they seem.
     """
 
     state: TrialState
@@ -75,6 +78,8 @@ class TrialOutcome:
     samples: int = 0
     tokens: int | None = None
     train_seconds: float = 0.0
+    cpu_train_seconds: float | None = None
+    reference_seconds: float | None = None
     evaluation_seconds: float = 0.0
     warmup_seconds: float = 0.0
     other_seconds: float = 0.0
@@ -104,9 +109,11 @@ class StepTime:
     """Seconds of one optimizer step and one evaluation: medians; or ``out_of_memory``.
 
     ``step_seconds_low`` and ``step_seconds_high`` are the 95 % interval of the step's median; ``settled`` says whether
-    it came within the asked precision before the time was up. ``update_seconds`` is the part of a step that is done
-    once whatever the accumulation. ``contended`` where something else used the device; ``reason`` says what, or why
-    memory ran out.
+    it
+    came within the asked precision before the time was up. ``cpu_step_seconds`` are the seconds of CPU that a step took
+    where one thread does the work, ``reference_seconds`` what a small fixed kernel took meanwhile. ``update_seconds``
+    is the part of a step that is done once whatever the accumulation. ``contended`` where something else used the
+    device; ``reason`` says what, or why memory ran out.
     """
 
     batch_size: int
@@ -118,6 +125,8 @@ class StepTime:
     out_of_memory: bool = False
     step_seconds_low: float | None = None
     step_seconds_high: float | None = None
+    cpu_step_seconds: float | None = None
+    reference_seconds: float | None = None
     update_seconds: float | None = None
     settled: bool | None = None
     contended: bool = False
@@ -135,6 +144,41 @@ class StepTime:
             peak_memory_bytes=None,
             out_of_memory=True,
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Visit:
+    """The step time of a batch size as one visit found it; the fields are those of `StepTime`.
+
+    A ``visit`` is a round over batch sizes, one soon after the other: what slows the machine down slows all of them.
+    """
+
+    visit: int
+    batch_size: int
+    micro_batch_size: int
+    step_seconds: float
+    step_seconds_low: float | None = None
+    step_seconds_high: float | None = None
+    cpu_step_seconds: float | None = None
+    reference_seconds: float | None = None
+    steps_timed: int
+    settled: bool | None = None
+    contended: bool = False
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTimeError:
+    """How far a step time from several visits may be off: standard errors of its logarithm.
+
+    ``own`` is the batch size's, with its degrees of ``freedom``; ``common`` is of all batch sizes alike, and in no
+    ratio of two. Both come from the differences between visits.
+    """
+
+    own: float
+    common: float
+    freedom: float
+    visits: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

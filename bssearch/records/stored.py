@@ -6,16 +6,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from datetime import datetime, timedelta
 
-from bssearch.records.measured import Environment, StepTime, TrialOutcome
+from bssearch.records.measured import Environment, StepTime, StepTimeError, TrialOutcome
 from bssearch.records.plan import Lease, TrialPlan
 from bssearch.records.question import Configuration, ParameterValue, Phase, Target, TrialState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeRecord(StepTime):
-    """A stored step time and the evaluation cadence fixed from it; None where the batch size does not fit."""
+    """A stored step time and the evaluation cadence fixed from it; None where the batch size does not fit.
+
+    With an ``error`` its seconds are those of several visits, see `bssearch.step_times`; None: of one measurement.
+    """
 
     eval_every_steps: int | None
+    error: StepTimeError | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,49 +1,101 @@
-"""Before the search: the step time of every batch size, one after the other, alone on the device.
+"""Before the search, and again before runs are compared: the step time of every batch size, alone on the device.
 
 A batch size that does not fit at once is timed in the largest micro-batches that do; those are what its trials run in.
+Each is visited several times, in rounds over all of them: what slows a machine down for a while would otherwise pass
+for what is slow about a batch size.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import itertools
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from bssearch.errors import LaunchError
 from bssearch.executors.base import Executor
 from bssearch.probes.cadence import probe_record
-from bssearch.records import Environment, MemoryUse, ProbeRecord, StepTimeRequest, TrialState
+from bssearch.records import Environment, MemoryUse, ProbeRecord, StepTimeRequest, TrialRecord, TrialState
 from bssearch.space import MemoryBoundary, choose_micro_batch
 from bssearch.spec import StudySpec
 from bssearch.storage.repository import Store
 
-SECONDS_LIMIT = 0.5
-"""Seconds after which the steps at a batch size end, even where their median is not known well: a choice."""
+SECONDS_LIMIT = 0.25
+"""Seconds after which the steps of a visit to a batch size end, even where their median is not known well: a choice."""
+
+FIRST_VISITS = 2
+"""Visits to a batch size before its trials begin: the fewest that show how far apart two are."""
+
+COMPARING_VISITS = 3
+"""Visits before confirmation: a choice."""
+
+MOST_VISITS = 6
+"""Visits to a batch size whose step time does not fit what else is known: a choice."""
+
+STANDARD_ERRORS = 2
+"""Step times that differ by less than so many standard errors may be the same: the convention."""
+
+TOLERANCE = 1.1
+"""A step time this far above what undisturbed trials ran at is visited again: a choice."""
 
 
-def missing_step_times(spec: StudySpec, store: Store, environment: Environment) -> list[int]:
-    """Return the batch sizes of a study that nobody has timed yet in the largest micro-batches that may fit.
+def missing_step_times(
+    spec: StudySpec, store: Store, environment: Environment, visits: int = FIRST_VISITS
+) -> list[int]:
+    """Return the batch sizes of a study that have had fewer ``visits`` in the largest micro-batches that may fit.
 
-    And those that were timed while something else used the device: they are timed again whenever a driver begins.
+    And those of at most `MOST_VISITS` whose step time cannot be right; see `doubtful`.
     """
     known = store.probes(spec.name, environment)
     memory = store.memory_boundary(spec.name, environment)
+    doubted = doubtful(known, store.trials(spec.name)) if visits > FIRST_VISITS else set()
 
     def is_missing(size: int) -> bool:
         micro = choose_micro_batch(size, spec.space.max_micro_batch_size, memory)
-        if size not in known or known[size].contended:
+        if size not in known or (micro is not None and micro > known[size].micro_batch_size):
             return True
-        return micro is not None and micro > known[size].micro_batch_size
+        had = _visits(known[size])
+        return had < visits or (size in doubted and had < MOST_VISITS)
 
     return [size for size in spec.batch_sizes if is_missing(size)]
 
 
-def measure_step_times(
-    spec: StudySpec, store: Store, executor: Executor, environment: Environment, before_each: Callable[[], None]
-) -> None:
-    """Time what is missing and store it, and with it each micro-batch size that ran out of memory.
+def doubtful(probes: Mapping[int, ProbeRecord], trials: Iterable[TrialRecord]) -> set[int]:
+    """Return the batch sizes whose step time contradicts another, or what trials ran at, by more than its error.
 
-    A batch size that has had trials keeps their cadence. ``before_each`` is called between measurements, and may raise
-    to end them. Raises `LaunchError` where nothing fits.
+    A step of a larger batch size takes no less time than one of a smaller, in whole micro-batches; and no longer than
+    the steps of trials that had the device to themselves.
+    """
+    whole = [probe for _, probe in sorted(probes.items()) if probe.batch_size == probe.micro_batch_size]
+    timed = [probe for probe in whole if probe.step_seconds is not None and probe.error is not None]
+    found: set[int] = set()
+    for smaller, larger in itertools.pairwise(timed):
+        assert smaller.step_seconds and larger.step_seconds and smaller.error and larger.error
+        error = math.hypot(smaller.error.own, larger.error.own)
+        if math.log(smaller.step_seconds / larger.step_seconds) > STANDARD_ERRORS * error:
+            found |= {smaller.batch_size, larger.batch_size}
+    paces = _paces(trials)
+    for probe in timed:
+        ran_at = paces.get((probe.batch_size, probe.micro_batch_size))
+        if ran_at is not None and probe.step_seconds is not None and probe.step_seconds > TOLERANCE * ran_at:
+            found.add(probe.batch_size)
+    return found
+
+
+def measure_step_times(
+    spec: StudySpec,
+    store: Store,
+    executor: Executor,
+    environment: Environment,
+    before_each: Callable[[], None],
+    visits: int = FIRST_VISITS,
+) -> None:
+    """Visit what `missing_step_times` names and store it, and with it each micro-batch size that ran out of memory.
+
+    A batch size that has had trials keeps their cadence; that of another follows from its first visit.
+    ``before_each`` is called between measurements, and may raise to end them. Raises `LaunchError` where nothing fits.
     """
     cadences = {
         trial.configuration.batch_size: trial.eval_every_steps
@@ -54,15 +106,32 @@ def measure_step_times(
     def on_too_large(memory: MemoryUse) -> None:
         store.save_memory(spec.name, environment, memory)
 
-    for size in missing_step_times(spec, store, environment):
-        before_each()
-        memory = store.memory_boundary(spec.name, environment)
-        probe = measure_step_time_at(spec, executor, size, memory, on_too_large)
-        if probe is None:
-            break
-        probe = replace(probe, eval_every_steps=cadences.get(size, probe.eval_every_steps))
-        store.save_probe(spec.name, environment, probe)
-    refuse_where_nothing_fits(spec, store, environment)
+    while missing := missing_step_times(spec, store, environment, visits):
+        visit = store.next_visit(spec.name)
+        for size in missing:
+            before_each()
+            memory = store.memory_boundary(spec.name, environment)
+            probe = measure_step_time_at(spec, executor, size, memory, on_too_large)
+            if probe is None:
+                break
+            probe = replace(probe, eval_every_steps=cadences.get(size, probe.eval_every_steps))
+            store.save_probe(spec.name, environment, probe, visit)
+        refuse_where_nothing_fits(spec, store, environment)
+
+
+def _visits(probe: ProbeRecord) -> int:
+    return 1 if probe.error is None else probe.error.visits
+
+
+def _paces(trials: Iterable[TrialRecord]) -> dict[tuple[int, int], float]:
+    """Return the median seconds of a step in the trials of each split that had the device to themselves."""
+    paces: dict[tuple[int, int], list[float]] = defaultdict(list)
+    for trial in trials:
+        outcome = trial.outcome
+        if outcome is not None and not outcome.contended and outcome.steps:
+            one = trial.configuration
+            paces[one.batch_size, one.micro_batch_size].append(outcome.train_seconds / outcome.steps)
+    return {split: statistics.median(seconds) for split, seconds in paces.items()}
 
 
 def measure_step_time_at(

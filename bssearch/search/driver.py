@@ -28,6 +28,8 @@ from bssearch.records import (
 )
 from bssearch.search import events
 from bssearch.search.calibration import (
+    COMPARING_VISITS,
+    FIRST_VISITS,
     measure_step_times,
     missing_step_times,
     refuse_cap_beyond_memory,
@@ -150,8 +152,8 @@ class Driver(Host):
             case events.Wait():
                 self._note_wait(action)
                 self._next_look = time.monotonic() + LOOK_SECONDS
-            case events.TimeSteps():
-                self._time_steps()
+            case events.TimeSteps(to_compare):
+                self._time_steps(COMPARING_VISITS if to_compare else FIRST_VISITS)
             case events.Claim():
                 self._has_claim = self._claim(self._confirming)
                 self._feed(events.Claimed(self._has_claim))
@@ -216,15 +218,18 @@ class Driver(Host):
             self._saved = found
             self._feed(found)
 
-    def _time_steps(self) -> None:
-        """Have every batch size timed, by this driver or another, while nothing runs here."""
-        if missing_step_times(self.spec, self.store, self.environment):
-            refuse_where_nothing_fits(self.spec, self.store, self.environment)
+    def _time_steps(self, visits: int) -> None:
+        """Have every batch size visited so many times, by this driver or another, while nothing runs here."""
+        asked = self.spec, self.store, self.environment
+        if missing_step_times(*asked, visits):
+            refuse_where_nothing_fits(*asked)
             with self._claimed("time steps"):
-                missing = missing_step_times(self.spec, self.store, self.environment)
+                missing = missing_step_times(*asked, visits)
                 if missing:
                     self.listener.note(f"timing steps at batch sizes {', '.join(map(str, missing))}")
-                measure_step_times(self.spec, self.store, self.executor, self.environment, self._raise_if_interrupted)
+                measure_step_times(
+                    self.spec, self.store, self.executor, self.environment, self._raise_if_interrupted, visits
+                )
         self._feed(events.Timed(self.store.probes(self.spec.name, self.environment)))
 
     @contextmanager

@@ -242,7 +242,7 @@ class Engine:
         actions = self._settle()
         self._stage = Stage.CLAIM
         if self._next_run(self.history) is not None:
-            actions.append(TimeSteps())  # Again where others used the device meanwhile: the runs are compared by them.
+            actions.append(TimeSteps(to_compare=True))
         return [*actions, Claim()]
 
     def _fill(self) -> list[Action]:

@@ -140,7 +140,12 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class TimeSteps:
-    """Have the batch sizes timed that are not, while nothing runs here: `Timed` follows."""
+    """Have each batch size timed that is not, while nothing runs here: `Timed` follows.
+
+    ``to_compare``: in as many visits as it takes before runs are compared.
+    """
+
+    to_compare: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from sqlalchemy import Connection, delete, func, select, update
+from sqlalchemy import Connection, delete, func, select
 
-from bssearch.records import Environment, MemoryUse, NoiseMeasurement, ProbeRecord
+from bssearch.records import Environment, MemoryUse, NoiseMeasurement, ProbeRecord, Visit
 from bssearch.space import MemoryBoundary, in_force
+from bssearch.step_times import with_visits
 from bssearch.storage.clock import now
 from bssearch.storage.database import Database, patiently
-from bssearch.storage.models import EnvironmentRow, ProbeKind, ProbeRow, StudyRow, TrialRow
+from bssearch.storage.models import EnvironmentRow, ProbeKind, ProbeRow, StudyRow, TrialRow, VisitRow
 from bssearch.storage.revisions import mark_probed
-from bssearch.storage.rows import from_columns, to_columns
+from bssearch.storage.rows import column_names, from_columns, to_columns
 from bssearch.storage.statements import (
     ENVIRONMENTS,
     MEMORY,
@@ -20,6 +21,7 @@ from bssearch.storage.statements import (
     MICRO_BATCHES_TOO_LARGE,
     NOISE,
     PROBES,
+    VISITS,
     insert_if_absent,
     of_its_kind,
 )
@@ -28,47 +30,68 @@ from bssearch.storage.statements import (
 class Measurements(Database):
     """The part of the store that keeps environments and probes."""
 
-    def save_probe(self, study: str, environment: Environment, probe: ProbeRecord) -> None:
-        """Store the step time of a batch size, unless the same environment has one that was not contended.
+    def save_probe(self, study: str, environment: Environment, probe: ProbeRecord, visit: int = 1) -> None:
+        """Store the step time that a visit found at a batch size; all visits are kept.
 
-        One that was is replaced, but for its cadence, which must never change, by one that was not, or that is shorter:
-        what shares a device takes longer, never less.
+        The evaluation cadence is that of the first, and never changes. A visit that is stored already is left as it is.
         """
-        seconds = {name: value for name, value in to_columns(probe).items() if name != "eval_every_steps"}
 
         def save(connection: Connection, study_id: int) -> None:
-            place = self._place(connection, study_id, environment, ProbeKind.STEP_TIME, seconds)
+            columns = to_columns(probe)
+            place = self._place(connection, study_id, environment, ProbeKind.STEP_TIME, columns)
             time = now(connection)
-            contended = update(ProbeRow).filter_by(**place).where(ProbeRow.contended)
-            if probe.contended and probe.step_seconds is not None:
-                contended = contended.where(ProbeRow.step_seconds > probe.step_seconds)
-            if (
-                insert_if_absent(connection, ProbeRow, {**to_columns(probe), **place, "measured_at": time})
-                or connection.execute(contended.values(**seconds, measured_at=time)).rowcount
-            ):
+            is_new = insert_if_absent(connection, ProbeRow, {**columns, **place, "measured_at": time})
+            if probe.step_seconds is not None:
+                seen = {name: columns[name] for name in column_names(Visit, without="visit")}
+                own = {"study_id": study_id, "environment_id": place["environment_id"], "visit": visit}
+                is_new |= insert_if_absent(connection, VisitRow, {**seen, **own, "measured_at": time})
+            if is_new:
                 mark_probed(connection, study_id)
 
         self._on_study(study, save)
+
+    @patiently
+    def next_visit(self, study: str) -> int:
+        """Return the number of the visit that comes next."""
+        with self._reading() as connection:
+            newest = select(func.max(VisitRow.visit)).where(VisitRow.study_id == self._study_id(connection, study))
+            return (connection.scalar(newest) or 0) + 1
+
+    @patiently
+    def visits(self, study: str) -> list[Visit]:
+        """Return all visits in the order of measuring, counted over all environments."""
+        with self._reading() as connection:
+            return self._visits(connection, self._study_id(connection, study))
+
+    def _visits(self, connection: Connection, study_id: int) -> list[Visit]:
+        rows = connection.execute(VISITS.where(VisitRow.study_id == study_id)).mappings().all()
+        numbers: dict[tuple[int, int], int] = {}
+        for row in rows:
+            numbers.setdefault((row["environment_id"], row["visit"]), len(numbers) + 1)
+        return [from_columns(Visit, {**row, "visit": numbers[row["environment_id"], row["visit"]]}) for row in rows]
 
     @patiently
     def probes(self, study: str, environment: Environment | None = None) -> dict[int, ProbeRecord]:
         """Return the step times of a study by batch size, each of the split into micro-batches that its trials run.
 
         That is the largest one timed that lies below the `memory_boundary` of an environment, of several with it the
-        first; batch sizes of which no such split was timed are left out.
+        first; batch sizes of which no such split was timed are left out. The seconds are those of all visits.
         """
         with self._reading() as connection:
             study_id = self._study_id(connection, study)
             rows = connection.execute(PROBES.where(ProbeRow.study_id == study_id)).mappings()
-            timed = [from_columns(ProbeRecord, row) for row in rows]
-            return in_force(timed, self._boundary(connection, study_id, environment))
+            timed = [from_columns(ProbeRecord, row, absent="error") for row in rows]
+            found = in_force(timed, self._boundary(connection, study_id, environment)).values()
+            return {one.batch_size: one for one in with_visits(found, self._visits(connection, study_id))}
 
     @patiently
     def step_times(self, study: str) -> list[ProbeRecord]:
-        """Return every step time that was measured for a study, in every split, in the order of measuring."""
+        """Return the step time of every split that was measured for a study, in the order of measuring."""
         with self._reading() as connection:
-            query = PROBES.where(ProbeRow.study_id == self._study_id(connection, study))
-            return [from_columns(ProbeRecord, row) for row in connection.execute(query).mappings()]
+            study_id = self._study_id(connection, study)
+            rows = connection.execute(PROBES.where(ProbeRow.study_id == study_id)).mappings()
+            timed = [from_columns(ProbeRecord, row, absent="error") for row in rows]
+            return with_visits(timed, self._visits(connection, study_id))
 
     @patiently
     def memory_boundary(self, study: str, environment: Environment | None = None) -> MemoryBoundary:

@@ -290,6 +290,8 @@ class TrialRow(Base):
     samples: Mapped[int]
     tokens: Mapped[int | None]
     train_seconds: Mapped[float]
+    cpu_train_seconds: Mapped[float | None]
+    reference_seconds: Mapped[float | None]
     evaluation_seconds: Mapped[float]
     warmup_seconds: Mapped[float]
     other_seconds: Mapped[float]
@@ -376,6 +378,8 @@ class ProbeRow(Base):
     eval_every_steps: Mapped[int | None]
     step_seconds_low: Mapped[float | None]
     step_seconds_high: Mapped[float | None]
+    cpu_step_seconds: Mapped[float | None]
+    reference_seconds: Mapped[float | None]
     update_seconds: Mapped[float | None]
     settled: Mapped[bool | None]
     contended: Mapped[bool] = mapped_column(server_default=false())
@@ -389,6 +393,40 @@ class ProbeRow(Base):
     noise_adam_low: Mapped[float | None]
     noise_adam_high: Mapped[float | None]
     noise_passes: Mapped[int | None]
+
+
+class VisitRow(Base):
+    """The step time of a batch size as one visit found it; append-only. Visits are counted within an environment."""
+
+    __tablename__ = "bss_visit"
+    __table_args__ = (
+        UniqueConstraint(
+            "study_id",
+            "environment_id",
+            "visit",
+            "batch_size",
+            "micro_batch_size",
+            name="uq_bss_visit_measurement",  # the convention's name would be too long for PostgreSQL
+        ),
+        *_positive("visit", "batch_size", "micro_batch_size", "step_seconds"),
+    )
+
+    id: Mapped[Id]
+    study_id: Mapped[StudyId]
+    environment_id: Mapped[EnvironmentId]
+    visit: Mapped[int]
+    measured_at: Mapped[datetime]
+    batch_size: Mapped[int]
+    micro_batch_size: Mapped[int]
+    step_seconds: Mapped[float]
+    step_seconds_low: Mapped[float | None]
+    step_seconds_high: Mapped[float | None]
+    cpu_step_seconds: Mapped[float | None]
+    reference_seconds: Mapped[float | None]
+    steps_timed: Mapped[int]
+    settled: Mapped[bool | None]
+    contended: Mapped[bool] = mapped_column(server_default=false())
+    reason: Mapped[str | None]
 
 
 class FindingRow(Base):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from sqlalchemy import RowMapping
 
-from bssearch.records import Configuration, DeviceUse, Environment, GradientNoise, Target, TrialOutcome
+from bssearch.records import Configuration, DeviceUse, Environment, GradientNoise, StepTimeError, Target, TrialOutcome
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -28,8 +28,10 @@ PREFIXES: Mapping[type, str] = {
     Environment: "environment_",
     GradientNoise: "noise_",
     DeviceUse: "",
+    StepTimeError: "error_",
 }
-"""The records that lie inside others; an environment has its own table and lies so only in a joined row."""
+"""The records that lie inside others; an environment has its own table and lies so only in a joined row, and the error
+of a step time is not stored: it follows from the visits."""
 
 
 @cache

@@ -26,6 +26,7 @@ from bssearch.records import (
     StudyRecord,
     TrialRecord,
     TrialState,
+    Visit,
 )
 from bssearch.storage.clock import database_now
 from bssearch.storage.models import (
@@ -36,6 +37,7 @@ from bssearch.storage.models import (
     ProbeRow,
     StudyRow,
     TrialRow,
+    VisitRow,
 )
 from bssearch.storage.rows import PREFIXES, column_names
 
@@ -79,9 +81,13 @@ EVALUATIONS: Select[int, float, float] = (
 )
 
 PROBES: Select[Any] = (
-    select(*_columns(ProbeRow, ProbeRecord))
+    select(*_columns(ProbeRow, ProbeRecord, without="error"))
     .where(ProbeRow.kind == ProbeKind.STEP_TIME)
     .order_by(ProbeRow.batch_size, ProbeRow.measured_at, ProbeRow.id)
+)
+
+VISITS: Select[Any] = select(VisitRow.environment_id, *_columns(VisitRow, Visit)).order_by(
+    VisitRow.measured_at, VisitRow.id
 )
 
 MICRO_BATCHES_PROBED: Select[int, bool, int | None] = (

@@ -112,6 +112,10 @@ class Clock:
         """Return the share of the train seconds in which this thread had a processor; None before any."""
         return self._cpu_seconds / self._host_train_seconds if self._host_train_seconds > 0 else None
 
+    def cpu_train_seconds(self, threads: int) -> float | None:
+        """Return the seconds of CPU in the train ledger; None where several threads, or a GPU, did the work."""
+        return self._cpu_seconds if threads == 1 and self.cpu_share is not None else None
+
     def is_contended(self, threads: int) -> bool:
         """Return whether another program took the processor from a single-threaded trial.
 

@@ -39,6 +39,7 @@ from bssearch.training.gradient_noise import NoiseMeter
 from bssearch.training.inspection import batch_norm_layers, tokens_per_sample
 from bssearch.training.memory import is_out_of_memory, peak_memory_bytes, reset_peak_memory
 from bssearch.training.progress import Progress
+from bssearch.training.reference import LOOK_SECONDS, ReferenceKernel
 from bssearch.training.trainer import Trainer, warm_up
 from bssearch.training.trial_checkpoint import Checkpoint, RandomState, Saved, first_line, identity_of
 from bssearch.workloads.base import Data, Workload
@@ -89,6 +90,7 @@ class Trial:
         self._on_progress = on_progress
         self._contention = ContentionMeter(computation.device, request.threads, computation.core)
         self._device_meter = DeviceMeter(computation.device)
+        self._reference = ReferenceKernel(computation.device, LOOK_SECONDS)
         self._trainer: Trainer | None = None
         self._noise: NoiseMeter | None = None
         self._progress = Progress()
@@ -216,6 +218,7 @@ class Trial:
             "clock": self._clock,
             "contention": self._contention,
             "device_use": self._device_meter,
+            "reference": self._reference,
             "progress": self._progress,
         }
         return training, measured
@@ -273,6 +276,7 @@ class Trial:
         with self._clock.ledger("other"):
             self._device_meter.sample()
             self._contention.look()
+            self._reference.look()
             yield observation
             if self._noise is not None:
                 self._note_peak_memory()
@@ -385,6 +389,8 @@ class Trial:
             samples=samples,
             tokens=None if self._tokens_per_sample is None else samples * self._tokens_per_sample,
             train_seconds=clock.seconds("train"),
+            cpu_train_seconds=clock.cpu_train_seconds(self._request.threads),
+            reference_seconds=self._reference.seconds,
             evaluation_seconds=clock.seconds("evaluation"),
             warmup_seconds=clock.seconds("warmup"),
             other_seconds=clock.seconds("other"),

@@ -3,16 +3,17 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from importlib.metadata import EntryPoint
+from typing import ClassVar
 
 import pytest
 
 from bssearch import registry
 from bssearch.analysis.objectives.base import make_objective, objective_of
 from bssearch.analysis.objectives.metric_in_budget import AS_GOOD
-from bssearch.analysis.objectives.seconds import step_seconds_of
+from bssearch.analysis.objectives.seconds import Corrected, Products, step_seconds_of
 from bssearch.analysis.objectives.time_to_target import TIME, TimeToTarget
 from bssearch.analysis.optimum import decide
-from bssearch.analysis.time_to_target import estimate
+from bssearch.analysis.time_to_target import estimate, ratio_interval
 from bssearch.errors import SpecError, UsageError
 from bssearch.intervals import FLAT_RATIO
 from bssearch.records import Configuration, DeviceUse, Goal, Target, TrialRecord, TrialState
@@ -256,3 +257,54 @@ def test_an_objective_of_another_package_is_asked_for_by_name_and_answered_in_it
     assert verdict is not None and verdict.optimal.configuration.batch_size == 64
     objective = objective_of(spec)
     assert objective.sentence("accuracy", "reaches it", "200") == "reaches it after 200 updates"
+
+
+class TestSecondsFreedOfWhatDisturbedThem:
+    """Two batch sizes whose runs others disturbed, the larger one's more: by the wall they seem equally fast."""
+
+    RUNS: ClassVar[list[TrialRecord]] = [
+        *(
+            make_trial(n, batch_size=32, seconds=2.0, contended=True, cpu_train_seconds=1.0, reference_seconds=2e-4)
+            for n in (1, 2, 3)
+        ),
+        *(
+            make_trial(n, batch_size=64, seconds=2.0, contended=True, cpu_train_seconds=1.0, reference_seconds=4e-4)
+            for n in (4, 5, 6)
+        ),
+    ]
+
+    def test_seconds_of_cpu_over_the_kernel_s_are_compared_whatever_the_step_times_say(self) -> None:
+        objective = TIME.between(self.RUNS, {(32, 32): 9.0, (64, 64): 1.0})
+        assert objective.common == Corrected(quiet_seconds=2e-4)
+        assert [objective.figure(run) for run in self.RUNS] == pytest.approx([1.0] * 3 + [0.5] * 3)
+        assert {objective.basis(run) for run in self.RUNS} == {"corrected"}
+
+    def test_a_run_that_missed_is_bounded_in_the_same_seconds(self) -> None:
+        objective = TIME.between(self.RUNS, {})
+        missed = make_trial(
+            7,
+            state=TrialState.EXHAUSTED,
+            seconds=3.0,
+            contended=True,
+            cpu_train_seconds=1.5,
+            reference_seconds=2e-4,
+            last_miss_step=10,
+        )
+        assert objective.bound(missed) == pytest.approx(1.5)
+        assert TIME.bound(missed) is None, "its own seconds say nothing"
+
+    def test_one_run_without_them_leaves_all_to_steps_and_step_times(self) -> None:
+        runs = [*self.RUNS, make_trial(8, batch_size=64, contended=True)]
+        assert isinstance(TIME.between(runs, {(32, 32): 9.0, (64, 64): 1.0}).common, Products)
+        assert TIME.between(runs, {}).common is None
+
+    def test_where_few_runs_were_disturbed_each_keeps_its_own_seconds(self) -> None:
+        alone = [make_trial(n, batch_size=size, seconds=1.0) for size in (32, 64) for n in range(9)]
+        assert TIME.between([*alone, self.RUNS[0], self.RUNS[3]], {}).common is None
+
+    def test_alone_it_may_take_as_much_less_again_as_was_taken_off_and_a_ratio_is_none_the_less_sure(self) -> None:
+        objective = TIME.between(self.RUNS, {})
+        small, large = estimate(self.RUNS[:3], objective), estimate(self.RUNS[3:], objective)
+        assert (small.median, small.high) == pytest.approx((1.0, 1.0), rel=1e-6)
+        assert (small.low, large.low) == pytest.approx((1.0 / 2, 0.5 / 4), rel=1e-6)
+        assert ratio_interval(small, large) == pytest.approx((2.0, 2.0), rel=1e-6)

@@ -483,7 +483,7 @@ def test_where_a_run_shared_its_device_all_are_compared_in_steps() -> None:
     assert one.regret is not None
     assert one.regret.value == pytest.approx(1.5)
     assert one.verdict == "broke"
-    assert "paired by 3 seeds in steps × step time" in one.reason
+    assert "paired by 3 seeds by steps × the step time of their batch size" in one.reason
 
 
 @pytest.mark.parametrize(("last_miss_step", "verdict", "regret"), [(700, "broke", 7.0), (90, "undecided", 0.9)])

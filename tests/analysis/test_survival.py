@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from bssearch.analysis.objectives.seconds import Products
 from bssearch.analysis.objectives.time_to_target import TIME
 from bssearch.analysis.survival import survival
 from bssearch.records import TrialRecord, TrialState
@@ -45,7 +46,7 @@ def test_the_median_is_unknown_where_half_have_missed() -> None:
 def test_seconds_are_of_the_kind_that_the_measure_counts() -> None:
     reached = [make_trial(n, seconds=9.0, steps=steps, contended=True) for n, steps in enumerate((20, 40, 60))]
     missed = make_trial(9, seconds=30.0, state=TrialState.EXHAUSTED, last_miss_step=100, contended=True)
-    found = survival([*reached, missed], replace(TIME, step_seconds={(32, 32): 0.1}))
+    found = survival([*reached, missed], replace(TIME, common=Products({(32, 32): 0.1})))
     assert found is not None
     assert found.restricted_mean == pytest.approx((2 + 4 + 6 + 10) / 4)
     assert (found.horizon, found.median) == (10.0, 6.0)

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from bssearch.commands.opening import Launch
 from bssearch.commands.probe.step_time import SECONDS_LIMIT, probe_step_times, step_time
+from bssearch.records import StepTimeError, TrialRecord
 from bssearch.search import calibration
-from bssearch.search.calibration import measure_step_times, missing_step_times
+from bssearch.search.calibration import doubtful, measure_step_times, missing_step_times
 from bssearch.search.listener import Listener
 from bssearch.storage.repository import Store
 from tests.commands.probing import HERE, SPEC, ProbedExecutor, open_study
 from tests.factories import SPEC as RAW
-from tests.factories import make_environment, make_probe, make_spec
+from tests.factories import make_probe, make_spec, make_trial
 from tests.search.law import step_seconds
 
 SIZES = [8, 16, 32, 64, 128]
+ERROR = StepTimeError(own=0.05, common=0.05, freedom=8.0, visits=3)
 
 
 class Notes(Listener):
@@ -47,23 +51,45 @@ def test_the_document_has_the_fit_and_is_whole_without_one(tmp_path: Path) -> No
     assert step_time(single, launch).document["fit"] is None
 
 
-def test_a_run_that_follows_has_nothing_left_to_time(store: Store) -> None:
+def test_a_run_that_follows_makes_the_visits_that_are_left(store: Store) -> None:
     probe_step_times(open_study(store, ProbedExecutor()))
-    assert missing_step_times(SPEC, store, HERE) == []
-
-
-def test_a_run_times_what_is_missing_and_not_for_long(store: Store) -> None:
     executor = ProbedExecutor()
     measure_step_times(SPEC, store, executor, HERE, lambda: None)
-    assert executor.limits == [calibration.SECONDS_LIMIT] * 5
+    assert executor.limits == [calibration.SECONDS_LIMIT] * 5 * (calibration.FIRST_VISITS - 1)
+    assert missing_step_times(SPEC, store, HERE) == []
     assert calibration.SECONDS_LIMIT < SECONDS_LIMIT
 
 
-def test_what_was_measured_now_is_returned_and_what_was_first_is_kept(store: Store) -> None:
-    probe_step_times(open_study(store, ProbedExecutor()))
-    again = probe_step_times(open_study(store, ProbedExecutor(slower=2.0)))
-    assert [probe.step_seconds for probe in again] == [2 * step_seconds(size) for size in SIZES]
-    assert [probe.step_seconds for probe in store.probes(SPEC.name).values()] == [step_seconds(size) for size in SIZES]
+def test_visits_go_round_over_the_batch_sizes(store: Store) -> None:
+    measure_step_times(SPEC, store, ProbedExecutor(), HERE, lambda: None)
+    assert [(one.visit, one.batch_size) for one in store.visits(SPEC.name)] == [
+        (visit, size) for visit in range(1, calibration.FIRST_VISITS + 1) for size in SIZES
+    ]
+    measure_step_times(SPEC, store, ProbedExecutor(), HERE, lambda: None, calibration.COMPARING_VISITS)
+    assert len(store.visits(SPEC.name)) == calibration.COMPARING_VISITS * len(SIZES)
+
+
+def test_a_probe_is_one_more_visit_and_what_it_returns_is_what_is_stored(store: Store) -> None:
+    first = probe_step_times(open_study(store, ProbedExecutor()))
+    again = probe_step_times(open_study(store, ProbedExecutor(slower=4.0)))
+    assert again == list(store.probes(SPEC.name).values())
+    assert [probe.step_seconds for probe in again] == pytest.approx([2 * step_seconds(size) for size in SIZES])
+    assert [probe.eval_every_steps for probe in again] == [probe.eval_every_steps for probe in first]
+    assert [probe.error and probe.error.visits for probe in again] == [2] * 5
+
+
+def test_what_contradicts_the_other_step_times_is_visited_again(store: Store) -> None:
+    for visit in range(1, calibration.COMPARING_VISITS + 1):
+        for size in SIZES:
+            seconds = step_seconds(size) * (6.0 if size == 32 else 1.0)
+            store.save_probe(SPEC.name, HERE, make_probe(size, step_seconds=seconds), visit)
+    assert missing_step_times(SPEC, store, HERE) == []
+    assert missing_step_times(SPEC, store, HERE, calibration.COMPARING_VISITS) == [32, 64]
+    measure_step_times(SPEC, store, ProbedExecutor(), HERE, lambda: None, calibration.COMPARING_VISITS)
+    assert Counter(one.batch_size for one in store.visits(SPEC.name)) == {
+        **dict.fromkeys(SIZES, calibration.COMPARING_VISITS),
+        **dict.fromkeys([32, 64], calibration.MOST_VISITS),
+    }, "and no more, though it is doubted still"
 
 
 def test_what_does_not_fit_is_timed_in_smaller_micro_batches(store: Store) -> None:
@@ -78,18 +104,17 @@ def test_what_does_not_fit_is_timed_in_smaller_micro_batches(store: Store) -> No
     assert store.memory_boundary(SPEC.name, HERE).too_large == 64
 
 
-def test_what_was_timed_on_a_shared_device_is_timed_again(store: Store) -> None:
-    elsewhere = make_environment(host="busy")
-    for size in SIZES:
-        store.save_probe(SPEC.name, elsewhere, make_probe(size, contended=size == 32, eval_every_steps=3))
-    assert missing_step_times(SPEC, store, HERE) == [32]
-    executor = ProbedExecutor()
-    measure_step_times(SPEC, store, executor, HERE, lambda: None)
-    assert len(executor.limits) == 1
-    assert missing_step_times(SPEC, store, HERE) == []
-    again = store.probes(SPEC.name)[32]
-    assert (again.step_seconds, again.eval_every_steps) == (step_seconds(32), 3)
-    assert len(store.step_times(SPEC.name)) == 6
+def test_a_step_time_far_above_what_trials_ran_at_is_doubted() -> None:
+    probes = {size: make_probe(size, step_seconds=0.001 * size, error=ERROR) for size in (32, 64)}
+
+    def trial(batch_size: int, step_seconds: float, *, contended: bool = False) -> TrialRecord:
+        trial = make_trial(1, batch_size=batch_size, seconds=100 * step_seconds, contended=contended)
+        assert trial.outcome is not None
+        return replace(trial, outcome=replace(trial.outcome, steps=100))
+
+    assert doubtful(probes, [trial(32, 0.031), trial(64, 0.064)]) == set()
+    assert doubtful(probes, [trial(32, 0.031), trial(64, 0.05)]) == {64}
+    assert doubtful(probes, [trial(64, 0.05, contended=True)]) == set()
 
 
 def test_where_nothing_fits_nothing_is_returned(store: Store) -> None:

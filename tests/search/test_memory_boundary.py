@@ -18,6 +18,7 @@ from bssearch.commands.run import run_study
 from bssearch.errors import LaunchError
 from bssearch.executors.base import Event
 from bssearch.records import MemoryUse, Phase, TrialRecord, TrialState
+from bssearch.search.calibration import COMPARING_VISITS
 from bssearch.spec import StudySpec
 from bssearch.storage.repository import open_store
 from tests.factories import SPEC as RAW
@@ -51,7 +52,9 @@ def test_batch_sizes_that_do_not_fit_at_once_are_timed_and_run_in_micro_batches(
     answer = run(tmp_path, executor)
     assert splits(executor) == {(8, 8), (16, 16), (32, 32), (64, 32), (128, 32)}
     timed = [(one.batch_size, one.micro_batch_size) for one in executor.splits_timed]
-    assert timed == [(8, 8), (16, 16), (32, 32), (64, 64), (64, 32), (128, 32)]  # 128 at once is known not to fit
+    first = [(8, 8), (16, 16), (32, 32), (64, 64), (64, 32), (128, 32)]  # 128 at once is known not to fit
+    later = [(8, 8), (16, 16), (32, 32), (64, 32), (128, 32)]
+    assert timed == first + (COMPARING_VISITS - 1) * later
     assert answer.largest_that_fits.batch_size == 32
     assert answer.largest_that_fits.reason == "a micro-batch of 64 ran out of memory"
     assert {row.batch_size for row in answer.batches} == set(SIZES)
@@ -128,7 +131,7 @@ def test_two_drivers_agree_on_the_boundary(tmp_path: Path) -> None:
     retried = Counter(trial.retry_of for trial in trials if trial.retry_of is not None)
     assert {trial.number: 1 for trial in ran_out} == dict(retried)
     timed = Counter((one.batch_size, one.micro_batch_size) for executor in executors for one in executor.splits_timed)
-    assert set(timed.values()) == {1}
+    assert max(timed.values()) <= COMPARING_VISITS, "what one driver has timed the other does not"
     assert all(trial.state.is_finished for trial in trials)
 
 

@@ -15,6 +15,7 @@ from bssearch.commands.run import run_study
 from bssearch.executors.base import Event
 from bssearch.records import Phase, StepTime, StepTimeRequest, TrialRequest, TrialState
 from bssearch.search import heartbeat
+from bssearch.search.calibration import COMPARING_VISITS
 from bssearch.search.listener import Listener
 from bssearch.spec import StudySpec
 from bssearch.storage.repository import open_store
@@ -89,7 +90,7 @@ def test_three_drivers_share_one_budget_and_one_confirmation(url: str, law: type
     assert min(len(executor.requests) for executor in executors) > 0
     assert answers[0] == answers[1] == answers[2]
     assert law.most_confirmations_at_once == 1
-    assert set(law.probed.values()) == {1}
+    assert set(law.probed.values()) == {COMPARING_VISITS}, "no visit is made twice"
 
 
 def test_what_a_dead_driver_leaves_behind_is_tried_again_by_one_of_the_others(

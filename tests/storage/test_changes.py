@@ -185,7 +185,7 @@ def _without_lease(trials: list[TrialRecord]) -> list[TrialRecord]:
 
 def test_a_reader_beside_several_writers_misses_nothing(store: Store, url: str) -> None:
     add_study(store)
-    together = threading.Barrier(WRITERS + 1)
+    together = threading.Barrier(WRITERS + 1, timeout=30)
     writers = [threading.Thread(target=_write, args=(url, f"driver-{n}", together)) for n in range(WRITERS)]
     for writer in writers:
         writer.start()

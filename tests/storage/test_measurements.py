@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+from dataclasses import replace
 
 import pytest
 
@@ -20,7 +20,7 @@ class TestObservations:
         for _ in range(3):
             start(store)
         first, second = make_curve((0.0, 0.1), (1.0, 0.5), (2.0, 0.9)), make_curve((0.0, 0.2))
-        lossy = [dataclasses.replace(one, loss=0.1 * index) for index, one in enumerate(first)]
+        lossy = [replace(one, loss=0.1 * index) for index, one in enumerate(first)]
         store.append_observations("toy", [(1, lossy[1]), (2, second[0]), (1, lossy[0])])
         store.append_observations("toy", [(1, lossy[2])])
         store.append_observations("toy", [])
@@ -49,7 +49,7 @@ class TestObservations:
         start(store)
         one, two = make_curve((0.0, 0.1), (1.0, 0.5))
         store.append_observations("toy", [(1, one)])
-        other = dataclasses.replace(one, metric=0.7)
+        other = replace(one, metric=0.7)
         with pytest.raises(DatabaseError, match="trial 1 of 'toy' already has an observation at step 0"):
             store.append_observations("toy", [(2, one), (1, two), (1, other)])
         with pytest.raises(DatabaseError, match="trial 2 of 'toy' already has an observation at step 10"):
@@ -80,36 +80,40 @@ class TestObservations:
 
 
 class TestProbes:
-    def test_the_first_probe_of_a_batch_size_counts(self, store: Store) -> None:
+    def test_all_visits_to_a_batch_size_count_and_its_cadence_is_that_of_the_first(self, store: Store) -> None:
         add_study(store)
         add_study(store, "other")
         environment = make_environment()
-        small = make_probe(8, peak_memory_bytes=2**36)
         huge = make_probe(4096, step_seconds=None, evaluation_seconds=None, eval_every_steps=None, out_of_memory=True)
-        for probe in (small, huge, make_probe(8, step_seconds=9.0, eval_every_steps=1)):
-            store.save_probe("toy", environment, probe)
-        assert store.probes("toy") == {8: small}
+        for visit, probe in enumerate((make_probe(8, step_seconds=1.0), huge, make_probe(8, step_seconds=4.0)), 1):
+            store.save_probe("toy", environment, replace(probe, eval_every_steps=visit), visit)
+        found = store.probes("toy")
+        assert list(found) == [8]
+        assert found[8].step_seconds == pytest.approx(2.0), "the geometric mean"
+        assert (found[8].eval_every_steps, found[8].error and found[8].error.visits) == (1, 2)
         assert store.probes("other") == {}
-        store.save_probe("toy", make_environment(driver_version="2"), make_probe(8, step_seconds=3.0))
-        assert store.probes("toy")[8] == small
+        assert [(one.visit, one.step_seconds) for one in store.visits("toy")] == [(1, 1.0), (2, 4.0)]
+        assert store.next_visit("toy") == 4
 
-    def test_a_contended_step_time_is_replaced_but_for_its_cadence(self, store: Store) -> None:
+    def test_a_visit_is_stored_once_however_often_it_is_told(self, store: Store) -> None:
+        add_study(store)
+        for seconds in (1.0, 4.0):
+            store.save_probe("toy", make_environment(), make_probe(8, step_seconds=seconds), 1)
+        store.save_probe("toy", make_environment(driver_version="2"), make_probe(8, step_seconds=9.0), 1)
+        assert [(one.visit, one.step_seconds) for one in store.visits("toy")] == [(1, 1.0), (2, 9.0)]
+
+    def test_visits_that_were_disturbed_count_only_where_all_were(self, store: Store) -> None:
         add_study(store)
         environment = make_environment()
-        store.save_probe("toy", environment, make_probe(8, step_seconds=9.0, eval_every_steps=3, contended=True))
-        store.save_probe("toy", environment, make_probe(8, step_seconds=2.0, eval_every_steps=5))
-        assert store.probes("toy") == {8: make_probe(8, step_seconds=2.0, eval_every_steps=3)}
-        store.save_probe("toy", environment, make_probe(8, step_seconds=1.0))
-        assert store.probes("toy")[8].step_seconds == 2.0
-
-    def test_of_contended_step_times_the_shortest_is_kept(self, store: Store) -> None:
-        add_study(store)
-        environment = make_environment()
-        for seconds, kept in ((4.0, 4.0), (9.0, 4.0), (3.0, 3.0)):
-            store.save_probe("toy", environment, make_probe(8, step_seconds=seconds, contended=True))
-            assert store.probes("toy")[8].step_seconds == kept
-        store.save_probe("toy", environment, make_probe(8, step_seconds=5.0))
-        assert store.probes("toy")[8].step_seconds == 5.0, "one that was measured alone counts, however long"
+        store.save_probe("toy", environment, make_probe(8, step_seconds=9.0, contended=True, reason="busy"), 1)
+        store.save_probe("toy", environment, make_probe(8, step_seconds=4.0, contended=True, reason="busier"), 2)
+        found = store.probes("toy")[8]
+        assert found.step_seconds == pytest.approx(6.0)
+        assert (found.contended, found.reason) == (True, "busier")
+        store.save_probe("toy", environment, make_probe(8, step_seconds=2.0), 3)
+        found = store.probes("toy")[8]
+        assert found.step_seconds == pytest.approx(2.0)
+        assert (found.contended, found.reason) == (False, None)
 
     def test_the_split_in_force_is_the_largest_timed_below_what_ran_out_of_memory(self, store: Store) -> None:
         add_study(store)
@@ -117,12 +121,12 @@ class TestProbes:
         whole, half, quarter = (make_probe(64, micro_batch_size=size) for size in (64, 32, 16))
         for probe in (quarter, whole):
             store.save_probe("toy", environment, probe)
-        assert store.probes("toy") == {64: whole}
+        assert in_micro_batches(store) == {64: 64}
         store.save_memory("toy", environment, use(64, fits=False))
-        assert store.probes("toy") == {64: quarter}
+        assert in_micro_batches(store) == {64: 16}
         assert store.memory_boundary("toy") == MemoryBoundary(fits=16, too_large=64)
         store.save_probe("toy", environment, half)
-        assert store.probes("toy") == {64: half}
+        assert in_micro_batches(store) == {64: 32}
 
     def test_a_trial_that_ran_out_of_memory_counts_as_a_probe_does(self, store: Store) -> None:
         add_study(store)
@@ -144,6 +148,11 @@ class TestProbes:
         assert store.memory_boundary("toy", small) == MemoryBoundary(fits=32, too_large=64)
         assert store.memory_boundary("toy", large) == MemoryBoundary(fits=256, too_large=512)
         assert [one.micro_batch_size for one in store.memory("toy", small)] == [32, 64]
+
+
+def in_micro_batches(store: Store) -> dict[int, int]:
+    """Return the micro-batch size that each batch size runs in."""
+    return {size: probe.micro_batch_size for size, probe in store.probes("toy").items()}
 
 
 def use(micro_batch_size: int, *, fits: bool = True) -> MemoryUse:

@@ -13,21 +13,25 @@ from bssearch.records import (
     GradientNoise,
     Observation,
     ProbeRecord,
+    StepTimeError,
     StudyRecord,
     TrialOutcome,
     TrialRecord,
     TrialState,
+    Visit,
 )
-from bssearch.storage.models import Base, EnvironmentRow, ObservationRow, ProbeRow, StudyRow, TrialRow
+from bssearch.storage.models import Base, EnvironmentRow, ObservationRow, ProbeRow, StudyRow, TrialRow, VisitRow
 from bssearch.storage.rows import PREFIXES, column_names, from_columns, layout, to_columns
 from tests.factories import make_environment, make_trial
 
+NOT_IN_THE_ROW = (Environment, StepTimeError)
 ONLY_OF_NOISE = {"step", "metric", *(f"noise_{name}" for name in column_names(GradientNoise))}
 TABLES: list[tuple[type[Base], type, set[str]]] = [
     (EnvironmentRow, Environment, {"id", "digest"}),
     (StudyRow, StudyRecord, {"id", "environment_id", "revision", "rewritten_at_revision", "probed_at_revision"}),
     (TrialRow, TrialRecord, {"id", "study_id", "environment_id", "revision"}),
     (ObservationRow, Observation, {"trial_id"}),
+    (VisitRow, Visit, {"id", "study_id", "environment_id", "measured_at"}),
     (ProbeRow, ProbeRecord, {"id", "study_id", "environment_id", "kind", "measured_at", *ONLY_OF_NOISE}),
 ]
 
@@ -39,7 +43,7 @@ def _fields(record_type: type, prefix: str = "") -> dict[str, object]:
     for name, nested in layout(record_type).items():
         if nested is None:
             found[prefix + name] = hints[name]
-        elif nested is not Environment:
+        elif nested not in NOT_IN_THE_ROW:
             found.update(_fields(nested, PREFIXES[nested]))
     return found
 

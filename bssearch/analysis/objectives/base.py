@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 
 from bssearch import registry
-from bssearch.analysis.objectives.seconds import Basis, StepSeconds, common_step_seconds, split, trial_basis
+from bssearch.analysis.objectives.seconds import Basis, CommonSeconds, StepSeconds, common_seconds, trial_basis
 from bssearch.errors import SpecError
 from bssearch.intervals import FLAT_RATIO
 from bssearch.records import ProbeRecord, Target, TrialRecord
@@ -28,7 +28,7 @@ class Objective(ABC):
     """A figure of a trial of which less is better, with its words; made by `objective_of`.
 
     Figures are compared on the scale of `log`: a difference of log 1.05 there is the 5 % within which two are equally
-    good. With ``step_seconds`` every trial's seconds are its steps × these, contended or not; see `between`.
+    good. With ``common`` every trial's seconds are of that kind, contended or not; see `between`.
     ``price_per_device_hour`` is in the user's currency, None where the spec gives none.
     """
 
@@ -62,7 +62,7 @@ class Objective(ABC):
 
     target: Target | None = None
     price_per_device_hour: float | None = None
-    step_seconds: StepSeconds | None = None
+    common: CommonSeconds | None = None
 
     @property
     def unit(self) -> str:
@@ -126,15 +126,17 @@ class Objective(ABC):
         return figure <= FLAT_RATIO * least
 
     def between(self, runs: Sequence[TrialRecord], step_seconds: StepSeconds) -> Self:
-        """Return the objective that compares runs by seconds of one kind; see `common_step_seconds`."""
-        common = common_step_seconds(runs, step_seconds)
-        return self if common is None else replace(self, step_seconds=common)
+        """Return the objective that compares runs by seconds of one kind; see `common_seconds`."""
+        common = common_seconds(runs, step_seconds)
+        return self if common is None else replace(self, common=common)
 
     def basis(self, trial: TrialRecord) -> Basis:
-        """Return whether a trial counts by its measured seconds or by steps × step time."""
-        if self.step_seconds is not None and split(trial.configuration) in self.step_seconds:
-            return "steps_x_step_time"
-        return trial_basis(trial)
+        """Return which seconds of a trial count."""
+        return self.common.basis if self.common is not None and self.common.holds_for(trial) else trial_basis(trial)
+
+    def excess(self, trial: TrialRecord) -> float:
+        """Return by how much a trial's figure may lie too high on the scale of `log`; 0 where no seconds enter it."""
+        return 0.0
 
     def predicted(self, steps: float, batch_size: float, step_seconds: float | None) -> float | None:
         """Return the figure of so many steps, for one device; None where steps and step time do not determine it."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 
 from bssearch.analysis.objectives.base import Objective
-from bssearch.analysis.objectives.seconds import seconds_to_target, split
+from bssearch.analysis.objectives.seconds import seconds_to_target
 from bssearch.records import TrialRecord, TrialState
 
 
@@ -18,23 +18,29 @@ class BySeconds(Objective):
 
     def figure(self, trial: TrialRecord) -> float | None:
         """Return the figure of a trial that reached the target."""
-        if trial.outcome is None or trial.state is not TrialState.REACHED:
+        outcome = trial.outcome
+        if outcome is None or trial.state is not TrialState.REACHED:
             return None
-        seconds = self._seconds(trial, trial.outcome.steps_to_target, seconds_to_target(trial))
+        seconds = self._common(trial, outcome.steps_to_target, outcome.time_to_target_s)
+        seconds = seconds_to_target(trial) if seconds is None else seconds
         return None if seconds is None else self.of_seconds(trial, seconds)
 
     def bound(self, trial: TrialRecord) -> float | None:
-        """Return the figure at the last miss; None where something else used the device and no step time is given."""
+        """Return the figure at the last miss; None where something else used the device and nothing corrects that."""
         outcome = trial.outcome
         if outcome is None or not trial.state.is_censored:
             return None
-        measured = None if outcome.contended else outcome.last_miss_seconds
-        seconds = self._seconds(trial, outcome.last_miss_step, measured)
+        seconds = self._common(trial, outcome.last_miss_step, outcome.last_miss_seconds)
+        if seconds is None and not outcome.contended:
+            seconds = outcome.last_miss_seconds
         return None if seconds is None else self.of_seconds(trial, seconds)
 
-    def _seconds(self, trial: TrialRecord, steps: int | None, own: float | None) -> float | None:
-        """Return steps × ``step_seconds``; the trial's own seconds where its split is not among them."""
-        known = None if self.step_seconds is None else self.step_seconds.get(split(trial.configuration))
-        if known is None:
-            return own
-        return None if steps is None else steps * known
+    def excess(self, trial: TrialRecord) -> float:
+        """Return what a correction for other work on the device may have left; see `CommonSeconds.excess`."""
+        return self.common.excess(trial) if self.common is not None and self.common.holds_for(trial) else 0.0
+
+    def _common(self, trial: TrialRecord, steps: int | None, measured: float | None) -> float | None:
+        """Return the seconds until a step of the kind that all trials count by, None where there are none."""
+        if self.common is None or steps is None or measured is None or not self.common.holds_for(trial):
+            return None
+        return self.common.until(trial, steps, measured)

@@ -52,7 +52,7 @@ class MetricInBudget(Objective):
 
     def in_own_unit(self) -> Objective:
         """Return the objective of which figures are metrics as they are, and compare as ratios where positive."""
-        return _MetricItself(self.target, self.price_per_device_hour, self.step_seconds)
+        return _MetricItself(self.target, self.price_per_device_hour, self.common)
 
     def log(self, figure: float) -> float | None:
         """Return the figure over `AS_GOOD` of the target's value, in units of log 1.05."""

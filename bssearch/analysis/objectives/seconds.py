@@ -1,13 +1,16 @@
-"""The train seconds of a trial to its target: measured, or steps × a step time that was timed in isolation."""
+"""The train seconds of a trial to its target: measured, freed of what disturbed them, or steps × a step time."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Literal
+from dataclasses import dataclass
+from typing import ClassVar, Literal, Protocol
 
 from bssearch.records import Configuration, StepTime, TrialRecord, TrialState
+from bssearch.step_times import quiet_reference
 
-Basis = Literal["measured", "steps_x_step_time"]
+Basis = Literal["measured", "corrected", "steps_x_step_time"]
 
 StepSeconds = Mapping[tuple[int, int], float]
 """Seconds of an optimizer step by (batch size, micro-batch size), timed in isolation."""
@@ -53,17 +56,102 @@ def trial_basis(trial: TrialRecord) -> Basis:
     return "steps_x_step_time" if contended and trial.steps_x_step_time_s is not None else "measured"
 
 
-def common_step_seconds(runs: Sequence[TrialRecord], step_seconds: StepSeconds) -> StepSeconds | None:
-    """Return the step times by which runs are to be compared, None where each counts by its own seconds.
+class CommonSeconds(Protocol):
+    """Seconds of one kind by which runs are compared, whether or not something else used the device during them."""
 
-    Each keeps its own where of every configuration at most `FEW` of the runs shared their device. Otherwise the seconds
-    of all are steps × step time: as it is known now (``step_seconds``), or as the newest run in the same micro-batches
-    had it. Where some run has neither, each keeps its own after all.
+    basis: ClassVar[Basis]
+    in_words: ClassVar[str]
+
+    def holds_for(self, trial: TrialRecord) -> bool:
+        """Return whether a trial has such seconds."""
+        ...
+
+    def until(self, trial: TrialRecord, steps: int, measured: float) -> float:
+        """Return the seconds until a step of a trial, which was reached after so many measured ones."""
+        ...
+
+    def excess(self, trial: TrialRecord) -> float:
+        """Return the logarithm by which such seconds may lie above those of a trial that has the device to itself."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Products:
+    """Steps × the step time of their split, timed in isolation."""
+
+    step_seconds: StepSeconds
+    basis: ClassVar[Basis] = "steps_x_step_time"
+    in_words: ClassVar[str] = "steps × the step time of their batch size"
+
+    def holds_for(self, trial: TrialRecord) -> bool:
+        """Return whether the trial's split was timed."""
+        return split(trial.configuration) in self.step_seconds
+
+    def until(self, trial: TrialRecord, steps: int, measured: float) -> float:
+        """Return steps × step time."""
+        return steps * self.step_seconds[split(trial.configuration)]
+
+    def excess(self, trial: TrialRecord) -> float:
+        """Return 0: the step was timed alone."""
+        return 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Corrected:
+    """The seconds of CPU that a trial had, at the pace of a quiet machine.
+
+    That is measured seconds × CPU seconds / train seconds × ``quiet_seconds`` / what the reference kernel took during
+    the trial (`bssearch.training.reference`); ``quiet_seconds`` is what it takes on a quiet machine.
+    """
+
+    quiet_seconds: float
+    basis: ClassVar[Basis] = "corrected"
+    in_words: ClassVar[str] = "the seconds of CPU that they had, over the pace of a fixed piece of work meanwhile"
+
+    def holds_for(self, trial: TrialRecord) -> bool:
+        """Return whether the trial's seconds of CPU and of the kernel are known."""
+        return _pace(trial) is not None
+
+    def until(self, trial: TrialRecord, steps: int, measured: float) -> float:
+        """Return the measured seconds, corrected."""
+        return measured * self._factor(trial)
+
+    def excess(self, trial: TrialRecord) -> float:
+        """Return as much as was taken off: caches that others fill slow training down more than the kernel.
+
+        Beside two busy processes on two cores the steps of digits kept 0.5 to 1.2 times what was taken off.
+        """
+        return max(0.0, -math.log(self._factor(trial)))
+
+    def _factor(self, trial: TrialRecord) -> float:
+        pace = _pace(trial)
+        assert pace is not None, "asked only where it holds"
+        return pace * self.quiet_seconds
+
+
+def _pace(trial: TrialRecord) -> float | None:
+    """Return the share of its train seconds in which a trial had the CPU, by the seconds of the kernel meanwhile."""
+    outcome = trial.outcome
+    if outcome is None or not outcome.train_seconds or not outcome.cpu_train_seconds or not outcome.reference_seconds:
+        return None
+    return outcome.cpu_train_seconds / outcome.train_seconds / outcome.reference_seconds
+
+
+def common_seconds(runs: Sequence[TrialRecord], step_seconds: StepSeconds) -> CommonSeconds | None:
+    """Return the seconds by which runs are to be compared, None where each counts by its own.
+
+    Each keeps its own where of every configuration at most `FEW` of the runs shared their device. Otherwise all are
+    corrected for what disturbed them, each run by what was measured during it. Where that was not measured they count
+    as steps × step time: as it is known now (``step_seconds``), or as the newest run in the same micro-batches had it.
+    Where some run has neither, each keeps its own after all.
     """
     if all(share <= FEW for share in _shared_shares(runs)):
         return None
-    known = {**_step_seconds_of_runs(runs), **step_seconds}
-    return known if all(split(run.configuration) in known for run in runs) else None
+    references = [run.outcome.reference_seconds for run in runs if run.outcome and run.outcome.reference_seconds]
+    if references and all(_pace(run) is not None for run in runs):
+        return Corrected(quiet_reference(references))
+    products = Products({**_step_seconds_of_runs(runs), **step_seconds})
+    return products if all(map(products.holds_for, runs)) else None
 
 
 def _shared_shares(runs: Iterable[TrialRecord]) -> list[float]:

@@ -99,7 +99,7 @@ def on_one_basis(rule: Candidate, tuned: Candidate, step_seconds: StepSeconds) -
     At one batch size the step time falls out of the ratio.
     """
     objective = tuned.objective.between((*rule.runs, *tuned.runs), step_seconds)
-    said = "" if objective.step_seconds is None else " in steps × step time"
+    said = "" if objective.common is None else f" by {objective.common.in_words}"
     return replace(rule, objective=objective), replace(tuned, objective=objective), said
 
 

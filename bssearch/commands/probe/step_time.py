@@ -89,8 +89,8 @@ def probe_step_times(study: OpenStudy, seconds_limit: float = SECONDS_LIMIT) -> 
     the study's listener. A size that does not fit at once is timed in the largest micro-batches that do; one for which
     there are none is left out. Sizes that run out of memory are stored as such.
 
-    The store keeps a measurement only where the same environment has none yet, as the evaluation cadence of trials
-    follows from the first. A `run` that follows uses the stored ones, and times only the sizes that are missing.
+    It is one more visit to all of them: the returned step times are those of all visits so far. The evaluation cadence
+    of trials follows from the first and stays. A `run` that follows visits only the sizes that have had too few.
     Raises `LaunchError` where the worker dies, `WorkloadError` where the user's code fails.
     """
     spec, store, environment = study.spec, study.store, study.environment
@@ -98,12 +98,11 @@ def probe_step_times(study: OpenStudy, seconds_limit: float = SECONDS_LIMIT) -> 
     def on_too_large(memory: MemoryUse) -> None:
         store.save_memory(spec.name, environment, memory)
 
-    probes: list[ProbeRecord] = []
+    visit = store.next_visit(spec.name)
     for size in spec.batch_sizes:
         memory = store.memory_boundary(spec.name, environment)
         probe = measure_step_time_at(spec, study.executor, size, memory, on_too_large, seconds_limit)
         if probe is not None:
-            store.save_probe(spec.name, environment, probe)
-            probes.append(probe)
+            store.save_probe(spec.name, environment, probe, visit)
             study.listener.note(f"batch {probe.batch_size}: {probe.steps_timed} steps timed")
-    return probes
+    return list(store.probes(spec.name, environment).values())

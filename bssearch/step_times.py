@@ -1,0 +1,154 @@
+"""The step time of each batch size from all visits to it, and how far that may be off.
+
+A step's seconds differ from one visit to the next by more than the steps of one visit do: others share the machine, its
+clocks move, memory lies elsewhere. A few short visits therefore tell more than a long one, and the error of a step time
+is taken from the differences between visits, never from inside one.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from bssearch.intervals import student_t
+from bssearch.records import ProbeRecord, StepTimeError, Visit
+
+VISIT_DEVIATION = 0.1
+VISIT_FREEDOM = 4
+"""The standard deviation of a log step time between visits before a study shows its own, and its weight in degrees of
+freedom. Measured on two shared cores with digits at batch 16, 128 and 512: 0.05 to 0.14 after correction, with nothing
+else running and beside busy processes. The weight is a choice."""
+
+QUIET_SHARE = 0.25
+"""The kernel's pace of a quiet machine is taken from this share of the visits, those with the fastest: a choice."""
+
+SMALLEST_PENALTY = 0.01
+"""The least variance of a residual over that of a visit: below it visits count as free. A choice."""
+
+ROUNDS = 30
+"""Rounds of the alternating fit, which converges in a few: a choice."""
+
+Split = tuple[int, int]
+"""(batch size, micro-batch size)."""
+
+
+@dataclass(frozen=True, slots=True)
+class FittedStepTime:
+    """The seconds of a step of one split from all visits to it, and their error."""
+
+    seconds: float
+    error: StepTimeError
+
+
+def fit_step_times(visits: Iterable[Visit]) -> dict[Split, FittedStepTime]:
+    """Return the step time of each split that was visited: log t = split + visit + residual, by least squares.
+
+    Where CPU seconds and those of the reference kernel are known, t are the CPU seconds of a step over the kernel's, in
+    seconds of a quiet machine (`quiet_reference`): what takes time slices away, and most of what slows a core down,
+    falls out. Otherwise t is the wall time, and visits that something else disturbed are left out where others are
+    not. Visits are random effects: one to a single batch size tells something of it, more where visits differ little.
+    """
+    chosen = _comparable(list(visits))
+    if not chosen:
+        return {}
+    splits, rounds = _fit(chosen)
+    residuals = [log - splits[split] - rounds[visit] for split, visit, log in chosen]
+    counts: dict[Split, int] = defaultdict(int)
+    for split, _, _ in chosen:
+        counts[split] += 1
+    shown = max(0, len(chosen) - len(splits) - len(rounds) + 1)
+    freedom = shown + VISIT_FREEDOM
+    variance = (sum(one * one for one in residuals) + VISIT_FREEDOM * VISIT_DEVIATION**2) / freedom
+    spread = statistics.pvariance(rounds.values()) if len(rounds) > 1 else 0.0
+    common = math.sqrt((max(spread, 0.0) + VISIT_DEVIATION**2 * (len(rounds) < 2)) / len(rounds))
+    return {
+        split: FittedStepTime(
+            seconds=math.exp(log),
+            error=StepTimeError(
+                own=math.sqrt(variance / counts[split]), common=common, freedom=float(freedom), visits=counts[split]
+            ),
+        )
+        for split, log in splits.items()
+    }
+
+
+def with_visits(probes: Iterable[ProbeRecord], visits: Sequence[Visit]) -> list[ProbeRecord]:
+    """Return step times with the seconds that all visits to their splits tell, and with their error."""
+    fitted = fit_step_times(visits)
+    found: list[ProbeRecord] = []
+    for probe in probes:
+        split = probe.batch_size, probe.micro_batch_size
+        known = [one for one in visits if (one.batch_size, one.micro_batch_size) == split]
+        found.append(_fitted(probe, fitted[split], known) if known else probe)
+    return found
+
+
+def quiet_reference(references: Iterable[float]) -> float:
+    """Return the reference kernel's seconds on a quiet machine: the lower quartile of what was seen."""
+    ordered = sorted(references)
+    return ordered[int(QUIET_SHARE * (len(ordered) - 1))]
+
+
+def _fitted(probe: ProbeRecord, fit: FittedStepTime, visits: Sequence[Visit]) -> ProbeRecord:
+    contended = all(one.contended for one in visits)
+    widest = math.exp(student_t(fit.error.freedom) * math.hypot(fit.error.own, fit.error.common))
+    return replace(
+        probe,
+        step_seconds=fit.seconds,
+        step_seconds_low=fit.seconds / widest,
+        step_seconds_high=fit.seconds * widest,
+        error=fit.error,
+        steps_timed=sum(one.steps_timed for one in visits),
+        settled=any(one.settled for one in visits),
+        contended=contended,
+        reason=next((one.reason for one in reversed(visits) if one.contended), None) if contended else None,
+    )
+
+
+def _comparable(visits: Sequence[Visit]) -> list[tuple[Split, int, float]]:
+    """Return (split, visit, log seconds) of the visits that count."""
+    references = [one.reference_seconds for one in visits if one.reference_seconds and one.cpu_step_seconds]
+    found: list[tuple[Split, int, float]] = []
+    by_split: dict[Split, list[Visit]] = defaultdict(list)
+    for one in visits:
+        by_split[one.batch_size, one.micro_batch_size].append(one)
+    quiet = quiet_reference(references) if references else 1.0
+    for split, here in by_split.items():
+        corrected = [
+            (split, one.visit, math.log(one.cpu_step_seconds * quiet / one.reference_seconds))
+            for one in here
+            if one.cpu_step_seconds and one.reference_seconds
+        ]
+        undisturbed = [one for one in here if not one.contended] or here
+        found += corrected or [(split, one.visit, math.log(one.step_seconds)) for one in undisturbed]
+    return found
+
+
+def _fit(chosen: Sequence[tuple[Split, int, float]]) -> tuple[dict[Split, float], dict[int, float]]:
+    """Return the effect of each split and of each visit, the latter drawn towards 0 as random effects are.
+
+    By how much follows from the variances of residuals and visits, which are found in turn with the effects.
+    """
+    by_split: dict[Split, list[tuple[int, float]]] = defaultdict(list)
+    by_visit: dict[int, list[tuple[Split, float]]] = defaultdict(list)
+    for split, visit, log in chosen:
+        by_split[split].append((visit, log))
+        by_visit[visit].append((split, log))
+    rounds = dict.fromkeys(by_visit, 0.0)
+    splits: dict[Split, float] = {}
+    penalty = SMALLEST_PENALTY
+    for _ in range(ROUNDS):
+        for split, seen in by_split.items():
+            splits[split] = statistics.fmean(log - rounds[visit] for visit, log in seen)
+        for visit, made in by_visit.items():
+            rounds[visit] = math.fsum(log - splits[split] for split, log in made) / (len(made) + penalty)
+        middle = statistics.fmean(rounds.values())
+        rounds = {visit: effect - middle for visit, effect in rounds.items()}
+        residuals = math.fsum((log - splits[split] - rounds[visit]) ** 2 for split, visit, log in chosen)
+        residuals = (residuals + VISIT_FREEDOM * VISIT_DEVIATION**2) / (len(chosen) + VISIT_FREEDOM)
+        between = statistics.pvariance(rounds.values())
+        penalty = min(1.0, max(SMALLEST_PENALTY, residuals / between if between > 0 else 1.0))
+    return splits, rounds

@@ -1,0 +1,95 @@
+"""Step times from several visits, against visits drawn from the model that they are fitted to."""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from bssearch.records import Visit
+from bssearch.step_times import VISIT_DEVIATION, VISIT_FREEDOM, fit_step_times, quiet_reference, with_visits
+from tests.factories import make_probe
+
+SECONDS = {16: 0.002, 128: 0.006, 512: 0.018}
+
+
+def visit(number: int, batch_size: int, seconds: float, **changes: Any) -> Visit:
+    made = Visit(
+        visit=number, batch_size=batch_size, micro_batch_size=batch_size, step_seconds=seconds, steps_timed=100
+    )
+    return replace(made, **changes)
+
+
+def drawn(rng: random.Random, visits: int, *, together: float, apart: float) -> list[Visit]:
+    """Return rounds over all sizes whose seconds vary by ``together`` from round to round, and by ``apart`` alone."""
+    found = []
+    for number in range(1, visits + 1):
+        slow = rng.gauss(0, together)
+        for size, seconds in SECONDS.items():
+            found.append(visit(number, size, seconds * math.exp(slow + rng.gauss(0, apart))))
+    return found
+
+
+def ratio_of(visits: list[Visit]) -> tuple[float, float]:
+    """Return the log ratio of the largest size's step time to the smallest's, and its standard error."""
+    fitted = fit_step_times(visits)
+    small, large = fitted[16, 16], fitted[512, 512]
+    return math.log(large.seconds / small.seconds), math.hypot(small.error.own, large.error.own)
+
+
+@pytest.mark.parametrize("apart", [0.03, 0.1])
+def test_the_error_of_a_ratio_is_as_large_as_it_says_whatever_slows_all_sizes_down(apart: float) -> None:
+    rng, truth, covered, draws = random.Random(1), math.log(9.0), 0, 300
+    errors = []
+    for _ in range(draws):
+        log_ratio, error = ratio_of(drawn(rng, 12, together=0.5, apart=apart))
+        covered += abs(log_ratio - truth) < 2.1 * error
+        errors.append(error)
+    assert covered / draws > 0.92
+    assert sum(errors) / draws < 1.6 * apart * math.sqrt(2 / 12)
+
+
+def test_a_round_that_was_slow_for_all_sizes_is_told_from_a_slow_size() -> None:
+    visits = [*drawn(random.Random(2), 2, together=0.0, apart=0.0), visit(3, 16, 0.004), visit(3, 128, 0.012)]
+    fitted = fit_step_times(visits)
+    assert fitted[128, 128].seconds / fitted[16, 16].seconds == pytest.approx(3.0)
+    assert fitted[512, 512].seconds / fitted[16, 16].seconds == pytest.approx(9.0, rel=0.15), "not 9 / 2 ** (1 / 3)"
+    assert fitted[16, 16].error.visits == 3
+
+
+def test_one_visit_is_known_no_better_than_visits_are_elsewhere() -> None:
+    error = fit_step_times([visit(1, 16, 0.002)])[16, 16].error
+    assert (error.own, error.common) == pytest.approx((VISIT_DEVIATION, VISIT_DEVIATION))
+    assert (error.freedom, error.visits) == (VISIT_FREEDOM, 1)
+    assert fit_step_times([]) == {}
+
+
+def test_seconds_of_cpu_over_the_kernel_s_take_out_what_others_took() -> None:
+    """Wall times of the larger size are three times as long beside others, the smaller one's are not."""
+    quiet: dict[str, Any] = {"reference_seconds": 1e-4, "contended": False}
+    busy: dict[str, Any] = {"reference_seconds": 1.5e-4, "contended": True}
+    visits = [
+        visit(1, 16, 0.002, cpu_step_seconds=0.002, **quiet),
+        visit(1, 512, 0.018, cpu_step_seconds=0.018, **quiet),
+        visit(2, 16, 0.003, cpu_step_seconds=0.003, **busy),
+        visit(2, 512, 0.054, cpu_step_seconds=0.027, **busy),
+    ]
+    fitted = fit_step_times(visits)
+    assert fitted[16, 16].seconds == pytest.approx(0.002)
+    assert fitted[512, 512].seconds == pytest.approx(0.018)
+
+
+def test_the_pace_of_a_quiet_machine_is_that_of_the_fastest_quarter() -> None:
+    assert quiet_reference([5.0, 1.0, 4.0, 2.0, 3.0]) == 2.0
+    assert quiet_reference([7.0]) == 7.0
+
+
+def test_a_split_without_visits_keeps_its_first_measurement() -> None:
+    imported, probed = make_probe(8), make_probe(16)
+    kept, fitted = with_visits([imported, probed], [visit(1, 16, 0.5, settled=True)])
+    assert kept == imported
+    assert fitted.step_seconds == pytest.approx(0.5)
+    assert fitted.settled

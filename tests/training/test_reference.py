@@ -1,0 +1,34 @@
+"""The reference kernel beside which steps are timed."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from bssearch.training.reference import ReferenceKernel
+
+CPU = torch.device("cpu")
+
+
+def test_a_look_takes_fractions_of_a_millisecond_and_the_median_counts() -> None:
+    kernel = ReferenceKernel(CPU)
+    assert kernel.state() == {"looks": []}
+    for _ in range(9):
+        kernel.look()
+    assert 1e-6 < (kernel.seconds or 0.0) < 0.05
+
+
+def test_looks_that_come_too_soon_are_left_out() -> None:
+    kernel = ReferenceKernel(CPU, period=3600.0)
+    kernel.look()
+    first = kernel.seconds
+    kernel.look()
+    assert kernel.state() == {"looks": [first]}
+
+
+def test_what_was_seen_before_a_pause_counts_on() -> None:
+    kernel = ReferenceKernel(CPU)
+    kernel.restore({"looks": [1.0, 2.0, 3.0]})
+    assert kernel.seconds == 2.0
+    kernel.look()
+    assert kernel.seconds == pytest.approx(1.5, abs=0.01)
