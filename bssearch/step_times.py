@@ -22,7 +22,7 @@ VISIT_FREEDOM = 4
 freedom. Measured on two shared cores with digits at batch 16, 128 and 512: 0.05 to 0.14 after correction, with nothing
 else running and beside busy processes. The weight is a choice."""
 
-QUIET_SHARE = 0.25
+QUIET_SHARE = 0.5
 """The kernel's pace of a quiet machine is taken from this share of the visits, those with the fastest: a choice."""
 
 SMALLEST_PENALTY = 0.01

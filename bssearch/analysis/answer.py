@@ -334,7 +334,10 @@ class Answer(Model):
     """Which batch size is optimal, and the evidence.
 
     ``tied`` are the batch sizes shown to be within 5 % of the least, ``worse`` those shown not to be; of the others the
-    runs show neither. Costs are in the currency of ``price_per_device_hour``; where it is null they are device-hours.
+    runs show neither. ``within_5_percent`` is the probability that the recommendation costs at most 5 % more than the
+    best confirmed batch size, pooled through the law where it fits; null without confirmation runs. The answer is
+    ``provisional`` below 0.9. Costs are in the currency of ``price_per_device_hour``; where it is null they are
+    device-hours.
     """
 
     schema_version: Literal[1] = 1
@@ -355,6 +358,8 @@ class Answer(Model):
     settle: Settle | None
     front: list[FrontPoint]
     worse: list[int] = Field(default_factory=list)
+    provisional: bool = True
+    within_5_percent: float | None = None
     generalisation: Generalisation | None
     warnings: list[Notice]
 

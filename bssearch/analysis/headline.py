@@ -27,7 +27,7 @@ def headline(answer: Answer) -> str:
         if ratio is not None and not same
     ]
     text += f", {' and '.join(better)}." if better else "."
-    return " ".join([text, *_what_else(answer, figure)])
+    return " ".join([text, *_what_else(answer, figure), *_how_sure(answer)])
 
 
 def _reaches(answer: Answer, figure: Figure) -> str:
@@ -36,7 +36,19 @@ def _reaches(answer: Answer, figure: Figure) -> str:
     is_predicted = any(notice.code == "predicted" for notice in answer.warnings)
     reaches = f"{'is predicted to reach' if is_predicted else 'reaches'} {answer.target.in_words}"
     shown = with_interval(figure, objective.digits, objective.unit)
-    return f"Batch {answer.optimal.batch_size} {objective.sentence(answer.target.metric, reaches, shown)}"
+    provisional = "Provisional: batch" if answer.provisional and answer.within_5_percent is not None else "Batch"
+    return f"{provisional} {answer.optimal.batch_size} {objective.sentence(answer.target.metric, reaches, shown)}"
+
+
+def _how_sure(answer: Answer) -> list[str]:
+    """Return the sentence on what a provisional answer lacks, and the command that settles it."""
+    if not answer.provisional or answer.within_5_percent is None:
+        return []
+    sure = f"It is within 5 % of the best with a probability of {answer.within_5_percent:.0%}".replace("%.", " %.")
+    if answer.settle is None:
+        return [f"{sure}."]
+    runs = answer.settle.runs_for_5_percent
+    return [f"{sure}; about {runs} runs a batch would settle it: bssearch confirm {answer.study} --max-runs {runs}."]
 
 
 def with_interval(figure: Figure | Time, digits: int = 3, unit: str = "") -> str:
@@ -71,7 +83,7 @@ def _what_else(answer: Answer, best: Figure) -> list[str]:
     near = [str(size) for size, figure in rivals.items() if objective.is_flat(figure.median, min(lowest, best.median))]
     if near:
         return [f"The median of batch {', '.join(near)} is within 5 %, too."]
-    is_shown = rivals.keys() <= {*answer.worse} and "unconfirmed" not in {one.code for one in answer.warnings}
+    is_shown = rivals.keys() <= {*answer.worse} and not answer.provisional
     return ["No other batch size confirmed is within 5 %."] if rivals and is_shown else []
 
 

@@ -24,6 +24,7 @@ from bssearch.analysis.answer import (
 )
 from bssearch.analysis.baseline import default_configuration
 from bssearch.analysis.batches import batch_rows, figure_of, steps_to_target, time_of, tuning
+from bssearch.analysis.certainty import certainty
 from bssearch.analysis.generalisation import generalisation
 from bssearch.analysis.law.joint import fit_and_predict, predicted_figures
 from bssearch.analysis.measured import measured
@@ -77,9 +78,13 @@ def build_answer(
     known = measured(probes.values(), memory_uses, memory, noise, verdict.optimal.runs)
     law, fit = fit_and_predict(tuned.points, probes.values(), known.noise_scale)
     stands = standing(verdict)
-    if law is not None and law.verdict == "fits" and not (stands and stands.is_settled):
+    predicted: dict[int, float] = {}
+    if law is not None and law.verdict == "fits":
         step_seconds = {size: probe.step_seconds for size, probe in probes.items() if probe.step_seconds is not None}
-        verdict = verdict.with_law(predicted_figures(law, step_seconds, list(verdict.by_batch), objective))
+        predicted = predicted_figures(law, step_seconds, list(verdict.by_batch), objective)
+        if not (stands and stands.is_settled):
+            verdict = verdict.with_law(predicted)
+    sure = certainty(verdict, predicted)
     batches = batch_rows(trials, probes, verdict, tuned)
     largest = _largest(spec, verdict, batches, memory)
     environment = study.environment
@@ -110,6 +115,8 @@ def build_answer(
         fit=fit,
         measured=known,
         recommendation=Recommendation(rule=verdict.rule, least_batch_size=verdict.least.configuration.batch_size),
+        provisional=sure is None or sure.is_provisional,
+        within_5_percent=None if sure is None else sure.within_5_percent,
         settle=_settle(verdict),
         front=_front(spec, batches),
         generalisation=final,

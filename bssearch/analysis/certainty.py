@@ -1,0 +1,96 @@
+"""How sure a recommendation is: the probability that it costs at most 5 % more than the best batch size."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bssearch.analysis.optimum import Candidate, Verdict
+from bssearch.intervals import FLAT_RATIO
+
+ENOUGH = 0.9
+"""Below this probability an answer is provisional: a choice."""
+
+DRAWS = 4000
+"""Draws from the posterior: a probability of 0.9 is then known to half a percent."""
+
+LEAST_MISFIT = 0.03
+"""The law is taken for no nearer to the truth than this, as a standard deviation of log figures: a choice."""
+
+FEWEST_FOR_LAW = 4
+"""Batch sizes from which on the law's own misfit can be told from the seeds' noise: it has two parameters."""
+
+Numbers = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Certainty:
+    """The probability that the recommended batch size is within 5 % of the best, and that of each contender."""
+
+    within_5_percent: float
+    by_batch: Mapping[int, float]
+
+    @property
+    def is_provisional(self) -> bool:
+        """Return whether the recommendation is less sure than an answer has to be."""
+        return self.within_5_percent < ENOUGH
+
+
+def certainty(verdict: Verdict, predicted: Mapping[int, float]) -> Certainty | None:
+    """Return how sure a verdict is, None where no confirmation runs decide or nothing is known of their noise.
+
+    The mean log figure of each confirmed batch size has a posterior around that of its runs, with the deviation of all
+    runs pooled (Student's t). With ``predicted``, the law's figures by batch size, means are drawn towards the law by
+    as much as their distances from it are noise (empirical Bayes, as of James & Stein 1961): neighbours then tell of
+    each other. A level that the predictions share, as that of their step times, does not matter.
+    """
+    confirmed = {size: one for size, one in verdict.by_batch.items() if one.is_confirmed and math.isfinite(one.value)}
+    optimal = verdict.optimal.configuration.batch_size
+    if not verdict.confirmed or optimal not in confirmed:
+        return None
+    if len(confirmed) == 1:
+        return Certainty(1.0, {optimal: 1.0})
+    deviation, freedom = verdict.seed_deviation, sum(one.estimate.reached - 1 for one in confirmed.values())
+    if deviation is None:
+        return None
+    sizes = list(confirmed)
+    means = np.array([confirmed[size].estimate.log_mean for size in sizes])
+    errors = np.array([_error(confirmed[size], deviation) for size in sizes])
+    if len(sizes) >= FEWEST_FOR_LAW and set(sizes) <= set(predicted):
+        law = np.array([_log(confirmed[size], predicted[size]) for size in sizes])
+        means, errors = _drawn_to_law(means, errors, law)
+    rng = np.random.default_rng(0)
+    scale = np.sqrt(freedom / rng.chisquare(freedom, (DRAWS, 1)))
+    draws = means + errors * scale * rng.standard_normal((DRAWS, len(sizes)))
+    near = draws <= draws.min(axis=1, keepdims=True) + math.log(FLAT_RATIO)
+    shares = dict(zip(sizes, near.mean(axis=0).tolist(), strict=True))
+    return Certainty(shares[optimal], shares)
+
+
+def _error(candidate: Candidate, deviation: float) -> float:
+    """Return the standard error of a candidate's mean log figure, its runs' own deviation where that is larger."""
+    known = candidate.estimate
+    return max(deviation, known.log_deviation) / math.sqrt(known.reached)
+
+
+def _log(candidate: Candidate, figure: float) -> float:
+    value = candidate.objective.log(figure)
+    assert value is not None, "a predicted figure is positive"
+    return value
+
+
+def _drawn_to_law(means: Numbers, errors: Numbers, law: Numbers) -> tuple[Numbers, Numbers]:
+    """Return means and standard errors (sizes,) drawn to the law, whose level is theirs."""
+    weights = 1 / errors**2
+    law = law + float(np.average(means - law, weights=weights))
+    off = means - law
+    misfit = float((off**2).sum()) / (len(means) - 2) - float((errors**2).mean())
+    misfit = max(misfit, LEAST_MISFIT**2)
+    share = misfit / (misfit + errors**2)
+    # Of the law itself no more is known than its two parameters leave of the runs' noise.
+    of_law = 2 * float((errors**2).mean()) / len(means)
+    return law + share * off, np.sqrt(share * errors**2 + (1 - share) ** 2 * of_law)
