@@ -10,8 +10,9 @@ from __future__ import annotations
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Generic, TypeVar
 
 from bssearch.intervals import student_t
 from bssearch.records import ProbeRecord, StepTimeError, Visit
@@ -22,8 +23,8 @@ VISIT_FREEDOM = 4
 freedom. Measured on two shared cores with digits at batch 16, 128 and 512: 0.05 to 0.14 after correction, with nothing
 else running and beside busy processes. The weight is a choice."""
 
-QUIET_SHARE = 0.5
-"""The kernel's pace of a quiet machine is taken from this share of the visits, those with the fastest: a choice."""
+UNDISTURBED = 3
+"""Measurements of every split that nothing disturbed from which on the others are left out: a choice."""
 
 SMALLEST_PENALTY = 0.01
 """The least variance of a residual over that of a visit: below it visits count as free. A choice."""
@@ -34,6 +35,8 @@ ROUNDS = 30
 Split = tuple[int, int]
 """(batch size, micro-batch size)."""
 
+Key = TypeVar("Key", bound=Hashable)
+
 
 @dataclass(frozen=True, slots=True)
 class FittedStepTime:
@@ -43,11 +46,27 @@ class FittedStepTime:
     error: StepTimeError
 
 
+@dataclass(frozen=True, slots=True)
+class PooledStepTime(Generic[Key]):
+    """The seconds of a step of one kind of configuration, and the standard error of their logarithm.
+
+    ``excess`` is the logarithm by which the wall time of a step was larger on the average: as much may still be too
+    much, for what shares caches slows training down more than it slows the kernel. Beside two busy processes on two
+    cores the steps of digits kept 0.5 to 1.2 times what was taken off.
+    """
+
+    kind: Key
+    seconds: float
+    error: float
+    freedom: float
+    excess: float
+
+
 def fit_step_times(visits: Iterable[Visit]) -> dict[Split, FittedStepTime]:
     """Return the step time of each split that was visited: log t = split + visit + residual, by least squares.
 
     Where CPU seconds and those of the reference kernel are known, t are the CPU seconds of a step over the kernel's, in
-    seconds of a quiet machine (`quiet_reference`): what takes time slices away, and most of what slows a core down,
+    seconds at the kernel's median pace: what takes time slices away, and most of what slows a core down,
     falls out. Otherwise t is the wall time, and visits that something else disturbed are left out where others are
     not. Visits are random effects: one to a single batch size tells something of it, more where visits differ little.
     """
@@ -86,10 +105,44 @@ def with_visits(probes: Iterable[ProbeRecord], visits: Sequence[Visit]) -> list[
     return found
 
 
-def quiet_reference(references: Iterable[float]) -> float:
-    """Return the reference kernel's seconds on a quiet machine: the lower quartile of what was seen."""
-    ordered = sorted(references)
-    return ordered[int(QUIET_SHARE * (len(ordered) - 1))]
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """The steps of a whole trial: the wall and the CPU seconds of one, and the kernel's meanwhile."""
+
+    step_seconds: float
+    cpu_step_seconds: float
+    reference_seconds: float
+    contended: bool
+
+
+def pool_paces(paces: Mapping[Key, Sequence[Pace]]) -> dict[Key, PooledStepTime[Key]]:
+    """Return the step time of each kind of configuration from the trials that ran it, by their CPU seconds.
+
+    Where every kind has `UNDISTURBED` trials that nothing disturbed, these alone count. The kernel's pace is the median
+    of what counts.
+    """
+    alone = {key: [one for one in found if not one.contended] for key, found in paces.items()}
+    are_enough = all(len(found) >= UNDISTURBED for found in alone.values())
+    counted = alone if are_enough else {key: list(found) for key, found in paces.items()}
+    reference = statistics.median(one.reference_seconds for found in counted.values() for one in found)
+    logs = {
+        key: [math.log(one.cpu_step_seconds * reference / one.reference_seconds) for one in found]
+        for key, found in counted.items()
+    }
+    means = {key: statistics.fmean(values) for key, values in logs.items()}
+    squares = math.fsum((log - means[key]) ** 2 for key, values in logs.items() for log in values)
+    freedom = sum(len(values) - 1 for values in logs.values()) + VISIT_FREEDOM
+    variance = (squares + VISIT_FREEDOM * VISIT_DEVIATION**2) / freedom
+    return {
+        key: PooledStepTime(
+            kind=key,
+            seconds=math.exp(mean),
+            error=math.sqrt(variance / len(logs[key])),
+            freedom=float(freedom),
+            excess=max(0.0, statistics.fmean(math.log(one.step_seconds) for one in counted[key]) - mean),
+        )
+        for key, mean in means.items()
+    }
 
 
 def _fitted(probe: ProbeRecord, fit: FittedStepTime, visits: Sequence[Visit]) -> ProbeRecord:
@@ -115,7 +168,7 @@ def _comparable(visits: Sequence[Visit]) -> list[tuple[Split, int, float]]:
     by_split: dict[Split, list[Visit]] = defaultdict(list)
     for one in visits:
         by_split[one.batch_size, one.micro_batch_size].append(one)
-    quiet = quiet_reference(references) if references else 1.0
+    quiet = statistics.median(references) if references else 1.0
     for split, here in by_split.items():
         corrected = [
             (split, one.visit, math.log(one.cpu_step_seconds * quiet / one.reference_seconds))

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from bssearch.records import Visit
-from bssearch.step_times import VISIT_DEVIATION, VISIT_FREEDOM, fit_step_times, quiet_reference, with_visits
+from bssearch.step_times import VISIT_DEVIATION, VISIT_FREEDOM, fit_step_times, with_visits
 from tests.factories import make_probe
 
 SECONDS = {16: 0.002, 128: 0.006, 512: 0.018}
@@ -78,13 +78,8 @@ def test_seconds_of_cpu_over_the_kernel_s_take_out_what_others_took() -> None:
         visit(2, 512, 0.054, cpu_step_seconds=0.027, **busy),
     ]
     fitted = fit_step_times(visits)
-    assert fitted[16, 16].seconds == pytest.approx(0.002)
-    assert fitted[512, 512].seconds == pytest.approx(0.018)
-
-
-def test_the_pace_of_a_quiet_machine_is_that_of_the_fastest_quarter() -> None:
-    assert quiet_reference([5.0, 1.0, 4.0, 2.0, 3.0]) == 2.0
-    assert quiet_reference([7.0]) == 7.0
+    assert fitted[16, 16].seconds == pytest.approx(0.0025), "at the median pace of the kernel"
+    assert fitted[512, 512].seconds / fitted[16, 16].seconds == pytest.approx(9.0)
 
 
 def test_a_split_without_visits_keeps_its_first_measurement() -> None:

@@ -213,7 +213,7 @@ def decide(
     fresh = [trial for trial in counted if trial.phase is Phase.CONFIRM]
     if fewest_runs(trials, confirmation_runs) < min(confirmation_runs, ENOUGH_RUNS):
         fresh = []
-    objective = objective.between(fresh, step_seconds)
+    objective = objective.between(fresh, step_seconds, counted)
     confirmed = repeats(fresh, objective)
     refuted = {one.configuration.key for one in confirmed if not math.isfinite(one.value)}
     searched = [Candidate(trial.configuration, (trial,), objective) for trial in counted if trial.phase is Phase.SEARCH]

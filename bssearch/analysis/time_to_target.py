@@ -9,10 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bssearch.analysis.objectives.base import LARGEST_LOG_RATIO, Objective
-from bssearch.analysis.objectives.seconds import Basis
+from bssearch.analysis.objectives.seconds import Basis, Kind
 from bssearch.analysis.objectives.time_to_target import TIME
 from bssearch.intervals import student_t
 from bssearch.records import TrialRecord
+from bssearch.step_times import PooledStepTime
 
 WIDEST_GAP = 1.0
 """The logarithm of first hit over last miss counts as this at most, as where the last miss was before the first step: a
@@ -25,7 +26,8 @@ class Estimate:
 
     ``median`` is None where half of the runs or more missed the target; the interval is None below three runs, and
     where any run missed. ``basis`` is that of seconds. ``log_deviation`` is the standard deviation of the logarithms
-    over seeds, and no less than that of a hit anywhere between two evaluations.
+    over seeds, and no less than that of a hit anywhere between two evaluations. ``step_time`` is what all runs rest on
+    where they are steps × step time: its error is no less with more runs.
     """
 
     median: float | None
@@ -36,6 +38,7 @@ class Estimate:
     basis: Basis
     log_mean: float
     log_deviation: float
+    step_time: PooledStepTime[Kind] | None = None
 
     @property
     def variation(self) -> float | None:
@@ -50,12 +53,13 @@ def estimate(runs: Sequence[TrialRecord], objective: Objective = TIME) -> Estima
     others.
 
     The interval is Student's t on logarithms: seed noise is multiplicative, and the exponential of the mean logarithm
-    is the median of a log-normal. It is widened to hold the median of the runs, where they are not, and downwards
-    by what a correction for other work on the device may have left (`Objective.excess`). Runs that all hit
+    is the median of a log-normal. The error of the step time that the runs share is in it. It is widened to hold the
+    median of the runs, where they are not, and downwards by what other work on the device may have left in the step
+    time (`PooledStepTime.excess`). Runs that all hit
     between the same two evaluations differ by less than is known of them: their deviation counts as that of a hit
     anywhere between the two.
     """
-    basis = _basis(runs, objective)
+    basis, step_time = _basis(runs, objective), objective.step_time(runs[0]) if runs else None
     known = [value for run in runs if (value := objective.figure(run)) is not None]
     logs = [log for value in known if (log := objective.log(value)) is not None]
     values = [value for value in known if objective.log(value) is not None]
@@ -65,8 +69,8 @@ def estimate(runs: Sequence[TrialRecord], objective: Objective = TIME) -> Estima
     median = statistics.median(ordered) if ordered else math.inf
     low = high = None
     if len(values) == len(runs) >= 3:
-        half = student_t(len(runs) - 1) * deviation / math.sqrt(len(runs))
-        least = mean - half - statistics.fmean(map(objective.excess, runs))
+        half = half_width([(deviation**2 / len(runs), len(runs) - 1), *_of_step_time(step_time)])
+        least = mean - half - (0.0 if step_time is None else step_time.excess)
         low, high = min(median, objective.from_log(least)), max(median, objective.from_log(mean + half))
     return Estimate(
         median=median if math.isfinite(median) else None,
@@ -77,6 +81,7 @@ def estimate(runs: Sequence[TrialRecord], objective: Objective = TIME) -> Estima
         basis=basis,
         log_mean=mean,
         log_deviation=deviation,
+        step_time=step_time,
     )
 
 
@@ -110,15 +115,29 @@ def ratio_upper_bound(slower: Estimate, faster: Estimate) -> float | None:
 
 
 def ratio_interval(slower: Estimate, faster: Estimate) -> tuple[float, float] | None:
-    """Return the 95 % interval of slower / faster (Welch's t on logarithms).
+    """Return the 95 % interval of slower / faster (Welch's t on logarithms), the errors of step times in it.
 
     None where either has fewer than three runs or a run that missed: then nothing is shown.
     """
     if slower.low is None or faster.low is None:
         return None
-    half = welch_half_width((slower.log_deviation, slower.runs), (faster.log_deviation, faster.runs))
+    parts: list[tuple[float, float]] = [(one.log_deviation**2 / one.runs, one.runs - 1) for one in (slower, faster)]
+    if not _is_shared(slower.step_time, faster.step_time):
+        parts += [*_of_step_time(slower.step_time), *_of_step_time(faster.step_time)]
+    half = half_width(parts)
     difference = slower.log_mean - faster.log_mean
     return _ratio(difference - half), _ratio(difference + half)
+
+
+def half_width(parts: Sequence[tuple[float, float]]) -> float:
+    """Return half the width of the 95 % interval of a sum of independent errors.
+
+    Each is a variance and its degrees of freedom; those of the sum are Welch's and Satterthwaite's (Welch 1947).
+    """
+    total = math.fsum(variance for variance, _ in parts)
+    if total == 0:
+        return 0.0
+    return student_t(total**2 / math.fsum(variance**2 / freedom for variance, freedom in parts)) * math.sqrt(total)
 
 
 def welch_half_width(one: tuple[float, int], other: tuple[float, int]) -> float:
@@ -126,13 +145,17 @@ def welch_half_width(one: tuple[float, int], other: tuple[float, int]) -> float:
 
     Each side is the standard deviation of its values and how many they are, two or more (Welch 1947).
     """
-    variances = [deviation**2 / runs for deviation, runs in (one, other)]
-    total = sum(variances)
-    if total == 0:
-        return 0.0
-    parts = zip(variances, (one, other), strict=True)
-    freedom = total**2 / sum(variance**2 / (runs - 1) for variance, (_, runs) in parts)
-    return student_t(freedom) * math.sqrt(total)
+    return half_width([(deviation**2 / runs, runs - 1) for deviation, runs in (one, other)])
+
+
+def _of_step_time(known: PooledStepTime[Kind] | None) -> list[tuple[float, float]]:
+    """Return the variance of a step time with its degrees of freedom, nothing where it has none."""
+    return [] if known is None or known.error == 0 else [(known.error**2, known.freedom)]
+
+
+def _is_shared(one: PooledStepTime[Kind] | None, other: PooledStepTime[Kind] | None) -> bool:
+    """Return whether two figures rest on the same step time, which is then in no ratio of them."""
+    return one is not None and other is not None and one.kind == other.kind
 
 
 def coefficient_of_variation(log_deviation: float) -> float:

@@ -68,11 +68,13 @@ def finalists(history: History) -> list[Configuration]:
     if not reached:
         return []
     chosen = []
-    for _, size in sorted(reached)[: history.spec.confirm.top]:
+    contending = [size for _, size in sorted(reached)[: history.spec.confirm.top]]
+    for size in contending:
         known = [trial for trial in history.at(size) if math.isfinite(history.value(trial))]
         ranked = sorted(known, key=history.value)
         unlike = {run.key: run for run in (history.as_run(trial.configuration) for trial in ranked)}
         chosen += list(unlike.values())[:CONFIGURATIONS_PER_BATCH]
+    chosen += [one.configuration for one in beside(history, contending[0])]
     if history.spec.default.batch_size in history.feasible:
         chosen.append(history.spec.default_configuration)
         if (tuned := history.best_at(history.spec.default.batch_size)) is not None:
@@ -81,6 +83,16 @@ def finalists(history: History) -> list[Configuration]:
         chosen.append(nearest.configuration)
     runs = [history.as_run(configuration) for configuration in chosen]
     return list({configuration.key: configuration for configuration in runs}.values())
+
+
+def beside(history: History, batch_size: int) -> list[TrialRecord]:
+    """Return the best trials at the next smaller and the next larger batch size, where they reached the target."""
+    sizes = list(history.feasible)
+    if batch_size not in sizes:
+        return []
+    place = sizes.index(batch_size)
+    neighbours = sizes[max(0, place - 1) : place] + sizes[place + 1 : place + 2]
+    return [best for size in neighbours if (best := history.best_at(size)) is not None]
 
 
 def next_run(history: History) -> TrialPlan | None:
@@ -102,8 +114,26 @@ def remaining(history: History, trials: Sequence[TrialRecord]) -> list[TrialPlan
     """
     made = CompletedRuns.of(history, trials)
     chosen = list(({one.key: one for one in finalists(history)} | made.begun).values())
-    first = list(interleaved(history, made, chosen, history.spec.confirm.runs))
-    return first or _further(history, trials, made)
+    runs = history.spec.confirm.runs
+    first = list(interleaved(history, made, chosen, runs))
+    return (
+        first
+        or list(interleaved(history, made, _beside_the_best(history, trials), runs))
+        or _further(history, trials, made)
+    )
+
+
+def _beside_the_best(history: History, trials: Sequence[TrialRecord]) -> list[Configuration]:
+    """Return the neighbours of what the runs so far recommend, which may be another batch size than the search's."""
+    if any(not trial.state.is_finished for trial in trials):
+        return []
+    verdict = verdict_of(history, trials)
+    if verdict is None or not verdict.confirmed:
+        return []
+    near = beside(history, verdict.optimal.configuration.batch_size)
+    confirmed = {trial.configuration.batch_size for trial in trials}
+    new = [one.configuration for one in near if one.configuration.batch_size not in confirmed]
+    return [history.as_run(configuration) for configuration in new]
 
 
 def interleaved(

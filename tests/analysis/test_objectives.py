@@ -3,26 +3,28 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from importlib.metadata import EntryPoint
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 
 from bssearch import registry
 from bssearch.analysis.objectives.base import make_objective, objective_of
 from bssearch.analysis.objectives.metric_in_budget import AS_GOOD
-from bssearch.analysis.objectives.seconds import Corrected, Products, step_seconds_of
+from bssearch.analysis.objectives.seconds import Products, step_seconds_of
 from bssearch.analysis.objectives.time_to_target import TIME, TimeToTarget
 from bssearch.analysis.optimum import decide
 from bssearch.analysis.time_to_target import estimate, ratio_interval
 from bssearch.errors import SpecError, UsageError
-from bssearch.intervals import FLAT_RATIO
+from bssearch.intervals import FLAT_RATIO, student_t
 from bssearch.records import Configuration, DeviceUse, Goal, Target, TrialRecord, TrialState
 from bssearch.spec import StudySpec
+from bssearch.step_times import VISIT_DEVIATION, VISIT_FREEDOM
 from tests.factories import make_probe, make_spec, make_trial
 
 ACCURACY = Target(metric="accuracy", value=0.9)
 LOSS = Target(metric="loss", value=3.0, goal=Goal.MINIMIZE)
 REACHED = make_trial(1, batch_size=32, steps=100, seconds=2.0, last_miss_step=95)
+WITH_DROPOUT = Configuration(batch_size=32, micro_batch_size=32, learning_rate=0.1, dropout=0.1)
 CAPPED = make_trial(2, batch_size=32, state=TrialState.CAPPED, seconds=5.0, last_miss_step=240)
 
 
@@ -259,52 +261,60 @@ def test_an_objective_of_another_package_is_asked_for_by_name_and_answered_in_it
     assert objective.sentence("accuracy", "reaches it", "200") == "reaches it after 200 updates"
 
 
-class TestSecondsFreedOfWhatDisturbedThem:
+def measured(number: int, **changes: Any) -> TrialRecord:
+    """Return a trial of 100 steps that others disturbed: half of its two seconds it had no CPU."""
+    given = {"seconds": 2.0, "contended": True, "cpu_train_seconds": 1.0, "reference_seconds": 2e-4, **changes}
+    trial = make_trial(number, **given)
+    assert trial.outcome is not None
+    return replace(trial, outcome=replace(trial.outcome, steps=100))
+
+
+class TestStepTimesOfTheTrialsThemselves:
     """Two batch sizes whose runs others disturbed, the larger one's more: by the wall they seem equally fast."""
 
-    RUNS: ClassVar[list[TrialRecord]] = [
-        *(
-            make_trial(n, batch_size=32, seconds=2.0, contended=True, cpu_train_seconds=1.0, reference_seconds=2e-4)
-            for n in (1, 2, 3)
-        ),
-        *(
-            make_trial(n, batch_size=64, seconds=2.0, contended=True, cpu_train_seconds=1.0, reference_seconds=4e-4)
-            for n in (4, 5, 6)
-        ),
-    ]
+    SMALL: ClassVar[list[TrialRecord]] = [measured(n) for n in (1, 2, 3)]
+    LARGE: ClassVar[list[TrialRecord]] = [measured(n, batch_size=64, reference_seconds=4e-4) for n in (4, 5, 6)]
 
-    def test_seconds_of_cpu_over_the_kernel_s_are_compared_whatever_the_step_times_say(self) -> None:
-        objective = TIME.between(self.RUNS, {(32, 32): 9.0, (64, 64): 1.0})
-        assert objective.common == Corrected(quiet_seconds=2e-4)
-        assert [objective.figure(run) for run in self.RUNS] == pytest.approx([1.0] * 3 + [0.5] * 3)
-        assert {objective.basis(run) for run in self.RUNS} == {"corrected"}
+    def test_seconds_of_cpu_over_the_kernel_s_are_compared_whatever_was_timed_apart(self) -> None:
+        objective = TIME.between([*self.SMALL, *self.LARGE], {(32, 32): 9.0, (64, 64): 1.0})
+        figures = [objective.figure(run) or 0.0 for run in (*self.SMALL, *self.LARGE)]
+        assert figures == pytest.approx([1.5] * 3 + [0.75] * 3), "at the median pace of the kernel, 3e-4 s"
+        assert {objective.basis(run) for run in self.SMALL} == {"steps_x_step_time"}
 
     def test_a_run_that_missed_is_bounded_in_the_same_seconds(self) -> None:
-        objective = TIME.between(self.RUNS, {})
-        missed = make_trial(
-            7,
-            state=TrialState.EXHAUSTED,
-            seconds=3.0,
-            contended=True,
-            cpu_train_seconds=1.5,
-            reference_seconds=2e-4,
-            last_miss_step=10,
-        )
-        assert objective.bound(missed) == pytest.approx(1.5)
+        objective = TIME.between(self.SMALL, {})
+        missed = measured(7, state=TrialState.EXHAUSTED, last_miss_step=50)
+        assert objective.bound(missed) == pytest.approx(0.5)
         assert TIME.bound(missed) is None, "its own seconds say nothing"
 
-    def test_one_run_without_them_leaves_all_to_steps_and_step_times(self) -> None:
-        runs = [*self.RUNS, make_trial(8, batch_size=64, contended=True)]
+    def test_the_trials_of_the_search_tell_of_step_times_too_and_disturbed_ones_only_where_there_are_no_others(
+        self,
+    ) -> None:
+        alone = [measured(n, contended=False, cpu_train_seconds=0.5) for n in (7, 8, 9)]
+        assert TIME.between(self.SMALL, {}, alone[:2]).figure(self.SMALL[0]) == pytest.approx(0.5 ** (2 / 5))
+        assert TIME.between(self.SMALL, {}, alone).figure(self.SMALL[0]) == pytest.approx(0.5)
+        other = [measured(n, contended=False, configuration=WITH_DROPOUT) for n in (7, 8, 9)]
+        assert TIME.between(self.SMALL, {}, other).figure(self.SMALL[0]) == pytest.approx(1.0), "another kind of step"
+
+    def test_one_run_without_them_leaves_all_to_what_was_timed_apart(self) -> None:
+        runs = [*self.SMALL, *self.LARGE, make_trial(8, batch_size=64, contended=True)]
         assert isinstance(TIME.between(runs, {(32, 32): 9.0, (64, 64): 1.0}).common, Products)
         assert TIME.between(runs, {}).common is None
 
-    def test_where_few_runs_were_disturbed_each_keeps_its_own_seconds(self) -> None:
-        alone = [make_trial(n, batch_size=size, seconds=1.0) for size in (32, 64) for n in range(9)]
-        assert TIME.between([*alone, self.RUNS[0], self.RUNS[3]], {}).common is None
+    def test_intervals_hold_the_error_of_the_step_time_and_what_may_be_left_in_it(self) -> None:
+        objective = TIME.between([*self.SMALL, *self.LARGE], {})
+        small, large = estimate(self.SMALL, objective), estimate(self.LARGE, objective)
+        assert small.step_time is not None and small.step_time.excess == pytest.approx(math.log(2.0 / 1.5))
+        error = VISIT_DEVIATION * math.sqrt(VISIT_FREEDOM / (4 + VISIT_FREEDOM) / 3)
+        half = student_t(4 + VISIT_FREEDOM) * error
+        assert small.high == pytest.approx(1.5 * math.exp(half))
+        assert small.low == pytest.approx(1.5 * 1.5 / 2.0 / math.exp(half))
+        low, high = ratio_interval(small, large) or (0.0, 0.0)
+        wide = math.exp(half * math.sqrt(2))
+        assert (low, high) == pytest.approx((2 / wide, 2 * wide), rel=0.02)
 
-    def test_alone_it_may_take_as_much_less_again_as_was_taken_off_and_a_ratio_is_none_the_less_sure(self) -> None:
-        objective = TIME.between(self.RUNS, {})
-        small, large = estimate(self.RUNS[:3], objective), estimate(self.RUNS[3:], objective)
-        assert (small.median, small.high) == pytest.approx((1.0, 1.0), rel=1e-6)
-        assert (small.low, large.low) == pytest.approx((1.0 / 2, 0.5 / 4), rel=1e-6)
-        assert ratio_interval(small, large) == pytest.approx((2.0, 2.0), rel=1e-6)
+    def test_of_one_kind_of_configuration_a_ratio_has_no_error_of_a_step_time(self) -> None:
+        faster = [replace(run, configuration=replace(run.configuration, learning_rate=0.2)) for run in self.SMALL]
+        objective = TIME.between([*self.SMALL, *faster], {})
+        found = ratio_interval(estimate(self.SMALL, objective), estimate(faster, objective))
+        assert found == pytest.approx((1.0, 1.0))

@@ -82,15 +82,15 @@ class Outcome:
 
 
 def curve(space: TableSpace, point: int, seconds: float) -> Replay:
-    """Return a run that gets to the target after so many seconds, evaluated at its batch size's cadence."""
+    """Return a run that gets to the target after so many seconds, evaluated at its batch size's cadence and there."""
     size = space.batch_size(point)
     step = space.step_seconds[size]
     apart = space.cadence[size]
-    steps = range(0, math.ceil(space.limit / step) + apart, apart)
+    hit = max(1, round(seconds / step))
+    steps = sorted({*range(0, math.ceil(space.limit / step) + apart, apart), hit})
     times = [one * step for one in steps]
-    gains = [1 - math.exp(-3 * time / seconds) for time in times]
-    hit = seconds if seconds <= times[-1] else math.inf
-    return Replay(times, gains, hit, space.limit, tuple(steps))
+    gains = [1 - math.exp(-3 * one / hit) for one in steps]
+    return Replay(times, gains, hit * step, space.limit, tuple(steps))
 
 
 def law_case(rng: np.random.Generator, noise: float) -> Case:
@@ -175,15 +175,17 @@ def study(cases: Sequence[Case], _sampler: str, _pruner: str, index: int) -> tup
         default=default,
         pruner=PrunerSpec.model_validate({"name": "balanced"}),
         seed=seed,
-        budget=60 * min(case.seconds),
-        confirm=ConfirmSpec(),
+        budget=120 * min(case.seconds),
+        confirm=ConfirmSpec(top=2, runs=5, max_runs=15),
     )
     engine = Engine(spec)
     searched = TableRows(case.space, space)
 
     def rows(plan: TrialPlan) -> Replay:
-        run = searched(plan) if plan.phase is Phase.SEARCH else case.fresh_run(
-            space.point_of(plan.configuration), plan.seed
+        run = (
+            searched(plan)
+            if plan.phase is Phase.SEARCH
+            else case.fresh_run(space.point_of(plan.configuration), plan.seed)
         )
         slow, _, wall = clock.disturbance(plan.configuration, plan.seed, plan.phase)
         return replace(stretched(run, math.exp(slow) * wall), steps=run.steps, limit=run.limit)
@@ -268,8 +270,10 @@ def main(paths: Sequence[str], studies: int, processes: int) -> int:
         for name, outcome in mapped("", "", range(studies)):
             found[name].append(outcome)
             found["all"].append(outcome)
-    print(f"{'studies of':24s} {'n':>4s} {'within 5':>9s} {'within 10':>9s} {'all, 5':>7s} {'provis.':>8s} "
-          f"{'time':>6s} {'speed-up':>8s} {'width':>6s}")
+    print(
+        f"{'studies of':24s} {'n':>4s} {'within 5':>9s} {'within 10':>9s} {'all, 5':>7s} {'provis.':>8s} "
+        f"{'time':>6s} {'speed-up':>8s} {'width':>6s}"
+    )
     for name, outcomes in sorted(found.items()):
         sure = [one for one in outcomes if not one.is_provisional]
         widths = [one.widths for one in outcomes if one.widths is not None]
@@ -280,7 +284,8 @@ def main(paths: Sequence[str], studies: int, processes: int) -> int:
             f"{name:24s} {len(outcomes):4d} {share([one.ratio <= FLAT_RATIO for one in sure]):9.0%} "
             f"{share([one.ratio <= 1.1 for one in sure]):9.0%} "
             f"{share([one.ratio <= FLAT_RATIO for one in outcomes]):7.0%} "
-            f"{share([one.is_provisional for one in outcomes]):8.0%} {share(times):6.0%} {share(ratios):8.0%} {wide:6.2f}",
+            f"{share([one.is_provisional for one in outcomes]):8.0%} {share(times):6.0%} {share(ratios):8.0%} "
+            f"{wide:6.2f}",
             flush=True,
         )
     return 0

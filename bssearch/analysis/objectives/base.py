@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 
 from bssearch import registry
-from bssearch.analysis.objectives.seconds import Basis, CommonSeconds, StepSeconds, common_seconds, trial_basis
+from bssearch.analysis.objectives.seconds import Basis, CommonSeconds, Kind, StepSeconds, common_seconds, trial_basis
 from bssearch.errors import SpecError
 from bssearch.intervals import FLAT_RATIO
 from bssearch.records import ProbeRecord, Target, TrialRecord
 from bssearch.spec import StudySpec
+from bssearch.step_times import PooledStepTime
 
 LARGEST_LOG_RATIO = 300.0
 """Ratios of figures are cut at e^±300, so that they and their squares stay finite in double precision: a choice."""
@@ -125,18 +126,21 @@ class Objective(ABC):
         """Return whether a figure is within 5 % of the least."""
         return figure <= FLAT_RATIO * least
 
-    def between(self, runs: Sequence[TrialRecord], step_seconds: StepSeconds) -> Self:
+    def between(
+        self, runs: Sequence[TrialRecord], step_seconds: StepSeconds, others: Iterable[TrialRecord] = ()
+    ) -> Self:
         """Return the objective that compares runs by seconds of one kind; see `common_seconds`."""
-        common = common_seconds(runs, step_seconds)
+        common = common_seconds(runs, step_seconds, others)
         return self if common is None else replace(self, common=common)
 
     def basis(self, trial: TrialRecord) -> Basis:
         """Return which seconds of a trial count."""
-        return self.common.basis if self.common is not None and self.common.holds_for(trial) else trial_basis(trial)
+        is_product = self.common is not None and self.common.step_time(trial) is not None
+        return "steps_x_step_time" if is_product else trial_basis(trial)
 
-    def excess(self, trial: TrialRecord) -> float:
-        """Return by how much a trial's figure may lie too high on the scale of `log`; 0 where no seconds enter it."""
-        return 0.0
+    def step_time(self, trial: TrialRecord) -> PooledStepTime[Kind] | None:
+        """Return the step time that a trial's figure rests on; None where it rests on none but its own."""
+        return None
 
     def predicted(self, steps: float, batch_size: float, step_seconds: float | None) -> float | None:
         """Return the figure of so many steps, for one device; None where steps and step time do not determine it."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 from abc import abstractmethod
 
 from bssearch.analysis.objectives.base import Objective
-from bssearch.analysis.objectives.seconds import seconds_to_target
+from bssearch.analysis.objectives.seconds import Kind, seconds_to_target
 from bssearch.records import TrialRecord, TrialState
+from bssearch.step_times import PooledStepTime
 
 
 class BySeconds(Objective):
@@ -21,26 +22,25 @@ class BySeconds(Objective):
         outcome = trial.outcome
         if outcome is None or trial.state is not TrialState.REACHED:
             return None
-        seconds = self._common(trial, outcome.steps_to_target, outcome.time_to_target_s)
+        seconds = self._product(trial, outcome.steps_to_target)
         seconds = seconds_to_target(trial) if seconds is None else seconds
         return None if seconds is None else self.of_seconds(trial, seconds)
 
     def bound(self, trial: TrialRecord) -> float | None:
-        """Return the figure at the last miss; None where something else used the device and nothing corrects that."""
+        """Return the figure at the last miss; None where something else used the device and no step time is known."""
         outcome = trial.outcome
         if outcome is None or not trial.state.is_censored:
             return None
-        seconds = self._common(trial, outcome.last_miss_step, outcome.last_miss_seconds)
+        seconds = self._product(trial, outcome.last_miss_step)
         if seconds is None and not outcome.contended:
             seconds = outcome.last_miss_seconds
         return None if seconds is None else self.of_seconds(trial, seconds)
 
-    def excess(self, trial: TrialRecord) -> float:
-        """Return what a correction for other work on the device may have left; see `CommonSeconds.excess`."""
-        return self.common.excess(trial) if self.common is not None and self.common.holds_for(trial) else 0.0
+    def step_time(self, trial: TrialRecord) -> PooledStepTime[Kind] | None:
+        """Return the step time by which a trial is compared with others."""
+        return None if self.common is None else self.common.step_time(trial)
 
-    def _common(self, trial: TrialRecord, steps: int | None, measured: float | None) -> float | None:
-        """Return the seconds until a step of the kind that all trials count by, None where there are none."""
-        if self.common is None or steps is None or measured is None or not self.common.holds_for(trial):
-            return None
-        return self.common.until(trial, steps, measured)
+    def _product(self, trial: TrialRecord, steps: int | None) -> float | None:
+        """Return steps × step time, None where the trial counts by its own seconds."""
+        known = self.step_time(trial)
+        return None if known is None or steps is None else steps * known.seconds

@@ -1,16 +1,17 @@
-"""The train seconds of a trial to its target: measured, freed of what disturbed them, or steps × a step time."""
+"""The train seconds of a trial to its target: measured, or steps × a step time."""
 
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal, Protocol
 
 from bssearch.records import Configuration, StepTime, TrialRecord, TrialState
-from bssearch.step_times import quiet_reference
+from bssearch.step_times import Pace, PooledStepTime, pool_paces
 
-Basis = Literal["measured", "corrected", "steps_x_step_time"]
+Basis = Literal["measured", "steps_x_step_time"]
 
 StepSeconds = Mapping[tuple[int, int], float]
 """Seconds of an optimizer step by (batch size, micro-batch size), timed in isolation."""
@@ -56,102 +57,89 @@ def trial_basis(trial: TrialRecord) -> Basis:
     return "steps_x_step_time" if contended and trial.steps_x_step_time_s is not None else "measured"
 
 
-class CommonSeconds(Protocol):
-    """Seconds of one kind by which runs are compared, whether or not something else used the device during them."""
+Kind = tuple[object, ...]
+"""What tells configurations apart whose steps take other times; see `kind_of`."""
 
-    basis: ClassVar[Basis]
+
+class CommonSeconds(Protocol):
+    """Seconds of one kind by which runs are compared: steps × a step time, whatever went on beside a run."""
+
     in_words: ClassVar[str]
 
-    def holds_for(self, trial: TrialRecord) -> bool:
-        """Return whether a trial has such seconds."""
-        ...
-
-    def until(self, trial: TrialRecord, steps: int, measured: float) -> float:
-        """Return the seconds until a step of a trial, which was reached after so many measured ones."""
-        ...
-
-    def excess(self, trial: TrialRecord) -> float:
-        """Return the logarithm by which such seconds may lie above those of a trial that has the device to itself."""
+    def step_time(self, trial: TrialRecord) -> PooledStepTime[Kind] | None:
+        """Return the step time of a trial's configuration with its error, None where it is not known."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Products:
-    """Steps × the step time of their split, timed in isolation."""
+    """Steps × the step time of their split, as it was timed apart from the runs; with the error of that, if known."""
 
     step_seconds: StepSeconds
-    basis: ClassVar[Basis] = "steps_x_step_time"
     in_words: ClassVar[str] = "steps × the step time of their batch size"
 
-    def holds_for(self, trial: TrialRecord) -> bool:
-        """Return whether the trial's split was timed."""
-        return split(trial.configuration) in self.step_seconds
-
-    def until(self, trial: TrialRecord, steps: int, measured: float) -> float:
-        """Return steps × step time."""
-        return steps * self.step_seconds[split(trial.configuration)]
-
-    def excess(self, trial: TrialRecord) -> float:
-        """Return 0: the step was timed alone."""
-        return 0.0
+    def step_time(self, trial: TrialRecord) -> PooledStepTime[Kind] | None:
+        """Return the step time of the trial's split."""
+        place = split(trial.configuration)
+        seconds = self.step_seconds.get(place)
+        return None if seconds is None else PooledStepTime(place, seconds, 0.0, math.inf, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
-class Corrected:
-    """The seconds of CPU that a trial had, at the pace of a quiet machine.
+class Pooled:
+    """Steps × the step time that all trials of a kind had, freed of what slowed them down; see `pool_paces`."""
 
-    That is measured seconds × CPU seconds / train seconds × ``quiet_seconds`` / what the reference kernel took during
-    the trial (`bssearch.training.reference`); ``quiet_seconds`` is what it takes on a quiet machine.
-    """
+    step_times: Mapping[Kind, PooledStepTime[Kind]]
+    in_words: ClassVar[str] = "steps × the CPU seconds of a step, over those of a fixed piece of work meanwhile"
 
-    quiet_seconds: float
-    basis: ClassVar[Basis] = "corrected"
-    in_words: ClassVar[str] = "the seconds of CPU that they had, over the pace of a fixed piece of work meanwhile"
-
-    def holds_for(self, trial: TrialRecord) -> bool:
-        """Return whether the trial's seconds of CPU and of the kernel are known."""
-        return _pace(trial) is not None
-
-    def until(self, trial: TrialRecord, steps: int, measured: float) -> float:
-        """Return the measured seconds, corrected."""
-        return measured * self._factor(trial)
-
-    def excess(self, trial: TrialRecord) -> float:
-        """Return as much as was taken off: caches that others fill slow training down more than the kernel.
-
-        Beside two busy processes on two cores the steps of digits kept 0.5 to 1.2 times what was taken off.
-        """
-        return max(0.0, -math.log(self._factor(trial)))
-
-    def _factor(self, trial: TrialRecord) -> float:
-        pace = _pace(trial)
-        assert pace is not None, "asked only where it holds"
-        return pace * self.quiet_seconds
+    def step_time(self, trial: TrialRecord) -> PooledStepTime[Kind] | None:
+        """Return the step time of the trial's kind."""
+        return self.step_times.get(kind_of(trial.configuration))
 
 
-def _pace(trial: TrialRecord) -> float | None:
-    """Return the share of its train seconds in which a trial had the CPU, by the seconds of the kernel meanwhile."""
-    outcome = trial.outcome
-    if outcome is None or not outcome.train_seconds or not outcome.cpu_train_seconds or not outcome.reference_seconds:
-        return None
-    return outcome.cpu_train_seconds / outcome.train_seconds / outcome.reference_seconds
+def kind_of(configuration: Configuration) -> Kind:
+    """Return what the time of a step depends on: the split, and what is switched on, not by how much."""
+    one = configuration
+    switches = sorted((name, value) for name, value in one.parameters.items() if isinstance(value, bool | str))
+    return (*split(one), one.world_size, one.optimizer, one.dropout > 0, one.label_smoothing > 0, *switches)
 
 
-def common_seconds(runs: Sequence[TrialRecord], step_seconds: StepSeconds) -> CommonSeconds | None:
+def common_seconds(
+    runs: Sequence[TrialRecord], step_seconds: StepSeconds, others: Iterable[TrialRecord] = ()
+) -> CommonSeconds | None:
     """Return the seconds by which runs are to be compared, None where each counts by its own.
 
-    Each keeps its own where of every configuration at most `FEW` of the runs shared their device. Otherwise all are
-    corrected for what disturbed them, each run by what was measured during it. Where that was not measured they count
-    as steps × step time: as it is known now (``step_seconds``), or as the newest run in the same micro-batches had it.
-    Where some run has neither, each keeps its own after all.
+    Where the CPU seconds of all runs are known, and what the reference kernel took meanwhile, they are compared by
+    steps × the step time of all trials of their kind, ``others`` too: the steps to the target differ by seed, the
+    seconds of a step by what goes on beside it, and of the latter every trial tells. Where they are not known each run
+    keeps its own seconds as long as of every configuration at most `FEW` of the runs shared their device. Else those of
+    all are steps × step time: as it is known now (``step_seconds``), or as the newest run in the same micro-batches had
+    it. Where some run has neither, each keeps its own after all.
     """
+    known = {trial.number: pace for trial in (*runs, *others) if (pace := _pace(trial)) is not None}
+    if runs and all(run.number in known for run in runs):
+        paces: dict[Kind, list[Pace]] = defaultdict(list)
+        kinds = {trial.number: kind_of(trial.configuration) for trial in (*runs, *others)}
+        for number, pace in known.items():
+            paces[kinds[number]].append(pace)
+        compared = {kinds[run.number] for run in runs}
+        return Pooled(pool_paces({kind: found for kind, found in paces.items() if kind in compared}))
     if all(share <= FEW for share in _shared_shares(runs)):
         return None
-    references = [run.outcome.reference_seconds for run in runs if run.outcome and run.outcome.reference_seconds]
-    if references and all(_pace(run) is not None for run in runs):
-        return Corrected(quiet_reference(references))
     products = Products({**_step_seconds_of_runs(runs), **step_seconds})
-    return products if all(map(products.holds_for, runs)) else None
+    return products if all(products.step_time(run) is not None for run in runs) else None
+
+
+def _pace(trial: TrialRecord) -> Pace | None:
+    outcome = trial.outcome
+    if outcome is None or not (outcome.steps and outcome.cpu_train_seconds and outcome.reference_seconds):
+        return None
+    return Pace(
+        step_seconds=outcome.train_seconds / outcome.steps,
+        cpu_step_seconds=outcome.cpu_train_seconds / outcome.steps,
+        reference_seconds=outcome.reference_seconds,
+        contended=outcome.contended,
+    )
 
 
 def _shared_shares(runs: Iterable[TrialRecord]) -> list[float]:
