@@ -119,6 +119,18 @@ def test_the_scale_does_not_depend_on_the_unit_of_the_loss(unit: float) -> None:
     assert (other.scale, other.low, other.high) == pytest.approx((plain.scale, plain.low, plain.high))
 
 
+def test_an_interval_without_an_end_is_infinitely_wide_and_one_of_zero_has_no_width() -> None:
+    assert Interval(8.0, 6.0, 14.0).relative_half_width == 0.5
+    for unknown in (Interval(), Interval(low=3.0), Interval(8.0, 6.0), Interval(8.0, high=9.0)):
+        assert unknown.relative_half_width == math.inf
+    assert Interval(0.0, 0.0, 0.0).relative_half_width == 0.0
+
+
+def test_norms_that_are_no_numbers_cannot_be_used() -> None:
+    assert Norms(1.0, 2.0).are_finite
+    assert not any(Norms(*pair).are_finite for pair in ((math.nan, 1.0), (1.0, math.inf)))
+
+
 def test_too_few_passes_say_nothing() -> None:
     passes = gaussian_passes(1.0, FEWEST_PASSES, np.random.default_rng(0))
     assert gradient_noise(passes[:-1]) == GradientNoise()
