@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 
 import numpy as np
 import pytest
@@ -117,6 +118,20 @@ def test_the_scale_does_not_depend_on_the_unit_of_the_loss(unit: float) -> None:
     pairs = [(10.0 + index % 3, 2.0 + index % 2) for index in range(16)]
     plain, other = estimate(pairs), estimate([(unit * trace, unit * square) for trace, square in pairs])
     assert (other.scale, other.low, other.high) == pytest.approx((plain.scale, plain.low, plain.high))
+
+
+@pytest.mark.parametrize("pairs", [[(10.0, 5.0), (11.0, 5.4), (9.3, 4.7)], [(10.0, 5.0), (11.0, 4.7), (9.3, 5.4)]])
+def test_the_interval_ends_where_the_mean_of_the_difference_is_t_standard_errors_from_zero(
+    pairs: list[tuple[float, float]],
+) -> None:
+    """Three passes make blocks of one: then it is Fieller's interval, narrower where the two moments rise together."""
+    found = estimate(pairs)
+    assert found.scale is not None and found.low is not None and found.high is not None
+    for end in (found.low, found.high):
+        differences = [trace - end * square for trace, square in pairs]
+        error = statistics.stdev(differences) / math.sqrt(3)
+        assert abs(statistics.fmean(differences)) == pytest.approx(4.302652729911275 * error)  # t(0.975, 2), any table
+    assert found.low < found.scale < found.high
 
 
 def test_an_interval_without_an_end_is_infinitely_wide_and_one_of_zero_has_no_width() -> None:

@@ -365,6 +365,12 @@ def test_an_optimum_at_either_end_of_the_sizes_is_told(size: int, at_edge: bool)
     assert ("optimum_at_edge" in codes(answer([*searched(), fast]))) is at_edge
 
 
+def test_the_only_batch_size_of_a_study_is_no_edge() -> None:
+    spec = make_spec(space={**SPEC.model_dump(mode="json")["space"], "batch_size": 32})
+    found = build_answer(study(spec), spec, [make_trial(0, batch_size=32)], {})
+    assert "optimum_at_edge" not in codes(found)
+
+
 def test_a_lone_batch_size_and_a_learning_rate_at_its_edge_are_told() -> None:
     alone = codes(answer([make_trial(0, batch_size=32, learning_rate=1.0)]))
     assert alone >= {"only_one_batch_size", "learning_rate_at_edge"}
@@ -375,6 +381,8 @@ def test_two_confirmation_runs_are_few_and_three_are_not() -> None:
     spec = make_spec(confirm={"runs": 2})
     two = build_answer(study(spec), spec, [*searched(), *confirmed(32, 1.0, 1.1)], {})
     assert "few_runs" in codes(two)
+    one = make_spec(confirm={"runs": 1})
+    assert "few_runs" in codes(build_answer(study(one), one, [*searched(), *confirmed(32, 1.0)], {}))
     assert "few_runs" not in codes(answer([*searched(), *confirmed(32, 1.0, 1.1, 0.9)]))
     assert "few_runs" not in codes(answer(searched())), "nothing is confirmed: that is told, and graver"
 
@@ -392,6 +400,8 @@ def test_rivals_are_those_whose_intervals_overlap_and_faster_single_trials() -> 
     apart = answer([*searched()[:1], *confirmed(32, 1.0, 1.01, 0.99), *confirmed(64, 3.0, 3.01, 2.99)])
     assert "not_separated" in codes(close)
     assert codes(apart).isdisjoint({"not_separated", "unconfirmed_rival"})
+    touching = answer([*searched()[:1], *confirmed(32, 1.0, 1.0, 1.0), *confirmed(64, 1.0, 1.0, 1.0)])
+    assert "not_separated" in codes(touching)
     faster = make_trial(9, batch_size=16, seconds=0.5)
     assert "unconfirmed_rival" in codes(answer([*searched()[:1], faster, *confirmed(32, 1.0, 1.01, 0.99)]))
 
@@ -420,6 +430,10 @@ def test_what_limits_the_runs_of_the_optimum_is_told() -> None:
     assert codes(found) >= limits
     assert "it snowed" in {notice.message for notice in found.warnings}
     assert codes(answer([*searched(), make_trial(9, batch_size=128, product=4.0, **changed)])).isdisjoint(limits)
+    confirming = confirmed(32, 1.0, 1.1, 0.9)
+    assert "contended" not in codes(answer([*searched(), make_trial(9, contended=True, product=4.0), *confirming]))
+    others = [*confirmed(64, 3.0, 3.1), *confirmed(64, 2.9, start=150, first_seed=2, contended=True, product=2.9)]
+    assert "contended" in codes(answer([*searched(), *confirming, *others])), "any of those that are compared"
     shared = {32: make_probe(32, contended=True)}
     assert "step_times_contended" in codes(answer(searched(), probes=shared))
     assert "step_times_contended" not in codes(answer(searched()))

@@ -388,6 +388,31 @@ def test_logarithmic_axes_have_round_ticks_inside(ends: tuple[float, float]) -> 
     assert found == sorted(found)
 
 
+@pytest.mark.parametrize(
+    ("ends", "ticks"),
+    [
+        ((0.9, 120.0), [1, 10, 100]),
+        ((0.9, 12.0), [1, 3, 10]),
+        ((1.0, 100.0), [1, 10, 100]),
+        ((1e-9, 1e7), [1e-9, 1e-7, 1e-5, 1e-3, 1e-1, 1e1, 1e3, 1e5, 1e7]),
+        ((1e-9, 1.0), [1e-9, 1e-7, 1e-5, 1e-3, 1e-1]),
+        ((1.0, 1e8), [10**power for power in range(9)]),
+        ((2.0, 7.0), [2, 3, 4, 5, 7]),
+        ((4.05, 4.39), [4.1, 4.2, 4.3]),
+        ((3.01, 3.02), [3.01, 3.02]),
+    ],
+)
+def test_ticks_are_the_roundest_numbers_of_which_there_are_three_to_nine(
+    ends: tuple[float, float], ticks: list[float]
+) -> None:
+    assert round_numbers(*ends) == pytest.approx(ticks)
+    axis = value_axis("", ends, log=True, room=0.0)
+    low, high = math.log10(ends[0]) - 0.04, math.log10(ends[1]) + 0.04
+    assert axis["range"] == pytest.approx([low, high])
+    assert axis["tickvals"] == round_numbers(10**low, 10**high)
+    assert axis["ticktext"] == [number(tick) for tick in axis["tickvals"]]
+
+
 def test_axes_hold_everything_that_is_drawn(answer: Answer) -> None:
     figure = plots.objective_figure(answer, 32)
     assert figure is not None
@@ -404,8 +429,10 @@ def test_at_most_twelve_batch_sizes_are_named_on_an_axis(sizes: int, every: int)
     axis = batch_axis(ran)
     assert axis["tickvals"] == ran[::every]
     assert axis["ticktext"] == [str(size) for size in ran[::every]]
-    low, high = axis["range"]
-    assert low < 0.0 == math.log10(ran[0]) <= math.log10(ran[-1]) < high
+    length = math.log10(ran[-1])
+    room = max(0.1, PADDING * length)
+    assert axis["range"] == pytest.approx([-room, length + room])
+    assert batch_axis([8, 2**20])["range"][0] == pytest.approx(math.log10(8) - PADDING * math.log10(2**17))
 
 
 def test_axes_leave_their_padding_on_both_sides_and_begin_at_zero_where_that_is_the_least() -> None:
