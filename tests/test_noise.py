@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -167,3 +168,6 @@ def test_preconditioned_norms_are_estimated_apart() -> None:
         preconditioned.high,
     )
     assert alone.adam_scale is None
+    few = [replace(one, adam=None) for one in both[FEWEST_PASSES:]]
+    assert gradient_noise([*both[:FEWEST_PASSES], *few]).adam_low is not None
+    assert gradient_noise([*both[: FEWEST_PASSES - 1], *few]).adam_low is None
