@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import math
+import statistics
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -119,6 +121,32 @@ def test_the_scale_does_not_depend_on_the_unit_of_the_loss(unit: float) -> None:
     assert (other.scale, other.low, other.high) == pytest.approx((plain.scale, plain.low, plain.high))
 
 
+@pytest.mark.parametrize("pairs", [[(10.0, 5.0), (11.0, 5.4), (9.3, 4.7)], [(10.0, 5.0), (11.0, 4.7), (9.3, 5.4)]])
+def test_the_interval_ends_where_the_mean_of_the_difference_is_t_standard_errors_from_zero(
+    pairs: list[tuple[float, float]],
+) -> None:
+    """Three passes make blocks of one: then it is Fieller's interval, narrower where the two moments rise together."""
+    found = estimate(pairs)
+    assert found.scale is not None and found.low is not None and found.high is not None
+    for end in (found.low, found.high):
+        differences = [trace - end * square for trace, square in pairs]
+        error = statistics.stdev(differences) / math.sqrt(3)
+        assert abs(statistics.fmean(differences)) == pytest.approx(4.302652729911275 * error)  # t(0.975, 2), any table
+    assert found.low < found.scale < found.high
+
+
+def test_an_interval_without_an_end_is_infinitely_wide_and_one_of_zero_has_no_width() -> None:
+    assert Interval(8.0, 6.0, 14.0).relative_half_width == 0.5
+    for unknown in (Interval(), Interval(low=3.0), Interval(8.0, 6.0), Interval(8.0, high=9.0)):
+        assert unknown.relative_half_width == math.inf
+    assert Interval(0.0, 0.0, 0.0).relative_half_width == 0.0
+
+
+def test_norms_that_are_no_numbers_cannot_be_used() -> None:
+    assert Norms(1.0, 2.0).are_finite
+    assert not any(Norms(*pair).are_finite for pair in ((math.nan, 1.0), (1.0, math.inf)))
+
+
 def test_too_few_passes_say_nothing() -> None:
     passes = gaussian_passes(1.0, FEWEST_PASSES, np.random.default_rng(0))
     assert gradient_noise(passes[:-1]) == GradientNoise()
@@ -140,3 +168,6 @@ def test_preconditioned_norms_are_estimated_apart() -> None:
         preconditioned.high,
     )
     assert alone.adam_scale is None
+    few = [replace(one, adam=None) for one in both[FEWEST_PASSES:]]
+    assert gradient_noise([*both[:FEWEST_PASSES], *few]).adam_low is not None
+    assert gradient_noise([*both[: FEWEST_PASSES - 1], *few]).adam_low is None

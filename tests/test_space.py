@@ -158,3 +158,29 @@ def test_what_is_measured_for_all_trials_has_the_regularisation_that_the_space_c
     assert space.with_all_regularisation(some).dropout == 0.05
     without = SearchSpace.model_validate({"batch_size": 8, "learning_rate": 0.1})
     assert without.with_all_regularisation(plain) == plain
+
+
+def test_what_a_space_leaves_out_is_as_plain_as_it_can_be() -> None:
+    least = SearchSpace.model_validate({"batch_size": 8, "learning_rate": 0.1})
+    assert least.dimensions() == ()
+    plain = Configuration(
+        batch_size=8,
+        micro_batch_size=8,
+        learning_rate=0.1,
+        warmup_epochs=0.0,
+        weight_decay=0.0,
+        dropout=0.0,
+        label_smoothing=0.0,
+        optimizer="sgd",
+        parameters={"momentum": 0.9, "nesterov": True, "schedule": "constant"},
+    )
+    assert least.decode(8, {}) == plain
+    adamw = SearchSpace.model_validate({"batch_size": 8, "learning_rate": 0.1, "optimizer": {"name": "adamw"}})
+    assert adamw.decode(8, {}).parameters == {"beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8, "schedule": "constant"}
+    assert adamw.decode(8, {}).learning_rate == 0.1
+
+
+def test_a_relative_learning_rate_follows_the_root_from_64_where_nothing_else_is_said() -> None:
+    found = SearchSpace.model_validate({"batch_size": [16, 64], "learning_rate": {"low": 0.01, "high": 1.0}})
+    assert found.decode(64, {"reference_learning_rate": 0.1}).learning_rate == 0.1
+    assert found.decode(16, {"reference_learning_rate": 0.1}).learning_rate == pytest.approx(0.05)

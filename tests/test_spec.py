@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import jsonschema
 import pytest
@@ -13,6 +14,8 @@ from bssearch.space.domains import Range
 from bssearch.spec import StudySpec, load_spec
 from bssearch.spec.changes import changed_fields
 from tests.factories import SPEC, make_spec
+
+BUDGET = {"trials": 20, "trial_train_seconds": 10.0}
 
 
 def write(folder: Path, text: str, name: str = "study.yaml") -> Path:
@@ -208,3 +211,71 @@ def test_default_takes_the_fixed_values_of_the_space() -> None:
     configuration = make_spec().default_configuration
     assert (configuration.batch_size, configuration.learning_rate, configuration.dropout) == (32, 0.1, 0.1)
     assert configuration.parameters == {"momentum": 0.9, "nesterov": True, "schedule": "constant"}
+
+
+def test_what_a_spec_leaves_out_has_its_default() -> None:
+    asked = ("schema_version", "name", "workload", "target", "space", "default")
+    spec = StudySpec.model_validate({**{name: SPEC[name] for name in asked}, "budget": BUDGET})
+    assert spec.model_dump(mode="json", exclude={"space", "default", *asked}) == {
+        "workload_settings": {},
+        "objective": "time_to_target",
+        "price_per_device_hour": None,
+        "training": {
+            "precision": "auto",
+            "compile": "none",
+            "channels_last": False,
+            "fused": None,
+            "activation_checkpointing": False,
+            "deterministic": False,
+            "ghost_batch_size": None,
+            "data": "auto",
+            "loader_workers": 2,
+            "measure_noise": True,
+        },
+        "sampler": {"name": "auto", "startup_trials": 6},
+        "pruner": {"name": "balanced", "slack": None, "lag": 3.0, "checkpoint_gib": 10.0},
+        "confirm": {"top": 2, "runs": 3, "max_runs": None, "train_seconds": None},
+        "budget": {**BUDGET, "wall_seconds": None, "least_improvement": 0.02, "least_trials": 0},
+        "seed": 0,
+        "executor": {
+            "name": "local",
+            "slots": 1,
+            "threads": 1,
+            "device": "auto",
+            "hang_seconds": 300.0,
+            "memory_limit_gib": None,
+        },
+    }
+
+
+@pytest.mark.parametrize(
+    ("allowed", "refused"),
+    [
+        ({"sampler": {"startup_trials": 1}}, {"sampler": {"startup_trials": 0}}),
+        ({"pruner": {"slack": 1.0}}, {"pruner": {"slack": 0.99}}),
+        ({"pruner": {"checkpoint_gib": 0.0}}, {"pruner": {"checkpoint_gib": -1.0}}),
+        ({"pruner": {"checkpoint_gib": 1e6}}, {"pruner": {"checkpoint_gib": 1.1e6}}),
+        ({"pruner": {"lag": 1.01}}, {"pruner": {"lag": 1.0}}),
+        ({"confirm": {"runs": 0}}, {"confirm": {"runs": -1}}),
+        ({"confirm": {"top": 1}}, {"confirm": {"top": 0}}),
+        ({"confirm": {"runs": 3, "max_runs": 3}}, {"confirm": {"runs": 3, "max_runs": 2}}),
+        ({"confirm": {"max_runs": 10_000}}, {"confirm": {"max_runs": 10_001}}),
+        ({"confirm": {"runs": 1, "max_runs": 1}}, {"confirm": {"runs": 0, "max_runs": 1}}),
+        ({"budget": {**BUDGET, "trials": 5}}, {"budget": {**BUDGET, "trials": 4}}),
+        ({"budget": {**BUDGET, "trials": 1_000_000}}, {"budget": {**BUDGET, "trials": 1_000_001}}),
+        ({"budget": {**BUDGET, "least_improvement": 0.0}}, {"budget": {**BUDGET, "least_improvement": -0.1}}),
+        ({"budget": {**BUDGET, "least_improvement": 0.99}}, {"budget": {**BUDGET, "least_improvement": 1.0}}),
+        ({"training": {"ghost_batch_size": 2}}, {"training": {"ghost_batch_size": 1}}),
+        ({"training": {"loader_workers": 0}}, {"training": {"loader_workers": -1}}),
+        ({"training": {"loader_workers": 256}}, {"training": {"loader_workers": 257}}),
+        ({"executor": {"slots": 1}}, {"executor": {"slots": 0}}),
+        ({"executor": {"threads": 1}}, {"executor": {"threads": 0}}),
+        ({"seed": 0}, {"seed": -1}),
+        ({"seed": 2**31 - 1}, {"seed": 2**31}),
+        ({"name": "x" * 100}, {"name": "x" * 101}),
+    ],
+)
+def test_every_bound_of_a_spec_lies_where_it_is_said(allowed: dict[str, Any], refused: dict[str, Any]) -> None:
+    make_spec(**allowed)
+    with pytest.raises(ValueError):
+        make_spec(**refused)

@@ -19,7 +19,10 @@ from bssearch.analysis.law.batch_model import (
     predict_optimum,
     rising,
 )
+from bssearch.analysis.law.joint import runnable_steps
+from bssearch.analysis.law.likelihood import BEYOND, GRID, LawLikelihood
 from bssearch.analysis.law.points import LawPoint
+from tests.factories import make_probe
 
 RCP = Path(__file__).resolve().parents[1] / "data" / "mlperf-rcp"
 SIZES = (16, 32, 64, 128, 256, 512)
@@ -467,3 +470,31 @@ def test_the_untuned_reference_of_retinanet_is_found() -> None:
     without = fitted([replace(point, untuned=point.batch_size == 4096) for point in points])
     assert without.residuals[4096] > 0.2
     assert max(abs(value) for size, value in without.residuals.items() if size < 4096) < 0.1
+
+
+def test_b_crit_is_sought_ten_thousandfold_beyond_the_sizes_run_and_nowhere_coarsely() -> None:
+    same_steps = fitted([LawPoint(size, (100.0 * size,)) for size in SIZES])
+    same_samples = fitted([LawPoint(size, (100.0,)) for size in SIZES])
+    assert (same_steps.b_crit, same_samples.b_crit) == pytest.approx((SIZES[0] / 1e4, SIZES[-1] * 1e4))
+    assert same_steps.b_crit_low is None and same_samples.b_crit_high is None
+    grid = LawLikelihood(exact(), 0.05).grid
+    assert (grid[0], grid[-1]) == pytest.approx((math.log(SIZES[0] / BEYOND), math.log(SIZES[-1] * BEYOND)))
+    assert 0.9 * GRID < np.diff(grid).max() <= GRID
+
+
+def test_between_two_sizes_timed_whole_a_step_lies_on_the_straight_line_from_one_to_the_other() -> None:
+    probes = [make_probe(8, step_seconds=1.0), make_probe(16, step_seconds=3.0), make_probe(512, step_seconds=3.0)]
+    found = runnable_steps(probes[::-1], 512)
+    at = {one.batch_size: one.step_seconds for one in found}
+    assert [one.batch_size for one in found] == list(range(8, 17)) + sorted(set(at) - set(range(17)))
+    assert at == pytest.approx({size: 1.0 + (size - 8) / 4 if size < 16 else 3.0 for size in at})
+    assert {one.micro_batch_size == one.batch_size for one in found} == {True}
+    # 16 to an octave: each is 4.4 % above the one before, up to rounding to whole samples.
+    assert len([size for size in at if 256 <= size < 512]) == 16
+
+
+def test_no_step_is_made_up_beside_an_accumulated_one_or_beyond_the_largest_run() -> None:
+    accumulated = make_probe(32, micro_batch_size=16, step_seconds=4.0)
+    untimed = make_probe(64, step_seconds=None, out_of_memory=True)
+    found = runnable_steps([make_probe(16, step_seconds=2.0), accumulated, untimed, make_probe(128)], 64)
+    assert found == [RunnableStep(16, 16, 2.0), RunnableStep(32, 16, 4.0)]

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -130,7 +131,8 @@ def test_a_missed_run_of_the_optimum_is_told() -> None:
         *searched(),
     ]
     found = answer(trials)
-    assert "missed_runs" in {notice.code for notice in found.warnings}
+    assert "missed_runs" in codes(found)
+    assert "missed_runs" not in codes(answer([*searched(), *confirmed(32, 1.0, 1.1, 0.9)]))
 
 
 def test_largest_that_fits_leaves_out_what_ran_out_of_memory() -> None:
@@ -343,6 +345,99 @@ def test_trials_that_measured_nothing_are_counted() -> None:
     trials = [make_trial(n, state=TrialState.OOM, best_metric=None) for n in range(3)]
     with pytest.raises(TargetNotReachedError, match="measured anything: 3 oom"):
         answer(trials)
+
+
+def codes(found: Answer) -> set[str]:
+    return {notice.code for notice in found.warnings}
+
+
+def test_a_smaller_batch_size_taken_for_the_least_is_told_and_the_least_itself_is_not() -> None:
+    tie = answer([*searched(), *confirmed(32, 1.01, 1.011, 1.009), *confirmed(64, 1.0, 1.001, 0.999)])
+    assert tie.optimal.batch_size == 32
+    assert "smallest_within_5_percent" in codes(tie)
+    least = answer([*searched(), *confirmed(32, 1.0, 1.001, 0.999), *confirmed(64, 1.01, 1.011, 1.009)])
+    assert least.optimal.batch_size == 32
+    assert codes(least).isdisjoint({"smallest_within_5_percent", "chosen_by_law"})
+
+
+@pytest.mark.parametrize(("size", "at_edge"), [(8, True), (16, False), (64, False), (128, True)])
+def test_an_optimum_at_either_end_of_the_sizes_is_told(size: int, at_edge: bool) -> None:
+    fast = make_trial(9, batch_size=size, seconds=0.1)
+    assert ("optimum_at_edge" in codes(answer([*searched(), fast]))) is at_edge
+
+
+def test_the_only_batch_size_of_a_study_is_no_edge() -> None:
+    spec = make_spec(space={**SPEC.model_dump(mode="json")["space"], "batch_size": 32})
+    found = build_answer(study(spec), spec, [make_trial(0, batch_size=32)], {})
+    assert "optimum_at_edge" not in codes(found)
+
+
+def test_a_lone_batch_size_and_a_learning_rate_at_its_edge_are_told() -> None:
+    alone = codes(answer([make_trial(0, batch_size=32, learning_rate=1.0)]))
+    assert alone >= {"only_one_batch_size", "learning_rate_at_edge"}
+    assert codes(answer(searched())).isdisjoint({"only_one_batch_size", "learning_rate_at_edge"})
+
+
+def test_two_confirmation_runs_are_few_and_three_are_not() -> None:
+    spec = make_spec(confirm={"runs": 2})
+    two = build_answer(study(spec), spec, [*searched(), *confirmed(32, 1.0, 1.1)], {})
+    assert "few_runs" in codes(two)
+    one = make_spec(confirm={"runs": 1})
+    assert "few_runs" in codes(build_answer(study(one), one, [*searched(), *confirmed(32, 1.0)], {}))
+    assert "few_runs" not in codes(answer([*searched(), *confirmed(32, 1.0, 1.1, 0.9)]))
+    assert "few_runs" not in codes(answer(searched())), "nothing is confirmed: that is told, and graver"
+
+
+def test_seeds_that_differ_by_more_than_a_tenth_are_told() -> None:
+    def noise(deviation: float) -> set[str]:
+        return codes(answer([*searched(), *confirmed(32, 1.0, math.exp(deviation), math.exp(-deviation))]))
+
+    assert "seed_noise" in noise(0.105)  # a coefficient of variation of 0.1053
+    assert "seed_noise" not in noise(0.095)
+
+
+def test_rivals_are_those_whose_intervals_overlap_and_faster_single_trials() -> None:
+    close = answer([*searched(), *confirmed(32, 1.0, 1.1, 0.9), *confirmed(64, 1.1, 1.2, 1.0)])
+    apart = answer([*searched()[:1], *confirmed(32, 1.0, 1.01, 0.99), *confirmed(64, 3.0, 3.01, 2.99)])
+    assert "not_separated" in codes(close)
+    assert codes(apart).isdisjoint({"not_separated", "unconfirmed_rival"})
+    touching = answer([*searched()[:1], *confirmed(32, 1.0, 1.0, 1.0), *confirmed(64, 1.0, 1.0, 1.0)])
+    assert "not_separated" in codes(touching)
+    faster = make_trial(9, batch_size=16, seconds=0.5)
+    assert "unconfirmed_rival" in codes(answer([*searched()[:1], faster, *confirmed(32, 1.0, 1.01, 0.99)]))
+
+
+def test_trials_that_wait_run_or_failed_are_told() -> None:
+    states = {"running": TrialState.RUNNING, "queued": TrialState.QUEUED, "failed_trials": TrialState.FAILED}
+    assert codes(answer(searched())).isdisjoint(states)
+    for code, state in states.items():
+        assert codes(answer([*searched(), make_trial(9, state=state)])) & set(states) == {code}
+
+
+def test_a_default_that_missed_is_told_and_one_that_reached_or_never_ran_is_not() -> None:
+    def default(state: TrialState) -> TrialRecord:
+        return make_trial(9, configuration=SPEC.default_configuration, state=state, seconds=9.0)
+
+    assert "default_missed" in codes(answer([*searched(), default(TrialState.EXHAUSTED)]))
+    assert "default_missed" not in codes(answer([*searched(), default(TrialState.REACHED)]))
+    assert "default_missed" not in codes(answer(searched()))
+
+
+def test_what_limits_the_runs_of_the_optimum_is_told() -> None:
+    limits = {"contended", "incomplete_batch_dropped", "measurement"}
+    changed: dict[str, Any] = {"contended": True, "dropped_samples_per_epoch": 7, "warnings": ("it snowed",)}
+    fast = make_trial(9, batch_size=32, product=0.2, **changed)
+    found = answer([*searched(), fast])
+    assert codes(found) >= limits
+    assert "it snowed" in {notice.message for notice in found.warnings}
+    assert codes(answer([*searched(), make_trial(9, batch_size=128, product=4.0, **changed)])).isdisjoint(limits)
+    confirming = confirmed(32, 1.0, 1.1, 0.9)
+    assert "contended" not in codes(answer([*searched(), make_trial(9, contended=True, product=4.0), *confirming]))
+    others = [*confirmed(64, 3.0, 3.1), *confirmed(64, 2.9, start=150, first_seed=2, contended=True, product=2.9)]
+    assert "contended" in codes(answer([*searched(), *confirming, *others])), "any of those that are compared"
+    shared = {32: make_probe(32, contended=True)}
+    assert "step_times_contended" in codes(answer(searched(), probes=shared))
+    assert "step_times_contended" not in codes(answer(searched()))
 
 
 def test_tokens_are_counted_where_the_workload_counts_them() -> None:

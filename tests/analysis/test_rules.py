@@ -486,7 +486,10 @@ def test_where_a_run_shared_its_device_all_are_compared_in_steps() -> None:
     assert "paired by 3 seeds by steps × the step time of their batch size" in one.reason
 
 
-@pytest.mark.parametrize(("last_miss_step", "verdict", "regret"), [(700, "broke", 7.0), (90, "undecided", 0.9)])
+@pytest.mark.parametrize(
+    ("last_miss_step", "verdict", "regret"),
+    [(700, "broke", 7.0), (111, "broke", 1.11), (110, "undecided", 1.1), (90, "undecided", 0.9)],
+)
 def test_a_shared_device_shows_by_its_steps_how_far_a_rule_missed(
     last_miss_step: int, verdict: str, regret: float
 ) -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from bssearch.analysis.objectives.seconds import seconds_to_target
-from bssearch.analysis.time_to_target import estimate, ratio_upper_bound
+from bssearch.analysis.time_to_target import WIDEST_GAP, estimate, ratio_interval, ratio_upper_bound
 from bssearch.intervals import student_t
 from bssearch.records import TrialRecord, TrialState
 from tests.factories import make_trial
@@ -59,8 +59,20 @@ def test_runs_that_hit_at_the_same_evaluation_have_the_width_of_its_gap() -> Non
     assert found.low is not None and found.high is not None
     assert found.high / found.low > 110 / 90
     assert found.low < 0.437 < found.high
+    # A uniform distribution of width w has the standard deviation w/√12.
+    assert found.log_deviation == pytest.approx(math.log(110 / 90) / math.sqrt(12))
     exact = estimate(between(100, 100))
     assert (exact.low, exact.high) == pytest.approx((0.437, 0.437))
+
+
+def test_the_gap_counts_up_to_a_width_and_not_for_what_is_no_hit_at_the_target() -> None:
+    found = estimate(between(1, 1000))
+    assert found.log_deviation == pytest.approx(WIDEST_GAP / math.sqrt(12)) == estimate(between(0, 20)).log_deviation
+    assert estimate(between(90, 110)[:1]).log_deviation == 0.0
+    unseen = [
+        replace(one, outcome=replace(one.outcome, first_hit_step=None)) for one in between(90, 110) if one.outcome
+    ]
+    assert estimate(unseen).log_deviation == 0.0
 
 
 def test_a_hit_at_the_first_evaluation_is_hardly_known() -> None:
@@ -107,3 +119,12 @@ def test_ratio_bound_needs_three_runs_on_both_sides() -> None:
     bound = ratio_upper_bound(three, three)
     assert bound is not None
     assert 1.0 < bound < 1.05
+
+
+def test_the_interval_of_a_ratio_is_welchs_and_turns_round_with_its_sides() -> None:
+    slow = estimate([make_trial(n, seconds=value) for n, value in enumerate((2.0, 2.4, 1.8))])
+    fast = estimate([make_trial(n, seconds=value) for n, value in enumerate((1.0, 1.01, 0.99, 1.02))])
+    found, turned = ratio_interval(slow, fast), ratio_interval(fast, slow)
+    # By scipy.stats.ttest_ind(…, equal_var=False).confidence_interval() of the logarithms.
+    assert found == pytest.approx((1.42654, 2.92268), rel=1e-5)
+    assert turned == pytest.approx((1 / 2.92268, 1 / 1.42654), rel=1e-5)

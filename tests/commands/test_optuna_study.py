@@ -129,6 +129,30 @@ def test_a_trial_outside_the_space_widens_the_distribution_of_all() -> None:
         assert all(one._contains(one.to_internal_repr(trial.params[name])) for name, one in trial.distributions.items())
 
 
+def test_choices_of_numbers_are_in_order_and_those_equal_up_to_rounding_are_one() -> None:
+    space = {
+        "batch_size": [16, 32],
+        "learning_rate": 0.1,
+        "weight_decay": [1e-3, 0.0, 1e-4],
+        "optimizer": [{"name": "sgd"}, {"name": "adamw"}],
+    }
+    default = {"batch_size": 32, "learning_rate": 0.1, "weight_decay": 0.0, "optimizer": {"name": "sgd"}}
+    spec = make_spec(space=space, default=default)
+    rounded = replace(spec.default_configuration, weight_decay=1e-4 * (1 + 1e-12))
+    first, second = as_optuna(
+        make_trial(1, configuration=rounded),
+        make_trial(2, configuration=replace(rounded, weight_decay=1e-4 * 1.01)),
+        space=space,
+        default=default,
+    ).trials
+    assert first.params["weight_decay"] == 1e-4
+    assert second.params["weight_decay"] == 1e-4 * 1.01
+    found = first.distributions["weight_decay"]
+    assert isinstance(found, CategoricalDistribution)
+    assert found.choices == (0.0, 1e-4, 1e-4 * 1.01, 1e-3)
+    assert first.distributions["optimizer"] == CategoricalDistribution(("sgd", "adamw")), "not by the alphabet"
+
+
 def test_what_another_optimizer_has_is_left_out() -> None:
     space = {
         "batch_size": [16, 32],

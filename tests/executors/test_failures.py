@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import signal
 from pathlib import Path
 
@@ -19,6 +21,7 @@ from bssearch.executors.failures import (
     words_of_no_memory,
 )
 from bssearch.records import TrialState
+from bssearch.workloads.idx import read_idx
 
 
 @pytest.mark.parametrize(
@@ -95,6 +98,26 @@ def test_an_exception_is_told_with_the_users_own_line_not_the_librarys(tmp_path:
     words = describe_exception(caught.value)
     assert words.startswith("JSONDecodeError: ")
     assert words.endswith(f"({code}:4: return json.loads('nonsense'))")
+
+
+def test_code_beside_the_package_is_the_users_and_the_packages_own_is_not() -> None:
+    with pytest.raises(ValueError) as caught:
+        json.loads("nonsense")
+    assert f"({__file__}:" in describe_exception(caught.value)
+    with pytest.raises(TypeError) as mistaken:
+        describe_exit("not a number")  # type: ignore[arg-type]
+    assert f"({__file__}:" in describe_exception(mistaken.value)
+
+
+def test_code_of_a_shipped_workload_counts_as_the_users() -> None:
+    with pytest.raises(AttributeError) as caught:
+        read_idx("no path", 1)  # type: ignore[arg-type]
+    assert f"{os.sep}workloads{os.sep}idx.py:" in describe_exception(caught.value)
+
+
+def test_an_exception_that_was_never_raised_is_told_by_its_type_alone() -> None:
+    assert describe_exception(KeyError()) == "KeyError"
+    assert describe_exception(ValueError("no such table")) == "ValueError: no such table"
 
 
 def test_an_error_of_our_own_speaks_for_itself() -> None:

@@ -99,6 +99,16 @@ def test_prints_reach_the_terminal_and_the_log_that_is_kept(tmp_path: Path, caps
     assert "said by the workload" in (tmp_path / "logs" / "slot-0.log").read_text()
 
 
+def test_the_traceback_of_a_trial_that_failed_is_printed_and_kept(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with inline(tmp_path, log_folder=tmp_path / "logs", workload_settings={"at": 2}) as executor:
+        outcome, _ = run_to_the_end(executor, request_trial(1, "raise"))
+    assert outcome.state is TrialState.FAILED
+    for text in (capsys.readouterr().err, (tmp_path / "logs" / "slot-0.log").read_text(), outcome.traceback or ""):
+        assert text.startswith("Traceback") and "the user's own mistake" in text.splitlines()[-1]
+
+
 def test_what_a_process_of_its_own_gives_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="slots = 2 must be 1"):
         InlineExecutor(settings_of(tmp_path, slots=2))

@@ -1,6 +1,16 @@
 from __future__ import annotations
 
-from bssearch.executors.process import worker_environment
+import os
+import queue
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+
+from bssearch.executors.messages import Reply
+from bssearch.executors.process import WorkerProcess, worker_environment
 
 
 def test_a_worker_has_what_repeatable_sums_on_a_gpu_need_unless_the_user_chose_otherwise() -> None:
@@ -12,3 +22,35 @@ def test_a_worker_has_its_number_of_threads_and_no_secret() -> None:
     environment = worker_environment({"OMP_NUM_THREADS": "7", "PGPASSWORD": "secret", "HOME": "/home"}, threads=2)
     assert environment["OMP_NUM_THREADS"] == "2"
     assert "PGPASSWORD" not in environment and environment["HOME"] == "/home"
+
+
+@contextmanager
+def started(folder: Path) -> Iterator[WorkerProcess]:
+    """Yield a worker process that has only just been started; kill and bury it in the end."""
+    inbox: queue.SimpleQueue[tuple[WorkerProcess, Reply | None]] = queue.SimpleQueue()
+    (folder / "log").write_text("from before\n")
+    made = WorkerProcess(slot=3, threads=1, log=folder / "log", inbox=inbox, environment={})
+    try:
+        yield made
+    finally:
+        return_code = made.bury()
+    assert return_code == -signal.SIGKILL
+    assert inbox.get(timeout=10) == (made, None)
+
+
+def test_the_id_of_a_worker_stays_its_own_until_it_is_buried(tmp_path: Path) -> None:
+    with started(tmp_path) as worker:
+        assert not worker.has_exited()
+        worker.kill()
+        while not worker.has_exited():
+            os.sched_yield()
+        assert psutil.Process(worker.pid).status() == psutil.STATUS_ZOMBIE
+    assert not psutil.pid_exists(worker.pid)
+    assert worker.has_exited()
+
+
+def test_a_worker_leads_a_group_of_its_own_and_appends_to_its_log(tmp_path: Path) -> None:
+    with started(tmp_path) as worker:
+        assert os.getpgid(worker.pid) == os.getsid(worker.pid) == worker.pid
+        assert (worker.slot, worker.log_start) == (3, len("from before\n"))
+        assert worker.log.read_text().startswith("from before\n")

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import yaml
 
-from bssearch.analysis.answer import FinalMetrics, Gap, Generalisation
+from bssearch.analysis.answer import FinalMetrics, Gap, Generalisation, Notice
 from bssearch.analysis.headline import headline
 from bssearch.analysis.report import build_answer
 from bssearch.errors import UsageError
@@ -164,6 +164,19 @@ def test_the_page_says_what_the_answer_says(whole: StudyPicture, html: str) -> N
     assert f"95 % interval {figure.low:.3g} to {figure.high:.3g}, 3 runs" in tiles
     for row in whole.answer.batches:
         assert f"\n{row.batch_size}\n" in text
+
+
+def test_warnings_are_sentences_and_keep_their_words(whole: StudyPicture) -> None:
+    said = [Notice(code="one", message="from one trial"), Notice(code="two", message="5 trials failed")]
+    shown = render(replace(whole, answer=whole.answer.model_copy(update={"warnings": said})))
+    assert {"From one trial", "5 trials failed"} <= set(Elements(shown).texts)
+
+
+def test_a_small_batch_size_is_read_with_how_it_accumulates(whole: StudyPicture) -> None:
+    split = whole.answer.optimal.model_copy(update={"accumulation_steps": 4, "micro_batch_size": 16})
+    text = Elements(render(replace(whole, answer=whole.answer.model_copy(update={"optimal": split})))).text
+    assert "4 × 16" in text
+    assert "1 × " not in Elements(render(whole)).text
 
 
 def test_the_page_needs_no_other_file(html: str) -> None:
@@ -317,13 +330,15 @@ def test_what_the_batch_sizes_come_to_in_the_same_time_is_shown_where_it_was_run
 def test_the_spec_on_the_page_asks_the_same_question(whole: StudyPicture, html: str) -> None:
     spec = re.findall(r"<pre[^>]*>(.*?)</pre>", html, flags=re.DOTALL)[-1]
     assert StudySpec.model_validate(yaml.safe_load(unescape(spec))) == whole.spec
-    assert "bssearch run ./toy.yaml" in html
+    commands = re.findall(r"<pre[^>]*>(.*?)</pre>", html, flags=re.DOTALL)[0]
+    assert commands.splitlines() == ["bssearch run ./toy.yaml", "bssearch report toy --html report.html"]
 
 
 def test_an_imported_study_is_not_said_to_run_again() -> None:
     text = Elements(render(picture(make_spec(workload="imported")))).text
     assert "Its runs were made elsewhere" in text
     assert "bssearch run" not in text
+    assert "bssearch report toy --html report.html" in text
     assert "Your default" not in text
 
 

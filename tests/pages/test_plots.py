@@ -17,7 +17,7 @@ from bssearch.analysis.objectives.base import objective_of
 from bssearch.analysis.objectives.time_to_target import TIME
 from bssearch.analysis.report import build_answer
 from bssearch.pages import plots, trial_plots
-from bssearch.pages.axes import Figure, label, round_numbers
+from bssearch.pages.axes import PADDING, Figure, batch_axis, label, round_numbers, value_axis
 from bssearch.records import (
     Configuration,
     Observation,
@@ -266,6 +266,23 @@ def test_curves_are_thinned_and_end_where_they_ended(answer: Answer) -> None:
     assert trial_plots.curves_figure(answer, {16: []}) is None
 
 
+def test_the_curve_of_the_optimum_stands_out_and_one_that_missed_is_dotted() -> None:
+    trials = [make_trial(0, batch_size=32), make_trial(1, batch_size=64, state=TrialState.EXHAUSTED)]
+    figure = trial_plots.curves_figure(answer_of(trials), {32: long_curve(20), 64: long_curve(20)})
+    best, other = named(figure, "32"), named(figure, "64")
+    assert (best["name"], other["name"]) == ("32 (optimal)", "64")
+    assert (best["line"]["dash"], other["line"]["dash"]) == ("solid", "dot")
+    assert (best["line"]["width"] > other["line"]["width"], best["zorder"], other["zorder"]) == (True, 1, 0)
+    assert (best["line"]["color"], other["line"]["color"]) == ("var(--seq-0)", "var(--seq-100)")
+    assert figure is not None and "≥ 0.9" in figure["layout"]["annotations"][0]["text"]
+
+
+def test_a_curve_of_a_single_evaluation_is_no_line(answer: Answer) -> None:
+    assert trial_plots.curves_figure(answer, {32: make_curve((0.0, 0.1), (1.0, 0.9))}) is None
+    drawn = trial_plots.curves_figure(answer, {32: make_curve((0.0, 0.1), (1.0, 0.9), (2.0, 0.95))})
+    assert named(drawn, "32")["x"] == [1.0, 2.0]
+
+
 def rates(trials: Sequence[TrialRecord], default: Configuration | None = None) -> Figure | None:
     return trial_plots.learning_rate_figure(trials, TIME, default)
 
@@ -317,8 +334,14 @@ def test_memory_is_shown_beside_the_devices_where_it_comes_near() -> None:
     assert near is not None
     assert near["data"][0]["y"] == [6.0] * len(SIZES)
     assert near["layout"]["shapes"][0]["y0"] == 8.0
+    assert (near["layout"]["shapes"][0]["x0"], near["layout"]["shapes"][0]["x1"]) == (0, 1)
+    low, high = near["layout"]["yaxis"]["range"]
+    assert (low, high > 8.0) == (0.0, True)
+    a_quarter = plots.memory_figure(answer_of(law_trials(peak_memory_bytes=2 * 2**30)))
+    assert a_quarter is not None and "shapes" in a_quarter["layout"]
     far = plots.memory_figure(answer_of(law_trials(peak_memory_bytes=2**28)))
     assert far is not None and "shapes" not in far["layout"]
+    assert far["layout"]["yaxis"]["range"][0] == 0.0
     assert plots.memory_figure(answer_of(law_trials())) is None
 
 
@@ -331,6 +354,7 @@ def test_throughput_is_batch_size_over_step_time(answer: Answer) -> None:
 def test_names_of_users_are_cut_and_shown_as_they_are(answer: Answer) -> None:
     assert label("<b>a & b</b>\n c") == "&lt;b&gt;a &amp; b&lt;/b&gt; c"
     assert len(label("x" * 1000)) == 40
+    assert label("x" * 40) == "x" * 40 != label("x" * 41)
     evil = answer.model_copy(
         update={"target": answer.target.model_copy(update={"metric": '<a href="https://evil">click</a>'})}
     )
@@ -365,6 +389,31 @@ def test_logarithmic_axes_have_round_ticks_inside(ends: tuple[float, float]) -> 
     assert found == sorted(found)
 
 
+@pytest.mark.parametrize(
+    ("ends", "ticks"),
+    [
+        ((0.9, 120.0), [1, 10, 100]),
+        ((0.9, 12.0), [1, 3, 10]),
+        ((1.0, 100.0), [1, 10, 100]),
+        ((1e-9, 1e7), [1e-9, 1e-7, 1e-5, 1e-3, 1e-1, 1e1, 1e3, 1e5, 1e7]),
+        ((1e-9, 1.0), [1e-9, 1e-7, 1e-5, 1e-3, 1e-1]),
+        ((1.0, 1e8), [10**power for power in range(9)]),
+        ((2.0, 7.0), [2, 3, 4, 5, 7]),
+        ((4.05, 4.39), [4.1, 4.2, 4.3]),
+        ((3.01, 3.02), [3.01, 3.02]),
+    ],
+)
+def test_ticks_are_the_roundest_numbers_of_which_there_are_three_to_nine(
+    ends: tuple[float, float], ticks: list[float]
+) -> None:
+    assert round_numbers(*ends) == pytest.approx(ticks)
+    axis = value_axis("", ends, log=True, room=0.0)
+    low, high = math.log10(ends[0]) - 0.04, math.log10(ends[1]) + 0.04
+    assert axis["range"] == pytest.approx([low, high])
+    assert axis["tickvals"] == round_numbers(10**low, 10**high)
+    assert axis["ticktext"] == [number(tick) for tick in axis["tickvals"]]
+
+
 def test_axes_hold_everything_that_is_drawn(answer: Answer) -> None:
     figure = plots.objective_figure(answer, 32)
     assert figure is not None
@@ -373,3 +422,65 @@ def test_axes_hold_everything_that_is_drawn(answer: Answer) -> None:
         errors: Mapping[str, Any] = trace.get("error_y", {"array": [0] * len(trace["y"])})
         for value, above in zip(trace["y"], errors["array"], strict=True):
             assert 10**low <= (value + above) * (1 + 1e-9) and (value + above) * (1 - 1e-9) <= 10**high
+
+
+@pytest.mark.parametrize(("sizes", "every"), [(1, 1), (12, 1), (13, 2), (24, 2), (25, 3)])
+def test_at_most_twelve_batch_sizes_are_named_on_an_axis(sizes: int, every: int) -> None:
+    ran = [2**power for power in range(sizes)]
+    axis = batch_axis(ran)
+    assert axis["tickvals"] == ran[::every]
+    assert axis["ticktext"] == [str(size) for size in ran[::every]]
+    length = math.log10(ran[-1])
+    room = max(0.1, PADDING * length)
+    assert axis["range"] == pytest.approx([-room, length + room])
+    assert batch_axis([8, 2**20])["range"][0] == pytest.approx(math.log10(8) - PADDING * math.log10(2**17))
+
+
+def test_axes_leave_their_padding_on_both_sides_and_begin_at_zero_where_that_is_the_least() -> None:
+    assert value_axis("", [1.0, 3.0], log=False)["range"] == pytest.approx([1.0 - 2 * PADDING, 3.0 + 2 * PADDING])
+    assert value_axis("", [0.0, 3.0], log=False)["range"] == pytest.approx([0.0, 3.0 + 3 * PADDING])
+    assert value_axis("", [5.0, 5.0], log=False)["range"] == pytest.approx([5.0 - 5 * PADDING, 5.0 + 5 * PADDING])
+    assert value_axis("", [0.0], log=False)["range"] == pytest.approx([0.0, PADDING])
+    assert value_axis("", [1.0, 1e4], log=True, room=0.5)["range"] == pytest.approx([-2.0, 6.0])
+    one = value_axis("", [10.0, 0.0, -1.0, math.inf], log=True)["range"]
+    assert one[0] < 1.0 < one[1], "what no logarithmic axis can show does not count"
+
+
+def test_colours_of_equal_figures_have_a_scale_all_the_same() -> None:
+    marker = named(rates([make_trial(0, seconds=2.0), make_trial(1, seconds=2.0)]), "reached")["marker"]
+    assert marker["cmin"] == pytest.approx(math.log(2.0)) and marker["cmax"] > marker["cmin"]
+    spread = named(rates([make_trial(0, seconds=2.0), make_trial(1, seconds=8.0)]), "reached")["marker"]
+    assert (spread["cmin"], spread["cmax"]) == pytest.approx((math.log(2.0), math.log(8.0)))
+    shades = [(share, colour) for share, colour in spread["colorscale"]]
+    assert (shades[0], shades[-1]) == ((0.0, "var(--seq-0)"), (1.0, "var(--seq-100)"))
+
+
+def test_what_is_not_tuned_is_hollow_in_the_figures_of_the_law(answer: Answer) -> None:
+    rows = [row.model_copy(update={"untuned": row.batch_size == 128}) for row in answer.batches]
+    figure = plots.steps_figure(answer.model_copy(update={"batches": rows}))
+    assert figure is not None
+    symbols = {
+        size: symbol
+        for trace in figure["data"]
+        if trace["mode"] == "markers"
+        for size, symbol in zip(trace["x"], trace["marker"]["symbol"], strict=True)
+    }
+    assert {size for size, symbol in symbols.items() if symbol.endswith("-open")} == {128}
+
+
+def test_the_default_that_never_reached_is_an_arrow_and_the_mark_of_one_that_did_is_not() -> None:
+    default = make_spec().default_configuration
+    missed = make_trial(99, configuration=default, state=TrialState.EXHAUSTED, seconds=9.0)
+    mark = named(plots.objective_figure(answer_of([*law_trials(), missed]), 32), "your default")
+    assert (mark["y"], mark["marker"]["symbol"]) == ([pytest.approx(9.0)], "arrow-up-open")
+    reached = answer_of([*law_trials(), make_trial(99, configuration=default, seconds=9.0)])
+    assert named(plots.objective_figure(reached, 32), "your default")["marker"]["symbol"] == "diamond-open"
+    assert "your default" not in names(plots.objective_figure(reached))
+
+
+def test_of_a_study_for_samples_the_seconds_are_drawn_apart(answer: Answer) -> None:
+    assert plots.time_figure(answer) is None, "they are the objective"
+    figure = plots.time_figure(answer_of(law_trials(), make_spec(objective="samples_to_target")))
+    drawn = named(figure, "best tuned")
+    medians = {row.batch_size: row.time_to_target_s.median for row in answer.batches if row.time_to_target_s}
+    assert dict(zip(drawn["x"], drawn["y"], strict=True)) == pytest.approx(medians)

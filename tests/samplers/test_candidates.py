@@ -90,6 +90,26 @@ def test_the_neighbours_of_the_best_are_looked_at_along_every_coordinate() -> No
         assert min(moved) < best[name] < max(moved)  # type: ignore[operator, type-var]
 
 
+@pytest.mark.parametrize(("dropout", "beside"), [(0.0, {0.1}), (0.1, {0.0, 0.2}), (0.4, {0.2, 0.5}), (0.5, {0.4})])
+def test_the_neighbours_of_a_number_among_choices_are_the_next_in_order(dropout: float, beside: set[float]) -> None:
+    found = candidates(dropout=[0.5, 0.0, 0.2, 0.1, 0.4], batch_size=[8, 16, 32, 64, 128])
+    best: dict[str, ParameterValue] = {"reference_learning_rate": 0.1, "dropout": dropout}
+    for size, next_to_it in ((8, {16}), (32, {16, 64}), (128, {64})):
+        first = found.add(size, best)
+        looked_at = [found[int(index)] for index in found.among([first], [first], RNG)]
+        alike = [(here, values) for here, values in looked_at if values["reference_learning_rate"] == 0.1]
+        assert {values["dropout"] for here, values in alike if here == size} == {dropout, *beside}
+        assert {here for here, values in alike if values == best} == {size, *next_to_it}
+
+
+def test_the_neighbours_of_a_choice_without_order_are_all_others() -> None:
+    found = candidates(optimizer=[{"name": "sgd"}, {"name": "adamw"}])
+    best: dict[str, ParameterValue] = {"reference_learning_rate": 0.1, "optimizer": "sgd"}
+    first = found.add(16, best)
+    looked_at = [found[int(index)] for index in found.among([first], [first], RNG)]
+    assert (16, {**best, "optimizer": "adamw"}) in looked_at
+
+
 def test_every_batch_size_and_every_choice_is_among_what_is_spread() -> None:
     found = candidates(optimizer=[{"name": "sgd"}, {"name": "adamw"}], dropout=[0.0, 0.5])
     looked_at = [found[int(index)] for index in found.among([], [], RNG)]

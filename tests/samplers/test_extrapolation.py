@@ -122,6 +122,22 @@ def test_winners_of_one_shape_make_paces_surer_and_others_less() -> None:
     assert alike.error < ERROR < seen(*bends).error
 
 
+def test_each_winner_counts_once_in_the_error_as_all_the_others_predict_it() -> None:
+    """Straight lines predict each other exactly, so that only how many they are changes the prior's variance of 4."""
+    for winners in (2, 3, 5):
+        found = seen(*(line(number, 10.0 + 5 * number) for number in range(winners)))
+        assert found.error == pytest.approx(ERROR * math.sqrt(4 / (4 + winners)))
+    assert seen(line(0, 10.0)).error == ERROR, "a winner alone has no others"
+
+
+def test_of_many_winners_the_twelve_fastest_are_the_measure() -> None:
+    late = run(99, (0.0, 0.0), (500.0, 0.0), (1000.0, 1.0), hit=1000.0)
+    alike = [line(number, 10.0 + number) for number in range(12)]
+    stopped = line(50, 20.0, until=0.5)
+    assert seen(*alike, late, stopped).log_seconds[-1] == pytest.approx(math.log(20.0))
+    assert seen(*alike[:11], late, stopped).log_seconds[-1] != pytest.approx(math.log(20.0), abs=1e-3)
+
+
 def test_of_many_points_the_best_are_kept_and_some_of_the_others() -> None:
     runs = [line(number, 10.0 + number) for number in range(40)]
     lost = [run(100 + number, diverged=True) for number in range(40)]

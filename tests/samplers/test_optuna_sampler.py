@@ -11,7 +11,7 @@ import pytest
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.trial import TrialState as OptunaState
 
-from bssearch.samplers.time_model.optuna_sampler import TimeToTargetSampler
+from bssearch.samplers.time_model.optuna_sampler import MOST_VALUES, TimeToTargetSampler, _batch_sizes, _Space
 
 TARGET = 0.97
 DEFAULT = {"batch_size": 32, "learning_rate": 0.1}
@@ -198,6 +198,40 @@ def test_a_step_time_that_trials_show_or_that_is_given_is_taken() -> None:
     shown = made()
     shown.optimize(with_steps, n_trials=10)
     assert shown.best_value <= 1.25 * BEST
+
+
+def test_a_trial_that_lacks_a_parameter_counts_as_in_its_middle() -> None:
+    space = _Space(
+        {
+            "batch_size": IntDistribution(8, 64, log=True),
+            "learning_rate": FloatDistribution(0.01, 1.0, log=True),
+            "dropout": FloatDistribution(0.0, 0.5),
+            "layers": IntDistribution(1, 5),
+            "activation": CategoricalDistribution(["relu", "gelu", "silu"]),
+        }
+    )
+    size, lacking = space.point({"batch_size": 16})
+    assert (size, lacking) == (
+        16,
+        {"reference_learning_rate": pytest.approx(0.1), "dropout": 0.25, "layers": 3, "activation": "gelu"},
+    )
+    given = {"batch_size": 32, "learning_rate": 0.5, "dropout": 0.1, "layers": 2, "activation": "silu"}
+    assert space.params(*space.point(given)) == given
+
+
+@pytest.mark.parametrize(
+    ("distribution", "sizes"),
+    [
+        (IntDistribution(8, 64, log=True), [8, 16, 32, 64]),
+        (IntDistribution(8, 100, log=True), [8, 16, 32, 64, 100]),
+        (IntDistribution(10, 12), [10, 11, 12]),
+        (IntDistribution(1, MOST_VALUES), list(range(1, MOST_VALUES + 1))),
+        (IntDistribution(32, 4000, step=32), [32, 64, 128, 256, 512, 1024, 2048, 4000]),
+        (CategoricalDistribution([96, 24, 48]), [24, 48, 96]),
+    ],
+)
+def test_batch_sizes_are_all_of_few_and_doublings_of_many(distribution: Any, sizes: list[int]) -> None:
+    assert _batch_sizes(distribution) == sizes
 
 
 def test_what_it_cannot_do_is_said() -> None:

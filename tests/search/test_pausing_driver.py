@@ -457,3 +457,42 @@ def test_the_end_that_ends_a_run_is_told_too(tmp_path: Path) -> None:
     with open_store(url, write=False) as store:
         newest = store.trials(spec.name)[-1]
     assert newest.state.is_finished and told[-1] == newest.number
+
+
+def test_only_search_trials_are_saved_and_only_where_they_may_take_disk(tmp_path: Path) -> None:
+    saving, never = SteppingLaw(), SteppingLaw()
+    for executor, room in ((saving, 10.0), (never, 0.0)):
+        folder = tmp_path / str(room)
+        folder.mkdir()
+        pruner = {"name": "balanced", "slack": 1.0, "checkpoint_gib": room}
+        budget = {"trials": 6, "trial_train_seconds": 4.0}
+        run(study_spec(pruner=pruner, budget=budget, confirm={"top": 1, "runs": 1}), folder, executor)
+    searching = [one for one in saving.requests if not one.evaluate_test]
+    confirming = [one for one in saving.requests if one.evaluate_test]
+    assert searching and confirming
+    assert len({one.checkpoint for one in searching}) == len({one.number for one in searching})
+    assert None not in {one.checkpoint for one in searching}
+    assert {one.checkpoint for one in confirming} == {None}
+    assert {one.checkpoint for one in never.requests} == {None}
+
+
+@pytest.mark.parametrize(
+    ("alive", "here", "ours"),
+    [(False, True, True), (False, False, True), (None, True, True), (None, False, False), (True, True, False)],
+)
+def test_what_another_driver_left_waiting_is_ended_where_it_died_or_left_its_file_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alive: bool | None, here: bool, ours: bool
+) -> None:
+    spec, first = study_spec(), Doomed()
+    with pytest.raises(Dies):
+        run(spec, tmp_path, first)
+    with open_store(f"sqlite:///{tmp_path / 'study.db'}", write=False) as store:
+        waiting = {trial.number for trial in store.trials(spec.name, states=[TrialState.PAUSED])}
+    assert waiting
+    monkeypatch.setattr("bssearch.search.driver.of_one_process", lambda one, other: one == other)
+    monkeypatch.setattr("bssearch.search.driver.is_alive", lambda owner: alive)
+    if not here:
+        monkeypatch.setenv("BSSEARCH_CHECKPOINT_DIR", str(tmp_path / "elsewhere"))
+    trials = run(spec, tmp_path, SteppingLaw(done=first.done))
+    left = {trial.number for trial in trials if trial.state is TrialState.PAUSED}
+    assert left == (set() if ours else waiting)

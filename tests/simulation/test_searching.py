@@ -239,3 +239,9 @@ def test_what_is_wrong_is_named(pair: tuple[str, str], repeats: int, said: str) 
     with pytest.raises(UsageError) as raised:
         simulate_searches(plan(), [pair], repeats=repeats, processes=0)
     assert said in raised.value.message
+
+
+@pytest.mark.parametrize("pair", [("best", "none"), ("random", "best"), ("auto", "best")])
+def test_a_single_search_refuses_what_it_does_not_know(pair: tuple[str, str]) -> None:
+    with pytest.raises(UsageError, match="'best'"):
+        search(plan(), *pair, 0)

@@ -190,6 +190,20 @@ class TestSqlite:
             open_store(f"sqlite:///{path}", write=write)
         assert path.read_bytes() == content
 
+    @pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="only Linux lists the files that are open")
+    @pytest.mark.parametrize("write", [True, False])
+    def test_a_file_that_is_not_a_database_does_not_stay_open_with_its_error(self, path: Path, write: bool) -> None:
+        def is_open() -> bool:
+            held = [descriptor for descriptor in Path("/proc/self/fd").iterdir() if descriptor.is_symlink()]
+            return any(descriptor.samefile(path) for descriptor in held if descriptor.exists())
+
+        path.write_bytes(b"name: toy\n" * 300)
+        with pytest.raises(DatabaseError) as caught:
+            open_store(f"sqlite:///{path}", write=write)
+        assert caught.tb is not None and not is_open()
+        with path.open("rb"):
+            assert is_open(), "where it is open, that shows"
+
     def test_an_empty_file_has_no_tables_to_read(self, path: Path) -> None:
         path.touch()
         with pytest.raises(SchemaError, match="no tables") as caught:

@@ -356,6 +356,20 @@ def test_running_out_of_memory_is_an_outcome(error: Exception, at_loss: int) -> 
     assert outcome.wall_seconds > 0
 
 
+def test_what_runs_out_of_memory_before_there_is_a_model_has_done_nothing_and_warns_of_nothing() -> None:
+    class TooLarge(Toy):
+        def build_model(self, *, dropout: float) -> nn.Module:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    tiny = configuration(4, micro_batch_size=2, accumulation_steps=2)
+    run = Run(request(tiny), TooLarge())
+    outcome = run.outcome
+    assert (outcome.state, outcome.steps, outcome.samples, run.observations) == (TrialState.OOM, 0, 0, [])
+    assert (outcome.train_seconds, outcome.time_to_target_s, outcome.last_miss_step) == (0.0, None, None)
+    assert outcome.warnings == (), "no model is known to have batch normalisation"
+    assert "before the first step" in outcome.reason
+
+
 def test_a_real_allocation_that_fails_is_out_of_memory() -> None:
     outcome = Run(request(), Toy(on_loss=lambda: torch.empty(2**60, dtype=torch.uint8))).outcome
     assert outcome.state is TrialState.OOM
