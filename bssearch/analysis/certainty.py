@@ -30,6 +30,9 @@ verdicts that are not provisional are within 5 % of the best."""
 LEAST_MISFIT = 0.03
 """The law is taken for no nearer to the truth than this, as a standard deviation of log figures: a choice."""
 
+LEAST_DEVIATION = 1e-6
+"""Runs without any spread are no more exact than this."""
+
 FEWEST_FOR_LAW = 4
 """Batch sizes from which on the law's own misfit can be told from the seeds' noise: it has two parameters."""
 
@@ -88,7 +91,7 @@ def certainty(verdict: Verdict, predicted: Mapping[int, float]) -> Certainty | N
 def _error(candidate: Candidate, deviation: float) -> float:
     """Return the standard error of a candidate's mean log figure, its runs' own deviation where that is larger."""
     known = candidate.estimate
-    of_seeds = max(deviation, known.log_deviation) / math.sqrt(known.reached)
+    of_seeds = max(deviation, known.log_deviation, LEAST_DEVIATION) / math.sqrt(known.reached)
     return of_seeds if known.step_time is None else math.hypot(of_seeds, known.step_time.error)
 
 

@@ -1,0 +1,90 @@
+"""How sure a recommendation is, against verdicts of runs drawn around known means."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+
+from bssearch.analysis.certainty import ENOUGH, certainty
+from bssearch.analysis.optimum import Verdict, decide
+from bssearch.records import Phase, TrialRecord
+from tests.factories import make_trial
+
+
+def runs(batch_size: int, *seconds: float, start: int = 0) -> list[TrialRecord]:
+    return [
+        make_trial(start + 10 * batch_size + seed, batch_size=batch_size, seconds=one, phase=Phase.CONFIRM, seed=seed)
+        for seed, one in enumerate(seconds)
+    ]
+
+
+def verdict_over(*trials: TrialRecord, confirmation_runs: int = 3) -> Verdict:
+    found = decide(list(trials), confirmation_runs)
+    assert found is not None
+    return found
+
+
+def spread(seconds: float, apart: float, count: int) -> list[float]:
+    """Return runs around a median, evenly spread on the scale of logarithms with a deviation of ``apart``."""
+    middle = (count - 1) / 2
+    scale = apart / math.sqrt(sum((place - middle) ** 2 for place in range(count)) / (count - 1))
+    return [seconds * math.exp(scale * (place - middle)) for place in range(count)]
+
+
+def test_far_apart_is_sure_and_near_is_not() -> None:
+    far = certainty(verdict_over(*runs(32, *spread(1.0, 0.05, 5)), *runs(64, *spread(3.0, 0.05, 5))), {})
+    near = certainty(verdict_over(*runs(32, *spread(1.0, 0.2, 5)), *runs(64, *spread(1.1, 0.2, 5))), {})
+    assert far is not None and near is not None
+    assert far.within_5_percent > 0.97 and not far.is_provisional
+    assert 0.4 < near.within_5_percent < ENOUGH and near.is_provisional
+    assert near.by_batch.keys() == {32, 64}
+
+
+def test_two_sizes_that_are_as_good_as_each_other_leave_nothing_to_settle() -> None:
+    same = certainty(verdict_over(*runs(32, *spread(1.0, 0.005, 20)), *runs(64, *spread(1.0, 0.005, 20))), {})
+    assert same is not None and same.within_5_percent > 0.88
+
+
+def test_more_runs_make_it_surer() -> None:
+    shares = []
+    for count in (3, 12, 48):
+        found = certainty(verdict_over(*runs(32, *spread(1.0, 0.2, count)), *runs(64, *spread(1.25, 0.2, count))), {})
+        assert found is not None
+        shares.append(found.within_5_percent)
+    assert shares == sorted(shares)
+    assert shares[-1] > shares[0] + 0.05
+
+
+def test_a_batch_size_that_was_not_confirmed_counts_by_its_one_trial() -> None:
+    settled = [*runs(32, *spread(1.0, 0.05, 5)), *runs(64, *spread(3.0, 0.05, 5))]
+    rival = make_trial(1, batch_size=128, seconds=0.99)
+    alone, beside = certainty(verdict_over(*settled), {}), certainty(verdict_over(rival, *settled), {})
+    assert alone is not None and beside is not None
+    assert beside.is_provisional and not alone.is_provisional
+
+
+def test_the_law_lets_neighbours_tell_of_each_other() -> None:
+    """One of five sizes on a law was lucky: alone it looks the best, by the law it is not."""
+    rng = random.Random(0)
+    law = {16: 2.0, 32: 1.3, 64: 1.0, 128: 1.3, 256: 2.0}
+    trials = [
+        run for size, one in law.items() for run in runs(size, *spread(one * math.exp(rng.gauss(0, 0.02)), 0.3, 5))
+    ]
+    without, pooled = certainty(verdict_over(*trials), {}), certainty(verdict_over(*trials), law)
+    level = certainty(verdict_over(*trials), {size: 7 * one for size, one in law.items()})
+    assert without is not None and pooled is not None and level is not None
+    assert pooled.within_5_percent > without.within_5_percent + 0.05
+    assert level.within_5_percent == pytest.approx(pooled.within_5_percent), "a level that all share does not matter"
+
+
+def test_of_search_trials_alone_nothing_is_sure_and_of_one_size_everything() -> None:
+    assert certainty(verdict_over(make_trial(1, seconds=1.0), make_trial(2, batch_size=64)), {}) is None
+    only = certainty(verdict_over(*runs(32, 1.0, 1.1, 0.9)), {})
+    assert only is not None and only.within_5_percent == 1.0
+
+
+def test_runs_without_any_spread_are_no_error() -> None:
+    found = certainty(verdict_over(*runs(32, 1.0, 1.0, 1.0), *runs(64, 2.0, 2.0, 2.0)), {})
+    assert found is None or found.within_5_percent > ENOUGH
