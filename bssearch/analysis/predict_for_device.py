@@ -76,6 +76,8 @@ def at_step_time(trial: TrialRecord, step_seconds: float) -> TrialRecord:
     changed = replace(
         outcome,
         train_seconds=outcome.steps * step_seconds,
+        cpu_train_seconds=None,
+        reference_seconds=None,
         time_to_target_s=None if reached is None else reached * step_seconds,
         last_miss_seconds=None if miss is None else miss * step_seconds,
         first_hit_seconds=None if outcome.first_hit_step is None else outcome.first_hit_step * step_seconds,

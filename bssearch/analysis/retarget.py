@@ -9,7 +9,7 @@ from dataclasses import replace
 from bssearch.analysis.objectives.base import Objective
 from bssearch.curves import first_crossing, with_crossing
 from bssearch.errors import UsageError
-from bssearch.records import Goal, Observation, Target, TrialRecord, TrialState
+from bssearch.records import Goal, Observation, Target, TrialOutcome, TrialRecord, TrialState
 
 
 def refuse_another_target(objective: Objective) -> None:
@@ -67,9 +67,16 @@ def at_target(
         samples=hit.samples,
         tokens=None if tokens is None else tokens * hit.samples // trial.outcome.samples,
         train_seconds=hit.train_seconds,
+        cpu_train_seconds=_until(hit.train_seconds, trial.outcome),
         final_metric=hit.metric,
         best_metric=hit.metric,
         test_metric=None,
     )
     product = None if step_seconds is None else found.steps * step_seconds
     return replace(trial, state=TrialState.REACHED, outcome=outcome, steps_x_step_time_s=product)
+
+
+def _until(train_seconds: float, outcome: TrialOutcome) -> float | None:
+    """Return the seconds of CPU in a trial's first train seconds, as if they were spread evenly."""
+    whole = outcome.cpu_train_seconds
+    return None if whole is None or not outcome.train_seconds else whole * train_seconds / outcome.train_seconds

@@ -16,11 +16,11 @@ UNCAPPED_TRIALS = 4
 
 
 def most_finalists(spec: StudySpec) -> int:
-    """Return the most configurations that confirmation runs: those of the ``top`` batch sizes, and three more.
+    """Return the most configurations that confirmation runs: those of the ``top`` batch sizes, and five more.
 
     See `bssearch.search.confirmation.finalists`, whose upper bound this is before anything has run.
     """
-    return CONFIGURATIONS_PER_BATCH * spec.confirm.top + 3
+    return CONFIGURATIONS_PER_BATCH * spec.confirm.top + 5
 
 
 def longest_trial_seconds(limit: float, probes: Iterable[ProbeRecord]) -> float:

@@ -60,9 +60,9 @@ def repeat(
 def finalists(history: History) -> list[Configuration]:
     """Return the configurations to confirm, each once, in the micro-batches that its batch size runs in.
 
-    The two best of each of the ``confirm.top`` best batch sizes, the default and the best known of its batch size, and
-    the best known of the largest batch size that runs without accumulation (the one that came nearest where none
-    reached the target).
+    The two best of each of the ``confirm.top`` best batch sizes, the best known of the neighbours of the very best, the
+    default and the best known of its batch size, and the best known of the largest batch size that runs without
+    accumulation (the one that came nearest where none reached the target).
     """
     reached = [(history.value(best), size) for size in history.feasible if (best := history.best_at(size))]
     if not reached:

@@ -118,7 +118,7 @@ def _current(engine: Engine) -> str | None:
         except (OperationalError, ProgrammingError):
             connection.rollback()
             if _has_version_table(connection):
-                raise
+                return _revision(connection)  # Made by another process meanwhile, unless it fails again.
             _check_schema_is_visible(connection)
             return None
 

@@ -49,6 +49,27 @@ def test_the_same_steps_at_other_step_times_have_another_optimum() -> None:
     assert not {"contended", "measurement"} & {notice.code for notice in found.warnings}
 
 
+def test_what_the_study_s_own_device_took_says_nothing_of_another() -> None:
+    timed = [
+        make_trial(
+            run.number,
+            batch_size=run.configuration.batch_size,
+            steps=run.outcome.steps_to_target or 0,
+            seconds=9.0,
+            phase=Phase.CONFIRM,
+            seed=run.seed,
+            cpu_train_seconds=9.0,
+            reference_seconds=1e-4,
+        )
+        for run in runs()
+        if run.outcome is not None
+    ]
+    timed = [replace(run, outcome=replace(run.outcome, steps=400)) for run in timed if run.outcome is not None]
+    slow = {size: make_probe(size, step_seconds=0.001 * size) for size in SIZES}
+    found, plain = (predict_for_device(study(), SPEC, given, slow, "tiny") for given in (timed, runs()))
+    assert found.optimal.time_to_target_s == plain.optimal.time_to_target_s
+
+
 def test_a_batch_size_without_a_step_time_is_left_out_and_named() -> None:
     found = predict_for_device(study(), SPEC, runs(), {32: make_probe(32, step_seconds=0.1)}, "tiny")
     assert [row.batch_size for row in found.batches if row.trials] == [32]

@@ -22,7 +22,7 @@ from bssearch.executors.base import Ended, Event
 from bssearch.history import History
 from bssearch.probes.cadence import eval_every_steps, probe_record
 from bssearch.records import Configuration, Phase, StepTime, TrialPlan, TrialRecord, TrialState
-from bssearch.search.confirmation import ending, finalists, remaining
+from bssearch.search.confirmation import beside, ending, finalists, remaining
 from bssearch.search.listener import Listener
 from bssearch.search.owner import _start, is_alive, this_driver
 from bssearch.search.seeds import trial_seed
@@ -52,6 +52,33 @@ def test_finalists_are_two_of_each_of_the_best_batches_the_default_and_the_large
     chosen = finalists(history(searched()))
     assert Counter(one.batch_size for one in chosen) == {16: 2, 64: 2, 32: 1, 128: 1}
     assert [one.learning_rate for one in chosen if one.batch_size == 16] == [0.02, 0.03]
+
+
+def test_the_neighbours_of_the_best_are_confirmed_beside_it() -> None:
+    times = {8: 2.0, 16: 0.5, 64: 3.0, 128: 4.0}
+    trials = [make_trial(1, configuration=SPEC.default_configuration, seconds=3.0)]
+    trials += [make_trial(n, batch_size=size, seconds=seconds) for n, (size, seconds) in enumerate(times.items(), 2)]
+    first = History(make_spec(confirm={"top": 1, "runs": 3}), trials, {size: make_probe(size) for size in SIZES})
+    assert {one.batch_size for one in finalists(first)} == {8, 16, 32, 128}
+    assert [one.configuration.batch_size for one in beside(first, 8)] == [16]
+    assert [one.configuration.batch_size for one in beside(first, 7)] == []
+
+
+def test_where_the_runs_recommend_another_batch_size_its_neighbours_follow() -> None:
+    times = {8: 2.0, 16: 0.5, 64: 0.9, 128: 4.0}
+    trials = [make_trial(1, configuration=SPEC.default_configuration, seconds=0.8)]
+    trials += [make_trial(n, batch_size=size, seconds=seconds) for n, (size, seconds) in enumerate(times.items(), 2)]
+    known = History(make_spec(confirm={"top": 1, "runs": 3}), trials, {size: make_probe(size) for size in SIZES})
+    chosen = finalists(known)
+    assert 64 not in {one.batch_size for one in chosen}
+    runs = [
+        run
+        for n, one in enumerate(chosen)
+        for run in made(one, 0.4 if one.batch_size == 32 else 2.0, start=100 * n + 100)
+    ]
+    later = remaining(known, runs)
+    assert Counter(run.configuration.batch_size for run in later) == {64: 3}
+    assert remaining(known, [*runs[:-1], replace(runs[-1], state=TrialState.RUNNING)]) == [], "it may change that"
 
 
 def test_the_largest_is_confirmed_where_it_never_reached_by_what_came_nearest() -> None:
