@@ -67,7 +67,7 @@ def at_target(
         samples=hit.samples,
         tokens=None if tokens is None else tokens * hit.samples // trial.outcome.samples,
         train_seconds=hit.train_seconds,
-        cpu_train_seconds=_until(hit.train_seconds, trial.outcome),
+        cpu_train_seconds=_until(hit.step, trial.outcome),
         final_metric=hit.metric,
         best_metric=hit.metric,
         test_metric=None,
@@ -76,7 +76,7 @@ def at_target(
     return replace(trial, state=TrialState.REACHED, outcome=outcome, steps_x_step_time_s=product)
 
 
-def _until(train_seconds: float, outcome: TrialOutcome) -> float | None:
-    """Return the seconds of CPU in a trial's first train seconds, as if they were spread evenly."""
+def _until(step: int, outcome: TrialOutcome) -> float | None:
+    """Return the seconds of CPU until a step: a step's share of the whole trial's, which no target changes."""
     whole = outcome.cpu_train_seconds
-    return None if whole is None or not outcome.train_seconds else whole * train_seconds / outcome.train_seconds
+    return None if whole is None or not outcome.steps else whole * step / outcome.steps
