@@ -65,10 +65,11 @@ class PooledStepTime(Generic[Key]):
 def fit_step_times(visits: Iterable[Visit]) -> dict[Split, FittedStepTime]:
     """Return the step time of each split that was visited: log t = split + visit + residual, by least squares.
 
-    Where CPU seconds and those of the reference kernel are known, t are the CPU seconds of a step over the kernel's, in
-    seconds at the kernel's median pace: what takes time slices away, and most of what slows a core down,
-    falls out. Otherwise t is the wall time, and visits that something else disturbed are left out where others are
-    not. Visits are random effects: one to a single batch size tells something of it, more where visits differ little.
+    Where it is known what a step took without waiting for a CPU, and what the reference kernel took, t is the former
+    over the latter, in seconds at the kernel's median pace: what takes time slices away, and most of what slows a core
+    down, falls out. Otherwise t is the wall time, and visits that something else disturbed are left out where others
+    are not. Visits are random effects: one to a single batch size tells something of it, more where visits differ
+    little.
     """
     chosen = _comparable(list(visits))
     if not chosen:
@@ -107,16 +108,16 @@ def with_visits(probes: Iterable[ProbeRecord], visits: Sequence[Visit]) -> list[
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """The steps of a whole trial: the wall and the CPU seconds of one, and the kernel's meanwhile."""
+    """The steps of a whole trial: the seconds of one, without waits for a CPU too, and the kernel's meanwhile."""
 
     step_seconds: float
-    cpu_step_seconds: float
+    undelayed_step_seconds: float
     reference_seconds: float
     contended: bool
 
 
 def pool_paces(paces: Mapping[Key, Sequence[Pace]]) -> dict[Key, PooledStepTime[Key]]:
-    """Return the step time of each kind of configuration from the trials that ran it, by their CPU seconds.
+    """Return the step time of each kind of configuration from the trials that ran it, without waits for a CPU.
 
     Where every kind has `UNDISTURBED` trials that nothing disturbed, these alone count. The kernel's pace is the median
     of what counts.
@@ -126,7 +127,7 @@ def pool_paces(paces: Mapping[Key, Sequence[Pace]]) -> dict[Key, PooledStepTime[
     counted = alone if are_enough else {key: list(found) for key, found in paces.items()}
     reference = statistics.median(one.reference_seconds for found in counted.values() for one in found)
     logs = {
-        key: [math.log(one.cpu_step_seconds * reference / one.reference_seconds) for one in found]
+        key: [math.log(one.undelayed_step_seconds * reference / one.reference_seconds) for one in found]
         for key, found in counted.items()
     }
     means = {key: statistics.fmean(values) for key, values in logs.items()}
@@ -163,7 +164,7 @@ def _fitted(probe: ProbeRecord, fit: FittedStepTime, visits: Sequence[Visit]) ->
 
 def _comparable(visits: Sequence[Visit]) -> list[tuple[Split, int, float]]:
     """Return (split, visit, log seconds) of the visits that count."""
-    references = [one.reference_seconds for one in visits if one.reference_seconds and one.cpu_step_seconds]
+    references = [one.reference_seconds for one in visits if one.reference_seconds and one.undelayed_step_seconds]
     found: list[tuple[Split, int, float]] = []
     by_split: dict[Split, list[Visit]] = defaultdict(list)
     for one in visits:
@@ -171,9 +172,9 @@ def _comparable(visits: Sequence[Visit]) -> list[tuple[Split, int, float]]:
     quiet = statistics.median(references) if references else 1.0
     for split, here in by_split.items():
         corrected = [
-            (split, one.visit, math.log(one.cpu_step_seconds * quiet / one.reference_seconds))
+            (split, one.visit, math.log(one.undelayed_step_seconds * quiet / one.reference_seconds))
             for one in here
-            if one.cpu_step_seconds and one.reference_seconds
+            if one.undelayed_step_seconds and one.reference_seconds
         ]
         undisturbed = [one for one in here if not one.contended] or here
         found += corrected or [(split, one.visit, math.log(one.step_seconds)) for one in undisturbed]

@@ -72,10 +72,10 @@ def test_seconds_of_cpu_over_the_kernel_s_take_out_what_others_took() -> None:
     quiet: dict[str, Any] = {"reference_seconds": 1e-4, "contended": False}
     busy: dict[str, Any] = {"reference_seconds": 1.5e-4, "contended": True}
     visits = [
-        visit(1, 16, 0.002, cpu_step_seconds=0.002, **quiet),
-        visit(1, 512, 0.018, cpu_step_seconds=0.018, **quiet),
-        visit(2, 16, 0.003, cpu_step_seconds=0.003, **busy),
-        visit(2, 512, 0.054, cpu_step_seconds=0.027, **busy),
+        visit(1, 16, 0.002, undelayed_step_seconds=0.002, **quiet),
+        visit(1, 512, 0.018, undelayed_step_seconds=0.018, **quiet),
+        visit(2, 16, 0.003, undelayed_step_seconds=0.003, **busy),
+        visit(2, 512, 0.054, undelayed_step_seconds=0.027, **busy),
     ]
     fitted = fit_step_times(visits)
     assert fitted[16, 16].seconds == pytest.approx(0.0025), "at the median pace of the kernel"

@@ -49,7 +49,7 @@ def _about_measurements(verdict: Verdict, probes: Collection[ProbeRecord]) -> It
     warned = [set(run.outcome.warnings) for run in verdict.optimal.runs if run.outcome is not None]
     for sentence in sorted(set.intersection(*warned)) if warned else ():
         yield "measurement", sentence
-    contended = [str(probe.batch_size) for probe in probes if probe.contended and probe.cpu_step_seconds is None]
+    contended = [str(probe.batch_size) for probe in probes if probe.contended and probe.undelayed_step_seconds is None]
     if contended:
         yield (
             "step_times_contended",

@@ -76,7 +76,7 @@ def at_step_time(trial: TrialRecord, step_seconds: float) -> TrialRecord:
     changed = replace(
         outcome,
         train_seconds=outcome.steps * step_seconds,
-        cpu_train_seconds=None,
+        undelayed_train_seconds=None,
         reference_seconds=None,
         time_to_target_s=None if reached is None else reached * step_seconds,
         last_miss_seconds=None if miss is None else miss * step_seconds,

@@ -67,7 +67,7 @@ def at_target(
         samples=hit.samples,
         tokens=None if tokens is None else tokens * hit.samples // trial.outcome.samples,
         train_seconds=hit.train_seconds,
-        cpu_train_seconds=_until(hit.step, trial.outcome),
+        undelayed_train_seconds=_until(hit.step, trial.outcome),
         final_metric=hit.metric,
         best_metric=hit.metric,
         test_metric=None,
@@ -77,6 +77,6 @@ def at_target(
 
 
 def _until(step: int, outcome: TrialOutcome) -> float | None:
-    """Return the seconds of CPU until a step: a step's share of the whole trial's, which no target changes."""
-    whole = outcome.cpu_train_seconds
+    """Return the undelayed train seconds until a step: its share of the whole trial's, which no target changes."""
+    whole = outcome.undelayed_train_seconds
     return None if whole is None or not outcome.steps else whole * step / outcome.steps

@@ -85,7 +85,7 @@ def _measure(request: StepTimeRequest, workload: Workload, data: Data, computati
             trainer.evaluate(data.validation, metric)
 
         evaluation = _evaluation_seconds(clock, evaluate)
-        cpu_before = clock.cpu_train_seconds(request.threads) or 0.0
+        cpu_before = clock.undelayed_train_seconds(request.threads) or 0.0
         if request.trial_train_seconds is None:
             step = timer.time("train", trainer.step, guess, request.seconds_limit)
         else:
@@ -93,7 +93,7 @@ def _measure(request: StepTimeRequest, workload: Workload, data: Data, computati
             steps = max(1, min(cadence, math.ceil(SEGMENT_SECONDS / guess)))
             step = timer.time("train", trainer.step, guess, request.seconds_limit, evaluate, steps)
         contention = meter.stop()
-        cpu_after, reference_seconds = clock.cpu_train_seconds(request.threads), reference.seconds
+        cpu_after, reference_seconds = clock.undelayed_train_seconds(request.threads), reference.seconds
         guess = _seconds(clock, "other", trainer.update)
         update = timer.time("other", trainer.update, guess, UPDATE_SHARE * request.seconds_limit)
     reasons = [contention.reason, step.slow or update.slow]
@@ -108,7 +108,7 @@ def _measure(request: StepTimeRequest, workload: Workload, data: Data, computati
         step_seconds_high=step.high,
         settled=step.settled,
         steps_timed=step.count,
-        cpu_step_seconds=None if cpu_after is None else (cpu_after - cpu_before) / step.count_all,
+        undelayed_step_seconds=None if cpu_after is None else (cpu_after - cpu_before) / step.count_all,
         reference_seconds=reference_seconds,
         update_seconds=update.median,
         evaluation_seconds=evaluation,

@@ -61,15 +61,14 @@ class TrialOutcome:
     """How a trial ended and what it measured; None where it was not measured.
 
     train + evaluation + warm-up + other seconds are four ledgers, each timed on its own; ``wall_seconds`` is timed
-    apart.
-    ``cpu_train_seconds`` are the seconds of CPU in the train seconds, where one thread did the work, and
-    ``reference_seconds`` is what a small fixed kernel took meanwhile (`bssearch.training.reference`). The crossing of
-    the target is kept as the interval (last miss, first hit); ``time_to_target_s`` and ``steps_to_target`` are
-    interpolated inside it by the same fraction. Without a crossing the last miss is the last evaluation: all that is
-    known of the time to the target is that it is longer. ``tokens`` are those of the samples seen, where the workload
-    says how many a sample has. ``data_placement`` says where the training part lay, ``device`` or ``host``;
-    ``skipped_steps`` counts the steps that fp16's loss scaling left out, None in other precisions; ``warnings`` are
-    sentences on what makes the figures less than they seem.
+    apart. ``undelayed_train_seconds`` are the train seconds less those that the thread waited for a CPU, where one did
+    the work, and ``reference_seconds`` is what a small fixed kernel took meanwhile (`bssearch.training.reference`).
+    The crossing of the target is kept as the interval (last miss, first hit); ``time_to_target_s`` and
+    ``steps_to_target`` are interpolated inside it by the same fraction. Without a crossing the last miss is the last
+    evaluation: all that is known of the time to the target is that it is longer. ``tokens`` are those of the samples
+    seen, where the workload says how many a sample has. ``data_placement`` says where the training part lay,
+    ``device`` or ``host``; ``skipped_steps`` counts the steps that fp16's loss scaling left out, None in other
+    precisions; ``warnings`` are sentences on what makes the figures less than they seem.
     """
 
     state: TrialState
@@ -78,7 +77,7 @@ class TrialOutcome:
     samples: int = 0
     tokens: int | None = None
     train_seconds: float = 0.0
-    cpu_train_seconds: float | None = None
+    undelayed_train_seconds: float | None = None
     reference_seconds: float | None = None
     evaluation_seconds: float = 0.0
     warmup_seconds: float = 0.0
@@ -109,11 +108,10 @@ class StepTime:
     """Seconds of one optimizer step and one evaluation: medians; or ``out_of_memory``.
 
     ``step_seconds_low`` and ``step_seconds_high`` are the 95 % interval of the step's median; ``settled`` says whether
-    it
-    came within the asked precision before the time was up. ``cpu_step_seconds`` are the seconds of CPU that a step took
-    where one thread does the work, ``reference_seconds`` what a small fixed kernel took meanwhile. ``update_seconds``
-    is the part of a step that is done once whatever the accumulation. ``contended`` where something else used the
-    device; ``reason`` says what, or why memory ran out.
+    it came within the asked precision before the time was up. ``undelayed_step_seconds`` is that time less what the
+    thread waited for a CPU, where one thread does the work, ``reference_seconds`` what a small fixed kernel took
+    meanwhile. ``update_seconds`` is the part of a step that is done once whatever the accumulation. ``contended``
+    where something else used the device; ``reason`` says what, or why memory ran out.
     """
 
     batch_size: int
@@ -125,7 +123,7 @@ class StepTime:
     out_of_memory: bool = False
     step_seconds_low: float | None = None
     step_seconds_high: float | None = None
-    cpu_step_seconds: float | None = None
+    undelayed_step_seconds: float | None = None
     reference_seconds: float | None = None
     update_seconds: float | None = None
     settled: bool | None = None
@@ -159,7 +157,7 @@ class Visit:
     step_seconds: float
     step_seconds_low: float | None = None
     step_seconds_high: float | None = None
-    cpu_step_seconds: float | None = None
+    undelayed_step_seconds: float | None = None
     reference_seconds: float | None = None
     steps_timed: int
     settled: bool | None = None

@@ -7,9 +7,12 @@ CUDA a segment is timed by two events and ends in one synchronisation; there is 
 
 from __future__ import annotations
 
+import os
+import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -32,15 +35,21 @@ MINIMUM_CPU_SHARE = 0.9
 
 
 class Clock:
-    """Times a trial on the CPU. ``now`` gives wall seconds, ``cpu_now`` the seconds of CPU this thread has had."""
+    """Times a trial on the CPU.
+
+    ``now`` gives wall seconds, ``cpu_now`` the seconds of CPU this thread has had, ``delay_now`` those that it was
+    ready and had none, None where the kernel does not tell.
+    """
 
     def __init__(
         self,
         now: Callable[[], float] = time.perf_counter,
         cpu_now: Callable[[], float] = time.thread_time,
+        delay_now: Callable[[], float | None] | None = None,
     ) -> None:
         self._now = now
         self._cpu_now = cpu_now
+        self._delay_now = delay_now or RUN_DELAY.seconds
         self.start()
 
     def start(self) -> None:
@@ -48,6 +57,7 @@ class Clock:
         self._started = self._now()
         self._seconds: dict[Ledger, float] = dict.fromkeys(LEDGERS, 0.0)
         self._cpu_seconds = 0.0
+        self._undelayed_seconds = 0.0
         self._host_train_seconds = 0.0
         self._train_entered: float | None = None
 
@@ -56,6 +66,7 @@ class Clock:
         return {
             "seconds": dict(self._seconds),
             "cpu_seconds": self._cpu_seconds,
+            "undelayed_seconds": self._undelayed_seconds,
             "host_train_seconds": self._host_train_seconds,
             "wall_seconds": self.wall_seconds,
         }
@@ -65,6 +76,7 @@ class Clock:
         for name in LEDGERS:
             self._seconds[name] += state["seconds"][name]
         self._cpu_seconds += state["cpu_seconds"]
+        self._undelayed_seconds += state.get("undelayed_seconds", state["cpu_seconds"])  # not in older files
         self._host_train_seconds += state["host_train_seconds"]
         self._started -= state["wall_seconds"]
 
@@ -112,9 +124,13 @@ class Clock:
         """Return the share of the train seconds in which this thread had a processor; None before any."""
         return self._cpu_seconds / self._host_train_seconds if self._host_train_seconds > 0 else None
 
-    def cpu_train_seconds(self, threads: int) -> float | None:
-        """Return the seconds of CPU in the train ledger; None where several threads, or a GPU, did the work."""
-        return self._cpu_seconds if threads == 1 and self.cpu_share is not None else None
+    def undelayed_train_seconds(self, threads: int) -> float | None:
+        """Return the train seconds less those that this thread was ready and had no CPU.
+
+        Waiting for data counts. Where the kernel does not tell, it is the seconds of CPU. None where several threads,
+        or a GPU, did the work.
+        """
+        return self._undelayed_seconds if threads == 1 and self.cpu_share is not None else None
 
     def is_contended(self, threads: int) -> bool:
         """Return whether another program took the processor from a single-threaded trial.
@@ -127,7 +143,7 @@ class Clock:
     @contextmanager
     def _train(self) -> Iterator[None]:
         device_start = self._mark()
-        cpu_entered = self._cpu_now()
+        cpu_entered, delay_entered = self._cpu_now(), self._delay_now()
         entered = self._train_entered = self._now()
         try:
             yield
@@ -135,7 +151,12 @@ class Clock:
             device_end = self._mark()
             self._synchronize()
             host_seconds = self._now() - entered
-            self._cpu_seconds += self._cpu_now() - cpu_entered
+            cpu_seconds, delayed = self._cpu_now() - cpu_entered, self._delay_now()
+            self._cpu_seconds += cpu_seconds
+            if delayed is None or delay_entered is None:
+                self._undelayed_seconds += cpu_seconds
+            else:
+                self._undelayed_seconds += max(0.0, host_seconds - (delayed - delay_entered))
             self._host_train_seconds += host_seconds
             self._train_entered = None
             self._seconds["train"] += self._between(device_start, device_end, host_seconds)
@@ -189,6 +210,33 @@ class CudaClock(Clock):
 
     def _synchronize(self) -> None:
         torch.cuda.synchronize(self._device)
+
+
+class RunDelay(threading.local):
+    """The kernel's account of this thread's waits for a CPU; its file stays open, to be read in microseconds."""
+
+    def __init__(self) -> None:
+        self._process: int | None = None
+        self._file: int | None = None
+
+    def seconds(self, schedstat: Path = Path("/proc/thread-self/schedstat")) -> float | None:
+        """Return the seconds that this thread was ready to run and had no CPU, None where the kernel does not tell.
+
+        The second number of proc_pid_schedstat(5), in nanoseconds.
+        """
+        if self._process != os.getpid():  # The file of a process that has forked is its parent's.
+            self._process, self._file = os.getpid(), None
+            with suppress(OSError):
+                self._file = os.open(schedstat, os.O_RDONLY | os.O_CLOEXEC)
+        if self._file is None:
+            return None
+        try:
+            return int(os.pread(self._file, 64, 0).split()[1]) / 1e9
+        except (OSError, IndexError, ValueError):
+            return None
+
+
+RUN_DELAY = RunDelay()
 
 
 def clock_for(device: torch.device) -> Clock:

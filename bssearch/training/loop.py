@@ -389,7 +389,7 @@ class Trial:
             samples=samples,
             tokens=None if self._tokens_per_sample is None else samples * self._tokens_per_sample,
             train_seconds=clock.seconds("train"),
-            cpu_train_seconds=clock.cpu_train_seconds(self._request.threads),
+            undelayed_train_seconds=clock.undelayed_train_seconds(self._request.threads),
             reference_seconds=self._reference.seconds,
             evaluation_seconds=clock.seconds("evaluation"),
             warmup_seconds=clock.seconds("warmup"),

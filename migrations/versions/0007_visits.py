@@ -1,4 +1,4 @@
-"""Step times are measured in visits, all of which are kept; seconds of CPU, and of a reference kernel."""
+"""Step times are measured in visits, all of which are kept; seconds without waits, and of a reference kernel."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ down_revision = "0006"
 branch_labels = None
 depends_on = None
 
-CPU_SECONDS = {"bss_trial": "cpu_train_seconds", "bss_probe": "cpu_step_seconds"}
+CPU_SECONDS = {"bss_trial": "undelayed_train_seconds", "bss_probe": "undelayed_step_seconds"}
 KEPT = (
     "study_id, environment_id, measured_at, batch_size, micro_batch_size, step_seconds, step_seconds_low, "
     "step_seconds_high, steps_timed, settled, contended, reason"
@@ -30,7 +30,7 @@ def upgrade() -> None:
         sa.Column("step_seconds", sa.Float(53), nullable=False),
         sa.Column("step_seconds_low", sa.Float(53), nullable=True),
         sa.Column("step_seconds_high", sa.Float(53), nullable=True),
-        sa.Column("cpu_step_seconds", sa.Float(53), nullable=True),
+        sa.Column("undelayed_step_seconds", sa.Float(53), nullable=True),
         sa.Column("reference_seconds", sa.Float(53), nullable=True),
         sa.Column("steps_timed", sa.BigInteger(), nullable=False),
         sa.Column("settled", sa.Boolean(), nullable=True),

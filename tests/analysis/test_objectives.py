@@ -263,7 +263,7 @@ def test_an_objective_of_another_package_is_asked_for_by_name_and_answered_in_it
 
 def measured(number: int, **changes: Any) -> TrialRecord:
     """Return a trial of 100 steps that others disturbed: half of its two seconds it had no CPU."""
-    given = {"seconds": 2.0, "contended": True, "cpu_train_seconds": 1.0, "reference_seconds": 2e-4, **changes}
+    given = {"seconds": 2.0, "contended": True, "undelayed_train_seconds": 1.0, "reference_seconds": 2e-4, **changes}
     trial = make_trial(number, **given)
     assert trial.outcome is not None
     return replace(trial, outcome=replace(trial.outcome, steps=100))
@@ -290,7 +290,7 @@ class TestStepTimesOfTheTrialsThemselves:
     def test_the_trials_of_the_search_tell_of_step_times_too_and_disturbed_ones_only_where_there_are_no_others(
         self,
     ) -> None:
-        alone = [measured(n, contended=False, cpu_train_seconds=0.5) for n in (7, 8, 9)]
+        alone = [measured(n, contended=False, undelayed_train_seconds=0.5) for n in (7, 8, 9)]
         assert TIME.between(self.SMALL, {}, alone[:2]).figure(self.SMALL[0]) == pytest.approx(0.5 ** (2 / 5))
         assert TIME.between(self.SMALL, {}, alone).figure(self.SMALL[0]) == pytest.approx(0.5)
         other = [measured(n, contended=False, configuration=WITH_DROPOUT) for n in (7, 8, 9)]

@@ -58,7 +58,7 @@ def test_what_the_study_s_own_device_took_says_nothing_of_another() -> None:
             seconds=9.0,
             phase=Phase.CONFIRM,
             seed=run.seed,
-            cpu_train_seconds=9.0,
+            undelayed_train_seconds=9.0,
             reference_seconds=1e-4,
         )
         for run in runs()

@@ -31,7 +31,7 @@ def curve(*metrics: float) -> list[Observation]:
 
 
 def test_a_trial_has_reached_an_easier_target_where_its_curve_first_meets_it() -> None:
-    trial = make_trial(1, seconds=4.0, cpu_train_seconds=3.0)
+    trial = make_trial(1, seconds=4.0, undelayed_train_seconds=3.0)
     assert trial.outcome is not None
     trial = replace(trial, outcome=replace(trial.outcome, steps=40, samples=160, tokens=1600, test_metric=0.88))
     moved = at_target(trial, curve(0.1, 0.5, 0.7, 0.6, 0.9), replace(ACCURACY, value=0.6), step_seconds=0.2)
@@ -43,7 +43,7 @@ def test_a_trial_has_reached_an_easier_target_where_its_curve_first_meets_it() -
     assert moved.steps_x_step_time_s == pytest.approx(15 * 0.2)
     assert (outcome.steps, outcome.samples, outcome.tokens, outcome.final_metric) == (20, 80, 800, 0.7)
     assert outcome.test_metric is None
-    assert outcome.cpu_train_seconds == pytest.approx(3.0 * 20 / 40)
+    assert outcome.undelayed_train_seconds == pytest.approx(3.0 * 20 / 40)
 
 
 @pytest.mark.parametrize("state", [TrialState.CAPPED, TrialState.PRUNED, TrialState.EXHAUSTED, TrialState.DIVERGED])

@@ -147,7 +147,10 @@ class Machine(VirtualClock):
         super()._end(
             number,
             replace(
-                outcome, contended=wall > 1, cpu_train_seconds=cpu or None, reference_seconds=REFERENCE * math.exp(pace)
+                outcome,
+                contended=wall > 1,
+                undelayed_train_seconds=cpu or None,
+                reference_seconds=REFERENCE * math.exp(pace),
             ),
         )
 

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import itertools
 import json
+from pathlib import Path
 
 import pytest
 import torch
 
-from bssearch.training.clock import LEDGERS, Clock, clock_for
+from bssearch.training.clock import LEDGERS, Clock, RunDelay, clock_for
 from tests.training.toys import FakeTime
 
 
@@ -122,3 +124,42 @@ def test_a_restored_clock_goes_on_with_every_account_and_leaves_the_pause_out() 
     assert [second.seconds(name) for name in LEDGERS] == [4, 2, 10, 4]
     assert second.wall_seconds == 20 and second.unaccounted_seconds is None
     assert second.cpu_share == 3.5 / 4
+
+
+def trained(delays: list[float | None], *, cpu: float) -> Clock:
+    """Return a clock that has trained for ten seconds of the wall, ``cpu`` of the CPU, between two looks at delays."""
+    now, had = itertools.chain([0.0, 1.0], itertools.repeat(11.0)), iter([0.0, cpu])
+    seen = iter(delays)
+    clock = Clock(lambda: next(now), lambda: next(had), lambda: next(seen))
+    with clock.ledger("train"):
+        pass
+    return clock
+
+
+def test_waiting_for_data_counts_and_waiting_for_a_processor_does_not() -> None:
+    assert trained([2.0, 5.0], cpu=4.0).undelayed_train_seconds(threads=1) == pytest.approx(7.0)
+    assert trained([2.0, 5.0], cpu=4.0).undelayed_train_seconds(threads=2) is None
+
+
+def test_where_the_kernel_does_not_tell_of_waits_the_seconds_of_the_cpu_count() -> None:
+    assert trained([None, None], cpu=4.0).undelayed_train_seconds(threads=1) == pytest.approx(4.0)
+    assert Clock().undelayed_train_seconds(threads=1) is None, "nothing has been trained"
+
+
+def test_what_was_waited_for_before_a_pause_is_left_out_too() -> None:
+    before, after = trained([0.0, 4.0], cpu=6.0), trained([0.0, 1.0], cpu=9.0)
+    after.restore(before.state())
+    assert after.undelayed_train_seconds(threads=1) == pytest.approx(6.0 + 9.0)
+    older = {name: value for name, value in before.state().items() if name != "undelayed_seconds"}
+    after = trained([0.0, 1.0], cpu=9.0)
+    after.restore(older)
+    assert after.undelayed_train_seconds(threads=1) == pytest.approx(6.0 + 9.0), "a file that does not say"
+
+
+def test_the_kernel_s_account_of_waits_is_read_or_is_not_there(tmp_path: Path) -> None:
+    written = tmp_path / "schedstat"
+    written.write_text("100 2500000000 7\n")
+    assert RunDelay().seconds(written) == 2.5
+    assert RunDelay().seconds(tmp_path / "none") is None
+    (tmp_path / "other").write_text("?\n")
+    assert RunDelay().seconds(tmp_path / "other") is None

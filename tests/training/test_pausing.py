@@ -162,7 +162,12 @@ def test_a_paused_outcome_is_a_pruned_one_but_for_its_state(tmp_path: Path) -> N
     paused = Parts(asked(SGD, tmp_path)).run(stop_after=12)
     pruned = Parts(asked(SGD, tmp_path, checkpoint=None)).run(stop_after=12)
     assert (pruned.state, pruned.reason) == (TrialState.PRUNED, "later")
-    machine: dict[str, Any] = {"contended": False, "warnings": (), "reference_seconds": None}
+    machine: dict[str, Any] = {
+        "contended": False,
+        "warnings": (),
+        "reference_seconds": None,
+        "undelayed_train_seconds": None,
+    }
     without_saving = {**machine, "other_seconds": 0.0, "wall_seconds": 0.0}
     assert replace(paused, state=TrialState.PRUNED, **without_saving) == replace(pruned, **without_saving)
     assert (paused.last_miss_step, paused.steps) == (10, 12)

@@ -90,7 +90,9 @@ class Pooled:
     """Steps × the step time that all trials of a kind had, freed of what slowed them down; see `pool_paces`."""
 
     step_times: Mapping[Kind, PooledStepTime[Kind]]
-    in_words: ClassVar[str] = "steps × the CPU seconds of a step, over those of a fixed piece of work meanwhile"
+    in_words: ClassVar[str] = (
+        "steps × the seconds of a step without waits for a CPU, over those of a fixed piece of work meanwhile"
+    )
 
     def step_time(self, trial: TrialRecord) -> PooledStepTime[Kind] | None:
         """Return the step time of the trial's kind."""
@@ -109,12 +111,12 @@ def common_seconds(
 ) -> CommonSeconds | None:
     """Return the seconds by which runs are to be compared, None where each counts by its own.
 
-    Where the CPU seconds of all runs are known, and what the reference kernel took meanwhile, they are compared by
-    steps × the step time of all trials of their kind, ``others`` too: the steps to the target differ by seed, the
+    Where it is known of all runs how long they waited for a CPU, and what the reference kernel took, they are compared
+    by steps × the step time of all trials of their kind, ``others`` too: the steps to the target differ by seed, the
     seconds of a step by what goes on beside it, and of the latter every trial tells. Where they are not known each run
-    keeps its own seconds as long as of every configuration at most `FEW` of the runs shared their device. Else those of
-    all are steps × step time: as it is known now (``step_seconds``), or as the newest run in the same micro-batches had
-    it. Where some run has neither, each keeps its own after all.
+    keeps its own seconds as long as of every configuration at most `FEW` of the runs shared their device. Else those
+    of all are steps × step time: as it is known now (``step_seconds``), or as the newest run in the same micro-batches
+    had it. Where some run has neither, each keeps its own after all.
     """
     known = {trial.number: pace for trial in (*runs, *others) if (pace := _pace(trial)) is not None}
     if runs and all(run.number in known for run in runs):
@@ -132,11 +134,11 @@ def common_seconds(
 
 def _pace(trial: TrialRecord) -> Pace | None:
     outcome = trial.outcome
-    if outcome is None or not (outcome.steps and outcome.cpu_train_seconds and outcome.reference_seconds):
+    if outcome is None or not (outcome.steps and outcome.undelayed_train_seconds and outcome.reference_seconds):
         return None
     return Pace(
         step_seconds=outcome.train_seconds / outcome.steps,
-        cpu_step_seconds=outcome.cpu_train_seconds / outcome.steps,
+        undelayed_step_seconds=outcome.undelayed_train_seconds / outcome.steps,
         reference_seconds=outcome.reference_seconds,
         contended=outcome.contended,
     )
