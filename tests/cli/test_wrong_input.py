@@ -132,7 +132,7 @@ def test_dry_run_says_how_long_and_runs_nothing(tmp_path: Path) -> None:
     done = bssearch("run", "task.yaml", "--dry-run", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "12 trials of at most 2 train seconds" in done.stdout
-    said = "the longest it can take: 78 s (30 s of search, 48 s of confirmation) if evaluation is within its 20% of a"
+    said = "the longest it can take: 82 s (30 s of search, 52 s of confirmation) if evaluation is within its 20% of a"
     assert said in done.stdout
     assert not (tmp_path / "bssearch.db").exists()
 
