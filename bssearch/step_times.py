@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
@@ -82,8 +82,8 @@ def fit_step_times(visits: Iterable[Visit]) -> dict[Split, FittedStepTime]:
     shown = max(0, len(chosen) - len(splits) - len(rounds) + 1)
     freedom = shown + VISIT_FREEDOM
     variance = (sum(one * one for one in residuals) + VISIT_FREEDOM * VISIT_DEVIATION**2) / freedom
-    spread = statistics.pvariance(rounds.values()) if len(rounds) > 1 else 0.0
-    common = math.sqrt((max(spread, 0.0) + VISIT_DEVIATION**2 * (len(rounds) < 2)) / len(rounds))
+    spread = math.fsum(effect**2 for effect in rounds.values()) + VISIT_FREEDOM * VISIT_DEVIATION**2
+    common = math.sqrt(spread / (len(rounds) - 1 + VISIT_FREEDOM) / len(rounds))
     return {
         split: FittedStepTime(
             seconds=math.exp(log),
@@ -116,15 +116,15 @@ class Pace:
     contended: bool
 
 
-def pool_paces(paces: Mapping[Key, Sequence[Pace]]) -> dict[Key, PooledStepTime[Key]]:
+def pool_paces(paces: Mapping[Key, Sequence[Pace]], compared: Collection[Key]) -> dict[Key, PooledStepTime[Key]]:
     """Return the step time of each kind of configuration from the trials that ran it, without waits for a CPU.
 
-    Where every kind has `UNDISTURBED` trials that nothing disturbed, these alone count. The kernel's pace is the median
-    of what counts.
+    Where every kind that is ``compared`` has `UNDISTURBED` trials that nothing disturbed, these alone count, and have
+    no excess. The kernel's pace is the median of what counts.
     """
     alone = {key: [one for one in found if not one.contended] for key, found in paces.items()}
-    are_enough = all(len(found) >= UNDISTURBED for found in alone.values())
-    counted = alone if are_enough else {key: list(found) for key, found in paces.items()}
+    are_enough = all(len(alone[key]) >= UNDISTURBED for key in compared)
+    counted = {key: (are_enough and alone[key]) or list(found) for key, found in paces.items()}
     reference = statistics.median(one.reference_seconds for found in counted.values() for one in found)
     logs = {
         key: [math.log(one.undelayed_step_seconds * reference / one.reference_seconds) for one in found]
@@ -140,13 +140,16 @@ def pool_paces(paces: Mapping[Key, Sequence[Pace]]) -> dict[Key, PooledStepTime[
             seconds=math.exp(mean),
             error=math.sqrt(variance / len(logs[key])),
             freedom=float(freedom),
-            excess=max(0.0, statistics.fmean(math.log(one.step_seconds) for one in counted[key]) - mean),
+            excess=0.0
+            if are_enough and alone[key]
+            else max(0.0, statistics.fmean(math.log(one.step_seconds) for one in counted[key]) - mean),
         )
         for key, mean in means.items()
     }
 
 
 def _fitted(probe: ProbeRecord, fit: FittedStepTime, visits: Sequence[Visit]) -> ProbeRecord:
+    """Return a step time with what its visits tell; all that were made count as visits, left out or not."""
     contended = all(one.contended for one in visits)
     widest = math.exp(student_t(fit.error.freedom) * math.hypot(fit.error.own, fit.error.common))
     return replace(
@@ -154,7 +157,7 @@ def _fitted(probe: ProbeRecord, fit: FittedStepTime, visits: Sequence[Visit]) ->
         step_seconds=fit.seconds,
         step_seconds_low=fit.seconds / widest,
         step_seconds_high=fit.seconds * widest,
-        error=fit.error,
+        error=replace(fit.error, visits=len(visits)),
         steps_timed=sum(one.steps_timed for one in visits),
         settled=any(one.settled for one in visits),
         contended=contended,

@@ -360,6 +360,7 @@ class Answer(Model):
     worse: list[int] = Field(default_factory=list)
     provisional: bool = True
     within_5_percent: float | None = None
+    imported: bool = False
     generalisation: Generalisation | None
     warnings: list[Notice]
 

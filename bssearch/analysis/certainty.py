@@ -70,7 +70,7 @@ def certainty(verdict: Verdict, predicted: Mapping[int, float]) -> Certainty | N
         return Certainty(1.0, {optimal: 1.0})
     freedom = sum(one.estimate.reached - 1 for one in known.values() if one.is_confirmed)
     deviation = verdict.seed_deviation
-    if deviation is None:
+    if deviation is None or freedom < 1:
         return None
     sizes = list(known)
     means = np.array([known[size].estimate.log_mean for size in sizes])

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 from bssearch.analysis.answer import Answer, Figure, Ratio, Time, objective_in
 from bssearch.analysis.numbers import ends, number
 from bssearch.analysis.objectives.base import Objective
+
+MOST_RUNS = 1000
+"""More runs than this of a batch size are proposed to nobody: a choice."""
 
 
 def headline(answer: Answer) -> str:
@@ -44,11 +49,15 @@ def _how_sure(answer: Answer) -> list[str]:
     """Return the sentence on what a provisional answer lacks, and the command that settles it."""
     if not answer.provisional or answer.within_5_percent is None:
         return []
-    sure = f"It is within 5 % of the best with a probability of {answer.within_5_percent:.0%}".replace("%.", " %.")
-    if answer.settle is None:
+    sure = f"It is within 5 % of the best with a probability of {math.floor(100 * answer.within_5_percent)} %"
+    figure, settle = answer.optimal.objective_value, answer.settle
+    runs = 0 if settle is None or settle.settled else settle.runs_for_5_percent
+    if figure is None or not figure.runs < runs <= MOST_RUNS or answer.imported:
         return [f"{sure}."]
-    runs = answer.settle.runs_for_5_percent
-    return [f"{sure}; about {runs} runs a batch would settle it: bssearch confirm {answer.study} --max-runs {runs}."]
+    return [
+        f"{sure}; as far as the seeds go about {runs} runs a batch would settle it: "
+        f"bssearch confirm {answer.study} --max-runs {runs}."
+    ]
 
 
 def with_interval(figure: Figure | Time, digits: int = 3, unit: str = "") -> str:

@@ -115,6 +115,7 @@ def build_answer(
         fit=fit,
         measured=known,
         recommendation=Recommendation(rule=verdict.rule, least_batch_size=verdict.least.configuration.batch_size),
+        imported=spec.is_imported,
         provisional=sure is None or sure.is_provisional,
         within_5_percent=None if sure is None else sure.within_5_percent,
         settle=_settle(verdict),

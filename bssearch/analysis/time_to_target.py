@@ -155,7 +155,7 @@ def _of_step_time(known: PooledStepTime[Kind] | None) -> list[tuple[float, float
 
 def _is_shared(one: PooledStepTime[Kind] | None, other: PooledStepTime[Kind] | None) -> bool:
     """Return whether two figures rest on the same step time, which is then in no ratio of them."""
-    return one is not None and other is not None and one.kind == other.kind
+    return one is not None and one == other
 
 
 def coefficient_of_variation(log_deviation: float) -> float:

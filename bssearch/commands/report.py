@@ -133,8 +133,9 @@ class _Compared:
             return
         runs = [store.trial(name, number) for number in self.answer.optimal.trial_numbers]
         objective = objective_in(self.answer).in_own_unit()
-        confirmed = [trial for trial in store.trials(name) if trial.phase is Phase.CONFIRM]
-        objective = objective.between(confirmed, step_seconds_of(store.probes(name).values()))
+        counted = [one for one in store.trials(name) if one.state.is_finished and not one.state.is_missing]
+        confirmed = [one for one in counted if one.phase is Phase.CONFIRM]
+        objective = objective.between(confirmed, step_seconds_of(store.probes(name).values()), counted)
         if all((objective.figure(run) or 1) > 0 for run in runs):  # a metric may be below zero: there are no ratios
             self.estimate = estimate(runs, objective)
 

@@ -56,6 +56,8 @@ def missing_step_times(
         micro = choose_micro_batch(size, spec.space.max_micro_batch_size, memory)
         if size not in known or (micro is not None and micro > known[size].micro_batch_size):
             return True
+        if micro is None or micro < known[size].micro_batch_size:
+            return False  # What is in force is not what would be timed now.
         had = _visits(known[size])
         return had < visits or (size in doubted and had < MOST_VISITS)
 
@@ -106,7 +108,10 @@ def measure_step_times(
     def on_too_large(memory: MemoryUse) -> None:
         store.save_memory(spec.name, environment, memory)
 
-    while missing := missing_step_times(spec, store, environment, visits):
+    for _ in range(MOST_VISITS):
+        missing = missing_step_times(spec, store, environment, visits)
+        if not missing:
+            break
         visit = store.next_visit(spec.name)
         for size in missing:
             before_each()

@@ -11,7 +11,7 @@ from sqlalchemy import Connection, func, select, update
 
 from bssearch.storage.clock import now
 from bssearch.storage.database import Database, patiently
-from bssearch.storage.models import FindingRow, ProbeRow, StudyRow, TrialRow
+from bssearch.storage.models import FindingRow, ProbeRow, StudyRow, TrialRow, VisitRow
 from bssearch.storage.statements import insert_if_absent
 
 
@@ -61,5 +61,6 @@ def _stamp(connection: Connection, study_id: int) -> str:
     probes = connection.execute(
         select(func.count(), func.max(ProbeRow.id), func.max(ProbeRow.measured_at)).where(ProbeRow.study_id == study_id)
     ).all()
-    parts = [tuple(study), [tuple(row) for row in trials], [tuple(row) for row in probes]]
+    visits = connection.execute(select(func.count(), func.max(VisitRow.id)).where(VisitRow.study_id == study_id)).all()
+    parts = [tuple(study), *([tuple(row) for row in rows] for rows in (trials, probes, visits))]
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:32]

@@ -231,9 +231,10 @@ class RunDelay(threading.local):
         if self._file is None:
             return None
         try:
-            return int(os.pread(self._file, 64, 0).split()[1]) / 1e9
-        except (OSError, IndexError, ValueError):
+            _, delay, slices = map(int, os.pread(self._file, 64, 0).split())
+        except (OSError, ValueError):
             return None
+        return delay / 1e9 if slices else None  # A kernel that keeps no account says 0 of all.
 
 
 RUN_DELAY = RunDelay()

@@ -90,7 +90,8 @@ class Trial:
         self._on_progress = on_progress
         self._contention = ContentionMeter(computation.device, request.threads, computation.core)
         self._device_meter = DeviceMeter(computation.device)
-        self._reference = ReferenceKernel(computation.device, LOOK_SECONDS)
+        is_timed = computation.device.type == "cpu" and request.threads == 1
+        self._reference = ReferenceKernel(computation.device, LOOK_SECONDS) if is_timed else None
         self._trainer: Trainer | None = None
         self._noise: NoiseMeter | None = None
         self._progress = Progress()
@@ -218,9 +219,10 @@ class Trial:
             "clock": self._clock,
             "contention": self._contention,
             "device_use": self._device_meter,
-            "reference": self._reference,
             "progress": self._progress,
         }
+        if self._reference is not None:
+            measured["reference"] = self._reference
         return training, measured
 
     def train_segment(self, trainer: Trainer) -> Ending | None:
@@ -276,7 +278,8 @@ class Trial:
         with self._clock.ledger("other"):
             self._device_meter.sample()
             self._contention.look()
-            self._reference.look()
+            if self._reference is not None:
+                self._reference.look()
             yield observation
             if self._noise is not None:
                 self._note_peak_memory()
@@ -390,7 +393,7 @@ class Trial:
             tokens=None if self._tokens_per_sample is None else samples * self._tokens_per_sample,
             train_seconds=clock.seconds("train"),
             undelayed_train_seconds=clock.undelayed_train_seconds(self._request.threads),
-            reference_seconds=self._reference.seconds,
+            reference_seconds=None if self._reference is None else self._reference.seconds,
             evaluation_seconds=clock.seconds("evaluation"),
             warmup_seconds=clock.seconds("warmup"),
             other_seconds=clock.seconds("other"),

@@ -193,8 +193,11 @@ def test_an_answer_that_is_not_sure_says_so_and_what_would_settle_it() -> None:
     assert found.settle is not None
     text = headline(found)
     assert text.startswith("Provisional: batch 32 reaches")
-    assert f"probability of {found.within_5_percent:.0%}".removesuffix("%") in text
+    assert f"probability of {math.floor(100 * found.within_5_percent)} %" in text
     assert f"bssearch confirm {found.study} --max-runs {found.settle.runs_for_5_percent}" in text
+    assert "bssearch confirm" not in headline(found.model_copy(update={"imported": True}))
+    settled = found.settle.model_copy(update={"settled": True})
+    assert "bssearch confirm" not in headline(found.model_copy(update={"settle": settled})), "more runs show nothing"
     assert "No other batch size confirmed is within 5 %." not in text
 
 

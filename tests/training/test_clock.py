@@ -161,5 +161,7 @@ def test_the_kernel_s_account_of_waits_is_read_or_is_not_there(tmp_path: Path) -
     written.write_text("100 2500000000 7\n")
     assert RunDelay().seconds(written) == 2.5
     assert RunDelay().seconds(tmp_path / "none") is None
+    (tmp_path / "zero").write_text("0 0 0\n")
+    assert RunDelay().seconds(tmp_path / "zero") is None, "a kernel that keeps no account"
     (tmp_path / "other").write_text("?\n")
     assert RunDelay().seconds(tmp_path / "other") is None

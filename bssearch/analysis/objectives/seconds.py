@@ -102,8 +102,11 @@ class Pooled:
 def kind_of(configuration: Configuration) -> Kind:
     """Return what the time of a step depends on: the split, and what is switched on, not by how much."""
     one = configuration
-    switches = sorted((name, value) for name, value in one.parameters.items() if isinstance(value, bool | str))
-    return (*split(one), one.world_size, one.optimizer, one.dropout > 0, one.label_smoothing > 0, *switches)
+    switches = sorted(
+        (name, value if isinstance(value, bool | str) else value is not None) for name, value in one.parameters.items()
+    )
+    regularised = one.dropout > 0, one.label_smoothing > 0
+    return (*split(one), one.world_size, one.optimizer, *regularised, one.parameters.get("momentum", 0) == 0, *switches)
 
 
 def common_seconds(
@@ -111,21 +114,21 @@ def common_seconds(
 ) -> CommonSeconds | None:
     """Return the seconds by which runs are to be compared, None where each counts by its own.
 
-    Where it is known of all runs how long they waited for a CPU, and what the reference kernel took, they are compared
-    by steps × the step time of all trials of their kind, ``others`` too: the steps to the target differ by seed, the
-    seconds of a step by what goes on beside it, and of the latter every trial tells. Where they are not known each run
-    keeps its own seconds as long as of every configuration at most `FEW` of the runs shared their device. Else those
-    of all are steps × step time: as it is known now (``step_seconds``), or as the newest run in the same micro-batches
-    had it. Where some run has neither, each keeps its own after all.
+    Where it is known of all runs that took a step how long they waited for a CPU, and what the reference kernel took,
+    they are compared by steps × the step time of all trials of their kind, ``others`` too: the steps to the target
+    differ by seed, the seconds of a step by what goes on beside it, and of the latter every trial tells. Where they
+    are not known each run keeps its own seconds as long as of every configuration at most `FEW` of the runs shared
+    their device. Else those of all are steps × step time: as it is known now (``step_seconds``), or as the newest run
+    in the same micro-batches had it. Where some run has neither, each keeps its own after all.
     """
-    known = {trial.number: pace for trial in (*runs, *others) if (pace := _pace(trial)) is not None}
-    if runs and all(run.number in known for run in runs):
-        paces: dict[Kind, list[Pace]] = defaultdict(list)
-        kinds = {trial.number: kind_of(trial.configuration) for trial in (*runs, *others)}
-        for number, pace in known.items():
-            paces[kinds[number]].append(pace)
-        compared = {kinds[run.number] for run in runs}
-        return Pooled(pool_paces({kind: found for kind, found in paces.items() if kind in compared}))
+    paces: dict[Kind, dict[int, Pace]] = defaultdict(dict)
+    for trial in (*runs, *others):
+        if (pace := _pace(trial)) is not None:
+            paces[kind_of(trial.configuration)][trial.number] = pace
+    told = [run for run in runs if run.outcome is not None and (run.state is TrialState.REACHED or run.outcome.steps)]
+    compared = {kind_of(run.configuration) for run in told}
+    if told and compared <= paces.keys() and all(run.number in paces[kind_of(run.configuration)] for run in told):
+        return Pooled(pool_paces({kind: list(found.values()) for kind, found in paces.items()}, compared))
     if all(share <= FEW for share in _shared_shares(runs)):
         return None
     products = Products({**_step_seconds_of_runs(runs), **step_seconds})
