@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from bssearch.records import Visit
-from bssearch.step_times import VISIT_DEVIATION, VISIT_FREEDOM, fit_step_times, with_visits
+from bssearch.step_times import VISIT_DEVIATION, VISIT_FREEDOM, Pace, fit_step_times, pool_paces, with_visits
 from tests.factories import make_probe
 
 SECONDS = {16: 0.002, 128: 0.006, 512: 0.018}
@@ -88,3 +88,15 @@ def test_a_split_without_visits_keeps_its_first_measurement() -> None:
     assert kept == imported
     assert fitted.step_seconds == pytest.approx(0.5)
     assert fitted.settled
+
+
+def test_of_trials_that_nothing_disturbed_there_is_nothing_left_to_take_off() -> None:
+    def pace(step_seconds: float, contended: bool) -> Pace:
+        return Pace(step_seconds, undelayed_step_seconds=0.01, reference_seconds=1e-4, contended=contended)
+
+    quiet, busy = [pace(0.012, False)] * 3, [pace(0.02, True)] * 3
+    alone = pool_paces({"a": [*quiet, *busy], "b": busy}, {"a"})
+    assert [alone[key].excess for key in "ab"] == pytest.approx([0.0, math.log(2)])
+    both = pool_paces({"a": [*quiet, *busy], "b": busy}, {"a", "b"})
+    assert both["a"].excess == pytest.approx((math.log(1.2) + math.log(2)) / 2), "all of both kinds count"
+    assert alone["a"].seconds == both["a"].seconds == pytest.approx(0.01)

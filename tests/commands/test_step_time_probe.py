@@ -10,7 +10,7 @@ import pytest
 
 from bssearch.commands.opening import Launch
 from bssearch.commands.probe.step_time import SECONDS_LIMIT, probe_step_times, step_time
-from bssearch.records import StepTimeError, TrialRecord
+from bssearch.records import MemoryUse, StepTimeError, TrialRecord
 from bssearch.search import calibration
 from bssearch.search.calibration import doubtful, measure_step_times, missing_step_times
 from bssearch.search.listener import Listener
@@ -102,6 +102,25 @@ def test_what_does_not_fit_is_timed_in_smaller_micro_batches(store: Store) -> No
         (128, 32),
     ]
     assert store.memory_boundary(SPEC.name, HERE).too_large == 64
+
+
+def test_visits_that_others_disturbed_are_made_and_not_made_again_for_ever(store: Store) -> None:
+    for visit in range(1, calibration.COMPARING_VISITS + 1):
+        for size in SIZES:
+            store.save_probe(SPEC.name, HERE, make_probe(size, contended=visit > 1), visit)
+    assert missing_step_times(SPEC, store, HERE, calibration.COMPARING_VISITS) == []
+    assert [probe.error and probe.error.visits for probe in store.probes(SPEC.name).values()] == [3] * 5
+
+
+def test_what_would_be_timed_in_smaller_micro_batches_than_those_in_force_is_left_alone(store: Store) -> None:
+    store.save_memory(SPEC.name, HERE, MemoryUse(micro_batch_size=100, fits=False, peak_memory_bytes=None))
+    store.save_memory(SPEC.name, HERE, MemoryUse(micro_batch_size=20, fits=True, peak_memory_bytes=None))
+    for size in SIZES:
+        store.save_probe(SPEC.name, HERE, make_probe(size, micro_batch_size=min(size, 64)), 1)
+    executor = ProbedExecutor()
+    measure_step_times(SPEC, store, executor, HERE, lambda: None)
+    assert len(executor.limits) <= len(SIZES) * calibration.MOST_VISITS
+    assert missing_step_times(SPEC, store, HERE) == []
 
 
 def test_a_step_time_far_above_what_trials_ran_at_is_doubted() -> None:

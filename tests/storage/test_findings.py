@@ -31,6 +31,7 @@ CHANGES: dict[str, Callable[[Store], object]] = {
     "a trial starts": lambda store: start(store),
     "a trial ends": lambda store: store.finish_trial("toy", 1, OUTCOME, steps_x_step_time_s=None),
     "a step time": lambda store: store.save_probe("toy", make_environment(), make_probe(8)),
+    "another visit": lambda store: store.save_probe("toy", make_environment(), make_probe(16, step_seconds=9.0), 2),
     "the spec": lambda store: store.update_spec("toy", {"workload": "digits", "confirm": {"runs": 5}}),
 }
 
@@ -39,6 +40,7 @@ CHANGES: dict[str, Callable[[Store], object]] = {
 def test_a_finding_counts_only_until_something_changes(store: Store, change: str) -> None:
     add_study(store)
     start(store)
+    store.save_probe("toy", make_environment(), make_probe(16))
     save(store)
     CHANGES[change](store)
     assert store.finding("toy") is None
