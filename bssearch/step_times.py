@@ -97,12 +97,11 @@ def fit_step_times(visits: Iterable[Visit]) -> dict[Split, FittedStepTime]:
 
 def with_visits(probes: Iterable[ProbeRecord], visits: Sequence[Visit]) -> list[ProbeRecord]:
     """Return step times with the seconds that all visits to their splits tell, and with their error."""
-    fitted = fit_step_times(visits)
+    fitted, by_split = fit_step_times(visits), _by_split(visits)
     found: list[ProbeRecord] = []
     for probe in probes:
         split = probe.batch_size, probe.micro_batch_size
-        known = [one for one in visits if (one.batch_size, one.micro_batch_size) == split]
-        found.append(_fitted(probe, fitted[split], known) if known else probe)
+        found.append(_fitted(probe, fitted[split], by_split[split]) if split in by_split else probe)
     return found
 
 
@@ -165,15 +164,19 @@ def _fitted(probe: ProbeRecord, fit: FittedStepTime, visits: Sequence[Visit]) ->
     )
 
 
+def _by_split(visits: Iterable[Visit]) -> dict[Split, list[Visit]]:
+    found: dict[Split, list[Visit]] = {}
+    for one in visits:
+        found.setdefault((one.batch_size, one.micro_batch_size), []).append(one)
+    return found
+
+
 def _comparable(visits: Sequence[Visit]) -> list[tuple[Split, int, float]]:
     """Return (split, visit, log seconds) of the visits that count."""
     references = [one.reference_seconds for one in visits if one.reference_seconds and one.undelayed_step_seconds]
     found: list[tuple[Split, int, float]] = []
-    by_split: dict[Split, list[Visit]] = defaultdict(list)
-    for one in visits:
-        by_split[one.batch_size, one.micro_batch_size].append(one)
     quiet = statistics.median(references) if references else 1.0
-    for split, here in by_split.items():
+    for split, here in _by_split(visits).items():
         corrected = [
             (split, one.visit, math.log(one.undelayed_step_seconds * quiet / one.reference_seconds))
             for one in here

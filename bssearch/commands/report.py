@@ -131,9 +131,9 @@ class _Compared:
         except TargetNotReachedError as error:
             self.missed = error.message
             return
-        runs = [store.trial(name, number) for number in self.answer.optimal.trial_numbers]
-        objective = objective_in(self.answer).in_own_unit()
         counted = [one for one in store.trials(name) if one.state.is_finished and not one.state.is_missing]
+        runs = [one for one in counted if one.number in self.answer.optimal.trial_numbers]
+        objective = objective_in(self.answer).in_own_unit()
         confirmed = [one for one in counted if one.phase is Phase.CONFIRM]
         objective = objective.between(confirmed, step_seconds_of(store.probes(name).values()), counted)
         if all((objective.figure(run) or 1) > 0 for run in runs):  # a metric may be below zero: there are no ratios

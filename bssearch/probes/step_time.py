@@ -13,9 +13,8 @@ from bssearch.records import StepTime, StepTimeRequest
 from bssearch.training.clock import Clock, Ledger, clock_for
 from bssearch.training.computation import Computation
 from bssearch.training.contention import ContentionMeter
-from bssearch.training.core_pace import CorePace
+from bssearch.training.core_pace import CorePace, ReferenceKernel
 from bssearch.training.memory import is_out_of_memory, peak_memory_bytes, reset_peak_memory
-from bssearch.training.reference import LOOK_SECONDS, ReferenceKernel
 from bssearch.training.trainer import Trainer, warm_up
 from bssearch.workloads.base import Data, Workload
 
@@ -78,14 +77,14 @@ def _measure(request: StepTimeRequest, workload: Workload, data: Data, computati
         guess = min(_seconds(clock, "warmup", trainer.step) for _ in range(WARM_UP_STEPS))
         meter = ContentionMeter(device, request.threads)
         meter.start()
-        reference = ReferenceKernel(device, LOOK_SECONDS)
+        reference = ReferenceKernel.where_it_tells(device, request.threads)
         timer = _Timer(clock, computation.core, reference, request.precision)
 
         def evaluate() -> None:
             trainer.evaluate(data.validation, metric)
 
         evaluation = _evaluation_seconds(clock, evaluate)
-        cpu_before = clock.undelayed_train_seconds(request.threads) or 0.0
+        undelayed_before = clock.undelayed_train_seconds(request.threads) or 0.0
         if request.trial_train_seconds is None:
             step = timer.time("train", trainer.step, guess, request.seconds_limit)
         else:
@@ -93,7 +92,8 @@ def _measure(request: StepTimeRequest, workload: Workload, data: Data, computati
             steps = max(1, min(cadence, math.ceil(SEGMENT_SECONDS / guess)))
             step = timer.time("train", trainer.step, guess, request.seconds_limit, evaluate, steps)
         contention = meter.stop()
-        cpu_after, reference_seconds = clock.undelayed_train_seconds(request.threads), reference.seconds
+        undelayed = clock.undelayed_train_seconds(request.threads)
+        reference_seconds = None if reference is None else reference.seconds
         guess = _seconds(clock, "other", trainer.update)
         update = timer.time("other", trainer.update, guess, UPDATE_SHARE * request.seconds_limit)
     reasons = [contention.reason, step.slow or update.slow]
@@ -108,7 +108,7 @@ def _measure(request: StepTimeRequest, workload: Workload, data: Data, computati
         step_seconds_high=step.high,
         settled=step.settled,
         steps_timed=step.count,
-        undelayed_step_seconds=None if cpu_after is None else (cpu_after - cpu_before) / step.count_all,
+        undelayed_step_seconds=None if undelayed is None else (undelayed - undelayed_before) / step.count_all,
         reference_seconds=reference_seconds,
         update_seconds=update.median,
         evaluation_seconds=evaluation,
@@ -145,7 +145,9 @@ class _Timing:
 class _Timer:
     """Times pieces of work in runs, on a core whose pace is looked at between them (None: not what they depend on)."""
 
-    def __init__(self, clock: Clock, core: CorePace | None, reference: ReferenceKernel, precision: float) -> None:
+    def __init__(
+        self, clock: Clock, core: CorePace | None, reference: ReferenceKernel | None, precision: float
+    ) -> None:
         self._clock = clock
         self._core = core
         self._reference = reference
@@ -198,7 +200,8 @@ class _Timer:
                 break
             seconds = run()
             after = self._look()
-            self._reference.look()
+            if self._reference is not None:
+                self._reference.look()
             spent += seconds * per_run
             runs.append((seconds, max(before, after)))
             before = after

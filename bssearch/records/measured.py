@@ -62,7 +62,7 @@ class TrialOutcome:
 
     train + evaluation + warm-up + other seconds are four ledgers, each timed on its own; ``wall_seconds`` is timed
     apart. ``undelayed_train_seconds`` are the train seconds less those that the thread waited for a CPU, where one did
-    the work, and ``reference_seconds`` is what a small fixed kernel took meanwhile (`bssearch.training.reference`).
+    the work, and ``reference_seconds`` is what a small fixed kernel took meanwhile (`bssearch.training.core_pace`).
     The crossing of the target is kept as the interval (last miss, first hit); ``time_to_target_s`` and
     ``steps_to_target`` are interpolated inside it by the same fraction. Without a crossing the last miss is the last
     evaluation: all that is known of the time to the target is that it is longer. ``tokens`` are those of the samples

@@ -115,25 +115,23 @@ def remaining(history: History, trials: Sequence[TrialRecord]) -> list[TrialPlan
     made = CompletedRuns.of(history, trials)
     chosen = list(({one.key: one for one in finalists(history)} | made.begun).values())
     runs = history.spec.confirm.runs
-    first = list(interleaved(history, made, chosen, runs))
-    return (
-        first
-        or list(interleaved(history, made, _beside_the_best(history, trials), runs))
-        or _further(history, trials, made)
-    )
-
-
-def _beside_the_best(history: History, trials: Sequence[TrialRecord]) -> list[Configuration]:
-    """Return the neighbours of what the runs so far recommend, which may be another batch size than the search's."""
+    if first := list(interleaved(history, made, chosen, runs)):
+        return first
     if any(not trial.state.is_finished for trial in trials):
-        return []
+        return []  # What follows depends on how it ends.
     verdict = verdict_of(history, trials)
     if verdict is None or not verdict.confirmed:
         return []
+    return list(interleaved(history, made, _beside(history, trials, verdict), runs)) or _further(
+        history, trials, made, verdict
+    )
+
+
+def _beside(history: History, trials: Sequence[TrialRecord], verdict: Verdict) -> list[Configuration]:
+    """Return the neighbours of what the runs so far recommend, which may be another batch size than the search's."""
     near = beside(history, verdict.optimal.configuration.batch_size)
     confirmed = {trial.configuration.batch_size for trial in trials}
-    new = [one.configuration for one in near if one.configuration.batch_size not in confirmed]
-    return [history.as_run(configuration) for configuration in new]
+    return [history.as_run(one.configuration) for one in near if one.configuration.batch_size not in confirmed]
 
 
 def interleaved(
@@ -197,18 +195,14 @@ def ending(history: History) -> str | None:
     )
 
 
-def _further(history: History, trials: Sequence[TrialRecord], made: CompletedRuns) -> list[TrialPlan]:
+def _further(history: History, trials: Sequence[TrialRecord], made: CompletedRuns, verdict: Verdict) -> list[TrialPlan]:
     """Return the next round of runs for what is undecided and the least, the one with the fewest first.
 
-    None where there is no ``confirm.max_runs`` or all have had it, where the recommendation is settled, where the
-    ``confirm.train_seconds`` are spent, and while a run is being made: it may settle it.
+    None where there is no ``confirm.max_runs`` or all have had it, where the recommendation is settled, and where the
+    ``confirm.train_seconds`` are spent.
     """
-    limit = history.spec.confirm.max_runs
-    if limit is None or _is_spent(history, trials) or any(not trial.state.is_finished for trial in trials):
-        return []
-    verdict = verdict_of(history, trials)
-    found = None if verdict is None else standing(verdict)
-    if found is None:
+    limit, found = history.spec.confirm.max_runs, standing(verdict)
+    if limit is None or found is None or _is_spent(history, trials):
         return []
     seeds = [trial_seed(history.spec.seed, Phase.CONFIRM, index) for index in range(limit)]
     next_runs = []

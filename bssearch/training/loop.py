@@ -34,12 +34,12 @@ from bssearch.space.batch_norm import batch_norm_caveats
 from bssearch.training.clock import Clock
 from bssearch.training.computation import Computation
 from bssearch.training.contention import Contention, ContentionMeter
+from bssearch.training.core_pace import ReferenceKernel
 from bssearch.training.device_use import DeviceMeter
 from bssearch.training.gradient_noise import NoiseMeter
 from bssearch.training.inspection import batch_norm_layers, tokens_per_sample
 from bssearch.training.memory import is_out_of_memory, peak_memory_bytes, reset_peak_memory
 from bssearch.training.progress import Progress
-from bssearch.training.reference import LOOK_SECONDS, ReferenceKernel
 from bssearch.training.trainer import Trainer, warm_up
 from bssearch.training.trial_checkpoint import Checkpoint, RandomState, Saved, first_line, identity_of
 from bssearch.workloads.base import Data, Workload
@@ -90,8 +90,7 @@ class Trial:
         self._on_progress = on_progress
         self._contention = ContentionMeter(computation.device, request.threads, computation.core)
         self._device_meter = DeviceMeter(computation.device)
-        is_timed = computation.device.type == "cpu" and request.threads == 1
-        self._reference = ReferenceKernel(computation.device, LOOK_SECONDS) if is_timed else None
+        self._reference = ReferenceKernel.where_it_tells(computation.device, request.threads)
         self._trainer: Trainer | None = None
         self._noise: NoiseMeter | None = None
         self._progress = Progress()

@@ -5,13 +5,19 @@ from __future__ import annotations
 import pytest
 import torch
 
-from bssearch.training.reference import ReferenceKernel
+from bssearch.training.core_pace import ReferenceKernel
 
-CPU = torch.device("cpu")
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
+
+
+def test_it_tells_of_one_thread_of_a_cpu_alone() -> None:
+    assert ReferenceKernel.where_it_tells(CPU, threads=1) is not None
+    assert ReferenceKernel.where_it_tells(CPU, threads=2) is None
+    assert ReferenceKernel.where_it_tells(GPU, threads=1) is None
 
 
 def test_a_look_takes_fractions_of_a_millisecond_and_the_median_counts() -> None:
-    kernel = ReferenceKernel(CPU)
+    kernel = ReferenceKernel(period=0.0)
     assert kernel.state() == {"looks": []}
     for _ in range(9):
         kernel.look()
@@ -19,7 +25,7 @@ def test_a_look_takes_fractions_of_a_millisecond_and_the_median_counts() -> None
 
 
 def test_looks_that_come_too_soon_are_left_out() -> None:
-    kernel = ReferenceKernel(CPU, period=3600.0)
+    kernel = ReferenceKernel(period=3600.0)
     kernel.look()
     first = kernel.seconds
     kernel.look()
@@ -27,7 +33,7 @@ def test_looks_that_come_too_soon_are_left_out() -> None:
 
 
 def test_what_was_seen_before_a_pause_counts_on() -> None:
-    kernel = ReferenceKernel(CPU)
+    kernel = ReferenceKernel(period=0.0)
     kernel.restore({"looks": [1.0, 2.0, 3.0]})
     assert kernel.seconds == 2.0
     kernel.look()
