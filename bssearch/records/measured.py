@@ -13,7 +13,11 @@ COULD_NOT_PAUSE = "could not be paused"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
-    """One evaluation during a trial; ``train_seconds`` excludes evaluation, ``loss`` is the mean since the last."""
+    """One evaluation during a trial; ``loss`` is the mean since the last.
+
+    ``train_seconds`` exclude evaluation and, where one thread of the CPU does the work and the kernel tells, the waits
+    for a CPU: by them trials race, and by them the target is reached.
+    """
 
     step: int
     samples: int

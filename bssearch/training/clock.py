@@ -60,6 +60,8 @@ class Clock:
         self._undelayed_seconds = 0.0
         self._host_train_seconds = 0.0
         self._train_entered: float | None = None
+        self._delay_entered: float | None = None
+        self._knows_delays = self._delay_now() is not None
 
     def state(self) -> dict[str, Any]:
         """Return what has been booked so far, and the wall time, to be saved; an open block is not in it."""
@@ -132,6 +134,21 @@ class Clock:
         """
         return self._undelayed_seconds if threads == 1 and self.cpu_share is not None else None
 
+    def counted_train_seconds(self, threads: int) -> float:
+        """Return the train seconds by which trials race, those of the open block included: no synchronisation.
+
+        They are `undelayed_train_seconds` where the kernel tells the waits for a CPU, so that a busy neighbour neither
+        prunes a trial nor makes one look slower; else all train seconds.
+        """
+        seconds = self.train_seconds_so_far
+        if not self._knows_delays or threads != 1:
+            return seconds
+        delayed = self._host_train_seconds - self._undelayed_seconds
+        now = None if self._delay_entered is None else self._delay_now()
+        if now is not None and self._delay_entered is not None:
+            delayed += now - self._delay_entered
+        return max(0.0, seconds - delayed)
+
     def is_contended(self, threads: int) -> bool:
         """Return whether another program took the processor from a single-threaded trial.
 
@@ -144,6 +161,7 @@ class Clock:
     def _train(self) -> Iterator[None]:
         device_start = self._mark()
         cpu_entered, delay_entered = self._cpu_now(), self._delay_now()
+        self._delay_entered = delay_entered
         entered = self._train_entered = self._now()
         try:
             yield
@@ -158,7 +176,7 @@ class Clock:
             else:
                 self._undelayed_seconds += max(0.0, host_seconds - (delayed - delay_entered))
             self._host_train_seconds += host_seconds
-            self._train_entered = None
+            self._train_entered = self._delay_entered = None
             self._seconds["train"] += self._between(device_start, device_end, host_seconds)
 
     def _mark(self) -> torch.cuda.Event | None:
@@ -181,6 +199,7 @@ class CudaClock(Clock):
     def start(self) -> None:
         """Set the wall time and every ledger to zero."""
         super().start()
+        self._knows_delays = False  # The device does the work; its host waits for it.
         self._launched = 0
         self._last_pace: torch.cuda.Event | None = None
 

@@ -253,9 +253,13 @@ class Trial:
 
     def _limited(self) -> Ending | None:
         limit = self._request.train_seconds_limit
-        if self._clock.train_seconds_so_far <= limit:
+        if self._clock.train_seconds_so_far <= limit or self._counted_seconds <= limit:
             return None
         return Ending(self._request.limit_state, f"the limit of {limit:.4g} train seconds passed")
+
+    @property
+    def _counted_seconds(self) -> float:
+        return self._clock.counted_train_seconds(self._request.threads)
 
     def _evaluate(self, trainer: Trainer) -> Generator[Observation, None, Ending | None]:
         """Yield what is observed of the validation part; return the ending that follows from it."""
@@ -268,7 +272,7 @@ class Trial:
         observation = Observation(
             step=trainer.steps,
             samples=trainer.samples,
-            train_seconds=self._clock.seconds("train"),
+            train_seconds=self._counted_seconds,
             metric=metric,
             loss=loss,
             learning_rate=trainer.learning_rate,
@@ -321,7 +325,7 @@ class Trial:
             info is None
             or info.chance is None
             or request.limit_state is not TrialState.EXHAUSTED
-            or self._clock.seconds("train") <= request.train_seconds_limit / 2
+            or self._counted_seconds <= request.train_seconds_limit / 2
             or trainer.steps <= trainer.schedule.warmup_steps
         ):
             return None

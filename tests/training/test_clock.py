@@ -126,10 +126,34 @@ def test_a_restored_clock_goes_on_with_every_account_and_leaves_the_pause_out() 
     assert second.cpu_share == 3.5 / 4
 
 
+def test_trials_race_by_seconds_without_waits_for_a_processor() -> None:
+    time = FakeTime()
+    clock = time.clock()
+    with clock.ledger("train"):
+        time.pass_by(2)
+        time.wait_for_a_cpu(3)
+    with clock.ledger("train"):
+        time.pass_by(1)
+        time.wait_for_a_cpu(4)
+        assert clock.counted_train_seconds(threads=1) == pytest.approx(3)
+        assert clock.counted_train_seconds(threads=2) == clock.train_seconds_so_far == 10
+    time.wait_for_a_cpu(50)
+    assert clock.counted_train_seconds(threads=1) == pytest.approx(3)
+    later = time.clock()
+    later.restore(clock.state())
+    with later.ledger("train"):
+        time.pass_by(1)
+    assert later.counted_train_seconds(threads=1) == pytest.approx(4)
+
+
+def test_where_the_kernel_does_not_tell_of_waits_trials_race_by_all_train_seconds() -> None:
+    assert trained([None, None], cpu=4.0).counted_train_seconds(threads=1) == 10.0
+
+
 def trained(delays: list[float | None], *, cpu: float) -> Clock:
     """Return a clock that has trained for ten seconds of the wall, ``cpu`` of the CPU, between two looks at delays."""
     now, had = itertools.chain([0.0, 1.0], itertools.repeat(11.0)), iter([0.0, cpu])
-    seen = iter(delays)
+    seen = iter([delays[0], *delays])
     clock = Clock(lambda: next(now), lambda: next(had), lambda: next(seen))
     with clock.ledger("train"):
         pass

@@ -162,6 +162,24 @@ def test_an_evaluation_that_is_due_at_the_limit_still_counts() -> None:
     assert (outcome.state, outcome.first_hit_seconds) == (TrialState.REACHED, 5.0)
 
 
+def test_a_neighbour_on_the_processor_neither_ends_a_trial_nor_makes_it_look_slower() -> None:
+    def run(slowed_by: float) -> Run:
+        time = FakeTime()
+
+        def step() -> None:
+            time.pass_by(0.5)
+            time.wait_for_a_cpu(slowed_by)
+
+        toy = Toy(on_loss=step, on_evaluate=metric_by_evaluation([0.5, 0.6, 0.8, 0.95]))
+        return Run(request(target=0.9, train_seconds_limit=8.0), toy, clock=time.clock())
+
+    alone, beside = run(0.0), run(1.0)
+    assert beside.outcome.time_to_target_s == pytest.approx(alone.outcome.time_to_target_s)
+    assert [seen.train_seconds for seen in beside.observations] == pytest.approx([0.0, 2.5, 5.0, 7.5])
+    assert beside.outcome.train_seconds == pytest.approx(22.5), "what it took is kept"
+    assert beside.outcome.undelayed_train_seconds == pytest.approx(7.5)
+
+
 def test_the_limit_counts_train_seconds_only() -> None:
     time = FakeTime()
 
@@ -203,7 +221,7 @@ def test_the_four_ledgers_of_a_real_run_add_up_to_its_wall_time() -> None:
         return sum(ledgers) == pytest.approx(outcome.wall_seconds, rel=0.01) and not told
 
     # A busy machine may take the processor between two ledgers, but not each time.
-    assert any(ledgers_close() for _ in range(3))
+    assert any(ledgers_close() for _ in range(10))
 
 
 def test_a_sleep_that_no_ledger_owns_is_a_warning_in_the_record() -> None:

@@ -44,7 +44,9 @@ class StepClock(Clock):
 
     def __init__(self, fake: FakeTime) -> None:
         self.steps = 0
-        super().__init__(now=lambda: fake.seconds, cpu_now=lambda: fake.cpu_seconds)
+        super().__init__(
+            now=lambda: fake.seconds, cpu_now=lambda: fake.cpu_seconds, delay_now=lambda: fake.waited_seconds
+        )
 
     def pace(self, micro_batches: int = 1) -> None:
         self.steps += 1

@@ -100,13 +100,20 @@ class FakeTime:
     def __init__(self) -> None:
         self.seconds = 0.0
         self.cpu_seconds = 0.0
+        self.waited_seconds = 0.0
 
     def pass_by(self, seconds: float, cpu_share: float = 1.0) -> None:
         self.seconds += seconds
         self.cpu_seconds += seconds * cpu_share
 
+    def wait_for_a_cpu(self, seconds: float) -> None:
+        self.pass_by(seconds, cpu_share=0.0)
+        self.waited_seconds += seconds
+
     def clock(self) -> Clock:
-        return Clock(now=lambda: self.seconds, cpu_now=lambda: self.cpu_seconds)
+        return Clock(
+            now=lambda: self.seconds, cpu_now=lambda: self.cpu_seconds, delay_now=lambda: self.waited_seconds
+        )
 
 
 def configuration(batch_size: int = 20, **changes: Any) -> Configuration:

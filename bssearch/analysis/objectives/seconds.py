@@ -52,9 +52,13 @@ def seconds_to_target(trial: TrialRecord, basis: Basis | None = None) -> float |
 
 
 def trial_basis(trial: TrialRecord) -> Basis:
-    """Return whether a trial counts by its measured seconds or by steps × step time."""
-    contended = trial.outcome is not None and trial.outcome.contended
-    return "steps_x_step_time" if contended and trial.steps_x_step_time_s is not None else "measured"
+    """Return whether a trial counts by its measured seconds or by steps × step time.
+
+    By the latter where something else used the device and nobody knows for how long the trial waited for it.
+    """
+    outcome = trial.outcome
+    disturbed = outcome is not None and outcome.contended and outcome.undelayed_train_seconds is None
+    return "steps_x_step_time" if disturbed and trial.steps_x_step_time_s is not None else "measured"
 
 
 Kind = tuple[object, ...]
