@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from bssearch.analysis.law.fitted import Fit
 from bssearch.analysis.measured import Measured
+from bssearch.analysis.model import Model
 from bssearch.analysis.objectives.base import Objective, make_objective
 from bssearch.analysis.objectives.seconds import Basis
 from bssearch.analysis.optimum import Rule
@@ -15,12 +17,6 @@ from bssearch.records import Configuration, Goal, Target
 from bssearch.space import TRAINING_PARAMETERS
 
 Parameters = dict[str, bool | int | float | str | None]
-
-
-class Model(BaseModel):
-    """A part of the answer: numbers are finite, missing is null."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class Notice(Model):
@@ -204,48 +200,6 @@ class Batch(Model):
     confirmed: bool
     untuned_because: list[str]
     slope: StepsSlope | None = None
-
-
-class CriticalBatch(Model):
-    """The critical batch size with its 90 % interval; null where the runs do not bound it on that side."""
-
-    estimate: float
-    low: float | None
-    high: float | None
-
-
-class Predicted(Model):
-    """The optimum by law × step time, among the sizes that can be run, and the sizes within 5 % of it."""
-
-    batch_size: int
-    micro_batch_size: int
-    time_to_target_s: float
-    flat_range: Annotated[list[int], Field(min_length=2, max_length=2)]
-
-
-class Law(Model):
-    """The law S = S_min (1 + B_crit / B) for steps to the target, its residuals by batch size, and how good it is."""
-
-    s_min: float
-    b_crit: CriticalBatch
-    max_residual: float
-    verdict: Literal["fits", "poor", "too_few_points"]
-    residuals: dict[int, float]
-
-
-class Fit(Law):
-    """The law fitted to the batch sizes that are tuned; ``including_untuned`` is the fit to all where they differ.
-
-    With step times t = α + β·B: ``b_star`` is where the predicted time to the target is least, no larger than the
-    largest batch size run. ``noise_scale_ratio`` is the gradient noise scale over the critical batch size.
-    """
-
-    alpha_s: float | None
-    beta_s: float | None
-    b_star: float | None
-    predicted: Predicted | None
-    including_untuned: Law | None
-    noise_scale_ratio: float | None
 
 
 class Recommendation(Model):

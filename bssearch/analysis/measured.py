@@ -6,18 +6,11 @@ from collections.abc import Collection, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
-
 from bssearch.analysis.law.affine_step_time import fit_step_time, throughput_knee
 from bssearch.analysis.memory import fit_memory
+from bssearch.analysis.model import Model
 from bssearch.records import GradientNoise, MemoryUse, NoiseMeasurement, ProbeRecord, TrialRecord
 from bssearch.space import MemoryBoundary
-
-
-class Model(BaseModel):
-    """A part of the answer: numbers are finite, missing is null."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class StepTimeAnswer(Model):

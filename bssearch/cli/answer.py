@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 from bssearch.cli.output import Format, cell, console, print_table, show_model
 
 if TYPE_CHECKING:
-    from bssearch.analysis.answer import Answer, Batch, Fit, Generalisation
+    from bssearch.analysis.answer import Answer, Batch, Generalisation
+    from bssearch.analysis.law.fitted import Fit
     from bssearch.analysis.measured import Measured
 
 TIME_COLUMN = "time_to_target"
@@ -66,20 +67,16 @@ def law_lines(found: Answer) -> Iterator[str]:
     if fit is None:
         return
     if fit.verdict == "too_few_points":
-        yield "No law of steps against batch size yet: it takes three tuned batch sizes that span its bend."
+        yield "No law of steps against batch size yet: it takes three tuned batch sizes."
         return
-    low, high = ("–" if end is None else number(end) for end in (fit.b_crit.low, fit.b_crit.high))
-    says = (
-        f"Critical batch size {number(fit.b_crit.estimate)} [{low}, {high}]: steps = {number(fit.s_min)} · (1 + it / B)"
-    )
+    says = f"Critical batch size {fit.b_crit.in_words}"
+    if fit.b_crit.high is None:
+        says += " (the steps show no bend up to the largest batch size run): steps = S_min · (1 + it / B)"
+    else:
+        says += f": steps = {number(fit.s_min)} · (1 + it / B)"
     yield f"{says}, which {_how_it_fits(fit)} (largest residual {fit.max_residual:.0%})."
     if fit.predicted is not None:
-        low_batch, high_batch = fit.predicted.flat_range
-        near = "no other size" if low_batch == high_batch else f"all from {low_batch} to {high_batch}"
-        yield (
-            f"With the step times it predicts the least time, {number(fit.predicted.time_to_target_s)} s, at batch "
-            f"{fit.predicted.batch_size}; {near} within 5 %."
-        )
+        yield f"With the step times it predicts the least time at {fit.predicted.in_words}."
 
 
 def _how_it_fits(fit: Fit) -> str:

@@ -157,7 +157,7 @@ def _compared(one: Comparison) -> dict[str, Any]:
         figure and f"{number(figure.median)}{_ends(figure)} ({figure.runs} run{'' if figure.runs == 1 else 's'})",
         one.note if ratio is None else f"{ratio.value:.3g}{_ends(ratio)}",
         str(low) if low == high else f"{low}–{high}",
-        critical and f"{number(critical.estimate)}{_ends(critical)}{poor}",
+        critical and f"{critical.in_words}{poor}",
         one.largest_that_fits,
         cell(one.test_metric),
     ]

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from bssearch.analysis.answer import Answer, CriticalBatch, Figure, Notice, Time, objective_in
+from bssearch.analysis.answer import Answer, Figure, Notice, Time, objective_in
+from bssearch.analysis.law.fitted import CriticalBatch
 from bssearch.analysis.objectives.base import objective_of
 from bssearch.analysis.objectives.seconds import step_seconds_of
 from bssearch.analysis.rules.audit import FULL_LIMIT_PHASES, audit

@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bssearch.analysis.answer import Answer, Batch, Fit, Parameters, Ratio, objective_in
+from bssearch.analysis.answer import Answer, Batch, Parameters, Ratio, objective_in
 from bssearch.analysis.generalisation import final_rows
 from bssearch.analysis.headline import headline
+from bssearch.analysis.law.fitted import Fit
 from bssearch.analysis.measured import NoiseAnswer
 from bssearch.analysis.numbers import ends, number
 from bssearch.analysis.objectives.base import objective_of
@@ -130,9 +131,10 @@ def _noise(noise: NoiseAnswer) -> Tile:
 def _critical(fit: Fit) -> Tile:
     critical = fit.b_crit
     said = "the law fits" if fit.verdict == "fits" else "the law fits poorly"
-    ends = [NOTHING if end is None else number(end) for end in (critical.low, critical.high)]
-    bounds = "" if critical.low is None and critical.high is None else f"90 % interval {ends[0]} to {ends[1]}; "
-    return Tile("Critical batch size", number(critical.estimate), bounds + said)
+    if critical.low is None or critical.high is None:
+        return Tile("Critical batch size", critical.in_words, f"90 % bound; {said}")
+    interval = f"90 % interval {number(critical.low)} to {number(critical.high)}"
+    return Tile("Critical batch size", number(critical.estimate), f"{interval}; {said}")
 
 
 def _sections(picture: StudyPicture) -> list[Section]:
@@ -271,17 +273,14 @@ def _about_law(fit: Fit | None) -> list[str]:
     if fit is None:
         return ["There is no law: fewer than two batch sizes reached the target."]
     if fit.verdict == "too_few_points":
-        return ["There is no law yet: it takes three tuned batch sizes that span the bend."]
+        return ["There is no law yet: it takes three tuned batch sizes."]
     parts = [
-        f"The law is S = S_min·(1 + B_crit/B) with S_min = {number(fit.s_min)} steps and B_crit = "
-        f"{number(fit.b_crit.estimate)}; the largest residual is {number(100 * fit.max_residual)} %."
+        f"The law is S = S_min·(1 + B_crit/B) with S_min = {number(fit.s_min)} steps and B_crit "
+        f"{'' if fit.b_crit.low is None or fit.b_crit.high is None else '= '}{fit.b_crit.in_words}; the largest "
+        f"residual is {number(100 * fit.max_residual)} %."
     ]
     if fit.predicted is not None:
-        low, high = fit.predicted.flat_range
-        parts.append(
-            f"With the step times measured it predicts the least time at batch {fit.predicted.batch_size}: "
-            f"{number(fit.predicted.time_to_target_s)} s, and within 5 % from {low} to {high}."
-        )
+        parts.append(f"With the step times measured it predicts the least time at {fit.predicted.in_words}.")
     if fit.including_untuned is not None:
         parts.append(
             f"With the batch sizes that are not well tuned B_crit is {number(fit.including_untuned.b_crit.estimate)}."

@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from bssearch.analysis.answer import Answer, Batch, Fit, Law, Ratio, objective_in
+from bssearch.analysis.answer import Answer, Batch, Ratio, objective_in
+from bssearch.analysis.law.fitted import Fit, Law
 from bssearch.analysis.objectives.time_to_target import TIME
 from bssearch.pages.axes import (
     ACCENT,

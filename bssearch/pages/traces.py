@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from bssearch.analysis.answer import Fit
+from bssearch.analysis.law.fitted import Fit
 from bssearch.pages.axes import ACCENT, INK, MUTED, PAGE, THIRD, Figure
 
 Pairs = Sequence[tuple[float, float]]

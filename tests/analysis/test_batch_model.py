@@ -263,8 +263,29 @@ def test_too_few_points_have_no_verdict() -> None:
     assert fit_law([LawPoint(8, (100.0, 101.0)), LawPoint(16, (), missed_at=(100.0,))]) is None
     assert fitted(exact(sizes=(16, 512))).verdict == "too_few_points"
     assert fitted(exact(sizes=(16, 128, 512))).verdict == "fits"
-    assert fitted(exact(sizes=(10, 20, 40))).verdict == "too_few_points", "no batch size needs 1.5 E_min"
-    assert fitted(exact(sizes=(10, 20, 51))).verdict == "fits"
+
+
+def test_sizes_far_below_the_bend_bound_the_critical_batch_size_from_below_alone() -> None:
+    fit = fitted(noisy(5, sizes=(1, 2, 4)))
+    assert fit.verdict == "fits"
+    assert fit.b_crit_high is None
+    assert fit.b_crit_low is not None and 4 < fit.b_crit_low < B_CRIT
+    assert fit.steps(2) == pytest.approx(law(2) / 2, rel=0.1)
+
+
+def test_the_interval_of_the_law_goes_into_the_optimum_and_into_what_is_surely_flat() -> None:
+    steps = [RunnableStep(size, size, 1e-3 * (1 + size / 200)) for size in range(16, 513, 16)]
+    sure, unsure = (predict_optimum(fitted(noisy(5, deviation=noise)), steps) for noise in (0.01, 0.2))
+    assert sure is not None and unsure is not None
+    for found in (sure, unsure):
+        assert found.interval is not None
+        assert found.interval[0] <= found.batch_size <= found.interval[1]
+        if found.surely_flat is not None:
+            assert found.flat_range[0] <= found.surely_flat[0] <= found.surely_flat[1] <= found.flat_range[1]
+    assert sure.interval is not None and unsure.interval is not None and sure.surely_flat is not None
+    assert sure.interval[1] / sure.interval[0] < unsure.interval[1] / unsure.interval[0]
+    kept = sure.surely_flat[1] - sure.surely_flat[0]
+    assert kept > (0 if unsure.surely_flat is None else unsure.surely_flat[1] - unsure.surely_flat[0])
 
 
 def test_untuned_points_are_judged_but_not_fitted() -> None:

@@ -279,7 +279,7 @@ def test_of_too_few_batch_sizes_there_is_no_critical_one_and_no_law() -> None:
     answer = answer_of(trials)
     assert answer.fit is not None and answer.fit.verdict == "too_few_points"
     text = Elements(render(replace(picture(), answer=answer, trials=trials))).text
-    assert "There is no law yet: it takes three tuned batch sizes that span the bend." in text
+    assert "There is no law yet: it takes three tuned batch sizes." in text
     assert "Critical batch size" not in text and "S_min" not in text and "B_crit" not in text
 
 

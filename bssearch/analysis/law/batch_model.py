@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from bssearch.analysis.law.likelihood import (
     ASSUMED_DEVIATION,
@@ -41,9 +42,6 @@ LARGE_RESIDUAL = 0.10
 STANDARD_ERRORS = 3
 """A batch size is off the law where its residual is above both: 10 %, and three standard errors. Choices."""
 
-BENT = 1.5
-"""B_crit shows only where some batch size needs 1.5 × E_min samples: B_crit / 2 and larger. A choice."""
-
 RISE = 1.1
 """The ratio of steps that counts as a rise at a larger batch size where runs are too few for an interval: a choice."""
 
@@ -63,9 +61,10 @@ class LawFit:
     the mean that is likeliest given where. ``largest_batch`` is the largest run: the law says nothing beyond.
     ``including_untuned`` is the fit to all batch sizes, None where all are tuned.
 
-    ``verdict``: too few points are fewer than three tuned batch sizes, or none that needs 1.5 E_min; poor is a residual
-    above 10 % that the noise within batch sizes does not explain: it is above 3 standard errors, or all fitted together
-    fail the F-test for lack of fit at 5 %.
+    ``verdict``: too few points are fewer than three tuned batch sizes; poor is a residual above 10 % that the noise
+    within batch sizes does not explain: it is above 3 standard errors, or all fitted together fail the F-test for lack
+    of fit at 5 %. Where the largest batch size does not bend the law yet it fits all the same, and B_crit is bounded
+    from below alone.
     """
 
     s_min: float
@@ -111,6 +110,14 @@ class LawFit:
         logs = level + np.logaddexp(0, math.log(batch_size) - log_b_crit) - math.log(batch_size)
         return math.exp((logs - half).min()), math.exp((logs + half).max())
 
+    def steps_of_all(self, batch_sizes: Sequence[int]) -> Numbers | None:
+        """Return S(B) up to a factor by each law in the confidence region, (laws, sizes); None without a region."""
+        if not self._region:
+            return None
+        log_b_crit = np.array(self._region)[:, :1]
+        shape: Numbers = 1 + np.exp(log_b_crit - np.log(np.array(batch_sizes, dtype=float)))
+        return shape
+
     def _check(self, batch_size: int) -> None:
         if not 1 <= batch_size <= self.largest_batch:
             raise ValueError(
@@ -133,7 +140,9 @@ class PredictedOptimum:
     """The batch size predicted to reach the target in the fewest seconds, S(B)·t(B), and its best micro-batch size.
 
     ``flat_range`` holds the smallest and the largest batch size within 5 %, none between them being slower;
-    ``seconds_by_batch`` the seconds by batch size, ascending.
+    ``seconds_by_batch`` the seconds by batch size, ascending. ``interval`` holds the optima of all laws in the 95 %
+    confidence region of the fit, ``surely_flat`` the sizes around the optimum within 5 % of the least by each of these
+    laws; None where there is no region, or none is.
     """
 
     batch_size: int
@@ -141,6 +150,8 @@ class PredictedOptimum:
     seconds: float
     flat_range: tuple[int, int]
     seconds_by_batch: Mapping[int, float]
+    interval: tuple[int, int] | None = None
+    surely_flat: tuple[int, int] | None = None
 
 
 def fit_law(points: Sequence[LawPoint]) -> LawFit | None:
@@ -214,12 +225,34 @@ def predict_optimum(fit: LawFit, steps: Sequence[RunnableStep]) -> PredictedOpti
     seconds = {size: fit.steps(size) * step.step_seconds for size, step in fastest.items()}
     sizes = list(seconds)
     best = min(sizes, key=seconds.__getitem__)
-    first = last = sizes.index(best)
-    while first > 0 and seconds[sizes[first - 1]] <= FLAT_RATIO * seconds[best]:
-        first -= 1
-    while last + 1 < len(sizes) and seconds[sizes[last + 1]] <= FLAT_RATIO * seconds[best]:
-        last += 1
-    return PredictedOptimum(best, fastest[best].micro_batch_size, seconds[best], (sizes[first], sizes[last]), seconds)
+    times = np.array(list(seconds.values()))
+    flat = _around(sizes.index(best), times <= FLAT_RATIO * times.min())
+    assert flat is not None, "the best is within 5 % of itself"
+    optimum = PredictedOptimum(
+        best, fastest[best].micro_batch_size, seconds[best], (sizes[flat[0]], sizes[flat[1]]), seconds
+    )
+    steps_of_all = fit.steps_of_all(sizes)
+    if steps_of_all is None:
+        return optimum
+    by_law = steps_of_all * np.array([fastest[size].step_seconds for size in sizes])
+    least = by_law.argmin(axis=1)
+    near = (by_law <= FLAT_RATIO * by_law.min(axis=1, keepdims=True)).all(axis=0)
+    sure = _around(sizes.index(best), near)
+    return replace(
+        optimum,
+        interval=(sizes[least.min()], sizes[least.max()]),
+        surely_flat=None if sure is None else (sizes[sure[0]], sizes[sure[1]]),
+    )
+
+
+def _around(index: int, holds: NDArray[np.bool_]) -> tuple[int, int] | None:
+    """Return the first and the last place of the run around an index at which something holds; None if not there."""
+    if not holds[index]:
+        return None
+    gaps = np.flatnonzero(~holds)
+    below, above = gaps[gaps < index], gaps[gaps > index]
+    first = int(below[-1]) + 1 if len(below) else 0
+    return first, int(above[0]) - 1 if len(above) else len(holds) - 1
 
 
 def _checked(points: Sequence[LawPoint]) -> list[LawPoint]:
@@ -287,7 +320,7 @@ def _fit(fitted: Sequence[LawPoint], shown: Sequence[LawPoint], enough: bool) ->
     residuals = {size: math.expm1(excess) for size, excess in excesses.items()}
     tested = {point.batch_size for point in reached} if lacks else set()
     verdict: FitVerdict = "fits"
-    if not enough or max(means[point.batch_size] for point in reached) < law.log_e_min + math.log(BENT):
+    if not enough:
         verdict = "too_few_points"
     elif any(
         abs(residuals[size]) > LARGE_RESIDUAL and (size in tested or abs(excess) > STANDARD_ERRORS * noise[size])

@@ -6,10 +6,9 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from pydantic import BaseModel, ConfigDict
-
 from bssearch.analysis.answer import Answer, Parameters, parameters_of
 from bssearch.analysis.baseline import default_configuration
+from bssearch.analysis.model import Model
 from bssearch.analysis.objectives.base import objective_of
 from bssearch.analysis.objectives.seconds import StepSeconds, step_seconds_of
 from bssearch.analysis.optimum import Candidate, decide
@@ -38,12 +37,6 @@ SLOPES = (0.0, 0.5, 1.0)
 
 FULL_LIMIT_PHASES = frozenset({Phase.AUDIT, Phase.TO_BUDGET})
 """The phases, beside the confirmation, of which every trial runs under the full limit: a trial's whole budget."""
-
-
-class Model(BaseModel):
-    """A part of the audit: numbers are finite, missing is null."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class RuleFinding(Model):

@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
-
+from bssearch.analysis.model import Model
 from bssearch.analysis.objectives.seconds import StepSeconds
 from bssearch.analysis.optimum import Candidate
 from bssearch.analysis.time_to_target import ratio_interval
@@ -28,10 +27,8 @@ FEWEST_RUNS = 3
 """Runs, or pairs of runs, that an interval takes: a choice."""
 
 
-class Regret(BaseModel):
+class Regret(Model):
     """A ratio of two figures with its 95 % interval, null where there is none; ``at_least`` where it is a bound."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     value: float
     low: float | None

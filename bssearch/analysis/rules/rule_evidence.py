@@ -6,7 +6,8 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
-from bssearch.analysis.answer import Answer, CriticalBatch, FinalMetrics
+from bssearch.analysis.answer import Answer, FinalMetrics
+from bssearch.analysis.law.fitted import CriticalBatch
 from bssearch.analysis.measured import NoiseAnswer
 from bssearch.analysis.objectives.seconds import StepSeconds
 from bssearch.analysis.optimum import Candidate
@@ -101,7 +102,7 @@ def about_noise_scale(spec: StudySpec, answer: Answer) -> Evidence:
     far = "" if noise.far_from_target is None else f", measured far from the target ({noise.far_from_target})"
     shown = f"≥ {low:.3g}" if scale is None else f"{scale:.3g}"
     regret, overlap = _ratio((scale, low, high), fit.b_crit)
-    reason = f"noise scale{seen} {shown} over critical batch {fit.b_crit.estimate:.3g}{far}"
+    reason = f"noise scale{seen} {shown} over critical batch {fit.b_crit.in_words}{far}"
     return Evidence(None, Judgement(_apart(regret, overlap), reason, regret))
 
 
