@@ -50,9 +50,10 @@ class FittedStepTime:
 class PooledStepTime(Generic[Key]):
     """The seconds of a step of one kind of configuration, and the standard error of their logarithm.
 
-    ``excess`` is the logarithm by which the wall time of a step was larger on the average: as much may still be too
-    much, for what shares caches slows training down more than it slows the kernel. Beside two busy processes on two
-    cores the steps of digits kept 0.5 to 1.2 times what was taken off.
+    ``common`` is the standard error of the pace that the step times of all kinds are given at: it is in every figure
+    and in no ratio of two. ``excess`` is the logarithm by which the wall time of a step was larger on the average: as
+    much may still be too much, for what shares caches slows training down more than it slows the kernel. Beside two
+    busy processes on two cores the steps of digits kept 0.5 to 1.2 times what was taken off.
     """
 
     kind: Key
@@ -60,6 +61,7 @@ class PooledStepTime(Generic[Key]):
     error: float
     freedom: float
     excess: float
+    common: float = 0.0
 
 
 def fit_step_times(visits: Iterable[Visit]) -> dict[Split, FittedStepTime]:
@@ -119,12 +121,14 @@ def pool_paces(paces: Mapping[Key, Sequence[Pace]], compared: Collection[Key]) -
     """Return the step time of each kind of configuration from the trials that ran it, without waits for a CPU.
 
     Where every kind that is ``compared`` has `UNDISTURBED` trials that nothing disturbed, these alone count, and have
-    no excess. The kernel's pace is the median of what counts.
+    no excess. The kernel's pace is the median of what counts, whose standard error is √(π / 2) that of a mean.
     """
     alone = {key: [one for one in found if not one.contended] for key, found in paces.items()}
     are_enough = all(len(alone[key]) >= UNDISTURBED for key in compared)
     counted = {key: (are_enough and alone[key]) or list(found) for key, found in paces.items()}
-    reference = statistics.median(one.reference_seconds for found in counted.values() for one in found)
+    references = [one.reference_seconds for found in counted.values() for one in found]
+    reference = statistics.median(references)
+    spread = statistics.stdev(map(math.log, references)) if len(references) > 1 else 0.0
     logs = {
         key: [math.log(one.undelayed_step_seconds * reference / one.reference_seconds) for one in found]
         for key, found in counted.items()
@@ -142,6 +146,7 @@ def pool_paces(paces: Mapping[Key, Sequence[Pace]], compared: Collection[Key]) -
             excess=0.0
             if are_enough and alone[key]
             else max(0.0, statistics.fmean(math.log(one.step_seconds) for one in counted[key]) - mean),
+            common=math.sqrt(math.pi / 2 / len(references)) * spread,
         )
         for key, mean in means.items()
     }

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Literal
 
 from pydantic import Field
 
+from bssearch.analysis.certainty import Settles
 from bssearch.analysis.law.fitted import Fit
 from bssearch.analysis.measured import Measured
 from bssearch.analysis.model import Model
@@ -47,7 +49,8 @@ class TargetAnswer(Model):
 class Device(Model):
     """Where it was measured; the answer holds for this kind of device.
 
-    Of a device for which an answer is predicted only the name is known: its type is ``unknown``, the rest null.
+    ``threads`` of a CPU are those that each trial had. Of a device for which an answer is predicted only the name is
+    known: its type is ``unknown``, the rest null.
     """
 
     name: str
@@ -55,6 +58,14 @@ class Device(Model):
     memory_bytes: int | None
     precision: str | None
     torch_version: str | None
+    threads: int | None = None
+
+    @property
+    def in_words(self) -> str:
+        """Return the device with what of it the figures hold for."""
+        if self.threads is None:
+            return self.name
+        return f"{self.name}, {self.threads} thread{'' if self.threads == 1 else 's'}"
 
 
 class Time(Model):
@@ -142,10 +153,16 @@ class Largest(Model):
 
 
 class Speedup(Model):
-    """How much faster the optimum is."""
+    """How much faster the optimum is.
+
+    Over the default it is the product of two: ``from_retuning`` the rest at the default's own batch size, and
+    ``from_batch_size`` what the batch size adds then; null where one is not known.
+    """
 
     over_largest: Ratio | None
     over_default: Ratio | None
+    from_retuning: Ratio | None = None
+    from_batch_size: Ratio | None = None
 
 
 class BestTrial(Model):
@@ -174,6 +191,7 @@ class Batch(Model):
     moment at which the target was seen to be missed, ``objective_lower_bound`` the same in the unit of the objective;
     ``restricted`` is there where some of several runs missed it. Samples and the product of steps and step time are of
     the median steps, ``steps_to_target`` is rounded up. Energy is of the device, over the train seconds to the target.
+    ``predicted_s`` is law × step time with the errors of both, where the law fits and no further than it was seen to.
     """
 
     batch_size: int
@@ -200,6 +218,7 @@ class Batch(Model):
     confirmed: bool
     untuned_because: list[str]
     slope: StepsSlope | None = None
+    predicted_s: Time | None = None
 
 
 class Recommendation(Model):
@@ -284,14 +303,22 @@ class FrontPoint(Model):
     on_front: bool
 
 
+class NextStep(Model):
+    """A command that would tell more, or use the answer, and why."""
+
+    command: str
+    why: str
+
+
 class Answer(Model):
     """Which batch size is optimal, and the evidence.
 
     ``tied`` are the batch sizes shown to be within 5 % of the least, ``worse`` those shown not to be; of the others the
     runs show neither. ``within_5_percent`` is the probability that the recommendation costs at most 5 % more than the
     best confirmed batch size, pooled through the law where it fits; null without confirmation runs. The answer is
-    ``provisional`` below 0.9. Costs are in the currency of ``price_per_device_hour``; where it is null they are
-    device-hours.
+    ``provisional`` below 0.9; ``would_settle`` says what would tell most then, ``runs_to_settle`` how many runs of each
+    batch size in all, where these would. ``next`` are the commands that would help most now. Costs are in the currency
+    of ``price_per_device_hour``; where it is null they are device-hours.
     """
 
     schema_version: Literal[1] = 1
@@ -314,9 +341,21 @@ class Answer(Model):
     worse: list[int] = Field(default_factory=list)
     provisional: bool = True
     within_5_percent: float | None = None
+    would_settle: Settles | None = None
+    runs_to_settle: int | None = None
+    next: list[NextStep] = Field(default_factory=list)
     imported: bool = False
     generalisation: Generalisation | None
     warnings: list[Notice]
+
+    @property
+    def settling(self) -> NextStep | None:
+        """Return the command that would settle a provisional answer; None where it is settled, or nothing would."""
+        return self.next[0] if self.next and self.would_settle is not None else None
+
+
+NO_NEXT_STEP: Mapping[str, object] = {"next": [], "would_settle": None, "runs_to_settle": None}
+"""The fields of an answer derived from a study's, whose commands are about another question."""
 
 
 def objective_in(answer: Answer) -> Objective:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,12 +40,28 @@ FEWEST_FOR_LAW = 4
 Numbers = NDArray[np.float64]
 
 
+MOST_RUNS = 100
+"""More runs than this of a batch size are proposed to nobody: a choice."""
+
+MORE = 1.3
+"""Numbers of runs are looked at in steps of this factor: a choice."""
+
+Settles = Literal["runs", "tuning", "step_times"]
+"""What a provisional answer would need: more confirmation runs, more search trials, or more visits to step times."""
+
+
 @dataclass(frozen=True, slots=True)
 class Certainty:
-    """The probability that the recommended batch size is within 5 % of the best, and that of each contender."""
+    """The probability that the recommended batch size is within 5 % of the best, and that of each contender.
+
+    Where it is not `ENOUGH`, ``settles`` says what would tell most: ``runs`` of each batch size in all, or something
+    that more runs cannot tell.
+    """
 
     within_5_percent: float
     by_batch: Mapping[int, float]
+    settles: Settles | None = None
+    runs: int | None = None
 
     @property
     def is_provisional(self) -> bool:
@@ -78,21 +95,93 @@ def certainty(verdict: Verdict, predicted: Mapping[int, float]) -> Certainty | N
     if len(sizes) >= FEWEST_FOR_LAW and set(sizes) <= set(predicted):
         law = np.array([_log(known[size], predicted[size]) for size in sizes])
         means, errors = _drawn_to_law(means, errors, law)
-    rng = np.random.default_rng(0)
-    scale = np.sqrt(freedom / rng.chisquare(freedom, (DRAWS, 1)))
-    draws = means + errors * scale * rng.standard_normal((DRAWS, len(sizes)))
-    gaps = np.where(np.array(sizes) == optimal, OPTIMUM_GAP, TUNING_GAP)
-    draws -= (rng.random(draws.shape) < BADLY_TUNED) * rng.exponential(gaps, draws.shape)
-    near = draws <= draws.min(axis=1, keepdims=True) + math.log(FLAT_RATIO)
+    of_steps = np.array([_step_time_error(known[size]) for size in sizes])
+    posterior = _Posterior(
+        means=means,
+        of_seeds=np.sqrt(np.maximum(errors**2 - of_steps**2, LEAST_DEVIATION**2)),
+        of_steps=np.minimum(of_steps, errors),
+        runs=np.array([known[size].estimate.reached for size in sizes], dtype=float),
+        gaps=np.where(np.array(sizes) == optimal, OPTIMUM_GAP, TUNING_GAP),
+        freedom=freedom,
+    )
+    near = posterior.near(posterior.truth())
     shares = dict(zip(sizes, near.mean(axis=0).tolist(), strict=True))
-    return Certainty(shares[optimal], shares)
+    if shares[optimal] >= ENOUGH:
+        return Certainty(shares[optimal], shares)
+    return Certainty(shares[optimal], shares, *_what_settles(posterior))
+
+
+def _what_settles(posterior: _Posterior) -> tuple[Settles, int | None]:
+    """Return what would bring the answer to `ENOUGH`, and how many runs of each batch size where these would.
+
+    More runs, if no more than `MOST_RUNS` do; else whichever is in the way more: what tuning may be short of, or what
+    step times may be off by.
+    """
+    runs = float(posterior.runs.max()) + 1
+    while runs <= MOST_RUNS:
+        if posterior.share_after(runs) >= ENOUGH:
+            return "runs", round(runs)
+        runs = math.ceil(runs * MORE)
+    tuned = replace(posterior, gaps=np.zeros_like(posterior.gaps)).share_after(MOST_RUNS)
+    timed = replace(posterior, of_steps=np.zeros_like(posterior.of_steps)).share_after(MOST_RUNS)
+    return ("tuning" if tuned >= timed else "step_times"), None
+
+
+@dataclass(frozen=True, eq=False)
+class _Posterior:
+    """What is believed of the log figure of each batch size (sizes,): means, and the errors of seeds and step times.
+
+    ``gaps`` is the mean of what tuning could better, where it could (`BADLY_TUNED`).
+    """
+
+    means: Numbers
+    of_seeds: Numbers
+    of_steps: Numbers
+    runs: Numbers
+    gaps: Numbers
+    freedom: int
+
+    def truth(self) -> Numbers:
+        """Return draws (`DRAWS`, sizes) of the log figures as they are tuned now, the same ones at each call."""
+        rng = np.random.default_rng(0)
+        scale = np.sqrt(self.freedom / rng.chisquare(self.freedom, (DRAWS, 1)))
+        off = rng.standard_normal((DRAWS, len(self.means)))
+        return self.means + np.hypot(self.of_seeds, self.of_steps) * scale * off
+
+    def near(self, truth: Numbers) -> NDArray[np.bool_]:
+        """Return for each draw which batch sizes are within 5 % of the best that each could reach, tuned in full."""
+        rng = np.random.default_rng(1)
+        reached = truth - (rng.random(truth.shape) < BADLY_TUNED) * rng.exponential(1.0, truth.shape) * self.gaps
+        near: NDArray[np.bool_] = reached <= reached.min(axis=1, keepdims=True) + math.log(FLAT_RATIO)
+        return near
+
+    def share_after(self, runs: float) -> float:
+        """Return how often the batch size that is least after so many runs of each is within 5 % of the best.
+
+        The runs still to be made are drawn around the truth; they tell nothing of the error of a step time.
+        """
+        rng = np.random.default_rng(2)
+        shape = DRAWS, len(self.means)
+        of_seeds = self.of_seeds * rng.standard_normal(shape)
+        truth = self.means + of_seeds + self.of_steps * rng.standard_normal(shape)
+        more = np.maximum(0.0, runs - self.runs)
+        single = self.of_seeds * np.sqrt(self.runs)
+        new = of_seeds + single / np.sqrt(np.maximum(more, 1.0)) * rng.standard_normal(shape)
+        seen = self.means + new * more / (self.runs + more)
+        chosen = seen.argmin(axis=1)
+        return float(self.near(truth)[np.arange(DRAWS), chosen].mean())
 
 
 def _error(candidate: Candidate, deviation: float) -> float:
     """Return the standard error of a candidate's mean log figure, its runs' own deviation where that is larger."""
     known = candidate.estimate
     of_seeds = max(deviation, known.log_deviation, LEAST_DEVIATION) / math.sqrt(known.reached)
-    return of_seeds if known.step_time is None else math.hypot(of_seeds, known.step_time.error)
+    return math.hypot(of_seeds, _step_time_error(candidate))
+
+
+def _step_time_error(candidate: Candidate) -> float:
+    """Return the standard error of the logarithm of a candidate's step time, 0 where its seconds are its own."""
+    return 0.0 if candidate.estimate.step_time is None else candidate.estimate.step_time.error
 
 
 def _log(candidate: Candidate, figure: float) -> float:

@@ -8,9 +8,6 @@ from bssearch.analysis.answer import Answer, Figure, Ratio, Time, objective_in
 from bssearch.analysis.numbers import ends, number
 from bssearch.analysis.objectives.base import Objective
 
-MOST_RUNS = 1000
-"""More runs than this of a batch size are proposed to nobody: a choice."""
-
 
 def headline(answer: Answer) -> str:
     """Return the answer in words: the optimum, how sure, how much better, and what else would do."""
@@ -50,14 +47,8 @@ def _how_sure(answer: Answer) -> list[str]:
     if not answer.provisional or answer.within_5_percent is None:
         return []
     sure = f"It is within 5 % of the best with a probability of {math.floor(100 * answer.within_5_percent)} %"
-    figure, settle = answer.optimal.objective_value, answer.settle
-    runs = 0 if settle is None or settle.settled else settle.runs_for_5_percent
-    if figure is None or not figure.runs < runs <= MOST_RUNS or answer.imported:
-        return [f"{sure}."]
-    return [
-        f"{sure}; as far as the seeds go about {runs} runs a batch would settle it: "
-        f"bssearch confirm {answer.study} --max-runs {runs}."
-    ]
+    step = answer.settling
+    return [f"{sure}."] if step is None else [f"{sure}; {step.why}: {step.command}."]
 
 
 def with_interval(figure: Figure | Time, digits: int = 3, unit: str = "") -> str:
@@ -113,3 +104,21 @@ def _compared(ratio: Ratio, versus: str, objective: Objective) -> str:
 
 def _inverse(value: float | None) -> float | None:
     return None if value is None else 1 / value
+
+
+def shares_of_speedup(answer: Answer) -> str | None:
+    """Return how much of the gain over the default is due to the batch size, and how much to retuning the rest.
+
+    None where one of the three figures is not known, or where there is no gain to speak of.
+    """
+    found, default = answer.speedup, answer.speedup.over_default
+    if default is None or found.from_retuning is None or default.at_least or default.value < 1.005:
+        return None
+    retuning = f"{number(found.from_retuning.value, 2)}×{ends(found.from_retuning.low, found.from_retuning.high)}"
+    whole = f"Of the {number(default.value, 2)}× over your default, {retuning} is from retuning"
+    batch = found.from_batch_size
+    if batch is None:
+        return None
+    if batch.value == 1:
+        return f"{whole}: the batch size is your default's."
+    return f"{whole} at its own batch size, {number(batch.value, 2)}×{ends(batch.low, batch.high)} from the batch size."

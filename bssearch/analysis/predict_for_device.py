@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from bssearch.analysis.answer import Answer, Device, Notice
+from bssearch.analysis.answer import NO_NEXT_STEP, Answer, Device, Notice
 from bssearch.analysis.objectives.base import objective_of
 from bssearch.analysis.objectives.time_to_target import TimeToTarget
 from bssearch.analysis.report import build_answer
@@ -60,7 +60,7 @@ def predict_for_device(
         notices.append(Notice(code="no_step_time", message=message))
     kept = [notice for notice in found.warnings if notice.code not in OF_THE_STUDYS_DEVICE]
     device = Device(name=device_name, type="unknown", memory_bytes=None, precision=None, torch_version=None)
-    return found.model_copy(update={"device": device, "warnings": [*notices, *kept]})
+    return found.model_copy(update={"device": device, "warnings": [*notices, *kept], **NO_NEXT_STEP})
 
 
 def at_step_time(trial: TrialRecord, step_seconds: float) -> TrialRecord:

@@ -20,14 +20,16 @@ from bssearch.analysis.answer import (
     Settle,
     Speedup,
     TargetAnswer,
+    Time,
     parameters_of,
 )
 from bssearch.analysis.baseline import default_configuration
 from bssearch.analysis.batches import batch_rows, figure_of, steps_to_target, time_of, tuning
 from bssearch.analysis.certainty import certainty
 from bssearch.analysis.generalisation import generalisation
-from bssearch.analysis.law.joint import fit_and_predict, predicted_figures
+from bssearch.analysis.law.joint import fit_and_predict, predicted_figures, predicted_times
 from bssearch.analysis.measured import measured
+from bssearch.analysis.next_steps import next_steps
 from bssearch.analysis.notices import about_generalisation, notices
 from bssearch.analysis.objectives.base import Objective, objective_of
 from bssearch.analysis.objectives.seconds import step_seconds_of
@@ -79,13 +81,18 @@ def build_answer(
     law, fit = fit_and_predict(tuned.points, probes.values(), known.noise_scale)
     stands = standing(verdict)
     predicted: dict[int, float] = {}
+    times: dict[int, Time] = {}
     if law is not None and law.verdict == "fits":
+        times = predicted_times(law, probes.values())
         step_seconds = {size: probe.step_seconds for size, probe in probes.items() if probe.step_seconds is not None}
         predicted = predicted_figures(law, step_seconds, list(verdict.by_batch), objective)
         if not (stands and stands.is_settled):
             verdict = verdict.with_law(predicted)
     sure = certainty(verdict, predicted)
-    batches = batch_rows(trials, probes, verdict, tuned)
+    batches = [
+        row.model_copy(update={"predicted_s": times.get(row.batch_size)})
+        for row in batch_rows(trials, probes, verdict, tuned)
+    ]
     largest = _largest(spec, verdict, batches, memory)
     environment = study.environment
     # The curves of an easier target end at it.
@@ -101,16 +108,14 @@ def build_answer(
             memory_bytes=environment.device_memory_bytes,
             precision=environment.precision,
             torch_version=environment.torch_version,
+            threads=verdict.optimal.runs[0].threads if environment.device_type == "cpu" else None,
         ),
         optimal=_optimal(verdict.optimal),
         flat_range=list(verdict.flat_range),
         tied=verdict.tied,
         worse=verdict.worse,
         largest_that_fits=largest,
-        speedup=Speedup(
-            over_largest=_ratio(verdict, verdict.by_batch.get(largest.batch_size)),
-            over_default=_ratio(verdict, _default(spec, trials, verdict.optimal.objective)),
-        ),
+        speedup=_speedup(spec, trials, verdict, largest),
         batches=batches,
         fit=fit,
         measured=known,
@@ -118,6 +123,9 @@ def build_answer(
         imported=spec.is_imported,
         provisional=sure is None or sure.is_provisional,
         within_5_percent=None if sure is None else sure.within_5_percent,
+        would_settle=None if sure is None or spec.is_imported else sure.settles,
+        runs_to_settle=None if sure is None or spec.is_imported else sure.runs,
+        next=next_steps(spec, verdict, sure, largest, sum(one.phase is Phase.SEARCH for one in trials)),
         settle=_settle(verdict),
         front=_front(spec, batches),
         generalisation=final,
@@ -195,10 +203,21 @@ def _default(spec: StudySpec, trials: Sequence[TrialRecord], objective: Objectiv
     return None
 
 
-def _ratio(verdict: Verdict, other: Candidate | None) -> Ratio | None:
-    """Return the objective's figure of another candidate over that of the optimum, with its interval."""
+def _speedup(spec: StudySpec, trials: Sequence[TrialRecord], verdict: Verdict, largest: Largest) -> Speedup:
     optimal = verdict.optimal
-    if other is None or not other.objective.has_ratios:
+    default = _default(spec, trials, optimal.objective)
+    retuned = None if default is None else verdict.by_batch.get(default.configuration.batch_size)
+    return Speedup(
+        over_largest=_ratio(verdict.by_batch.get(largest.batch_size), optimal),
+        over_default=_ratio(default, optimal),
+        from_retuning=_ratio(default, retuned),
+        from_batch_size=_ratio(retuned, optimal),
+    )
+
+
+def _ratio(other: Candidate | None, optimal: Candidate | None) -> Ratio | None:
+    """Return the objective's figure of a candidate over that of a better one, with its interval."""
+    if other is None or optimal is None or not other.objective.has_ratios or not math.isfinite(optimal.value):
         return None
     if math.isfinite(other.value):
         value, interval = other.value / optimal.value, ratio_interval(other.estimate, optimal.estimate)

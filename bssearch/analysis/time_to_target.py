@@ -53,11 +53,11 @@ def estimate(runs: Sequence[TrialRecord], objective: Objective = TIME) -> Estima
     others.
 
     The interval is Student's t on logarithms: seed noise is multiplicative, and the exponential of the mean logarithm
-    is the median of a log-normal. The error of the step time that the runs share is in it. It is widened to hold the
-    median of the runs, where they are not, and downwards by what other work on the device may have left in the step
-    time (`PooledStepTime.excess`). Runs that all hit
-    between the same two evaluations differ by less than is known of them: their deviation counts as that of a hit
-    anywhere between the two.
+    is the median of a log-normal. The error of the step time that the runs share is in it, and that of the pace at
+    which all step times are given. It is widened to hold the median of the runs, where they are not, and downwards by
+    what other work on the device may have left in the step time (`PooledStepTime.excess`). Runs that all hit between
+    the same two evaluations differ by less than is known of them: their deviation counts as that of a hit anywhere
+    between the two.
     """
     basis, step_time = _basis(runs, objective), objective.step_time(runs[0]) if runs else None
     known = [value for run in runs if (value := objective.figure(run)) is not None]
@@ -69,7 +69,10 @@ def estimate(runs: Sequence[TrialRecord], objective: Objective = TIME) -> Estima
     median = statistics.median(ordered) if ordered else math.inf
     low = high = None
     if len(values) == len(runs) >= 3:
-        half = half_width([(deviation**2 / len(runs), len(runs) - 1), *_of_step_time(step_time)])
+        parts = [(deviation**2 / len(runs), float(len(runs) - 1)), *_of_step_time(step_time)]
+        if step_time is not None and step_time.common:
+            parts.append((step_time.common**2, step_time.freedom))
+        half = half_width(parts)
         least = mean - half - (0.0 if step_time is None else step_time.excess)
         low, high = min(median, objective.from_log(least)), max(median, objective.from_log(mean + half))
     return Estimate(

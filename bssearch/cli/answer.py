@@ -24,10 +24,12 @@ def print_found(found: Answer, form: Format) -> None:
 
 def print_answer(found: Answer) -> None:
     """Print an answer for people: the sentence, the configuration, the batch sizes, the caveats."""
-    from bssearch.analysis.headline import headline
+    from bssearch.analysis.headline import headline, shares_of_speedup
 
     out = console()
     out.print(headline(found), style="bold")
+    if (shares := shares_of_speedup(found)) is not None:
+        out.print(shares)
     known = {key: value for key, value in found.optimal.parameters.items() if value is not None}
     parameters = ", ".join(f"{key} {cell(value)}" for key, value in known.items())
     accumulated = found.optimal.accumulation_steps
@@ -36,7 +38,7 @@ def print_answer(found: Answer) -> None:
     if found.optimal.test_metric is not None:
         metric = f"{found.target.metric} {cell(found.optimal.test_metric)}"
         is_predicted = any(warning.code == "predicted" for warning in found.warnings)
-        where = "" if is_predicted else f"; measured on {found.device.name}"
+        where = "" if is_predicted else f"; measured on {found.device.in_words}"
         out.print(f"Test {metric} at the target{where}.")
     figure = _figure_column(found)
     columns = BATCH_COLUMNS if figure is None else (BATCH_COLUMNS[0], figure, *BATCH_COLUMNS[1:])
@@ -47,6 +49,9 @@ def print_answer(found: Answer) -> None:
         print_generalisation(found.generalisation, found.target.metric)
     for warning in found.warnings:
         out.print(f"note: {warning.message}")
+    for step in found.next:
+        if step != found.settling:
+            out.print(f"next: {step.command}  ({step.why})", soft_wrap=True)
 
 
 def print_generalisation(found: Generalisation, metric: str) -> None:
@@ -118,7 +123,7 @@ def batch_rows(found: Answer) -> list[dict[str, Any]]:
         rows.append(
             {
                 "batch": f"{row.batch_size}{' ←' if row.batch_size == found.optimal.batch_size else ''}",
-                "time_to_target": _time(row.time_to_target_s, row.lower_bound_s),
+                "time_to_target": _time_of(row),
                 **_figure(found, row),
                 "steps": row.steps_to_target,
                 "ms/step": None if row.step_time_s is None else float(f"{1000 * row.step_time_s:.3g}"),
@@ -149,9 +154,14 @@ def _figure_column(found: Answer) -> str | None:
     return None if found.objective == TIME_COLUMN else found.objective
 
 
-def _time(time: Any, bound: float | None) -> str | None:
-    if time is None:
-        return None if bound is None else f"> {bound:.3g} s"
+def _time_of(row: Batch) -> str | None:
+    """Return a row's time to the target: measured, bounded from below, or as the law predicts it where nothing ran."""
     from bssearch.analysis.headline import with_interval
 
+    time, bound = row.time_to_target_s, row.lower_bound_s
+    if time is None and bound is not None:
+        return f"> {bound:.3g} s"
+    if time is None:
+        predicted = None if row.trials else row.predicted_s
+        return None if predicted is None else f"not tried; predicted {with_interval(predicted, unit=' s')}"
     return f"{with_interval(time, unit=' s')} ({time.runs} run{'' if time.runs == 1 else 's'})"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import replace
 
-from bssearch.analysis.answer import Answer
+from bssearch.analysis.answer import NO_NEXT_STEP, Answer
 from bssearch.analysis.notices import retargeted
 from bssearch.analysis.objectives.base import objective_of
 from bssearch.analysis.report import build_answer
@@ -14,7 +14,7 @@ from bssearch.errors import TargetNotReachedError, UsageError
 from bssearch.spec import StudySpec
 from bssearch.storage.repository import Store
 
-ANSWERS = 8
+ANSWERS = 9
 """What makes answers: counted up where the same trials give another one, so that stored ones are made anew."""
 
 
@@ -63,4 +63,5 @@ def compute_answer(store: Store, name: str, target: float | None = None) -> Answ
         for trial in trials
     ]
     found = build_answer(replace(study, target=easier), spec, moved, probes, memory, uses, noise)
-    return found.model_copy(update={"warnings": [retargeted(study.target), *found.warnings]})
+    warnings = [retargeted(study.target), *found.warnings]
+    return found.model_copy(update={"warnings": warnings, **NO_NEXT_STEP})

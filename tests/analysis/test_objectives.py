@@ -3,6 +3,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from importlib.metadata import EntryPoint
+from statistics import stdev
 from typing import Any, ClassVar
 
 import pytest
@@ -13,7 +14,7 @@ from bssearch.analysis.objectives.metric_in_budget import AS_GOOD
 from bssearch.analysis.objectives.seconds import Products, step_seconds_of
 from bssearch.analysis.objectives.time_to_target import TIME, TimeToTarget
 from bssearch.analysis.optimum import decide
-from bssearch.analysis.time_to_target import estimate, ratio_interval
+from bssearch.analysis.time_to_target import estimate, half_width, ratio_interval
 from bssearch.errors import SpecError, UsageError
 from bssearch.intervals import FLAT_RATIO, student_t
 from bssearch.records import Configuration, DeviceUse, Goal, Target, TrialRecord, TrialState
@@ -307,8 +308,12 @@ class TestStepTimesOfTheTrialsThemselves:
         assert small.step_time is not None and small.step_time.excess == pytest.approx(math.log(2.0 / 1.5))
         error = VISIT_DEVIATION * math.sqrt(VISIT_FREEDOM / (4 + VISIT_FREEDOM) / 3)
         half = student_t(4 + VISIT_FREEDOM) * error
-        assert small.high == pytest.approx(1.5 * math.exp(half))
-        assert small.low == pytest.approx(1.5 * 1.5 / 2.0 / math.exp(half))
+        common = small.step_time.common
+        references = [run.outcome.reference_seconds for run in (*self.SMALL, *self.LARGE) if run.outcome is not None]
+        assert common == pytest.approx(math.sqrt(math.pi / 12) * stdev(math.log(one or 0.0) for one in references))
+        whole = half_width([(error**2, 4 + VISIT_FREEDOM), (common**2, 4 + VISIT_FREEDOM)])
+        assert small.high == pytest.approx(1.5 * math.exp(whole))
+        assert small.low == pytest.approx(1.5 * 1.5 / 2.0 / math.exp(whole))
         low, high = ratio_interval(small, large) or (0.0, 0.0)
         wide = math.exp(half * math.sqrt(2))
         assert (low, high) == pytest.approx((2 / wide, 2 * wide), rel=0.02)

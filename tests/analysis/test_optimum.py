@@ -121,3 +121,19 @@ def test_runs_to_settle_are_those_of_a_t_test_with_80_percent_power(variation: f
 
 def test_without_noise_two_runs_settle() -> None:
     assert [runs_to_settle(deviation, 1.05) for deviation in (0.0, 1e-300, 1e-15, 1e-12, 1e-9)] == [2] * 5
+
+
+def test_the_least_of_several_that_are_as_good_looks_faster_than_it_is() -> None:
+    near = [0.9, 1.0, 1.12, 1.0]
+    alone = verdict({32: near, 64: [2 * one for one in near]}).optimal.estimate
+    flat = verdict({size: [one * (1 + size / 1e5) for one in near] for size in (32, 64, 128, 256)})
+    assert alone.high is not None and flat.least.estimate.high is not None
+    assert flat.least.selection > 0.01
+    assert flat.least.estimate.high == pytest.approx(alone.high * math.exp(flat.least.selection), rel=0.01)
+    assert flat.least.estimate.low == pytest.approx(alone.low, rel=0.01)
+    assert flat.by_batch[256].selection == 0.0
+
+
+def test_what_is_far_from_all_others_was_not_chosen_by_luck() -> None:
+    found = verdict({32: [0.99, 1.0, 1.01], 64: [1.99, 2.0, 2.01]})
+    assert found.least.selection == pytest.approx(0.0, abs=1e-3)

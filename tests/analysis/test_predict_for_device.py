@@ -44,7 +44,9 @@ def test_the_same_steps_at_other_step_times_have_another_optimum() -> None:
         "memory_bytes": None,
         "precision": None,
         "torch_version": None,
+        "threads": None,
     }
+    assert found.next == [], "no command runs on another device"
     assert found.warnings[0].code == "predicted"
     assert not {"contended", "measurement"} & {notice.code for notice in found.warnings}
 

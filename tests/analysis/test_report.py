@@ -8,8 +8,8 @@ from typing import Any
 import jsonschema
 import pytest
 
-from bssearch.analysis.answer import Answer
-from bssearch.analysis.headline import headline
+from bssearch.analysis.answer import NO_NEXT_STEP, Answer
+from bssearch.analysis.headline import headline, shares_of_speedup
 from bssearch.analysis.report import build_answer
 from bssearch.errors import TargetNotReachedError
 from bssearch.records import Phase, StudyRecord, TrialRecord, TrialState
@@ -194,10 +194,10 @@ def test_an_answer_that_is_not_sure_says_so_and_what_would_settle_it() -> None:
     text = headline(found)
     assert text.startswith("Provisional: batch 32 reaches")
     assert f"probability of {math.floor(100 * found.within_5_percent)} %" in text
-    assert f"bssearch confirm {found.study} --max-runs {found.settle.runs_for_5_percent}" in text
-    assert "bssearch confirm" not in headline(found.model_copy(update={"imported": True}))
-    settled = found.settle.model_copy(update={"settled": True})
-    assert "bssearch confirm" not in headline(found.model_copy(update={"settle": settled})), "more runs show nothing"
+    assert found.would_settle == "runs" and found.runs_to_settle is not None and found.runs_to_settle > 3
+    assert found.settling == found.next[0]
+    assert f"bssearch confirm {found.study} --max-runs {found.runs_to_settle}" in text
+    assert "bssearch" not in headline(found.model_copy(update={**NO_NEXT_STEP}))
     assert "No other batch size confirmed is within 5 %." not in text
 
 
@@ -475,3 +475,42 @@ def test_what_a_single_configuration_reached_is_untuned() -> None:
 def test_below_three_runs_nothing_is_claimed_of_other_batch_sizes() -> None:
     trials = [*searched(), *confirmed(32, 1.0), *confirmed(64, 1.02)]
     assert "5 %" not in headline(build_answer(study(), make_spec(confirm={"runs": 1}), trials, {}))
+
+
+def test_the_gain_over_the_default_is_told_apart_into_retuning_and_batch_size() -> None:
+    trials = [
+        *searched(),
+        *confirmed(64, 1.0, 1.05, 1.1),
+        *confirmed(32, 1.5, 1.6, 1.4),
+        *default_runs(3.0, 3.1, 3.2),
+    ]
+    found = answer(trials)
+    whole, retuning, batch = found.speedup.over_default, found.speedup.from_retuning, found.speedup.from_batch_size
+    assert whole is not None and retuning is not None and batch is not None
+    assert retuning.value == pytest.approx(3.1 / 1.5) and batch.value == pytest.approx(1.5 / 1.05)
+    assert whole.value == pytest.approx(retuning.value * batch.value)
+    told = shares_of_speedup(found)
+    assert told is not None and "2.1× [" in told and "1.4× [" in told
+    same = answer([*searched(), *confirmed(32, 1.0, 1.1, 0.9), *default_runs(3.0, 3.1, 3.2)])
+    assert (shares_of_speedup(same) or "").endswith("your default's.")
+    assert shares_of_speedup(answer([*searched(), *confirmed(64, 1.0, 1.05, 1.1)])) is None
+
+
+def test_sizes_that_were_timed_and_never_run_have_the_law_s_prediction() -> None:
+    trials = [
+        trial
+        for size, steps in ((16, 700), (32, 400), (128, 175))
+        for trial in confirmed(size, *(steps / 100 * one for one in (0.98, 1.0, 1.02)), steps=steps)
+    ]
+    probes = {size: make_probe(size, step_seconds=0.01) for size in (16, 32, 64, 128, 256)}
+    rows = {row.batch_size: row for row in answer(trials, probes=probes).batches}
+    untried = rows[64].predicted_s
+    assert rows[64].time_to_target_s is None and untried is not None
+    assert untried.median == pytest.approx(2.5, rel=0.05) and untried.runs == 0
+    assert untried.low is not None and untried.high is not None and untried.low < 2.5 < untried.high
+    assert rows[256].predicted_s is None, "the law says nothing beyond the largest that ran"
+    assert rows[32].predicted_s is not None and rows[32].predicted_s.median == pytest.approx(4.0, rel=0.05)
+
+
+def test_a_cpu_s_figures_hold_for_its_threads() -> None:
+    assert answer(searched()).device.threads == 1

@@ -111,9 +111,7 @@ class FakeTime:
         self.waited_seconds += seconds
 
     def clock(self) -> Clock:
-        return Clock(
-            now=lambda: self.seconds, cpu_now=lambda: self.cpu_seconds, delay_now=lambda: self.waited_seconds
-        )
+        return Clock(now=lambda: self.seconds, cpu_now=lambda: self.cpu_seconds, delay_now=lambda: self.waited_seconds)
 
 
 def configuration(batch_size: int = 20, **changes: Any) -> Configuration:

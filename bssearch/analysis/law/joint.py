@@ -6,12 +6,14 @@ import itertools
 import math
 from collections.abc import Collection, Mapping, Sequence
 
+from bssearch.analysis.answer import Time
 from bssearch.analysis.law.affine_step_time import fit_step_time
 from bssearch.analysis.law.batch_model import LawFit, PredictedOptimum, RunnableStep, fit_law, predict_optimum
 from bssearch.analysis.law.fitted import CriticalBatch, Fit, Law, Predicted
 from bssearch.analysis.law.points import LawPoint
 from bssearch.analysis.measured import NoiseAnswer
 from bssearch.analysis.objectives.base import Objective
+from bssearch.intervals import student_t
 from bssearch.records import ProbeRecord
 
 SIZES_PER_OCTAVE = 16
@@ -78,6 +80,27 @@ def predicted_figures(
     sizes = [size for size in batch_sizes if size <= law.largest_batch]
     found = {size: objective.predicted(law.steps(size), size, step_seconds.get(size)) for size in sizes}
     return {size: figure for size, figure in found.items() if figure is not None}
+
+
+def predicted_times(law: LawFit, probes: Collection[ProbeRecord]) -> dict[int, Time]:
+    """Return steps by the law × step time of each batch size timed, up to the largest run, with both errors."""
+    found: dict[int, Time] = {}
+    for probe in probes:
+        size, seconds = probe.batch_size, probe.step_seconds
+        if seconds is None or size > law.largest_batch:
+            continue
+        steps, ends = law.steps(size), law.steps_interval(size)
+        error = 0.0 if probe.error is None else math.hypot(probe.error.own, probe.error.common)
+        of_step = 0.0 if probe.error is None else error * student_t(probe.error.freedom)
+        low, high = (None, None) if ends is None else (math.log(steps / ends[0]), math.log(ends[1] / steps))
+        found[size] = Time(
+            median=steps * seconds,
+            low=None if low is None else steps * seconds * math.exp(-math.hypot(low, of_step)),
+            high=None if high is None else steps * seconds * math.exp(math.hypot(high, of_step)),
+            runs=0,
+            basis="steps_x_step_time",
+        )
+    return found
 
 
 def _law(law: LawFit) -> Law:
