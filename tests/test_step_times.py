@@ -100,3 +100,16 @@ def test_of_trials_that_nothing_disturbed_there_is_nothing_left_to_take_off() ->
     both = pool_paces({"a": [*quiet, *busy], "b": busy}, {"a", "b"})
     assert both["a"].excess == pytest.approx((math.log(1.2) + math.log(2)) / 2), "all of both kinds count"
     assert alone["a"].seconds == both["a"].seconds == pytest.approx(0.01)
+
+
+def test_the_pace_of_a_study_is_that_of_the_middle_half_of_its_trials() -> None:
+    def pace(reference: float) -> Pace:
+        return Pace(step_seconds=0.01, undelayed_step_seconds=0.01, reference_seconds=reference, contended=False)
+
+    quiet = pool_paces({"a": [pace(1e-4)] * 8}, {"a"})["a"]
+    disturbed = pool_paces({"a": [*[pace(1e-4)] * 6, pace(9e-4), pace(8e-4)]}, {"a"})["a"]
+    assert quiet.common == 0.0 and disturbed.common > 0.1
+    assert quiet.seconds == pytest.approx(0.01)
+    swapped = pool_paces({"a": [pace(1e-4)] * 7, "b": [pace(2e-4)]}, {"a", "b"})
+    assert swapped["a"].seconds == pytest.approx(0.01) and swapped["b"].seconds == pytest.approx(0.005)
+    assert swapped["a"].common == swapped["b"].common

@@ -19,7 +19,7 @@ from bssearch.errors import SpecError, UsageError
 from bssearch.intervals import FLAT_RATIO, student_t
 from bssearch.records import Configuration, DeviceUse, Goal, Target, TrialRecord, TrialState
 from bssearch.spec import StudySpec
-from bssearch.step_times import VISIT_DEVIATION, VISIT_FREEDOM
+from bssearch.step_times import MIDMEAN_ERROR, VISIT_DEVIATION, VISIT_FREEDOM
 from tests.factories import make_probe, make_spec, make_trial
 
 ACCURACY = Target(metric="accuracy", value=0.9)
@@ -279,7 +279,7 @@ class TestStepTimesOfTheTrialsThemselves:
     def test_seconds_of_cpu_over_the_kernel_s_are_compared_whatever_was_timed_apart(self) -> None:
         objective = TIME.between([*self.SMALL, *self.LARGE], {(32, 32): 9.0, (64, 64): 1.0})
         figures = [objective.figure(run) or 0.0 for run in (*self.SMALL, *self.LARGE)]
-        assert figures == pytest.approx([1.5] * 3 + [0.75] * 3), "at the median pace of the kernel, 3e-4 s"
+        assert figures == pytest.approx([2**0.5] * 3 + [2**-0.5] * 3), "at the kernel's pace, √8e-4 s"
         assert {objective.basis(run) for run in self.SMALL} == {"steps_x_step_time"}
 
     def test_a_run_that_missed_is_bounded_in_the_same_seconds(self) -> None:
@@ -305,15 +305,16 @@ class TestStepTimesOfTheTrialsThemselves:
     def test_intervals_hold_the_error_of_the_step_time_and_what_may_be_left_in_it(self) -> None:
         objective = TIME.between([*self.SMALL, *self.LARGE], {})
         small, large = estimate(self.SMALL, objective), estimate(self.LARGE, objective)
-        assert small.step_time is not None and small.step_time.excess == pytest.approx(math.log(2.0 / 1.5))
+        assert small.step_time is not None and small.step_time.excess == pytest.approx(math.log(2.0) / 2)
         error = VISIT_DEVIATION * math.sqrt(VISIT_FREEDOM / (4 + VISIT_FREEDOM) / 3)
         half = student_t(4 + VISIT_FREEDOM) * error
         common = small.step_time.common
         references = [run.outcome.reference_seconds for run in (*self.SMALL, *self.LARGE) if run.outcome is not None]
-        assert common == pytest.approx(math.sqrt(math.pi / 12) * stdev(math.log(one or 0.0) for one in references))
+        spread = stdev(math.log(one or 0.0) for one in references)
+        assert common == pytest.approx(MIDMEAN_ERROR * spread / math.sqrt(6))
         whole = half_width([(error**2, 4 + VISIT_FREEDOM), (common**2, 4 + VISIT_FREEDOM)])
-        assert small.high == pytest.approx(1.5 * math.exp(whole))
-        assert small.low == pytest.approx(1.5 * 1.5 / 2.0 / math.exp(whole))
+        assert small.high == pytest.approx(2**0.5 * math.exp(whole))
+        assert small.low == pytest.approx(1.0 / math.exp(whole))
         low, high = ratio_interval(small, large) or (0.0, 0.0)
         wide = math.exp(half * math.sqrt(2))
         assert (low, high) == pytest.approx((2 / wide, 2 * wide), rel=0.02)
