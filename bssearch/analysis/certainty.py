@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from bssearch.analysis.learning_rate_valley import BADLY_TUNED, TUNING_GAP, heights
 from bssearch.analysis.optimum import Candidate, Verdict
 from bssearch.intervals import FLAT_RATIO
+from bssearch.records import TrialRecord
 
 ENOUGH = 0.9
 """Below this probability an answer is provisional: a choice."""
@@ -19,14 +21,14 @@ ENOUGH = 0.9
 DRAWS = 4000
 """Draws from the posterior: a probability of 0.9 is then known to half a percent."""
 
-BADLY_TUNED = 0.12
-TUNING_GAP = 0.12
 OPTIMUM_GAP = 0.08
-"""How often the best configuration found at a batch size could be bettered by retuning it, and by how much then: an
-exponential in the logarithm of the figure, of this mean, a smaller one for the recommended batch size. Choices: in
-studies with a known truth (``tests/benchmarks/verdicts.py``) a third could be bettered by more than 3 %, by 0.16 on the
-average, 0.08 for the recommended; counted in full nearly every study would be provisional. With these, 95 % of the
-verdicts that are not provisional are within 5 % of the best."""
+"""By how much the recommended batch size could be bettered on the average where it could be (`TUNING_GAP` of the
+others): a choice. 95 % of the verdicts that are not provisional are within 5 % of the best in studies with a known
+truth (``tests/benchmarks/verdicts.py``)."""
+
+OTHER_SHARE = 0.25
+"""The share of these gaps that is left, for other hyperparameters, where the valley over the learning rate is seen: a
+choice."""
 
 LEAST_MISFIT = 0.03
 """The law is taken for no nearer to the truth than this, as a standard deviation of log figures: a choice."""
@@ -69,7 +71,7 @@ class Certainty:
         return self.within_5_percent < ENOUGH
 
 
-def certainty(verdict: Verdict, predicted: Mapping[int, float]) -> Certainty | None:
+def certainty(verdict: Verdict, predicted: Mapping[int, float], trials: Sequence[TrialRecord] = ()) -> Certainty | None:
     """Return how sure a verdict is, None where no confirmation runs decide or nothing is known of their noise.
 
     The mean log figure of each batch size has a posterior around that of its runs, with the deviation of all runs
@@ -77,7 +79,8 @@ def certainty(verdict: Verdict, predicted: Mapping[int, float]) -> Certainty | N
     With ``predicted``, the law's figures by batch size, means are drawn towards the law by as much as their distances
     from it are noise (empirical Bayes, as of James & Stein 1961): neighbours then tell of each other. A level that the
     predictions share, as that of their step times, does not matter. What counts is what a batch size could reach: from
-    each draw is taken what its tuning may be short of (`BADLY_TUNED`).
+    each draw is taken what its tuning may be short of, by the valley over the learning rate that the ``trials`` show,
+    and by what they do not show (`BADLY_TUNED`).
     """
     known = {size: one for size, one in verdict.by_batch.items() if math.isfinite(one.value)}
     optimal = verdict.optimal.configuration.batch_size
@@ -101,7 +104,7 @@ def certainty(verdict: Verdict, predicted: Mapping[int, float]) -> Certainty | N
         of_seeds=np.sqrt(np.maximum(errors**2 - of_steps**2, LEAST_DEVIATION**2)),
         of_steps=np.minimum(of_steps, errors),
         runs=np.array([known[size].estimate.reached for size in sizes], dtype=float),
-        gaps=np.where(np.array(sizes) == optimal, OPTIMUM_GAP, TUNING_GAP),
+        shortfalls=_shortfalls(verdict, trials, sizes),
         freedom=freedom,
     )
     near = posterior.near(posterior.truth())
@@ -122,7 +125,7 @@ def _what_settles(posterior: _Posterior) -> tuple[Settles, int | None]:
         if posterior.share_after(runs) >= ENOUGH:
             return "runs", round(runs)
         runs = math.ceil(runs * MORE)
-    tuned = replace(posterior, gaps=np.zeros_like(posterior.gaps)).share_after(MOST_RUNS)
+    tuned = replace(posterior, shortfalls=np.zeros_like(posterior.shortfalls)).share_after(MOST_RUNS)
     timed = replace(posterior, of_steps=np.zeros_like(posterior.of_steps)).share_after(MOST_RUNS)
     return ("tuning" if tuned >= timed else "step_times"), None
 
@@ -131,14 +134,14 @@ def _what_settles(posterior: _Posterior) -> tuple[Settles, int | None]:
 class _Posterior:
     """What is believed of the log figure of each batch size (sizes,): means, and the errors of seeds and step times.
 
-    ``gaps`` is the mean of what tuning could better, where it could (`BADLY_TUNED`).
+    ``shortfalls`` are draws (`DRAWS`, sizes) of what better tuning would take off.
     """
 
     means: Numbers
     of_seeds: Numbers
     of_steps: Numbers
     runs: Numbers
-    gaps: Numbers
+    shortfalls: Numbers
     freedom: int
 
     def truth(self) -> Numbers:
@@ -150,8 +153,7 @@ class _Posterior:
 
     def near(self, truth: Numbers) -> NDArray[np.bool_]:
         """Return for each draw which batch sizes are within 5 % of the best that each could reach, tuned in full."""
-        rng = np.random.default_rng(1)
-        reached = truth - (rng.random(truth.shape) < BADLY_TUNED) * rng.exponential(1.0, truth.shape) * self.gaps
+        reached = truth - self.shortfalls
         near: NDArray[np.bool_] = reached <= reached.min(axis=1, keepdims=True) + math.log(FLAT_RATIO)
         return near
 
@@ -170,6 +172,19 @@ class _Posterior:
         seen = self.means + new * more / (self.runs + more)
         chosen = seen.argmin(axis=1)
         return float(self.near(truth)[np.arange(DRAWS), chosen].mean())
+
+
+def _shortfalls(verdict: Verdict, trials: Sequence[TrialRecord], sizes: Sequence[int]) -> Numbers:
+    """Return draws (`DRAWS`, sizes) of the logarithm by which better tuning would better each batch size."""
+    rng = np.random.default_rng(1)
+    seen = heights(verdict, trials, DRAWS, rng)
+    optimal = verdict.optimal.configuration.batch_size
+    unseen = np.where(np.array(sizes) == optimal, OPTIMUM_GAP, TUNING_GAP)
+    unseen *= np.array([OTHER_SHARE if size in seen else 1.0 for size in sizes])
+    found = (rng.random((DRAWS, len(sizes))) < BADLY_TUNED) * rng.exponential(unseen, (DRAWS, len(sizes)))
+    for place, size in enumerate(sizes):
+        found[:, place] += seen.get(size, 0.0)
+    return found
 
 
 def _error(candidate: Candidate, deviation: float) -> float:

@@ -130,8 +130,8 @@ def _about_the_choice(study: _Study) -> Iterator[tuple[str, str]]:
     if verdict.rule == "law":
         yield (
             "chosen_by_law",
-            f"the seeds differ too much for {optimal.estimate.runs} runs to tell 5 %, and the law fits: at batch "
-            f"{best} law × step time is least; batch {least} has the least median",
+            f"steps and step times of all batch sizes together speak for batch {best}; batch {least} has the least "
+            f"median, but {optimal.estimate.runs} runs cannot tell 5 % here",
         )
     elif verdict.rule == "smallest_shown_within_5_percent":
         yield (
