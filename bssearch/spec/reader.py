@@ -56,7 +56,9 @@ def load_spec(path_or_name: str | Path, overrides: Sequence[str] = ()) -> StudyS
     if not isinstance(data, dict):
         raise SpecError(f"{path}: a spec is a mapping of fields, not {type(data).__name__}")
     origins: dict[Location, str] = {location: f"{path}:{line}" for location, line in lines.items()}
+    preset: str | None = None
     if "preset" in data:
+        preset = str(data["preset"])
         data, of_preset = _with_preset(path, data)
         origins = {**of_preset, **origins}
     for override in overrides:
@@ -65,7 +67,8 @@ def load_spec(path_or_name: str | Path, overrides: Sequence[str] = ()) -> StudyS
         for depth in range(1, len(location)):
             origins.setdefault(location[:depth], f"--set {override}")
         origins[location] = f"--set {override}"
-    return _validated(data, origins, str(path))
+    spec = _validated(data, origins, str(path))
+    return spec if preset is None else spec.from_preset(preset)
 
 
 def checked(spec: StudySpec) -> StudySpec:
