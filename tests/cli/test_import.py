@@ -328,6 +328,45 @@ def test_files_that_are_not_there_or_whose_names_make_no_study(tmp_path: Path) -
     refuse(tmp_path, "runs", "my runs.csv", said="'my runs' is no name for a study")
 
 
+END = "its learning rate lies at an end of those tried"
+
+
+@pytest.mark.parametrize(
+    ("runs", "at_end"),
+    [
+        # (batch size, learning rate, optimizer, seconds), a missed target where they are None
+        ([(32, 0.1, "sgd", 5), (32, 0.2, "sgd", 3), (32, 0.4, "sgd", 4)], []),
+        ([(32, 0.1, "sgd", 5), (32, 0.2, "sgd", 3), (32, 0.4, "sgd", None)], []),
+        ([(32, 0.1, "sgd", 5), (32, 0.2, "sgd", 4), (32, 0.4, "sgd", 3)], [32]),
+        ([(32, 0.1, "sgd", 3), (32, 0.2, "sgd", 4), (64, 0.2, "sgd", 3), (64, 0.1, "sgd", 4)], [32, 64]),
+        ([(32, 0.1, "sgd", 5), (32, 0.2, "sgd", 3), (32, 0.4, "sgd", 4), (64, 0.4, "sgd", 3)], [64]),
+        ([(32, 0.1, "sgd", 5), (32, 0.2, "sgd", 3), (32, 0.4, "sgd", 4), (64, 0.3, "sgd", 3)], []),
+        ([(32, 0.1, "sgd", 5), (64, 0.2, "sgd", 3), (128, 0.4, "sgd", 4)], []),
+        ([(32, 0.1, "sgd", 5), (32, 0.001, "adamw", 3), (64, 0.2, "sgd", 3)], []),
+        (
+            [(32, 0.1, "sgd", 5), (32, 0.2, "sgd", 3), (32, 0.4, "sgd", 4), (64, 0.15, "sgd", 4), (64, 0.3, "sgd", 3)],
+            [64],
+        ),
+        ([(32, "", "sgd", 3), (32, 0.2, "sgd", 6), (32, 0.4, "sgd", 5), (32, 1.0, "sgd", 7)], []),
+    ],
+)
+def test_a_batch_size_whose_best_learning_rate_is_an_end_of_those_tried_is_untuned(
+    tmp_path: Path, runs: list[tuple[int, float | str, str, int | None]], at_end: list[int]
+) -> None:
+    rows = [
+        f"{size},{seed},{seconds is not None},100,{seconds or 9},0.9,A100,{rate},{optimizer}".lower()
+        for size, rate, optimizer, seconds in runs
+        for seed in (0, 1)
+    ]
+    write_table(tmp_path, *rows, header=f"{HEADER},param.optimizer")
+    do(tmp_path, "runs", "runs.csv", "--target", "0.9")
+    answer = json.loads(bssearch("best", "--format", "json", cwd=tmp_path).stdout)
+    flagged = {row["batch_size"]: row["untuned"] for row in answer["batches"] if END in row["untuned_because"]}
+    assert flagged == dict.fromkeys(at_end, True)
+    edge = "learning_rate_at_edge" in {warning["code"] for warning in answer["warnings"]}
+    assert edge is (answer["optimal"]["batch_size"] in at_end)
+
+
 def test_reference_points_become_a_study_of_samples(tmp_path: Path) -> None:
     (tmp_path / "rcps_resnet.json").write_text(json.dumps(RESNET))
     names, said = do(tmp_path, "rcp", "rcps_resnet.json")
