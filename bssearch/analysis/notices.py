@@ -74,7 +74,12 @@ def _about_confirmation(study: _Study) -> Iterator[tuple[str, str]]:
     spec, trials, verdict = study.spec, study.trials, study.verdict
     confirming = [trial for trial in trials if trial.phase is Phase.CONFIRM]
     if not verdict.confirmed:
-        yield "unconfirmed", "from single search trials: the best of many is partly luck until it is confirmed"
+        yield (
+            "unconfirmed",
+            "from single runs: the best of many is partly luck; repeats with other seeds would show how much"
+            if spec.is_imported
+            else "from single search trials: the best of many is partly luck until it is confirmed",
+        )
     made = fewest_runs(trials, spec.confirm.runs)
     if confirming and made < spec.confirm.runs:
         how_far = f"{made} of {spec.confirm.runs} runs of each configuration"
@@ -155,8 +160,12 @@ def _about_rivals(study: _Study) -> Iterator[tuple[str, str]]:
         if single:
             yield (
                 "unconfirmed_rival",
-                f"batch {', '.join(single)} was faster than {best} in a single search trial, which is partly luck; "
-                "a larger confirm.top confirms it too",
+                f"batch {', '.join(single)} was faster than {best} in a single "
+                + (
+                    "run, which is partly luck; repeat it with other seeds"
+                    if study.spec.is_imported
+                    else "search trial, which is partly luck; a larger confirm.top confirms it too"
+                ),
             )
 
 

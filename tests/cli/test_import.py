@@ -221,6 +221,30 @@ def test_a_study_whose_name_is_taken_keeps_all_of_a_file_out(tmp_path: Path) -> 
     assert bssearch("studies", "--format", "csv", cwd=tmp_path).stdout.count("\n") == 2
 
 
+def test_the_same_file_again_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    write_table(tmp_path)
+    do(tmp_path, "runs", "runs.csv")
+    done = bssearch("import", "runs", "runs.csv", cwd=tmp_path)
+    assert done.returncode == 2
+    (hint,) = [line for line in done.stderr.splitlines() if line.startswith("hint: ")]
+    assert "bssearch delete runs" in hint and "--name" in hint
+    assert bssearch("delete", "runs", "--yes", cwd=tmp_path).returncode == 0
+    assert do(tmp_path, "runs", "runs.csv")[0] == ["runs"]
+
+
+def test_of_imported_runs_nothing_is_said_to_have_been_searched_here(tmp_path: Path) -> None:
+    write_table(tmp_path, "8,0,1,10,1,0.9,A,0.1", "8,0,1,10,2,0.9,A,0.2", "16,0,1,10,3,0.9,A,0.1")
+    do(tmp_path, "runs", "runs.csv")
+    status = bssearch("status", cwd=tmp_path).stdout
+    assert "3 imported runs" in status and "fastest: run 1, batch 8" in status
+    for shown in (status, bssearch("best", cwd=tmp_path).stdout, bssearch("trial", "1", cwd=tmp_path).stdout):
+        assert not [word for word in ("search", "so far", "until it is confirmed") if word in shown], shown
+    codes = {one["code"] for one in json.loads(bssearch("best", "--format", "json", cwd=tmp_path).stdout)["warnings"]}
+    assert "unconfirmed" in codes
+    document = json.loads(bssearch("status", "--format", "json", cwd=tmp_path).stdout)
+    assert document["trials"] == {"search": {"reached": 3}}
+
+
 def test_the_default_is_what_is_in_use_at_the_given_batch_size(tmp_path: Path) -> None:
     write_table(tmp_path)
     do(tmp_path, "runs", "runs.csv", "--default-batch", "64")
