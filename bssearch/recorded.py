@@ -31,6 +31,9 @@ SHORTEST_S = 1e-9
 """The shortest limit of train seconds that a table may set: a choice; no clock tells less."""
 SUFFIXES = (".csv.gz", ".csv")
 
+OTHER_SEPARATORS = (";", "\t", "|")
+"""What separates columns where commas do not; spreadsheets write semicolons where a comma marks decimals."""
+
 
 @dataclass(frozen=True, slots=True)
 class RecordedTrial:
@@ -59,21 +62,32 @@ def read_table(path: Path) -> RecordedTable:
 
     Raises `NotFoundError` where a file is missing, and `UsageError` naming file, line, column, value and bound.
     """
-    about = _description(_beside(path))
+    beside = _beside(path)
     try:
         with (
             gzip.open(path, "rt", encoding="utf-8-sig", newline="")
             if path.suffix == ".gz"
             else path.open(encoding="utf-8-sig", newline="") as file
         ):
+            about = _description(beside)
             trials = tuple(_trials(csv.reader(file), path.name))
     except FileNotFoundError:
-        raise NotFoundError(f"no file {str(path)!r}") from None
+        raise NotFoundError(f"no table {str(path)!r}", hint="`bssearch export STUDY --to curves` makes one") from None
     except (OSError, EOFError, UnicodeDecodeError, csv.Error, zlib.error) as error:
         raise UsageError(f"{path} cannot be read: {error}") from error
     if not trials:
         raise UsageError(f"{path} holds no trial")
     return RecordedTable(about.name, about.target, about.max_train_seconds, trials)
+
+
+def check_separator(header: Sequence[str], origin: str) -> None:
+    """Raise `UsageError` where the header of a table, read as separated by commas, is separated by something else."""
+    found = next((one for one in OTHER_SEPARATORS if len(header) == 1 and one in header[0]), None)
+    if found is not None:
+        raise UsageError(
+            f"the columns are separated by {found!r}; they must be separated by commas ({origin})",
+            hint="write the table again with commas between columns, and points in decimal numbers",
+        )
 
 
 def write_table(table: RecordedTable, path: Path) -> list[Path]:
@@ -163,6 +177,7 @@ def _is_number(value: object) -> bool:
 
 def _trials(rows: _Reader, source: str) -> Iterator[RecordedTrial]:
     header = [name.strip() for name in next(rows, [])]
+    check_separator(header, f"{source}:1")
     missing = [name for name in COLUMNS if name not in header]
     if missing:
         raise UsageError(f"{source}:1: no column {missing[0]!r}; it has {', '.join(header) or 'none'}")

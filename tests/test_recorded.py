@@ -57,6 +57,7 @@ def test_what_is_written_is_read_back_and_the_same_table_gives_the_same_bytes(tm
         (("0,32,,1,ten,1,0.6",), HEADER, {}, "step = 'ten' must be a whole number >= 0"),
         (("0,32,,1,10,1,good",), HEADER, {}, "metric = 'good' must be a number"),
         ((*ROWS, "0,32,,1,30,2,0.9"), HEADER, {}, "toy.csv:5: trial 0 goes on here; its rows must stand together"),
+        (("0;1,5",), HEADER.replace(",", ";"), {}, "toy.csv:1)"),
         (("0,32,,1,10,1",), HEADER, {}, "6 cells; the header has 7"),
         (("0,32,,1,10,1,0.6", "0,64,,1,20,2,0.7"), HEADER, {}, "toy.csv:3: trial 0 has another seed or other param"),
         (("0,32,,1,10,1,0.6", "0,32,,2,20,2,0.7"), HEADER, {}, "toy.csv:3: trial 0 has another seed"),

@@ -186,12 +186,13 @@ class StepsSlope(Model):
 class Batch(Model):
     """One batch size: its best tuned figures, or why it has none; medians over the runs of ``best``'s configuration.
 
-    ``untuned``, for the reasons in ``untuned_because``: the learning rate lies at an end of its range, the steps rise
-    from the next smaller batch size, or a single configuration has reached the target. ``lower_bound_s`` is the last
-    moment at which the target was seen to be missed, ``objective_lower_bound`` the same in the unit of the objective;
-    ``restricted`` is there where some of several runs missed it. Samples and the product of steps and step time are of
-    the median steps, ``steps_to_target`` is rounded up. Energy is of the device, over the train seconds to the target.
-    ``predicted_s`` is law × step time with the errors of both, where the law fits and no further than it was seen to.
+    ``untuned``, for the reasons in ``untuned_because``: the learning rate lies at an end of its range (of imported
+    runs: of those tried), the steps rise from the next smaller batch size, or a single configuration has reached the
+    target. ``lower_bound_s`` is the last moment at which the target was seen to be missed, ``objective_lower_bound``
+    the same in the unit of the objective; ``restricted`` is there where some of several runs missed it. Samples and the
+    product of steps and step time are of the median steps, ``steps_to_target`` is rounded up. Energy is of the device,
+    over the train seconds to the target. ``predicted_s`` is law × step time with the errors of both, where the law fits
+    and no further than it was seen to.
     """
 
     batch_size: int

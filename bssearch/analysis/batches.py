@@ -17,11 +17,13 @@ from bssearch.analysis.objectives.time_to_target import TIME
 from bssearch.analysis.optimum import Candidate, Verdict, least_of, median_steps
 from bssearch.analysis.regimes import Slope, slopes
 from bssearch.analysis.survival import survival
+from bssearch.analysis.tried_rates import is_at_end
 from bssearch.records import Phase, ProbeRecord, TrialOutcome, TrialRecord, TrialState
 from bssearch.spec import StudySpec
 
 T = TypeVar("T")
 EDGE = "its learning rate lies at an end of the range"
+TRIED_EDGE = "its learning rate lies at an end of those tried"
 RISING = "its steps rise"
 STEEP = "the next larger batch size takes fewer samples"
 SINGLE = "only one configuration reached the target"
@@ -46,6 +48,7 @@ def tuning(spec: StudySpec, trials: Sequence[TrialRecord], verdict: Verdict) -> 
     slope_at = slopes(verdict.by_batch)
     steep = {slope.since for slope in slope_at.values() if slope.is_too_steep}
     searched = {trial.configuration.batch_size for trial in trials if trial.phase is Phase.SEARCH}
+    edge = TRIED_EDGE if spec.is_imported else EDGE
     reasons: dict[int, list[str]] = {}
     for size, candidate in verdict.by_batch.items():
         reached = [trial for trial in _at(trials, size) if trial.state is TrialState.REACHED]
@@ -53,7 +56,7 @@ def tuning(spec: StudySpec, trials: Sequence[TrialRecord], verdict: Verdict) -> 
         reasons[size] = [
             reason
             for reason, holds in (
-                (EDGE, bool(reached) and spec.space.at_edge(candidate.configuration)),
+                (edge, bool(reached) and is_at_end(spec, trials, candidate.configuration)),
                 (RISING, size in up),
                 (STEEP, size in steep),
                 (SINGLE, len(tuned) == 1 and size in searched),

@@ -9,6 +9,7 @@ from bssearch.analysis.answer import FinalMetrics, Gap, Generalisation, Notice
 from bssearch.analysis.baseline import default_configuration
 from bssearch.analysis.optimum import Candidate, Verdict, fewest_runs
 from bssearch.analysis.time_to_target import Estimate
+from bssearch.analysis.tried_rates import is_at_end
 from bssearch.records import Phase, ProbeRecord, Target, TrialRecord, TrialState
 from bssearch.spec import StudySpec
 
@@ -73,7 +74,12 @@ def _about_confirmation(study: _Study) -> Iterator[tuple[str, str]]:
     spec, trials, verdict = study.spec, study.trials, study.verdict
     confirming = [trial for trial in trials if trial.phase is Phase.CONFIRM]
     if not verdict.confirmed:
-        yield "unconfirmed", "from single search trials: the best of many is partly luck until it is confirmed"
+        yield (
+            "unconfirmed",
+            "from single runs: the best of many is partly luck; repeats with other seeds would show how much"
+            if spec.is_imported
+            else "from single search trials: the best of many is partly luck until it is confirmed",
+        )
     made = fewest_runs(trials, spec.confirm.runs)
     if confirming and made < spec.confirm.runs:
         how_far = f"{made} of {spec.confirm.runs} runs of each configuration"
@@ -95,10 +101,12 @@ def _about_the_range(study: _Study) -> Iterator[tuple[str, str]]:
     if len(spec.batch_sizes) > 1 and best in (min(spec.batch_sizes), max(spec.batch_sizes)):
         end = "smallest" if best == min(spec.batch_sizes) else "largest"
         yield "optimum_at_edge", f"batch {best} is the {end} of the study; the optimum may lie beyond"
-    if spec.space.at_edge(optimal.configuration):
+    if is_at_end(spec, study.trials, optimal.configuration):
         yield (
             "learning_rate_at_edge",
-            "the best learning rate lies at the edge of its range or beyond; widen it",
+            "the best learning rate is the least or the greatest that was tried; try others beyond it"
+            if spec.is_imported
+            else "the best learning rate lies at the edge of its range or beyond; widen it",
         )
 
 
@@ -152,8 +160,12 @@ def _about_rivals(study: _Study) -> Iterator[tuple[str, str]]:
         if single:
             yield (
                 "unconfirmed_rival",
-                f"batch {', '.join(single)} was faster than {best} in a single search trial, which is partly luck; "
-                "a larger confirm.top confirms it too",
+                f"batch {', '.join(single)} was faster than {best} in a single "
+                + (
+                    "run, which is partly luck; repeat it with other seeds"
+                    if study.spec.is_imported
+                    else "search trial, which is partly luck; a larger confirm.top confirms it too"
+                ),
             )
 
 

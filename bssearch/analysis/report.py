@@ -54,6 +54,7 @@ NEXT = 2
 """A batch size is the largest that fits where this many times as many samples do not: ladders double. A choice."""
 
 EASIER = "raise budget.trial_train_seconds, ask for an easier target under a new name, or widen the space"
+IMPORTED_EASIER = "import them with an easier target"
 
 
 def build_answer(
@@ -294,11 +295,12 @@ def _not_reached(study: StudyRecord, trials: Sequence[TrialRecord], objective: O
             hint="energy takes a device that reports its power; samples_to_target takes steps alone",
         )
     nearest: Any = min(tried)[2]
+    one = "run" if nearest.is_imported else "trial"
     return TargetNotReachedError(
-        f"none of {len(tried)} trials reached {target.metric} {target.value:g}; nearest came trial {nearest.number} "
+        f"none of {len(tried)} {one}s reached {target.metric} {target.value:g}; nearest came {one} {nearest.number} "
         f"(batch {nearest.configuration.batch_size}) with {nearest.outcome.best_metric:.4g} "
         f"after {nearest.outcome.train_seconds:.3g} s",
-        hint="import them with an easier target" if nearest.is_imported else EASIER,
+        hint=IMPORTED_EASIER if nearest.is_imported else EASIER,
     )
 
 
@@ -310,5 +312,5 @@ def _refuted(study: StudyRecord, candidates: Sequence[Candidate]) -> TargetNotRe
         f"no configuration of study {study.name!r} reaches {target.metric} {target.value:g} in most of its runs: of "
         f"the best, at batch {best.configuration.batch_size}, {reached} of {runs} did, so that at most one in "
         f"{1 / at_most(reached, runs):.2g} does (95 % confidence)",
-        hint=EASIER,
+        hint=IMPORTED_EASIER if best.runs[0].is_imported else EASIER,
     )

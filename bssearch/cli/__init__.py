@@ -1,1 +1,22 @@
 """The command line: thin, and quick to start."""
+
+from __future__ import annotations
+
+import sys
+from typing import NoReturn
+
+
+def main() -> None:
+    """Run the command line; Ctrl-C ends it with one line and exit code 130, also while it is still being loaded."""
+    try:
+        from bssearch.cli.app import main as run
+
+        run()
+    except KeyboardInterrupt:
+        end_interrupted()
+
+
+def end_interrupted() -> NoReturn:
+    """Exit as interrupted, with one line."""
+    sys.stderr.write("interrupted\n")
+    sys.exit(130)

@@ -5,15 +5,17 @@ from __future__ import annotations
 import atexit
 import gc
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from bssearch.cli import (
     audit,
     check,
     confirm,
     db,
+    end_interrupted,
     enqueue,
     export,
     guide,
@@ -34,8 +36,24 @@ COLLECT_AFTER = 200_000
 """New objects after which garbage is looked for: a choice. Imports make as many, nearly all to stay, and to go through
 these every 700, as Python would, takes a fifth of the CPU seconds of a short command."""
 
+
+class _Commands(TyperGroup):
+    """All commands; what Typer says and does of its own accord is put right here."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run a command. Ctrl-C ends it with a line, and a wrong option is told without pydantic's prefix."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:  # Typer would exit without a word
+            end_interrupted()
+        except typer.BadParameter as error:
+            error.message = error.message.replace("Value error, ", "")
+            raise
+
+
 app = typer.Typer(
     name="bssearch",
+    cls=_Commands,
     help="Find the batch size that reaches your target soonest: optimal, not maximal.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -98,7 +116,7 @@ def main() -> None:
             sys.stderr.write(f"hint: {error.hint}\n")
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
-        sys.exit(130)
+        end_interrupted()
     except BrokenPipeError:
         end_of_pipe()
 

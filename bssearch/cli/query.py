@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
@@ -61,8 +62,9 @@ def status(study: StudyArgument = None, db: DatabaseOption = None, form: FormatO
 
 
 def print_status(found: Status) -> None:
-    """Print for people how far a study is."""
+    """Print for people how far a study is; of an imported one, what its runs came to: nothing was run here."""
     out = console()
+    one, fastest = ("run", "fastest") if found.is_imported else ("trial", "fastest so far")
     spent, budget, running = found.spent_trials, found.budget_trials, len(found.running)
     # Enqueued trials run whatever the budget says.
     of = f"of {budget} search trials" if spent <= budget else f"search trials, more than the budget of {budget}"
@@ -70,13 +72,19 @@ def print_status(found: Status) -> None:
     out.print(f", {running} running" if running else "")
     if found.fastest is not None:
         best = found.fastest
-        out.print(f"fastest so far: trial {best.trial}, batch {best.batch_size}, {cell(best.time_to_target_s)} s")
+        out.print(f"{fastest}: {one} {best.trial}, batch {best.batch_size}, {cell(best.time_to_target_s)} s")
     rows = [
         {"phase": phase, "state": state, "trials": count}
         for phase, states in found.trials.items()
         for state, count in states.items()
     ]
-    print_table(rows, ("phase", "state", "trials"))
+    if not found.is_imported:
+        print_table(rows, ("phase", "state", "trials"))
+        return
+    counts: Counter[str] = Counter()
+    for states in found.trials.values():
+        counts.update(states)
+    print_table([{"state": state, "runs": count} for state, count in counts.items()], ("state", "runs"))
 
 
 def best(

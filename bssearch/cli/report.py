@@ -25,7 +25,6 @@ from bssearch.errors import UsageError
 from bssearch.files import check_file, check_folder, naming, replacing
 
 if TYPE_CHECKING:
-    from bssearch.analysis.answer import Answer
     from bssearch.commands.report import Comparison
     from bssearch.storage.repository import Store
 
@@ -173,7 +172,7 @@ def _ends(figure: Any) -> str:
 def _write_tables(store: Store, name: str, folder: Path) -> list[Path]:
     """Write a study's trials, batch sizes and observations, or none of them."""
     from bssearch.commands.report import observations_of
-    from bssearch.commands.trials import trial_row
+    from bssearch.commands.trials import flat_table, trial_table
     from bssearch.search.finding import answer
 
     found, trials = answer(store, name), store.trials(name)
@@ -184,9 +183,9 @@ def _write_tables(store: Store, name: str, folder: Path) -> list[Path]:
             folder.mkdir(exist_ok=True)
         with replacing(paths) as files:
             with naming(paths[0]):
-                _write_rows(files[0], [trial_row(trial) for trial in trials])
+                _write_rows(files[0], *trial_table(trials))
             with naming(paths[1]):
-                _write_rows(files[1], _batch_rows(found))
+                _write_rows(files[1], *flat_table([row.model_dump(mode="json") for row in found.batches]))
             with naming(paths[2]):
                 _write_observations(files[2], observations_of(store, name, trials))
     except BaseException:
@@ -197,27 +196,11 @@ def _write_tables(store: Store, name: str, folder: Path) -> list[Path]:
     return paths
 
 
-def _batch_rows(found: Answer) -> list[dict[str, Any]]:
-    return [_flat(row.model_dump(mode="json")) for row in found.batches]
-
-
-def _flat(row: Mapping[str, Any], path: str = "") -> dict[str, Any]:
-    """Return nested mappings as one, with dotted names."""
-    found: dict[str, Any] = {}
-    for key, value in row.items():
-        name = f"{path}{key}"
-        found |= _flat(value, f"{name}.") if isinstance(value, dict) else {name: value}
-    return found
-
-
-def _write_rows(file: TextIO, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write rows with all their columns; of a mapping that some rows lack, only those of its parts."""
-    flat = [_flat(row) for row in rows]
-    names = dict.fromkeys(key for row in flat for key in row)
-    columns = [name for name in names if not any(other.startswith(f"{name}.") for other in names)]
+def _write_rows(file: TextIO, columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> None:
+    """Write rows, of their values those that have a column."""
     writer = csv.DictWriter(file, columns, lineterminator="\n", extrasaction="ignore")
     writer.writeheader()
-    for row in flat:
+    for row in rows:
         writer.writerow(
             {key: json.dumps(value) if isinstance(value, list | tuple) else value for key, value in row.items()}
         )

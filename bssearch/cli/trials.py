@@ -118,7 +118,8 @@ def _print_trial(study: str, found: TrialRecord, curve: Sequence[Observation], e
     out = console()
     outcome = found.outcome
     reason = f": {outcome.reason}" if outcome else ""
-    out.print(f"trial {found.number} of {study} ({found.phase.value}) {found.state.value}{reason}")
+    one, how = ("run", "imported") if found.is_imported else ("trial", found.phase.value)
+    out.print(f"{one} {found.number} of {study} ({how}) {found.state.value}{reason}")
     for key, value in trial_row(found).items():
         if key not in {"number", "phase", "state", "reason", "warnings"} and value is not None:
             out.print(f"  {key:22} {cell(value)}")

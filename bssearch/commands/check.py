@@ -7,6 +7,7 @@ from pathlib import Path
 from bssearch.analysis.answer import Model, Notice
 from bssearch.commands.agreement import check_target
 from bssearch.commands.estimates import longest_seconds, longest_trial_seconds, pruned_seconds
+from bssearch.commands.ignored_parameters import ignored_parameters
 from bssearch.commands.opening import ExecutorFactory, Launch, described
 from bssearch.commands.suspicions import Evidence, dropped_share, suspicions
 from bssearch.commands.unstored import run_default, step_time_of_default
@@ -82,8 +83,9 @@ def check(
 def check_study(spec: StudySpec, executor: Executor, found: WorkloadDescription) -> Check:
     """Time steps at the smallest, the default and the largest batch size, run the default for a few seconds.
 
-    Nothing is stored. ``found`` must have passed `check_against_workload`. Raises `LaunchError` where the default
-    configuration does not run, or nothing fits into memory, `WorkloadError` where the user's code fails.
+    Then a few steps with another value of each parameter that the workload is to use itself. Nothing is stored.
+    ``found`` must have passed `check_against_workload`. Raises `LaunchError` where the default configuration does not
+    run, or nothing fits into memory, `WorkloadError` where the user's code fails.
     """
     default = spec.default.batch_size
     probes = {
@@ -95,6 +97,7 @@ def check_study(spec: StudySpec, executor: Executor, found: WorkloadDescription)
     evidence = Evidence(spec, found, list(probes.values()), outcome, curve)
     reached = outcome.time_to_target_s
     longest = longest_trial_seconds(spec.budget.trial_train_seconds, evidence.probes)
+    suspicious = [*suspicions(evidence), *ignored_parameters(spec, executor, probes[default])]
     return Check(
         study=spec.name,
         target=f"{spec.target.metric} {spec.target.goal.sign} {spec.target.value:g}",
@@ -128,5 +131,5 @@ def check_study(spec: StudySpec, executor: Executor, found: WorkloadDescription)
         longest_trial_s=longest,
         longest_study_s=sum(longest_seconds(spec, longest)),
         likely_study_s=None if reached is None else pruned_seconds(spec, reached, longest),
-        findings=[Notice(code=code, message=message) for code, message in suspicions(evidence)],
+        findings=[Notice(code=code, message=message) for code, message in suspicious],
     )

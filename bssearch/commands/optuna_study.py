@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from bssearch.analysis.answer import parameters_of
 from bssearch.analysis.objectives.base import Objective, objective_of
 from bssearch.commands.report import observations_of
+from bssearch.errors import UsageError
 from bssearch.records import Configuration, Goal, ParameterValue, Phase, StudyRecord, TrialRecord, TrialState
 from bssearch.space import Dimension, SearchSpace
 from bssearch.space.parts import RelativeLearningRate
@@ -48,17 +49,22 @@ SEARCH = (Phase.SEARCH,)
 
 
 def load_optuna_study(
-    name: str, db: str | None = None, *, phases: Collection[Phase | str] = SEARCH, store: Store | None = None
+    name: str,
+    db: str | None = None,
+    *,
+    phases: Phase | str | Collection[Phase | str] = SEARCH,
+    store: Store | None = None,
 ) -> optuna.Study:
     """Return a study as an Optuna study in memory: a copy, which stays as it is when the stored one goes on.
 
-    Its direction is minimize, but for a metric_in_budget to maximize. ``phases`` are those of the trials to take: with
-    ``"confirm"`` or ``"audit"`` the repeats of a configuration too, which count in parameter importances like others.
+    Its direction is minimize, but for a metric_in_budget to maximize. ``phases`` are those of the trials to take, one
+    or several: with ``"confirm"`` or ``"audit"`` the repeats of a configuration too, which count in parameter
+    importances like others.
     Parameters are what a search of the space varies, and whatever else differs between trials, as they were really run;
     a distribution is the space's, widened to hold every trial. User attributes of a trial are bssearch's own figures,
     those of the study its target and objective. ``db`` is the database's URL; an open ``store`` comes before it.
 
-    Raises `NotFoundError`, `DatabaseError`.
+    Raises `NotFoundError`, `DatabaseError`, and `UsageError` for a phase that there is not.
     """
     if store is None:
         with open_store(db, write=False) as opened:
@@ -86,10 +92,10 @@ class OptunaStudy:
     trials: Sequence[FrozenTrial]
 
     @classmethod
-    def read(cls, store: Store, name: str, phases: Collection[Phase | str] = SEARCH) -> OptunaStudy:
-        """Return what the Optuna study of a stored study consists of. Raises `NotFoundError`."""
+    def read(cls, store: Store, name: str, phases: Phase | str | Collection[Phase | str] = SEARCH) -> OptunaStudy:
+        """Return what the Optuna study of a stored study consists of. Raises `NotFoundError` and `UsageError`."""
         study = store.study(name)
-        wanted = {Phase(phase) for phase in phases}
+        wanted = phases_of(phases)
         trials = [trial for trial in store.trials(name) if trial.phase in wanted]
         curves = {
             number: {observation.step: observation.metric for _, observation in group}
@@ -116,6 +122,15 @@ class OptunaStudy:
                 for number, trial in enumerate(trials)
             ],
         )
+
+
+def phases_of(given: Phase | str | Collection[Phase | str]) -> set[Phase]:
+    """Return the phases that are given, one or several; raise `UsageError` naming one that there is not."""
+    names = [given] if isinstance(given, str) else list(given)
+    for name in names:
+        if name not in set(Phase):
+            raise UsageError(f"phases has {name!r}; there are {', '.join(Phase)}")
+    return {Phase(name) for name in names}
 
 
 @contextmanager

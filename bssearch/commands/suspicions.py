@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -9,7 +10,8 @@ from dataclasses import dataclass
 from bssearch.commands.agreement import batch_normalisation_caveats
 from bssearch.probes.cadence import EVALUATION_SHARE, FEWEST_EVALUATIONS
 from bssearch.records import Goal, Observation, ProbeRecord, TrialOutcome, TrialState, WorkloadDescription
-from bssearch.space import split_batch
+from bssearch.scaling import WARMUP_RATIO, is_said_to_need_warmup
+from bssearch.space import bounds, split_batch
 from bssearch.spec import StudySpec
 
 CHANCE_TOLERANCE = 0.1
@@ -17,6 +19,17 @@ CHANCE_TOLERANCE = 0.1
 
 DROPPED_SHARE = 0.2
 """A batch size that leaves out this share of the training samples in each epoch is suspicious: a choice."""
+
+FINE_TUNING = "fine_tuning"
+"""The preset of a training that begins with a pretrained model."""
+
+SCRATCH_RATES = {"sgd": 0.1, "adamw": 1e-3}
+"""Learning rates usual from scratch: with SGD and momentum 0.1 at batch 256 (Goyal et al. 2017, arXiv 1706.02677), with
+Adam 0.001 (Kingma & Ba 2015, arXiv 1412.6980, algorithm 1)."""
+
+FINE_TUNING_FACTOR = 10
+"""Fine-tuning takes learning rates 10 to 100 times smaller, as the preset has them: at least so many times. A choice;
+BERT is fine-tuned at 2e-5 to 5e-5 with Adam (Devlin et al. 2019, arXiv 1810.04805, A.3), 20 to 50 times smaller."""
 
 FEW_STEPS = 50
 """With fewer steps in the limit of a trial hardly any learning rate shows its worth: a choice."""
@@ -39,6 +52,7 @@ def suspicions(evidence: Evidence) -> Iterator[tuple[str, str]]:
     yield from _about_the_trial(evidence)
     yield from _about_the_batch_sizes(evidence)
     yield from _about_the_spec(evidence)
+    yield from _about_the_learning_rate(evidence.spec)
 
 
 def _about_the_metric(evidence: Evidence) -> Iterator[tuple[str, str]]:
@@ -148,6 +162,47 @@ def _about_the_spec(evidence: Evidence) -> Iterator[tuple[str, str]]:
             "more_threads_than_cores",
             f"executor.slots × executor.threads = {wanted} on {cores} cores: trials slow each other down",
         )
+
+
+def _about_the_learning_rate(spec: StudySpec) -> Iterator[tuple[str, str]]:
+    default, largest = spec.default.batch_size, spec.batch_sizes[-1]
+    reaches = f"batch sizes reach {largest}, {largest / default:.3g} × the default's {default}"
+    if is_said_to_need_warmup(largest, default):
+        rates = spec.space.learning_rates
+        if len(rates) == 1:
+            yield (
+                "learning_rate_fixed",
+                f"space.learning_rate = {rates[0]:g} is held fixed for all batch sizes, and {reaches}: a larger batch "
+                "is then judged at a learning rate that nobody chose for it; search it, with a rule to start from",
+            )
+        if bounds(spec.space.warmup_epochs)[1] == 0:
+            yield (
+                "no_warmup",
+                f"space.warmup_epochs = 0, and {reaches}: from {WARMUP_RATIO} × on a warmup is said to be needed; "
+                "search it, such as [0, 1]",
+            )
+    if spec.preset == FINE_TUNING:
+        yield from _from_scratch(spec)
+
+
+def _from_scratch(spec: StudySpec) -> Iterator[tuple[str, str]]:
+    """Yield learning rates of a fine-tuning that are those of a training from scratch."""
+    rates = spec.space.learning_rates
+    middle = math.sqrt(rates[0] * rates[-1])
+    for optimizer in spec.space.optimizers:
+        most = SCRATCH_RATES[optimizer.name] / FINE_TUNING_FACTOR
+        bound = f"{most:g}, a tenth of the {SCRATCH_RATES[optimizer.name]:g} usual with {optimizer.name} from scratch"
+        if middle * optimizer.learning_rate_scale > most:
+            yield (
+                "fine_tuning_learning_rate",
+                f"the middle of space.learning_rate, {middle * optimizer.learning_rate_scale:.3g}, is above {bound}: "
+                "a pretrained model is overwritten rather than tuned",
+            )
+        if spec.default_configuration.optimizer == optimizer.name and spec.default.learning_rate > most:
+            yield (
+                "fine_tuning_learning_rate",
+                f"default.learning_rate = {spec.default.learning_rate:g} is above {bound}",
+            )
 
 
 def dropped_share(found: WorkloadDescription, batch_size: int) -> float:

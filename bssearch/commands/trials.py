@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -32,11 +33,45 @@ ALWAYS_THERE = ("train_seconds", "time_to_target_s", "steps_to_target", "final_m
 
 
 def trials_frame(study: str, *, db: str | None = None) -> pd.DataFrame:
-    """Return a study's trials as a data frame, one row a trial: `trial_row`, and the traceback of its end."""
+    """Return a study's trials as a data frame, one row a trial.
+
+    It has the columns of ``trials.csv`` (`trial_table`), ``sampled`` as a whole beside its parts, and the ``traceback``
+    of a trial's end. Raises `NotFoundError` and `DatabaseError`.
+    """
     import pandas as pd
 
     with open_store(db, write=False) as store:
-        return pd.DataFrame([{**trial_row(trial), "traceback": traceback(trial)} for trial in store.trials(study)])
+        trials = store.trials(study)
+    columns, rows = trial_table(trials)
+    whole = [
+        {**row, "sampled": None if trial.sampled is None else dict(trial.sampled), "traceback": traceback(trial)}
+        for trial, row in zip(trials, rows, strict=True)
+    ]
+    return pd.DataFrame(whole, columns=list(dict.fromkeys([*columns, "sampled", "traceback"])) if whole else None)
+
+
+def trial_table(trials: Sequence[TrialRecord]) -> tuple[list[str], list[dict[str, Any]]]:
+    """Return the columns of a table of trials and its rows, as ``trials.csv`` and `trials_frame` have them."""
+    return flat_table([trial_row(trial) for trial in trials])
+
+
+def flat_table(rows: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[dict[str, Any]]]:
+    """Return rows without nested mappings, whose parts get dotted names, and the columns of all of them.
+
+    Of a mapping that some rows lack there are only the columns of its parts.
+    """
+    flat = [flat_row(row) for row in rows]
+    names = dict.fromkeys(key for row in flat for key in row)
+    return [name for name in names if not any(other.startswith(f"{name}.") for other in names)], flat
+
+
+def flat_row(row: Mapping[str, Any], path: str = "") -> dict[str, Any]:
+    """Return nested mappings as one, with dotted names."""
+    found: dict[str, Any] = {}
+    for key, value in row.items():
+        name = f"{path}{key}"
+        found |= flat_row(value, f"{name}.") if isinstance(value, Mapping) else {name: value}
+    return found
 
 
 def trial_row(trial: TrialRecord) -> dict[str, Any]:

@@ -65,14 +65,20 @@ def run_default(
         stop_at_target=stop_at_target,
         threads=spec.executor.threads,
     )
-    outcome, curve = _run(executor, request)
+    outcome, curve = run_request(executor, request)
     if outcome.state in {TrialState.FAILED, TrialState.OOM}:
         configuration: Configuration = request.configuration
         raise LaunchError(f"the default configuration (batch {configuration.batch_size}) fails: {outcome.reason}")
     return outcome, curve
 
 
-def _run(executor: Executor, request: TrialRequest) -> tuple[TrialOutcome, list[Observation]]:
+def run_request(
+    executor: Executor, request: TrialRequest, *, until_step: int | None = None
+) -> tuple[TrialOutcome, list[Observation]]:
+    """Run one trial, and stop it where it has been evaluated at ``until_step``; return its outcome and curve.
+
+    Raises `LaunchError` where no worker can be started, `InterruptedRunError` on Ctrl-C.
+    """
     curve: list[Observation] = []
     try:
         with Interrupts(on_second=executor.kill) as interrupts:
@@ -84,6 +90,8 @@ def _run(executor: Executor, request: TrialRequest) -> tuple[TrialOutcome, list[
                     match event:
                         case Observed(_, observation):
                             curve.append(observation)
+                            if until_step is not None and observation.step >= until_step:
+                                executor.stop(request.number, TrialState.CANCELLED, "it has been looked at")
                         case Ended(_, outcome):
                             if interrupts.count:
                                 raise InterruptedRunError("stopped; nothing is stored of it")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
 from bssearch import registry
+from bssearch.errors import UsageError
 from bssearch.records import (
     MemoryRequest,
     MemoryUse,
@@ -132,6 +134,16 @@ class Executor(Protocol):
     def close(self) -> None:
         """End what runs, as cancelled, and let go of all that is held; a second time does nothing."""
         ...
+
+
+def check_threads(settings: ExecutorSettings) -> None:
+    """Raise `UsageError` where a slot is to compute with more threads than this machine has CPUs."""
+    cpus = os.cpu_count() or 1
+    if settings.threads > cpus:
+        raise UsageError(
+            f"executor.threads = {settings.threads} must be <= {cpus}, the CPUs of this machine",
+            hint="more threads than CPUs wait for each other",
+        )
 
 
 def make_executor(name: str, settings: ExecutorSettings) -> Executor:

@@ -19,7 +19,7 @@ from inspect import GEN_RUNNING, getgeneratorstate
 from typing import IO, Any, TypeVar, cast
 
 from bssearch.errors import LaunchError, UsageError
-from bssearch.executors.base import Ended, Event, ExecutorSettings, Observed
+from bssearch.executors.base import Ended, Event, ExecutorSettings, Observed, check_threads
 from bssearch.executors.failures import printed
 from bssearch.executors.loaded import LoadedWorkload, failed, not_measured, refused, trial_ended
 from bssearch.executors.local import LocalExecutor
@@ -62,11 +62,13 @@ _CLOSED = "the run was closed"
 class InlineExecutor:
     """Runs a trial to its next evaluation in each call of `events`; see `bssearch.executors.base.Executor`.
 
-    Raises `UsageError` for more than one slot. ``hang_seconds`` does not apply: a debugger may wait for hours.
-    Ctrl-C, and leaving the debugger, end the trial as cancelled and raise KeyboardInterrupt.
+    Raises `UsageError` for more than one slot, and for more threads than there are CPUs. ``hang_seconds`` does not
+    apply: a debugger may wait for hours. Ctrl-C, and leaving the debugger, end the trial as cancelled and raise
+    KeyboardInterrupt.
     """
 
     def __init__(self, settings: ExecutorSettings) -> None:
+        check_threads(settings)
         if settings.slots != 1:
             raise UsageError(
                 f"slots = {settings.slots} must be 1 with the executor inline: it runs one trial at a time"

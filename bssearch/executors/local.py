@@ -6,7 +6,7 @@ import queue
 import time
 
 from bssearch.errors import LaunchError
-from bssearch.executors.base import Event, ExecutorSettings
+from bssearch.executors.base import Event, ExecutorSettings, check_threads
 from bssearch.executors.log_folder import LogFolder
 from bssearch.executors.messages import (
     Describe,
@@ -55,10 +55,12 @@ class LocalExecutor:
     """Runs trials in worker processes on this machine; see `bssearch.executors.base.Executor`.
 
     What a worker writes to stdout and stderr is the log of its slot. Call the executor from one thread, and from one
-    that outlives it: the kernel ends the workers with the thread that started them.
+    that outlives it: the kernel ends the workers with the thread that started them. Raises `UsageError` for more
+    threads than there are CPUs.
     """
 
     def __init__(self, settings: ExecutorSettings) -> None:
+        check_threads(settings)
         self.slots = settings.slots
         self._settings = settings
         self._logs = LogFolder(settings.log_folder)

@@ -16,6 +16,7 @@ from bssearch.importers.cells import LARGEST, csv_rows, integer, number, paramet
 from bssearch.importers.imported_run import SPLIT, TYPED, Run, RunTable, make_configuration
 from bssearch.importers.importer import Studies, StudyName
 from bssearch.options import Option
+from bssearch.recorded import check_separator
 from bssearch.records import Goal, ParameterValue
 
 COLUMNS = ("batch_size", "seed", "reached", "steps", "train_seconds", "final_metric", "device", "precision")
@@ -84,6 +85,7 @@ def parse_runs(text: str, source: str) -> RunTable:
     """Return the runs of a CSV text; ``source`` is what its lines are named after. See `read_runs`."""
     rows = csv_rows(text, source)
     line, header = next(rows, (1, []))
+    check_separator(header, f"{source}:{line}")
     columns = _columns(header, f"{source}:{line}")
     runs: list[Run] = []
     without_metric: list[str] = []

@@ -13,14 +13,13 @@ import statistics
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 
 from bssearch import registry
 from bssearch.errors import UsageError
 from bssearch.history import measured_seconds
-from bssearch.intervals import FLAT_RATIO
+from bssearch.intervals import FLAT_RATIO, proportion_interval, student_t
 from bssearch.pruners.base import Pruner, pruner_class
 from bssearch.pruners.pace import Pace
 from bssearch.pruners.race import Race
@@ -55,7 +54,7 @@ class Draw:
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A mean over draws with its 95 % interval; None where a table has had a single winner in all its draws."""
+    """A mean or share over draws with its 95 % interval; None where a table has had one winner in all its draws."""
 
     mean: float
     low: float | None
@@ -222,17 +221,20 @@ PRUNERS = ("none", "cap", "lag-1.5", "lag-2", "lag-3", "safe", "balanced", "fast
 
 
 def summarize(draws: Sequence[Draw], repeats: int = 1000) -> Summary:
-    """Return a policy's means over draws with 95 % bootstrap intervals, clustered by the draw's winner.
+    """Return a policy's means over draws with their 95 % intervals.
 
-    Draws that have the same fastest trial succeed or fail together. Tables weigh alike, by how many draws they have.
+    That of the cost is by bootstrap over the draws' winners: draws that have the same fastest trial succeed or fail
+    together. That of the miss rate is binomial, of as many independent draws as have the bootstrap's variance. Tables
+    weigh alike, by how many draws they have.
     """
     cost, missed = ([value(one) for one in draws] for value in (lambda one: one.cost, _is_missed))
-    intervals = _bootstrap(draws, repeats)
+    resampled = _bootstrap(draws, repeats)
+    rate = statistics.fmean(missed)
     regrets = [math.log(min(WORST_REGRET, one.ratio)) for one in draws]
     return Summary(
         draws=len(draws),
-        relative_cost=Interval(statistics.fmean(cost), *intervals["cost"]),
-        miss_rate=Interval(statistics.fmean(missed), *intervals["missed"]),
+        relative_cost=Interval(statistics.fmean(cost), *(resampled.cost if resampled else (None, None))),
+        miss_rate=Interval(rate, *(_of_rate(rate, draws, resampled) if resampled else (None, None))),
         regret=math.exp(statistics.fmean(regrets)),
         cost_to_within=statistics.fmean(one.within for one in draws),
         wall=statistics.fmean(one.wall for one in draws),
@@ -243,16 +245,19 @@ def _is_missed(draw: Draw) -> float:
     return float(draw.ratio > FLAT_RATIO)
 
 
-Ends = tuple[float | None, float | None]
+@dataclass(frozen=True, slots=True)
+class Resampled:
+    """What the bootstrap over winners says: the 95 % interval of the mean cost, the variance of the miss rate."""
+
+    cost: tuple[float, float]
+    miss_rate_variance: float
 
 
-def _bootstrap(draws: Iterable[Draw], repeats: int) -> dict[Literal["cost", "missed"], Ends]:
-    """Return the 95 % intervals of mean cost and miss rate, from winners drawn anew within each table."""
-    tables: dict[str, dict[float, list[Draw]]] = defaultdict(lambda: defaultdict(list))
-    for draw in draws:
-        tables[draw.table][draw.best].append(draw)
+def _bootstrap(draws: Iterable[Draw], repeats: int) -> Resampled | None:
+    """Return what winners drawn anew within each table show; None where a table has a single one."""
+    tables = _by_winner(draws)
     if any(len(winners) < 2 for winners in tables.values()):
-        return {"cost": (None, None), "missed": (None, None)}
+        return None
     rng = np.random.default_rng(0)
     sums = np.zeros((repeats, 3))
     for winners in tables.values():
@@ -260,8 +265,32 @@ def _bootstrap(draws: Iterable[Draw], repeats: int) -> dict[Literal["cost", "mis
         picked = rng.integers(len(rows), size=(repeats, len(rows)))
         drawn = rows[picked].sum(axis=1)
         sums += drawn * (rows[:, 0].sum() / drawn[:, :1])  # each table keeps its weight
-    low, high = np.quantile(sums[:, 1:] / sums[:, :1], (0.025, 0.975), axis=0)
-    return {"cost": (float(low[0]), float(high[0])), "missed": (float(low[1]), float(high[1]))}
+    means = sums[:, 1:] / sums[:, :1]
+    low, high = np.quantile(means[:, 0], (0.025, 0.975))
+    return Resampled((float(low), float(high)), float(means[:, 1].var()))
+
+
+def _by_winner(draws: Iterable[Draw]) -> dict[str, dict[float, list[Draw]]]:
+    """Return the draws of each table by their fastest trial."""
+    tables: dict[str, dict[float, list[Draw]]] = defaultdict(lambda: defaultdict(list))
+    for draw in draws:
+        tables[draw.table][draw.best].append(draw)
+    return tables
+
+
+def _of_rate(rate: float, draws: Sequence[Draw], resampled: Resampled) -> tuple[float, float]:
+    """Return the 95 % interval of a miss rate, of the effective number of independent draws.
+
+    That is p (1 − p) / variance, no more than there are draws, times the square of the ratio of Student's t with as
+    many degrees of freedom as draws and as winners leave (Korn & Graubard 1998, Survey Methodology 24, p. 193). Where
+    no draw or every draw is missed there is no variance to see: each winner then counts as one observation.
+    """
+    winners = [len(one) for one in _by_winner(draws).values()]
+    if resampled.miss_rate_variance <= 0:
+        return proportion_interval(rate, sum(winners))
+    effective = min(len(draws), rate * (1 - rate) / resampled.miss_rate_variance)
+    spread = student_t(len(draws) - 1) / student_t(sum(winners) - len(winners))
+    return proportion_interval(rate, effective * min(1.0, spread) ** 2)
 
 
 def by_policy(found: Iterable[Mapping[str, Sequence[Draw]]]) -> Iterator[tuple[str, list[Draw]]]:

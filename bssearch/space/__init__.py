@@ -5,7 +5,16 @@ at the reference batch, and the rule gives the one at the trial's batch, so that
 helps at the next. Every other parameter is fixed (a scalar), a range (``{low, high}``) or a list of choices.
 """
 
-from bssearch.space.domains import OPTIONAL, TRAINING_PARAMETERS, Dimension, Domain, StrictModel, bounds, within_limits
+from bssearch.space.domains import (
+    OPTIONAL,
+    TRAINING_PARAMETERS,
+    WORKLOAD_PARAMETERS,
+    Dimension,
+    Domain,
+    StrictModel,
+    bounds,
+    within_limits,
+)
 from bssearch.space.micro_batches import UNKNOWN, MemoryBoundary, choose_micro_batch, in_force, split_batch
 from bssearch.space.parts import OPTIMIZER_SETTINGS, AdamW, Optimizer, Sgd
 from bssearch.space.search_space import SearchSpace
@@ -15,6 +24,7 @@ __all__ = [
     "OPTIONAL",
     "TRAINING_PARAMETERS",
     "UNKNOWN",
+    "WORKLOAD_PARAMETERS",
     "AdamW",
     "Dimension",
     "Domain",

@@ -82,6 +82,9 @@ LIMITS: dict[str, tuple[float, float, str]] = {
     "horizon_samples": (1.0, math.inf, "must be >= 1"),
 }
 TRAINING_PARAMETERS = ("warmup_epochs", "weight_decay", "dropout", "label_smoothing")
+WORKLOAD_PARAMETERS = ("dropout", "label_smoothing")
+"""Training parameters that bssearch only hands on: ``build_model`` or ``loss`` of the workload is to use them."""
+
 OPTIONAL = ("clip_norm", "ema_decay")
 """Parameters without which their step is left out: no clipping, no average of the weights."""
 

@@ -14,6 +14,7 @@ from bssearch.scaling import learning_rate_factor
 from bssearch.space.domains import (
     OPTIONAL,
     TRAINING_PARAMETERS,
+    WORKLOAD_PARAMETERS,
     Dimension,
     Domain,
     Range,
@@ -89,6 +90,14 @@ class SearchSpace(StrictModel):
         sizes = (self.batch_size,) if isinstance(self.batch_size, int) else self.batch_size
         return tuple(sorted(set(sizes)))
 
+    @property
+    def learning_rates(self) -> tuple[float, ...]:
+        """Return the learning rates as the space has them: the two ends of a range, else all, ascending, each once."""
+        rate = self.learning_rate
+        if isinstance(rate, RelativeLearningRate):
+            return rate.low, rate.high
+        return tuple(sorted(set(rate))) if isinstance(rate, tuple) else (rate,)
+
     def dimensions(self) -> tuple[Dimension, ...]:
         """Return the coordinates searched at each batch size; fixed parameters are no dimensions."""
         return tuple(dimension for name, domain in self._domains() if (dimension := _dimension(name, domain)))
@@ -142,7 +151,7 @@ class SearchSpace(StrictModel):
         """
         switched_on: dict[str, Any] = {
             name: high
-            for name in ("dropout", "label_smoothing")
+            for name in WORKLOAD_PARAMETERS
             if getattr(configuration, name) == 0 and (high := float(bounds(getattr(self, name))[1])) > 0
         }
         return replace(configuration, **switched_on)

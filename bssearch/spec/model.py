@@ -6,7 +6,7 @@ import hashlib
 import json
 from typing import Any, Literal, Self
 
-from pydantic import Field, JsonValue, ValidationInfo, field_validator, model_validator
+from pydantic import Field, JsonValue, PrivateAttr, ValidationInfo, field_validator, model_validator
 
 from bssearch import registry
 from bssearch.records import Configuration, NewStudy, Target
@@ -52,6 +52,7 @@ class StudySpec(StrictModel):
     budget: BudgetSpec
     seed: int = Field(default=0, ge=0, lt=2**31)
     executor: ExecutorSpec = ExecutorSpec()
+    _preset: str | None = PrivateAttr(default=None)
 
     @field_validator("objective")
     @classmethod
@@ -88,6 +89,17 @@ class StudySpec(StrictModel):
             if ranges:
                 raise ValueError(f"sampler = grid needs lists of values: {', '.join(ranges)} is given as a range")
         return self
+
+    @property
+    def preset(self) -> str | None:
+        """Return the preset that the spec's file named; it is no part of the spec, and is not stored."""
+        return self._preset
+
+    def from_preset(self, name: str) -> Self:
+        """Return the spec, noted as completed by a preset."""
+        noted = self.model_copy()
+        noted._preset = name
+        return noted
 
     @property
     def record_target(self) -> Target:

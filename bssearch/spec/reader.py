@@ -13,22 +13,35 @@ import yaml
 from pydantic import ValidationError
 
 from bssearch import settings
-from bssearch.errors import NotFoundError, SpecError
+from bssearch.errors import NotFoundError, SpecError, UsageError
 from bssearch.spec.model import StudySpec
 
 Location = tuple[str | int, ...]
+SUFFIXES = (".yaml", ".yml", ".toml")
+MOST_NAMED = 10
+"""Files of a folder that an error names at most: a choice."""
+
 GROUPS = frozenset({"space", "training", "confirm", "pruner", "sampler", "budget", "executor", "target"})
 """Fields whose parts may come from a spec and from its preset; any other field comes whole from one of them."""
 
 
 def find_spec(path_or_name: str | Path) -> Path:
-    """Return the file of a spec, given its path or the name of a shipped study."""
+    """Return the file of a spec, given its path or the name of a shipped study.
+
+    Raises `NotFoundError` where there is none, `UsageError` for a folder.
+    """
     path = Path(path_or_name)
     if path.is_file():
         return path
     shipped = settings.shipped_studies()
     if str(path_or_name) in shipped:
         return shipped[str(path_or_name)]
+    if path.is_dir():
+        inside = sorted(one.name for one in path.iterdir() if one.suffix in SUFFIXES)
+        raise UsageError(
+            f"{str(path_or_name)!r} is a folder; a spec is a file ending in {', '.join(SUFFIXES)}",
+            hint=f"it holds {', '.join(inside[:MOST_NAMED])}" if inside else "it holds none",
+        )
     near = difflib.get_close_matches(str(path_or_name), shipped, n=1)
     advice = f"did you mean the shipped study {near[0]!r}?" if near else f"shipped studies: {', '.join(shipped)}"
     raise NotFoundError(f"no spec {str(path_or_name)!r}: no such file, nor a shipped study", hint=advice)
@@ -56,7 +69,9 @@ def load_spec(path_or_name: str | Path, overrides: Sequence[str] = ()) -> StudyS
     if not isinstance(data, dict):
         raise SpecError(f"{path}: a spec is a mapping of fields, not {type(data).__name__}")
     origins: dict[Location, str] = {location: f"{path}:{line}" for location, line in lines.items()}
+    preset: str | None = None
     if "preset" in data:
+        preset = str(data["preset"])
         data, of_preset = _with_preset(path, data)
         origins = {**of_preset, **origins}
     for override in overrides:
@@ -65,7 +80,8 @@ def load_spec(path_or_name: str | Path, overrides: Sequence[str] = ()) -> StudyS
         for depth in range(1, len(location)):
             origins.setdefault(location[:depth], f"--set {override}")
         origins[location] = f"--set {override}"
-    return _validated(data, origins, str(path))
+    spec = _validated(data, origins, str(path))
+    return spec if preset is None else spec.from_preset(preset)
 
 
 def checked(spec: StudySpec) -> StudySpec:

@@ -8,6 +8,7 @@ from datetime import datetime
 
 from sqlalchemy import Connection, insert, select
 
+from bssearch.errors import UsageError
 from bssearch.records import (
     Configuration,
     Environment,
@@ -62,7 +63,7 @@ class Import:
         for finished in self.studies:
             study = StudyRecord.created(finished.study, self.first_tried_at)
             keeping.check_name(study.name)
-            keeping.create(connection, study, again=False)
+            _create(connection, study)
             study_id = connection.execute(select(StudyRow.id).where(StudyRow.name == study.name)).scalar_one()
             place = {"study_id": study_id, "environment_id": environment_id(connection, finished.environment)}
             keeping.bind(connection, study_id, finished.environment, place["environment_id"], again=False)
@@ -81,6 +82,17 @@ class Import:
             if row is None or study_record(row) != study:
                 return False
         return True
+
+
+def _create(connection: Connection, study: StudyRecord) -> None:
+    """Make the study; raise `UsageError` where its name is taken, with what to do of one that was imported before."""
+    try:
+        keeping.create(connection, study, again=False)
+    except UsageError as error:
+        raise UsageError(
+            error.message,
+            hint=f"to import it anew, `bssearch delete {study.name}` first; to have both, give this one another --name",
+        ) from None
 
 
 def _record(trial: FinishedTrial, number: int, time: datetime) -> TrialRecord:

@@ -325,30 +325,30 @@ def warm_up(
 ) -> None:
     """Let the device and the libraries meet every shape of a trial before its time starts.
 
-    A throw-away model evaluates the validation part once and takes two steps on the first batch of samples. Where it
-    fails compiled and not uncompiled, compiling is given up. It changes the random state: build the trial's own trainer
-    afterwards, which seeds it and is then what it would be without the warm-up.
+    A throw-away model evaluates the validation part once and takes the first two steps of the trial, on the rows that
+    its seed draws for them: no batch is met here that the trial does not meet itself. Where it fails compiled and not
+    uncompiled, compiling is given up. It changes the random state: build the trial's own trainer afterwards, which
+    seeds it and is then what it would be without the warm-up. Raises `WorkloadError` where a batch is larger than the
+    training part.
     """
     _check(configuration, len(data.train))
     try:
-        _train_on_first_batch(workload, configuration, data, computation, metric, seed)
+        _take_first_steps(workload, configuration, data, computation, metric, seed)
     except BSSearchError:
         raise
     except Exception as error:
         if not computation.compiles or is_out_of_memory(error):
             raise
         with computation.uncompiled():
-            _train_on_first_batch(workload, configuration, data, computation, metric, seed)
+            _take_first_steps(workload, configuration, data, computation, metric, seed)
         computation.fallback(error)
 
 
-def _train_on_first_batch(
+def _take_first_steps(
     workload: Workload, configuration: Configuration, data: Data, computation: Computation, metric: str, seed: int
 ) -> None:
-    size = configuration.batch_size
-    # Real samples: a workload may not take made-up ones, such as sequences without a token.
-    first = Part(data.train.inputs[:size], data.train.targets[:size])
-    with Trainer(workload, replace(configuration, warmup_epochs=0.0), first, computation, seed) as trainer:
+    # The trial's own rows: made-up ones, or the first of a part that is sorted by length, may hold not a single token.
+    with Trainer(workload, replace(configuration, warmup_epochs=0.0), data.train, computation, seed) as trainer:
         trainer.evaluate(data.validation, metric)
         for _ in range(WARM_UP_STEPS):
             trainer.step()

@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import itertools
 import sys
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -133,7 +134,7 @@ class Workload(Protocol):
 
 
 def check_data(data: object) -> Data:
-    """Return what ``load`` returned; raise `WorkloadError` where it is not three parts with samples in them."""
+    """Return what ``load`` returned; raise `WorkloadError` where it is not three parts of tensors with samples."""
     for name in ("train", "validation", "test"):
         part = getattr(data, name, None)
         if not isinstance(part, Part):
@@ -141,12 +142,48 @@ def check_data(data: object) -> Data:
                 f"load() returned a {type(data).__name__} whose {name} is a {type(part).__name__}; "
                 "it must return bssearch.Data of three bssearch.Part"
             )
+        for field in ("inputs", "targets"):
+            _check_tensor(getattr(part, field), f"{name}.{field}")
         if len(part.inputs) != len(part.targets) or not len(part):
             raise WorkloadError(
                 f"load() returned {len(part.inputs)} inputs and {len(part.targets)} targets as {name}; "
                 "there must be as many of both, and at least one"
             )
     return cast(Data, data)
+
+
+def _check_tensor(value: object, place: str) -> None:
+    """Raise `WorkloadError` where the inputs or targets of a part are no tensor with a row for each sample."""
+    import torch
+
+    if isinstance(value, torch.Tensor) and value.ndim and not value.is_nested:
+        return
+    raise WorkloadError(
+        f"load() returned {_in_words(value)} as {place}; it must be one tensor of shape (samples, …)",
+        hint="a sample is a row: pad rows of unequal length, stack the parts of a sample into one tensor, or let "
+        "inputs be row numbers (torch.arange) that loss() and evaluate() look up",
+    )
+
+
+def _in_words(value: object) -> str:
+    """Return what a value is, as far as it tells why it is no tensor: its keys, or the element unlike the first."""
+    kind = type(value).__name__
+    if isinstance(value, Mapping):
+        fields = ", ".join(f"{name!r}: {_kind_of(one)}" for name, one in itertools.islice(value.items(), 4))
+        return f"a {kind} ({fields}{', …' if len(value) > 4 else ''})"
+    if isinstance(value, Sequence) and not isinstance(value, str) and len(value):
+        first = _kind_of(value[0])
+        unlike = next((index for index, one in enumerate(value) if _kind_of(one) != first), None)
+        other = "" if unlike is None else f", [{unlike}] is {_kind_of(value[unlike])}"
+        return f"a {kind} of {len(value)} ([0] is {first}{other})"
+    return _kind_of(value)
+
+
+def _kind_of(value: object) -> str:
+    """Return a value's type, and its shape where it has one."""
+    shape = None if getattr(value, "is_nested", False) else getattr(value, "shape", None)
+    nested = "nested " if getattr(value, "is_nested", False) else ""
+    return f"a {nested}{type(value).__name__}" + ("" if shape is None else f" of shape {tuple(shape)}")
 
 
 METHODS = ("load", "build_model", "loss", "evaluate")

@@ -221,6 +221,30 @@ def test_a_study_whose_name_is_taken_keeps_all_of_a_file_out(tmp_path: Path) -> 
     assert bssearch("studies", "--format", "csv", cwd=tmp_path).stdout.count("\n") == 2
 
 
+def test_the_same_file_again_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    write_table(tmp_path)
+    do(tmp_path, "runs", "runs.csv")
+    done = bssearch("import", "runs", "runs.csv", cwd=tmp_path)
+    assert done.returncode == 2
+    (hint,) = [line for line in done.stderr.splitlines() if line.startswith("hint: ")]
+    assert "bssearch delete runs" in hint and "--name" in hint
+    assert bssearch("delete", "runs", "--yes", cwd=tmp_path).returncode == 0
+    assert do(tmp_path, "runs", "runs.csv")[0] == ["runs"]
+
+
+def test_of_imported_runs_nothing_is_said_to_have_been_searched_here(tmp_path: Path) -> None:
+    write_table(tmp_path, "8,0,1,10,1,0.9,A,0.1", "8,0,1,10,2,0.9,A,0.2", "16,0,1,10,3,0.9,A,0.1")
+    do(tmp_path, "runs", "runs.csv")
+    status = bssearch("status", cwd=tmp_path).stdout
+    assert "3 imported runs" in status and "fastest: run 1, batch 8" in status
+    for shown in (status, bssearch("best", cwd=tmp_path).stdout, bssearch("trial", "1", cwd=tmp_path).stdout):
+        assert not [word for word in ("search", "so far", "until it is confirmed") if word in shown], shown
+    codes = {one["code"] for one in json.loads(bssearch("best", "--format", "json", cwd=tmp_path).stdout)["warnings"]}
+    assert "unconfirmed" in codes
+    document = json.loads(bssearch("status", "--format", "json", cwd=tmp_path).stdout)
+    assert document["trials"] == {"search": {"reached": 3}}
+
+
 def test_the_default_is_what_is_in_use_at_the_given_batch_size(tmp_path: Path) -> None:
     write_table(tmp_path)
     do(tmp_path, "runs", "runs.csv", "--default-batch", "64")
@@ -326,6 +350,45 @@ def test_files_that_are_not_there_or_whose_names_make_no_study(tmp_path: Path) -
     refuse(tmp_path, "rcp", "nothing.json", said="nothing.json", code=3)
     write_table(tmp_path).rename(tmp_path / "my runs.csv")
     refuse(tmp_path, "runs", "my runs.csv", said="'my runs' is no name for a study")
+
+
+END = "its learning rate lies at an end of those tried"
+
+
+@pytest.mark.parametrize(
+    ("runs", "at_end"),
+    [
+        # (batch size, learning rate, optimizer, seconds), a missed target where they are None
+        ([(32, 0.1, "sgd", 5), (32, 0.2, "sgd", 3), (32, 0.4, "sgd", 4)], []),
+        ([(32, 0.1, "sgd", 5), (32, 0.2, "sgd", 3), (32, 0.4, "sgd", None)], []),
+        ([(32, 0.1, "sgd", 5), (32, 0.2, "sgd", 4), (32, 0.4, "sgd", 3)], [32]),
+        ([(32, 0.1, "sgd", 3), (32, 0.2, "sgd", 4), (64, 0.2, "sgd", 3), (64, 0.1, "sgd", 4)], [32, 64]),
+        ([(32, 0.1, "sgd", 5), (32, 0.2, "sgd", 3), (32, 0.4, "sgd", 4), (64, 0.4, "sgd", 3)], [64]),
+        ([(32, 0.1, "sgd", 5), (32, 0.2, "sgd", 3), (32, 0.4, "sgd", 4), (64, 0.3, "sgd", 3)], []),
+        ([(32, 0.1, "sgd", 5), (64, 0.2, "sgd", 3), (128, 0.4, "sgd", 4)], []),
+        ([(32, 0.1, "sgd", 5), (32, 0.001, "adamw", 3), (64, 0.2, "sgd", 3)], []),
+        (
+            [(32, 0.1, "sgd", 5), (32, 0.2, "sgd", 3), (32, 0.4, "sgd", 4), (64, 0.15, "sgd", 4), (64, 0.3, "sgd", 3)],
+            [64],
+        ),
+        ([(32, "", "sgd", 3), (32, 0.2, "sgd", 6), (32, 0.4, "sgd", 5), (32, 1.0, "sgd", 7)], []),
+    ],
+)
+def test_a_batch_size_whose_best_learning_rate_is_an_end_of_those_tried_is_untuned(
+    tmp_path: Path, runs: list[tuple[int, float | str, str, int | None]], at_end: list[int]
+) -> None:
+    rows = [
+        f"{size},{seed},{seconds is not None},100,{seconds or 9},0.9,A100,{rate},{optimizer}".lower()
+        for size, rate, optimizer, seconds in runs
+        for seed in (0, 1)
+    ]
+    write_table(tmp_path, *rows, header=f"{HEADER},param.optimizer")
+    do(tmp_path, "runs", "runs.csv", "--target", "0.9")
+    answer = json.loads(bssearch("best", "--format", "json", cwd=tmp_path).stdout)
+    flagged = {row["batch_size"]: row["untuned"] for row in answer["batches"] if END in row["untuned_because"]}
+    assert flagged == dict.fromkeys(at_end, True)
+    edge = "learning_rate_at_edge" in {warning["code"] for warning in answer["warnings"]}
+    assert edge is (answer["optimal"]["batch_size"] in at_end)
 
 
 def test_reference_points_become_a_study_of_samples(tmp_path: Path) -> None:

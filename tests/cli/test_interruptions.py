@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -173,3 +174,28 @@ def test_who_stops_reading_the_progress_does_not_stop_the_study(tmp_path: Path) 
     process.stderr.close()
     assert process.wait(timeout=120) == 0
     assert sum(trial["phase"] == "search" for trial in trials(tmp_path)) == 3
+
+
+INTERRUPTED_IMPORT = """
+import sys
+
+class Interrupting:
+    def find_spec(self, name, path=None, target=None):
+        if name == {module!r}:
+            raise KeyboardInterrupt
+
+sys.meta_path.insert(0, Interrupting())
+sys.argv = {argv!r}
+from bssearch.cli import main
+main()
+"""
+
+
+@pytest.mark.parametrize("module", ["typer", "bssearch.cli.app", "bssearch.commands.run", "torch"])
+def test_ctrl_c_while_libraries_are_loading_ends_with_one_line(tmp_path: Path, module: str) -> None:
+    argv = ["bssearch", "run", "digits", "--set", "executor.name=inline", "--set", "executor.device=cpu"]
+    code = INTERRUPTED_IMPORT.format(module=module, argv=argv)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=120
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from bssearch.cli import report
+from bssearch.commands.trials import trials_frame
 from bssearch.errors import UsageError
 from bssearch.pages import html
 from bssearch.records import Lease, Phase, TrialRecord, TrialState
@@ -36,7 +37,9 @@ def add_study(store: Store, spec: StudySpec, trials: Sequence[TrialRecord], **en
     for trial in trials:
         assert trial.outcome is not None
         limit = {} if spec.objective != "metric_in_budget" else {"train_seconds_limit": trial.outcome.train_seconds}
-        plan = make_plan(configuration=trial.configuration, phase=trial.phase, seed=trial.seed, **limit)
+        plan = make_plan(
+            configuration=trial.configuration, phase=trial.phase, seed=trial.seed, sampled=trial.sampled, **limit
+        )
         started = store.start(spec.name, plan, environment=place, lease=Lease(owner="test/1/1.00/x", seconds=60.0))
         assert started is not None
         curve = make_curve((0.0, 0.1), (0.5, 0.8), (1.0, 0.9))
@@ -245,6 +248,22 @@ def test_without_plotly_it_says_what_to_install_and_the_tables_still_come(
 def read(path: Path) -> list[dict[str, str]]:
     with path.open(encoding="utf-8", newline="") as file:
         return list(csv.DictReader(file))
+
+
+def test_the_data_frame_has_the_columns_and_values_of_the_table_of_trials(tmp_path: Path) -> None:
+    coordinates = {"reference_learning_rate": 0.05, "dropout": 0.1}
+    searched = [make_trial(number, seed=number, sampled=coordinates) for number in (1, 2)]
+    url = f"sqlite:///{tmp_path / 'bssearch.db'}"
+    with open_store(url) as store:
+        add_study(store, make_spec(), [*searched, make_trial(3, phase=Phase.CONFIRM, seed=3)])
+    assert bssearch("report", "toy", "--csv", tmp_path, cwd=tmp_path).returncode == 0
+    rows = read(tmp_path / "trials.csv")
+    frame = trials_frame("toy", db=url)
+    assert {"sampled.dropout", "steps_x_step_time_s", "threads", "eval_every_steps", "retry_of"} <= set(rows[0])
+    assert list(frame.columns) == [*rows[0], "sampled", "traceback"]
+    assert [float(row["sampled.dropout"]) for row in rows[:2]] == list(frame["sampled.dropout"][:2]) == [0.1, 0.1]
+    assert list(frame["sampled"]) == [coordinates, coordinates, None]
+    assert list(frame["number"]) == [int(row["number"]) for row in rows] == [1, 2, 3]
 
 
 def test_the_tables_hold_every_row(folder: Path, tmp_path: Path) -> None:

@@ -142,7 +142,7 @@ def test_whole_studies_are_told_as_a_table_or_as_rows_and_are_ours_where_nothing
     ("arguments", "code", "said"),
     [
         (("lines.csv.gz", "--pruner", "saf"), 2, "pruner = 'saf'"),
-        (("nothing.csv.gz",), 3, "nothing"),
+        (("nothing.csv.gz",), 3, "'nothing.csv.gz'"),
         (("lines.csv.gz", "--trials", "13"), 2, "trials = 13"),
         (("lines.csv.gz", "--target", "2"), 2, "the best accuracy in it is 1"),
         (("lines.csv.gz", "--budget", "9"), 2, "--budget"),

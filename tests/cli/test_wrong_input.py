@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 import subprocess
 from pathlib import Path
@@ -58,6 +59,45 @@ def test_files_that_are_missing_or_broken(tmp_path: Path) -> None:
     refuse(tmp_path, "run", "nothing.yaml", code=3, said="no spec 'nothing.yaml'")
     (tmp_path / "broken.yaml").write_text("name: [\n")
     refuse(tmp_path, "run", "broken.yaml", code=2, said="broken.yaml:2: not valid YAML")
+
+
+@pytest.mark.parametrize("command", ["run", "check", "target"])
+def test_a_folder_is_no_spec_and_the_specs_in_it_are_named(tmp_path: Path, command: str) -> None:
+    folder = tmp_path / "one"
+    folder.mkdir()
+    write_task(folder)
+    done = bssearch(command, folder, cwd=tmp_path)
+    assert done.returncode == 2
+    assert f"'{folder}' is a folder" in done.stderr and "task.yaml" in done.stderr
+    (tmp_path / "none").mkdir()
+    refuse(tmp_path, command, "none", code=2, said="'none' is a folder")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("best", "--export", "xml"),
+        ("best", "--format", "xml"),
+        ("trials", "--phase", "search,confirm"),
+        ("init", "mine", "--kind", "sound"),
+        ("schema", "worst"),
+        ("import", "runs", "x.csv", "--goal", "most"),
+    ],
+)
+def test_an_option_of_another_value_is_told_without_the_words_of_a_library(
+    tmp_path: Path, arguments: tuple[str, ...]
+) -> None:
+    done = bssearch(*arguments, cwd=tmp_path)
+    assert done.returncode == 2
+    assert "is not one of" in done.stderr and repr(arguments[-1]) in done.stderr
+    assert "Value error" not in done.stderr
+
+
+@pytest.mark.parametrize("executor", ["local", "inline"])
+def test_more_threads_than_cpus_are_refused_where_they_would_run(tmp_path: Path, executor: str) -> None:
+    write_task(tmp_path, executor={"device": "cpu", "name": executor, "threads": 4096})
+    refuse(tmp_path, "run", "task.yaml", code=2, said=f"executor.threads = 4096 must be <= {os.cpu_count()}")
+    assert bssearch("run", "task.yaml", "--dry-run", cwd=tmp_path).returncode == 0, "it may run on another machine"
 
 
 @pytest.mark.usefixtures("by_law")

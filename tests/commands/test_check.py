@@ -2,15 +2,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from bssearch.cli.check import print_check
 from bssearch.commands.check import Check, check
+from bssearch.commands.ignored_parameters import STEPS
 from bssearch.errors import LaunchError, SpecError
 from bssearch.executors.base import Ended, Event, Observed
 from bssearch.records import Observation, StepTime, StepTimeRequest, TrialOutcome, TrialState
+from bssearch.spec import StudySpec, load_spec
 from tests.factories import SPEC, make_spec
 from tests.search.law import LawExecutor
 
@@ -40,8 +44,11 @@ def test_a_healthy_study_has_nothing_suspicious_and_says_how_long_it_can_take(
     assert found.trial.time_to_target_s is not None
     assert found.likely_study_s is not None
     assert found.likely_study_s < found.longest_study_s
-    (request,) = executor.requests
+    request, *others = executor.requests
     assert request.train_seconds_limit == 5.0
+    assert [one.eval_every_steps for one in others] == [STEPS], (
+        "the first steps of the default, without a loss by the law"
+    )
 
 
 class Slow(LawExecutor):
@@ -86,11 +93,71 @@ def test_dear_evaluation_does_not_hide_what_is_found_at_larger_batch_sizes() -> 
         ("warmup_outlasts_limit", LawExecutor(), {"default": {**SPEC["default"], "warmup_epochs": 50.0}}),
         ("more_threads_than_cores", LawExecutor(), {"executor": {"slots": 4096}}),
         ("target_is_the_bound", LawExecutor(), {"target": {"metric": "accuracy", "value": 1.0}}),
+        (
+            "learning_rate_fixed",
+            LawExecutor(),
+            {"space": {**SPEC["space"], "batch_size": [8, 256], "learning_rate": 0.1}},
+        ),
+        ("no_warmup", LawExecutor(), {"space": {**SPEC["space"], "batch_size": [8, 256]}}),
         ("target_far", LawExecutor(reachable=False), {"budget": {"trials": 20, "trial_train_seconds": 0.2}}),
     ],
 )
 def test_what_is_suspicious_is_named(code: str, executor: LawExecutor, changes: dict[str, Any]) -> None:
     assert code in codes(executor, **changes)
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        {"batch_size": [8, 255], "learning_rate": 0.1},
+        {"batch_size": [8, 256], "learning_rate": [0.1, 0.2], "warmup_epochs": [0, 1]},
+        {"batch_size": [1, 32], "learning_rate": 0.1},
+    ],
+)
+def test_a_fixed_learning_rate_without_warmup_is_none_below_eight_times_the_default(space: dict[str, Any]) -> None:
+    found = codes(LawExecutor(), space={**SPEC["space"], **space}, default={**SPEC["default"], "warmup_epochs": 0.0})
+    assert not found & {"learning_rate_fixed", "no_warmup"}
+
+
+FINE_TUNED = {"batch_size": 32, "learning_rate": 5e-5, "weight_decay": 0.0, "dropout": 0.1}
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "low", "high", "default", "said"),
+    [
+        ("adamw", 1e-6, 1e-3, 5e-5, 0),
+        ("adamw", 1e-6, 1e-3, 1e-3, 1),
+        ("adamw", 1e-4, 1e-2, 5e-5, 1),
+        ("adamw", 1e-4, 1e-2, 3e-3, 2),
+        ("sgd", 1e-3, 1e-2, 5e-3, 0),
+        ("sgd", 1e-2, 1.0, 0.1, 2),
+    ],
+)
+def test_the_learning_rates_of_a_fine_tuning_are_held_against_those_from_scratch(
+    optimizer: str, low: float, high: float, default: float, said: int
+) -> None:
+    rate = {"reference_batch": 32, "low": low, "high": high, "rule": "sqrt"}
+    spec = make_spec(
+        budget=HEALTHY,
+        space={**SPEC["space"], "learning_rate": rate, "optimizer": {"name": optimizer}},
+        default={**FINE_TUNED, "learning_rate": default},
+    )
+    assert counted(spec) == 0, "no preset says that it is one"
+    assert counted(spec.from_preset("fine_tuning")) == said
+    assert counted(spec.from_preset("large_model")) == 0
+
+
+def counted(spec: StudySpec) -> int:
+    found = check(spec, make_executor=lambda *_: LawExecutor())
+    return [finding.code for finding in found.findings].count("fine_tuning_learning_rate")
+
+
+def test_a_spec_from_a_file_knows_its_preset(tmp_path: Path) -> None:
+    path = tmp_path / "toy.yaml"
+    path.write_text(yaml.safe_dump({**SPEC, "preset": "fine_tuning", "default": {**FINE_TUNED, "warmup_epochs": 0}}))
+    assert load_spec(path).preset == "fine_tuning"
+    path.write_text(yaml.safe_dump(SPEC))
+    assert load_spec(path).preset is None
 
 
 def test_a_metric_that_never_moves_is_named() -> None:

@@ -11,7 +11,8 @@ import pytest
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.trial import TrialState as OptunaState
 
-from bssearch.commands.optuna_study import OptunaStudy, quiet
+from bssearch.commands.optuna_study import OptunaStudy, phases_of, quiet
+from bssearch.errors import UsageError
 from bssearch.records import Configuration, Phase, StudyRecord, TrialRecord, TrialState
 from bssearch.spec import StudySpec
 from tests.factories import EPOCH, make_environment, make_spec, make_trial
@@ -40,6 +41,26 @@ def as_optuna(*trials: TrialRecord, curve: dict[int, float] = CURVE, **changes: 
         study.set_metric_names([made.metric_name])
     study.add_trials(made.trials)
     return study
+
+
+@pytest.mark.parametrize(
+    ("given", "phases"),
+    [
+        ("search", {Phase.SEARCH}),
+        (Phase.CONFIRM, {Phase.CONFIRM}),
+        (["search", Phase.AUDIT], {Phase.SEARCH, Phase.AUDIT}),
+        ((), set()),
+    ],
+)
+def test_phases_are_one_or_several(given: Any, phases: set[Phase]) -> None:
+    assert phases_of(given) == phases
+
+
+@pytest.mark.parametrize(("given", "named"), [("serach", "'serach'"), (["search", "x"], "'x'"), ([3], "3")])
+def test_a_phase_that_there_is_not_is_named_with_those_that_there_are(given: Any, named: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        phases_of(given)
+    assert named in caught.value.message and "search, confirm" in caught.value.message
 
 
 @pytest.mark.parametrize(

@@ -170,7 +170,8 @@ def test_a_run_that_missed_may_have_neither_steps_nor_seconds() -> None:
     [
         (["reached", "1"], "the table lacks the column batch_size: it has 'reached' (runs.csv:1)"),
         ([""], "the table lacks the columns batch_size, reached: it has none (runs.csv:1)"),
-        (["batch_size;reached", "8;1"], "unknown column 'batch_size;reached'"),
+        (["batch_size;reached", "8;1"], "separated by ';'; they must be separated by commas (runs.csv:1)"),
+        (["batch_size\treached", "8\t1"], "separated by '\\t'; they must be separated by commas (runs.csv:1)"),
         (["batch_size,reached"], "no runs: runs.csv has no row under its header"),
         (["batch_size,reached,seed,seed", "8,1,1,1"], "the column 'seed' stands 2 times (runs.csv:1)"),
         (["batch_size,reached,param.lr,param.learning_rate", "8,1,1,1"], "'param.learning_rate' stands 2 times"),

@@ -249,6 +249,61 @@ def test_what_it_cannot_do_is_said() -> None:
             study.ask({**SPACE, **wrong})
 
 
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"target": math.nan}, "target = nan"),
+        ({"target": math.inf}, "target = inf"),
+        ({"target": "0.9"}, "target = '0.9'"),
+        ({"seconds_per_report_step": 0}, "seconds_per_report_step = 0"),
+        ({"seconds_per_report_step": -1.0}, "seconds_per_report_step = -1.0"),
+        ({"step_seconds": {32: 0.0}}, "step_seconds[32] = 0.0"),
+        ({"step_seconds": {32: math.nan}}, "step_seconds[32] = nan"),
+        ({"step_seconds": {32: -0.1}}, "step_seconds[32] = -0.1"),
+        ({"step_seconds": {0: 0.1}}, "step_seconds: batch size = 0"),
+        ({"step_seconds": {"32": 0.1}}, "step_seconds: batch size = '32'"),
+        ({"default": {"batch_size": 0, "learning_rate": 0.1}}, "batch_size = 0"),
+        ({"default": {"batch_size": 32.5, "learning_rate": 0.1}}, "batch_size = 32.5"),
+        ({"default": {"batch_size": 32, "learning_rate": 0.0}}, "learning_rate = 0.0"),
+        ({"default": {"batch_size": 32, "learning_rate": math.nan}}, "learning_rate = nan"),
+        ({"default": {**DEFAULT, "dropout": math.nan}}, "dropout = nan"),
+        ({"default": {"batchsize": 32, "learning_rate": 0.1}}, "batchsize"),
+        ({"goal": "max"}, "goal = 'max'"),
+        ({"seed": -1}, "seed = -1"),
+        ({"seed": 1.5}, "seed = 1.5"),
+    ],
+)
+def test_a_figure_out_of_its_bounds_is_named(changes: dict[str, Any], named: str) -> None:
+    values = {"target": TARGET, "default": DEFAULT, **changes}
+    with pytest.raises(ValueError, match=r"must be|default has no") as caught:
+        TimeToTargetSampler(values.pop("target"), **values)
+    assert named in str(caught.value)
+
+
+def test_a_parameter_of_the_default_that_the_objective_does_not_suggest_is_named_after_the_first_trial() -> None:
+    def with_momentum(trial: optuna.Trial) -> float:
+        trial.suggest_float("momentum", 0.0, 0.9)
+        return objective(trial)
+
+    study = made(default={**DEFAULT, "momentm": 0.5})
+    with pytest.raises(ValueError, match=r"'momentm'.* did you mean 'momentum'"):
+        study.optimize(with_momentum, n_trials=2)
+    assert len(study.get_trials(states=[OptunaState.COMPLETE])) == 1
+    made(default={**DEFAULT, "momentum": 0.5}).optimize(with_momentum, n_trials=2)
+
+
+def test_a_first_trial_that_is_not_the_default_says_nothing_of_its_parameters() -> None:
+    def conditional(trial: optuna.Trial) -> float:
+        if trial.suggest_categorical("optimizer", ["sgd", "adam"]) == "sgd":
+            trial.suggest_float("momentum", 0.0, 0.9)
+        return objective(trial)
+
+    study = made(default={**DEFAULT, "optimizer": "sgd", "momentum": 0.9})
+    study.enqueue_trial({"optimizer": "adam"})
+    study.optimize(conditional, n_trials=3)
+    assert len(study.trials) == 3
+
+
 def test_the_example_of_its_docstring_runs() -> None:
     text = TimeToTargetSampler.__doc__ or ""
     example = text[text.index("        import math") : text.index("    The study minimises")]

@@ -85,7 +85,23 @@ def test_draws_with_one_winner_are_one_observation() -> None:
     ratios = [1.0] * 20 + [2.0] * 20
     low, high = ends(summarize(draws(*ratios)))
     assert high - low < 0.4
-    assert ends(summarize(draws(*ratios, best=[1.0] * 20 + [2.0] * 20))) == (0.0, 1.0)
+    assert ends(summarize(draws(*ratios, best=[1.0] * 20 + [2.0] * 20))) == pytest.approx((0.0, 1.0), abs=0.05)
+
+
+@pytest.mark.parametrize(("ratio", "rate"), [(1.0, 0.0), (2.0, 1.0)])
+@pytest.mark.parametrize("winners", [2, 10, 40])
+def test_a_rate_of_none_or_all_has_the_binomial_interval_of_as_many_draws_as_there_are_winners(
+    ratio: float, rate: float, winners: int
+) -> None:
+    found = summarize(draws(*[ratio] * 40, best=[float(index % winners) for index in range(40)]))
+    assert found.miss_rate.mean == rate
+    reach = 1 - 0.025 ** (1 / winners)  # Clopper & Pearson of 0 in n: (1 - p)^n = 0.025
+    assert ends(found) == pytest.approx((0.0, reach) if rate == 0 else (1 - reach, 1.0))
+
+
+def test_the_interval_of_a_rate_is_binomial_where_every_draw_has_its_own_winner() -> None:
+    low, high = ends(summarize(draws(*[1.0] * 30 + [2.0] * 10)))
+    assert (low, high) == pytest.approx((0.127, 0.412), abs=0.02)  # Clopper & Pearson of 10 in 40
 
 
 def test_a_table_with_one_winner_gives_no_interval() -> None:

@@ -4,6 +4,7 @@ import math
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,11 +13,11 @@ import torch
 from torch import nn
 
 from bssearch.errors import UsageError, WorkloadError
-from bssearch.records import Configuration
+from bssearch.records import Configuration, TrialState
 from bssearch.training.computation import Computation
 from bssearch.training.trainer import Trainer, warm_up
-from bssearch.workloads.base import WeightedLoss, Workload
-from tests.training.toys import CPU, Toy, configuration, on_cpu, toy_data
+from bssearch.workloads.base import Data, Part, WeightedLoss, Workload
+from tests.training.toys import CPU, Run, Toy, configuration, on_cpu, request, toy_data
 
 
 def trainer_of(trial_configuration: Configuration, workload: Any = None, seed: int = 3) -> Trainer:
@@ -134,6 +135,58 @@ def test_the_warm_up_takes_samples_that_there_are() -> None:
             return super().loss(model, inputs, targets, **settings)
 
     warm_up(Choosy(), configuration(20), data, on_cpu(), "accuracy", 0)
+
+
+class Ragged(Toy):
+    """Sequences padded with zeros, cut to the longest of their batch; a batch of padding alone is an error."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.batches: list[torch.Tensor] = []
+
+    def loss(self, model: Any, inputs: torch.Tensor, targets: torch.Tensor, **settings: Any) -> Any:
+        lengths = (inputs != 0).sum(1)
+        assert int(lengths.max()) > 0, "nothing but padding"
+        self.batches.append(inputs.clone())
+        shortened = inputs[:, : int(lengths.max())]
+        return super().loss(model, nn.functional.pad(shortened, (0, 6 - shortened.shape[1])), targets, **settings)
+
+
+def sorted_by_length(lengths: list[int]) -> Data:
+    """Return the toy's data, of whose training rows each keeps so many entries; sorted, the shortest come first."""
+    data = toy_data(len(lengths))
+    kept = torch.arange(6)[None, :] < torch.tensor(sorted(lengths))[:, None]
+    return replace(data, train=Part(data.train.inputs * kept, data.train.targets))
+
+
+@pytest.mark.parametrize("placed", ["device", "host"])
+@pytest.mark.parametrize(("size", "micro"), [(20, 20), (20, 5), (100, 50)])
+def test_the_warm_up_meets_the_batches_of_the_trials_own_first_steps(placed: str, size: int, micro: int) -> None:
+    data = sorted_by_length([0] * 20 + [1] * 30 + [6] * 50)
+    divided = configuration(size, micro_batch_size=micro, accumulation_steps=size // micro)
+    computation = on_cpu(data=placed, loader_workers=0)
+    warmed, trained = Ragged(), Ragged()
+    warm_up(warmed, divided, data, computation, "accuracy", seed=3)
+    with Trainer(trained, divided, data.train, computation, seed=3) as trainer:
+        trainer.step()
+        trainer.step()
+    assert len(warmed.batches) == len(trained.batches) == 2 * size // micro
+    assert all(map(torch.equal, warmed.batches, trained.batches))
+
+
+def test_a_training_part_whose_first_rows_are_empty_is_trained() -> None:
+    run = Run(
+        request(configuration(20), target=2.0, train_seconds_limit=0.2), Ragged(), sorted_by_length([0] * 20 + [6] * 80)
+    )
+    assert run.outcome.state is TrialState.EXHAUSTED
+    assert run.outcome.steps > 2
+
+
+def test_a_training_part_smaller_than_the_batch_is_refused_before_any_step() -> None:
+    ragged = Ragged()
+    with pytest.raises(WorkloadError, match="batch_size = 20 must be <= 19"):
+        warm_up(ragged, configuration(20), sorted_by_length([0] * 9 + [6] * 10), on_cpu(), "accuracy", 0)
+    assert ragged.batches == []
 
 
 def test_a_loss_that_is_weighted_only_at_times_is_refused() -> None:

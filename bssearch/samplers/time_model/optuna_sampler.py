@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import math
+import numbers
 import statistics
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal, cast
@@ -28,6 +30,9 @@ NEEDED = frozenset({BATCH_SIZE, LEARNING_RATE})
 
 MOST_VALUES = 16
 """A choice: integers are choices up to so many, of more they are a range; batch sizes then a ladder of doublings."""
+
+LARGEST_SEED = 2**32 - 1
+"""The largest seed of NumPy's generators, which Optuna's random sampler has."""
 
 TELLING = (OptunaState.COMPLETE, OptunaState.PRUNED, OptunaState.FAIL, OptunaState.RUNNING)
 
@@ -71,6 +76,9 @@ class TimeToTargetSampler(optuna.samplers.BaseSampler):
     sizes are known, a step is taken for half fixed, half in proportion, at the middle of the batch sizes.
 
     The same seed and the same trials make the same choices, in a study without ``n_jobs``.
+
+    Raises `ValueError` naming what is out of its bounds, and, once the default has run, a parameter of it that the
+    objective does not suggest.
     """
 
     def __init__(
@@ -83,8 +91,16 @@ class TimeToTargetSampler(optuna.samplers.BaseSampler):
         seconds_per_report_step: float = 1e-3,
         seed: int | None = None,
     ) -> None:
-        if missing := sorted(NEEDED - set(default)):
-            raise ValueError(f"default has no {' and no '.join(missing)}")
+        _check_default(default)
+        for size, seconds in (step_seconds or {}).items():
+            _check_whole("step_seconds: batch size", size, low=1)
+            _check_number(f"step_seconds[{size}]", seconds, above=0.0)
+        _check_number("target", target)
+        _check_number("seconds_per_report_step", seconds_per_report_step, above=0.0)
+        if goal not in set(Goal):
+            raise ValueError(f"goal = {goal!r} must be {' or '.join(Goal)}")
+        if seed is not None:
+            _check_whole("seed", seed, low=0, high=LARGEST_SEED)
         self._target = Target(metric="metric", value=target, goal=Goal(goal))
         self._default = dict(default)
         self._step_seconds = dict(step_seconds or {})
@@ -102,6 +118,7 @@ class TimeToTargetSampler(optuna.samplers.BaseSampler):
         if len(study.directions) != 1 or study.direction is not optuna.study.StudyDirection.MINIMIZE:
             raise ValueError("TimeToTargetSampler minimises seconds: the study's direction must be minimize")
         others = [one for one in self._others(study, trial) if set(one.distributions) >= NEEDED]
+        self._check_names(others)
         newest = max(others, key=lambda one: (one.state.is_finished(), one.number), default=None)
         return {} if newest is None else dict(newest.distributions)
 
@@ -136,6 +153,17 @@ class TimeToTargetSampler(optuna.samplers.BaseSampler):
             return value
         return self._independent.sample_independent(study, trial, param_name, param_distribution)
 
+    def _check_names(self, others: list[FrozenTrial]) -> None:
+        """Raise `ValueError` for a parameter of the default that the trial which ran the default did not suggest."""
+        first = next((one for one in others if one.number == 0 and one.state is OptunaState.COMPLETE), None)
+        if first is None or any(self._default.get(name, value) != value for name, value in first.params.items()):
+            return  # another sampler's, or enqueued: what it did not suggest the default may
+        for name in self._default:
+            if name not in first.params:
+                near = difflib.get_close_matches(name, first.params, n=1)
+                advice = f"did you mean {near[0]!r}?" if near else f"it suggests {', '.join(first.params)}"
+                raise ValueError(f"default has {name!r}, which the objective does not suggest; {advice}")
+
     def _others(self, study: optuna.Study, trial: FrozenTrial) -> list[FrozenTrial]:
         return [one for one in study.get_trials(deepcopy=False, states=TELLING) if one.number != trial.number]
 
@@ -160,6 +188,33 @@ class TimeToTargetSampler(optuna.samplers.BaseSampler):
             middle = math.sqrt(batch_sizes[0] * batch_sizes[-1])
             known = {size: 1 + size / middle for size in batch_sizes}
         return StepTimes(sorted(known), known.__getitem__)
+
+
+def _check_default(default: Mapping[str, ParameterValue]) -> None:
+    """Raise `ValueError` where the default lacks what is needed, or holds what no trial can run."""
+    if missing := sorted(NEEDED - set(default)):
+        raise ValueError(f"default has no {' and no '.join(missing)}; it has {', '.join(default) or 'nothing'}")
+    _check_whole(f"default: {BATCH_SIZE}", default[BATCH_SIZE], low=1)
+    _check_number(f"default: {LEARNING_RATE}", default[LEARNING_RATE], above=0.0)
+    for name, value in default.items():
+        if isinstance(value, float):
+            _check_number(f"default: {name}", value)
+
+
+def _check_whole(name: str, value: object, *, low: int, high: int | None = None) -> None:
+    """Raise `ValueError` where a value is no whole number within its bounds."""
+    is_whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    if not is_whole or cast(int, value) < low or (high is not None and cast(int, value) > high):
+        bound = f">= {low}" if high is None else f"in [{low}, {high}]"
+        raise ValueError(f"{name} = {value!r} must be a whole number {bound}")
+
+
+def _check_number(name: str, value: object, *, above: float = -math.inf) -> None:
+    """Raise `ValueError` where a value is no finite number above a bound."""
+    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    if not (is_number and math.isfinite(cast(float, value)) and cast(float, value) > above):
+        bound = "" if above == -math.inf else f" > {above:g}"
+        raise ValueError(f"{name} = {value!r} must be a finite number{bound}")
 
 
 def _shown(trials: list[FrozenTrial], seconds_per_report_step: float) -> dict[int, float]:
