@@ -85,27 +85,19 @@ def test_trials_of_another_optimizer_say_nothing() -> None:
 
 
 def test_a_trial_that_missed_the_target_for_long_shows_that_the_valley_is_steep() -> None:
-    rates = {size: tuple(0.1 * (size / 32) ** 0.5 * factor for factor in (0.7, 1.0)) for size in SIZES}
-    trials = search(rates)
+    bottom = {size: 0.1 * (size / 32) ** 0.5 for size in SIZES}
+    rates = {size: (bottom[size], 1.1 * bottom[size], 1.2 * bottom[size]) for size in SIZES}
+    rates[64] = (2 * bottom[64], 2.1 * bottom[64])
+    trials = search(rates, noise=0.05)
     watched = [
         make_trial(
             300 + size,
             batch_size=size,
-            learning_rate=0.8 * (size / 32) ** 0.5,
+            learning_rate=4 * bottom[size],
             state=TrialState.CAPPED,
-            seconds=4 * seconds(size, 0.1 * (size / 32) ** 0.5),
-            last_miss_step=100,
+            seconds=5 * seconds(size, bottom[size]),
         )
         for size in SIZES
     ]
     verdict = verdict_over(trials)
-    off = replace(
-        verdict,
-        by_batch={
-            size: replace(
-                one, configuration=replace(one.configuration, learning_rate=one.configuration.learning_rate * 4)
-            )
-            for size, one in verdict.by_batch.items()
-        },
-    )
-    assert mean_heights([*trials, *watched], off)[32] > mean_heights(trials, off)[32]
+    assert mean_heights([*trials, *watched], verdict)[64] > 1.5 * mean_heights(trials, verdict)[64]

@@ -5,9 +5,9 @@ the engine of real ones, half on laws drawn at random (S = S_min (1 + B_crit / B
 bottom moves with the batch size, t = α + β·B), the rest on recorded TABLEs with a batch axis, whose truth is a smooth
 model with resampled residuals, so that the winner's own seeds never confirm it.
 
-What goes wrong: seeds differ by 4, 10 or 20 %; the machine is slower or faster in every run by 5 to 30 %, half of which
-the reference kernel sees; in a third of the runs a neighbour takes the processor, which costs up to twice the time;
-step times have the errors of three visits.
+What goes wrong: seeds differ by 4, 10 or 20 %; the machine is slower or faster in every run by 5 to 30 %, which the
+reference kernel sees but for half as much again; in a third of the runs a neighbour takes the processor, which costs up
+to twice the time, that trials do not race by and step times are freed of; step times have the errors of three visits.
 
 Counted over the verdicts that are not called provisional: whether the recommended batch size is within 5 % (10 %) of
 the least true time; over all: whether the 95 % intervals of the optimum's time and of the speed-ups hold the truth, how
@@ -143,13 +143,13 @@ class Machine(VirtualClock):
     def _end(self, number: int, outcome: TrialOutcome) -> None:
         plan = self.trials[number]
         _, pace, wall = self.disturbance(plan.configuration, plan.seed, plan.phase)
-        cpu = outcome.train_seconds / wall
         super()._end(
             number,
             replace(
                 outcome,
                 contended=wall > 1,
-                undelayed_train_seconds=cpu or None,
+                train_seconds=outcome.train_seconds * wall,
+                undelayed_train_seconds=outcome.train_seconds or None,
                 reference_seconds=REFERENCE * math.exp(pace),
             ),
         )
@@ -191,8 +191,8 @@ def study(cases: Sequence[Case], _sampler: str, _pruner: str, index: int) -> tup
             if plan.phase is Phase.SEARCH
             else case.fresh_run(space.point_of(plan.configuration), plan.seed)
         )
-        slow, _, wall = clock.disturbance(plan.configuration, plan.seed, plan.phase)
-        return replace(stretched(run, math.exp(slow) * wall), steps=run.steps, limit=run.limit)
+        slow, _, _ = clock.disturbance(plan.configuration, plan.seed, plan.phase)
+        return replace(stretched(run, math.exp(slow)), steps=run.steps, limit=run.limit)
 
     probes = measured_probes(case.space, between, rng)
     clock = Machine(engine, rows, probes=probes, charged=probes_cost(probes), between=between, seed=seed)
