@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import json
 import math
+import random
 import shutil
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from bssearch.analysis.optimum import Candidate
 from bssearch.analysis.time_to_target import Estimate
 from bssearch.commands.opening import Launch
 from bssearch.commands.run import run_study
 from bssearch.errors import InterruptedRunError, LaunchError, UsageError
-from bssearch.executors.base import Event
+from bssearch.executors.base import Ended, Event
 from bssearch.records import Configuration
 from bssearch.search.finding import compute_answer
 from bssearch.step_times import PooledStepTime
 from bssearch.storage.repository import open_store
-from tests.factories import make_spec
+from tests.factories import make_spec, make_trial
 from tests.frozen import (
     LIMITS,
     Results,
@@ -32,7 +35,7 @@ from tests.frozen import (
     read_configurations,
     remeasure,
 )
-from tests.search.law import LawExecutor
+from tests.search.law import LawExecutor, step_seconds
 
 SPEC = make_spec(budget={"trials": 16, "trial_train_seconds": 10.0}, confirm={"top": 2, "runs": 3})
 
@@ -41,11 +44,37 @@ def url_in(folder: Path) -> str:
     return f"sqlite:///{folder / 'study.db'}"
 
 
+class SharedCore(LawExecutor):
+    """Ends trials by the law on a core that others share: seeds differ, and so does the pace of the core meanwhile."""
+
+    def events(self, timeout: float) -> list[Event]:
+        request = self.running[0] if self.running else None
+        found = super().events(timeout)
+        if request is None or not isinstance(found[-1], Ended):
+            return found
+        rng, outcome = random.Random(request.seed), found[-1].outcome
+        if outcome.steps_to_target is None:
+            return found
+        steps = round(outcome.steps_to_target * math.exp(rng.gauss(0, 0.1)))
+        seconds = steps * step_seconds(request.configuration.batch_size) * math.exp(pace := rng.gauss(0, 0.3))
+        outcome = replace(
+            outcome,
+            steps=steps,
+            steps_to_target=steps,
+            train_seconds=seconds,
+            wall_seconds=seconds,
+            time_to_target_s=seconds,
+            undelayed_train_seconds=0.9 * seconds,
+            reference_seconds=1e-4 * math.exp(pace),
+        )
+        return [*found[:-1], Ended(request.number, outcome)]
+
+
 @pytest.fixture(scope="module")
 def searched(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a study that has ended."""
     folder = tmp_path_factory.mktemp("searched")
-    run_study(SPEC, db=url_in(folder), make_executor=lambda *_: LawExecutor())
+    run_study(SPEC, db=url_in(folder), make_executor=lambda *_: SharedCore())
     return folder
 
 
@@ -56,6 +85,7 @@ def frozen_of(searched: Path) -> list[Configuration]:
 def test_the_times_are_those_of_the_answer(searched: Path, tmp_path: Path) -> None:
     shutil.copy(searched / "study.db", tmp_path)
     chosen = best_of_each_batch_size(confirmed(url_in(tmp_path), "toy"))
+    assert all(one.time.basis == "steps_x_step_time" for one in chosen)
     with open_store(url_in(tmp_path), write=False) as store:
         rows = {row.batch_size: row for row in compute_answer(store, "toy").batches if row.confirmed}
     assert len(rows) >= 3
@@ -64,6 +94,17 @@ def test_the_times_are_those_of_the_answer(searched: Path, tmp_path: Path) -> No
         time = rows[one.configuration.batch_size].time_to_target_s
         assert time is not None
         assert (one.time.median, one.time.low, one.time.high) == (time.median, time.low, time.high)
+
+
+def test_the_best_of_a_batch_size_is_the_first_that_has_an_interval() -> None:
+    once, often, later = (
+        Candidate(trials[0].configuration, tuple(trials))
+        for trials in (
+            [make_trial(1, learning_rate=rate, seconds=seconds, seed=seed) for seed in range(runs)]
+            for rate, seconds, runs in ((0.1, 1.0, 1), (0.2, 2.0, 3), (0.3, 3.0, 3))
+        )
+    )
+    assert best_of_each_batch_size([once, often, later]) == [often]
 
 
 def test_frozen_configurations_run_with_fresh_seeds_seed_by_seed(searched: Path, tmp_path: Path) -> None:

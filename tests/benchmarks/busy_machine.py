@@ -252,7 +252,8 @@ def main(arguments: argparse.Namespace) -> int:
         spec = load_spec(path, arguments.overrides)
         given: Path | None = arguments.configurations
         settings = {
-            "spec": spec.model_dump(mode="json"),
+            "study": arguments.study,
+            "set": arguments.overrides,
             "runs": arguments.runs,
             "configurations": None if given is None else str(given.resolve()),
             "tolerance": arguments.tolerance,
