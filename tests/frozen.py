@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -78,6 +79,29 @@ def ratio(numerator: Estimate, denominator: Estimate) -> Ratio | None:
     value = numerator.median / denominator.median
     low, high = min(interval[0], value), max(interval[1], value)
     return Ratio(value, low * math.exp(-_excess(numerator)), high * math.exp(_excess(denominator)), low, high)
+
+
+def coverage_document(ratios: Sequence[Ratio | None]) -> dict[str, Any]:
+    """Return how many of some ratios cover 1, those of which a run missed not, and the median of high over low."""
+    known = [one for one in ratios if one is not None]
+    return {
+        "of": len(ratios),
+        "held": sum(one.covers_one for one in known),
+        "held_bare": sum(one.covers_one_bare for one in known),
+        "width": statistics.median(one.high / one.low for one in known) if known else None,
+        "width_bare": statistics.median(one.bare_high / one.bare_low for one in known) if known else None,
+    }
+
+
+def coverage_text(document: Mapping[str, Any]) -> str:
+    """Return the sentence of a `coverage_document`."""
+    said = f"{document['held']} of {document['of']} intervals cover 1"
+    if document["width"] is None:
+        return said
+    return (
+        f"{said}, in the median {document['width']:.2f} × from end to end; {document['held_bare']} do, with "
+        f"{document['width_bare']:.2f} ×, without what other work may have left in a step time"
+    )
 
 
 def _excess(known: Estimate) -> float:

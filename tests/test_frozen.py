@@ -28,6 +28,7 @@ from tests.frozen import (
     Results,
     best_of_each_batch_size,
     confirmed,
+    coverage_document,
     documents_of,
     identity,
     is_as_nominal,
@@ -184,6 +185,14 @@ def test_what_other_work_left_in_a_step_time_widens_its_own_side_alone() -> None
 def test_there_is_no_ratio_without_an_interval() -> None:
     assert ratio(estimate_of(1.0, low=None), estimate_of(1.0)) is None
     assert ratio(estimate_of(1.0), estimate_of(1.0, low=None)) is None
+
+
+def test_a_ratio_that_is_not_known_covers_nothing() -> None:
+    known = [ratio(estimate_of(1.3, excess=excess), estimate_of(1.0)) for excess in (0.0, 0.4)]
+    counted = coverage_document([*known, None])
+    assert (counted["of"], counted["held"], counted["held_bare"]) == (3, 1, 0)
+    assert counted["width"] == pytest.approx(counted["width_bare"] * (1 + math.exp(0.4)) / 2)
+    assert coverage_document([None])["width"] is None
 
 
 @pytest.mark.parametrize(("held", "count", "expected"), [(8, 8, True), (6, 8, True), (5, 8, False), (0, 0, True)])
