@@ -1,9 +1,10 @@
 """Whether a study that ran beside a busy process gives the same answer once its steps are timed again, alone.
 
-Run as ``python tests/benchmarks/table_task.py``: some minutes. The task is a made-up table of 20,000 rows and 40
-columns: a row's class is the sign of a sum of four products of two hidden directions, and 7 labels in 100 are wrong, so
-that no more than 93 % can be had. A perceptron with AdamW is to get 82 % of the validation rows right, at batch 16 to
-2048: one to some thousand steps at batch 16, some dozens at 2048. Workload and spec are written into ``--folder``.
+Run as ``python tests/benchmarks/table_task.py``: some minutes. The task is a made-up table of 20,000 rows and 20
+columns: a row's class is the sign of a sum of two products of three hidden directions each, and 3 labels in 100 are
+wrong, so that no more than 97 % can be had. A perceptron with AdamW is to get 82 % of the validation rows right, at
+batch 16 to 2048: a thousand steps or more at batch 16, some dozens at 2048. Workload and spec are written into
+``--folder``.
 
 There ``bssearch run`` runs beside a process that multiplies matrices and prints the answer; then come ``bssearch probe
 step-time``, without that process, and ``bssearch best``. Bar: the batch size that each answer recommends lies in the
@@ -34,7 +35,7 @@ from torch.nn import functional
 
 import bssearch
 
-ROWS, COLUMNS, PRODUCTS, WRONG = 20_000, 40, 4, 0.07
+ROWS, COLUMNS, PRODUCTS, FACTORS, WRONG = 20_000, 20, 2, 3, 0.03
 
 
 class Table:
@@ -46,8 +47,8 @@ class Table:
         rng = np.random.default_rng(0)
         columns = rng.standard_normal((ROWS, COLUMNS))
         directions, _ = np.linalg.qr(rng.standard_normal((COLUMNS, COLUMNS)))
-        hidden = (columns @ directions)[:, : 2 * PRODUCTS]
-        classes = (hidden[:, ::2] * hidden[:, 1::2]).sum(1) > 0
+        hidden = (columns @ directions)[:, : PRODUCTS * FACTORS].reshape(ROWS, PRODUCTS, FACTORS)
+        classes = hidden.prod(2).sum(1) > 0
         classes ^= rng.random(ROWS) < WRONG
         inputs = torch.from_numpy(columns.astype(np.float32)).to(device)
         targets = torch.from_numpy(classes.astype(np.int64)).to(device)
@@ -77,7 +78,7 @@ workload: {NAME}.py:Table
 target: {{metric: accuracy, value: 0.82, goal: maximize}}
 space:
   batch_size: {{low: 16, high: 2048}}
-  learning_rate: {{reference_batch: 64, low: 0.0002, high: 0.003, rule: sqrt}}
+  learning_rate: {{reference_batch: 64, low: 0.0005, high: 0.01, rule: sqrt}}
   weight_decay: [0.01, 0.1]
   optimizer: {{name: adamw, beta1: 0.9, beta2: 0.999}}
 default: {{batch_size: 1024, learning_rate: 0.004, weight_decay: 0.01}}
