@@ -1,0 +1,48 @@
+"""The bars of the benchmarks that judge single studies."""
+
+from __future__ import annotations
+
+import pytest
+
+from bssearch.analysis.answer import Answer
+from tests.benchmarks.reconfirmation import meets_bar
+from tests.benchmarks.table_task import disagreements
+from tests.documents import ROOT
+
+DIGITS = Answer.model_validate_json((ROOT / "tests" / "data" / "digits.best.json").read_text())
+
+
+@pytest.mark.parametrize(
+    ("held", "count", "is_met"), [(13, 15, True), (12, 15, False), (9, 10, True), (8, 10, False), (0, 0, False)]
+)
+def test_thirteen_of_fifteen_or_as_large_a_share(held: int, count: int, is_met: bool) -> None:
+    assert meets_bar(held, count) is is_met
+
+
+def answer_with(flat: list[int], batch_size: int, time: tuple[float, float] | None) -> Answer:
+    known = DIGITS.optimal.time_to_target_s
+    assert known is not None
+    changed = None if time is None else known.model_copy(update={"low": time[0], "high": time[1]})
+    optimal = DIGITS.optimal.model_copy(update={"batch_size": batch_size, "time_to_target_s": changed})
+    return DIGITS.model_copy(update={"flat_range": flat, "optimal": optimal})
+
+
+FIRST = answer_with([64, 256], 128, (1.0, 2.0))
+
+
+@pytest.mark.parametrize(
+    ("other", "count"),
+    [
+        (FIRST, 0),
+        (answer_with([128, 256], 256, (1.9, 3.0)), 0),
+        (answer_with([256, 512], 256, (1.9, 3.0)), 1),
+        (answer_with([64, 512], 512, (1.9, 3.0)), 1),
+        (answer_with([512, 512], 512, (1.9, 3.0)), 2),
+        (answer_with([64, 256], 128, (2.1, 3.0)), 1),
+        (answer_with([64, 256], 128, (0.5, 0.9)), 1),
+        (answer_with([64, 256], 128, None), 1),
+    ],
+)
+def test_answers_agree_within_each_others_flat_range_and_interval(other: Answer, count: int) -> None:
+    assert len(disagreements(FIRST, other)) == count
+    assert len(disagreements(other, FIRST)) == count
