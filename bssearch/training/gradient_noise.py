@@ -297,7 +297,7 @@ class NoiseMeter:
         """Return whether the trial's own seconds pay for a pass, or those of the process for its first one."""
         seconds = self._expected_seconds(small_batches, train_seconds)
         is_within_own_share = self._spent + seconds <= NOISE_SHARE * train_seconds
-        return 0 < seconds and self._budget.affords(seconds) and (is_within_own_share or not self._made)
+        return seconds > 0 and self._budget.affords(seconds) and (is_within_own_share or not self._made)
 
     def _expected_seconds(self, small_batches: int, train_seconds: float) -> float:
         """Return what a pass took in this trial on average, what the last of its shape took, or at most takes."""

@@ -61,15 +61,17 @@ class PeakMemoryMeter(Protocol):
 
     basis: ClassVar[MemoryBasis]
 
-    def start(self) -> None: ...
+    def start(self) -> None:
+        """Count from what is held now."""
 
-    def restart(self) -> None: ...
+    def restart(self) -> None:
+        """Forget the peak so far."""
 
     def peak_bytes(self) -> int | None:
         """Return the peak since the last start or restart, None before any."""
-        ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """End what measures."""
 
 
 def peak_memory_meter(device: torch.device, clear_refs: Path = CLEAR_REFS) -> PeakMemoryMeter:
@@ -86,7 +88,7 @@ def peak_memory_meter(device: torch.device, clear_refs: Path = CLEAR_REFS) -> Pe
 class DeviceMemoryMeter:
     """What tensors held on a GPU."""
 
-    basis = MemoryBasis.DEVICE
+    basis: ClassVar[MemoryBasis] = MemoryBasis.DEVICE
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -106,13 +108,13 @@ class DeviceMemoryMeter:
 
 
 class ResidentMemoryMeter:
-    """How far this process's resident set grew, by the kernel's high-water mark, which is reset (proc_pid_clear_refs(5)).
+    """How far this process's resident set grew: the kernel's high-water mark, which is reset (proc_pid_clear_refs(5)).
 
     What earlier trials have freed is given back to the system first: else a trial would take it again unseen, and the
     second of two alike would seem to need nothing.
     """
 
-    basis = MemoryBasis.RESIDENT
+    basis: ClassVar[MemoryBasis] = MemoryBasis.RESIDENT
 
     def __init__(self) -> None:
         self._from: int | None = None
@@ -139,7 +141,7 @@ class ResidentMemoryMeter:
 class SampledMemoryMeter:
     """How far this process's resident set grew, from samples that a thread takes every `SAMPLING_SECONDS`."""
 
-    basis = MemoryBasis.RESIDENT_SAMPLED
+    basis: ClassVar[MemoryBasis] = MemoryBasis.RESIDENT_SAMPLED
 
     def __init__(self) -> None:
         self._process = psutil.Process()
