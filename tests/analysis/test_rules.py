@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from bssearch.analysis.answer import Answer, CriticalBatch, FinalMetrics, Fit, Gap, Generalisation
+from bssearch.analysis.answer import Answer, CriticalBatch, Fit
+from bssearch.analysis.final_metrics import FinalMetrics, Gap, Generalisation
 from bssearch.analysis.measured import NoiseAnswer
 from bssearch.analysis.report import build_answer
 from bssearch.analysis.rules.audit import Audit, RuleFinding, audit

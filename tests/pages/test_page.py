@@ -18,7 +18,8 @@ from typing import Any
 import pytest
 import yaml
 
-from bssearch.analysis.answer import FinalMetrics, Gap, Generalisation, Notice
+from bssearch.analysis.answer import Notice
+from bssearch.analysis.final_metrics import FinalMetrics, Gap, Generalisation
 from bssearch.analysis.headline import headline
 from bssearch.analysis.report import build_answer
 from bssearch.errors import UsageError

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from pydantic import BaseModel, ConfigDict
 
-from bssearch.analysis.answer import Answer, Parameters, parameters_of
+from bssearch.analysis.answer import Answer, parameters_of
 from bssearch.analysis.baseline import default_configuration
 from bssearch.analysis.objectives.base import objective_of
 from bssearch.analysis.objectives.seconds import StepSeconds, step_seconds_of
@@ -22,6 +22,7 @@ from bssearch.analysis.rules.rule_evidence import (
     about_noise_scale,
     command,
 )
+from bssearch.analysis.shape import Parameters
 from bssearch.intervals import student_t
 from bssearch.records import Configuration, Phase, StepTime, TrialRecord, TrialState
 from bssearch.space import UNKNOWN, MemoryBoundary

@@ -6,7 +6,8 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
-from bssearch.analysis.answer import Answer, CriticalBatch, FinalMetrics
+from bssearch.analysis.answer import Answer, CriticalBatch
+from bssearch.analysis.final_metrics import FinalMetrics
 from bssearch.analysis.measured import NoiseAnswer
 from bssearch.analysis.objectives.seconds import StepSeconds
 from bssearch.analysis.optimum import Candidate
