@@ -93,6 +93,7 @@ def batch_rows(
                 trials=len(finished),
                 reached=sum(trial.state is TrialState.REACHED for trial in finished),
                 step_time_s=step_seconds,
+                samples_per_s=None if step_seconds is None else size / step_seconds,
                 regime=None if slope is None else slope.regime,
                 slope=None if slope is None else StepsSlope(value=slope.value, low=slope.low, high=slope.high),
                 untuned=bool(reasons),
@@ -154,7 +155,7 @@ def _of_candidate(candidate: Candidate | None, steps: float | None, step_seconds
     if candidate is None:
         empty = (
             "best time_to_target_s lower_bound_s steps_to_target final_metric micro_batch_size objective_value "
-            "objective_lower_bound steps_x_step_time_s samples_to_target samples_per_s peak_memory_bytes energy_joules "
+            "objective_lower_bound steps_x_step_time_s samples_to_target peak_memory_bytes energy_joules "
             "restricted"
         )
         return {**dict.fromkeys(empty.split()), "confirmed": False}
@@ -173,7 +174,6 @@ def _of_candidate(candidate: Candidate | None, steps: float | None, step_seconds
         "objective_lower_bound": bound_of(candidate),
         "steps_x_step_time_s": None if steps is None or step_seconds is None else steps * step_seconds,
         "samples_to_target": None if steps is None else steps * size,
-        "samples_per_s": None if step_seconds is None else size / step_seconds,
         "peak_memory_bytes": peak,
         "peak_memory_basis": basis,
         "generalisation": over_seeds(candidate.runs),

@@ -110,15 +110,16 @@ def _in_exchange(best: Batch, row: Batch, own: str, noun: str) -> str:
 
 
 def trade_off_rows(answer: Answer) -> tuple[list[str], list[list[str]]]:
-    """Return what each batch size takes and comes to, for people: headings and rows, one of each batch size that ran.
+    """Return what each batch size takes and comes to, for people: headings and rows, one of each batch size that
+    reached the target.
 
-    A column in which nothing is known is left out, and so is the whole table where besides samples nothing is.
+    A column in which nothing is known is left out, and so is the whole table where besides time and samples nothing is.
     """
-    rows = [row for row in answer.batches if row.best is not None]
+    rows = _shown(answer)
     known = {
         heading: cells for heading, shown in _columns(answer).items() if any(cells := [shown(row) for row in rows])
     }
-    if not known.keys() - {"samples"}:
+    if not known.keys() - {"time", "samples"}:
         return [], []
     lines = zip(*known.values(), strict=True)
     return ["batch", *known], [
@@ -126,9 +127,14 @@ def trade_off_rows(answer: Answer) -> tuple[list[str], list[list[str]]]:
     ]
 
 
+def _shown(answer: Answer) -> list[Batch]:
+    """Return the batch sizes at which a run reached the target."""
+    return [row for row in answer.batches if row.best is not None]
+
+
 def _columns(answer: Answer) -> dict[str, Callable[[Batch], str]]:
     """Return the columns of the table, each with what it shows of a batch size; nothing where that is not known."""
-    parts = {row.generalisation.part for row in answer.batches if row.generalisation is not None}
+    parts = {row.generalisation.part for row in _shown(answer) if row.generalisation is not None}
 
     def metric(part: str) -> Callable[[Batch], str]:
         return lambda row: (
@@ -138,6 +144,7 @@ def _columns(answer: Answer) -> dict[str, Callable[[Batch], str]]:
         )
 
     return {
+        "time": lambda row: "" if row.time_to_target_s is None else f"{number(row.time_to_target_s.median)} s",
         "samples": lambda row: "" if row.samples_to_target is None else number(row.samples_to_target),
         "energy": lambda row: "" if row.energy_joules is None else f"{number(row.energy_joules)} J",
         "peak memory": lambda row: "" if row.peak_memory_bytes is None else memory(row.peak_memory_bytes),
@@ -152,8 +159,9 @@ def _columns(answer: Answer) -> dict[str, Callable[[Batch], str]]:
 
 def about_columns(answer: Answer) -> list[str]:
     """Return a sentence on each column of `trade_off_rows` that needs one: what is measured, and at what point."""
-    bases = {row.peak_memory_basis for row in answer.batches if row.peak_memory_basis is not None}
-    parts = {row.generalisation.part for row in answer.batches if row.generalisation is not None}
+    rows = _shown(answer)
+    bases = {row.peak_memory_basis for row in rows if row.peak_memory_basis is not None}
+    parts = {row.generalisation.part for row in rows if row.generalisation is not None}
     said = []
     if MemoryBasis.DEVICE in bases:
         said.append("Peak memory: the most that tensors held on the device.")
@@ -164,6 +172,6 @@ def about_columns(answer: Answer) -> list[str]:
         said.append("Test metric: on samples that neither trained nor stopped a run, at its end; ± is over seeds.")
     if "validation" in parts:
         said.append("Validation metric: the best of a run, on the samples that end it at the target; ± is over seeds.")
-    if any(row.noise_scale is not None for row in answer.batches):
+    if any(row.noise_scale is not None for row in rows):
         said.append("Noise scale: of the gradient near the target, in samples, over all trials of the batch size.")
     return said

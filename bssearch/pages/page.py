@@ -115,7 +115,19 @@ def _curves(picture: StudyPicture) -> Section:
         text="The best run of each batch size; dotted where none reached the target.",
         absent="Not shown: the runs have no stored evaluations.",
         figures=_drawn(curves=trial_plots.curves_figure(picture.answer, picture.curves)),
+        notes=_about_seconds(picture.answer),
     )
+
+
+def _about_seconds(answer: Answer) -> list[str]:
+    """Return why curves end at other seconds than the times above, where they do."""
+    times = [row.time_to_target_s for row in answer.batches]
+    if all(time is None or time.basis == "measured" for time in times):
+        return []
+    return [
+        "In seconds as they passed, while something else used the device; the times to the target above are steps × "
+        "step time, without that."
+    ]
 
 
 def _front(picture: StudyPicture) -> Section:
@@ -236,7 +248,7 @@ def _about_law(fit: Fit | None) -> list[str]:
             f"With the batch sizes that are not well tuned B_crit is {number(fit.including_untuned.b_crit.estimate)}."
         )
     if fit.noise_scale_ratio is not None:
-        parts.append(f"The gradient noise scale is {number(fit.noise_scale_ratio)} of B_crit.")
+        parts.append(f"The gradient noise scale is {number(fit.noise_scale_ratio)} times B_crit.")
     return [" ".join(parts)]
 
 
@@ -293,7 +305,8 @@ def _regime(row: Batch) -> str | None:
     slope = row.slope
     if slope is None or slope.low is None or slope.high is None:
         return row.regime
-    return f"{row.regime} (slope {slope.value:.2f} [{slope.low:.2f}, {slope.high:.2f}])"
+    figures = f"{slope.value:.2f} [{slope.low:.2f}, {slope.high:.2f}]"
+    return f"{row.regime} (slope {figures.replace('-', '−')})"  # at a hyphen a line may break
 
 
 def _cells(answer: Answer, row: Batch) -> list[str]:

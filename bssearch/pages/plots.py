@@ -119,6 +119,7 @@ def front_figure(answer: Answer, *, priced: bool) -> Figure | None:
             "text": [str(one.batch_size) for one in points],
             "textposition": position,
             "textfont": {"color": INK},
+            "cliponaxis": False,
             "marker": marker,
             "line": {"color": ACCENT, "width": 1.5, "shape": "hv"},
             "hovertemplate": "batch %{text}<br>%{x:.4~g} s, cost %{y:.4~s}<extra></extra>",
@@ -144,7 +145,7 @@ def front_figure(answer: Answer, *, priced: bool) -> Figure | None:
         )
     seconds, costs = [one.time_to_target_s for one in answer.front], [one.cost for one in answer.front]
     cost = "price" if priced else "training samples"
-    x = value_axis("train seconds to the target", seconds, log=True)
+    x = value_axis("train seconds to the target", seconds, log=True, room=2 * PADDING)
     return framed(data, x, value_axis(f"{cost} to the target", costs, log=True, room=2 * PADDING))
 
 
