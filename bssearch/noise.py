@@ -39,6 +39,9 @@ from bssearch.records import GradientNoise
 FEWEST_PASSES = 8
 """With fewer, an interval would rest on fewer than four blocks."""
 
+FEWEST_TRIALS = 3
+"""Trials that an interval over trials takes, as many as any interval over seeds: a choice."""
+
 CONFIDENCE = 0.95
 """The share of intervals that hold the scale; the convention, here as in every answer."""
 
@@ -88,13 +91,87 @@ class Interval:
         return (self.high - self.low) / (2 * self.scale) if self.scale > 0 else 0.0
 
 
-def gradient_noise(passes: Sequence[Pass]) -> GradientNoise:
-    """Return what passes say of the noise scale, plain and as Adam sees it; nothing of fewer than `FEWEST_PASSES`."""
-    if len(passes) < FEWEST_PASSES:
+def gradient_noise(passes: Sequence[Pass], seconds: float | None = None) -> GradientNoise:
+    """Return what passes, which took ``seconds``, say of the noise scale, plain and as Adam sees it.
+
+    Of fewer than `FEWEST_PASSES` the mean moments are all there is, of none nothing.
+    """
+    if not passes:
+        return GradientNoise(seconds=seconds)
+    plain = [moments(one, one.plain) for one in passes]
+    adam = [moments(one, one.adam) for one in passes if one.adam is not None]
+    found, preconditioned = (estimate(pairs) if len(pairs) >= FEWEST_PASSES else Interval() for pairs in (plain, adam))
+    return _noise(found, preconditioned, _means(plain), _means(adam), passes=len(passes), seconds=seconds)
+
+
+def pooled(trials: Sequence[GradientNoise]) -> GradientNoise:
+    """Return the noise scale from the passes of several trials together, most of which have too few of their own.
+
+    The moments are averaged over all passes and only the averages are divided. The interval rests on the differences
+    between trials, each of which counts as one: so what differs between their weights, seeds and configurations is in
+    it as well. Fewer than `FEWEST_TRIALS` trials give the moments and no interval. Measured: of 1,000 sets of trials
+    (Gaussian gradients in 64 dimensions, one to four passes a trial of two small batches of 32) the share with an
+    interval, in brackets "low or more" among them, and the share of these nominal 95 % intervals that hold the exact
+    value, by the ratio of the noise scale to the samples of a pass.
+
+    ======  ==================  ==================  ==================
+    trials  0.25                1                   8
+    ======  ==================  ==================  ==================
+    3       100 % (0 %), 96 %   99 % (16 %), 96 %   99 % (91 %), 97 %
+    4       100 % (0 %), 96 %   100 % (1 %), 96 %   100 % (84 %), 95 %
+    8       100 % (0 %), 95 %   100 % (0 %), 96 %   100 % (58 %), 96 %
+    16      100 % (0 %), 96 %   100 % (0 %), 95 %   100 % (21 %), 94 %
+    32      100 % (0 %), 94 %   100 % (0 %), 96 %   100 % (1 %), 96 %
+    ======  ==================  ==================  ==================
+    """
+    known = [one for one in trials if one.passes and one.trace is not None and one.square is not None]
+    if not known:
         return GradientNoise()
-    plain = estimate([moments(one, one.plain) for one in passes])
-    preconditioned = [moments(one, one.adam) for one in passes if one.adam is not None]
-    adam = estimate(preconditioned) if len(preconditioned) >= FEWEST_PASSES else Interval()
+    plain, means = _pooled([(one.passes, one.trace, one.square) for one in known])
+    adam, adam_means = _pooled([(one.passes, one.adam_trace, one.adam_square) for one in known])
+    return _noise(
+        plain,
+        adam,
+        means,
+        adam_means,
+        passes=sum(one.passes or 0 for one in known),
+        seconds=math.fsum(one.seconds or 0.0 for one in known),
+    )
+
+
+Means = tuple[float | None, float | None]
+"""Means of (tr Σ, ‖G‖²), None where they are not known."""
+
+
+def _pooled(rows: Sequence[tuple[int | None, float | None, float | None]]) -> tuple[Interval, Means]:
+    """Return the noise scale and the mean moments of trials, given by their passes and their own mean moments."""
+    known = [
+        (passes, trace, square) for passes, trace, square in rows if passes and trace is not None and square is not None
+    ]
+    if not known:
+        return Interval(), (None, None)
+    weights, values = np.array([row[0] for row in known], dtype=np.float64), np.array([row[1:] for row in known])
+    trace, square = np.average(values, axis=0, weights=weights).tolist()
+    found = _of_trials(values, weights) if len(known) >= FEWEST_TRIALS else Interval()
+    return found, (trace, square)
+
+
+def _means(pairs: Sequence[tuple[float, float]]) -> Means:
+    if not pairs:
+        return None, None
+    trace, square = (math.fsum(column) / len(pairs) for column in zip(*pairs, strict=True))
+    return trace, square
+
+
+def _noise(
+    plain: Interval,
+    adam: Interval,
+    means: Means,
+    adam_means: Means,
+    *,
+    passes: int,
+    seconds: float | None,
+) -> GradientNoise:
     return GradientNoise(
         scale=plain.scale,
         low=plain.low,
@@ -102,7 +179,12 @@ def gradient_noise(passes: Sequence[Pass]) -> GradientNoise:
         adam_scale=adam.scale,
         adam_low=adam.low,
         adam_high=adam.high,
-        passes=len(passes),
+        passes=passes,
+        trace=means[0],
+        square=means[1],
+        adam_trace=adam_means[0],
+        adam_square=adam_means[1],
+        seconds=seconds,
     )
 
 
@@ -120,13 +202,35 @@ def estimate(pairs: Sequence[tuple[float, float]]) -> Interval:
     errors: the solutions of a quadratic. A negative mean of ‖G‖² is taken for zero, which only widens it. Where tr Σ
     cannot be told from zero either, nothing is known.
     """
-    values = np.asarray(pairs, dtype=np.float64)
+    values, unit = _scaled(np.asarray(pairs, dtype=np.float64))
     block = max(1, round(len(values) ** (1 / 3)))
-    trace, square = values.mean(axis=0)
-    # A tiny ‖G‖² must not underflow when it is squared: the ratio of the scaled moments is scaled back at the end.
+    return _fieller(values.mean(axis=0), _covariance_of_means(values, block), len(values) / block - 1, unit)
+
+
+def _of_trials(moments: Numbers, weights: Numbers) -> Interval:
+    """Return the ratio of the weighted means of moments (trials, 2), which are independent, as `estimate` does.
+
+    A weighted mean is a ratio of sums, and its covariance that of the linearised ratio (Cochran 1977, chapter 6), which
+    takes no equal variances; Student's t is for the effective number of trials, (Σw)²/Σw² (Kish 1965), less one.
+    """
+    values, unit = _scaled(moments)
+    shares = weights / weights.sum()
+    means = shares @ values
+    deviations = shares[:, None] * (values - means)
+    covariance = deviations.T @ deviations * len(values) / (len(values) - 1)
+    return _fieller(means, covariance, 1 / (shares**2).sum() - 1, unit)
+
+
+def _scaled(values: Numbers) -> tuple[Numbers, Numbers]:
+    """Return moments in units of their largest: a tiny ‖G‖² must not underflow when it is squared."""
     unit = np.maximum(np.abs(values).max(axis=0), np.finfo(np.float64).tiny)
-    covariance = _covariance_of_means(values / unit, block) * student_t(len(values) / block - 1) ** 2
-    trace, square, ratio = trace / unit[0], max(square, 0.0) / unit[1], unit[0] / unit[1]
+    return values / unit, unit
+
+
+def _fieller(means: Numbers, covariance: Numbers, freedom: float, unit: Numbers) -> Interval:
+    """Return the ratio of two means (in these units) with Fieller's interval, for Student's t with that freedom."""
+    covariance = covariance * student_t(freedom) ** 2
+    trace, square, ratio = means[0], max(means[1], 0.0), unit[0] / unit[1]
     # a·θ² − 2b·θ + c ≤ 0
     a = square**2 - covariance[1, 1]
     b = trace * square - covariance[0, 1]

@@ -8,7 +8,17 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from bssearch.noise import FEWEST_PASSES, Interval, Norms, Pass, estimate, gradient_noise, moments
+from bssearch.noise import (
+    FEWEST_PASSES,
+    FEWEST_TRIALS,
+    Interval,
+    Norms,
+    Pass,
+    estimate,
+    gradient_noise,
+    moments,
+    pooled,
+)
 from bssearch.records import GradientNoise
 
 SMALL, BATCHES, DIMENSIONS = 8, 8, 64
@@ -147,10 +157,84 @@ def test_norms_that_are_no_numbers_cannot_be_used() -> None:
     assert not any(Norms(*pair).are_finite for pair in ((math.nan, 1.0), (1.0, math.inf)))
 
 
-def test_too_few_passes_say_nothing() -> None:
+def test_too_few_passes_give_moments_and_no_interval() -> None:
     passes = gaussian_passes(1.0, FEWEST_PASSES, np.random.default_rng(0))
-    assert gradient_noise(passes[:-1]) == GradientNoise()
-    assert gradient_noise(passes).passes == FEWEST_PASSES
+    few = gradient_noise(passes[:-1], seconds=0.5)
+    trace, square = np.mean([moments(one, one.plain) for one in passes[:-1]], axis=0)
+    assert (few.trace, few.square) == pytest.approx((trace, square))
+    assert few == GradientNoise(passes=FEWEST_PASSES - 1, trace=few.trace, square=few.square, seconds=0.5)
+    assert gradient_noise([]) == GradientNoise()
+    whole = gradient_noise(passes)
+    assert whole.passes == FEWEST_PASSES and whole.low is not None
+
+
+SHORT_BATCH, SHORT_BATCHES = 32, 2
+
+
+def short_trials(ratio: float, trials: int, random: np.random.Generator) -> list[GradientNoise]:
+    """Measure gradients of trials that have one to four short passes each, along a direction of their own."""
+    trace = ratio * SHORT_BATCH * SHORT_BATCHES
+    found = []
+    for _ in range(trials):
+        mean = random.standard_normal(DIMENSIONS)
+        shape = (random.integers(1, 5), SHORT_BATCHES, DIMENSIONS)
+        gradients = mean / np.linalg.norm(mean) + random.standard_normal(shape) * math.sqrt(
+            trace / DIMENSIONS / SHORT_BATCH
+        )
+        made = [
+            Pass(small_batch=SHORT_BATCH, small_batches=SHORT_BATCHES, samples=ENDLESS, plain=norms)
+            for norms in norms_of_passes(gradients)
+        ]
+        found.append(gradient_noise(made))
+    return found
+
+
+@pytest.mark.parametrize("trials", [FEWEST_TRIALS, 8, 32])
+@pytest.mark.parametrize("ratio", RATIOS)
+def test_the_pooled_interval_holds_the_exact_value_in_nine_of_ten_studies(ratio: float, trials: int) -> None:
+    random = np.random.default_rng(round(100 * ratio) + trials)
+    found = [pooled(short_trials(ratio, trials, random)) for _ in range(200)]
+    exact = ratio * SHORT_BATCH * SHORT_BATCHES
+    known = [(one.low, one.high) for one in found if one.low is not None]
+    assert sum(low <= exact <= (high or math.inf) for low, high in known) >= 0.9 * len(known)
+    assert len(known) >= 190
+    if trials == 32 and ratio <= 1:
+        assert all(high is not None for _, high in known)
+        assert np.median([one.scale or 0.0 for one in found]) == pytest.approx(exact, rel=0.1)
+
+
+def test_pooling_averages_the_moments_over_all_passes_and_divides_the_averages() -> None:
+    trials = [
+        GradientNoise(passes=passes, trace=trace, square=square, seconds=0.25)
+        for passes, trace, square in ((1, 10.0, 1.0), (3, 14.0, 1.2), (2, 11.0, 0.9))
+    ]
+    found = pooled(trials)
+    assert (found.passes, found.seconds) == (6, 0.75)
+    assert (found.trace, found.square) == pytest.approx(((10 + 42 + 22) / 6, (1 + 3.6 + 1.8) / 6))
+    assert found.scale == pytest.approx(74 / 6.4)
+    assert found.low is not None and found.high is not None and found.low < 74 / 6.4 < found.high
+    assert pooled([*trials, GradientNoise()]) == found, "a trial without a pass says nothing"
+
+
+def test_pooling_takes_three_trials_for_an_interval_and_keeps_the_moments_of_fewer() -> None:
+    trials = short_trials(0.25, FEWEST_TRIALS, np.random.default_rng(4))
+    few = pooled(trials[:-1])
+    assert few.low is None and few.trace is not None and few.passes == sum(one.passes or 0 for one in trials[:-1])
+    assert pooled(trials).low is not None
+    assert pooled([]) == pooled([GradientNoise(), GradientNoise(low=3.0, passes=16)]) == GradientNoise()
+
+
+def test_preconditioned_moments_are_pooled_apart_over_the_trials_that_have_them() -> None:
+    random = np.random.default_rng(6)
+    plain, adam = short_trials(0.25, 8, random), short_trials(1.0, 8, random)
+    both = [
+        replace(one, passes=1, adam_trace=other.trace, adam_square=other.square)
+        for one, other in zip(plain, adam, strict=True)
+    ]
+    found, alone = pooled(both), pooled([replace(one, passes=1) for one in adam])
+    assert (found.adam_scale, found.adam_low, found.adam_high) == (alone.scale, alone.low, alone.high)
+    assert (found.adam_trace, found.adam_square) == (alone.trace, alone.square)
+    assert pooled([replace(both[0], adam_trace=None, adam_square=None), *both[1:3]]).adam_low is None
 
 
 def test_preconditioned_norms_are_estimated_apart() -> None:

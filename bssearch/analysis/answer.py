@@ -8,17 +8,16 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from bssearch.analysis.certainty import Settles
+from bssearch.analysis.final_metrics import Generalisation, MetricOverSeeds
 from bssearch.analysis.law.fitted import Fit
-from bssearch.analysis.measured import Measured
-from bssearch.analysis.model import Model
+from bssearch.analysis.law.regimes import Regime
+from bssearch.analysis.measured import BatchNoise, Measured
 from bssearch.analysis.objectives.base import Objective, make_objective
 from bssearch.analysis.objectives.seconds import Basis
 from bssearch.analysis.optimum import Rule
-from bssearch.analysis.regimes import Regime
-from bssearch.records import Configuration, Goal, Target
+from bssearch.analysis.shape import Model, Parameters
+from bssearch.records import Configuration, Goal, MemoryBasis, Target
 from bssearch.space import TRAINING_PARAMETERS
-
-Parameters = dict[str, bool | int | float | str | None]
 
 
 class Notice(Model):
@@ -117,7 +116,11 @@ class Restricted(Model):
 
 
 class Optimal(Model):
-    """The recommended configuration, whole; tokens where the workload counts them."""
+    """The recommended configuration, whole; tokens where the workload counts them.
+
+    ``peak_memory_basis`` says what the peak memory is the peak of: what tensors held on the ``device``, or the growth
+    of the process's ``resident`` set.
+    """
 
     batch_size: int
     micro_batch_size: int
@@ -131,6 +134,7 @@ class Optimal(Model):
     test_metric: float | None
     peak_memory_bytes: int | None
     trial_numbers: list[int]
+    peak_memory_basis: MemoryBasis | None = None
 
 
 class Largest(Model):
@@ -192,7 +196,9 @@ class Batch(Model):
     the same in the unit of the objective; ``restricted`` is there where some of several runs missed it. Samples and the
     product of steps and step time are of the median steps, ``steps_to_target`` is rounded up. Energy is of the device,
     over the train seconds to the target. ``predicted_s`` is law × step time with the errors of both, where the law fits
-    and no further than it was seen to.
+    and no further than it was seen to. ``peak_memory_basis`` as in `Optimal`. ``generalisation`` is the metric on
+    samples that no training saw, over the same runs; ``noise_scale`` is that of the gradient near the target, over all
+    trials of the batch size.
     """
 
     batch_size: int
@@ -220,6 +226,9 @@ class Batch(Model):
     untuned_because: list[str]
     slope: StepsSlope | None = None
     predicted_s: Time | None = None
+    peak_memory_basis: MemoryBasis | None = None
+    generalisation: MetricOverSeeds | None = None
+    noise_scale: BatchNoise | None = None
 
 
 class Recommendation(Model):
@@ -246,56 +255,12 @@ class Settle(Model):
     undecided: list[int]
 
 
-class Gap(Model):
-    """How much worse a final metric is than the best batch size's, in the metric's unit; below zero it is better.
-
-    The difference of the medians, with the 95 % interval of the means' difference (Welch); null below three runs each.
-    """
-
-    value: float
-    low: float | None
-    high: float | None
-
-
-class FinalMetrics(Model):
-    """The final metrics of one configuration at the end of its budget: medians over ``runs``.
-
-    ``ended_early`` counts the runs that did not come to the end, as one that diverged does; they are left out.
-    ``contended`` counts those during which something else used the device. The metrics are null where all are left
-    out, and the gap where there is nothing to compare.
-    """
-
-    batch_size: int
-    parameters: Parameters
-    runs: int
-    ended_early: int
-    contended: int
-    final_metric: float | None
-    test_metric: float | None
-    gap: Gap | None
-    trial_numbers: list[int]
-
-
-class Generalisation(Model):
-    """The batch sizes trained for the same ``train_seconds``, whenever they reached the target.
-
-    ``best_batch_size`` has the best final metric on the validation part, which gaps are to. A gap of more than
-    ``notable_gap``, two points, is warned of. ``more_regularised`` is the largest batch size with more regularisation;
-    ``closed`` says whether that brought a notable gap down to less, null where there was none to close.
-    """
-
-    train_seconds: float
-    best_batch_size: int
-    notable_gap: float
-    batches: list[FinalMetrics]
-    more_regularised: FinalMetrics | None
-    closed: bool | None
-
-
 class FrontPoint(Model):
     """What reaching the target takes at a batch size; ``on_front`` where no other is better in time and in cost.
 
-    The cost is the price of the device-hours where the spec gives one, else the samples: what is computed.
+    The cost is the price of the device-hours where the spec gives one, else the samples: what is computed. Once batch
+    sizes are confirmed, only these are on the front and count against others: as in the recommendation, a single search
+    trial is not held against a median of confirmation runs.
     """
 
     batch_size: int

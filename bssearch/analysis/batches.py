@@ -10,15 +10,17 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from bssearch.analysis.answer import Batch, BestTrial, Figure, Restricted, StepsSlope, Time, parameters_of
+from bssearch.analysis.generalisation import over_seeds
 from bssearch.analysis.law.batch_model import rising
 from bssearch.analysis.law.points import LawPoint
+from bssearch.analysis.law.regimes import Slope, slopes
+from bssearch.analysis.measured import BatchNoise
 from bssearch.analysis.objectives.seconds import seconds_to_target
 from bssearch.analysis.objectives.time_to_target import TIME
 from bssearch.analysis.optimum import Candidate, Verdict, least_of, median_steps
-from bssearch.analysis.regimes import Slope, slopes
 from bssearch.analysis.survival import survival
 from bssearch.analysis.tried_rates import is_at_end
-from bssearch.records import Phase, ProbeRecord, TrialOutcome, TrialRecord, TrialState
+from bssearch.records import MemoryBasis, Phase, ProbeRecord, TrialOutcome, TrialRecord, TrialState
 from bssearch.spec import StudySpec
 
 T = TypeVar("T")
@@ -72,9 +74,13 @@ def tuning(spec: StudySpec, trials: Sequence[TrialRecord], verdict: Verdict) -> 
 
 
 def batch_rows(
-    trials: Sequence[TrialRecord], probes: Mapping[int, ProbeRecord], verdict: Verdict, tuned: Tuning
+    trials: Sequence[TrialRecord],
+    probes: Mapping[int, ProbeRecord],
+    verdict: Verdict,
+    tuned: Tuning,
+    noise: Mapping[int, BatchNoise],
 ) -> list[Batch]:
-    """Return a row for every batch size that has run or been timed, ascending."""
+    """Return a row for every batch size that has run or been timed, ascending; ``noise`` is by batch size."""
     sizes = sorted({*probes, *verdict.by_batch})
     steps = [median_steps(verdict.by_batch[size]) if size in verdict.by_batch else None for size in sizes]
     rows = []
@@ -90,10 +96,12 @@ def batch_rows(
                 trials=len(finished),
                 reached=sum(trial.state is TrialState.REACHED for trial in finished),
                 step_time_s=step_seconds,
+                samples_per_s=None if step_seconds is None else size / step_seconds,
                 regime=None if slope is None else slope.regime,
                 slope=None if slope is None else StepsSlope(value=slope.value, low=slope.low, high=slope.high),
                 untuned=bool(reasons),
                 untuned_because=reasons,
+                noise_scale=noise.get(size),
                 ended=dict(sorted(Counter(trial.state.value for trial in finished).items())),
                 **_of_candidate(candidate, steps[index], step_seconds),
             )
@@ -131,6 +139,13 @@ def steps_to_target(candidate: Candidate) -> int | None:
     return None if steps is None else math.ceil(steps)
 
 
+def peak_memory(candidate: Candidate) -> tuple[int | None, MemoryBasis | None]:
+    """Return the largest peak memory of a candidate's runs, and what it is the peak of."""
+    outcomes = [run.outcome for run in candidate.runs if run.outcome is not None]
+    known = [(one.peak_memory_bytes, one.peak_memory_basis) for one in outcomes if one.peak_memory_bytes is not None]
+    return max(known, key=lambda one: one[0], default=(None, None))
+
+
 def energy_of(run: TrialRecord) -> float | None:
     """Return the joules that a run took to the target: mean power × its seconds; None where one is not known."""
     power = None if run.outcome is None else run.outcome.device_use.mean_power_watts
@@ -143,11 +158,12 @@ def _of_candidate(candidate: Candidate | None, steps: float | None, step_seconds
     if candidate is None:
         empty = (
             "best time_to_target_s lower_bound_s steps_to_target final_metric micro_batch_size objective_value "
-            "objective_lower_bound steps_x_step_time_s samples_to_target samples_per_s peak_memory_bytes energy_joules "
+            "objective_lower_bound steps_x_step_time_s samples_to_target peak_memory_bytes energy_joules "
             "restricted"
         )
         return {**dict.fromkeys(empty.split()), "confirmed": False}
     size = candidate.configuration.batch_size
+    peak, basis = peak_memory(candidate)
     best = least_of(candidate.runs, candidate.objective)
     curve = survival(candidate.runs, replace(TIME, common=candidate.objective.common))
     return {
@@ -161,8 +177,9 @@ def _of_candidate(candidate: Candidate | None, steps: float | None, step_seconds
         "objective_lower_bound": bound_of(candidate),
         "steps_x_step_time_s": None if steps is None or step_seconds is None else steps * step_seconds,
         "samples_to_target": None if steps is None else steps * size,
-        "samples_per_s": None if step_seconds is None else size / step_seconds,
-        "peak_memory_bytes": max(_known(candidate, lambda outcome: outcome.peak_memory_bytes), default=None),
+        "peak_memory_bytes": peak,
+        "peak_memory_basis": basis,
+        "generalisation": over_seeds(candidate.runs),
         "energy_joules": _middle(energy_of(run) for run in candidate.runs),
         "restricted": curve
         and Restricted(

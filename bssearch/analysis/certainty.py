@@ -10,10 +10,10 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from bssearch.analysis.learning_rate_valley import BADLY_TUNED, TUNING_GAP, heights
+from bssearch.analysis.law.learning_rate_valley import BADLY_TUNED, TUNING_GAP, heights
 from bssearch.analysis.optimum import Candidate, Verdict
 from bssearch.intervals import FLAT_RATIO
-from bssearch.records import TrialRecord
+from bssearch.records import Phase, TrialRecord
 
 ENOUGH = 0.9
 """Below this probability an answer is provisional: a choice."""
@@ -26,9 +26,9 @@ OPTIMUM_GAP = 0.08
 others): a choice. 95 % of the verdicts that are not provisional are within 5 % of the best in studies with a known
 truth (``tests/benchmarks/verdicts.py``)."""
 
-OTHER_SHARE = 0.25
-"""The share of these gaps that is left, for other hyperparameters, where the valley over the learning rate is seen: a
-choice."""
+OTHER_SHARE = 0.6
+"""The share of these gaps that is left where the valley over the learning rate is seen, if other hyperparameters were
+searched too: a choice. Where none was, nothing is left."""
 
 LEAST_MISFIT = 0.03
 """The law is taken for no nearer to the truth than this, as a standard deviation of log figures: a choice."""
@@ -180,11 +180,21 @@ def _shortfalls(verdict: Verdict, trials: Sequence[TrialRecord], sizes: Sequence
     seen = heights(verdict, trials, DRAWS, rng)
     optimal = verdict.optimal.configuration.batch_size
     unseen = np.where(np.array(sizes) == optimal, OPTIMUM_GAP, TUNING_GAP)
-    unseen *= np.array([OTHER_SHARE if size in seen else 1.0 for size in sizes])
+    others = OTHER_SHARE if _others_vary(trials) else 0.0
+    unseen *= np.array([others if size in seen else 1.0 for size in sizes])
     found = (rng.random((DRAWS, len(sizes))) < BADLY_TUNED) * rng.exponential(unseen, (DRAWS, len(sizes)))
     for place, size in enumerate(sizes):
         found[:, place] += seen.get(size, 0.0)
     return found
+
+
+def _others_vary(trials: Sequence[TrialRecord]) -> bool:
+    """Return whether search trials differ in more than their batch size and learning rate."""
+    searched = (one.configuration for one in trials if one.phase is Phase.SEARCH)
+    alike = (
+        replace(one, learning_rate=1.0, batch_size=1, micro_batch_size=1, accumulation_steps=1) for one in searched
+    )
+    return len({one.key for one in alike}) > 1
 
 
 def _error(candidate: Candidate, deviation: float) -> float:

@@ -8,7 +8,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from bssearch.analysis.answer import FinalMetrics, Gap, Generalisation, parameters_of
+from bssearch.analysis.answer import parameters_of
+from bssearch.analysis.final_metrics import FinalMetrics, Gap, Generalisation, MetricOverSeeds
 from bssearch.analysis.objectives.seconds import ran_to_its_end
 from bssearch.analysis.optimum import Verdict
 from bssearch.analysis.time_to_target import welch_half_width
@@ -53,6 +54,21 @@ def generalisation(trials: Sequence[TrialRecord], verdict: Verdict, target: Targ
 def is_to_budget(trial: TrialRecord, limit: float | None = None) -> bool:
     """Return whether a trial goes on past the target to its train seconds, of this limit if one is given."""
     return trial.phase is Phase.TO_BUDGET and limit in (None, trial.train_seconds_limit)
+
+
+def over_seeds(runs: Iterable[TrialRecord]) -> MetricOverSeeds | None:
+    """Return the metric of runs on the test part, or on the validation part where none was tested; None of no runs."""
+    outcomes = [run.outcome for run in runs if run.outcome is not None]
+    tested = [one.test_metric for one in outcomes if one.test_metric is not None]
+    known = tested or [one.best_metric for one in outcomes if one.best_metric is not None]
+    if not known:
+        return None
+    return MetricOverSeeds(
+        part="test" if tested else "validation",
+        median=statistics.median(known),
+        standard_deviation=statistics.stdev(known) if len(known) > 1 else None,
+        runs=len(known),
+    )
 
 
 def final_rows(found: Generalisation) -> list[list[str]]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import asdict
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from bssearch.analysis.law.affine_step_time import fit_step_time, throughput_knee
 from bssearch.analysis.memory import fit_memory
-from bssearch.analysis.model import Model
+from bssearch.analysis.shape import Model
+from bssearch.noise import pooled
 from bssearch.records import GradientNoise, MemoryUse, NoiseMeasurement, ProbeRecord, TrialRecord
 from bssearch.space import MemoryBoundary
 
@@ -31,14 +33,12 @@ class MemoryAnswer(Model):
     bytes_per_sample: float | None
 
 
-class NoiseAnswer(Model):
+class NoiseFigures(Model):
     """The gradient noise scale in samples with its 95 % interval; without ``scale`` it is ``low`` or more.
 
-    From a probe at ``step``, or from ``trial``. ``far_from_target`` says why the probe was not near the target. The
-    ``adam`` figures are null under other optimizers.
+    The ``adam`` figures are null under other optimizers. ``passes`` counts the measurements behind them.
     """
 
-    batch_size: int
     scale: float | None
     low: float
     high: float | None
@@ -46,9 +46,30 @@ class NoiseAnswer(Model):
     adam_low: float | None
     adam_high: float | None
     passes: int
+
+
+class NoiseAnswer(NoiseFigures):
+    """The gradient noise scale at the optimum's batch size, or where it was probed.
+
+    From a probe at ``step``, pooled over so many ``trials`` of the batch size, or from one ``trial``.
+    ``far_from_target`` says why the probe was not near the target.
+    """
+
+    batch_size: int
     step: int | None = None
     trial: int | None = None
+    trials: int | None = None
     far_from_target: str | None = None
+
+
+class BatchNoise(NoiseFigures):
+    """The gradient noise scale near the target, from the ``trials`` of a batch size that came there.
+
+    Pooled: the moments are averaged over all passes, and the interval rests on the differences between trials. Where
+    fewer than three have any, it is that of the one trial with an interval of its own.
+    """
+
+    trials: int
 
 
 class Measured(Model):
@@ -65,13 +86,16 @@ def measured(
     memory: MemoryBoundary,
     noise: Sequence[NoiseMeasurement],
     runs: Sequence[TrialRecord],
+    by_batch: Mapping[int, BatchNoise] = MappingProxyType({}),
 ) -> Measured:
     """Return what is known: ``noise`` has the probes, the newest first, and ``runs`` are the trials of the optimum.
 
-    Of the noise scales, a probe near the target comes first, then the measurement in a training run, the one with the
-    most passes, then a probe far from the target.
+    Of the noise scales, a probe near the target comes first, then what ``by_batch`` has pooled over the trials of the
+    optimum's batch size, then that of one of its runs, the one with the most passes, then a probe far from the target.
     """
-    return Measured(step_time=_step_time(probes), memory=_memory(uses, memory), noise_scale=_noise(noise, runs))
+    return Measured(
+        step_time=_step_time(probes), memory=_memory(uses, memory), noise_scale=_noise(noise, runs, by_batch)
+    )
 
 
 def _step_time(probes: Collection[ProbeRecord]) -> StepTimeAnswer | None:
@@ -95,13 +119,36 @@ def _memory(uses: Sequence[MemoryUse], memory: MemoryBoundary) -> MemoryAnswer |
     )
 
 
-def _noise(probed: Sequence[NoiseMeasurement], runs: Sequence[TrialRecord]) -> NoiseAnswer | None:
+def noise_of_batches(trials: Iterable[TrialRecord]) -> dict[int, BatchNoise]:
+    """Return the gradient noise scale of each batch size whose trials tell one."""
+    found: dict[int, list[TrialRecord]] = defaultdict(list)
+    for trial in trials:
+        if trial.state.is_finished and not trial.state.is_missing and _noise_of(trial).passes:
+            found[trial.configuration.batch_size].append(trial)
+    known = {size: _noise_of_batch(here) for size, here in sorted(found.items())}
+    return {size: one for size, one in known.items() if one is not None}
+
+
+def _noise_of_batch(trials: Sequence[TrialRecord]) -> BatchNoise | None:
+    together = pooled([_noise_of(trial) for trial in trials])
+    if together.low is not None:
+        return BatchNoise(**_figures(together), trials=sum(_noise_of(trial).trace is not None for trial in trials))
+    alone = _with_most_passes(trials)
+    return None if alone is None else BatchNoise(**_figures(_noise_of(alone)), trials=1)
+
+
+def _noise(
+    probed: Sequence[NoiseMeasurement], runs: Sequence[TrialRecord], by_batch: Mapping[int, BatchNoise]
+) -> NoiseAnswer | None:
     known = [one for one in probed if one.noise.low is not None]
     near = next((one for one in known if one.reason is None), None)
-    in_passing = [run for run in runs if _noise_of(run).low is not None]
-    if near is None and in_passing:
-        run = max(in_passing, key=lambda run: _noise_of(run).passes or 0)
-        return NoiseAnswer(batch_size=run.configuration.batch_size, **_figures(_noise_of(run)), trial=run.number)
+    if near is None and runs:
+        size = runs[0].configuration.batch_size
+        together, alone = by_batch.get(size), _with_most_passes(runs)
+        if together is not None and together.trials > 1:
+            return NoiseAnswer(batch_size=size, **together.model_dump())
+        if alone is not None:
+            return NoiseAnswer(batch_size=size, **_figures(_noise_of(alone)), trial=alone.number)
     probe = near or next(iter(known), None)
     if probe is None:
         return None
@@ -110,9 +157,15 @@ def _noise(probed: Sequence[NoiseMeasurement], runs: Sequence[TrialRecord]) -> N
     )
 
 
+def _with_most_passes(trials: Iterable[TrialRecord]) -> TrialRecord | None:
+    """Return the trial with the most passes of those with an interval of their own."""
+    known = [trial for trial in trials if _noise_of(trial).low is not None]
+    return max(known, key=lambda trial: _noise_of(trial).passes or 0, default=None)
+
+
 def _noise_of(run: TrialRecord) -> GradientNoise:
     return run.outcome.noise if run.outcome is not None else GradientNoise()
 
 
 def _figures(noise: GradientNoise) -> dict[str, Any]:
-    return {**asdict(noise), "passes": noise.passes or 0}
+    return {**{name: getattr(noise, name) for name in NoiseFigures.model_fields}, "passes": noise.passes or 0}

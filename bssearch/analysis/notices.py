@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 
-from bssearch.analysis.answer import FinalMetrics, Gap, Generalisation, Notice
+from bssearch.analysis.answer import Notice
 from bssearch.analysis.baseline import default_configuration
+from bssearch.analysis.final_metrics import FinalMetrics, Gap, Generalisation
 from bssearch.analysis.optimum import Candidate, Verdict, fewest_runs
 from bssearch.analysis.time_to_target import Estimate
 from bssearch.analysis.tried_rates import is_at_end

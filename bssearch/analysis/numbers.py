@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from bssearch.analysis.final_metrics import MetricOverSeeds
+
 
 def number(value: float, digits: int = 3) -> str:
     """Return a number for people: ``digits`` significant digits, thousands apart, no exponent where none is needed."""
@@ -18,3 +23,14 @@ def ends(low: float | None, high: float | None, digits: int = 3) -> str:
 def noise_scale(scale: float | None, low: float, high: float | None) -> str:
     """Return a gradient noise scale with its 95 % interval for people; without an upper end it is a lower bound."""
     return f"≥ {low:.3g}" if scale is None else f"{scale:.3g} [{low:.3g}, {high:.3g}]"
+
+
+def memory(value: int) -> str:
+    """Return bytes for people: in GiB, or in MiB below one."""
+    return f"{number(value / 2**30)} GiB" if value >= 2**30 else f"{number(value / 2**20)} MiB"
+
+
+def metric_over_seeds(found: MetricOverSeeds) -> str:
+    """Return a metric for people, with its standard deviation over seeds where there is one."""
+    spread = "" if found.standard_deviation is None else f" ± {found.standard_deviation:.2g}"
+    return f"{found.median:.4g}{spread}"

@@ -82,6 +82,7 @@ def at_step_time(trial: TrialRecord, step_seconds: float) -> TrialRecord:
         last_miss_seconds=None if miss is None else miss * step_seconds,
         first_hit_seconds=None if outcome.first_hit_step is None else outcome.first_hit_step * step_seconds,
         peak_memory_bytes=None,
+        peak_memory_basis=None,
         contended=reached is not None,  # so that steps × step time is what counts
         device_use=type(outcome.device_use)(),
         warnings=(),

@@ -12,7 +12,6 @@ from bssearch.analysis.answer import (
     Answer,
     Batch,
     Device,
-    FrontPoint,
     Largest,
     Optimal,
     Ratio,
@@ -24,11 +23,11 @@ from bssearch.analysis.answer import (
     parameters_of,
 )
 from bssearch.analysis.baseline import default_configuration
-from bssearch.analysis.batches import batch_rows, figure_of, steps_to_target, time_of, tuning
+from bssearch.analysis.batches import batch_rows, figure_of, peak_memory, steps_to_target, time_of, tuning
 from bssearch.analysis.certainty import certainty
 from bssearch.analysis.generalisation import generalisation
 from bssearch.analysis.law.joint import fit_and_predict, predicted_figures, predicted_times
-from bssearch.analysis.measured import measured
+from bssearch.analysis.measured import measured, noise_of_batches
 from bssearch.analysis.next_steps import next_steps
 from bssearch.analysis.notices import about_generalisation, notices
 from bssearch.analysis.objectives.base import Objective, objective_of
@@ -36,6 +35,7 @@ from bssearch.analysis.objectives.seconds import step_seconds_of
 from bssearch.analysis.optimum import Candidate, Verdict, decide, median_steps, repeats, runs_to_settle
 from bssearch.analysis.settled import standing
 from bssearch.analysis.time_to_target import coefficient_of_variation, ratio_interval
+from bssearch.analysis.trade_offs import about_trade_offs, front
 from bssearch.errors import TargetNotReachedError
 from bssearch.intervals import FLAT_RATIO, at_most
 from bssearch.records import (
@@ -78,7 +78,8 @@ def build_answer(
     if verdict is None or study.environment is None:
         raise _not_reached(study, trials, objective)
     tuned = tuning(spec, trials, verdict)
-    known = measured(probes.values(), memory_uses, memory, noise, verdict.optimal.runs)
+    noise_by_batch = noise_of_batches(trials)
+    known = measured(probes.values(), memory_uses, memory, noise, verdict.optimal.runs, noise_by_batch)
     law, fit = fit_and_predict(tuned.points, probes.values(), known.noise_scale)
     stands = standing(verdict)
     predicted: dict[int, float] = {}
@@ -92,7 +93,7 @@ def build_answer(
     sure = certainty(verdict, predicted, trials)
     batches = [
         row.model_copy(update={"predicted_s": times.get(row.batch_size)})
-        for row in batch_rows(trials, probes, verdict, tuned)
+        for row in batch_rows(trials, probes, verdict, tuned, noise_by_batch)
     ]
     largest = _largest(spec, verdict, batches, memory)
     environment = study.environment
@@ -128,9 +129,13 @@ def build_answer(
         runs_to_settle=None if sure is None or spec.is_imported else sure.runs,
         next=next_steps(spec, verdict, sure, largest, sum(one.phase is Phase.SEARCH for one in trials)),
         settle=_settle(verdict),
-        front=_front(spec, batches),
+        front=front(batches, spec.price_per_device_hour, confirmed=verdict.confirmed),
         generalisation=final,
-        warnings=[*notices(spec, trials, verdict, probes.values()), *about_generalisation(final, study.target)],
+        warnings=[
+            *notices(spec, trials, verdict, probes.values()),
+            *about_trade_offs(batches, verdict.optimal, confirmed=verdict.confirmed),
+            *about_generalisation(final, study.target),
+        ],
     )
 
 
@@ -143,7 +148,7 @@ def _optimal(candidate: Candidate) -> Optimal:
     tokens = next((one.tokens / one.samples for one in at_target if one.tokens is not None and one.samples), None)
     middle = median_steps(candidate)
     samples = None if middle is None else middle * configuration.batch_size
-    peaks = [outcome.peak_memory_bytes for outcome in outcomes if outcome.peak_memory_bytes is not None]
+    peak, basis = peak_memory(candidate)
     return Optimal(
         batch_size=configuration.batch_size,
         micro_batch_size=configuration.micro_batch_size,
@@ -155,7 +160,8 @@ def _optimal(candidate: Candidate) -> Optimal:
         samples_to_target=samples,
         tokens_to_target=None if samples is None or tokens is None else samples * tokens,
         test_metric=statistics.median(tests) if tests else None,
-        peak_memory_bytes=max(peaks, default=None),
+        peak_memory_bytes=peak,
+        peak_memory_basis=basis,
         trial_numbers=[run.number for run in candidate.runs],
     )
 
@@ -239,29 +245,6 @@ def _settle(verdict: Verdict) -> Settle | None:
         settled=found.is_settled,
         undecided=found.undecided_batch_sizes,
     )
-
-
-def _front(spec: StudySpec, batches: Sequence[Batch]) -> list[FrontPoint]:
-    """Return time and cost of every batch size that reached the target, ascending."""
-    price = spec.price_per_device_hour
-
-    def cost(row: Batch) -> float:
-        assert row.time_to_target_s is not None and row.samples_to_target is not None, "it has reached"
-        return row.samples_to_target if price is None else row.time_to_target_s.median * price / 3600
-
-    found = [
-        (row.batch_size, row.time_to_target_s.median, cost(row))
-        for row in batches
-        if row.time_to_target_s is not None and row.samples_to_target is not None
-    ]
-
-    def is_beaten(time: float, price: float) -> bool:
-        return any(t <= time and c <= price and (t < time or c < price) for _, t, c in found)
-
-    return [
-        FrontPoint(batch_size=size, time_to_target_s=time, cost=paid, on_front=not is_beaten(time, paid))
-        for size, time, paid in found
-    ]
 
 
 def _not_reached(study: StudyRecord, trials: Sequence[TrialRecord], objective: Objective) -> TargetNotReachedError:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 from bssearch.cli.output import Format, cell, console, print_table, show_model
 
 if TYPE_CHECKING:
-    from bssearch.analysis.answer import Answer, Batch, Generalisation
+    from bssearch.analysis.answer import Answer, Batch
+    from bssearch.analysis.final_metrics import Generalisation
     from bssearch.analysis.law.fitted import Fit
     from bssearch.analysis.measured import Measured
 
@@ -43,6 +44,7 @@ def print_answer(found: Answer) -> None:
     figure = _figure_column(found)
     columns = BATCH_COLUMNS if figure is None else (BATCH_COLUMNS[0], figure, *BATCH_COLUMNS[1:])
     print_table(batch_rows(found), columns)
+    print_trade_offs(found)
     for line in (*law_lines(found), *measured_lines(found.measured)):
         out.print(line)
     if found.generalisation is not None:
@@ -52,6 +54,18 @@ def print_answer(found: Answer) -> None:
     for step in found.next:
         if step != found.settling:
             out.print(f"next: {step.command}  ({step.why})", soft_wrap=True)
+
+
+def print_trade_offs(found: Answer) -> None:
+    """Print what the batch sizes take besides time, and what they come to; nothing where none of that is known."""
+    from bssearch.analysis.trade_offs import about_columns, trade_off_rows
+
+    headings, rows = trade_off_rows(found)
+    if not rows:
+        return
+    print_table([dict(zip(headings, row, strict=True)) for row in rows], headings)
+    for line in about_columns(found):
+        console().print(line)
 
 
 def print_generalisation(found: Generalisation, metric: str) -> None:
@@ -109,6 +123,8 @@ def measured_lines(found: Measured) -> Iterator[str]:
         )
     if noise is not None:
         where = f"trial {noise.trial}" if noise.step is None else f"step {noise.step}"
+        if noise.trials is not None:
+            where = f"pooled over {noise.trials} trials of batch {noise.batch_size}"
         scale = noise_scale(noise.scale, noise.low, noise.high)
         adam = "" if noise.adam_low is None else f", {noise_scale(noise.adam_scale, noise.adam_low, noise.adam_high)}"
         place = "near the target" if noise.far_from_target is None else f"far from the target ({noise.far_from_target})"

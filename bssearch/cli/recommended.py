@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from bssearch.records import Goal
 
 if TYPE_CHECKING:
-    from bssearch.analysis.answer import Answer, Parameters
+    from bssearch.analysis.answer import Answer
+    from bssearch.analysis.shape import Parameters
 
 
 GRAVE = frozenset({"running", "unconfirmed", "confirmation_incomplete", "confirmation_missed", "retargeted"})

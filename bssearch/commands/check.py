@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bssearch.analysis.answer import Model, Notice
+from bssearch.analysis.answer import Notice
+from bssearch.analysis.shape import Model
 from bssearch.commands.agreement import check_target
 from bssearch.commands.estimates import longest_seconds, longest_trial_seconds, pruned_seconds
 from bssearch.commands.ignored_parameters import ignored_parameters

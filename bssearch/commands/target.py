@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from fractions import Fraction
 from pathlib import Path
 
-from bssearch.analysis.answer import Model
+from bssearch.analysis.shape import Model
 from bssearch.commands.opening import ExecutorFactory, Launch, described
 from bssearch.commands.unstored import run_default, step_time_of_default
 from bssearch.curves import first_crossing

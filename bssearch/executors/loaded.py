@@ -41,6 +41,7 @@ class LoadedWorkload:
         from bssearch.executors.devices import choose_device
         from bssearch.training.batches import place
         from bssearch.training.computation import Computation
+        from bssearch.training.gradient_noise import NoiseBudget
         from bssearch.training.memory import is_out_of_memory, limit_memory
         from bssearch.workloads.base import check_data, resolve
 
@@ -50,6 +51,7 @@ class LoadedWorkload:
         if load.memory_limit_bytes is not None:
             limit_memory(device, load.memory_limit_bytes)
         self._computation = Computation(device, load.training)
+        self._noise_budget = NoiseBudget()
         self._workload = resolve(load.workload, load.workload_settings, Path(load.folder))
         try:
             data = check_data(self._workload.load(torch.device("cpu")))
@@ -124,7 +126,14 @@ class LoadedWorkload:
         torch.set_num_threads(request.threads)
         clock = clock_for(self._computation.device)
         return Trial(
-            request, self._workload, self._data, self._computation, clock=clock, stop=stop, on_progress=on_progress
+            request,
+            self._workload,
+            self._data,
+            self._computation,
+            clock=clock,
+            stop=stop,
+            on_progress=on_progress,
+            noise_budget=self._noise_budget,
         )
 
 

@@ -2,29 +2,28 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bssearch.analysis.answer import Answer, Batch, Parameters, Ratio, objective_in
+from bssearch.analysis.answer import Answer, Batch, objective_in
 from bssearch.analysis.generalisation import final_rows
 from bssearch.analysis.headline import headline
 from bssearch.analysis.law.fitted import Fit
-from bssearch.analysis.measured import NoiseAnswer
 from bssearch.analysis.numbers import ends, number
 from bssearch.analysis.objectives.base import objective_of
 from bssearch.analysis.rules.regret import BROKE, HELD
 from bssearch.analysis.rules.rule_book import CHANGED_PARAMETER
+from bssearch.analysis.shape import Parameters
+from bssearch.analysis.trade_offs import about_columns, trade_off_rows
 from bssearch.pages import plots, trial_plots
 from bssearch.pages.axes import Figure
-from bssearch.pages.html import Row, Section, Table, Tile, html_page
-from bssearch.records import Configuration, Environment, Observation, StudyRecord, TrialRecord
+from bssearch.pages.html import Row, Section, Table, html_page
+from bssearch.pages.reproduction import reproduction_of
+from bssearch.pages.tiles import tiles_of
+from bssearch.pages.words import NOTHING, in_words, plural, sentence
+from bssearch.records import Configuration, Observation, StudyRecord, TrialRecord
 from bssearch.spec import StudySpec
-
-NOTHING = "–"
-SHORT_SPEC = 25
-"""Lines of the longest spec that is shown unfolded: a choice."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,15 +47,11 @@ def render(picture: StudyPicture) -> str:
         title=f"{picture.study.name}: optimal batch size",
         kicker=_kicker(picture),
         headline=headline(picture.answer),
-        tiles=_tiles(picture),
-        warnings=[_sentence(warning.message) for warning in picture.answer.warnings],
+        tiles=tiles_of(picture.answer, picture.spec),
+        warnings=[sentence(warning.message) for warning in picture.answer.warnings],
         sections=_sections(picture),
-        reproduction=_reproduction(picture),
+        reproduction=reproduction_of(picture.study, picture.spec),
     )
-
-
-def _sentence(words: str) -> str:
-    return words[:1].upper() + words[1:]
 
 
 def _kicker(picture: StudyPicture) -> str:
@@ -66,75 +61,6 @@ def _kicker(picture: StudyPicture) -> str:
     study = picture.study.name
     place = ", ".join(part for part in (device.name, device.precision) if part)
     return f"{study} · {picture.spec.workload} · {place} · {len(picture.trials)} trials{until}"
-
-
-def _tiles(picture: StudyPicture) -> list[Tile]:
-    """Return the key figures, those of the optimum first."""
-    answer, spec = picture.answer, picture.spec
-    low, high = answer.flat_range
-    best, largest = answer.optimal, answer.largest_that_fits
-    accumulated = f"{best.accumulation_steps} × {best.micro_batch_size}" if best.accumulation_steps > 1 else ""
-    over = _times(answer, answer.speedup.over_largest)
-    tiles = [
-        Tile("Optimal batch size", f"{best.batch_size:,}", accumulated),
-        _figure_tile(answer),
-        Tile("Within 5 %", f"{low:,}" if low == high else f"{low:,} to {high:,}", "medians around the optimum"),
-        Tile(
-            largest.in_words.capitalize(),
-            f"{largest.batch_size:,}",
-            "; ".join(part for part in (over, largest.reason) if part),
-        ),
-    ]
-    if spec.default_is_known:
-        tiles.append(_default_tile(answer, spec))
-    if answer.fit is not None and answer.fit.verdict != "too_few_points":
-        tiles.append(_critical(answer.fit))
-    if answer.measured.noise_scale is not None:
-        tiles.append(_noise(answer.measured.noise_scale))
-    if best.test_metric is not None:
-        tiles.append(Tile(f"Test {answer.target.metric}", number(best.test_metric), "of the optimum, at the target"))
-    if best.peak_memory_bytes is not None:
-        tiles.append(Tile("Peak memory", f"{number(best.peak_memory_bytes / 2**30)} GiB", "of the optimum"))
-    return tiles
-
-
-def _default_tile(answer: Answer, spec: StudySpec) -> Tile:
-    over = _times(answer, answer.speedup.over_default)
-    return Tile("Your default", f"{spec.default.batch_size:,}", over or "no run of it gives a figure to compare")
-
-
-def _figure_tile(answer: Answer) -> Tile:
-    figure, objective = answer.optimal.objective_value, objective_in(answer)
-    assert figure is not None, "an optimum has its figure"
-    of = _plural(figure.runs, "run")
-    low, high = figure.low, figure.high
-    ends = "" if low is None or high is None else f"95 % interval {number(low)} to {number(high)}, "
-    return Tile(objective.label, f"{number(figure.median)}{objective.unit}", ends + of)
-
-
-def _times(answer: Answer, ratio: Ratio | None) -> str:
-    """Return how much a batch size takes against the optimum, in words; nothing where that is not known."""
-    if ratio is None:
-        return ""
-    noun = objective_in(answer).noun
-    shown = f"{number(ratio.value)}×{ends(ratio.low, ratio.high)}"
-    return f"{'at least ' if ratio.at_least else ''}{shown} the {noun} of the optimum"
-
-
-def _noise(noise: NoiseAnswer) -> Tile:
-    scale = f"≥ {number(noise.low)}" if noise.scale is None else number(noise.scale)
-    place = "" if noise.far_from_target is None else ", measured far from the target"
-    ends = "" if noise.scale is None or noise.high is None else f", {number(noise.low)} to {number(noise.high)}"
-    return Tile("Gradient noise scale", scale, f"samples{ends}{place}")
-
-
-def _critical(fit: Fit) -> Tile:
-    critical = fit.b_crit
-    said = "the law fits" if fit.verdict == "fits" else "the law fits poorly"
-    if critical.low is None or critical.high is None:
-        return Tile("Critical batch size", critical.in_words, f"90 % bound; {said}")
-    interval = f"90 % interval {number(critical.low)} to {number(critical.high)}"
-    return Tile("Critical batch size", number(critical.estimate), f"{interval}; {said}")
 
 
 def _sections(picture: StudyPicture) -> list[Section]:
@@ -190,19 +116,53 @@ def _curves(picture: StudyPicture) -> Section:
         text="The best run of each batch size; dotted where none reached the target.",
         absent="Not shown: the runs have no stored evaluations.",
         figures=_drawn(curves=trial_plots.curves_figure(picture.answer, picture.curves)),
+        notes=_about_seconds(picture.answer),
     )
+
+
+def _about_seconds(answer: Answer) -> list[str]:
+    """Return why curves end at other seconds than the times above, where they do."""
+    times = [row.time_to_target_s for row in answer.batches]
+    if all(time is None or time.basis == "measured" for time in times):
+        return []
+    return [
+        "In seconds as they passed, while something else used the device; the times to the target above are steps × "
+        "step time, without that."
+    ]
 
 
 def _front(picture: StudyPicture) -> Section:
     priced = picture.spec.price_per_device_hour is not None
     cost = "The cost is the price of the device’s hours." if priced else "The cost is the samples computed."
+    answer = picture.answer
+    headings, rows = trade_off_rows(answer)
+    best = str(answer.optimal.batch_size)
+    absent = "Not shown: it takes both seconds and samples to the target, and no batch size has both."
     return Section(
         name="front",
-        title="Time against cost",
-        text=f"Along the line, less time costs more; the others are beaten in both by one of these. {cost}",
-        absent="Not shown: it takes both seconds and samples to the target, and no batch size has both.",
-        figures=_drawn(front=plots.front_figure(picture.answer, priced=priced)),
+        title="Trade-offs: time, cost, memory, generalisation",
+        text=f"Along the line, less time costs more; the others are beaten in both by one of these. {cost}"
+        if answer.front
+        else absent,
+        absent=absent,
+        figures=_drawn(front=plots.front_figure(answer, priced=priced)),
+        table=Table([sentence(one) for one in headings], [Row(row, row[0] == best) for row in rows]) if rows else None,
+        notes=[*_about_front(answer), *([" ".join(about_columns(answer))] if rows else [])],
     )
+
+
+def _about_front(answer: Answer) -> list[str]:
+    """Return why the recommended batch size is not on the line, where it is not; nothing where it is."""
+    point = next((one for one in answer.front if one.batch_size == answer.optimal.batch_size), None)
+    if point is None or point.on_front:
+        return []
+    rule, least = answer.recommendation.rule, answer.recommendation.least_batch_size
+    why = {
+        "least": f"it is recommended for its {objective_in(answer).noun}",
+        "law": f"its median is not told apart from that of batch {least}, and steps and step times speak for it",
+        "smallest_shown_within_5_percent": f"it is the smallest batch size shown to be within 5 % of batch {least}",
+    }[rule]
+    return [f"Batch {answer.optimal.batch_size} is not on the line: {why}."]
 
 
 def _learning_rate(picture: StudyPicture) -> Section:
@@ -286,7 +246,7 @@ def _about_law(fit: Fit | None) -> list[str]:
             f"With the batch sizes that are not well tuned B_crit is {number(fit.including_untuned.b_crit.estimate)}."
         )
     if fit.noise_scale_ratio is not None:
-        parts.append(f"The gradient noise scale is {number(fit.noise_scale_ratio)} of B_crit.")
+        parts.append(f"The gradient noise scale is {number(fit.noise_scale_ratio)} times B_crit.")
     return [" ".join(parts)]
 
 
@@ -311,11 +271,11 @@ def _recipe(answer: Answer) -> Section:
     values: Parameters = {"batch_size": best.batch_size}
     if best.accumulation_steps > 1:
         values |= {"micro_batch_size": best.micro_batch_size, "accumulation_steps": best.accumulation_steps}
-    rows = [Row([name, _value(value)]) for name, value in (values | best.parameters).items() if value is not None]
+    rows = [Row([name, in_words(value)]) for name, value in (values | best.parameters).items() if value is not None]
     return Section(
         name="recipe",
         title="Train with",
-        text=f"The configuration of the optimum, run in {_plural(len(best.trial_numbers), 'trial')}.",
+        text=f"The configuration of the optimum, run in {plural(len(best.trial_numbers), 'trial')}.",
         figures={},
         table=Table(["Parameter", "Value"], rows),
     )
@@ -343,14 +303,15 @@ def _regime(row: Batch) -> str | None:
     slope = row.slope
     if slope is None or slope.low is None or slope.high is None:
         return row.regime
-    return f"{row.regime} (slope {slope.value:.2f} [{slope.low:.2f}, {slope.high:.2f}])"
+    figures = f"{slope.value:.2f} [{slope.low:.2f}, {slope.high:.2f}]"
+    return f"{row.regime} (slope {figures.replace('-', '−')})"  # at a hyphen a line may break
 
 
 def _cells(answer: Answer, row: Batch) -> list[str]:
     figure = row.objective_value
     bound, unit = row.objective_lower_bound, objective_in(answer).unit
     if figure is not None:
-        shown = f"{number(figure.median)}{unit}{ends(figure.low, figure.high)}, {_plural(figure.runs, 'run')}"
+        shown = f"{number(figure.median)}{unit}{ends(figure.low, figure.high)}, {plural(figure.runs, 'run')}"
     else:
         shown = NOTHING if bound is None else f"> {number(bound)}{unit}"
     rate = row.best.parameters.get("learning_rate") if row.best else None
@@ -358,10 +319,10 @@ def _cells(answer: Answer, row: Batch) -> list[str]:
     return [
         f"{row.batch_size}",
         shown,
-        _value(row.steps_to_target),
+        in_words(row.steps_to_target),
         NOTHING if row.samples_to_target is None else number(row.samples_to_target),
         NOTHING if row.step_time_s is None else number(1000 * row.step_time_s),
-        _value(rate),
+        in_words(rate),
         ", ".join(part for part in (_regime(row), untuned) if part) or NOTHING,
         _ended(row) or NOTHING,
     ]
@@ -397,7 +358,7 @@ def _rule_cells(rule: Mapping[str, Any]) -> list[str]:
     regret = rule.get("regret")
     return [
         str(rule["rule"]).replace("_", " "),
-        _value(rule.get("batch_size")),
+        in_words(rule.get("batch_size")),
         str(rule["verdict"]).replace("_", " ").upper(),
         NOTHING if not regret else _regret(regret),
         _given(str(rule["rule"]), rule.get("configuration") or {}),
@@ -409,7 +370,7 @@ def _given(rule: str, configuration: Mapping[str, Any]) -> str:
     """Return the parameter that a rule gives, or all of them where its one is not known."""
     about = {str(one): name for one, name in CHANGED_PARAMETER.items()}.get(rule)
     shown = configuration if about is None else {about: configuration.get(about)}
-    return ", ".join(f"{name} {_value(value)}" for name, value in shown.items() if value is not None) or NOTHING
+    return ", ".join(f"{name} {in_words(value)}" for name, value in shown.items() if value is not None) or NOTHING
 
 
 def _regret(regret: Mapping[str, Any]) -> str:
@@ -419,67 +380,9 @@ def _regret(regret: Mapping[str, Any]) -> str:
 
 
 def _slope(slope: Mapping[str, Any]) -> str:
-    excluded = ", ".join(_value(one) for one in slope.get("excludes") or [])
+    excluded = ", ".join(in_words(one) for one in slope.get("excludes") or [])
     return (
         f"The tuned learning rate grows as batch size to the power {number(slope['estimate'])} "
         f"[{number(slope['low'])}, {number(slope['high'])}]; linear is 1, square root 0.5"
         f"{f', and the interval excludes {excluded}' if excluded else ''}."
     )
-
-
-def _reproduction(picture: StudyPicture) -> dict[str, Any]:
-    """Return where the study ran, what to type, and its spec."""
-    import yaml
-
-    name = picture.study.name
-    spec = yaml.safe_dump(picture.spec.model_dump(mode="json"), sort_keys=False, allow_unicode=True, width=100)
-    imported = picture.spec.is_imported
-    how = (
-        "Its runs were made elsewhere and imported; the spec below says what is known of them."
-        if imported
-        else f"Save the spec below as {name}.yaml beside the workload. Figures compare only on the same kind of device."
-    )
-    file = shlex.quote(f"./{name}.yaml")
-    commands = [] if imported else [f"bssearch run {file}"]
-    commands.append(f"bssearch report {shlex.quote(name)} --html report.html")
-    return {
-        "facts": _facts(picture.study.environment),
-        "how": how,
-        "commands": "\n".join(commands),
-        "spec": spec,
-        "spec_is_short": spec.count("\n") <= SHORT_SPEC,
-    }
-
-
-def _facts(environment: Environment | None) -> list[tuple[str, str]]:
-    if environment is None:
-        return []
-    memory = environment.device_memory_bytes
-    known = {
-        "Device": environment.device_name,
-        "Device memory": None if memory is None else f"{number(memory / 2**30)} GiB",
-        "Precision": environment.precision,
-        "Compile mode": environment.compile_mode,
-        "torch": environment.torch_version,
-        "CUDA": environment.cuda_version,
-        "cuDNN": environment.cudnn_version,
-        "Driver": environment.driver_version,
-        "Python": environment.python_version,
-        "Host": environment.host,
-        "Workload’s digest": environment.workload_revision,
-        "Git revision": environment.git_revision,
-    }
-    return [(name, str(value)) for name, value in known.items() if value]
-
-
-def _plural(count: int, noun: str) -> str:
-    return f"{count} {noun}{'' if count == 1 else 's'}"
-
-
-def _value(value: object) -> str:
-    """Return a value of any kind for people."""
-    if value is None:
-        return NOTHING
-    if isinstance(value, float):
-        return f"{value:.4g}"
-    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) and value >= 10_000 else str(value)

@@ -105,30 +105,48 @@ def front_figure(answer: Answer, *, priced: bool) -> Figure | None:
     if not answer.front:
         return None
     front = sorted((one for one in answer.front if one.on_front), key=lambda one: one.time_to_target_s)
-    beaten = [one for one in answer.front if not one.on_front]
+    others = [one for one in answer.front if not one.on_front]
+    confirmed = {row.batch_size for row in answer.batches if row.confirmed}
+    single = [one for one in others if confirmed and one.batch_size not in confirmed]
+    beaten = [one for one in others if one not in single]
+    best = [one for one in answer.front if one.batch_size == answer.optimal.batch_size]
     data = [
         {
             "type": "scatter",
-            "mode": "lines+markers+text" if colour is ACCENT else "markers+text",
+            "mode": "lines+markers+text" if points is front else "markers+text",
             "name": name,
             "x": [one.time_to_target_s for one in points],
             "y": [one.cost for one in points],
             "text": [str(one.batch_size) for one in points],
             "textposition": position,
             "textfont": {"color": INK},
-            "marker": {"color": colour, "size": 9},
-            "line": {"color": colour, "width": 1.5, "shape": "hv"},
+            "cliponaxis": False,
+            "marker": marker,
+            "line": {"color": ACCENT, "width": 1.5, "shape": "hv"},
             "hovertemplate": "batch %{text}<br>%{x:.4~g} s, cost %{y:.4~s}<extra></extra>",
         }
-        for name, points, colour, position in (
-            ("best trade-offs", front, ACCENT, "bottom left"),
-            ("beaten in both", beaten, MUTED, "top right"),
+        for name, points, marker, position in (
+            ("best trade-offs", front, {"color": ACCENT, "size": 9}, "bottom left"),
+            ("beaten in both", beaten, {"color": MUTED, "size": 9}, "top right"),
+            ("a single search trial, not compared", single, hollow_marker("circle-open"), "top right"),
         )
         if points
     ]
+    if best:
+        data.append(
+            {
+                "type": "scatter",
+                "mode": "markers",
+                "name": "recommended",
+                "x": [one.time_to_target_s for one in best],
+                "y": [one.cost for one in best],
+                "marker": {"color": SECOND, "size": 14, "symbol": "star"},
+                "hoverinfo": "skip",
+            }
+        )
     seconds, costs = [one.time_to_target_s for one in answer.front], [one.cost for one in answer.front]
     cost = "price" if priced else "training samples"
-    x = value_axis("train seconds to the target", seconds, log=True)
+    x = value_axis("train seconds to the target", seconds, log=True, room=2 * PADDING)
     return framed(data, x, value_axis(f"{cost} to the target", costs, log=True, room=2 * PADDING))
 
 
@@ -138,16 +156,19 @@ def throughput_figure(answer: Answer) -> Figure | None:
 
 
 def memory_figure(answer: Answer) -> Figure | None:
-    """Return peak memory in GiB against batch size, with the device's own where the peaks come near it."""
+    """Return peak memory against batch size, in GiB or MiB, with the device's own where the peaks come near it."""
+    peaks = [row.peak_memory_bytes for row in answer.batches if row.peak_memory_bytes is not None]
+    name, size = ("GiB", 2**30) if max(peaks, default=0) >= 2**30 else ("MiB", 2**20)
+    title = f"peak memory, {name}"
 
-    def gib(row: Batch) -> float | None:
-        return None if row.peak_memory_bytes is None else row.peak_memory_bytes / 2**30
+    def shown(row: Batch) -> float | None:
+        return None if row.peak_memory_bytes is None else row.peak_memory_bytes / size
 
-    figure = _plain(answer, gib, "peak memory, GiB", log=False)
-    limit = (answer.device.memory_bytes or 0) / 2**30
+    figure = _plain(answer, shown, title, log=False)
+    limit = (answer.device.memory_bytes or 0) / size
     if figure is None or not limit or max(figure["data"][0]["y"]) < limit / 4:
         return figure
-    figure["layout"]["yaxis"] = value_axis("peak memory, GiB", [0.0, *figure["data"][0]["y"], limit], log=False)
+    figure["layout"]["yaxis"] = value_axis(title, [0.0, *figure["data"][0]["y"], limit], log=False)
     figure["layout"]["shapes"] = [reference_line("h", limit, SECOND)]
     return figure
 

@@ -54,9 +54,7 @@ def _measure(request: NoiseRequest, workload: Workload, data: Data, computation:
     warm_up(workload, configuration, data, computation, request.target.metric, request.seed)
     with Trainer(workload, configuration, data.train, computation, request.seed) as trainer:
         metric, reason = _train(request, trainer, data, computation)
-        passes = GradientPasses(
-            workload, computation, trainer, configuration, data.train, request.seed, small_batches=PASS_BATCHES
-        )
+        passes = GradientPasses(workload, computation, trainer, configuration, data.train, request.seed)
         return NoiseMeasurement(
             batch_size=configuration.batch_size,
             micro_batch_size=configuration.micro_batch_size,
@@ -94,7 +92,7 @@ def _measure_passes(make: GradientPasses, seconds_limit: float) -> GradientNoise
     passes: list[Pass] = []
     look_at = 2 * FEWEST_PASSES
     while time.perf_counter() - started < seconds_limit:
-        measured = make.measure()
+        measured = make.measure(PASS_BATCHES)
         if measured is not None:
             passes.append(measured)
         if len(passes) >= look_at:

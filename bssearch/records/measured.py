@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from enum import StrEnum
 from typing import Any
 
 from bssearch.records.question import Configuration, TrialState
@@ -27,13 +28,27 @@ class Observation:
     learning_rate: float
 
 
+class MemoryBasis(StrEnum):
+    """What the peak memory of a trial is the peak of.
+
+    ``device``: what tensors held on a GPU. ``resident``: how far the resident set of the trial's process grew past
+    what it was when the trial's model was made, by the kernel's high-water mark. ``resident_sampled``: the same from
+    samples of the resident set, where the mark cannot be reset; a peak between two samples is missed.
+    """
+
+    DEVICE = "device"
+    RESIDENT = "resident"
+    RESIDENT_SAMPLED = "resident_sampled"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GradientNoise:
     """The gradient noise scale tr Σ / ‖G‖² in samples, with its 95 % interval; None where it was not measured.
 
     Where ‖G‖² cannot be told from zero ``scale`` and ``high`` are None: the scale is ``low`` or more. The ``adam``
     figures are of gradients preconditioned as Adam does it (None under other optimizers). ``passes`` counts the
-    independent measurements behind them.
+    independent measurements behind them, which took ``seconds``. ``trace`` and ``square`` are their mean estimates of
+    tr Σ and ‖G‖², known from the first pass on: too few passes for an interval are pooled over trials by these.
     """
 
     scale: float | None = None
@@ -43,6 +58,11 @@ class GradientNoise:
     adam_low: float | None = None
     adam_high: float | None = None
     passes: int | None = None
+    trace: float | None = None
+    square: float | None = None
+    adam_trace: float | None = None
+    adam_square: float | None = None
+    seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +92,8 @@ class TrialOutcome:
     evaluation: all that is known of the time to the target is that it is longer. ``tokens`` are those of the samples
     seen, where the workload says how many a sample has. ``data_placement`` says where the training part lay,
     ``device`` or ``host``; ``skipped_steps`` counts the steps that fp16's loss scaling left out, None in other
-    precisions; ``warnings`` are sentences on what makes the figures less than they seem.
+    precisions; ``peak_memory_basis`` says what ``peak_memory_bytes`` is the peak of, None where there is no peak;
+    ``warnings`` are sentences on what makes the figures less than they seem.
     """
 
     state: TrialState
@@ -97,6 +118,7 @@ class TrialOutcome:
     best_metric: float | None = None
     test_metric: float | None = None
     peak_memory_bytes: int | None = None
+    peak_memory_basis: MemoryBasis | None = None
     dropped_samples_per_epoch: int | None = None
     contended: bool = False
     skipped_steps: int | None = None

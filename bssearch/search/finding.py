@@ -14,7 +14,7 @@ from bssearch.errors import TargetNotReachedError, UsageError
 from bssearch.spec import StudySpec
 from bssearch.storage.repository import Store
 
-ANSWERS = 10
+ANSWERS = 11
 """What makes answers: counted up where the same trials give another one, so that stored ones are made anew."""
 
 

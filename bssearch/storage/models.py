@@ -33,7 +33,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-from bssearch.records import Goal, ParameterValue, Phase, TrialState
+from bssearch.records import Goal, MemoryBasis, ParameterValue, Phase, TrialState
 
 NAMING_CONVENTION = {
     "pk": "pk_%(table_name)s",
@@ -247,7 +247,7 @@ class TrialRow(Base):
         *_not_negative("warmup_epochs", "weight_decay", "steps", "samples", "train_seconds"),
         *_not_negative("evaluation_seconds", "warmup_seconds", "other_seconds", "wall_seconds"),
         *_not_negative("tokens", "time_to_target_s", "steps_to_target", "steps_x_step_time_s"),
-        *_not_negative("skipped_steps", "energy_joules", "mean_power_watts", "noise_passes"),
+        *_not_negative("skipped_steps", "energy_joules", "mean_power_watts", "noise_passes", "noise_seconds"),
         *_share("dropout", "label_smoothing"),
     )
 
@@ -306,6 +306,7 @@ class TrialRow(Base):
     best_metric: Mapped[float | None]
     test_metric: Mapped[float | None]
     peak_memory_bytes: Mapped[int | None]
+    peak_memory_basis: Mapped[MemoryBasis | None] = mapped_column(_enum(MemoryBasis, "peak_memory_basis"))
     dropped_samples_per_epoch: Mapped[int | None]
     contended: Mapped[bool]
     skipped_steps: Mapped[int | None]
@@ -320,6 +321,11 @@ class TrialRow(Base):
     noise_adam_low: Mapped[float | None]
     noise_adam_high: Mapped[float | None]
     noise_passes: Mapped[int | None]
+    noise_trace: Mapped[float | None]
+    noise_square: Mapped[float | None]
+    noise_adam_trace: Mapped[float | None]
+    noise_adam_square: Mapped[float | None]
+    noise_seconds: Mapped[float | None]
 
     energy_joules: Mapped[float | None]
     mean_power_watts: Mapped[float | None]
@@ -360,7 +366,7 @@ class ProbeRow(Base):
             name="uq_bss_probe_measurement",  # the convention's name would be too long for PostgreSQL
         ),
         *_positive("batch_size", "micro_batch_size", "step_seconds", "eval_every_steps"),
-        *_not_negative("evaluation_seconds", "steps_timed", "update_seconds", "step", "noise_passes"),
+        *_not_negative("evaluation_seconds", "steps_timed", "update_seconds", "step", "noise_passes", "noise_seconds"),
     )
 
     id: Mapped[Id]
@@ -393,6 +399,11 @@ class ProbeRow(Base):
     noise_adam_low: Mapped[float | None]
     noise_adam_high: Mapped[float | None]
     noise_passes: Mapped[int | None]
+    noise_trace: Mapped[float | None]
+    noise_square: Mapped[float | None]
+    noise_adam_trace: Mapped[float | None]
+    noise_adam_square: Mapped[float | None]
+    noise_seconds: Mapped[float | None]
 
 
 class VisitRow(Base):

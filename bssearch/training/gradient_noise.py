@@ -2,6 +2,9 @@
 
 A pass takes the gradients of a few small batches, in fp32 and uncompiled, at the weights as they are. Nothing of it
 stays: no gradient, no running statistic, no random state; its samples and its dropout come from generators of its own.
+
+A trial that has the time for an interval of its own makes long passes. A short one makes short passes, of two small
+batches, the fewest from which both moments follow; they are pooled over trials (`bssearch.noise.pooled`).
 """
 
 from __future__ import annotations
@@ -25,8 +28,11 @@ from bssearch.training.trainer import Trainer, seed_everything
 from bssearch.workloads.base import Part, WeightedLoss, Workload
 
 SMALL_BATCHES = 8
-"""Small batches in a pass within a trial. What limits the estimate is ‖G‖²: for the same samples in all, fewer and
+"""Small batches in a long pass within a trial. What limits the estimate is ‖G‖²: for the same samples in all, fewer and
 longer passes tell it better, but an interval needs several."""
+
+FEWEST_SMALL_BATCHES = 2
+"""Small batches in a short pass: with one there is no second norm."""
 
 SMALLEST, LARGEST = 16, 256
 """Bounds on the samples of a small batch. The estimator's variance falls with the small batch (Gray et al. 2024), but
@@ -36,23 +42,26 @@ WINDOW_SHARE = 0.9
 """The share of the way from its start to the target after which a metric counts as near the target: a choice."""
 
 NOISE_SHARE = 0.03
-"""The largest share of a trial's train seconds that is spent on passes: a choice."""
+"""The largest share of a process's train seconds that is spent on passes: a choice."""
 
-SLOWDOWN, SLOWDOWN_OF_COMPILED = 2, 10
-"""How many times as long as a micro-batch of the training a small batch may take, which is fp32 and uncompiled: what
-the first pass is expected to cost."""
+SLOWDOWN, SLOWDOWN_OF_OTHER, SLOWDOWN_OF_COMPILED = 1, 2, 10
+"""How many times as long as a micro-batch of the training a small batch may take: what the first pass of a shape is
+expected to cost. It is no larger, so at most as long where the training computes the same way (on the CPU, in fp32,
+uncompiled); under another precision or other kernels, and compiled, it may take longer: two choices."""
 
 PASSES_AT_ONCE = 2 * FEWEST_PASSES
 """The most passes after one evaluation, so that they spread over the window."""
 
 
 def small_batch_size(configuration: Configuration, samples: int, small_batches: int = SMALL_BATCHES) -> int:
-    """Return the samples of a small batch: an eighth of the micro-batch within bounds, and never more than it.
+    """Return the samples of a small batch: the micro-batch's share within bounds, and never more than it.
 
-    So a pass needs no more memory for activations than a step in fp32. 0 where the training part has too few samples.
+    The share is a half in a short pass and an eighth in a long one: at a given cost the variance of ‖G‖² falls faster
+    with the samples of a small batch than with the passes. A pass needs no more memory for activations than a step in
+    fp32. 0 where the training part has too few samples.
     """
     micro = configuration.micro_batch_size
-    return min(micro, max(SMALLEST, micro // SMALL_BATCHES), LARGEST, samples // small_batches)
+    return min(micro, max(SMALLEST, micro // min(small_batches, SMALL_BATCHES)), LARGEST, samples // small_batches)
 
 
 def _whole_groups(small_batch: int, ghost_batch_size: int | None) -> int:
@@ -88,8 +97,6 @@ class GradientPasses:
         configuration: Configuration,
         train: Part,
         seed: int,
-        *,
-        small_batches: int = SMALL_BATCHES,
     ) -> None:
         self._workload = workload
         self._augment = getattr(workload, "augment", None)
@@ -97,18 +104,20 @@ class GradientPasses:
         self._model = trainer.model
         self._optimizer = trainer.optimizer
         self._parameters = [one for group in trainer.optimizer.param_groups for one in group["params"]]
-        self._label_smoothing = configuration.label_smoothing
+        self._configuration = configuration
         self._train = train
-        self._small_batches = small_batches
-        self._small_batch = _whole_groups(
-            small_batch_size(configuration, len(train), small_batches), computation.settings.ghost_batch_size
-        )
         self._generator = np.random.default_rng(seed)
 
-    def measure(self) -> Pass | None:
-        """Make a pass; return None where a gradient is not finite. Waits for the device."""
-        rows = self._generator.choice(len(self._train), self._small_batches * self._small_batch, replace=False)
-        batches = torch.split(torch.from_numpy(rows).to(self._train.inputs.device), self._small_batch)
+    def small_batch(self, small_batches: int) -> int:
+        """Return the samples of a small batch in a pass of so many; 0 where the training part has too few."""
+        size = small_batch_size(self._configuration, len(self._train), small_batches)
+        return _whole_groups(size, self._computation.settings.ghost_batch_size)
+
+    def measure(self, small_batches: int = SMALL_BATCHES) -> Pass | None:
+        """Make a pass of so many small batches; return None where a gradient is not finite. Waits for the device."""
+        small_batch = self.small_batch(small_batches)
+        rows = self._generator.choice(len(self._train), small_batches * small_batch, replace=False)
+        batches = torch.split(torch.from_numpy(rows).to(self._train.inputs.device), small_batch)
         seed = int(self._generator.integers(2**31))
         with _untouched(self._model, self._computation.device, seed), self._computation.exact():
             plain, adam = self._norms(batches)
@@ -116,8 +125,8 @@ class GradientPasses:
         if not all(one.are_finite for one in norms):
             return None
         return Pass(
-            small_batch=self._small_batch,
-            small_batches=self._small_batches,
+            small_batch=small_batch,
+            small_batches=small_batches,
             samples=len(self._train),
             plain=plain,
             adam=adam,
@@ -156,7 +165,7 @@ class GradientPasses:
         if self._augment is not None:
             inputs = self._augment(inputs)
         loss = self._workload.loss(
-            self._model, self._computation.inputs(inputs), targets, label_smoothing=self._label_smoothing
+            self._model, self._computation.inputs(inputs), targets, label_smoothing=self._configuration.label_smoothing
         )
         mean = loss.total / loss.weight if isinstance(loss, WeightedLoss) else loss
         found = torch.autograd.grad(mean, self._parameters, allow_unused=True)
@@ -164,10 +173,42 @@ class GradientPasses:
         return {parameter: gradient for parameter, gradient in pairs if gradient is not None}
 
 
+class NoiseBudget:
+    """The seconds that passes may take in one process: `NOISE_SHARE` of the train seconds of all its trials.
+
+    What trials leave that come nowhere near the target pays for the first pass of others, which their own seconds may
+    be too few for. What a pass took, by its shape (small batches, samples of each), is what the next one is expected
+    to take.
+    """
+
+    def __init__(self) -> None:
+        self._train_seconds = 0.0
+        self._spent = 0.0
+        self._pass_seconds: dict[tuple[int, int], float] = {}
+
+    def earn(self, train_seconds: float) -> None:
+        """Add train seconds of a trial."""
+        self._train_seconds += train_seconds
+
+    def spend(self, shape: tuple[int, int], seconds: float) -> None:
+        """Book a pass."""
+        self._spent += seconds
+        self._pass_seconds[shape] = seconds
+
+    def affords(self, seconds: float) -> bool:
+        """Return whether so many more seconds stay within the share."""
+        return self._spent + seconds <= NOISE_SHARE * self._train_seconds
+
+    def pass_seconds(self, shape: tuple[int, int]) -> float | None:
+        """Return what the last pass of this shape took, None before any."""
+        return self._pass_seconds.get(shape)
+
+
 class NoiseMeter:
     """Measures the noise scale of one trial after its evaluations, near the target and within `NOISE_SHARE`.
 
-    It ends with the first evaluation that meets the target, or where memory runs out. ``now`` gives seconds.
+    It ends with the first evaluation that meets the target, or where memory runs out. ``budget`` is that of the
+    process, the trial's own where there is none. ``now`` gives seconds.
     """
 
     def __init__(
@@ -180,32 +221,40 @@ class NoiseMeter:
         target: Target,
         seed: int,
         *,
+        budget: NoiseBudget | None = None,
         now: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._make = GradientPasses(workload, computation, trainer, configuration, train, seed)
         self._device = computation.device
-        self._slowdown = SLOWDOWN_OF_COMPILED if computation.compiles else SLOWDOWN
+        self._slowdown = _slowdown(computation)
         self._trainer = trainer
         self._accumulation_steps = configuration.accumulation_steps
         self._target = target
         self._approach = Approach(target)
+        self._budget = budget or NoiseBudget()
         self._now = now
-        self._ended = small_batch_size(configuration, len(train)) == 0
+        self._ended = self._make.small_batch(FEWEST_SMALL_BATCHES) == 0
+        self._small_batches: int | None = None
         self._passes: list[Pass] = []
         self._made = 0
         self._spent = 0.0
+        self._earned = 0.0
 
     def after_evaluation(self, metric: float, train_seconds: float) -> None:
         """Make as many passes as the metric calls for and the train seconds so far allow: zero or more."""
+        self._budget.earn(train_seconds - self._earned)
+        self._earned = train_seconds
         near = self._approach.is_near(metric)
         if self._ended or not near:
             return
         self._ended = self._target.is_met_by(metric)
+        if self._small_batches is None:
+            self._small_batches = self._chosen_length(train_seconds)
         for _ in range(PASSES_AT_ONCE):
-            if not self._affords_a_pass(train_seconds):
+            if not self._affords_a_pass(self._small_batches, train_seconds):
                 return
             try:
-                self._measure()
+                self._measure(self._small_batches)
             except Exception as error:
                 if not is_out_of_memory(error):
                     raise
@@ -218,9 +267,11 @@ class NoiseMeter:
             "generator": self._make.state(),
             "first_metric": self._approach.first,
             "ended": self._ended,
+            "small_batches": self._small_batches,
             "passes": [asdict(one) for one in self._passes],
             "made": self._made,
             "spent": self._spent,
+            "earned": self._earned,
         }
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -230,22 +281,41 @@ class NoiseMeter:
         self._ended = state["ended"]
         self._passes = [_pass_of(one) for one in state["passes"]]
         self._made, self._spent = state["made"], state["spent"]
+        self._small_batches, self._earned = state.get("small_batches"), state.get("earned", 0.0)  # of older checkpoints
 
     def result(self) -> GradientNoise:
-        """Return the noise scale; all None where fewer passes than an interval needs were made."""
-        return gradient_noise(self._passes)
+        """Return the noise scale and its moments; no interval where fewer passes than one needs were made."""
+        return gradient_noise(self._passes, self._spent if self._made else None)
 
-    def _affords_a_pass(self, train_seconds: float) -> bool:
-        budget = NOISE_SHARE * train_seconds
-        if self._made:
-            return self._spent + self._spent / self._made <= budget
+    def _chosen_length(self, train_seconds: float) -> int:
+        """Return the small batches of the trial's passes: long where an interval's worth of these is affordable."""
+        is_long = self._make.small_batch(SMALL_BATCHES) > 0
+        interval_seconds = FEWEST_PASSES * self._expected_seconds(SMALL_BATCHES, train_seconds)
+        return SMALL_BATCHES if is_long and interval_seconds <= NOISE_SHARE * train_seconds else FEWEST_SMALL_BATCHES
+
+    def _affords_a_pass(self, small_batches: int, train_seconds: float) -> bool:
+        """Return whether the trial's own seconds pay for a pass, or those of the process for its first one."""
+        seconds = self._expected_seconds(small_batches, train_seconds)
+        is_within_own_share = self._spent + seconds <= NOISE_SHARE * train_seconds
+        return seconds > 0 and self._budget.affords(seconds) and (is_within_own_share or not self._made)
+
+    def _expected_seconds(self, small_batches: int, train_seconds: float) -> float:
+        """Return what a pass took in this trial on average, what the last of its shape took, or at most takes."""
+        if self._made and small_batches == self._small_batches:
+            return self._spent / self._made
+        known = self._budget.pass_seconds(self._shape(small_batches))
         micro_batch_seconds = train_seconds / max(1, self._trainer.steps * self._accumulation_steps)
-        return 0 < SMALL_BATCHES * self._slowdown * micro_batch_seconds <= budget
+        return small_batches * self._slowdown * micro_batch_seconds if known is None else known
 
-    def _measure(self) -> None:
+    def _shape(self, small_batches: int) -> tuple[int, int]:
+        return small_batches, self._make.small_batch(small_batches)
+
+    def _measure(self, small_batches: int) -> None:
         entered = self._seconds()
-        measured = self._make.measure()
-        self._spent += self._seconds() - entered
+        measured = self._make.measure(small_batches)
+        seconds = self._seconds() - entered
+        self._spent += seconds
+        self._budget.spend(self._shape(small_batches), seconds)
         self._made += 1
         if measured is not None:
             self._passes.append(measured)
@@ -254,6 +324,13 @@ class NoiseMeter:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         return self._now()
+
+
+def _slowdown(computation: Computation) -> int:
+    if computation.compiles:
+        return SLOWDOWN_OF_COMPILED
+    is_alike = computation.device.type == "cpu" and computation.precision == "fp32"
+    return SLOWDOWN if is_alike else SLOWDOWN_OF_OTHER
 
 
 def _pass_of(fields: dict[str, Any]) -> Pass:

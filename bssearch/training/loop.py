@@ -36,9 +36,9 @@ from bssearch.training.computation import Computation
 from bssearch.training.contention import Contention, ContentionMeter
 from bssearch.training.core_pace import ReferenceKernel
 from bssearch.training.device_use import DeviceMeter
-from bssearch.training.gradient_noise import NoiseMeter
+from bssearch.training.gradient_noise import NoiseBudget, NoiseMeter
 from bssearch.training.inspection import batch_norm_layers, tokens_per_sample
-from bssearch.training.memory import is_out_of_memory, peak_memory_bytes, reset_peak_memory
+from bssearch.training.memory import is_out_of_memory, peak_memory_meter
 from bssearch.training.progress import Progress
 from bssearch.training.trainer import Trainer, warm_up
 from bssearch.training.trial_checkpoint import Checkpoint, RandomState, Saved, first_line, identity_of
@@ -65,7 +65,8 @@ class Ending:
 class Trial:
     """One run of a request: `run` it whole, or take `observations` one by one.
 
-    ``stop`` is asked and ``on_progress`` called after every step.
+    ``stop`` is asked and ``on_progress`` called after every step. ``noise_budget`` is that of the process, whose trials
+    share it.
     """
 
     def __init__(
@@ -78,6 +79,7 @@ class Trial:
         clock: Clock,
         stop: Stop = lambda: None,
         on_progress: Callable[[], None] = lambda: None,
+        noise_budget: NoiseBudget | None = None,
     ) -> None:
         self._request = request
         self._workload = workload
@@ -93,6 +95,8 @@ class Trial:
         self._reference = ReferenceKernel.where_it_tells(computation.device, request.threads)
         self._trainer: Trainer | None = None
         self._noise: NoiseMeter | None = None
+        self._noise_budget = noise_budget
+        self._memory = peak_memory_meter(computation.device)
         self._progress = Progress()
         self._test_metric: float | None = None
 
@@ -127,8 +131,9 @@ class Trial:
                 raise
             ending = self._reached_before(self._out_of_memory(error))
         finally:
-            if self._trainer is not None:
-                with self._clock.ledger("other"):
+            with self._clock.ledger("other"):
+                self._memory.close()
+                if self._trainer is not None:
                     self._trainer.close()
         return self._outcome(ending)
 
@@ -159,7 +164,7 @@ class Trial:
             )
         self._on_progress()
         with self._clock.ledger("other"):
-            reset_peak_memory(self._device)
+            self._memory.start()
             self._trainer = Trainer(
                 self._workload, request.configuration, self._data.train, self._computation, request.seed
             )
@@ -172,6 +177,7 @@ class Trial:
                     self._data.train,
                     request.target,
                     request.seed,
+                    budget=self._noise_budget,
                 )
         return self._trainer
 
@@ -186,7 +192,7 @@ class Trial:
             return ending
         if self._request.checkpoint is None:
             return replace(ending, state=TrialState.PRUNED)
-        self._note_peak_memory()
+        self._progress.note_peak(self._memory.peak_bytes())
         self._progress.warnings = self._standing_warnings()
         try:
             self._checkpoint(self._request.checkpoint).save(*self._parts())
@@ -200,7 +206,7 @@ class Trial:
         if self._request.checkpoint is None:
             raise CheckpointError(f"trial {self._request.number} cannot go on: its request names no checkpoint")
         self._checkpoint(self._request.checkpoint).restore(*self._parts())
-        reset_peak_memory(self._device)
+        self._memory.restart()
 
     def _checkpoint(self, path: str) -> Checkpoint:
         with self._clock.ledger("other"):
@@ -285,14 +291,10 @@ class Trial:
                 self._reference.look()
             yield observation
             if self._noise is not None:
-                self._note_peak_memory()
+                self._progress.note_peak(self._memory.peak_bytes())
                 self._noise.after_evaluation(metric, observation.train_seconds)
-                reset_peak_memory(self._device)
+                self._memory.restart()
             return self._judge(trainer, previous, observation)
-
-    def _note_peak_memory(self) -> None:
-        """Keep the peak of the trial itself apart from that of what is measured beside it."""
-        self._progress.peaks.append(peak_memory_bytes(self._device) or 0)
 
     def _judge(self, trainer: Trainer, previous: Observation | None, observation: Observation) -> Ending | None:
         target, progress = self._request.target, self._progress
@@ -384,7 +386,7 @@ class Trial:
     def _outcome(self, ending: Ending) -> TrialOutcome:
         trainer, clock = self._trainer, self._clock
         with clock.ledger("other"):
-            self._note_peak_memory()
+            self._progress.note_peak(self._memory.peak_bytes())
             contention = self._contention.stop()
             device_use = self._device_meter.stop(clock.wall_seconds)
         samples, last = 0 if trainer is None else trainer.samples, self._progress.last
@@ -404,7 +406,8 @@ class Trial:
             final_metric=None if last is None else last.metric,
             best_metric=self._progress.best,
             test_metric=self._test_metric,
-            peak_memory_bytes=max(self._progress.peaks) or None,
+            peak_memory_bytes=self._progress.peak,
+            peak_memory_basis=None if self._progress.peak is None else self._memory.basis,
             dropped_samples_per_epoch=None if trainer is None else trainer.dropped_samples,
             contended=contention.contended or clock.is_contended(self._request.threads),
             warnings=self._warnings(contention),

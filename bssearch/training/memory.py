@@ -5,9 +5,14 @@ from __future__ import annotations
 import ctypes
 import re
 import resource
+import threading
 from pathlib import Path
+from typing import ClassVar, Protocol
 
+import psutil
 import torch
+
+from bssearch.records import MemoryBasis
 
 MMAP_THRESHOLD_BYTES = 2**20
 """Under a limit on the CPU every block from here on is a mapping of its own, which goes back once it is freed.
@@ -17,6 +22,12 @@ holes: for the perceptron of `studies/fashion_mnist_cpu.yaml` it took 1.21 GiB w
 """
 
 _M_MMAP_THRESHOLD = -3  # mallopt(3)
+
+STATUS, CLEAR_REFS = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+
+SAMPLING_SECONDS = 0.01
+"""Between two samples of the resident set, where the kernel keeps no mark that can be reset: a choice. A sample takes
+some 20 µs, 0.2 % of it."""
 
 _PHRASES = ("can't allocate memory", "not enough memory", "out of memory", "STATUS_ALLOC_FAILED")
 
@@ -38,11 +49,144 @@ def reset_peak_memory(device: torch.device) -> None:
 
 
 def peak_memory_bytes(device: torch.device) -> int | None:
-    """Return the most memory that tensors held on the device since the reset.
-
-    None on the CPU: what a process once held it does not give back, so its peak says nothing of one trial.
-    """
+    """Return the most memory that tensors held on the device since the reset; None on the CPU, which does not tell."""
     return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
+
+
+class PeakMemoryMeter(Protocol):
+    """Measures the peak memory of one trial: what `MemoryBasis` says, in bytes.
+
+    ``start`` it before the trial's model is made; ``restart`` forgets the peak so far, not what it counts from.
+    """
+
+    basis: ClassVar[MemoryBasis]
+
+    def start(self) -> None:
+        """Count from what is held now."""
+
+    def restart(self) -> None:
+        """Forget the peak so far."""
+
+    def peak_bytes(self) -> int | None:
+        """Return the peak since the last start or restart, None before any."""
+
+    def close(self) -> None:
+        """End what measures."""
+
+
+def peak_memory_meter(device: torch.device, clear_refs: Path = CLEAR_REFS) -> PeakMemoryMeter:
+    """Return what measures a trial's peak memory on a device."""
+    if device.type == "cuda":
+        return DeviceMemoryMeter(device)
+    try:
+        _reset_high_water_mark(clear_refs)
+    except OSError:  # another system, or a container that does not permit it
+        return SampledMemoryMeter()
+    return ResidentMemoryMeter()
+
+
+class DeviceMemoryMeter:
+    """What tensors held on a GPU."""
+
+    basis: ClassVar[MemoryBasis] = MemoryBasis.DEVICE
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def start(self) -> None:
+        """Count from here."""
+        reset_peak_memory(self._device)
+
+    restart = start
+
+    def peak_bytes(self) -> int | None:
+        """Return the most memory that tensors held."""
+        return peak_memory_bytes(self._device)
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class ResidentMemoryMeter:
+    """How far this process's resident set grew: the kernel's high-water mark, which is reset (proc_pid_clear_refs(5)).
+
+    What earlier trials have freed is given back to the system first: else a trial would take it again unseen, and the
+    second of two alike would seem to need nothing.
+    """
+
+    basis: ClassVar[MemoryBasis] = MemoryBasis.RESIDENT
+
+    def __init__(self) -> None:
+        self._from: int | None = None
+
+    def start(self) -> None:
+        """Count from what the process holds now."""
+        trim_heap()
+        self.restart()
+        self._from = _resident_bytes("VmRSS")
+
+    def restart(self) -> None:
+        """Forget the peak so far."""
+        _reset_high_water_mark(CLEAR_REFS)
+
+    def peak_bytes(self) -> int | None:
+        """Return the growth at the high-water mark."""
+        peak = _resident_bytes("VmHWM")
+        return None if self._from is None or peak is None else max(0, peak - self._from)
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class SampledMemoryMeter:
+    """How far this process's resident set grew, from samples that a thread takes every `SAMPLING_SECONDS`."""
+
+    basis: ClassVar[MemoryBasis] = MemoryBasis.RESIDENT_SAMPLED
+
+    def __init__(self) -> None:
+        self._process = psutil.Process()
+        self._from: int | None = None
+        self._peak = 0
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._sample, name="peak-memory", daemon=True)
+
+    def start(self) -> None:
+        """Count from what the process holds now."""
+        trim_heap()
+        self._from = self._peak = self._resident()
+        if not self._thread.is_alive():
+            self._thread.start()
+
+    def restart(self) -> None:
+        """Forget the peak so far."""
+        self._peak = self._resident()
+
+    def peak_bytes(self) -> int | None:
+        """Return the growth at the largest sample."""
+        return None if self._from is None else max(0, max(self._peak, self._resident()) - self._from)
+
+    def close(self) -> None:
+        """End the thread."""
+        self._closed.set()
+
+    def _sample(self) -> None:
+        while not self._closed.wait(SAMPLING_SECONDS):
+            self._peak = max(self._peak, self._resident())
+
+    def _resident(self) -> int:
+        return int(self._process.memory_info().rss)
+
+
+def trim_heap() -> None:
+    """Give the pages of the heap that hold nothing back to the system, where the C library can (malloc_trim(3))."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+
+
+def _reset_high_water_mark(clear_refs: Path) -> None:
+    """Set ``VmHWM`` to what is resident now; raise `OSError` where that is not permitted."""
+    clear_refs.write_text("5")
 
 
 def limit_memory(device: torch.device, limit_bytes: int) -> None:
@@ -76,14 +220,19 @@ def allocation_retries(device: torch.device) -> int:
     return int(torch.cuda.memory_stats(device)["num_alloc_retries"]) if device.type == "cuda" else 0
 
 
-def peak_process_memory_bytes(device: torch.device, status: Path = Path("/proc/self/status")) -> int | None:
+def peak_process_memory_bytes(device: torch.device, status: Path = STATUS) -> int | None:
     """Return the peak of a process that has done but one thing: on a GPU what tensors held, else its resident memory.
 
     On the CPU it is the whole process's since its start (``VmHWM``); None where the system does not say.
     """
     if device.type == "cuda":
         return peak_memory_bytes(device)
+    return _resident_bytes("VmHWM", status)
+
+
+def _resident_bytes(field: str, status: Path = STATUS) -> int | None:
+    """Return a field of proc_pid_status(5) in bytes, None where the system does not say."""
     if not status.is_file():
         return None
-    found = re.search(r"^VmHWM:\s*(\d+) kB$", status.read_text(), re.MULTILINE)
+    found = re.search(rf"^{field}:\s*(\d+) kB$", status.read_text(), re.MULTILINE)
     return int(found[1]) * 1024 if found else None

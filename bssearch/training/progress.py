@@ -23,6 +23,16 @@ class Progress:
     crossing: Crossing | None = None
     reached: str = ""
 
+    @property
+    def peak(self) -> int | None:
+        """Return the largest peak of memory, None where none is known."""
+        return max(self.peaks, default=None)
+
+    def note_peak(self, peak: int | None) -> None:
+        """Keep a peak of the trial itself, before something else is measured beside it; None is unknown."""
+        if peak is not None:
+            self.peaks.append(peak)
+
     def state(self) -> dict[str, Any]:
         """Return all of it as JSON values, to be saved."""
         return asdict(self)

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from bssearch.analysis.learning_rate_valley import TUNING_GAP, heights
+from bssearch.analysis.law.learning_rate_valley import TUNING_GAP, heights
 from bssearch.analysis.optimum import Verdict, decide
 from bssearch.records import Phase, TrialRecord, TrialState
 from tests.factories import make_trial

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from bssearch.analysis.measured import measured
+from bssearch.analysis.measured import measured, noise_of_batches
 from bssearch.analysis.memory import fit_memory
-from bssearch.records import GradientNoise, MemoryUse, NoiseMeasurement, Phase, TrialRecord
+from bssearch.noise import pooled
+from bssearch.records import GradientNoise, MemoryUse, NoiseMeasurement, Phase, TrialRecord, TrialState
 from bssearch.space import UNKNOWN, MemoryBoundary
 from tests.analysis.test_report import answer, confirmed, searched
 from tests.factories import make_probe, make_trial
@@ -79,3 +81,44 @@ def test_what_all_runs_of_the_optimum_warn_of_is_told_once() -> None:
     assert told["measurement"] == "it was compiled in vain"
     assert "step times of batch 16 were not measured alone" in told["step_times_contended"]
     assert all(run.phase is Phase.CONFIRM for run in runs)
+
+
+def short(number: int, noise: GradientNoise, batch_size: int = 32, **changes: Any) -> TrialRecord:
+    return noisy(make_trial(number, batch_size=batch_size, **changes), noise)
+
+
+PARTS = [
+    GradientNoise(passes=passes, trace=trace, square=square)
+    for passes, trace, square in ((1, 90.0, 1.1), (2, 110.0, 0.9), (1, 100.0, 1.0), (3, 105.0, 1.05))
+]
+
+
+def test_each_batch_size_has_the_noise_scale_pooled_over_its_trials_that_came_near_the_target() -> None:
+    trials = [
+        *(short(number, noise) for number, noise in enumerate(PARTS)),
+        make_trial(10),
+        short(11, PARTS[0], state=TrialState.LOST),
+        *(short(20 + number, noise, batch_size=64) for number, noise in enumerate(PARTS[:2])),
+        short(30, NOISE, batch_size=128),
+        short(31, replace(NOISE, passes=32, scale=200.0), batch_size=128),
+    ]
+    found = noise_of_batches(trials)
+    whole = pooled(PARTS)
+    assert (found[32].scale, found[32].low, found[32].high) == (whole.scale, whole.low, whole.high)
+    assert (found[32].trials, found[32].passes) == (4, 7)
+    assert 64 not in found, "two trials give no interval"
+    assert (found[128].scale, found[128].trials) == (200.0, 1), "of trials without moments, the one with most passes"
+
+
+def test_the_answers_noise_scale_is_pooled_over_the_trials_of_the_optimums_batch_size() -> None:
+    trials = [*(short(number, noise) for number, noise in enumerate(PARTS)), short(9, NOISE, batch_size=64)]
+    runs = [make_trial(5)]
+    found = measured([], [], UNKNOWN, [], runs, noise_of_batches(trials)).noise_scale
+    assert found is not None
+    assert (found.batch_size, found.trials, found.trial, found.passes) == (32, 4, None, 7)
+    near = NoiseMeasurement(batch_size=64, micro_batch_size=64, step=40, metric=0.9, noise=NOISE)
+    probed = measured([], [], UNKNOWN, [near], runs, noise_of_batches(trials)).noise_scale
+    assert probed is not None and (probed.step, probed.trials) == (40, None), "a probe near the target comes first"
+    far = replace(near, reason="the limit passed before")
+    pooled_before = measured([], [], UNKNOWN, [far], runs, noise_of_batches(trials)).noise_scale
+    assert pooled_before == found

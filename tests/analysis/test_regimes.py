@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import pytest
 
+from bssearch.analysis.law.regimes import Slope, slopes
 from bssearch.analysis.optimum import Candidate
-from bssearch.analysis.regimes import Slope, slopes
 from bssearch.records import Phase, TrialState
 from tests.factories import make_trial
 

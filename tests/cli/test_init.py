@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,10 @@ import yaml
 from bssearch.cli.init import TEMPLATES, Kind, check_free, class_name_of, write_new
 from bssearch.errors import UsageError
 from bssearch.spec import load_spec
+from bssearch.spec.parts import PrunerSpec
 from bssearch.workloads.base import check_data, resolve
 from tests.cli.task import bssearch
+from tests.documents import DOCUMENTS, blocks
 
 SMALL = {
     Kind.IMAGE: ("space.batch_size=[128, 256]", "target.value=0.8"),
@@ -37,6 +40,15 @@ def test_both_files_appear_under_the_name_and_the_next_steps_are_said(tmp_path: 
     for path in ("my-first_task.yaml", "my-first_task.py"):
         assert f"{kind}.py" not in (tmp_path / path).read_text()
         assert "YOURS" in (tmp_path / path).read_text()
+
+
+@pytest.mark.parametrize("kind", Kind)
+def test_the_pruner_that_is_written_is_the_one_that_the_guide_recommends(tmp_path: Path, kind: Kind) -> None:
+    assert bssearch("init", "mine", "--kind", kind, cwd=tmp_path).returncode == 0
+    shown = yaml.safe_load(next(block for block in blocks(DOCUMENTS["searching"], "yaml") if "pruner:" in block))
+    recommended = re.findall(r"`(\w+)` is recommended", DOCUMENTS["searching"].split("## The pruner")[1])
+    written = yaml.safe_load((tmp_path / "mine.yaml").read_text())["pruner"]
+    assert [written["name"]] == recommended == [shown["pruner"]["name"]] == [PrunerSpec().name]
 
 
 @pytest.mark.parametrize("kind", Kind)

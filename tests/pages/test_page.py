@@ -18,9 +18,11 @@ from typing import Any
 import pytest
 import yaml
 
-from bssearch.analysis.answer import FinalMetrics, Gap, Generalisation, Notice
+from bssearch.analysis.answer import Notice
+from bssearch.analysis.final_metrics import FinalMetrics, Gap, Generalisation
 from bssearch.analysis.headline import headline
 from bssearch.analysis.report import build_answer
+from bssearch.analysis.trade_offs import about_columns, trade_off_rows
 from bssearch.errors import UsageError
 from bssearch.pages import html as pages
 from bssearch.pages.html import script_json
@@ -410,3 +412,37 @@ def test_in_a_browser_it_draws_fetches_nothing_and_never_scrolls_sideways(
             assert (seen.figures, seen.drawn, seen.too_wide) == (8, 8, 0)
             inks.add((scheme, seen.ink))
     assert len(inks) == len({ink for _, ink in inks}) == 2
+
+
+def test_the_trade_offs_stand_in_a_table_beside_the_front_with_what_they_are() -> None:
+    found = picture()
+    text = Elements(render(found)).text
+    headings, rows = trade_off_rows(found.answer)
+    assert "peak memory" in headings and all(cell in text for row in rows for cell in row)
+    assert all(sentence in text for sentence in about_columns(found.answer))
+    assert "is not on the line" not in text
+
+
+def test_a_recommended_batch_size_that_is_off_the_front_is_explained() -> None:
+    found = picture()
+    front = [one.model_copy(update={"on_front": False}) for one in found.answer.front]
+    recommendation = found.answer.recommendation.model_copy(update={"rule": "law"})
+    off = found.answer.model_copy(update={"front": front, "recommendation": recommendation})
+    assert f"Batch {off.optimal.batch_size} is not on the line" in Elements(render(replace(found, answer=off))).text
+
+
+def test_curves_in_other_seconds_than_the_times_are_said_to_be() -> None:
+    found = picture()
+    said = "In seconds as they passed"
+    assert said not in Elements(render(found)).text
+    rows = [
+        row.model_copy(
+            update={
+                "time_to_target_s": row.time_to_target_s
+                and row.time_to_target_s.model_copy(update={"basis": "steps_x_step_time"})
+            }
+        )
+        for row in found.answer.batches
+    ]
+    products = found.answer.model_copy(update={"batches": rows})
+    assert said in Elements(render(replace(found, answer=products))).text

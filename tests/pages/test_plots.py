@@ -233,7 +233,20 @@ def test_the_front_is_that_of_the_answer(answer: Answer) -> None:
     assert set(beaten["text"]) == {str(one.batch_size) for one in answer.front if not one.on_front}
     assert best["x"] == sorted(best["x"])
     assert figure is not None and "price" in figure["layout"]["yaxis"]["title"]["text"]
+    recommended = named(figure, "recommended")
+    own = next(one for one in answer.front if one.batch_size == answer.optimal.batch_size)
+    assert (recommended["x"], recommended["y"]) == ([own.time_to_target_s], [own.cost])
     assert plots.front_figure(answer.model_copy(update={"front": []}), priced=True) is None
+
+
+def test_a_single_search_trial_stands_apart_from_the_front_of_confirmed_batch_sizes(answer: Answer) -> None:
+    best = answer.optimal.batch_size
+    rows = [row.model_copy(update={"confirmed": row.batch_size == best}) for row in answer.batches]
+    front = [one.model_copy(update={"on_front": one.batch_size == best}) for one in answer.front]
+    figure = plots.front_figure(answer.model_copy(update={"batches": rows, "front": front}), priced=False)
+    others = {str(one.batch_size) for one in front} - {str(best)}
+    assert set(named(figure, "a single search trial, not compared")["text"]) == others
+    assert figure is not None and not [trace for trace in figure["data"] if trace["name"].startswith("beaten")]
 
 
 def test_each_batch_size_has_the_curve_of_its_best_run_or_the_nearest_one() -> None:
@@ -342,6 +355,9 @@ def test_memory_is_shown_beside_the_devices_where_it_comes_near() -> None:
     far = plots.memory_figure(answer_of(law_trials(peak_memory_bytes=2**28)))
     assert far is not None and "shapes" not in far["layout"]
     assert far["layout"]["yaxis"]["range"][0] == 0.0
+    assert far["layout"]["yaxis"]["title"]["text"] == "peak memory, MiB"
+    assert far["data"][0]["y"] == [256.0] * len(SIZES)
+    assert near["layout"]["yaxis"]["title"]["text"] == "peak memory, GiB"
     assert plots.memory_figure(answer_of(law_trials())) is None
 
 

@@ -9,6 +9,7 @@ import pytest
 from bssearch.records import (
     Environment,
     Lease,
+    MemoryBasis,
     NewStudy,
     StudyRecord,
     Target,
@@ -43,6 +44,7 @@ OUTCOME = TrialOutcome(
     best_metric=0.92,
     test_metric=0.9,
     peak_memory_bytes=2**38,
+    peak_memory_basis=MemoryBasis.DEVICE,
     dropped_samples_per_epoch=5,
     contended=True,
     traceback="Traceback …",

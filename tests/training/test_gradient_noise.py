@@ -12,14 +12,16 @@ from torch import nn
 from torch.func import functional_call, grad, vmap
 from torch.nn import functional
 
-from bssearch.noise import gradient_noise
+from bssearch.noise import FEWEST_PASSES, gradient_noise, pooled
 from bssearch.records import Configuration, GradientNoise, Target
 from bssearch.training.computation import Computation
 from bssearch.training.gradient_noise import (
+    FEWEST_SMALL_BATCHES,
     NOISE_SHARE,
     PASSES_AT_ONCE,
     SMALL_BATCHES,
     GradientPasses,
+    NoiseBudget,
     NoiseMeter,
     small_batch_size,
 )
@@ -132,6 +134,14 @@ def exact(
     trainer: Trainer, train: Part, divide: Callable[[str, torch.Tensor], torch.Tensor] = lambda name, gradient: gradient
 ) -> float:
     """Return tr Σ / ‖G‖² of the whole part from the gradients of its single samples."""
+    trace, square = exact_moments(trainer, train, divide)
+    return trace / square
+
+
+def exact_moments(
+    trainer: Trainer, train: Part, divide: Callable[[str, torch.Tensor], torch.Tensor] = lambda name, gradient: gradient
+) -> tuple[float, float]:
+    """Return tr Σ and ‖G‖² of the whole part from the gradients of its single samples."""
     parameters = {name: one.detach() for name, one in trainer.model.named_parameters()}
 
     def loss(weights: dict[str, torch.Tensor], inputs: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
@@ -140,7 +150,7 @@ def exact(
 
     per_sample = vmap(grad(loss), in_dims=(None, 0, 0))(parameters, train.inputs, train.targets)
     rows = torch.cat([divide(name, one).flatten(1).double() for name, one in per_sample.items()], dim=1)
-    return (rows.var(dim=0).sum() / rows.mean(dim=0).square().sum()).item()
+    return rows.var(dim=0).sum().item(), rows.mean(dim=0).square().sum().item()
 
 
 def test_the_noise_scale_is_that_of_exact_per_sample_gradients() -> None:
@@ -157,6 +167,38 @@ def test_the_noise_scale_is_that_of_exact_per_sample_gradients() -> None:
     assert found.scale == pytest.approx(plain, rel=0.15)
     assert found.adam_scale == pytest.approx(adam, rel=0.15)
     assert abs(plain / adam - 1) > 0.2, "the two must differ, or the test shows nothing"
+
+
+class Bowl(Toy):
+    """The quadratic ½‖θ − x‖² of each sample x: its gradient is θ − x, whose covariance is that of the samples."""
+
+    def build_model(self, *, dropout: float) -> nn.Module:
+        model = nn.Linear(6, 1, bias=False)
+        nn.init.constant_(model.weight, 0.5)
+        return model
+
+    def loss(
+        self, model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor, *, label_smoothing: float
+    ) -> torch.Tensor:
+        assert isinstance(model, nn.Linear)
+        return 0.5 * (model.weight - inputs).square().sum(dim=1).mean()
+
+
+@pytest.mark.parametrize("spread", [0.2, 2.0])
+def test_short_passes_over_a_quadratic_find_the_trace_and_the_square_that_its_samples_have(spread: float) -> None:
+    part = Part(spread * toy_data(600).train.inputs, toy_data(600).train.targets)
+    trace = part.inputs.double().var(dim=0).sum().item()
+    square = (0.5 - part.inputs.double().mean(dim=0)).square().sum().item()
+    trials = []
+    for seed in range(40):
+        with Trainer(Bowl(), configuration(64), part, on_cpu(), seed) as trainer:
+            passes = GradientPasses(Bowl(), on_cpu(), trainer, configuration(64), part, seed)
+            made = [passes.measure(FEWEST_SMALL_BATCHES) for _ in range(1 + seed % 4)]
+        trials.append(gradient_noise([one for one in made if one is not None]))
+    found = pooled(trials)
+    assert found.trace == pytest.approx(trace, rel=0.1)
+    assert found.square == pytest.approx(square, rel=0.1)
+    assert found.low is not None and found.high is not None and found.low < trace / square < found.high
 
 
 def _second_moments(trainer: Trainer) -> list[torch.Tensor]:
@@ -205,8 +247,36 @@ def test_small_batches_are_an_eighth_of_the_micro_batch_within_bounds(micro: int
     assert small_batch_size(configuration(micro), samples) == small
 
 
+@pytest.mark.parametrize(
+    ("micro", "samples", "small"), [(512, 10_000, 256), (64, 10_000, 32), (4, 10_000, 4), (64, 40, 20)]
+)
+def test_small_batches_of_a_short_pass_are_half_of_the_micro_batch(micro: int, samples: int, small: int) -> None:
+    assert small_batch_size(configuration(micro), samples, FEWEST_SMALL_BATCHES) == small
+
+
+def test_short_passes_pooled_over_seeds_find_the_noise_scale_of_exact_per_sample_gradients() -> None:
+    """Each trial has its own weights: what is found is the ratio of the means of the exact moments over them."""
+    workload, wanted, data = Toy(), configuration(64), toy_data(600)
+    trials, traces, squares = [], [], []
+    for seed in range(24):
+        with Trainer(workload, wanted, data.train, on_cpu(), seed) as trainer:
+            for _ in range(5):
+                trainer.step()
+            passes = GradientPasses(workload, on_cpu(), trainer, wanted, data.train, seed)
+            made = [passes.measure(FEWEST_SMALL_BATCHES) for _ in range(3)]
+            trials.append(gradient_noise([one for one in made if one is not None]))
+            trace, square = exact_moments(trainer, data.train)
+        traces.append(trace)
+        squares.append(square)
+    found, truth = pooled(trials), sum(traces) / sum(squares)
+    assert all(one.low is None for one in trials), "none has an interval of its own"
+    assert found.low is not None and found.high is not None and found.low < truth < found.high
+    assert found.scale == pytest.approx(truth, rel=0.3)
+
+
 PASS_SECONDS = 0.3
 SMALL_BATCH_SECONDS = PASS_SECONDS / SMALL_BATCHES
+SHORT_PASS_SECONDS = FEWEST_SMALL_BATCHES * SMALL_BATCH_SECONDS
 ENOUGH = PASS_SECONDS * PASSES_AT_ONCE / NOISE_SHARE
 
 
@@ -219,6 +289,7 @@ class Meter:
         target: Target = TARGET,
         samples: int = 100,
         computation: Computation | None = None,
+        budget: NoiseBudget | None = None,
     ) -> None:
         self.time = FakeTime()
         self.losses = 0
@@ -234,6 +305,7 @@ class Meter:
             data.train,
             target,
             seed=3,
+            budget=budget,
             now=lambda: self.time.seconds,
         )
 
@@ -243,31 +315,93 @@ class Meter:
         if self.fails:
             raise torch.OutOfMemoryError("CUDA out of memory")
 
-    def passes_after(self, metric: float, train_seconds: float) -> int:
-        """Return how many passes are made; a step takes as long as a small batch."""
+    def small_batches_after(self, metric: float, train_seconds: float) -> int:
+        """Return how many small batches are made; a step takes as long as one."""
         before = self.losses
         self.trainer.steps = round(train_seconds / SMALL_BATCH_SECONDS)
         self.meter.after_evaluation(metric, train_seconds)
-        return (self.losses - before) // SMALL_BATCHES
+        return self.losses - before
+
+    def passes_after(self, metric: float, train_seconds: float) -> int:
+        """Return how many long passes are made."""
+        return self.small_batches_after(metric, train_seconds) // SMALL_BATCHES
 
 
 def test_passes_take_no_more_than_their_share_of_the_train_seconds() -> None:
     meter, made, metric = Meter(), 0, 0.5
-    assert meter.passes_after(metric, 0.0) == 0
+    assert meter.small_batches_after(metric, 0.0) == 0
     for train_seconds in range(1, 300):
-        made += meter.passes_after(0.88, float(train_seconds))
+        made += meter.small_batches_after(0.88, float(train_seconds))
         assert meter.time.seconds <= NOISE_SHARE * train_seconds + 1e-9
-    assert made * PASS_SECONDS > 0.9 * NOISE_SHARE * 299
-    assert meter.meter.result().passes == made
+    assert made * SMALL_BATCH_SECONDS > 0.9 * NOISE_SHARE * 299
+    found = meter.meter.result()
+    assert found.passes == made // FEWEST_SMALL_BATCHES
+    assert found.seconds == pytest.approx(made * SMALL_BATCH_SECONDS)
 
 
-@pytest.mark.parametrize(("settings", "slowdown"), [({}, 2), ({"compile": "default"}, 10)])
+@pytest.mark.parametrize(("settings", "slowdown"), [({}, 1), ({"precision": "bf16"}, 2), ({"compile": "default"}, 10)])
 def test_the_first_pass_is_made_where_it_fits_even_if_it_is_slow(settings: dict[str, Any], slowdown: int) -> None:
     meter = Meter(computation=on_cpu(**settings))
-    meter.passes_after(0.5, 0.0)
-    affordable = slowdown * PASS_SECONDS / NOISE_SHARE
-    assert meter.passes_after(0.88, 0.99 * affordable) == 0
-    assert meter.passes_after(0.88, 1.01 * affordable) == slowdown
+    meter.small_batches_after(0.5, 0.0)
+    affordable = slowdown * SHORT_PASS_SECONDS / NOISE_SHARE
+    assert meter.small_batches_after(0.88, 0.99 * affordable) == 0
+    assert meter.small_batches_after(0.88, 1.01 * affordable) == slowdown * FEWEST_SMALL_BATCHES
+
+
+def test_a_trial_makes_long_passes_where_it_affords_an_interval_of_them_and_short_ones_elsewhere() -> None:
+    enough = FEWEST_PASSES * PASS_SECONDS / NOISE_SHARE
+    for train_seconds, small_batches in ((0.99 * enough, FEWEST_SMALL_BATCHES), (1.01 * enough, SMALL_BATCHES)):
+        meter = Meter()
+        meter.small_batches_after(0.5, 0.0)
+        meter.small_batches_after(0.88, train_seconds)
+        assert {one.small_batches for one in meter.meter._passes} == {small_batches}
+
+
+def test_a_short_trial_makes_a_pass_of_two_small_batches_and_says_what_it_took() -> None:
+    meter = Meter()
+    meter.small_batches_after(0.5, 0.0)
+    assert meter.small_batches_after(0.95, 1.01 * SHORT_PASS_SECONDS / NOISE_SHARE) == FEWEST_SMALL_BATCHES
+    found = meter.meter.result()
+    assert found.passes == 1
+    assert found.seconds == pytest.approx(SHORT_PASS_SECONDS)
+    assert found.low is None and found.trace is not None and found.square is not None
+
+
+class TestBudgetOfAProcess:
+    def test_trials_that_are_too_short_for_a_pass_take_turns_at_the_seconds_of_all(self) -> None:
+        budget, train_seconds = NoiseBudget(), 0.4 * SHORT_PASS_SECONDS / NOISE_SHARE
+        made = []
+        for _ in range(10):
+            meter = Meter(budget=budget)
+            meter.small_batches_after(0.5, 0.0)
+            made.append(meter.small_batches_after(0.95, train_seconds) // FEWEST_SMALL_BATCHES)
+        assert made == [0, 0, 1, 0, 1, 0, 0, 1, 0, 1]
+        assert sum(made) * SHORT_PASS_SECONDS <= NOISE_SHARE * 10 * train_seconds
+
+    def test_what_a_trial_leaves_that_came_nowhere_near_pays_for_one_pass_of_another(self) -> None:
+        budget = NoiseBudget()
+        Meter(budget=budget).small_batches_after(0.1, 100 * SHORT_PASS_SECONDS / NOISE_SHARE)
+        meter = Meter(budget=budget)
+        meter.small_batches_after(0.5, 0.0)
+        assert meter.small_batches_after(0.88, 0.5 * SHORT_PASS_SECONDS / NOISE_SHARE) == FEWEST_SMALL_BATCHES
+        assert meter.small_batches_after(0.89, 0.9 * SHORT_PASS_SECONDS / NOISE_SHARE) == 0
+
+    def test_a_pass_is_expected_to_take_what_the_last_of_its_shape_took(self) -> None:
+        budget = NoiseBudget()
+        budget.earn(100.0)
+        budget.spend((FEWEST_SMALL_BATCHES, 4), 0.1 * SHORT_PASS_SECONDS)
+        meter = Meter(budget=budget)
+        meter.small_batches_after(0.5, 0.0)
+        assert meter.small_batches_after(0.88, 0.11 * SHORT_PASS_SECONDS / NOISE_SHARE) == FEWEST_SMALL_BATCHES
+
+    def test_a_trial_that_goes_on_elsewhere_earns_there_only_what_it_trains_there(self) -> None:
+        first, second = Meter(), Meter(budget=NoiseBudget())
+        first.small_batches_after(0.5, 10.0)
+        second.meter.restore(first.meter.state())
+        second.small_batches_after(0.88, 10.0)
+        assert second.losses == 0, "what was earned before the pause is the other process's"
+        second.small_batches_after(0.88, 10.0 + 1.01 * SHORT_PASS_SECONDS / NOISE_SHARE)
+        assert second.losses == FEWEST_SMALL_BATCHES
 
 
 def test_passes_spread_over_the_window() -> None:
@@ -311,7 +445,10 @@ def test_running_out_of_memory_in_a_pass_ends_the_passes_and_not_the_trial() -> 
 
 
 def test_a_training_part_too_small_for_a_pass_is_left_alone() -> None:
-    assert Meter(configuration(2), samples=SMALL_BATCHES - 1).passes_after(0.95, 9 * ENOUGH) == 0
+    assert Meter(configuration(1), samples=FEWEST_SMALL_BATCHES - 1).small_batches_after(0.95, 9 * ENOUGH) == 0
+    only_short = Meter(configuration(2), samples=SMALL_BATCHES - 1)
+    only_short.small_batches_after(0.95, 9 * ENOUGH)
+    assert {one.small_batches for one in only_short.meter._passes} == {FEWEST_SMALL_BATCHES}
 
 
 @pytest.mark.parametrize(("micro", "ghost", "small"), [(264, 32, 32), (264, 8, 32), (264, None, 33), (264, 64, 33)])

@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from bssearch.analysis.model import Model
 from bssearch.analysis.numbers import ends, number
+from bssearch.analysis.shape import Model
 
 
 class CriticalBatch(Model):

@@ -6,9 +6,8 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from bssearch.analysis.answer import Answer, Parameters, parameters_of
+from bssearch.analysis.answer import Answer, parameters_of
 from bssearch.analysis.baseline import default_configuration
-from bssearch.analysis.model import Model
 from bssearch.analysis.objectives.base import objective_of
 from bssearch.analysis.objectives.seconds import StepSeconds, step_seconds_of
 from bssearch.analysis.optimum import Candidate, decide
@@ -21,6 +20,7 @@ from bssearch.analysis.rules.rule_evidence import (
     about_noise_scale,
     command,
 )
+from bssearch.analysis.shape import Model, Parameters
 from bssearch.intervals import student_t
 from bssearch.records import Configuration, Phase, StepTime, TrialRecord, TrialState
 from bssearch.space import UNKNOWN, MemoryBoundary

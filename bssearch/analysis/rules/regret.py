@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Literal
 
-from bssearch.analysis.model import Model
 from bssearch.analysis.objectives.seconds import StepSeconds
 from bssearch.analysis.optimum import Candidate
+from bssearch.analysis.shape import Model
 from bssearch.analysis.time_to_target import ratio_interval
 from bssearch.intervals import FLAT_RATIO, student_t
 from bssearch.records import TrialState

@@ -1,8 +1,11 @@
-"""What every part of an answer has in common."""
+"""What all parts of an answer are made of."""
 
 from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict
+
+Parameters = dict[str, bool | int | float | str | None]
+"""The parameters of a configuration, by name."""
 
 
 class Model(BaseModel):

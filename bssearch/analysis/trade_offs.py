@@ -1,0 +1,177 @@
+"""What batch sizes trade against each other: time to the target, cost, energy, memory, generalisation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from bssearch.analysis.answer import Answer, Batch, FrontPoint, Notice
+from bssearch.analysis.numbers import memory, metric_over_seeds, noise_scale, number
+from bssearch.analysis.optimum import Candidate
+from bssearch.intervals import FLAT_RATIO
+from bssearch.records import MemoryBasis
+
+NOTHING = "–"
+
+
+def front(batches: Sequence[Batch], price_per_device_hour: float | None, *, confirmed: bool) -> list[FrontPoint]:
+    """Return time and cost of every batch size that reached the target, ascending.
+
+    ``confirmed``: the recommendation is from confirmation runs, and only batch sizes that have them are compared.
+    """
+
+    def cost(row: Batch) -> float:
+        assert row.time_to_target_s is not None and row.samples_to_target is not None, "it has reached"
+        if price_per_device_hour is None:
+            return row.samples_to_target
+        return row.time_to_target_s.median * price_per_device_hour / 3600
+
+    found = [
+        (row.batch_size, row.time_to_target_s.median, cost(row), row.confirmed or not confirmed)
+        for row in batches
+        if row.time_to_target_s is not None and row.samples_to_target is not None
+    ]
+
+    def is_beaten(time: float, price: float) -> bool:
+        compared = [(t, c) for _, t, c, is_compared in found if is_compared]
+        return any(t <= time and c <= price and (t < time or c < price) for t, c in compared)
+
+    return [
+        FrontPoint(
+            batch_size=size, time_to_target_s=time, cost=paid, on_front=is_compared and not is_beaten(time, paid)
+        )
+        for size, time, paid, is_compared in found
+    ]
+
+
+class _Resource(NamedTuple):
+    """What reaching the target takes of something, and how the least of it is called."""
+
+    least: str
+    amount: Callable[[Batch], float | None]
+    unit: str
+
+
+def _seconds(row: Batch) -> float | None:
+    return None if row.time_to_target_s is None else row.time_to_target_s.median
+
+
+RESOURCES: Mapping[str, _Resource] = {
+    "time_to_target": _Resource("the least time", _seconds, " s"),
+    "samples_to_target": _Resource("the fewest samples", lambda row: row.samples_to_target, ""),
+    "energy_to_target": _Resource("the least energy", lambda row: row.energy_joules, " J"),
+}
+"""By the objective that is after the same. The price of device-hours is time."""
+
+SAME_AS: Mapping[str, str] = {"cost_to_target": "time_to_target"}
+
+
+def about_trade_offs(batches: Sequence[Batch], optimal: Candidate, *, confirmed: bool) -> list[Notice]:
+    """Return the sentence on batch sizes that take notably less of something else than the objective; none without.
+
+    Notably: the recommended one takes more than 5 % more. Of the same batch sizes as the front's.
+    """
+    if not optimal.objective.stops_at_target:
+        return []
+    compared = {row.batch_size: row for row in batches if row.confirmed or not confirmed}
+    best = compared.get(optimal.configuration.batch_size)
+    if best is None:
+        return []
+    own = SAME_AS.get(optimal.objective.name, optimal.objective.name)
+    noun = optimal.objective.noun
+    parts = list(_cheaper(best, list(compared.values()), own, noun))
+    if not parts:
+        return []
+    message = f"batch {best.batch_size} is recommended for its {noun} alone: {'; '.join(parts)}"
+    return [Notice(code="trade_off", message=message)]
+
+
+def _cheaper(best: Batch, rows: Sequence[Batch], own: str, noun: str) -> Iterator[str]:
+    """Yield for each resource but ``own`` the batch size that takes the least of it, where that is another."""
+    for name, resource in RESOURCES.items():
+        mine = resource.amount(best)
+        known = [(amount, row) for row in rows if (amount := resource.amount(row)) is not None]
+        if name == own or mine is None or not known:
+            continue
+        least, row = min(known, key=lambda one: one[0])
+        if mine <= FLAT_RATIO * least:
+            continue
+        figures = f"{number(least)} against {number(mine)}{resource.unit}"
+        yield f"batch {row.batch_size} takes {resource.least}, {figures}{_in_exchange(best, row, own, noun)}"
+
+
+def _in_exchange(best: Batch, row: Batch, own: str, noun: str) -> str:
+    """Return how many times as much of the objective another batch size takes; nothing where that is not known."""
+    resource = RESOURCES.get(own)
+    mine, others = (None, None) if resource is None else (resource.amount(best), resource.amount(row))
+    if not mine or others is None:
+        return ""
+    return f", at {number(others / mine)} times the {noun}"
+
+
+def trade_off_rows(answer: Answer) -> tuple[list[str], list[list[str]]]:
+    """Return what each batch size takes and comes to, for people: headings and rows, one of each batch size that
+    reached the target.
+
+    A column in which nothing is known is left out, and so is the whole table where besides time and samples nothing is.
+    """
+    rows = _shown(answer)
+    known = {
+        heading: cells for heading, shown in _columns(answer).items() if any(cells := [shown(row) for row in rows])
+    }
+    if not known.keys() - {"time", "samples"}:
+        return [], []
+    lines = zip(*known.values(), strict=True)
+    return ["batch", *known], [
+        [str(row.batch_size), *(one or NOTHING for one in line)] for row, line in zip(rows, lines, strict=True)
+    ]
+
+
+def _shown(answer: Answer) -> list[Batch]:
+    """Return the batch sizes at which a run reached the target."""
+    return [row for row in answer.batches if row.best is not None]
+
+
+def _columns(answer: Answer) -> dict[str, Callable[[Batch], str]]:
+    """Return the columns of the table, each with what it shows of a batch size; nothing where that is not known."""
+    parts = {row.generalisation.part for row in _shown(answer) if row.generalisation is not None}
+
+    def metric(part: str) -> Callable[[Batch], str]:
+        return lambda row: (
+            metric_over_seeds(row.generalisation)
+            if row.generalisation is not None and row.generalisation.part == part
+            else ""
+        )
+
+    return {
+        "time": lambda row: "" if row.time_to_target_s is None else f"{number(row.time_to_target_s.median)} s",
+        "samples": lambda row: "" if row.samples_to_target is None else number(row.samples_to_target),
+        "energy": lambda row: "" if row.energy_joules is None else f"{number(row.energy_joules)} J",
+        "peak memory": lambda row: "" if row.peak_memory_bytes is None else memory(row.peak_memory_bytes),
+        **{f"{part} {answer.target.metric}": metric(part) for part in sorted(parts)},
+        "noise scale": lambda row: (
+            ""
+            if row.noise_scale is None
+            else noise_scale(row.noise_scale.scale, row.noise_scale.low, row.noise_scale.high)
+        ),
+    }
+
+
+def about_columns(answer: Answer) -> list[str]:
+    """Return a sentence on each column of `trade_off_rows` that needs one: what is measured, and at what point."""
+    rows = _shown(answer)
+    bases = {row.peak_memory_basis for row in rows if row.peak_memory_basis is not None}
+    parts = {row.generalisation.part for row in rows if row.generalisation is not None}
+    said = []
+    if MemoryBasis.DEVICE in bases:
+        said.append("Peak memory: the most that tensors held on the device.")
+    elif bases:
+        how = " (sampled, so that a short peak may be missed)" if MemoryBasis.RESIDENT_SAMPLED in bases else ""
+        said.append(f"Peak memory: how far the process’s resident memory grew over the trial{how}.")
+    if "test" in parts:
+        said.append("Test metric: on samples that neither trained nor stopped a run, at its end; ± is over seeds.")
+    if "validation" in parts:
+        said.append("Validation metric: the best of a run, on the samples that end it at the target; ± is over seeds.")
+    if any(row.noise_scale is not None for row in rows):
+        said.append("Noise scale: of the gradient near the target, in samples, over all trials of the batch size.")
+    return said

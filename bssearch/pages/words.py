@@ -1,0 +1,25 @@
+"""Words and values as a page has them."""
+
+from __future__ import annotations
+
+NOTHING = "–"
+"""What stands for a value that is not known."""
+
+
+def sentence(words: str) -> str:
+    """Return words that begin with a capital."""
+    return words[:1].upper() + words[1:]
+
+
+def plural(count: int, noun: str) -> str:
+    """Return a count of something."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def in_words(value: object) -> str:
+    """Return a value of any kind for people."""
+    if value is None:
+        return NOTHING
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) and value >= 10_000 else str(value)

@@ -1,0 +1,37 @@
+"""What ``best`` prints for people beside the sentence and the batch sizes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from bssearch.cli.answer import print_answer
+from bssearch.records import GradientNoise, MemoryBasis
+from tests.analysis.test_report import answer, confirmed
+
+
+def test_the_trade_offs_are_printed_with_memory_generalisation_and_noise_scale(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    measured: dict[str, Any] = {"peak_memory_bytes": 3 * 2**20, "peak_memory_basis": MemoryBasis.RESIDENT}
+    noises = [GradientNoise(passes=1, trace=trace, square=1.0) for trace in (90.0, 100.0, 110.0)]
+    runs = [
+        replace(run, outcome=replace(run.outcome, noise=noise))
+        for run, noise in zip(confirmed(64, 1.0, 1.1, 0.9, **measured), noises, strict=True)
+        if run.outcome is not None
+    ]
+    print_answer(answer([*confirmed(16, 2.0, 2.1, 1.9, **measured), *runs]))
+    printed = capsys.readouterr().out
+    (row,) = [line for line in printed.splitlines() if line.startswith(" 64") and "MiB" in line]
+    assert "3 MiB" in row and "0.88 ± 0" in row and "100 [" in row
+    assert "resident memory grew" in printed
+    assert "pooled over 3 trials of batch 64" in printed
+
+
+def test_no_trade_offs_are_printed_where_nothing_was_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    found = answer(confirmed(64, 1.0, 1.1, 0.9))
+    rows = [row.model_copy(update={"generalisation": None}) for row in found.batches]
+    print_answer(found.model_copy(update={"batches": rows}))
+    assert "noise scale" not in capsys.readouterr().out
