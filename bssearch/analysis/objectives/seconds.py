@@ -140,6 +140,7 @@ def _pace(trial: TrialRecord) -> Pace | None:
     if outcome is None or not (outcome.steps and outcome.undelayed_train_seconds and outcome.reference_seconds):
         return None
     return Pace(
+        steps=outcome.steps,
         step_seconds=outcome.train_seconds / outcome.steps,
         undelayed_step_seconds=outcome.undelayed_train_seconds / outcome.steps,
         reference_seconds=outcome.reference_seconds,
