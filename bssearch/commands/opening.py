@@ -94,7 +94,7 @@ def opened(spec: StudySpec, launch: Launch) -> Iterator[OpenStudy]:
     `DatabaseError`, and `QuestionChangedError` where the stored study of that name asks another question.
     """
     listener, spec = launch.listener or Listener(), checked(spec)
-    with described(spec, launch) as (executor, found):
+    with _described(spec, launch) as (executor, found):
         check_target(spec, found)
         with open_store(launch.db, notify=listener.note) as store:
             spec = _open_study(spec, launch, store, found, listener)
@@ -108,7 +108,13 @@ def described(spec: StudySpec, launch: Launch) -> Iterator[tuple[Executor, Workl
     Raises `UsageError` for an imported study, `SpecError` where the spec asks for more than the workload has,
     `WorkloadError` and `LaunchError`.
     """
-    spec = checked(spec)
+    with _described(checked(spec), launch) as found:
+        yield found
+
+
+@contextmanager
+def _described(spec: StudySpec, launch: Launch) -> Iterator[tuple[Executor, WorkloadDescription]]:
+    """Give what `described` does, for a spec that has been checked."""
     if spec.is_imported:
         raise UsageError(f"study {spec.name!r} was imported: it has no workload to run, only runs made elsewhere")
     executor = launch.executor(spec)
