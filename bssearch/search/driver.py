@@ -220,15 +220,21 @@ class Driver(Host):
 
     def _time_steps(self, visits: int) -> None:
         """Have every batch size visited so many times, by this driver or another, while nothing runs here."""
-        asked = self.spec, self.store, self.environment
-        if missing_step_times(*asked, visits):
+        asked, trials = (self.spec, self.store, self.environment), self.engine.history.all_trials
+        if missing_step_times(*asked, visits, trials=trials):
             refuse_where_nothing_fits(*asked)
             with self._claimed("time steps"):
-                missing = missing_step_times(*asked, visits)
+                missing = missing_step_times(*asked, visits, trials=trials)
                 if missing:
                     self.listener.note(f"timing steps at batch sizes {', '.join(map(str, missing))}")
                 measure_step_times(
-                    self.spec, self.store, self.executor, self.environment, self._raise_if_interrupted, visits
+                    self.spec,
+                    self.store,
+                    self.executor,
+                    self.environment,
+                    self._raise_if_interrupted,
+                    visits,
+                    trials=trials,
                 )
         self._feed(events.Timed(self.store.probes(self.spec.name, self.environment)))
 

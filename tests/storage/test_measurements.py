@@ -93,7 +93,15 @@ class TestProbes:
         assert (found[8].eval_every_steps, found[8].error and found[8].error.visits) == (1, 2)
         assert store.probes("other") == {}
         assert [(one.visit, one.step_seconds) for one in store.visits("toy")] == [(1, 1.0), (2, 4.0)]
-        assert store.next_visit("toy") == 4
+        assert store.save_probe("toy", environment, make_probe(16)) == 4, "a new visit, counted by the store"
+
+    def test_two_who_visit_at_once_have_each_their_own_visit(self, store: Store) -> None:
+        add_study(store)
+        driver, probe = (store.save_probe("toy", make_environment(), make_probe(8)) for _ in range(2))
+        assert driver != probe
+        for number in (driver, probe):
+            assert store.save_probe("toy", make_environment(), make_probe(16), number) == number
+        assert sorted((one.visit, one.batch_size) for one in store.visits("toy")) == [(1, 8), (1, 16), (2, 8), (2, 16)]
 
     def test_a_visit_is_stored_once_however_often_it_is_told(self, store: Store) -> None:
         add_study(store)
