@@ -161,6 +161,9 @@ class Driver(Host):
                 self._release()
             case events.Settle():
                 self._settle(action)
+            case events.SearchEnded(reason):
+                self._note_once(f"the search has ended: {reason}")
+                self.listener.search_ended(reason, self.engine.history)
             case events.Tell(message):
                 self.listener.note(message)
             case events.Finished():

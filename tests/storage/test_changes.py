@@ -96,7 +96,7 @@ def test_what_changes_no_trial_leaves_the_revision(three: Store, what: str) -> N
 
 def test_a_reader_is_told_of_new_probes(three: Store) -> None:
     environment = make_environment()
-    calls: list[Callable[[], None]] = [
+    calls: list[Callable[[], object]] = [
         lambda: three.save_probe("toy", environment, make_probe(8)),
         lambda: three.save_memory("toy", environment, MemoryUse(micro_batch_size=8, fits=True, peak_memory_bytes=None)),
     ]
