@@ -14,6 +14,7 @@ from bssearch.analysis.objectives.base import Objective, objective_of
 from bssearch.curves import Progress
 from bssearch.records import Configuration, ParameterValue, Phase, ProbeRecord, TrialRecord, TrialState
 from bssearch.spec import StudySpec
+from bssearch.step_times import step_seconds_of, with_step_time
 
 FAILURES = 3
 """Failed trials that exclude a batch size, where no more than as many ran. A choice."""
@@ -58,7 +59,8 @@ class History:
     ) -> None:
         self.spec = spec
         self.objective: Objective = objective_of(spec)
-        self.probes: Mapping[int, ProbeRecord] = {} if probes is None else probes
+        self._probes: Mapping[int, ProbeRecord] = {} if probes is None else probes
+        self._step_seconds = step_seconds_of(self._probes.values())
         self.now = now
         self.curves: dict[int, Progress] = {}
         self.all_trials: list[TrialRecord] = []
@@ -69,6 +71,7 @@ class History:
         self.last_expectation: float | None = None
         """What the newest search trial that has ended was expected to improve, of those of which that is known."""
         self._last_expected = 0
+        self._as_stored: dict[int, TrialRecord] = {}
         self._places: dict[int, tuple[int, int | None]] = {}
         self._by_state: dict[TrialState, dict[int, TrialRecord]] = defaultdict(dict)
         self._by_batch_size: dict[int, dict[int, TrialRecord]] = defaultdict(dict)
@@ -89,20 +92,30 @@ class History:
     def take(self, trial: TrialRecord) -> None:
         """Take in a trial that is new, or has changed; its number tells which it is."""
         self._takes += 1
+        self._as_stored[trial.number] = trial
+        trial = with_step_time(trial, self._step_seconds)
         before = self._replace(trial)
         if before is not None and before.phase is Phase.SEARCH:
             self._count(before, -1)
         if trial.phase is Phase.SEARCH:
             self._count(trial, +1)
             self._expect(trial)
-            value = self.value(trial)
-            size = trial.configuration.batch_size
-            best = self._best.get(size)
-            if math.isfinite(value) and (best is None or (value, trial.number) < (self.value(best), best.number)):
-                self._best[size] = trial
+            self._note_best(trial)
             if trial.state is TrialState.REACHED:
                 self._reach(trial)
         self._repeats.take(trial, self._key(trial))
+
+    @property
+    def probes(self) -> Mapping[int, ProbeRecord]:
+        """Return the step times; where they are set anew, steps × step time of what has reached follow them."""
+        return self._probes
+
+    @probes.setter
+    def probes(self, probes: Mapping[int, ProbeRecord]) -> None:
+        self._probes, self._step_seconds = probes, step_seconds_of(probes.values())
+        for stored, known in zip(list(self._as_stored.values()), list(self.all_trials), strict=True):
+            if with_step_time(stored, self._step_seconds).steps_x_step_time_s != known.steps_x_step_time_s:
+                self.take(stored)
 
     def observe(self, number: int, train_seconds: float, metric: float) -> None:
         """Take in an evaluation of a search trial: of those that missed the target its curve is made."""
@@ -268,6 +281,19 @@ class History:
             if trial.configuration.batch_size in feasible and self._attempts(trial) < ATTEMPTS:
                 return trial
         return None
+
+    def _note_best(self, trial: TrialRecord) -> None:
+        """Note a search trial where it is the best of its batch size; what was, and is worse now, gives way."""
+        size = trial.configuration.batch_size
+        best = self._best.get(size)
+        rivals = [trial] if best is None else [best, trial]
+        if best is not None and best.number == trial.number:
+            rivals = list(self._by_batch_size[size].values())
+        known = [(value, one.number, one) for one in rivals if math.isfinite(value := self.value(one))]
+        if known:
+            self._best[size] = min(known, key=lambda one: one[:2])[2]
+        else:
+            self._best.pop(size, None)
 
     def _expect(self, trial: TrialRecord) -> None:
         """Note what was expected of a further trial when one was chosen that has ended."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
 from bssearch.intervals import student_t
-from bssearch.records import ProbeRecord, StepTimeError, Visit
+from bssearch.records import Configuration, ProbeRecord, StepTime, StepTimeError, TrialRecord, Visit
 
 VISIT_DEVIATION = 0.1
 VISIT_FREEDOM = 4
@@ -39,7 +39,37 @@ ROUNDS = 30
 Split = tuple[int, int]
 """(batch size, micro-batch size)."""
 
+StepSeconds = Mapping[Split, float]
+"""Seconds of an optimizer step by split, timed in isolation."""
+
 Key = TypeVar("Key", bound=Hashable)
+
+
+def split(configuration: Configuration) -> Split:
+    """Return (batch size, micro-batch size)."""
+    return configuration.batch_size, configuration.micro_batch_size
+
+
+def step_seconds_of(probes: Iterable[StepTime]) -> StepSeconds:
+    """Return the measured step times; of several of a split, the first that had the device to itself."""
+    timed = [(one.contended, (one.batch_size, one.micro_batch_size), one.step_seconds) for one in probes]
+    known: dict[Split, float] = {}
+    for _, place, seconds in sorted(timed, key=lambda one: one[0]):
+        if seconds is not None:
+            known.setdefault(place, seconds)
+    return known
+
+
+def with_step_time(trial: TrialRecord, step_seconds: StepSeconds) -> TrialRecord:
+    """Return a trial with its steps to the target × the step time of its split as it is known now.
+
+    The same trial where that changes nothing; the product of its end stays where no step time of the split is known.
+    """
+    steps = None if trial.outcome is None else trial.outcome.steps_to_target
+    seconds = step_seconds.get(split(trial.configuration))
+    if steps is None or seconds is None or trial.steps_x_step_time_s == steps * seconds:
+        return trial
+    return replace(trial, steps_x_step_time_s=steps * seconds)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,11 +12,12 @@ from typing import Literal
 
 from bssearch.analysis.confirmation_runs import ENOUGH_RUNS, begun_late, fewest_runs
 from bssearch.analysis.objectives.base import Objective
-from bssearch.analysis.objectives.seconds import StepSeconds, seconds_to_target
+from bssearch.analysis.objectives.seconds import seconds_to_target
 from bssearch.analysis.objectives.time_to_target import TIME
 from bssearch.analysis.time_to_target import Estimate, estimate, ratio_interval, ratio_upper_bound
 from bssearch.intervals import FLAT_RATIO
 from bssearch.records import Configuration, Phase, TrialRecord, TrialState
+from bssearch.step_times import StepSeconds
 
 Rule = Literal["least", "smallest_shown_within_5_percent", "law"]
 

@@ -30,7 +30,6 @@ from bssearch.analysis.law.joint import fit_and_predict, predicted_figures
 from bssearch.analysis.measured import measured
 from bssearch.analysis.notices import about_generalisation, notices
 from bssearch.analysis.objectives.base import Objective, objective_of
-from bssearch.analysis.objectives.seconds import step_seconds_of
 from bssearch.analysis.optimum import Candidate, Verdict, decide, median_steps, repeats, runs_to_settle
 from bssearch.analysis.settled import standing
 from bssearch.analysis.time_to_target import coefficient_of_variation, ratio_interval
@@ -47,6 +46,7 @@ from bssearch.records import (
 )
 from bssearch.space import UNKNOWN, MemoryBoundary
 from bssearch.spec import StudySpec
+from bssearch.step_times import step_seconds_of
 
 NEXT = 2
 """A batch size is the largest that fits where this many times as many samples do not: ladders double. A choice."""

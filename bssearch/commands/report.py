@@ -8,7 +8,6 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from bssearch.analysis.answer import Answer, CriticalBatch, Figure, Notice, Ratio, Time, objective_in
 from bssearch.analysis.objectives.base import objective_of
-from bssearch.analysis.objectives.seconds import step_seconds_of
 from bssearch.analysis.rules.audit import FULL_LIMIT_PHASES, audit
 from bssearch.analysis.time_to_target import Estimate, estimate, ratio_interval
 from bssearch.errors import TargetNotReachedError
@@ -18,6 +17,7 @@ from bssearch.pages.trial_plots import curve_trials
 from bssearch.records import Observation, Phase, StudyRecord, TrialRecord
 from bssearch.search.finding import answer
 from bssearch.spec import StudySpec
+from bssearch.step_times import step_seconds_of
 from bssearch.storage.repository import Store
 
 TRIALS_AT_ONCE = 200

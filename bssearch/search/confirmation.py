@@ -14,13 +14,13 @@ from dataclasses import dataclass, field
 from typing import Self
 
 from bssearch.analysis.confirmation_runs import PlainMiss, plain_misses, plainly_missed, says_something
-from bssearch.analysis.objectives.seconds import step_seconds_of
 from bssearch.analysis.optimum import Verdict, decide, runs_to_settle
 from bssearch.analysis.settled import Standing, standing
 from bssearch.history import History
 from bssearch.intervals import FLAT_RATIO
 from bssearch.records import Configuration, Phase, TrialPlan, TrialRecord, TrialState
 from bssearch.search.seeds import trial_seed
+from bssearch.step_times import step_seconds_of
 
 CONFIGURATIONS_PER_BATCH = 2
 """Configurations that are confirmed of each contending batch size: the best by one seed is partly luck. A choice."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from sqlalchemy import Connection, delete, func, select
 
-from bssearch.records import Environment, MemoryUse, NoiseMeasurement, ProbeRecord, Visit
+from bssearch.records import Environment, MemoryUse, NoiseMeasurement, ProbeRecord, TrialRecord, Visit
 from bssearch.space import MemoryBoundary, in_force
-from bssearch.step_times import with_visits
+from bssearch.step_times import step_seconds_of, with_step_time, with_visits
 from bssearch.storage.clock import now
 from bssearch.storage.database import Database, patiently
 from bssearch.storage.models import EnvironmentRow, ProbeKind, ProbeRow, StudyRow, TrialRow, VisitRow
@@ -89,10 +89,19 @@ class Measurements(Database):
     def step_times(self, study: str) -> list[ProbeRecord]:
         """Return the step time of every split that was measured for a study, in the order of measuring."""
         with self._reading() as connection:
-            study_id = self._study_id(connection, study)
-            rows = connection.execute(PROBES.where(ProbeRow.study_id == study_id)).mappings()
-            timed = [from_columns(ProbeRecord, row, absent="error") for row in rows]
-            return with_visits(timed, self._visits(connection, study_id))
+            return self._step_times(connection, self._study_id(connection, study))
+
+    def _step_times(self, connection: Connection, study_id: int) -> list[ProbeRecord]:
+        rows = connection.execute(PROBES.where(ProbeRow.study_id == study_id)).mappings()
+        timed = [from_columns(ProbeRecord, row, absent="error") for row in rows]
+        return with_visits(timed, self._visits(connection, study_id))
+
+    def _timed(self, connection: Connection, study_id: int, trials: Sequence[TrialRecord]) -> list[TrialRecord]:
+        """Return trials with steps × the step time of all visits so far, in the place of the one at their end."""
+        if all(trial.outcome is None or trial.outcome.steps_to_target is None for trial in trials):
+            return list(trials)
+        step_seconds = step_seconds_of(self._step_times(connection, study_id))
+        return [with_step_time(trial, step_seconds) for trial in trials]
 
     @patiently
     def memory_boundary(self, study: str, environment: Environment | None = None) -> MemoryBoundary:

@@ -10,7 +10,7 @@ import pytest
 from bssearch import registry
 from bssearch.analysis.objectives.base import make_objective, objective_of
 from bssearch.analysis.objectives.metric_in_budget import AS_GOOD
-from bssearch.analysis.objectives.seconds import Products, step_seconds_of
+from bssearch.analysis.objectives.seconds import Products
 from bssearch.analysis.objectives.time_to_target import TIME, TimeToTarget
 from bssearch.analysis.optimum import decide
 from bssearch.analysis.time_to_target import estimate, ratio_interval
@@ -18,7 +18,7 @@ from bssearch.errors import SpecError, UsageError
 from bssearch.intervals import FLAT_RATIO, student_t
 from bssearch.records import Configuration, DeviceUse, Goal, Target, TrialRecord, TrialState
 from bssearch.spec import StudySpec
-from bssearch.step_times import STEP_DEVIATION, VISIT_DEVIATION, VISIT_FREEDOM
+from bssearch.step_times import STEP_DEVIATION, VISIT_DEVIATION, VISIT_FREEDOM, step_seconds_of
 from tests.factories import make_probe, make_spec, make_trial
 
 ACCURACY = Target(metric="accuracy", value=0.9)
