@@ -150,8 +150,10 @@ class History:
         return math.inf if found is None else found
 
     def figure_text(self, trial: TrialRecord) -> str:
-        """Return a trial's figure for people, with its unit."""
-        return f"{self.objective.shown(self.value(trial)):.3g}{self.objective.unit}"
+        """Return a trial's figure for people, with its unit; seconds that were not measured are named as such."""
+        is_product = self.objective.trials_race and self.objective.basis(trial) != "measured"
+        basis = " as steps × step time" if is_product else ""
+        return f"{self.objective.shown(self.value(trial)):.3g}{self.objective.unit}{basis}"
 
     @property
     def incumbent(self) -> TrialRecord | None:

@@ -45,7 +45,7 @@ def run(
     from bssearch.cli.live import watch
     from bssearch.commands.run import run_study
 
-    with watch(study) as listener:
+    with watch() as listener:
         answer = run_study(
             study,
             db=db,

@@ -113,11 +113,8 @@ def remaining(history: History, trials: Sequence[TrialRecord]) -> list[TrialPlan
     Once these are made, and with ``confirm.max_runs``, the runs that would tell more: see `_further`.
     """
     made = CompletedRuns.of(history, trials)
-    missed = {one.configuration.key for one in missed_plainly(history, trials)}
-    begun = {one.key: one for one in finalists(history)} | made.begun
-    chosen = [one for key, one in begun.items() if key not in missed]
     runs = history.spec.confirm.runs
-    if first := list(interleaved(history, made, chosen, runs)):
+    if first := list(interleaved(history, made, _chosen(history, trials, made), runs)):
         return first
     if any(not trial.state.is_finished for trial in trials):
         return []  # What follows depends on how it ends.
@@ -127,6 +124,46 @@ def remaining(history: History, trials: Sequence[TrialRecord]) -> list[TrialPlan
     return list(interleaved(history, made, _beside(history, trials, verdict), runs)) or _further(
         history, trials, made, verdict
     )
+
+
+def most_left(history: History) -> list[Configuration]:
+    """Return the configurations of all runs that confirmation may still make, each as often; running ones are in it.
+
+    While the first runs are made it is not known what they will recommend: two neighbours are counted then, and with
+    ``confirm.max_runs`` all that the finalists may have.
+    """
+    trials, confirm = confirmation_trials(history), history.spec.confirm
+    made = CompletedRuns.of(history, trials)
+    chosen = _chosen(history, trials, made)
+    running = [history.as_run(trial.configuration) for trial in trials if not trial.state.is_finished]
+    first = [plan.configuration for plan in interleaved(history, made, chosen, confirm.runs)]
+    verdict = verdict_of(history, trials)
+    found = None if first or verdict is None else standing(verdict)
+    if verdict is None or found is None:
+        further = [one for one in chosen for _ in range((confirm.max_runs or confirm.runs) - confirm.runs)]
+        sizes = {one.batch_size for one in chosen}
+        near = {one.number: one.configuration for size in sizes for one in beside(history, size)}
+        new = [one for one in near.values() if one.batch_size not in sizes][:2]
+        return [
+            *running,
+            *first,
+            *(further if first else ()),
+            *(one for one in new if first for _ in range(confirm.runs)),
+        ]
+    near_it = [one for one in _beside(history, trials, verdict) for _ in range(confirm.runs)]
+    if confirm.max_runs is None or _is_spent(history, trials):
+        return [*running, *near_it]
+    had = Counter(trial.configuration.key for trial in trials if not trial.state.is_missing)
+    undecided = [one.configuration for one in found.to_run]
+    further = [one for one in undecided for _ in range(max(0, confirm.max_runs - had[one.key]))]
+    return [*running, *near_it, *further]
+
+
+def _chosen(history: History, trials: Sequence[TrialRecord], made: CompletedRuns) -> list[Configuration]:
+    """Return what is confirmed, but for what plainly misses the target."""
+    missed = {one.configuration.key for one in missed_plainly(history, trials)}
+    begun = {one.key: one for one in finalists(history)} | made.begun
+    return [one for key, one in begun.items() if key not in missed]
 
 
 def missed_plainly(history: History, trials: Sequence[TrialRecord]) -> list[PlainMiss]:

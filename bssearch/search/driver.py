@@ -36,7 +36,7 @@ from bssearch.search.calibration import (
     refuse_where_nothing_fits,
 )
 from bssearch.search.engine import CONTINUE, Engine, NextRun
-from bssearch.search.finding import save_finding
+from bssearch.search.finding import SearchEnd, save_finding
 from bssearch.search.heartbeat import HEARTBEAT_SECONDS, LEASE_SECONDS, Heartbeat
 from bssearch.search.host import Host
 from bssearch.search.interrupts import Interrupts
@@ -162,8 +162,7 @@ class Driver(Host):
             case events.Settle():
                 self._settle(action)
             case events.SearchEnded(reason):
-                self._note_once(f"the search has ended: {reason}")
-                self.listener.search_ended(reason, self.engine.history)
+                self._search_ended(reason)
             case events.Tell(message):
                 self.listener.note(message)
             case events.Finished():
@@ -282,6 +281,12 @@ class Driver(Host):
             self._note_once(f"waiting for other drivers: trial {', '.join(map(str, wait.for_others))}")
         if wait.for_claim:
             self._note_once(f"waiting for another driver ({self._confirming})")
+
+    def _search_ended(self, reason: str) -> None:
+        """Say why the search has ended, and store it for `status`."""
+        self._note_once(f"the search has ended: {reason}")
+        save_finding(self.store, self.spec.name, SearchEnd(reason, self.engine.history.spent, self.spec.budget))
+        self.listener.search_ended(reason, self.engine.history)
 
     def _note_once(self, message: str) -> None:
         if message not in self._told:
