@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from bssearch.commands.agreement import (
     batch_normalisation_caveats,
     check_against_workload,
+    check_parts,
     check_question,
     check_target,
     differences,
@@ -105,8 +106,8 @@ def opened(spec: StudySpec, launch: Launch) -> Iterator[OpenStudy]:
 def described(spec: StudySpec, launch: Launch) -> Iterator[tuple[Executor, WorkloadDescription]]:
     """Give an executor for a spec and the description of its workload; close the executor at the end.
 
-    Raises `UsageError` for an imported study, `SpecError` where the spec asks for more than the workload has,
-    `WorkloadError` and `LaunchError`.
+    Raises `UsageError` for an imported study and for a pruner or sampler that cannot be loaded, `SpecError` where the
+    spec asks for more than the workload has, `WorkloadError` and `LaunchError`.
     """
     with _described(checked(spec), launch) as found:
         yield found
@@ -117,6 +118,7 @@ def _described(spec: StudySpec, launch: Launch) -> Iterator[tuple[Executor, Work
     """Give what `described` does, for a spec that has been checked."""
     if spec.is_imported:
         raise UsageError(f"study {spec.name!r} was imported: it has no workload to run, only runs made elsewhere")
+    check_parts(spec)
     executor = launch.executor(spec)
     try:
         found = executor.describe()
