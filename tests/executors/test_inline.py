@@ -133,7 +133,7 @@ def test_nothing_that_the_workload_writes_goes_to_stdout_by_whatever_way(say: st
     done = subprocess.run(
         [sys.executable, put_program.name],
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(root)},
+        env={**os.environ, "PYTHONPATH": str(root), "PYTHONUNBUFFERED": ""},
         capture_output=True,
         text=True,
         check=True,
