@@ -15,13 +15,17 @@ from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
 from bssearch.intervals import student_t
-from bssearch.records import ProbeRecord, StepTimeError, Visit
+from bssearch.records import Configuration, ProbeRecord, StepTime, StepTimeError, TrialRecord, Visit
 
 VISIT_DEVIATION = 0.1
 VISIT_FREEDOM = 4
 """The standard deviation of a log step time between visits before a study shows its own, and its weight in degrees of
 freedom. Measured on two shared cores with digits at batch 16, 128 and 512: 0.05 to 0.14 after correction, with nothing
 else running and beside busy processes. The weight is a choice."""
+
+STEP_DEVIATION = 0.3
+"""The standard deviation of a log step time between the steps of one trial, by which a trial of few steps weighs less
+than a long one: a choice."""
 
 UNDISTURBED = 3
 """Measurements of every split that nothing disturbed from which on the others are left out: a choice."""
@@ -39,7 +43,37 @@ ROUNDS = 30
 Split = tuple[int, int]
 """(batch size, micro-batch size)."""
 
+StepSeconds = Mapping[Split, float]
+"""Seconds of an optimizer step by split, timed in isolation."""
+
 Key = TypeVar("Key", bound=Hashable)
+
+
+def split(configuration: Configuration) -> Split:
+    """Return (batch size, micro-batch size)."""
+    return configuration.batch_size, configuration.micro_batch_size
+
+
+def step_seconds_of(probes: Iterable[StepTime]) -> StepSeconds:
+    """Return the measured step times; of several of a split, the first that had the device to itself."""
+    timed = [(one.contended, (one.batch_size, one.micro_batch_size), one.step_seconds) for one in probes]
+    known: dict[Split, float] = {}
+    for _, place, seconds in sorted(timed, key=lambda one: one[0]):
+        if seconds is not None:
+            known.setdefault(place, seconds)
+    return known
+
+
+def with_step_time(trial: TrialRecord, step_seconds: StepSeconds) -> TrialRecord:
+    """Return a trial with its steps to the target × the step time of its split as it is known now.
+
+    The same trial where that changes nothing; the product of its end stays where no step time of the split is known.
+    """
+    steps = None if trial.outcome is None else trial.outcome.steps_to_target
+    seconds = step_seconds.get(split(trial.configuration))
+    if steps is None or seconds is None or trial.steps_x_step_time_s == steps * seconds:
+        return trial
+    return replace(trial, steps_x_step_time_s=steps * seconds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,20 +147,31 @@ def with_visits(probes: Iterable[ProbeRecord], visits: Sequence[Visit]) -> list[
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """The steps of a whole trial: the seconds of one, without waits for a CPU too, and the kernel's meanwhile."""
+    """The ``steps`` of a whole trial: the seconds of one, without waits for a CPU too, and the kernel's meanwhile."""
 
+    steps: int
     step_seconds: float
     undelayed_step_seconds: float
     reference_seconds: float
     contended: bool
 
+    @property
+    def weight(self) -> float:
+        """Return the variance of a long trial's log step time over that of this one, between 0 and 1.
+
+        The latter is `VISIT_DEVIATION`² + `STEP_DEVIATION`² / steps: a trial of 9 steps weighs half as much as a long
+        one.
+        """
+        return self.steps / (self.steps + (STEP_DEVIATION / VISIT_DEVIATION) ** 2)
+
 
 def pool_paces(paces: Mapping[Key, Sequence[Pace]], compared: Collection[Key]) -> dict[Key, PooledStepTime[Key]]:
     """Return the step time of each kind of configuration from the trials that ran it, without waits for a CPU.
 
-    Where every kind that is ``compared`` has `UNDISTURBED` trials that nothing disturbed, these alone count, and have
-    no excess. The kernel's pace is the mean of the middle half of the logarithms that count: nearly as exact as a mean
-    where they are normal (`MIDMEAN_ERROR`), and unmoved by the few during which a neighbour had the core.
+    It is the geometric mean over the trials, each with its `Pace.weight`. Where every kind that is ``compared`` has
+    `UNDISTURBED` trials that nothing disturbed, these alone count, and have no excess. The kernel's pace is the mean of
+    the middle half of the logarithms that count: nearly as exact as a mean where they are normal (`MIDMEAN_ERROR`), and
+    unmoved by the few during which a neighbour had the core.
     """
     alone = {key: [one for one in found if not one.contended] for key, found in paces.items()}
     are_enough = all(len(alone[key]) >= UNDISTURBED for key in compared)
@@ -138,19 +183,24 @@ def pool_paces(paces: Mapping[Key, Sequence[Pace]], compared: Collection[Key]) -
         key: [math.log(one.undelayed_step_seconds * reference / one.reference_seconds) for one in found]
         for key, found in counted.items()
     }
-    means = {key: statistics.fmean(values) for key, values in logs.items()}
-    squares = math.fsum((log - means[key]) ** 2 for key, values in logs.items() for log in values)
+    weights = {key: [one.weight for one in found] for key, found in counted.items()}
+    means = {key: statistics.fmean(values, weights[key]) for key, values in logs.items()}
+    squares = math.fsum(
+        weight * (log - means[key]) ** 2
+        for key, values in logs.items()
+        for log, weight in zip(values, weights[key], strict=True)
+    )
     freedom = sum(len(values) - 1 for values in logs.values()) + VISIT_FREEDOM
     variance = (squares + VISIT_FREEDOM * VISIT_DEVIATION**2) / freedom
     return {
         key: PooledStepTime(
             kind=key,
             seconds=math.exp(mean),
-            error=math.sqrt(variance / len(logs[key])),
+            error=math.sqrt(variance / math.fsum(weights[key])),
             freedom=float(freedom),
             excess=0.0
             if are_enough and alone[key]
-            else max(0.0, statistics.fmean(math.log(one.step_seconds) for one in counted[key]) - mean),
+            else max(0.0, statistics.fmean((math.log(one.step_seconds) for one in counted[key]), weights[key]) - mean),
             common=MIDMEAN_ERROR * spread / math.sqrt(len(references)),
         )
         for key, mean in means.items()

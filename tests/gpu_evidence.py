@@ -136,7 +136,7 @@ def step_times(task: Task) -> Found:
 
     spec = task.spec()
     with opened(spec, task) as study:
-        measure_step_times(spec, study.store, study.executor, study.environment, lambda: None)
+        measure_step_times(spec, study.store, study.executor, study.environment, lambda: None, trials=[])
         probes = study.store.probes(spec.name, study.environment)
     return {"batches": [asdict(probe) for _, probe in sorted(probes.items())]}
 

@@ -15,6 +15,7 @@ import pytest
 from bssearch.history import INTERRUPTED, SEED_NOISE, SEED_NOISE_FREEDOM, History, Repeats
 from bssearch.records import Configuration, Phase, ProbeRecord, TrialOutcome, TrialRecord, TrialState
 from bssearch.spec import StudySpec
+from bssearch.step_times import step_seconds_of, with_step_time
 from tests.factories import EPOCH, make_probe, make_spec, make_trial
 
 SIZES = (8, 16, 32, 64, 128)
@@ -210,7 +211,9 @@ def test_its_answers_are_those_of_plain_looks_through_all_trials(seed: int) -> N
     for _ in range(100):
         life.change()
         history = life.live
-        search = [trial for trial in life.trials.values() if trial.phase is Phase.SEARCH]
+        step_seconds = step_seconds_of(history.probes.values())
+        timed = [with_step_time(trial, step_seconds) for trial in life.trials.values()]
+        search = [trial for trial in timed if trial.phase is Phase.SEARCH]
         figures = [(history.value(trial), trial.number) for trial in search if math.isfinite(history.value(trial))]
         assert history.incumbent_value == min(figures, default=(math.inf, 0))[0]
         assert (history.incumbent.number if history.incumbent else None) == (min(figures)[1] if figures else None)
@@ -304,3 +307,17 @@ def test_evaluations_at_the_target_are_left_to_the_end_of_the_trial() -> None:
     assert history.curves[1].train_seconds == [1.0, 3.0]
     history.take(make_trial(1, seconds=4.0))
     assert (history.curves[1].now, history.curves[1].gain) == (4.0, 0.9)
+
+
+def test_where_steps_are_timed_anew_what_shared_its_device_counts_by_the_new_step_time() -> None:
+    slow, fast = (make_trial(n, seconds=9.0, contended=True, product=seconds) for n, seconds in ((1, 5.0), (2, 1.0)))
+    other = replace(slow, number=3, configuration=replace(slow.configuration, batch_size=8, micro_batch_size=8))
+    history = History(spec(), [slow, replace(fast, number=2)], {})
+    assert history.incumbent_value == 1.0, "as they were stored"
+    history.probes = {8: make_probe(8, step_seconds=0.02), 32: make_probe(32, step_seconds=0.03)}
+    history.take(other)
+    assert [history.value(trial) for trial in history.trials] == pytest.approx([3.0, 3.0, 2.0])
+    assert history.incumbent is not None and history.incumbent.number == 3
+    history.probes = {8: make_probe(8, step_seconds=0.05), 32: make_probe(32, step_seconds=0.04)}
+    assert history.incumbent is not None and history.incumbent.number == 1
+    assert history.incumbent_value == pytest.approx(4.0)

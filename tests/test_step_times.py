@@ -92,7 +92,7 @@ def test_a_split_without_visits_keeps_its_first_measurement() -> None:
 
 def test_of_trials_that_nothing_disturbed_there_is_nothing_left_to_take_off() -> None:
     def pace(step_seconds: float, contended: bool) -> Pace:
-        return Pace(step_seconds, undelayed_step_seconds=0.01, reference_seconds=1e-4, contended=contended)
+        return Pace(100, step_seconds, undelayed_step_seconds=0.01, reference_seconds=1e-4, contended=contended)
 
     quiet, busy = [pace(0.012, False)] * 3, [pace(0.02, True)] * 3
     alone = pool_paces({"a": [*quiet, *busy], "b": busy}, {"a"})
@@ -104,7 +104,7 @@ def test_of_trials_that_nothing_disturbed_there_is_nothing_left_to_take_off() ->
 
 def test_the_pace_of_a_study_is_that_of_the_middle_half_of_its_trials() -> None:
     def pace(reference: float) -> Pace:
-        return Pace(step_seconds=0.01, undelayed_step_seconds=0.01, reference_seconds=reference, contended=False)
+        return Pace(1000, step_seconds=0.01, undelayed_step_seconds=0.01, reference_seconds=reference, contended=False)
 
     quiet = pool_paces({"a": [pace(1e-4)] * 8}, {"a"})["a"]
     disturbed = pool_paces({"a": [*[pace(1e-4)] * 6, pace(9e-4), pace(8e-4)]}, {"a"})["a"]
@@ -113,3 +113,15 @@ def test_the_pace_of_a_study_is_that_of_the_middle_half_of_its_trials() -> None:
     swapped = pool_paces({"a": [pace(1e-4)] * 7, "b": [pace(2e-4)]}, {"a", "b"})
     assert swapped["a"].seconds == pytest.approx(0.01) and swapped["b"].seconds == pytest.approx(0.005)
     assert swapped["a"].common == swapped["b"].common
+
+
+def test_a_trial_of_few_steps_weighs_less_than_a_long_one() -> None:
+    def pace(steps: int, step_seconds: float) -> Pace:
+        return Pace(steps, step_seconds, step_seconds, reference_seconds=1e-4, contended=False)
+
+    long = [pace(10_000, 0.01)] * 3
+    one = pool_paces({"a": [*long, pace(3, 0.03)]}, {"a"})["a"]
+    share = 0.25 / (3 * 10_000 / 10_009 + 0.25)
+    assert one.seconds == pytest.approx(0.01 * 3**share), "a quarter of the weight of a long one"
+    assert pool_paces({"a": long}, {"a"})["a"].error < pool_paces({"a": [pace(3, 0.01)] * 3}, {"a"})["a"].error
+    assert pool_paces({"a": [pace(3, 0.03)]}, {"a"})["a"].seconds == pytest.approx(0.03), "alone it is all there is"

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from bssearch.analysis.answer import Notice
 from bssearch.analysis.baseline import default_configuration
+from bssearch.analysis.confirmation_runs import begun_late, fewest_runs, plain_misses, plainly_missed, says_something
 from bssearch.analysis.final_metrics import FinalMetrics, Gap, Generalisation
-from bssearch.analysis.optimum import Candidate, Verdict, fewest_runs
+from bssearch.analysis.optimum import Candidate, Verdict
 from bssearch.analysis.time_to_target import Estimate
 from bssearch.analysis.tried_rates import is_at_end
 from bssearch.records import Phase, ProbeRecord, Target, TrialRecord, TrialState
@@ -81,12 +82,23 @@ def _about_confirmation(study: _Study) -> Iterator[tuple[str, str]]:
             if spec.is_imported
             else "from single search trials: the best of many is partly luck until it is confirmed",
         )
-    made = fewest_runs(trials, spec.confirm.runs)
-    if confirming and made < spec.confirm.runs:
+    objective = study.optimal.objective
+    made = fewest_runs(trials, spec.confirm.runs, objective)
+    late = begun_late(trials, spec.confirm.runs, objective) if verdict.confirmed else {}
+    if late:
+        sizes = ", ".join(map(str, sorted({*late.values()})))
+        yield (
+            "confirmation_incomplete",
+            f"its neighbours are not confirmed yet (batch {sizes}: {made} of {spec.confirm.runs} runs); bssearch run "
+            "completes it",
+        )
+    elif confirming and made < spec.confirm.runs:
         how_far = f"{made} of {spec.confirm.runs} runs of each configuration"
         yield "confirmation_incomplete", f"its confirmation is not complete ({how_far}); bssearch run completes it"
     elif confirming and not verdict.confirmed:
         yield "confirmation_missed", "no finalist reached the target in half of its confirmation runs or more"
+    for one in plain_misses(trials, objective):
+        yield "confirmation_stopped", f"{plainly_missed(one)}: it has had no more confirmation runs"
 
 
 def _about_the_range(study: _Study) -> Iterator[tuple[str, str]]:
@@ -174,9 +186,17 @@ def _default_missed(study: _Study) -> Iterator[tuple[str, str]]:
     """Yield a default that never reached the target."""
     spec, trials = study.spec, study.trials
     baseline = default_configuration(spec, trials)
-    default = [trial for trial in trials if trial.configuration.trains_like(baseline)]
-    if default and not any(trial.state is TrialState.REACHED for trial in default):
-        yield "default_missed", "the default configuration never reached the target within its limit"
+    runs = [trial for trial in trials if trial.configuration.trains_like(baseline) and says_something(trial)]
+    if runs and not any(trial.state is TrialState.REACHED for trial in runs):
+        yield "default_missed", f"the default configuration never reached the target within its limit{_of(runs, spec)}"
+
+
+def _of(runs: Sequence[TrialRecord], spec: StudySpec) -> str:
+    """Return how many runs missed the target, and how near the best of them came."""
+    bests = [run.outcome.best_metric for run in runs if run.outcome is not None and run.outcome.best_metric is not None]
+    nearest = min(bests, key=spec.record_target.shortfall, default=None)
+    came = "" if nearest is None else f", the best came to {spec.target.metric} {nearest:.4g}"
+    return f" ({len(runs)} run{'s' if len(runs) > 1 else ''}{came})"
 
 
 def _about_contention(study: _Study) -> Iterator[tuple[str, str]]:

@@ -12,15 +12,14 @@ from typing import Literal
 
 import numpy as np
 
+from bssearch.analysis.confirmation_runs import ENOUGH_RUNS, begun_late, fewest_runs
 from bssearch.analysis.objectives.base import Objective
-from bssearch.analysis.objectives.seconds import StepSeconds, seconds_to_target
+from bssearch.analysis.objectives.seconds import seconds_to_target
 from bssearch.analysis.objectives.time_to_target import TIME
 from bssearch.analysis.time_to_target import Estimate, estimate, ratio_interval, ratio_upper_bound
 from bssearch.intervals import FLAT_RATIO
 from bssearch.records import Configuration, Phase, TrialRecord, TrialState
-
-ENOUGH_RUNS = 3
-"""Confirmation runs of each configuration without which there is no interval, and so no verdict: a choice."""
+from bssearch.step_times import StepSeconds
 
 BOOTSTRAPS = 1000
 """Draws of the means of all candidates: a bias of a few per cent is then known to a tenth of one."""
@@ -218,6 +217,9 @@ def decide(
     without any keeps its best search trial in ``by_batch``, for the table. A confirmation that has only begun decides
     nothing, and a configuration whose fresh seeds missed the target is not recommended for the one that reached it.
 
+    Nor does one that has begun late take anything back: the neighbours of the recommended batch size, whose runs begin
+    once all others have had theirs, count when they have had theirs too.
+
     Recommended is the smallest batch size shown to be within 5 % of the least median, else that with the least.
 
     Where something else used the device during many confirmation runs, all are compared by steps × ``step_seconds``;
@@ -225,7 +227,10 @@ def decide(
     """
     counted = [trial for trial in trials if trial.state.is_finished and not trial.state.is_missing]
     fresh = [trial for trial in counted if trial.phase is Phase.CONFIRM]
-    if fewest_runs(trials, confirmation_runs) < min(confirmation_runs, ENOUGH_RUNS):
+    if fewest_runs(trials, confirmation_runs, objective) < min(confirmation_runs, ENOUGH_RUNS):
+        before = _before_the_neighbours(trials, confirmation_runs, objective, step_seconds)
+        if before is not None:
+            return before
         fresh = []
     objective = objective.between(fresh, step_seconds, counted)
     confirmed = repeats(fresh, objective)
@@ -260,6 +265,20 @@ def decide(
     )
 
 
+def _before_the_neighbours(
+    trials: Sequence[TrialRecord], confirmation_runs: int, objective: Objective, step_seconds: StepSeconds
+) -> Verdict | None:
+    """Return the verdict without the runs of the neighbours of what it recommends, where those alone lack runs."""
+    late = begun_late(trials, confirmation_runs, objective)
+    others = [trial for trial in trials if trial.phase is not Phase.CONFIRM or trial.configuration.key not in late]
+    found = decide(others, confirmation_runs, objective, step_seconds) if late else None
+    if found is None or not found.confirmed:
+        return None
+    sizes = sorted({*found.by_batch, *late.values()})
+    place = sizes.index(found.optimal.configuration.batch_size)
+    return found if all(abs(sizes.index(size) - place) == 1 for size in late.values()) else None
+
+
 def _selection_bias(least: Candidate, candidates: Sequence[Candidate]) -> float:
     """Return by how much the mean log figure of the least of several is too small for having been chosen, on average.
 
@@ -291,17 +310,6 @@ def median_steps(candidate: Candidate) -> float | None:
     steps = [run.outcome.steps_to_target for run in candidate.runs if run.outcome]
     median = statistics.median([math.inf if value is None else value for value in steps])
     return median if math.isfinite(median) else None
-
-
-def fewest_runs(trials: Sequence[TrialRecord], confirmation_runs: int) -> int:
-    """Return how many of its runs every configuration in confirmation has had; failed ones count, lost ones do not."""
-    seeds: dict[str, set[int]] = {}
-    for trial in trials:
-        if trial.phase is Phase.CONFIRM:
-            had = seeds.setdefault(trial.configuration.key, set())
-            if trial.state.is_finished and trial.state not in {TrialState.LOST, TrialState.CANCELLED}:
-                had.add(trial.seed)
-    return min((len(had) for had in seeds.values()), default=confirmation_runs)
 
 
 def runs_to_settle(log_deviation: float, ratio: float) -> int:

@@ -31,7 +31,6 @@ from bssearch.analysis.measured import measured, noise_of_batches
 from bssearch.analysis.next_steps import next_steps
 from bssearch.analysis.notices import about_generalisation, notices
 from bssearch.analysis.objectives.base import Objective, objective_of
-from bssearch.analysis.objectives.seconds import step_seconds_of
 from bssearch.analysis.optimum import Candidate, Verdict, decide, median_steps, repeats, runs_to_settle
 from bssearch.analysis.settled import standing
 from bssearch.analysis.time_to_target import coefficient_of_variation, ratio_interval
@@ -49,6 +48,7 @@ from bssearch.records import (
 )
 from bssearch.space import UNKNOWN, MemoryBoundary
 from bssearch.spec import StudySpec
+from bssearch.step_times import step_seconds_of
 
 NEXT = 2
 """A batch size is the largest that fits where this many times as many samples do not: ladders double. A choice."""

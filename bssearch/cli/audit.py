@@ -48,7 +48,7 @@ def audit(
     from bssearch.commands.opening import stored_spec
 
     spec = stored_spec(study, db=db)
-    with watch(spec) as listener:
+    with watch() as listener:
         found = audit_study(
             spec,
             runs=runs,

@@ -57,7 +57,7 @@ def confirm(
     spec = stored_spec(study, db=db, to_run=True)
     if not to_budget:
         spec = with_confirmation(spec, runs=runs, max_runs=max_runs, train_seconds=train_seconds)
-    with watch(spec) as listener:
+    with watch() as listener:
         answer = confirm_study(
             spec,
             to_budget_runs=(runs or TO_BUDGET_RUNS) if to_budget else None,

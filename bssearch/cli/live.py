@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console, Group
@@ -11,31 +12,30 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from bssearch.analysis.objectives.seconds import seconds_to_target
+from bssearch.analysis.objectives.seconds import seconds_to_target, trial_basis
 from bssearch.cli.output import cell, console
 from bssearch.history import History
 from bssearch.records import Phase, StudyRecord, TrialRecord, TrialState
 from bssearch.search.listener import Listener
-from bssearch.spec import StudySpec
+from bssearch.search.progress import confirmation_left, search_left
 
 
 @contextmanager
-def watch(spec: StudySpec) -> Iterator[Listener]:
+def watch() -> Iterator[Listener]:
     """Yield the listener for this terminal; the display ends with the context."""
     screen = console(stderr=True)
     if not screen.is_terminal:
-        yield Lines(screen, spec)
+        yield Lines(screen)
         return
     with Live(console=screen, refresh_per_second=4, transient=True) as live:
-        yield Display(screen, spec, live)
+        yield Display(screen, live)
 
 
 class Lines(Listener):
     """One line an event."""
 
-    def __init__(self, screen: Console, spec: StudySpec) -> None:
+    def __init__(self, screen: Console) -> None:
         self._screen = screen
-        self._spec = spec
 
     def opened(self, study: StudyRecord, database: str, continued: bool) -> None:
         """Say which study, where."""
@@ -52,18 +52,28 @@ class Lines(Listener):
 
 
 class Display(Lines):
-    """Notes above, and below them a table that follows the study: batch sizes, incumbent, what runs, time left."""
+    """Notes above, and below them a table that follows the study: batch sizes, incumbent, what runs, time left.
 
-    def __init__(self, screen: Console, spec: StudySpec, live: Live) -> None:
-        super().__init__(screen, spec)
+    ``clock`` gives seconds that only go on, as `time.monotonic` does.
+    """
+
+    def __init__(self, screen: Console, live: Live, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(screen)
         self._live = live
-        self._started = time.monotonic()
+        self._clock = clock
         self._running: dict[int, TrialRecord] = {}
-        self._first_count: int | None = None
+        self._phase = Phase.SEARCH
+        self._ending: str | None = None
+        self._until = math.inf
+        """When the confirmation ends, as the earliest estimate so far has it: what is left never grows."""
 
     def started(self, trial: TrialRecord, history: History) -> None:
         """Show a trial as running."""
         self._running[trial.number] = trial
+        is_searching = any(one.phase is Phase.SEARCH for one in self._running.values())
+        self._phase = Phase.SEARCH if is_searching else trial.phase
+        if trial.phase is Phase.SEARCH:
+            self._ending, self._until = None, math.inf
         self._show(history)
 
     def ended(self, trial: TrialRecord, history: History) -> None:
@@ -73,24 +83,41 @@ class Display(Lines):
             super().ended(trial, history)
         self._show(history)
 
-    def _show(self, history: History) -> None:
-        self._live.update(Group(batch_table(history), Text(self._footer(history))))
+    def search_ended(self, reason: str, history: History) -> None:
+        """Show what is left of the confirmation from now on."""
+        self._ending, self._phase = reason, Phase.CONFIRM
+        self._show(history)
 
-    def _footer(self, history: History) -> str:
-        budget = self._spec.budget.trials
-        if self._first_count is None:
-            self._first_count = history.spent
-        done = history.spent - self._first_count
-        left = ""
-        if done and history.spent < budget:
-            rate = (time.monotonic() - self._started) / done
-            left = f" · about {rate * (budget - history.spent):.0f} s of search left"
+    def _show(self, history: History) -> None:
+        self._live.update(Group(batch_table(history), Text(self.footer(history))))
+
+    def footer(self, history: History) -> str:
+        """Return how far the study is and what is left of the phase it is in, and what runs."""
         best = history.incumbent
         incumbent = "no trial has reached the target yet"
         if best is not None:
             incumbent = f"incumbent: batch {best.configuration.batch_size}, {history.figure_text(best)}"
+        searched = f"{history.spent} of {history.spec.budget.trials} search trials"
+        if self._ending is not None:
+            searched = f"search ended ({self._ending}): {history.spent} trials"
+        parts = [searched, incumbent, self._left(history)]
         running = ", ".join(f"{number} (batch {one.configuration.batch_size})" for number, one in self._running.items())
-        return f"{history.spent} of {budget} search trials · {incumbent}{left}\nrunning: {running or 'nothing'}"
+        return f"{' · '.join(part for part in parts if part)}\nrunning: {running or 'nothing'}"
+
+    def _left(self, history: History) -> str:
+        """Return about how long the phase takes at most from now on; empty where nothing tells."""
+        if self._phase is Phase.SEARCH:
+            left = search_left(history)
+            return "" if left.seconds is None or not left.runs else f"at most about {left.seconds:.0f} s of search left"
+        if self._phase is not Phase.CONFIRM:
+            return ""
+        left = confirmation_left(history)
+        if not left.runs or left.seconds is None:
+            return ""
+        now = self._clock()
+        self._until = min(self._until, now + left.seconds)
+        seconds = f", about {self._until - now:.0f} s" if self._until > now else ""
+        return f"confirmation: at most {left.runs} runs left{seconds}"
 
 
 def batch_table(history: History) -> Table:
@@ -112,9 +139,19 @@ def ended_line(trial: TrialRecord, history: History) -> str:
     what = f"batch {configuration.batch_size}, lr {configuration.learning_rate:.3g}"
     how = trial.state.value
     if trial.state is TrialState.REACHED:
-        seconds = seconds_to_target(trial)
-        how += f" in {cell(seconds)} s" if seconds is not None else ""
+        how += _after(trial)
     elif outcome is not None:
         how += f" ({outcome.reason})"
     count = f" {history.spent}/{history.spec.budget.trials}" if trial.phase is Phase.SEARCH else ""
     return f"{trial.phase.value.replace('_', ' ')}{count}, trial {trial.number}: {what}: {how}"
+
+
+def _after(trial: TrialRecord) -> str:
+    """Return the train seconds to the target, by the clock that the pruner compares trials by.
+
+    Of one that shared its device also what it counts with where nothing better is known: steps × step time.
+    """
+    measured = seconds_to_target(trial, "measured")
+    product = seconds_to_target(trial, "steps_x_step_time") if trial_basis(trial) != "measured" else None
+    text = "" if measured is None else f" after {cell(measured)} train seconds"
+    return text if product is None else f"{text} (contended: steps × step time is {cell(product)} s)"

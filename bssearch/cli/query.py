@@ -69,10 +69,12 @@ def print_status(found: Status) -> None:
     # Enqueued trials run whatever the budget says.
     of = f"of {budget} search trials" if spent <= budget else f"search trials, more than the budget of {budget}"
     out.print(f"{found.study}: {spent} {'imported runs' if found.is_imported else of}", end="")
-    out.print(f", {running} running" if running else "")
+    out.print(f", {running} running" if running else "", end="")
+    out.print("" if found.search_ended is None else f"; search ended ({found.search_ended})")
     if found.fastest is not None:
         best = found.fastest
-        out.print(f"{fastest}: {one} {best.trial}, batch {best.batch_size}, {cell(best.time_to_target_s)} s")
+        basis = "" if best.basis == "measured" else " (steps × step time: others disturbed it)"
+        out.print(f"{fastest}: {one} {best.trial}, batch {best.batch_size}, {cell(best.time_to_target_s)} s{basis}")
     rows = [
         {"phase": phase, "state": state, "trials": count}
         for phase, states in found.trials.items()

@@ -99,7 +99,7 @@ class _Probes(_Registered):
                 folder=workload_folder(path),
                 data_dir=data_dir,
                 allow_busy=allow_busy,
-                listener=Lines(console(stderr=True), study),
+                listener=Lines(console(stderr=True)),
             )
             found = entry(study, launch, **given)
 

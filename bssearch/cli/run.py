@@ -14,10 +14,10 @@ from bssearch.cli.arguments import (
     SpecArgument,
     workload_folder,
 )
-from bssearch.cli.output import Format, FormatOption, console, duration
+from bssearch.cli.output import Format, FormatOption, console, duration, show_model
 
 if TYPE_CHECKING:
-    from bssearch.spec import StudySpec
+    from bssearch.commands.dry_run import DryRun
 
 
 def run(
@@ -39,13 +39,16 @@ def run(
     path = find_spec(spec)
     study = load_spec(path, overrides or [])
     if dry_run:
-        print_plan(study)
+        from bssearch.commands.dry_run import dry_run as planned
+
+        plan = planned(study)
+        show_model(form, plan, print_dry_run, [plan])
         return
     from bssearch.cli.answer import print_found
     from bssearch.cli.live import watch
     from bssearch.commands.run import run_study
 
-    with watch(study) as listener:
+    with watch() as listener:
         answer = run_study(
             study,
             db=db,
@@ -58,25 +61,19 @@ def run(
     print_found(answer, form)
 
 
-def print_plan(study: StudySpec) -> None:
-    """Print the trials of a study, their limits, and the longest it can take."""
-    from bssearch.commands.estimates import longest_seconds, most_finalists
-    from bssearch.probes.cadence import EVALUATION_SHARE
-
+def print_dry_run(found: DryRun) -> None:
+    """Print for people the trials of a study, their limits, and the longest it can take."""
     out = console()
-    limit, trials = study.budget.trial_train_seconds, study.budget.trials
-    search, confirmation = longest_seconds(study)
-    sizes = ", ".join(str(size) for size in study.batch_sizes)
-    searched = ", ".join(dimension.name for dimension in study.space.dimensions()) or "nothing"
+    searched = ", ".join(found.searched) or "nothing"
     for line in (
-        f"study {study.name}: {study.target.metric} {study.target.value:g} on workload {study.workload}",
-        f"batch sizes: {sizes}",
+        f"study {found.study}: {found.target} on workload {found.workload}",
+        f"batch sizes: {', '.join(map(str, found.batch_sizes))}",
         f"searched at each: {searched}",
-        f"search: {trials} trials of at most {limit:g} train seconds, {study.executor.slots} at once",
-        f"confirmation: at most {most_finalists(study)} configurations × {study.confirm.runs} runs, one at a time",
-        f"the longest it can take: {duration(search + confirmation)} "
-        f"({duration(search)} of search, {duration(confirmation)} of confirmation) if evaluation is within its "
-        f"{EVALUATION_SHARE:.0%} of a trial; bssearch check measures it",
+        f"search: {found.trials} trials of at most {found.trial_train_seconds:g} train seconds, {found.slots} at once",
+        f"confirmation: at most {found.finalists} configurations × {found.confirmation_runs} runs, one at a time",
+        f"the longest it can take: {duration(found.longest_s)} "
+        f"({duration(found.longest_search_s)} of search, {duration(found.longest_confirmation_s)} of confirmation) if "
+        f"evaluation is within its {found.evaluation_share:.0%} of a trial; bssearch check measures it",
         "most trials end far sooner: at the target, or by the pruner",
     ):
         out.print(line)

@@ -2,20 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from bssearch.errors import QuestionChangedError, SpecError, UsageError
+from bssearch import registry
+from bssearch.analysis.objectives.base import objective_of
+from bssearch.errors import BSSearchError, QuestionChangedError, SpecError, UsageError
 from bssearch.history import History
+from bssearch.pruners.base import make_pruner
 from bssearch.records import StudyRecord, WorkloadDescription
+from bssearch.samplers.base import make_sampler
 from bssearch.space import split_batch
 from bssearch.space.batch_norm import batch_norm_caveats
 from bssearch.spec import StudySpec
 from bssearch.spec.changes import changed_fields
+from bssearch.spec.parts import BudgetSpec
 from bssearch.storage.repository import Store
 
 MAY_CHANGE = ("budget", "sampler", "pruner", "confirm")
 """The parts of a spec that are no part of its question, and whose change is told when a study goes on."""
+
+
+def check_parts(spec: StudySpec) -> None:
+    """Raise `UsageError` where the objective, sampler, pruner or executor that a spec names cannot be loaded or made.
+
+    Theirs may be the code of another package, or gone since the spec was written.
+    """
+    makers: dict[str, Callable[[], object]] = {
+        f"objective = {spec.objective!r}": lambda: objective_of(spec),
+        f"sampler = {spec.sampler.name!r}": lambda: make_sampler(spec),
+        f"pruner = {spec.pruner.name!r}": lambda: make_pruner(spec.pruner),
+        f"executor = {spec.executor.name!r}": lambda: registry.load("executors", spec.executor.name),
+    }
+    for named, make in makers.items():
+        try:
+            make()
+        except BSSearchError:
+            raise
+        except Exception as error:
+            raise UsageError(f"{named} cannot be made: {type(error).__name__}: {error}") from error
 
 
 def check_against_workload(spec: StudySpec, found: WorkloadDescription) -> None:
@@ -71,15 +97,23 @@ def check_question(spec: StudySpec, stored: StudyRecord) -> None:
 
 
 def with_all_that_is_asked(spec: StudySpec, stored: StudyRecord, store: Store) -> StudySpec:
-    """Return the spec under which a study that ended by itself runs all trials of a larger budget.
+    """Return the spec under which a study that ended by itself runs all of a larger budget: more trials or seconds.
 
     That is kept in ``budget.least_trials``, also where the study is asked for again with the same budget.
     """
-    before, now = StudySpec.model_validate(stored.spec).budget, spec.budget
+    earlier = StudySpec.model_validate(stored.spec)
+    before, now = earlier.budget, spec.budget
     least = min(before.least_trials, now.trials)
-    if now.trials > before.trials and 0 < History(spec, store.trials(spec.name)).spent < before.trials:
-        least = now.trials
+    if now.trials > before.trials or _seconds(now) > _seconds(before):
+        history = History(earlier, store.trials(spec.name))
+        if 0 < history.spent < before.trials and history.time_share < 1:
+            least = now.trials
     return spec.model_copy(update={"budget": now.model_copy(update={"least_trials": max(least, now.least_trials)})})
+
+
+def _seconds(budget: BudgetSpec) -> float:
+    """Return the wall seconds of a search's budget, ∞ where they have no bound."""
+    return math.inf if budget.wall_seconds is None else budget.wall_seconds
 
 
 def batch_normalisation_caveats(spec: StudySpec, found: WorkloadDescription) -> Iterator[tuple[str, str]]:

@@ -172,7 +172,7 @@ def time_accumulation(study: OpenStudy, found: Answer) -> None:
     known = study.store.probes(spec.name, study.environment)
     whole = [size for size, probe in known.items() if probe.micro_batch_size == size]
     sizes = sorted({found.optimal.batch_size, max(whole, default=0)} & set(whole))
-    visit = study.store.next_visit(spec.name)
+    visit: int | None = None
     visited = {(one.batch_size, one.micro_batch_size) for one in study.store.visits(spec.name)}
     for size in sizes:
         count = next((count for count in MICRO_BATCHES if size % count == 0), None)
@@ -184,7 +184,7 @@ def time_accumulation(study: OpenStudy, found: Answer) -> None:
         probe = probe_record(measured, spec.budget.trial_train_seconds)
         # Trials at a batch size keep one cadence, whatever micro-batches they run in.
         probe = replace(probe, eval_every_steps=known[size].eval_every_steps)
-        study.store.save_probe(spec.name, study.environment, probe, visit)
+        visit = study.store.save_probe(spec.name, study.environment, probe, visit)
 
 
 def _counts(spec: StudySpec, trial: TrialRecord) -> bool:

@@ -45,10 +45,10 @@ def longest_seconds(spec: StudySpec, trial: float | None = None) -> tuple[float,
     search = spec.budget.trials * trial / spec.executor.slots
     if spec.budget.wall_seconds is not None:
         search = min(search, spec.budget.wall_seconds + trial)
-    return search, most_finalists(spec) * _confirmation_runs(spec) * trial
+    return search, most_finalists(spec) * confirmation_runs(spec) * trial
 
 
-def _confirmation_runs(spec: StudySpec) -> int:
+def confirmation_runs(spec: StudySpec) -> int:
     """Return the runs that confirmation gives a finalist at most."""
     return spec.confirm.max_runs or spec.confirm.runs
 

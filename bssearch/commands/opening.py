@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from bssearch.commands.agreement import (
     batch_normalisation_caveats,
     check_against_workload,
+    check_parts,
     check_question,
     check_target,
     differences,
@@ -94,7 +95,7 @@ def opened(spec: StudySpec, launch: Launch) -> Iterator[OpenStudy]:
     `DatabaseError`, and `QuestionChangedError` where the stored study of that name asks another question.
     """
     listener, spec = launch.listener or Listener(), checked(spec)
-    with described(spec, launch) as (executor, found):
+    with _described(spec, launch) as (executor, found):
         check_target(spec, found)
         with open_store(launch.db, notify=listener.note) as store:
             spec = _open_study(spec, launch, store, found, listener)
@@ -105,12 +106,19 @@ def opened(spec: StudySpec, launch: Launch) -> Iterator[OpenStudy]:
 def described(spec: StudySpec, launch: Launch) -> Iterator[tuple[Executor, WorkloadDescription]]:
     """Give an executor for a spec and the description of its workload; close the executor at the end.
 
-    Raises `UsageError` for an imported study, `SpecError` where the spec asks for more than the workload has,
-    `WorkloadError` and `LaunchError`.
+    Raises `UsageError` for an imported study and for a pruner or sampler that cannot be loaded, `SpecError` where the
+    spec asks for more than the workload has, `WorkloadError` and `LaunchError`.
     """
-    spec = checked(spec)
+    with _described(checked(spec), launch) as found:
+        yield found
+
+
+@contextmanager
+def _described(spec: StudySpec, launch: Launch) -> Iterator[tuple[Executor, WorkloadDescription]]:
+    """Give what `described` does, for a spec that has been checked."""
     if spec.is_imported:
         raise UsageError(f"study {spec.name!r} was imported: it has no workload to run, only runs made elsewhere")
+    check_parts(spec)
     executor = launch.executor(spec)
     try:
         found = executor.describe()

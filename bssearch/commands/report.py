@@ -6,10 +6,9 @@ from collections.abc import Iterator, Sequence
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from bssearch.analysis.answer import Answer, Figure, Notice, Time, objective_in
+from bssearch.analysis.answer import Answer, Figure, Notice, Ratio, Time, objective_in
 from bssearch.analysis.law.fitted import CriticalBatch
 from bssearch.analysis.objectives.base import objective_of
-from bssearch.analysis.objectives.seconds import step_seconds_of
 from bssearch.analysis.rules.audit import FULL_LIMIT_PHASES, audit
 from bssearch.analysis.time_to_target import Estimate, estimate, ratio_interval
 from bssearch.errors import TargetNotReachedError
@@ -19,6 +18,7 @@ from bssearch.pages.trial_plots import curve_trials
 from bssearch.records import Observation, Phase, StudyRecord, TrialRecord
 from bssearch.search.finding import answer
 from bssearch.spec import StudySpec
+from bssearch.step_times import step_seconds_of
 from bssearch.storage.repository import Store
 
 TRIALS_AT_ONCE = 200
@@ -28,24 +28,12 @@ OTHER_TARGET = "other target"
 OTHER_UNIT = "other unit of cost"
 
 
-class RatioToFirst(BaseModel):
-    """A study's figure of the objective over that of the first, with its 95 % interval.
-
-    The interval is null below three runs on either side, and where a run has no figure.
-    """
-
-    model_config = ConfigDict(frozen=True)
-
-    value: float
-    low: float | None
-    high: float | None
-
-
 class Comparison(BaseModel):
     """One study beside others. ``note`` says why there is no answer, or no ratio, ``warnings`` are the answer's own.
 
-    ``objective_value`` is in the unit of the objective: seconds, samples, cost, joules, or the metric. The critical
-    batch size is null where too few batch sizes speak for the law.
+    ``objective_value`` is in the unit of the objective: seconds, samples, cost, joules, or the metric;
+    ``ratio_to_first`` is its median over that of the first study, without an interval for the first itself. The
+    critical batch size is null where too few batch sizes speak for the law.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -59,7 +47,7 @@ class Comparison(BaseModel):
     optimal_batch_size: int | None = None
     objective_value: Figure | None = None
     time_to_target_s: Time | None = None
-    ratio_to_first: RatioToFirst | None = None
+    ratio_to_first: Ratio | None = None
     flat_range: list[int] | None = None
     b_crit: CriticalBatch | None = None
     fit_verdict: str | None = None
@@ -185,10 +173,10 @@ class _Compared:
         return objective_of(StudySpec.model_validate(self.study.spec)).unit
 
 
-def _ratio(figure: Estimate | None, first: Estimate | None) -> RatioToFirst | None:
+def _ratio(figure: Estimate | None, first: Estimate | None) -> Ratio | None:
     if figure is None or first is None or figure.median is None or first.median is None:
         return None
     if figure is first:
-        return RatioToFirst(value=1.0, low=None, high=None)
+        return Ratio(value=1.0, at_least=False)
     low, high = ratio_interval(figure, first) or (None, None)
-    return RatioToFirst(value=figure.median / first.median, low=low, high=high)
+    return Ratio(value=figure.median / first.median, at_least=False, low=low, high=high)

@@ -3,30 +3,34 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bssearch.analysis.objectives.seconds import seconds_to_target
+from bssearch.analysis.objectives.seconds import Basis, seconds_to_target, trial_basis
 from bssearch.analysis.optimum import fastest
-from bssearch.records import Phase, TrialState
+from bssearch.records import Phase, TrialRecord, TrialState
+from bssearch.search.finding import SearchEnd
 from bssearch.spec import StudySpec
 from bssearch.storage.repository import Store
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fastest:
-    """The trial that reached the target soonest."""
+    """The trial that reached the target soonest, by measured seconds or, where others disturbed it, by a product."""
 
     trial: int
     batch_size: int
     time_to_target_s: float | None
+    basis: Basis = "measured"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
     """A study's budget of search trials and how many are spent, its running trials, and its trials by phase and state.
 
-    ``train_seconds`` are those of all ended trials. Of an imported study all runs count as search trials.
+    ``train_seconds`` are those of all ended trials. ``search_ended`` says why the search is over, None while it is not.
+    Of an imported study all runs count as search trials.
     """
 
     study: str
@@ -37,6 +41,7 @@ class Status:
     train_seconds: float
     fastest: Fastest | None
     trials: dict[str, dict[str, int]]
+    search_ended: str | None = None
 
     def document(self) -> dict[str, Any]:
         """Return the contract of ``status --format json``."""
@@ -46,10 +51,16 @@ class Status:
             "budget_trials": self.budget_trials,
             "spent_trials": self.spent_trials,
             "running": list(self.running),
+            "search_ended": self.search_ended,
             "train_seconds": self.train_seconds,
             "fastest": None
             if best is None
-            else {"trial": best.trial, "batch_size": best.batch_size, "time_to_target_s": best.time_to_target_s},
+            else {
+                "trial": best.trial,
+                "batch_size": best.batch_size,
+                "time_to_target_s": best.time_to_target_s,
+                "basis": best.basis,
+            },
             "trials": self.trials,
         }
 
@@ -76,6 +87,17 @@ def status(store: Store, study: str) -> Status:
             trial=best.number,
             batch_size=best.configuration.batch_size,
             time_to_target_s=seconds_to_target(best),
+            basis=trial_basis(best),
         ),
+        search_ended=None if spec.is_imported else _search_ended(store, spec, searched),
         trials={phase: dict(by_state) for phase, by_state in counts.items()},
     )
+
+
+def _search_ended(store: Store, spec: StudySpec, searched: Sequence[TrialRecord]) -> str | None:
+    """Return why the search is over, as it was stored then; None where it has gone on since, or is to."""
+    if any(not trial.state.is_finished for trial in searched):
+        return None
+    end = SearchEnd.stored(store, spec.name)
+    spent = sum(not trial.state.is_missing for trial in searched)
+    return end.reason if end is not None and (end.spent, end.budget) == (spent, spec.budget) else None

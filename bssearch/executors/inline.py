@@ -2,11 +2,13 @@
 
 The training and its records are those of a worker process. What only a process of its own gives is missing: a crash or
 a hang of the user's code is one of the whole run, the code sees the environment of the run with its secrets, and on
-the CPU there is no memory limit. What child processes of the user's code print is in no log.
+the CPU there is no memory limit. All that the user's code prints goes to stderr; what child processes print is in no
+log.
 """
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import os
 import sys
@@ -54,6 +56,9 @@ T = TypeVar("T")
 PYTHON_THRESHOLDS = (700, 10, 10)
 """The thresholds of garbage collection that Python has by default, and a worker: training in this process may leave
 cycles that hold much memory, which the command line, whose thresholds are for short commands, would let stand."""
+
+STDOUT, STDERR = 1, 2
+"""The file descriptors, as POSIX has them."""
 
 _KILLED = "killed: the run was stopped"
 _CLOSED = "the run was closed"
@@ -247,11 +252,41 @@ class InlineExecutor:
 
     @contextmanager
     def _logged(self) -> Iterator[None]:
-        """Write what is printed inside to the log as well."""
-        with self._log.open("a") as log:
-            out, errors = _Copying(sys.stdout, log), _Copying(sys.stderr, log)
-            with redirect_stdout(cast("IO[str]", out)), redirect_stderr(cast("IO[str]", errors)):
+        """Write what is printed inside to stderr, and to the log as well: stdout is for the data of the run."""
+        with self._log.open("a") as log, _stdout_to_stderr():
+            both = cast("IO[str]", _Copying(sys.stderr, log))
+            with redirect_stdout(both), redirect_stderr(both):
                 yield
+
+
+@contextmanager
+def _stdout_to_stderr() -> Iterator[None]:
+    """Have what is written inside to the file descriptor of stdout come out on stderr, whoever writes it.
+
+    That are C code, child processes, and streams that were made of stdout before. Where the process has no such
+    descriptors there is nothing to turn.
+    """
+    _flush()
+    try:
+        kept = os.dup(STDOUT)
+    except OSError:
+        yield
+        return
+    try:
+        os.dup2(STDERR, STDOUT)
+        yield
+    finally:
+        _flush()  # While it still goes to stderr.
+        os.dup2(kept, STDOUT)
+        os.close(kept)
+
+
+def _flush() -> None:
+    """Write out what Python and the C library hold back of stdout."""
+    for stream in (sys.stdout, sys.__stdout__):
+        if stream is not None and not stream.closed:
+            stream.flush()
+    ctypes.CDLL(None).fflush(None)
 
 
 class _Copying:

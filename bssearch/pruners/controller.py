@@ -85,14 +85,18 @@ class PruningController:
         action = self.pruner.judge(number, standings)
         if self.pruner.caps and now > standings.cap:
             seconds = standings.winners[0][1]
-            return Halt(TrialState.CAPPED, f"past {standings.slack:.3g} × the {seconds:.3g} s of the fastest trial")
+            reason = f"past {standings.slack:.3g} × the {seconds:.3g} train seconds of the fastest trial"
+            return Halt(TrialState.CAPPED, reason)
         if action is Action.GO_ON:
             return None
         state = TrialState.PAUSED if action is Action.WAIT else TrialState.PRUNED
         if standings.winners:
             fastest = standings.winners[0][1]
-            return Halt(state, f"at {now:.3g} s too far behind the fastest trial, which took {fastest:.3g} s")
-        return Halt(state, f"at {now:.3g} s others were ahead, and none had reached the target yet")
+            reason = (
+                f"at {now:.3g} train seconds too far behind the fastest trial, which took {fastest:.3g} train seconds"
+            )
+            return Halt(state, reason)
+        return Halt(state, f"at {now:.3g} train seconds others were ahead, and none had reached the target yet")
 
     def next_waiting(self, *, fresh: bool) -> TrialRecord | None:
         """Return the trial that goes on before another begins, if any; ``fresh``: there are others to begin.

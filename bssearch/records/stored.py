@@ -28,7 +28,7 @@ class TrialRecord:
 
     ``sampled`` is what the sampler chose, in the space's own coordinates (None for a configuration that lies outside
     the space); with ``uncapped`` no other trial's time ends it earlier; ``steps_x_step_time_s`` is steps-to-target
-    times the step time measured in isolation.
+    times the step time measured in isolation, by all visits until it was read.
     """
 
     number: int

@@ -14,6 +14,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from bssearch.analysis.objectives.seconds import Kind, kind_of
 from bssearch.errors import LaunchError
 from bssearch.executors.base import Executor
 from bssearch.probes.cadence import probe_record
@@ -42,15 +43,20 @@ TOLERANCE = 1.1
 
 
 def missing_step_times(
-    spec: StudySpec, store: Store, environment: Environment, visits: int = FIRST_VISITS
+    spec: StudySpec,
+    store: Store,
+    environment: Environment,
+    visits: int = FIRST_VISITS,
+    *,
+    trials: Iterable[TrialRecord],
 ) -> list[int]:
     """Return the batch sizes of a study that have had fewer ``visits`` in the largest micro-batches that may fit.
 
-    And those of at most `MOST_VISITS` whose step time cannot be right; see `doubtful`.
+    And those of at most `MOST_VISITS` whose step time cannot be right, by the study's ``trials`` too; see `doubtful`.
     """
     known = store.probes(spec.name, environment)
     memory = store.memory_boundary(spec.name, environment)
-    doubted = doubtful(known, store.trials(spec.name)) if visits > FIRST_VISITS else set()
+    doubted = doubtful(spec, known, trials) if visits > FIRST_VISITS else set()
 
     def is_missing(size: int) -> bool:
         micro = choose_micro_batch(size, spec.space.max_micro_batch_size, memory)
@@ -64,11 +70,12 @@ def missing_step_times(
     return [size for size in spec.batch_sizes if is_missing(size)]
 
 
-def doubtful(probes: Mapping[int, ProbeRecord], trials: Iterable[TrialRecord]) -> set[int]:
+def doubtful(spec: StudySpec, probes: Mapping[int, ProbeRecord], trials: Iterable[TrialRecord]) -> set[int]:
     """Return the batch sizes whose step time contradicts another, or what trials ran at, by more than its error.
 
     A step of a larger batch size takes no less time than one of a smaller, in whole micro-batches; and no longer than
-    the steps of trials that had the device to themselves.
+    the steps of trials of the same kind (`kind_of`) that had the device to themselves: without the regularisation that
+    is on where steps are timed, a step takes less.
     """
     whole = [probe for _, probe in sorted(probes.items()) if probe.batch_size == probe.micro_batch_size]
     timed = [probe for probe in whole if probe.step_seconds is not None and probe.error is not None]
@@ -80,7 +87,7 @@ def doubtful(probes: Mapping[int, ProbeRecord], trials: Iterable[TrialRecord]) -
             found |= {smaller.batch_size, larger.batch_size}
     paces = _paces(trials)
     for probe in timed:
-        ran_at = paces.get((probe.batch_size, probe.micro_batch_size))
+        ran_at = paces.get(kind_of(default_at(spec, probe.batch_size, probe.micro_batch_size).configuration))
         if ran_at is not None and probe.step_seconds is not None and probe.step_seconds > TOLERANCE * ran_at:
             found.add(probe.batch_size)
     return found
@@ -93,15 +100,18 @@ def measure_step_times(
     environment: Environment,
     before_each: Callable[[], None],
     visits: int = FIRST_VISITS,
+    *,
+    trials: Sequence[TrialRecord],
 ) -> None:
     """Visit what `missing_step_times` names and store it, and with it each micro-batch size that ran out of memory.
 
-    A batch size that has had trials keeps their cadence; that of another follows from its first visit.
+    A batch size that has had some of the study's ``trials`` keeps their cadence; that of another follows from its first
+    visit.
     ``before_each`` is called between measurements, and may raise to end them. Raises `LaunchError` where nothing fits.
     """
     cadences = {
         trial.configuration.batch_size: trial.eval_every_steps
-        for trial in store.trials(spec.name)
+        for trial in trials
         if trial.state is not TrialState.QUEUED
     }
 
@@ -109,10 +119,10 @@ def measure_step_times(
         store.save_memory(spec.name, environment, memory)
 
     for _ in range(MOST_VISITS):
-        missing = missing_step_times(spec, store, environment, visits)
+        missing = missing_step_times(spec, store, environment, visits, trials=trials)
         if not missing:
             break
-        visit = store.next_visit(spec.name)
+        visit = None
         for size in missing:
             before_each()
             memory = store.memory_boundary(spec.name, environment)
@@ -120,7 +130,7 @@ def measure_step_times(
             if probe is None:
                 break
             probe = replace(probe, eval_every_steps=cadences.get(size, probe.eval_every_steps))
-            store.save_probe(spec.name, environment, probe, visit)
+            visit = store.save_probe(spec.name, environment, probe, visit)
         refuse_where_nothing_fits(spec, store, environment)
 
 
@@ -128,15 +138,14 @@ def _visits(probe: ProbeRecord) -> int:
     return 1 if probe.error is None else probe.error.visits
 
 
-def _paces(trials: Iterable[TrialRecord]) -> dict[tuple[int, int], float]:
-    """Return the median seconds of a step in the trials of each split that had the device to themselves."""
-    paces: dict[tuple[int, int], list[float]] = defaultdict(list)
+def _paces(trials: Iterable[TrialRecord]) -> dict[Kind, float]:
+    """Return the median seconds of a step in the trials of each kind that had the device to themselves."""
+    paces: dict[Kind, list[float]] = defaultdict(list)
     for trial in trials:
         outcome = trial.outcome
         if outcome is not None and not outcome.contended and outcome.steps:
-            one = trial.configuration
-            paces[one.batch_size, one.micro_batch_size].append(outcome.train_seconds / outcome.steps)
-    return {split: statistics.median(seconds) for split, seconds in paces.items()}
+            paces[kind_of(trial.configuration)].append(outcome.train_seconds / outcome.steps)
+    return {kind: statistics.median(seconds) for kind, seconds in paces.items()}
 
 
 def measure_step_time_at(

@@ -13,13 +13,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
-from bssearch.analysis.objectives.seconds import step_seconds_of
+from bssearch.analysis.confirmation_runs import PlainMiss, plain_misses, plainly_missed, says_something
 from bssearch.analysis.optimum import Verdict, decide, runs_to_settle
 from bssearch.analysis.settled import Standing, standing
 from bssearch.history import History
 from bssearch.intervals import FLAT_RATIO
 from bssearch.records import Configuration, Phase, TrialPlan, TrialRecord, TrialState
 from bssearch.search.seeds import trial_seed
+from bssearch.step_times import step_seconds_of
 
 CONFIGURATIONS_PER_BATCH = 2
 """Configurations that are confirmed of each contending batch size: the best by one seed is partly luck. A choice."""
@@ -97,8 +98,7 @@ def beside(history: History, batch_size: int) -> list[TrialRecord]:
 
 def next_run(history: History) -> TrialPlan | None:
     """Return the next confirmation run, or None where all are made or running."""
-    made = [trial for trial in history.all_trials if trial.phase is Phase.CONFIRM]
-    runs = remaining(history, made)
+    runs = remaining(history, confirmation_trials(history))
     return runs[0] if runs else None
 
 
@@ -108,14 +108,13 @@ def remaining(history: History, trials: Sequence[TrialRecord]) -> list[TrialPlan
     Seed by seed over all finalists, each round in its own shuffled order. A configuration whose confirmation has begun
     stays one, though a larger budget has found better: the verdict needs all of them to have had their runs. Lost and
     cancelled runs are made again; a failed one once more. Where memory ran out, all runs of a batch size are made again
-    in smaller micro-batches.
+    in smaller micro-batches. What plainly misses the target has no more runs; see `PlainMiss`.
 
     Once these are made, and with ``confirm.max_runs``, the runs that would tell more: see `_further`.
     """
     made = CompletedRuns.of(history, trials)
-    chosen = list(({one.key: one for one in finalists(history)} | made.begun).values())
     runs = history.spec.confirm.runs
-    if first := list(interleaved(history, made, chosen, runs)):
+    if first := list(interleaved(history, made, _chosen(history, trials, made), runs)):
         return first
     if any(not trial.state.is_finished for trial in trials):
         return []  # What follows depends on how it ends.
@@ -125,6 +124,67 @@ def remaining(history: History, trials: Sequence[TrialRecord]) -> list[TrialPlan
     return list(interleaved(history, made, _beside(history, trials, verdict), runs)) or _further(
         history, trials, made, verdict
     )
+
+
+def most_left(history: History) -> list[Configuration]:
+    """Return the configurations of all runs that confirmation may still make, each as often; running ones are in it.
+
+    While the first runs are made it is not known what they will recommend: two neighbours are counted then, and with
+    ``confirm.max_runs`` all that the finalists may have.
+    """
+    trials, confirm = confirmation_trials(history), history.spec.confirm
+    made = CompletedRuns.of(history, trials)
+    chosen = _chosen(history, trials, made)
+    running = [history.as_run(trial.configuration) for trial in trials if not trial.state.is_finished]
+    first = [plan.configuration for plan in interleaved(history, made, chosen, confirm.runs)]
+    verdict = verdict_of(history, trials)
+    found = None if first or verdict is None else standing(verdict)
+    if verdict is None or found is None:
+        further = [one for one in chosen for _ in range((confirm.max_runs or confirm.runs) - confirm.runs)]
+        sizes = {one.batch_size for one in chosen}
+        near = {one.number: one.configuration for size in sizes for one in beside(history, size)}
+        new = [one for one in near.values() if one.batch_size not in sizes][:2]
+        return [
+            *running,
+            *first,
+            *(further if first else ()),
+            *(one for one in new if first for _ in range(confirm.runs)),
+        ]
+    near_it = [one for one in _beside(history, trials, verdict) for _ in range(confirm.runs)]
+    if confirm.max_runs is None or _is_spent(history, trials):
+        return [*running, *near_it]
+    had = Counter(trial.configuration.key for trial in trials if not trial.state.is_missing)
+    undecided = [one.configuration for one in found.to_run]
+    further = [one for one in undecided for _ in range(max(0, confirm.max_runs - had[one.key]))]
+    return [*running, *near_it, *further]
+
+
+def _chosen(history: History, trials: Sequence[TrialRecord], made: CompletedRuns) -> list[Configuration]:
+    """Return what is confirmed, but for what plainly misses the target."""
+    missed = {one.configuration.key for one in missed_plainly(history, trials)}
+    begun = {one.key: one for one in finalists(history)} | made.begun
+    return [one for key, one in begun.items() if key not in missed]
+
+
+def missed_plainly(history: History, trials: Sequence[TrialRecord]) -> list[PlainMiss]:
+    """Return the configurations that plainly miss the target in the confirmation trials so far."""
+    return plain_misses(in_force(history, trials), history.objective)
+
+
+def miss_of(history: History, trial: TrialRecord) -> str | None:
+    """Return for people that a configuration has no more runs, where its newest trial is what shows it; else None."""
+    if trial.phase is not Phase.CONFIRM or not says_something(trial):
+        return None
+    key = trial.configuration.key
+    runs = [one for one in confirmation_trials(history) if one.configuration.key == key]
+    now = missed_plainly(history, runs)
+    before = missed_plainly(history, [one for one in runs if one.number != trial.number])
+    return f"{plainly_missed(now[0])}: it has no more confirmation runs" if now and not before else None
+
+
+def confirmation_trials(history: History) -> list[TrialRecord]:
+    """Return the trials of the confirmation, by number."""
+    return [trial for trial in history.all_trials if trial.phase is Phase.CONFIRM]
 
 
 def _beside(history: History, trials: Sequence[TrialRecord], verdict: Verdict) -> list[Configuration]:
@@ -167,9 +227,24 @@ def verdict_of(history: History, trials: Sequence[TrialRecord]) -> Verdict | Non
     return decide(counted, history.spec.confirm.runs, history.objective, timed)
 
 
+def in_vain(history: History) -> str | None:
+    """Return for people that all that was confirmed plainly misses the target, None where something does not."""
+    trials = confirmation_trials(history)
+    missed = {one.configuration.key for one in missed_plainly(history, trials)}
+    if not missed or any(trial.configuration.key not in missed for trial in in_force(history, trials)):
+        return None
+    target = history.spec.record_target
+    return (
+        f"the confirmation has ended: each of its {len(missed)} configurations reaches {target.metric} "
+        f"{target.goal.sign} {target.value:g} in fewer than half of its runs (95 % confidence)"
+    )
+
+
 def ending(history: History) -> str | None:
     """Return whether the confirmation settled the recommendation and why it ended; None where it decides nothing."""
-    trials = [trial for trial in history.all_trials if trial.phase is Phase.CONFIRM]
+    if (told := in_vain(history)) is not None:
+        return told
+    trials = confirmation_trials(history)
     verdict = verdict_of(history, trials)
     found = None if verdict is None else standing(verdict)
     if verdict is None or found is None:

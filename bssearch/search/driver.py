@@ -36,7 +36,7 @@ from bssearch.search.calibration import (
     refuse_where_nothing_fits,
 )
 from bssearch.search.engine import CONTINUE, Engine, NextRun
-from bssearch.search.finding import save_finding
+from bssearch.search.finding import SearchEnd, save_finding
 from bssearch.search.heartbeat import HEARTBEAT_SECONDS, LEASE_SECONDS, Heartbeat
 from bssearch.search.host import Host
 from bssearch.search.interrupts import Interrupts
@@ -161,6 +161,8 @@ class Driver(Host):
                 self._release()
             case events.Settle():
                 self._settle(action)
+            case events.SearchEnded(reason):
+                self._search_ended(reason)
             case events.Tell(message):
                 self.listener.note(message)
             case events.Finished():
@@ -220,15 +222,21 @@ class Driver(Host):
 
     def _time_steps(self, visits: int) -> None:
         """Have every batch size visited so many times, by this driver or another, while nothing runs here."""
-        asked = self.spec, self.store, self.environment
-        if missing_step_times(*asked, visits):
+        asked, trials = (self.spec, self.store, self.environment), self.engine.history.all_trials
+        if missing_step_times(*asked, visits, trials=trials):
             refuse_where_nothing_fits(*asked)
             with self._claimed("time steps"):
-                missing = missing_step_times(*asked, visits)
+                missing = missing_step_times(*asked, visits, trials=trials)
                 if missing:
                     self.listener.note(f"timing steps at batch sizes {', '.join(map(str, missing))}")
                 measure_step_times(
-                    self.spec, self.store, self.executor, self.environment, self._raise_if_interrupted, visits
+                    self.spec,
+                    self.store,
+                    self.executor,
+                    self.environment,
+                    self._raise_if_interrupted,
+                    visits,
+                    trials=trials,
                 )
         self._feed(events.Timed(self.store.probes(self.spec.name, self.environment)))
 
@@ -273,6 +281,12 @@ class Driver(Host):
             self._note_once(f"waiting for other drivers: trial {', '.join(map(str, wait.for_others))}")
         if wait.for_claim:
             self._note_once(f"waiting for another driver ({self._confirming})")
+
+    def _search_ended(self, reason: str) -> None:
+        """Say why the search has ended, and store it for `status`."""
+        self._note_once(f"the search has ended: {reason}")
+        save_finding(self.store, self.spec.name, SearchEnd(reason, self.engine.history.spent, self.spec.budget))
+        self.listener.search_ended(reason, self.engine.history)
 
     def _note_once(self, message: str) -> None:
         if message not in self._told:

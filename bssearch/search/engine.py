@@ -13,21 +13,14 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Protocol, assert_never
 
-from bssearch.errors import BSSearchError, InterruptedRunError, LaunchError
-from bssearch.history import FAILURES, INTERRUPTED, History, is_interrupted
+from bssearch.errors import BSSearchError, InterruptedRunError
+from bssearch.history import INTERRUPTED, History, is_interrupted
 from bssearch.pruners.base import Pruner
 from bssearch.pruners.controller import PruningController
-from bssearch.records import (
-    COULD_NOT_PAUSE,
-    Observation,
-    Phase,
-    TrialOutcome,
-    TrialPlan,
-    TrialRecord,
-    TrialState,
-)
+from bssearch.records import Observation, Phase, TrialOutcome, TrialPlan, TrialRecord, TrialState
 from bssearch.samplers.base import Sampler, make_sampler
 from bssearch.search import confirmation
+from bssearch.search.ended import Refusals, could_not_pause, lines_about, met_at_once
 from bssearch.search.events import (
     Action,
     CannotSave,
@@ -44,6 +37,7 @@ from bssearch.search.events import (
     Refused,
     Release,
     SavedTrials,
+    SearchEnded,
     Settle,
     SlotFree,
     Start,
@@ -57,9 +51,6 @@ from bssearch.search.events import (
 )
 from bssearch.search.planner import Planner
 from bssearch.spec import StudySpec
-
-FAILURES_IN_A_ROW = 5
-"""Trials that fail one after the other, with none that ran, before a run gives up. A choice."""
 
 CONTINUE = "the same command goes on where this one stopped"
 
@@ -128,7 +119,7 @@ class Engine:
         self._sampler = sampler or make_sampler(spec)
         self._pruner = pruner
         self._make_planner = make_planner
-        self._device_name = device_name
+        self._refusals = Refusals(spec, device_name)
         self._remember(History(spec))
         self._slots = slots
         self._slots_apart = slots_apart
@@ -142,9 +133,6 @@ class Engine:
         self._has_claim = False
         self._has_repeated = False
         self._ending: str | None = None
-        self._told: set[str] = set()
-        self._failures = 0
-        self._any_ran = False
 
     @property
     def running(self) -> tuple[int, ...]:
@@ -268,7 +256,8 @@ class Engine:
         self._has_claim = False
         if not self._searches:
             return [Release(), *self._done()]
-        told = confirmation.ending(self.history) if self.spec.confirm.max_runs is not None else None
+        end = confirmation.in_vain if self.spec.confirm.max_runs is None else confirmation.ending
+        told = end(self.history)
         self._stage, self._has_repeated = Stage.SEARCH, True
         return [*([] if told is None else [Tell(told)]), Release()]
 
@@ -288,19 +277,12 @@ class Engine:
         others = [trial.number for trial in paused if trial.number not in cut_short]
         actions: list[Action] = []
         if self._ending is not None:
-            actions += self._tell(f"the search has ended: {self._ending}")
+            actions.append(SearchEnded(self._ending))
         if cut_short:
             actions.append(Settle(cut_short, TrialState.CANCELLED))
         if others:
             actions.append(Settle(others, TrialState.PRUNED))
         return actions
-
-    def _tell(self, message: str) -> list[Action]:
-        """Say a line once."""
-        if message in self._told:
-            return []
-        self._told.add(message)
-        return [Tell(message)]
 
     def _started(self, event: Started) -> list[Action]:
         number, probe = event.trial.number, self.history.probes.get(event.plan.configuration.batch_size)
@@ -329,7 +311,8 @@ class Engine:
         actions: list[Action] = []
         if running.stopping is TrialState.PAUSED and trial.state is TrialState.PRUNED and trial.outcome is not None:
             actions += self._wait_no_more(trial.outcome.reason)
-        actions += self._failed(self._met_at_once(trial) or self._unmeasured(trial) or self._too_many_failures(trial))
+        actions += [Tell(line) for line in lines_about(trial, self.history)]
+        actions += self._failed(self._refusals.of(trial, self.history))
         if self._stage is Stage.STOPPING and not self._running:
             actions += self._stopped()
         return actions
@@ -347,7 +330,7 @@ class Engine:
             self._is_new = False
             if any(could_not_pause(trial) for trial in event.trials):
                 self.pruning.wait_no_more()
-        problems = (self._met_at_once(trial) for trial in event.trials)
+        problems = (met_at_once(trial, self.history) for trial in event.trials)
         return self._failed(next((problem for problem in problems if problem is not None), None))
 
     def _forget(self) -> None:
@@ -400,39 +383,3 @@ class Engine:
             return []
         self._stage = Stage.DONE
         return [Failed(error)]
-
-    def _met_at_once(self, trial: TrialRecord) -> BSSearchError | None:
-        """Return the error for a target that takes no training."""
-        return _error_of(lambda: self.history.objective.check_target(trial))
-
-    def _unmeasured(self, trial: TrialRecord) -> BSSearchError | None:
-        """Return the error for an objective that the device does not measure."""
-        return _error_of(lambda: self.history.objective.check_measured(trial, self._device_name))
-
-    def _too_many_failures(self, trial: TrialRecord) -> BSSearchError | None:
-        """Give up where nothing works: after a few failures without a success, after many even so."""
-        if trial.state is TrialState.LOST:
-            return None
-        self._failures = self._failures + 1 if trial.state is TrialState.FAILED else 0
-        self._any_ran |= trial.state is not TrialState.FAILED
-        allowed = FAILURES * len(self.spec.batch_sizes) if self._any_ran else FAILURES_IN_A_ROW
-        if self._failures < allowed:
-            return None
-        reason = "" if trial.outcome is None else trial.outcome.reason
-        return LaunchError(
-            f"{self._failures} trials in a row failed, the last one ({trial.number}) with: {reason}",
-            hint=f"bssearch trial {self.spec.name} {trial.number} shows the traceback",
-        )
-
-
-def _error_of(check: Callable[[], None]) -> BSSearchError | None:
-    try:
-        check()
-    except BSSearchError as error:
-        return error
-    return None
-
-
-def could_not_pause(trial: TrialRecord) -> bool:
-    """Return whether a trial was to be paused and could not be saved."""
-    return trial.state is TrialState.PRUNED and trial.outcome is not None and COULD_NOT_PAUSE in trial.outcome.reason

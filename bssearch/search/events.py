@@ -192,6 +192,13 @@ class Wait:
 
 
 @dataclass(frozen=True, slots=True)
+class SearchEnded:
+    """The search is at its end, and why; what follows is confirmation, unless a trial is enqueued."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Tell:
     """Say a line to whoever watches."""
 
@@ -210,4 +217,4 @@ class Failed:
     error: BSSearchError
 
 
-Action = Start | TimeSteps | Claim | Release | Stop | Settle | Wait | Tell | Finished | Failed
+Action = Start | TimeSteps | Claim | Release | Stop | Settle | Wait | SearchEnded | Tell | Finished | Failed

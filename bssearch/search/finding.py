@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 from bssearch.analysis.answer import NO_NEXT_STEP, Answer
 from bssearch.analysis.notices import retargeted
@@ -12,18 +13,46 @@ from bssearch.analysis.report import build_answer
 from bssearch.analysis.retarget import at_target, easier_target, refuse_another_target
 from bssearch.errors import TargetNotReachedError, UsageError
 from bssearch.spec import StudySpec
+from bssearch.spec.parts import BudgetSpec
 from bssearch.storage.repository import Store
 
-ANSWERS = 11
+ANSWERS = 12
 """What makes answers: counted up where the same trials give another one, so that stored ones are made anew."""
 
 
-def save_finding(store: Store, name: str) -> None:
-    """Store the answer of a study as it is now, for `answer` to find; where there is none yet, nothing."""
-    stamp = store.stamp(name)
+@dataclass(frozen=True, slots=True)
+class SearchEnd:
+    """Why a search ended, with the trials that were ``spent`` then and the ``budget`` that it had."""
+
+    reason: str
+    spent: int
+    budget: BudgetSpec
+
+    @classmethod
+    def stored(cls, store: Store, name: str) -> SearchEnd | None:
+        """Return what is stored of the end of a study's search, None where that never was."""
+        last = store.last_finding(name)
+        known = None if last is None else last.get("search_end")
+        return None if known is None else cls(known["reason"], known["spent"], BudgetSpec(**known["budget"]))
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """Return the end as JSON values."""
+        return {"reason": self.reason, "spent": self.spent, "budget": self.budget.model_dump(mode="json")}
+
+
+def save_finding(store: Store, name: str, search_end: SearchEnd | None = None) -> None:
+    """Store the answer of a study as it is now, for `answer` to find, and how its search ended.
+
+    Without ``search_end`` the one that is stored stays. Where there is neither, nothing is stored.
+    """
+    stamp, end = store.stamp(name), search_end or SearchEnd.stored(store, name)
+    found = None
     with suppress(TargetNotReachedError):
         found = compute_answer(store, name).model_dump(mode="json")
-        store.save_finding(name, stamp, {"made_by": ANSWERS, "answer": found})
+    if found is not None or end is not None:
+        known = None if end is None else end.document
+        store.save_finding(name, stamp, {"made_by": ANSWERS, "answer": found, "search_end": known})
 
 
 def answer(store: Store, name: str, target: float | None = None) -> Answer:
@@ -33,7 +62,7 @@ def answer(store: Store, name: str, target: float | None = None) -> Answer:
     """
     if target is None:
         stored = store.finding(name)
-        if stored is not None and stored.get("made_by") == ANSWERS:
+        if stored is not None and stored.get("made_by") == ANSWERS and stored["answer"] is not None:
             return Answer.model_validate(stored["answer"])
     return compute_answer(store, name, target)
 

@@ -20,3 +20,6 @@ class Listener:
 
     def ended(self, trial: TrialRecord, history: History) -> None:
         """A trial has ended; the history includes it."""
+
+    def search_ended(self, reason: str, history: History) -> None:
+        """The search is at its end; confirmation follows, where it is asked for."""

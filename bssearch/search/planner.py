@@ -55,7 +55,7 @@ class Planner:
             return self._plan(queued[0].configuration, queued[0].sampled, uncapped=True, earlier=queued[0]), None
         if retry := history.to_retry(uncapped=True):
             return self._plan(retry.configuration, retry.sampled, uncapped=True, earlier=retry), None
-        if ending is None and (retry := history.to_retry(uncapped=False)) and self._choose()[1] is None:
+        if ending is None and (retry := history.to_retry(uncapped=False)) and self._goes_on:
             return self._plan(retry.configuration, retry.sampled, uncapped=False, earlier=retry), None
         if waiting := self._next_waiting(fresh=ending is None and not self._is_late):
             return self._resumption(waiting), None
@@ -97,6 +97,11 @@ class Planner:
             return False
         before = history.last_expectation
         return history.ended >= ENDED_BEFORE if before is None else before < least
+
+    @property
+    def _goes_on(self) -> bool:
+        """Return whether the search is to go on, as far as that is known without a new fit of the sampler's model."""
+        return self._sampler.ending(self._history) is None and not self._is_little(self._history.last_expectation)
 
     def _retuned(self) -> Choice | None:
         """Return a trial at a batch size that may well be as good as the best and has had too few to be judged."""

@@ -285,7 +285,7 @@ class VirtualClock(Host):
                 self._is_done = True
             case events.Failed(error):
                 raise error
-            case events.Release() | events.Tell():
+            case events.Release() | events.SearchEnded() | events.Tell():
                 pass
 
     def _start(self, plan: TrialPlan) -> None:

@@ -35,6 +35,14 @@ class Findings(Database):
         self._on_study(study, save)
 
     @patiently
+    def last_finding(self, study: str) -> Mapping[str, Any] | None:
+        """Return what was stored last, whatever has changed since; None where there is nothing."""
+        with self._reading() as connection:
+            query = select(FindingRow.answer).where(FindingRow.study_id == self._study_id(connection, study))
+            last: Mapping[str, Any] | None = connection.scalar(query)
+            return last
+
+    @patiently
     def finding(self, study: str) -> Mapping[str, Any] | None:
         """Return the answer that was stored; None where there is none, or something has changed since."""
         with self._reading() as connection:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from sqlalchemy import Connection, delete, func, select
 
-from bssearch.records import Environment, MemoryUse, NoiseMeasurement, ProbeRecord, Visit
+from bssearch.records import Environment, MemoryUse, NoiseMeasurement, ProbeRecord, TrialRecord, Visit
 from bssearch.space import MemoryBoundary, in_force
-from bssearch.step_times import with_visits
+from bssearch.step_times import step_seconds_of, with_step_time, with_visits
 from bssearch.storage.clock import now
 from bssearch.storage.database import Database, patiently
 from bssearch.storage.models import EnvironmentRow, ProbeKind, ProbeRow, StudyRow, TrialRow, VisitRow
@@ -30,32 +30,33 @@ from bssearch.storage.statements import (
 class Measurements(Database):
     """The part of the store that keeps environments and probes."""
 
-    def save_probe(self, study: str, environment: Environment, probe: ProbeRecord, visit: int = 1) -> None:
-        """Store the step time that a visit found at a batch size; all visits are kept.
+    def save_probe(self, study: str, environment: Environment, probe: ProbeRecord, visit: int | None = None) -> int:
+        """Store the step time that a visit found at a batch size, and return the visit's number; all visits are kept.
 
-        The evaluation cadence is that of the first, and never changes. A visit that is stored already is left as it is.
+        Without a number it is the first of a new visit: that is counted under the lock of the study, so that two who
+        visit at once have each their own. The evaluation cadence is that of the first, and never changes. A visit that
+        is stored already is left as it is.
         """
+        number = visit
 
-        def save(connection: Connection, study_id: int) -> None:
+        def save(connection: Connection, study_id: int) -> int:
+            nonlocal number
+            if number is None:  # A try that is made again after a lost connection keeps the number of the first.
+                newest = connection.scalar(select(func.max(VisitRow.visit)).where(VisitRow.study_id == study_id))
+                number = (newest or 0) + 1
             columns = to_columns(probe)
             place = self._place(connection, study_id, environment, ProbeKind.STEP_TIME, columns)
             time = now(connection)
             is_new = insert_if_absent(connection, ProbeRow, {**columns, **place, "measured_at": time})
             if probe.step_seconds is not None:
                 seen = {name: columns[name] for name in column_names(Visit, without="visit")}
-                own = {"study_id": study_id, "environment_id": place["environment_id"], "visit": visit}
+                own = {"study_id": study_id, "environment_id": place["environment_id"], "visit": number}
                 is_new |= insert_if_absent(connection, VisitRow, {**seen, **own, "measured_at": time})
             if is_new:
                 mark_probed(connection, study_id)
+            return number
 
-        self._on_study(study, save)
-
-    @patiently
-    def next_visit(self, study: str) -> int:
-        """Return the number of the visit that comes next."""
-        with self._reading() as connection:
-            newest = select(func.max(VisitRow.visit)).where(VisitRow.study_id == self._study_id(connection, study))
-            return (connection.scalar(newest) or 0) + 1
+        return self._on_study(study, save)
 
     @patiently
     def visits(self, study: str) -> list[Visit]:
@@ -88,10 +89,19 @@ class Measurements(Database):
     def step_times(self, study: str) -> list[ProbeRecord]:
         """Return the step time of every split that was measured for a study, in the order of measuring."""
         with self._reading() as connection:
-            study_id = self._study_id(connection, study)
-            rows = connection.execute(PROBES.where(ProbeRow.study_id == study_id)).mappings()
-            timed = [from_columns(ProbeRecord, row, absent="error") for row in rows]
-            return with_visits(timed, self._visits(connection, study_id))
+            return self._step_times(connection, self._study_id(connection, study))
+
+    def _step_times(self, connection: Connection, study_id: int) -> list[ProbeRecord]:
+        rows = connection.execute(PROBES.where(ProbeRow.study_id == study_id)).mappings()
+        timed = [from_columns(ProbeRecord, row, absent="error") for row in rows]
+        return with_visits(timed, self._visits(connection, study_id))
+
+    def _timed(self, connection: Connection, study_id: int, trials: Sequence[TrialRecord]) -> list[TrialRecord]:
+        """Return trials with steps × the step time of all visits so far, in the place of the one at their end."""
+        if all(trial.outcome is None or trial.outcome.steps_to_target is None for trial in trials):
+            return list(trials)
+        step_seconds = step_seconds_of(self._step_times(connection, study_id))
+        return [with_step_time(trial, step_seconds) for trial in trials]
 
     @patiently
     def memory_boundary(self, study: str, environment: Environment | None = None) -> MemoryBoundary:

@@ -217,7 +217,7 @@ class Store(Findings, Measurements):
             ended = end_trial(connection, trial_id_of(connection, study, study_id, number), columns)
             if ended:
                 mark_changed(connection, study_id, [number])
-            stored = stored_trial(connection, study, study_id, number)
+            [stored] = self._timed(connection, study_id, [stored_trial(connection, study, study_id, number)])
             # Where it has not ended just now, an earlier try may have ended it.
             if not ended and stored.outcome not in {outcome, replace(outcome, contended=True)}:
                 raise DatabaseError(
@@ -272,24 +272,31 @@ class Store(Findings, Measurements):
     ) -> list[TrialRecord]:
         """Return a study's trials by number; only those of a phase or of some states where asked."""
         with self._reading() as connection:
-            query = TRIALS.where(TrialRow.study_id == self._study_id(connection, study))
+            study_id = self._study_id(connection, study)
+            query = TRIALS.where(TrialRow.study_id == study_id)
             if phase is not None:
                 query = query.where(TrialRow.phase == phase)
             if states is not None:
                 query = query.where(TrialRow.state.in_(states))
-            return [trial_record(row) for row in connection.execute(query).mappings()]
+            found = [trial_record(row) for row in connection.execute(query).mappings()]
+            return self._timed(connection, study_id, found)
 
     @patiently
     def changes(self, study: str, since: int) -> Changes:
         """Return which trials of a study have changed since a revision (0: all), as one transaction sees it."""
         with self._reading() as connection:
-            return changes(connection, study, since)
+            found = changes(connection, study, since)
+            if not found.trials:
+                return found
+            return replace(found, trials=self._timed(connection, self._study_id(connection, study), found.trials))
 
     @patiently
     def trial(self, study: str, number: int) -> TrialRecord:
         """Return one trial; raise `NotFoundError` naming the numbers there are."""
         with self._reading() as connection:
-            return stored_trial(connection, study, self._study_id(connection, study), number)
+            study_id = self._study_id(connection, study)
+            [found] = self._timed(connection, study_id, [stored_trial(connection, study, study_id, number)])
+            return found
 
     @patiently
     def observations(self, study: str, number: int) -> list[Observation]:

@@ -11,7 +11,7 @@ import pytest
 from bssearch import registry
 from bssearch.analysis.objectives.base import make_objective, objective_of
 from bssearch.analysis.objectives.metric_in_budget import AS_GOOD
-from bssearch.analysis.objectives.seconds import Products, step_seconds_of
+from bssearch.analysis.objectives.seconds import Products
 from bssearch.analysis.objectives.time_to_target import TIME, TimeToTarget
 from bssearch.analysis.optimum import decide
 from bssearch.analysis.time_to_target import estimate, half_width, ratio_interval
@@ -19,7 +19,7 @@ from bssearch.errors import SpecError, UsageError
 from bssearch.intervals import FLAT_RATIO, student_t
 from bssearch.records import Configuration, DeviceUse, Goal, Target, TrialRecord, TrialState
 from bssearch.spec import StudySpec
-from bssearch.step_times import MIDMEAN_ERROR, VISIT_DEVIATION, VISIT_FREEDOM
+from bssearch.step_times import MIDMEAN_ERROR, STEP_DEVIATION, VISIT_DEVIATION, VISIT_FREEDOM, step_seconds_of
 from tests.factories import make_probe, make_spec, make_trial
 
 ACCURACY = Target(metric="accuracy", value=0.9)
@@ -306,7 +306,8 @@ class TestStepTimesOfTheTrialsThemselves:
         objective = TIME.between([*self.SMALL, *self.LARGE], {})
         small, large = estimate(self.SMALL, objective), estimate(self.LARGE, objective)
         assert small.step_time is not None and small.step_time.excess == pytest.approx(math.log(2.0) / 2)
-        error = VISIT_DEVIATION * math.sqrt(VISIT_FREEDOM / (4 + VISIT_FREEDOM) / 3)
+        runs = 3 * 100 / (100 + (STEP_DEVIATION / VISIT_DEVIATION) ** 2)  # Each weighs a little less than a long one.
+        error = VISIT_DEVIATION * math.sqrt(VISIT_FREEDOM / (4 + VISIT_FREEDOM) / runs)
         half = student_t(4 + VISIT_FREEDOM) * error
         common = small.step_time.common
         references = [run.outcome.reference_seconds for run in (*self.SMALL, *self.LARGE) if run.outcome is not None]

@@ -5,8 +5,9 @@ from dataclasses import replace
 
 import pytest
 
+from bssearch.analysis.confirmation_runs import fewest_runs
 from bssearch.analysis.objectives.base import make_objective
-from bssearch.analysis.optimum import Verdict, decide, fewest_runs, runs_to_settle
+from bssearch.analysis.optimum import Verdict, decide, runs_to_settle
 from bssearch.records import Phase, Target, TrialRecord
 from tests.factories import make_trial
 

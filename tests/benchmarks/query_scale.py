@@ -31,7 +31,7 @@ def fill(url: str, trials: int, observations: int) -> int:
         store.create_study(spec.new_study("benchmark"))
         store.bind_environment(spec.name, environment)
         for size in LADDER:
-            store.save_probe(spec.name, environment, make_probe(size))
+            store.save_probe(spec.name, environment, make_probe(size), 1)
         for index in range(trials):
             confirms = index % 10 == 9
             size = 32 if confirms else rng.choice(LADDER)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import io
-import json
 import os
 import subprocess
 import sys
@@ -131,11 +130,6 @@ def bssearch(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[s
             code = ending.code
     returncode = code if isinstance(code, int) else 0
     return subprocess.CompletedProcess(words, returncode, out.getvalue(), errors.getvalue())
-
-
-def document(printed: str) -> Any:
-    """Return the JSON behind what the workload printed where it ran in this process (`INLINE`)."""
-    return json.loads(printed[printed.index("{") :])
 
 
 def command(*arguments: str | Path) -> list[str]:

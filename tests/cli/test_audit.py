@@ -18,7 +18,7 @@ from bssearch.cli.audit import audit_row, slope_line
 from bssearch.commands.run import run_study
 from bssearch.errors import TargetNotReachedError
 from bssearch.spec import StudySpec
-from tests.cli.task import INLINE, bssearch, document, space_of, write_task
+from tests.cli.task import INLINE, bssearch, space_of, write_task
 from tests.factories import make_spec
 from tests.search.law import LawExecutor
 
@@ -177,10 +177,10 @@ def test_a_real_study_is_audited_by_real_trials(tmp_path: Path) -> None:
     assert bssearch("run", spec.name, cwd=tmp_path).returncode == 0
     done = bssearch("audit", "task", "-f", "json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    found = Audit.model_validate(document(done.stdout))
+    found = Audit.model_validate(json.loads(done.stdout))
     linear = [one for one in found.rules if one.rule is Rule.LINEAR_RATE]
     assert any(len(one.trial_numbers) == 2 for one in linear)
     trials = json.loads(bssearch("trials", "task", "--phase", "audit", "-f", "json", cwd=tmp_path).stdout)
     assert found.spent_train_seconds == pytest.approx(sum(trial["train_seconds"] for trial in trials))
     again = json.loads(bssearch("audit", "task", "--no-run", "-f", "json", cwd=tmp_path).stdout)
-    assert again["rules"][0] == document(done.stdout)["rules"][0]
+    assert again["rules"][0] == json.loads(done.stdout)["rules"][0]

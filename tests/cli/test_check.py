@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.task import INLINE, bssearch, document, write_task
+from tests.cli.task import INLINE, bssearch, write_task
 from tests.search.law import LawExecutor
 
 
@@ -56,7 +56,7 @@ def test_target_proposes_what_every_run_of_the_default_reaches_whatever_the_spec
     shown = bssearch("target", "task.yaml", "--runs", "2", "--format", "json", cwd=tmp_path)
     assert shown.returncode == 0, shown.stderr
     assert "run 2 of 2: best accuracy" in shown.stderr
-    advice = document(shown.stdout)
+    advice = json.loads(shown.stdout)
     row = next(row for row in advice["targets"] if row["target"] == advice["proposed"])
     assert row["reached"] == 2
     assert 0.8 < advice["proposed"] < advice["median_best"] <= 1.0

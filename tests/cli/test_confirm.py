@@ -17,7 +17,7 @@ from bssearch.cli.answer import print_generalisation
 from bssearch.commands.run import run_study
 from bssearch.errors import TargetNotReachedError
 from bssearch.storage.repository import open_store
-from tests.cli.task import INLINE, bssearch, document, space_of, write_task
+from tests.cli.task import INLINE, bssearch, space_of, write_task
 from tests.factories import make_spec
 from tests.search.law import LawExecutor
 
@@ -169,10 +169,10 @@ def test_a_real_study_is_confirmed_on_and_trained_to_its_budget(tmp_path: Path) 
     assert bssearch("run", "task.yaml", cwd=tmp_path).returncode == 0
     confirmed = bssearch("confirm", "task", "--runs", "2", "--format", "json", cwd=tmp_path)
     assert confirmed.returncode == 0, confirmed.stderr
-    assert document(confirmed.stdout)["optimal"]["time_to_target_s"]["runs"] == 2
+    assert json.loads(confirmed.stdout)["optimal"]["time_to_target_s"]["runs"] == 2
     done = bssearch("confirm", "task", "--to-budget", "--runs", "2", "--format", "json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    found = document(done.stdout)["generalisation"]
+    found = json.loads(done.stdout)["generalisation"]
     assert found["train_seconds"] == 0.3
     assert all(row["runs"] == 2 and 0.5 < row["final_metric"] <= 1 for row in found["batches"])
     assert all(0.5 < row["test_metric"] <= 1 for row in found["batches"])

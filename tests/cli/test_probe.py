@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bssearch.storage.repository import open_store
-from tests.cli.task import DEFAULT, INLINE, bssearch, document, space_of, write_task
+from tests.cli.task import DEFAULT, INLINE, bssearch, space_of, write_task
 
 NOISE_SECONDS = "60"
 """Far more than the passes take until the interval is narrow, 16 of them: a busy machine measures as many."""
@@ -21,7 +21,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_task(place, space=space_of(16, 32, 64), executor=INLINE, budget=budget, confirm={"top": 1, "runs": 0})
     done = bssearch("probe", "step-time", "task.yaml", "--seconds", "0.1", "--format", "json", cwd=place)
     assert done.returncode == 0, done.stderr
-    (place / "step_time.json").write_text(json.dumps(document(done.stdout)))
+    (place / "step_time.json").write_text(json.dumps(json.loads(done.stdout)))
     return place
 
 
@@ -30,7 +30,7 @@ def searched(folder: Path) -> Path:
     """The folder after the noise scale was measured, and a study was run."""
     done = bssearch("probe", "noise", "task.yaml", "--seconds", NOISE_SECONDS, "--format", "json", cwd=folder)
     assert done.returncode == 0, done.stderr
-    (folder / "noise.json").write_text(json.dumps(document(done.stdout)))
+    (folder / "noise.json").write_text(json.dumps(json.loads(done.stdout)))
     with open_store(f"sqlite:///{folder / 'bssearch.db'}", write=False) as store:
         shared = [str(size) for size, probe in store.probes("task").items() if probe.contended]
     (folder / "shared.json").write_text(json.dumps(shared))

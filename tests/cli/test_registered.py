@@ -20,7 +20,17 @@ from bssearch.commands.opening import Launch, described
 from bssearch.commands.probe.report import ProbeReport
 from bssearch.importers.runs import import_runs
 from bssearch.options import Option
+from bssearch.pruners.cap import Cap
+from bssearch.samplers.optuna import Random
 from bssearch.spec import StudySpec
+
+
+class Patient(Cap):
+    """A pruner of this package."""
+
+
+class Lucky(Random):
+    """A sampler of this package."""
 
 
 def lines(

@@ -33,7 +33,7 @@ def add_study(store: Store, spec: StudySpec, trials: Sequence[TrialRecord], **en
     store.create_study(spec.new_study("test"))
     store.bind_environment(spec.name, place)
     for size in SIZES:
-        store.save_probe(spec.name, place, make_probe(size, step_seconds=0.01 + 0.0002 * size))
+        store.save_probe(spec.name, place, make_probe(size, step_seconds=0.01 + 0.0002 * size), 1)
     for trial in trials:
         assert trial.outcome is not None
         limit = {} if spec.objective != "metric_in_budget" else {"train_seconds_limit": trial.outcome.train_seconds}
@@ -313,7 +313,7 @@ def test_studies_stand_side_by_side_each_on_its_own_device(folder: Path) -> None
     assert first["flat_range"] == answer["flat_range"]
     assert first["b_crit"] == answer["fit"]["b_crit"]
     assert first["largest_that_fits"] == answer["largest_that_fits"]["batch_size"]
-    assert first["ratio_to_first"] == {"value": 1.0, "low": None, "high": None}
+    assert first["ratio_to_first"] == {"value": 1.0, "at_least": False, "low": None, "high": None}
     assert first["warnings"] == answer["warnings"]
     ratio: Mapping[str, float] = second["ratio_to_first"]
     assert ratio["value"] == pytest.approx(3.0)
@@ -354,7 +354,7 @@ def test_a_ratio_is_of_the_figure_of_the_objective(folder: Path) -> None:
     assert (hours["ratio_to_first"], hours["note"]) == (None, "other unit of cost")
     _, better = compared(folder, "metric", "better")
     assert better["objective_value"]["median"] == pytest.approx(0.99)
-    assert better["ratio_to_first"] == pytest.approx({"value": 1.1, "low": 1.1, "high": 1.1})
+    assert better["ratio_to_first"] == pytest.approx({"value": 1.1, "at_least": False, "low": 1.1, "high": 1.1})
     shown = bssearch("compare", "samples", "toy", cwd=folder).stdout
     assert "samples to target" in shown and "other objective" in shown
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sqlite3
 import subprocess
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.task import INLINE, SPEC, WORKLOAD, bssearch, command, environment, write_task
+from tests.packages import installed
 from tests.search.law import LawExecutor
 
 SPACE = dict(SPEC["space"])  # type: ignore[call-overload]
@@ -175,6 +177,43 @@ def test_dry_run_says_how_long_and_runs_nothing(tmp_path: Path) -> None:
     said = "the longest it can take: 82 s (30 s of search, 52 s of confirmation) if evaluation is within its 20% of a"
     assert said in done.stdout
     assert not (tmp_path / "bssearch.db").exists()
+
+
+def test_dry_run_is_printed_in_the_format_that_is_asked_for(tmp_path: Path) -> None:
+    write_task(tmp_path)
+    done = bssearch("run", "task.yaml", "--dry-run", "--format", "json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert (found["study"], found["trials"], found["batch_sizes"]) == ("task", 12, [8, 16, 32, 64, 128])
+    assert found["longest_search_s"] == pytest.approx(12 * 2.0 / 0.8)
+    assert found["longest_confirmation_s"] == pytest.approx(found["finalists"] * 3 * 2.0 / 0.8)
+    rows = bssearch("run", "task.yaml", "--dry-run", "--format", "csv", cwd=tmp_path).stdout.splitlines()
+    assert len(rows) == 2 and rows[0].startswith("study,")
+
+
+BROKEN_PRUNERS = {
+    "gone": "no_such_package.pruner:Patient",
+    "raises": "broken_pruners.raising:Pruner",
+    "another": "broken_pruners.another:Pruner",
+}
+
+
+@pytest.mark.usefixtures("by_law")
+@pytest.mark.parametrize("name", BROKEN_PRUNERS)
+@pytest.mark.parametrize("words", [["--dry-run"], []], ids=["dry run", "run"])
+def test_a_pruner_that_cannot_be_loaded_is_refused_before_anything_is_written(
+    tmp_path: Path, name: str, words: list[str]
+) -> None:
+    modules = {
+        "raising": "from bssearch.pruners.base import Pruner as Base\n"
+        "class Pruner(Base):\n    @classmethod\n    def of(cls, settings):\n        raise OSError('no such file')\n",
+        "another": "Pruner = 3\n",
+    }
+    points = "[bssearch.pruners]\n" + "".join(f"{one} = {value}\n" for one, value in BROKEN_PRUNERS.items())
+    with installed(tmp_path / "site", "broken_pruners", modules, points):
+        (tmp_path / "study").mkdir()
+        write_task(tmp_path / "study", pruner={"name": name})
+        refuse(tmp_path / "study", "run", "task.yaml", *words, code=2, said=name)
 
 
 def test_numbers_beyond_all_bounds(tmp_path: Path) -> None:

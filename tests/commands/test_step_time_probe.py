@@ -54,18 +54,18 @@ def test_the_document_has_the_fit_and_is_whole_without_one(tmp_path: Path) -> No
 def test_a_run_that_follows_makes_the_visits_that_are_left(store: Store) -> None:
     probe_step_times(open_study(store, ProbedExecutor()))
     executor = ProbedExecutor()
-    measure_step_times(SPEC, store, executor, HERE, lambda: None)
+    measure_step_times(SPEC, store, executor, HERE, lambda: None, trials=[])
     assert executor.limits == [calibration.SECONDS_LIMIT] * 5 * (calibration.FIRST_VISITS - 1)
-    assert missing_step_times(SPEC, store, HERE) == []
+    assert missing_step_times(SPEC, store, HERE, trials=[]) == []
     assert calibration.SECONDS_LIMIT < SECONDS_LIMIT
 
 
 def test_visits_go_round_over_the_batch_sizes(store: Store) -> None:
-    measure_step_times(SPEC, store, ProbedExecutor(), HERE, lambda: None)
+    measure_step_times(SPEC, store, ProbedExecutor(), HERE, lambda: None, trials=[])
     assert [(one.visit, one.batch_size) for one in store.visits(SPEC.name)] == [
         (visit, size) for visit in range(1, calibration.FIRST_VISITS + 1) for size in SIZES
     ]
-    measure_step_times(SPEC, store, ProbedExecutor(), HERE, lambda: None, calibration.COMPARING_VISITS)
+    measure_step_times(SPEC, store, ProbedExecutor(), HERE, lambda: None, calibration.COMPARING_VISITS, trials=[])
     assert len(store.visits(SPEC.name)) == calibration.COMPARING_VISITS * len(SIZES)
 
 
@@ -83,9 +83,9 @@ def test_what_contradicts_the_other_step_times_is_visited_again(store: Store) ->
         for size in SIZES:
             seconds = step_seconds(size) * (6.0 if size == 32 else 1.0)
             store.save_probe(SPEC.name, HERE, make_probe(size, step_seconds=seconds), visit)
-    assert missing_step_times(SPEC, store, HERE) == []
-    assert missing_step_times(SPEC, store, HERE, calibration.COMPARING_VISITS) == [32, 64]
-    measure_step_times(SPEC, store, ProbedExecutor(), HERE, lambda: None, calibration.COMPARING_VISITS)
+    assert missing_step_times(SPEC, store, HERE, trials=[]) == []
+    assert missing_step_times(SPEC, store, HERE, calibration.COMPARING_VISITS, trials=[]) == [32, 64]
+    measure_step_times(SPEC, store, ProbedExecutor(), HERE, lambda: None, calibration.COMPARING_VISITS, trials=[])
     assert Counter(one.batch_size for one in store.visits(SPEC.name)) == {
         **dict.fromkeys(SIZES, calibration.COMPARING_VISITS),
         **dict.fromkeys([32, 64], calibration.MOST_VISITS),
@@ -108,7 +108,7 @@ def test_visits_that_others_disturbed_are_made_and_not_made_again_for_ever(store
     for visit in range(1, calibration.COMPARING_VISITS + 1):
         for size in SIZES:
             store.save_probe(SPEC.name, HERE, make_probe(size, contended=visit > 1), visit)
-    assert missing_step_times(SPEC, store, HERE, calibration.COMPARING_VISITS) == []
+    assert missing_step_times(SPEC, store, HERE, calibration.COMPARING_VISITS, trials=[]) == []
     assert [probe.error and probe.error.visits for probe in store.probes(SPEC.name).values()] == [3] * 5
 
 
@@ -118,22 +118,25 @@ def test_what_would_be_timed_in_smaller_micro_batches_than_those_in_force_is_lef
     for size in SIZES:
         store.save_probe(SPEC.name, HERE, make_probe(size, micro_batch_size=min(size, 64)), 1)
     executor = ProbedExecutor()
-    measure_step_times(SPEC, store, executor, HERE, lambda: None)
+    measure_step_times(SPEC, store, executor, HERE, lambda: None, trials=[])
     assert len(executor.limits) <= len(SIZES) * calibration.MOST_VISITS
-    assert missing_step_times(SPEC, store, HERE) == []
+    assert missing_step_times(SPEC, store, HERE, trials=[]) == []
 
 
 def test_a_step_time_far_above_what_trials_ran_at_is_doubted() -> None:
     probes = {size: make_probe(size, step_seconds=0.001 * size, error=ERROR) for size in (32, 64)}
 
-    def trial(batch_size: int, step_seconds: float, *, contended: bool = False) -> TrialRecord:
-        trial = make_trial(1, batch_size=batch_size, seconds=100 * step_seconds, contended=contended)
+    def trial(batch_size: int, step_seconds: float, *, contended: bool = False, dropout: float = 0.1) -> TrialRecord:
+        configuration = replace(SPEC.default_configuration, dropout=dropout, batch_size=batch_size)
+        one = configuration.in_micro_batches(batch_size)
+        trial = make_trial(1, configuration=one, seconds=100 * step_seconds, contended=contended)
         assert trial.outcome is not None
         return replace(trial, outcome=replace(trial.outcome, steps=100))
 
-    assert doubtful(probes, [trial(32, 0.031), trial(64, 0.064)]) == set()
-    assert doubtful(probes, [trial(32, 0.031), trial(64, 0.05)]) == {64}
-    assert doubtful(probes, [trial(64, 0.05, contended=True)]) == set()
+    assert doubtful(SPEC, probes, [trial(32, 0.031), trial(64, 0.064)]) == set()
+    assert doubtful(SPEC, probes, [trial(32, 0.031), trial(64, 0.05)]) == {64}
+    assert doubtful(SPEC, probes, [trial(64, 0.05, contended=True)]) == set()
+    assert doubtful(SPEC, probes, [trial(64, 0.05, dropout=0.0)]) == set(), "a step without dropout takes less"
 
 
 def test_where_nothing_fits_nothing_is_returned(store: Store) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -95,8 +96,50 @@ def test_the_environment_and_the_threads_are_set_and_put_back(tmp_path: Path, mo
 def test_prints_reach_the_terminal_and_the_log_that_is_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with inline(tmp_path, log_folder=tmp_path / "logs") as executor:
         run_to_the_end(executor, request_endless_trial(1, "say", seconds=0.15))
-    assert "said by the workload" in capsys.readouterr().out
+    printed = capsys.readouterr()
+    assert "said by the workload" in printed.err
+    assert printed.out == "", "stdout is for data"
     assert "said by the workload" in (tmp_path / "logs" / "slot-0.log").read_text()
+
+
+@pytest.mark.parametrize(
+    "say",
+    [
+        "__import__('os').write(1, b'said by the workload')",
+        "__import__('subprocess').run(['echo', 'said by the workload'])",
+        "__import__('ctypes').CDLL(None).puts(b'said by the workload')",
+        "__import__('sys').__stdout__.write('said by the workload')",
+    ],
+    ids=["descriptor", "child process", "C library", "the stream of before"],
+)
+def test_nothing_that_the_workload_writes_goes_to_stdout_by_whatever_way(say: str, tmp_path: Path) -> None:
+    put_program = tmp_path / "program.py"
+    put_program.write_text(
+        "from contextlib import closing\n"
+        "from pathlib import Path\n"
+        "from bssearch.executors.base import ExecutorSettings\n"
+        "from bssearch.executors.inline import InlineExecutor\n"
+        "from tests.executors.line_workload import request_trial, run_to_the_end\n"
+        "settings = ExecutorSettings(workload='line.py:Line', folder=Path('.'), device='cpu',\n"
+        "                            workload_settings={'at': 2})\n"
+        "print('before')\n"
+        "with closing(InlineExecutor(settings)) as executor:\n"
+        "    outcome, _ = run_to_the_end(executor, request_trial(1))\n"
+        "print(outcome.state.value)\n"
+    )
+    write_workload(tmp_path)
+    put_into_loss(tmp_path, say)
+    root = Path(__file__).resolve().parents[2]
+    done = subprocess.run(
+        [sys.executable, put_program.name],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(root), "PYTHONUNBUFFERED": ""},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == "before\nreached\n"
+    assert "said by the workload" in done.stderr
 
 
 def test_the_traceback_of_a_trial_that_failed_is_printed_and_kept(

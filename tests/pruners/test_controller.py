@@ -72,9 +72,9 @@ def test_what_is_past_the_cap_is_capped_and_what_is_hopeless_pauses_and_says_why
     told.winner(1)
     assert told.seen(2, (0.0, 0.0), (2.0, 0.4), (14.0, 0.85)) is None
     state, reason = told.seen(3, (15.1, 0.85)) or (None, "")
-    assert state is TrialState.CAPPED and "1.5 × the 10 s" in reason
+    assert state is TrialState.CAPPED and "1.5 × the 10 train seconds" in reason
     state, reason = told.seen(4, (7.0, 0.05)) or (None, "")
-    assert state is PAUSED and "10 s" in reason
+    assert state is PAUSED and "took 10 train seconds" in reason
     assert told.seen(5, (7.0, 0.05), uncapped=True) is None, "evidence runs on"
     assert told.seen(6, (99.0, 0.05), uncapped=True) is None
 

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -477,3 +478,59 @@ def test_a_study_without_confirmation_needs_to_be_told_how_many(tmp_path: Path) 
 
 def test_where_nothing_is_confirmed_there_is_no_ending_to_tell() -> None:
     assert ending(history(searched())) is None
+
+
+# What plainly misses the target.
+
+
+def missed(configuration: Configuration, runs: int, start: int = 200) -> list[TrialRecord]:
+    """Return the first confirmation runs of a configuration, none of which reached the target."""
+    return [
+        make_trial(
+            start + index,
+            configuration=configuration,
+            phase=Phase.CONFIRM,
+            seed=trial_seed(SPEC.seed, Phase.CONFIRM, index),
+            state=TrialState.EXHAUSTED,
+            best_metric=0.8,
+        )
+        for index in range(runs)
+    ]
+
+
+def test_what_plainly_misses_the_target_has_no_more_runs_and_the_others_go_on() -> None:
+    trials = [*made(at(16), 1.0, runs=5), *missed(at(32), 4)]
+    assert Counter(run.configuration.batch_size for run in left(trials, runs=9)) == {16: 4, 32: 5}
+    assert Counter(run.configuration.batch_size for run in left([*trials, *missed(at(32), 5)], runs=9)) == {16: 4}
+
+
+class LuckyOnce(LawExecutor):
+    """The law, which no run with the seed of a confirmation reaches."""
+
+    def events(self, timeout: float) -> list[Event]:
+        self.reachable = bool(self.running) and not self.running[0].evaluate_test
+        return super().events(timeout)
+
+
+def test_a_confirmation_ends_where_every_finalist_plainly_misses_and_says_so(tmp_path: Path) -> None:
+    ear = Ear()
+    spec = make_spec(budget={"trials": 12, "trial_train_seconds": 100.0}, confirm={"top": 1, "runs": 9})
+    db = url_in(tmp_path)
+    with suppress(TargetNotReachedError):  # A hit of the search that is no finalist is an answer, unconfirmed.
+        run_study(spec, db=db, listener=ear, make_executor=lambda *_: LuckyOnce())
+    runs = Counter(trial.configuration.key for trial in confirmation(tmp_path))
+    assert set(runs.values()) == {5}
+    given_up = [note for note in ear.notes if "no more confirmation runs" in note]
+    assert len(given_up) == len(runs)
+    assert [note for note in ear.notes if note.startswith("the confirmation has ended")]
+
+
+def test_the_default_s_miss_is_told_when_its_run_ends(tmp_path: Path) -> None:
+    ear = Ear()
+    default = {"batch_size": 32, "learning_rate": 0.9, "weight_decay": 0.0, "dropout": 0.1}
+    spec = make_spec(default=default, budget={"trials": 20, "trial_train_seconds": 3.0}, confirm={"top": 1, "runs": 3})
+    answer = run_study(spec, db=url_in(tmp_path), listener=ear, make_executor=lambda *_: LawExecutor())
+    told = [note for note in ear.notes if note.startswith("the default configuration (batch 32) missed")]
+    assert len(told) == 4, "its search trial and its three confirmation runs"
+    assert "in trial 1," in told[0]
+    assert "default_missed" in {notice.code for notice in answer.warnings}

@@ -279,7 +279,7 @@ def rebuilt(spec: StudySpec, seen: Sequence[events.Event], workers: int) -> Engi
 
 def actions_of(engine: Engine, event: events.Event) -> list[events.Action]:
     """Return what an engine asks for, but for what it says to people."""
-    return [action for action in engine.handle(event) if not isinstance(action, events.Tell)]
+    return [action for action in engine.handle(event) if not isinstance(action, events.Tell | events.SearchEnded)]
 
 
 @dataclass
@@ -305,7 +305,7 @@ def live(spec: StudySpec, workers: int, make: Callable[..., VirtualClock] = Virt
 
     def keep(event: events.Event) -> list[events.Action]:
         found = handle(event)
-        answers.append([action for action in found if not isinstance(action, events.Tell)])
+        answers.append([action for action in found if not isinstance(action, events.Tell | events.SearchEnded)])
         return found
 
     engine.handle = keep  # type: ignore[method-assign]

@@ -261,6 +261,20 @@ def test_a_larger_budget_of_a_study_that_ended_by_itself_is_spent(tmp_path: Path
     assert go_on(22, SteppingLaw(done=executor.done)) == 22, "nor does it end where it is interrupted in between"
 
 
+@pytest.mark.parametrize("wall_seconds", [1e9, None])
+def test_more_wall_seconds_for_a_study_that_ended_by_itself_are_asked_for_too(
+    wall_seconds: float | None, tmp_path: Path
+) -> None:
+    def go_on(wall_seconds: float | None, executor: SteppingLaw) -> int:
+        budget = {"trials": 20, "trial_train_seconds": 4.0, "least_improvement": 0.5, "wall_seconds": wall_seconds}
+        spec = study_spec(sampler={"name": "auto"}, budget=budget, confirm={"top": 1, "runs": 1})
+        return sum(not trial.state.is_missing for trial in run(spec, tmp_path, executor))
+
+    executor = SteppingLaw()
+    assert go_on(1e6, executor) < 20
+    assert go_on(wall_seconds, SteppingLaw(done=executor.done)) == 20
+
+
 def test_confirmation_fills_slots_of_their_own_device_that_the_last_search_trials_leave_idle(tmp_path: Path) -> None:
     class Notes(SteppingLaw):
         beside: int = 0

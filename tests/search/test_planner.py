@@ -52,7 +52,7 @@ class Scripted:
         return self.may_win
 
     def ending(self, history: History) -> str | None:
-        return "the script is at its end"
+        return None if self.has_more else "the script is at its end"
 
 
 def at(batch_size: int, learning_rate: float = 0.1) -> Configuration:
@@ -150,6 +150,19 @@ def test_then_one_that_was_lost_where_the_budget_takes_a_trial_and_the_search_is
     over = Case(default_trial(), lost)
     over.sampler.has_more = False
     assert over.ending() == "the script is at its end"
+
+
+def test_a_lost_trial_is_tried_again_without_another_fit_of_the_model_unless_little_was_expected_last() -> None:
+    lost = make_trial(2, state=TrialState.LOST, seed=5)
+    case = Case(default_trial(), lost)
+    assert (case.next().retry_of, case.sampler.asked) == (2, [])
+    spec = spec_of(budget={"least_improvement": 0.02})
+    before = [replace(default_trial(), expected_improvement=0.001), replace(make_trial(3), expected_improvement=0.001)]
+    over = Case(before[0], lost, before[1], spec=spec, sampler=Scripted(expected=0.001))
+    plan, ending = over.planner.next_trial()
+    assert ending is not None
+    assert plan is None or plan.retry_of is None
+    assert over.sampler.asked[0] is None and len([one for one in over.sampler.asked if one is None]) == 1
 
 
 def test_then_what_waits_goes_on_before_something_new_where_the_pruner_says_so() -> None:

@@ -96,7 +96,7 @@ def test_what_changes_no_trial_leaves_the_revision(three: Store, what: str) -> N
 
 def test_a_reader_is_told_of_new_probes(three: Store) -> None:
     environment = make_environment()
-    calls: list[Callable[[], None]] = [
+    calls: list[Callable[[], object]] = [
         lambda: three.save_probe("toy", environment, make_probe(8)),
         lambda: three.save_memory("toy", environment, MemoryUse(micro_batch_size=8, fits=True, peak_memory_bytes=None)),
     ]
@@ -107,7 +107,7 @@ def test_a_reader_is_told_of_new_probes(three: Store) -> None:
         assert (found.has_new_probes, found.trials) == (True, [])
         assert not three.changes("toy", found.revision).has_new_probes
     seen = three.changes("toy", 0).revision
-    three.save_probe("toy", environment, make_probe(8))  # known already
+    three.save_probe("toy", environment, make_probe(8), 1)  # known already
     assert three.changes("toy", seen).revision == seen
 
 

@@ -235,9 +235,9 @@ AGAIN: dict[str, tuple[Callable[[Store], object], object, Callable[[Store], obje
     "create": (lambda store: add_study(store, "new").name, "new", lambda store: len(store.studies()), 2),
     "probe": (
         lambda store: store.save_probe("toy", make_environment(), make_probe(8)),
-        None,
-        lambda store: list(store.probes("toy")),
-        [8],
+        1,
+        lambda store: [(one.visit, one.batch_size) for one in store.visits("toy")],
+        [(1, 8)],
     ),
     "log": (lambda store: store.save_log("toy", 1, "text"), None, lambda store: store.log("toy", 1), "text"),
     "mark lost": (

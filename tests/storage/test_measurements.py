@@ -11,7 +11,7 @@ from bssearch.records import MemoryUse, Observation, TrialOutcome, TrialState
 from bssearch.space import MemoryBoundary
 from bssearch.storage.repository import Store
 from tests.factories import make_curve, make_environment, make_probe
-from tests.storage.conftest import add_study, start
+from tests.storage.conftest import OUTCOME, add_study, start
 
 
 class TestObservations:
@@ -79,6 +79,22 @@ class TestObservations:
             store.append_observations("toy", [(1, one) for one in make_curve((0.0, 0.1))])
 
 
+class TestStepsTimesStepTime:
+    def test_it_is_that_of_all_visits_until_it_is_read_wherever_a_trial_is_read(self, store: Store) -> None:
+        add_study(store)
+        seen = store.changes("toy", 0).revision
+        number = start(store)
+        stored = store.finish_trial("toy", number, OUTCOME, steps_x_step_time_s=9.0)
+        assert OUTCOME.steps_to_target == 118
+        assert stored.steps_x_step_time_s == 9.0, "no step time of its split is stored"
+        for visit, (seconds, product) in enumerate(((0.01, 1.18), (0.04, 2.36)), 1):
+            store.save_probe("toy", make_environment(), make_probe(32, step_seconds=seconds), visit)
+            read = [store.trial("toy", number), *store.trials("toy"), *store.changes("toy", seen).trials]
+            assert [one.steps_x_step_time_s for one in read] == pytest.approx([product] * 3)
+        store.save_probe("toy", make_environment(), make_probe(32, micro_batch_size=8, step_seconds=7.0))
+        assert store.trial("toy", number).steps_x_step_time_s == pytest.approx(2.36), "another split"
+
+
 class TestProbes:
     def test_all_visits_to_a_batch_size_count_and_its_cadence_is_that_of_the_first(self, store: Store) -> None:
         add_study(store)
@@ -93,7 +109,15 @@ class TestProbes:
         assert (found[8].eval_every_steps, found[8].error and found[8].error.visits) == (1, 2)
         assert store.probes("other") == {}
         assert [(one.visit, one.step_seconds) for one in store.visits("toy")] == [(1, 1.0), (2, 4.0)]
-        assert store.next_visit("toy") == 4
+        assert store.save_probe("toy", environment, make_probe(16)) == 4, "a new visit, counted by the store"
+
+    def test_two_who_visit_at_once_have_each_their_own_visit(self, store: Store) -> None:
+        add_study(store)
+        driver, probe = (store.save_probe("toy", make_environment(), make_probe(8)) for _ in range(2))
+        assert driver != probe
+        for number in (driver, probe):
+            assert store.save_probe("toy", make_environment(), make_probe(16), number) == number
+        assert sorted((one.visit, one.batch_size) for one in store.visits("toy")) == [(1, 8), (1, 16), (2, 8), (2, 16)]
 
     def test_a_visit_is_stored_once_however_often_it_is_told(self, store: Store) -> None:
         add_study(store)

@@ -8,13 +8,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal, Protocol
 
-from bssearch.records import Configuration, StepTime, TrialRecord, TrialState
-from bssearch.step_times import Pace, PooledStepTime, pool_paces
+from bssearch.records import Configuration, TrialRecord, TrialState
+from bssearch.step_times import Pace, PooledStepTime, StepSeconds, pool_paces, split
 
 Basis = Literal["measured", "steps_x_step_time"]
-
-StepSeconds = Mapping[tuple[int, int], float]
-"""Seconds of an optimizer step by (batch size, micro-batch size), timed in isolation."""
 
 FEW = 0.25
 """The largest share of a configuration's runs that may count by steps × step time beside measured ones: with a step
@@ -22,21 +19,6 @@ time that is 10 % off, a geometric mean moves by less than 3 %. The 10 % is a ch
 
 WHOLE = 0.98
 """The share of its limit at which a run counts as whole, for the clocks of device and host differ by less: a choice."""
-
-
-def split(configuration: Configuration) -> tuple[int, int]:
-    """Return (batch size, micro-batch size)."""
-    return configuration.batch_size, configuration.micro_batch_size
-
-
-def step_seconds_of(probes: Iterable[StepTime]) -> StepSeconds:
-    """Return the measured step times; of several of a split, the first that had the device to itself."""
-    timed = [(one.contended, (one.batch_size, one.micro_batch_size), one.step_seconds) for one in probes]
-    known: dict[tuple[int, int], float] = {}
-    for _, place, seconds in sorted(timed, key=lambda one: one[0]):
-        if seconds is not None:
-            known.setdefault(place, seconds)
-    return known
 
 
 def seconds_to_target(trial: TrialRecord, basis: Basis | None = None) -> float | None:
@@ -144,6 +126,7 @@ def _pace(trial: TrialRecord) -> Pace | None:
     if outcome is None or not (outcome.steps and outcome.undelayed_train_seconds and outcome.reference_seconds):
         return None
     return Pace(
+        steps=outcome.steps,
         step_seconds=outcome.train_seconds / outcome.steps,
         undelayed_step_seconds=outcome.undelayed_train_seconds / outcome.steps,
         reference_seconds=outcome.reference_seconds,

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from bssearch.analysis.answer import Answer, parameters_of
 from bssearch.analysis.baseline import default_configuration
 from bssearch.analysis.objectives.base import objective_of
-from bssearch.analysis.objectives.seconds import StepSeconds, step_seconds_of
 from bssearch.analysis.optimum import Candidate, decide
 from bssearch.analysis.rules.regret import NONE, Finding, Judgement, Regret, judge
 from bssearch.analysis.rules.rule_book import RULES, Rule
@@ -25,6 +24,7 @@ from bssearch.intervals import student_t
 from bssearch.records import Configuration, Phase, StepTime, TrialRecord, TrialState
 from bssearch.space import UNKNOWN, MemoryBoundary
 from bssearch.spec import StudySpec
+from bssearch.step_times import StepSeconds, step_seconds_of
 
 FEWEST_SIZES = 3
 """Batch sizes that the slope of the learning rate takes: two are always met."""

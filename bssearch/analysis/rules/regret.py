@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Literal
 
-from bssearch.analysis.objectives.seconds import StepSeconds
 from bssearch.analysis.optimum import Candidate
 from bssearch.analysis.shape import Model
 from bssearch.analysis.time_to_target import ratio_interval
 from bssearch.intervals import FLAT_RATIO, student_t
 from bssearch.records import TrialState
+from bssearch.step_times import StepSeconds
 
 Finding = Literal["held", "broke", "undecided", "not_run"]
 

@@ -10,12 +10,12 @@ from bssearch.analysis.answer import Answer
 from bssearch.analysis.final_metrics import FinalMetrics
 from bssearch.analysis.law.fitted import CriticalBatch
 from bssearch.analysis.measured import NoiseAnswer
-from bssearch.analysis.objectives.seconds import StepSeconds
 from bssearch.analysis.optimum import Candidate
 from bssearch.analysis.rules.regret import NONE, Finding, Judgement, Regret, judge
 from bssearch.records import StepTime
 from bssearch.space import MemoryBoundary
 from bssearch.spec import StudySpec
+from bssearch.step_times import StepSeconds
 
 MEMORY_SHARE = 0.8
 """The share of the largest micro-batch that the rule "fill the memory to 80 %" gives."""

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from bssearch.analysis.objectives.base import Objective, objective_of
 from bssearch.curves import Progress
+from bssearch.history.busy_time import BusyTime
+from bssearch.history.repeats import Identity, Repeats, identity_of, measured_seconds
 from bssearch.records import Configuration, ParameterValue, Phase, ProbeRecord, TrialRecord, TrialState
 from bssearch.spec import StudySpec
+from bssearch.step_times import step_seconds_of, with_step_time
 
 FAILURES = 3
 """Failed trials that exclude a batch size, where no more than as many ran. A choice."""
@@ -26,17 +29,6 @@ ATTEMPTS = 5
 
 INTERRUPTED = "stopped by the user"
 """The reason of what was running when somebody interrupted it: it goes on before what waits and what is new."""
-
-SEED_NOISE = 0.15
-SEED_NOISE_FREEDOM = 4
-"""The standard deviation of log seconds between seeds before repeats show it, and its weight in degrees of freedom.
-
-Between what was measured of MLPerf's reference runs (0.04) and of small networks (0.15 to 0.4); the weight is a choice.
-"""
-
-
-Identity = tuple[object, ...]
-"""What tells a configuration from others, however its batches are split into micro-batches."""
 
 
 class History:
@@ -58,7 +50,8 @@ class History:
     ) -> None:
         self.spec = spec
         self.objective: Objective = objective_of(spec)
-        self.probes: Mapping[int, ProbeRecord] = {} if probes is None else probes
+        self._probes: Mapping[int, ProbeRecord] = {} if probes is None else probes
+        self._step_seconds = step_seconds_of(self._probes.values())
         self.now = now
         self.curves: dict[int, Progress] = {}
         self.all_trials: list[TrialRecord] = []
@@ -69,6 +62,7 @@ class History:
         self.last_expectation: float | None = None
         """What the newest search trial that has ended was expected to improve, of those of which that is known."""
         self._last_expected = 0
+        self._as_stored: dict[int, TrialRecord] = {}
         self._places: dict[int, tuple[int, int | None]] = {}
         self._by_state: dict[TrialState, dict[int, TrialRecord]] = defaultdict(dict)
         self._by_batch_size: dict[int, dict[int, TrialRecord]] = defaultdict(dict)
@@ -89,20 +83,30 @@ class History:
     def take(self, trial: TrialRecord) -> None:
         """Take in a trial that is new, or has changed; its number tells which it is."""
         self._takes += 1
+        self._as_stored[trial.number] = trial
+        trial = with_step_time(trial, self._step_seconds)
         before = self._replace(trial)
         if before is not None and before.phase is Phase.SEARCH:
             self._count(before, -1)
         if trial.phase is Phase.SEARCH:
             self._count(trial, +1)
             self._expect(trial)
-            value = self.value(trial)
-            size = trial.configuration.batch_size
-            best = self._best.get(size)
-            if math.isfinite(value) and (best is None or (value, trial.number) < (self.value(best), best.number)):
-                self._best[size] = trial
+            self._note_best(trial)
             if trial.state is TrialState.REACHED:
                 self._reach(trial)
         self._repeats.take(trial, self._key(trial))
+
+    @property
+    def probes(self) -> Mapping[int, ProbeRecord]:
+        """Return the step times; where they are set anew, steps × step time of what has reached follow them."""
+        return self._probes
+
+    @probes.setter
+    def probes(self, probes: Mapping[int, ProbeRecord]) -> None:
+        self._probes, self._step_seconds = probes, step_seconds_of(probes.values())
+        for stored, known in zip(list(self._as_stored.values()), list(self.all_trials), strict=True):
+            if with_step_time(stored, self._step_seconds).steps_x_step_time_s != known.steps_x_step_time_s:
+                self.take(stored)
 
     def observe(self, number: int, train_seconds: float, metric: float) -> None:
         """Take in an evaluation of a search trial: of those that missed the target its curve is made."""
@@ -137,8 +141,10 @@ class History:
         return math.inf if found is None else found
 
     def figure_text(self, trial: TrialRecord) -> str:
-        """Return a trial's figure for people, with its unit."""
-        return f"{self.objective.shown(self.value(trial)):.3g}{self.objective.unit}"
+        """Return a trial's figure for people, with its unit; seconds that were not measured are named as such."""
+        is_product = self.objective.trials_race and self.objective.basis(trial) != "measured"
+        basis = " as steps × step time" if is_product else ""
+        return f"{self.objective.shown(self.value(trial)):.3g}{self.objective.unit}{basis}"
 
     @property
     def incumbent(self) -> TrialRecord | None:
@@ -232,7 +238,7 @@ class History:
 
         One whose trial is missing, or ran out of memory, will be tried again.
         """
-        return self._tried[_identity(configuration)] > 0
+        return self._tried[identity_of(configuration)] > 0
 
     def has_trial_of(self, configuration: Configuration) -> bool:
         """Return whether a configuration has a trial in whatever state, in whatever micro-batches."""
@@ -268,6 +274,19 @@ class History:
             if trial.configuration.batch_size in feasible and self._attempts(trial) < ATTEMPTS:
                 return trial
         return None
+
+    def _note_best(self, trial: TrialRecord) -> None:
+        """Note a search trial where it is the best of its batch size; what was, and is worse now, gives way."""
+        size = trial.configuration.batch_size
+        best = self._best.get(size)
+        rivals = [trial] if best is None else [best, trial]
+        if best is not None and best.number == trial.number:
+            rivals = list(self._by_batch_size[size].values())
+        known = [(value, one.number, one) for one in rivals if math.isfinite(value := self.value(one))]
+        if known:
+            self._best[size] = min(known, key=lambda one: one[:2])[2]
+        else:
+            self._best.pop(size, None)
 
     def _expect(self, trial: TrialRecord) -> None:
         """Note what was expected of a further trial when one was chosen that has ended."""
@@ -320,7 +339,7 @@ class History:
     def _key(self, trial: TrialRecord) -> Identity:
         """Return what tells a trial's configuration from others, however it is split into micro-batches."""
         if trial.number not in self._keys:
-            self._keys[trial.number] = _identity(trial.configuration)
+            self._keys[trial.number] = identity_of(trial.configuration)
         return self._keys[trial.number]
 
     def _attempts(self, trial: TrialRecord | None) -> int:
@@ -336,111 +355,9 @@ class History:
         return failures >= FAILURES and failures > self._ran[batch_size]
 
 
-class Repeats:
-    """How much the time to the target differs between the seeds of one configuration, as far as a study has shown it.
-
-    ``noise`` is the standard deviation of log seconds between seeds, pooled over the configurations that were run more
-    than once and drawn towards `SEED_NOISE` where those are few. A configuration of which a run was stopped for being
-    slow is left out: only its lucky runs have a time.
-    """
-
-    def __init__(self) -> None:
-        self._logs: dict[Identity, dict[int, float]] = defaultdict(dict)
-        self._stopped: dict[Identity, set[int]] = defaultdict(set)
-        self._several: set[Identity] = set()
-
-    def take(self, trial: TrialRecord, key: Identity) -> None:
-        """Take in a trial of any phase, in the place of what it was before."""
-        seconds = measured_seconds(trial) if trial.state is TrialState.REACHED else math.inf
-        self._stopped[key].discard(trial.number)
-        self._logs[key].pop(trial.number, None)
-        if trial.state.is_censored:
-            self._stopped[key].add(trial.number)
-        elif 0 < seconds < math.inf:
-            self._logs[key][trial.number] = math.log(seconds)
-        if len(self._logs[key]) > 1:
-            self._several.add(key)
-
-    @property
-    def noise(self) -> float:
-        """Return the standard deviation of log seconds between seeds."""
-        squares, freedom = SEED_NOISE_FREEDOM * SEED_NOISE**2, SEED_NOISE_FREEDOM
-        for key in self._several:
-            logs = [] if self._stopped[key] else list(self._logs[key].values())
-            if len(logs) > 1:
-                mean = math.fsum(logs) / len(logs)
-                squares += math.fsum((one - mean) ** 2 for one in logs)
-                freedom += len(logs) - 1
-        return math.sqrt(squares / freedom)
-
-
-class BusyTime:
-    """For how long at least one of a study's search trials was running, overlaps counted once.
-
-    A trial that waited counts from its last start; once it has ended, what it ran before that adds, spread over the
-    slots: it may have run beside others.
-    """
-
-    def __init__(self) -> None:
-        self._spans: dict[int, tuple[float, float]] = {}
-        self._earlier: dict[int, float] = {}
-        self._union: tuple[float, float] | None = (0.0, -math.inf)
-        """Of the spans of what has ended: their seconds, and the last end; None where it must be computed anew."""
-
-    def count(self, trial: TrialRecord, by: int) -> None:
-        """Count a trial that has ended, or take it out."""
-        if trial.state.is_missing or trial.ended_at is None:
-            return
-        if by < 0:
-            del self._spans[trial.number], self._earlier[trial.number]
-            self._union = None
-            return
-        start, end = trial.created_at.timestamp(), trial.ended_at.timestamp()
-        self._spans[trial.number] = start, end
-        wall = trial.outcome.wall_seconds if trial.outcome is not None else 0.0
-        self._earlier[trial.number] = max(0.0, wall - (end - start))
-        if self._union is not None and start >= self._union[1]:
-            self._union = self._union[0] + end - start, end
-        else:
-            self._union = None
-
-    def seconds(self, running: Collection[TrialRecord], now: float, slots: int) -> float:
-        """Return the seconds until now; what is ``running`` adds from its start."""
-        if self._union is None:
-            self._union = _union(self._spans.values(), (0.0, -math.inf))
-        spans = [(trial.created_at.timestamp(), now) for trial in running]
-        if any(start < self._union[1] for start, _ in spans):
-            total = _union([*self._spans.values(), *spans], (0.0, -math.inf))[0]
-        else:
-            total = _union(spans, self._union)[0]
-        return math.fsum(self._earlier.values()) / slots + total
-
-
-def _identity(configuration: Configuration) -> Identity:
-    """Return a value that two configurations share where they train alike, however batches are split."""
-    one = configuration
-    rates = (one.learning_rate, one.warmup_epochs, one.weight_decay, one.dropout, one.label_smoothing)
-    return (one.batch_size, one.world_size, *rates, one.optimizer, *sorted(one.parameters.items()))
-
-
-def _union(spans: Collection[tuple[float, float]], begun: tuple[float, float]) -> tuple[float, float]:
-    """Return the length of a union of spans, added to that of what ended before, and its last end."""
-    total, until = begun
-    for start, end in sorted(spans):
-        total += max(0.0, end - max(start, until))
-        until = max(until, end)
-    return total, until
-
-
 def is_interrupted(trial: TrialRecord) -> bool:
     """Return whether somebody interrupted a trial that is paused."""
     return trial.outcome is not None and trial.outcome.reason == INTERRUPTED
-
-
-def measured_seconds(trial: TrialRecord | None) -> float:
-    """Return a trial's time-to-target on the clock that its curve and all running trials have, contended or not."""
-    value = trial.outcome.time_to_target_s if trial is not None and trial.outcome is not None else None
-    return math.inf if value is None else value
 
 
 def octaves(one: int, other: int) -> float:
