@@ -272,6 +272,34 @@ def test_what_is_enqueued_during_confirmation_is_run(tmp_path: Path) -> None:
     assert "queued" not in {notice.code for notice in answer.warnings}
 
 
+def test_a_search_trial_after_the_confirmation_keeps_no_other_driver_from_confirming(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'study.db'}"
+
+    spec = make_spec(budget={**BUDGET, "trials": 5}, confirm={"top": 1, "runs": 1})
+    with open_store(url) as another:
+        free: dict[int, bool] = {}
+
+        class Looks(LawExecutor):
+            number = 0
+
+            def submit(self, request: TrialRequest) -> None:
+                if request.evaluate_test and not self.number:
+                    self.number, _ = enqueue(another, "toy", {"dropout": 0.44})
+                claim = f"confirm on {make_environment().host}"
+                free[request.number] = another.claim(
+                    "toy", claim, owner="another", lease_seconds=60.0, is_alive=lambda owner: True
+                )
+                if free[request.number]:
+                    another.release("toy", claim, owner="another")
+                super().submit(request)
+
+        executor = Looks()
+        run(spec, tmp_path, executor)
+    confirming = {one.number for one in executor.requests if one.evaluate_test}
+    assert confirming and not any(free[number] for number in confirming)
+    assert free[executor.number]
+
+
 def test_an_enqueued_configuration_outlives_a_stop_and_a_spent_budget(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'study.db'}"
     spec = make_spec(budget={**BUDGET, "trials": 10}, confirm={"runs": 0})
