@@ -35,12 +35,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for number in range(12)
     )
     write_table(RecordedTable("lines", Target(metric="accuracy", value=0.9), 12.0, trials), place / "lines.csv.gz")
-    at_target = tuple(
+    ended = [
         replace(one, steps=one.steps[:9], train_seconds=one.train_seconds[:9], metrics=one.metrics[:9])
-        for one in trials[1:]
+        for one in trials
+    ]
+    ended[0] = replace(ended[0], metrics=(*ended[0].metrics[:8], 0.96))  # beyond its target when it ended
+    write_table(
+        RecordedTable("ended", Target(metric="accuracy", value=0.9), 12.0, tuple(ended)), place / "ended.csv.gz"
     )
-    ended = (trials[0], *at_target)
-    write_table(RecordedTable("ended", Target(metric="accuracy", value=0.9), 12.0, ended), place / "ended.csv.gz")
     cells: Seconds = {(size, rate): [6 + size // 8, 9] for size in (8, 16, 32) for rate in (0.01, 0.1)}
     write_table(grid(cells), place / "cells.csv.gz")
     return place

@@ -90,6 +90,12 @@ def test_a_larger_batch_size_that_is_faster_beyond_the_errors_of_both_is_doubted
     assert doubtful(by_size(probe(8, smaller, own), probe(16, larger, own)), []) == found
 
 
+def test_the_error_of_either_side_leaves_a_contradiction_open() -> None:
+    for own in ((0.01, 0.05), (0.05, 0.01)):
+        both = (probe(8, 1.05, own[0]), probe(16, 1.0, own[1]))
+        assert doubtful(by_size(*both), []) == set()
+
+
 def test_only_neighbours_in_whole_micro_batches_with_a_known_error_contradict_each_other() -> None:
     slow, fast = probe(8, 2.0), probe(32, 1.0)
     assert doubtful(by_size(slow, fast), []) == {8, 32}
