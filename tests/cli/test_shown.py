@@ -15,7 +15,6 @@ from rich.console import Console
 from rich.live import Live
 
 from bssearch.cli import app as application
-from bssearch.cli import live as live_display
 from bssearch.cli import trials as trial_commands
 from bssearch.cli.live import Display, Lines, batch_table, ended_line
 from bssearch.errors import NotFoundError, UsageError
@@ -172,7 +171,7 @@ class Screen:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.seconds = 100.0
-        monkeypatch.setattr(live_display.time, "monotonic", lambda: self.seconds)
+        monkeypatch.setattr("bssearch.cli.live.time.monotonic", lambda: self.seconds)
         self.text = io.StringIO()
         console = Console(file=self.text, width=200)
         self.display = Display(console, SPEC, Live(console=console, auto_refresh=False))

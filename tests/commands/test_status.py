@@ -88,7 +88,7 @@ def test_the_coordinates_of_a_trial_are_there_where_it_was_sampled(sampled: Any,
 
 def test_what_no_table_of_runs_says_is_null_of_an_imported_run() -> None:
     here = make_trial(1, seconds=0.0)
-    assert here.outcome is not None
+    assert here.outcome is not None and here.ended_at is not None
     outcome = replace(here.outcome, samples=0, train_seconds=0.0, steps=7)
     imported, ours = (
         trial_row(replace(here, created_at=created, outcome=outcome)) for created in (here.ended_at, here.created_at)
