@@ -381,7 +381,7 @@ def test_a_configuration_is_tried_once_it_runs_unless_it_was_lost_cancelled_or_o
         assert history.has_trial_of(one)
         assert history.tried(one.in_micro_batches(8)) is history.tried(one), "however it is split"
     for other in ({"learning_rate": 0.2}, {"dropout": 0.1}, {"parameters": {"momentum": 0.5}}, {"optimizer": "adamw"}):
-        assert not past(make_trial(1)).tried(replace(one, **other))  # type: ignore[arg-type]
+        assert not past(make_trial(1)).tried(replace(one, **other))
 
 
 def test_the_largest_batch_size_is_of_those_that_run_at_once() -> None:
