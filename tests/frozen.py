@@ -1,7 +1,8 @@
 """Configurations that are frozen and measured again, and what two measurements of one come to.
 
 Shared by the benchmarks that hold whole studies against a second measurement. The times are those that an answer
-states: `confirmed` compares runs by the seconds by which `bssearch best` compares them.
+states: `confirmed` compares runs by the seconds by which `bssearch best` compares them, and the interval of the least
+holds what having been chosen may have taken off it. A `Ratio` does not hold that: it is the stricter for it.
 """
 
 from __future__ import annotations
@@ -18,8 +19,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from bssearch.analysis.objectives.base import objective_of
-from bssearch.analysis.objectives.seconds import step_seconds_of
-from bssearch.analysis.optimum import Candidate, repeats
+from bssearch.analysis.optimum import Candidate, decide, repeats
 from bssearch.analysis.time_to_target import Estimate, ratio_interval
 from bssearch.commands.opening import Launch, opened
 from bssearch.errors import LaunchError, UsageError
@@ -29,6 +29,7 @@ from bssearch.records import Configuration, Phase, TrialPlan
 from bssearch.search.confirmation import CompletedRuns, interleaved
 from bssearch.search.engine import NextRun
 from bssearch.spec import StudySpec
+from bssearch.step_times import step_seconds_of
 from bssearch.storage.repository import open_store
 
 LIMITS = 3.0
@@ -124,14 +125,18 @@ def identity(configuration: Configuration) -> str:
 
 
 def confirmed(db: str, study: str) -> list[Candidate]:
-    """Return what was confirmed in a study, the least median time first, compared as the study's answer does."""
+    """Return what was confirmed in a study, the least median time first, as the study's answer has it."""
     with open_store(db, write=False) as store:
         spec = StudySpec.model_validate(store.study(study).spec)
         trials, probes = store.trials(study), store.probes(study)
     counted = [one for one in trials if one.state.is_finished and not one.state.is_missing]
     runs = [one for one in counted if one.phase is Phase.CONFIRM]
-    objective = objective_of(spec).between(runs, step_seconds_of(probes.values()), counted)
-    return sorted(repeats(runs, objective), key=lambda one: one.value)
+    objective, step_seconds = objective_of(spec), step_seconds_of(probes.values())
+    verdict = decide(trials, spec.confirm.runs, objective, step_seconds)
+    table = [] if verdict is None else [one for one in verdict.by_batch.values() if one.is_confirmed]
+    stated = {one.configuration.key: one for one in table}
+    found = repeats(runs, objective.between(runs, step_seconds, counted))
+    return sorted((stated.get(one.configuration.key, one) for one in found), key=lambda one: one.value)
 
 
 def best_of_each_batch_size(candidates: Iterable[Candidate]) -> list[Candidate]:

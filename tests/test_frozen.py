@@ -91,6 +91,7 @@ def test_the_times_are_those_of_the_answer(searched: Path, tmp_path: Path) -> No
         rows = {row.batch_size: row for row in compute_answer(store, "toy").batches if row.confirmed}
     assert len(rows) >= 3
     assert {one.configuration.batch_size for one in chosen} == set(rows)
+    assert [one.selection > 0 for one in chosen] == [True, *[False] * (len(chosen) - 1)]
     for one in chosen:
         time = rows[one.configuration.batch_size].time_to_target_s
         assert time is not None

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from bssearch.history import INTERRUPTED, SEED_NOISE, SEED_NOISE_FREEDOM, History, Repeats
+from bssearch.history import ATTEMPTS, INTERRUPTED, SEED_NOISE, SEED_NOISE_FREEDOM, History, Repeats, octaves
 from bssearch.records import Configuration, Phase, ProbeRecord, TrialOutcome, TrialRecord, TrialState
 from bssearch.spec import StudySpec
 from bssearch.step_times import step_seconds_of, with_step_time
@@ -321,3 +321,133 @@ def test_where_steps_are_timed_anew_what_shared_its_device_counts_by_the_new_ste
     history.probes = {8: make_probe(8, step_seconds=0.05), 32: make_probe(32, step_seconds=0.04)}
     assert history.incumbent is not None and history.incumbent.number == 1
     assert history.incumbent_value == pytest.approx(4.0)
+
+
+def past(*trials: TrialRecord, **changes: Any) -> History:
+    return History(spec(**changes), trials, PROBES)
+
+
+def tries(count: int, state: TrialState = TrialState.LOST, **changes: Any) -> list[TrialRecord]:
+    """Return a trial that ended in a state as often as it was tried."""
+    return [make_trial(n, state=state, retry_of=n - 1 if n > 1 else None, **changes) for n in range(1, count + 1)]
+
+
+@pytest.mark.parametrize(
+    ("trials", "again"),
+    [
+        ([], None),
+        ([make_trial(1)], None),
+        ([make_trial(1, state=TrialState.CAPPED)], None),
+        (tries(1), 1),
+        (tries(1, TrialState.OOM), 1),
+        (tries(2), 2),
+        (tries(ATTEMPTS - 1), ATTEMPTS - 1),
+        (tries(ATTEMPTS), None),
+        (tries(1, TrialState.FAILED), 1),
+        (tries(2, TrialState.FAILED), None),
+        ([*tries(1), make_trial(2, retry_of=1)], None),
+        ([*tries(1), make_trial(2, state=TrialState.RUNNING, retry_of=1)], None),
+        ([*tries(1), make_trial(2, state=TrialState.LOST)], 1),
+        (tries(1, TrialState.CANCELLED), None),
+        (tries(1, uncapped=True), None),
+        (tries(1, batch_size=4), None),
+    ],
+)
+def test_a_trial_that_was_lost_is_tried_again_five_times_in_all_and_one_that_failed_once(
+    trials: list[TrialRecord], again: int | None
+) -> None:
+    found = past(*trials).to_retry(uncapped=False)
+    assert (None if found is None else found.number) == again
+
+
+@pytest.mark.parametrize(
+    ("trials", "again"),
+    [(tries(1, TrialState.CANCELLED, uncapped=True), 1), (tries(1, uncapped=True), 1), (tries(1), None)],
+)
+def test_what_somebody_asked_for_is_tried_again_where_it_was_cancelled_too(
+    trials: list[TrialRecord], again: int | None
+) -> None:
+    found = past(*trials).to_retry(uncapped=True)
+    assert (None if found is None else found.number) == again
+
+
+@pytest.mark.parametrize(
+    ("failed", "ran", "is_feasible"), [(2, 0, True), (3, 0, False), (3, 2, False), (3, 3, True), (4, 3, False)]
+)
+def test_a_batch_size_is_given_up_after_three_failures_and_more_than_ran(
+    failed: int, ran: int, is_feasible: bool
+) -> None:
+    trials = [make_trial(n, state=TrialState.FAILED) for n in range(failed)]
+    trials += [make_trial(10 + n, state=TrialState.CAPPED) for n in range(ran)]
+    assert (32 in past(*trials).feasible) is is_feasible
+    assert set(SIZES) - {32} <= set(past(*trials).feasible)
+
+
+def test_running_trials_and_those_out_of_memory_do_not_show_that_a_batch_size_works() -> None:
+    failed = [make_trial(n, state=TrialState.FAILED) for n in range(3)]
+    for state in (TrialState.RUNNING, TrialState.OOM, TrialState.LOST):
+        others = [make_trial(10 + n, state=state) for n in range(5)]
+        assert 32 not in past(*failed, *others).feasible
+
+
+def test_a_configuration_is_tried_once_it_runs_unless_it_was_lost_cancelled_or_out_of_memory() -> None:
+    one = make_trial(1).configuration
+    for state in TrialState:
+        history = past(make_trial(1, state=state))
+        assert history.tried(one) is (state not in {TrialState.LOST, TrialState.CANCELLED, TrialState.OOM}), state
+        assert history.has_trial_of(one)
+        assert history.tried(one.in_micro_batches(8)) is history.tried(one), "however it is split"
+    for other in ({"learning_rate": 0.2}, {"dropout": 0.1}, {"parameters": {"momentum": 0.5}}, {"optimizer": "adamw"}):
+        assert not past(make_trial(1)).tried(replace(one, **other))
+
+
+def test_the_largest_batch_size_is_of_those_that_run_at_once() -> None:
+    split = {size: make_probe(size, micro_batch_size=min(size, 32)) for size in SIZES}
+    assert History(spec(), (), split).largest == 32
+    assert History(spec(), (), PROBES).largest == 128
+    assert History(spec(), (), {8: make_probe(8, micro_batch_size=4)}).largest is None
+
+
+def test_the_greater_share_of_trials_and_wall_seconds_is_what_is_spent() -> None:
+    ran = [make_trial(n) for n in range(1, 11)]  # 5 s each, of 500 s, and 10 of 40 trials
+    assert past(*ran).time_share == pytest.approx(0.1)
+    assert past(*ran).budget_share == pytest.approx(0.25)
+    short = {"trials": 40, "trial_train_seconds": 10.0, "wall_seconds": 100.0}
+    assert past(*ran, budget=short).budget_share == pytest.approx(0.5)
+    unbounded = past(*ran, budget={"trials": 40, "trial_train_seconds": 10.0})
+    assert (unbounded.time_share, unbounded.budget_share) == (0.0, 0.25)
+
+
+def test_others_are_compared_with_the_incumbent_else_with_the_first_that_ran_on() -> None:
+    first, second = (make_trial(n, state=TrialState.CAPPED) for n in (2, 3))
+    assert past(make_trial(1, state=TrialState.DIVERGED)).reference is None
+    assert past(second, first).reference == first
+    hit, later = (with_step_time(make_trial(n, seconds=9.0), step_seconds_of(PROBES.values())) for n in (4, 5))
+    assert past(first, second, hit).reference == hit
+    assert past(hit, later).incumbent == hit, "the earlier of two that are equal"
+
+
+def test_the_best_coordinates_are_taken_from_the_nearest_batch_size() -> None:
+    def hit(number: int, size: int, dropout: float, seconds: float = 1.0) -> TrialRecord:
+        sampled = {"reference_learning_rate": 0.1, "weight_decay": 0.0, "dropout": dropout}
+        return make_trial(number, batch_size=size, seconds=seconds, sampled=sampled)
+
+    default = past().coordinates_near(32)
+    assert default is not None and default["dropout"] == pytest.approx(0.1)
+    history = past(hit(1, 16, 0.16), hit(2, 128, 0.28, 0.5), hit(3, 16, 0.2, 3.0))
+    for size, dropout in ((8, 0.16), (32, 0.16), (64, 0.28), (128, 0.28)):
+        found = history.coordinates_near(size)
+        assert found is not None and found["dropout"] == dropout
+    between = past(hit(1, 16, 0.16), hit(2, 64, 0.26, 0.5)).coordinates_near(32)
+    assert between is not None and between["dropout"] == 0.26, "of two as near the faster"
+
+
+def test_a_study_without_trials_has_none_of_any_kind() -> None:
+    nothing = past()
+    assert (nothing.length, nothing.spent, nothing.incumbent, nothing.incumbent_value) == (0, 0, None, math.inf)
+    assert nothing.trial(1) is None
+    assert nothing.untimed == () and History(spec(), (), {8: make_probe(8)}).untimed == (16, 32, 64, 128)
+
+
+def test_batch_sizes_are_as_far_apart_as_doublings() -> None:
+    assert [octaves(one, other) for one, other in ((8, 8), (8, 16), (64, 16), (3, 96))] == [0.0, 1.0, 2.0, 5.0]

@@ -26,9 +26,9 @@ OPTIMUM_GAP = 0.08
 others): a choice. 95 % of the verdicts that are not provisional are within 5 % of the best in studies with a known
 truth (``tests/benchmarks/verdicts.py``)."""
 
-OTHER_SHARE = 0.6
-"""The share of these gaps that is left where the valley over the learning rate is seen, if other hyperparameters were
-searched too: a choice. Where none was, nothing is left."""
+UNTRIED_DEVIATION = 0.15
+"""How far the log figure of a batch size that no trial reached the target at may lie from the line between the two
+beside it, as a standard deviation: a choice."""
 
 LEAST_MISFIT = 0.03
 """The law is taken for no nearer to the truth than this, as a standard deviation of log figures: a choice."""
@@ -71,7 +71,12 @@ class Certainty:
         return self.within_5_percent < ENOUGH
 
 
-def certainty(verdict: Verdict, predicted: Mapping[int, float], trials: Sequence[TrialRecord] = ()) -> Certainty | None:
+def certainty(
+    verdict: Verdict,
+    predicted: Mapping[int, float],
+    trials: Sequence[TrialRecord] = (),
+    batch_sizes: Sequence[int] = (),
+) -> Certainty | None:
     """Return how sure a verdict is, None where no confirmation runs decide or nothing is known of their noise.
 
     The mean log figure of each batch size has a posterior around that of its runs, with the deviation of all runs
@@ -80,7 +85,8 @@ def certainty(verdict: Verdict, predicted: Mapping[int, float], trials: Sequence
     from it are noise (empirical Bayes, as of James & Stein 1961): neighbours then tell of each other. A level that the
     predictions share, as that of their step times, does not matter. What counts is what a batch size could reach: from
     each draw is taken what its tuning may be short of, by the valley over the learning rate that the ``trials`` show,
-    and by what they do not show (`BADLY_TUNED`).
+    and by what they do not show (`BADLY_TUNED`). Those of the study's ``batch_sizes`` that lie between two others and
+    have no figure at all may be better than the straight line between these (`UNTRIED_DEVIATION`).
     """
     known = {size: one for size, one in verdict.by_batch.items() if math.isfinite(one.value)}
     optimal = verdict.optimal.configuration.batch_size
@@ -105,6 +111,7 @@ def certainty(verdict: Verdict, predicted: Mapping[int, float], trials: Sequence
         of_steps=np.minimum(of_steps, errors),
         runs=np.array([known[size].estimate.reached for size in sizes], dtype=float),
         shortfalls=_shortfalls(verdict, trials, sizes),
+        untried=_untried(sizes, batch_sizes),
         freedom=freedom,
     )
     near = posterior.near(posterior.truth())
@@ -134,7 +141,8 @@ def _what_settles(posterior: _Posterior) -> tuple[Settles, int | None]:
 class _Posterior:
     """What is believed of the log figure of each batch size (sizes,): means, and the errors of seeds and step times.
 
-    ``shortfalls`` are draws (`DRAWS`, sizes) of what better tuning would take off.
+    ``shortfalls`` are draws (`DRAWS`, sizes) of what better tuning would take off. ``untried`` are the batch sizes
+    without a figure: the places of those on either side, and the share of the way from the first to the second.
     """
 
     means: Numbers
@@ -142,6 +150,7 @@ class _Posterior:
     of_steps: Numbers
     runs: Numbers
     shortfalls: Numbers
+    untried: Sequence[tuple[int, int, float]]
     freedom: int
 
     def truth(self) -> Numbers:
@@ -154,7 +163,13 @@ class _Posterior:
     def near(self, truth: Numbers) -> NDArray[np.bool_]:
         """Return for each draw which batch sizes are within 5 % of the best that each could reach, tuned in full."""
         reached = truth - self.shortfalls
-        near: NDArray[np.bool_] = reached <= reached.min(axis=1, keepdims=True) + math.log(FLAT_RATIO)
+        rng = np.random.default_rng(3)
+        others = [
+            (1 - share) * truth[:, low] + share * truth[:, high] + rng.normal(0, UNTRIED_DEVIATION, DRAWS)
+            for low, high, share in self.untried
+        ]
+        least = np.column_stack([reached, *others]).min(axis=1, keepdims=True)
+        near: NDArray[np.bool_] = reached <= least + math.log(FLAT_RATIO)
         return near
 
     def share_after(self, runs: float) -> float:
@@ -174,14 +189,29 @@ class _Posterior:
         return float(self.near(truth)[np.arange(DRAWS), chosen].mean())
 
 
+def _untried(known: Sequence[int], batch_sizes: Sequence[int]) -> list[tuple[int, int, float]]:
+    """Return between which of the known batch sizes, ascending, each other lies, and where, on a logarithmic scale."""
+    found = []
+    for size in sorted(set(batch_sizes) - set(known)):
+        high = sum(one < size for one in known)
+        if 0 < high < len(known):
+            below, above = known[high - 1], known[high]
+            found.append((high - 1, high, math.log(size / below) / math.log(above / below)))
+    return found
+
+
 def _shortfalls(verdict: Verdict, trials: Sequence[TrialRecord], sizes: Sequence[int]) -> Numbers:
-    """Return draws (`DRAWS`, sizes) of the logarithm by which better tuning would better each batch size."""
+    """Return draws (`DRAWS`, sizes) of the logarithm by which better tuning would better each batch size.
+
+    It is what the valley over the learning rate shows and, where other hyperparameters were searched too or no valley
+    is seen, what may be hidden.
+    """
     rng = np.random.default_rng(1)
     seen = heights(verdict, trials, DRAWS, rng)
     optimal = verdict.optimal.configuration.batch_size
     unseen = np.where(np.array(sizes) == optimal, OPTIMUM_GAP, TUNING_GAP)
-    others = OTHER_SHARE if _others_vary(trials) else 0.0
-    unseen *= np.array([others if size in seen else 1.0 for size in sizes])
+    if not _others_vary(trials):
+        unseen *= np.array([size not in seen for size in sizes])
     found = (rng.random((DRAWS, len(sizes))) < BADLY_TUNED) * rng.exponential(unseen, (DRAWS, len(sizes)))
     for place, size in enumerate(sizes):
         found[:, place] += seen.get(size, 0.0)

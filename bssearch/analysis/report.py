@@ -90,7 +90,7 @@ def build_answer(
         predicted = predicted_figures(law, step_seconds, list(verdict.by_batch), objective)
         if not (stands and stands.is_settled):
             verdict = verdict.with_law(predicted)
-    sure = certainty(verdict, predicted, trials)
+    sure = certainty(verdict, predicted, trials, spec.batch_sizes)
     batches = [
         row.model_copy(update={"predicted_s": times.get(row.batch_size)})
         for row in batch_rows(trials, probes, verdict, tuned, noise_by_batch)

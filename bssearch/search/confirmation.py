@@ -61,9 +61,9 @@ def repeat(
 def finalists(history: History) -> list[Configuration]:
     """Return the configurations to confirm, each once, in the micro-batches that its batch size runs in.
 
-    The two best of each of the ``confirm.top`` best batch sizes, the best known of the neighbours of the very best, the
-    default and the best known of its batch size, and the best known of the largest batch size that runs without
-    accumulation (the one that came nearest where none reached the target).
+    The two best of each of the ``confirm.top`` best batch sizes, those `beside` the very best, the default and the best
+    known of its batch size, and the best known of the largest batch size that runs without accumulation (the one that
+    came nearest where none reached the target).
     """
     reached = [(history.value(best), size) for size in history.feasible if (best := history.best_at(size))]
     if not reached:
@@ -75,7 +75,7 @@ def finalists(history: History) -> list[Configuration]:
         ranked = sorted(known, key=history.value)
         unlike = {run.key: run for run in (history.as_run(trial.configuration) for trial in ranked)}
         chosen += list(unlike.values())[:CONFIGURATIONS_PER_BATCH]
-    chosen += [one.configuration for one in beside(history, contending[0])]
+    chosen += beside(history, contending[0])
     if history.spec.default.batch_size in history.feasible:
         chosen.append(history.spec.default_configuration)
         if (tuned := history.best_at(history.spec.default.batch_size)) is not None:
@@ -86,14 +86,30 @@ def finalists(history: History) -> list[Configuration]:
     return list({configuration.key: configuration for configuration in runs}.values())
 
 
-def beside(history: History, batch_size: int) -> list[TrialRecord]:
-    """Return the best trials at the next smaller and the next larger batch size, where they reached the target."""
+def beside(history: History, batch_size: int) -> list[Configuration]:
+    """Return what to confirm at the next smaller and the next larger batch size.
+
+    It is the best known there; where no trial reached the target, the batch size's own best carried over to there,
+    unless that was tried: the search may have passed over a good one.
+    """
     sizes = list(history.feasible)
     if batch_size not in sizes:
         return []
     place = sizes.index(batch_size)
     neighbours = sizes[max(0, place - 1) : place] + sizes[place + 1 : place + 2]
-    return [best for size in neighbours if (best := history.best_at(size)) is not None]
+    found = [_best_or_carried_over(history, size, history.best_at(batch_size)) for size in neighbours]
+    return [history.as_run(one) for one in found if one is not None]
+
+
+def _best_or_carried_over(history: History, batch_size: int, near: TrialRecord | None) -> Configuration | None:
+    best = history.best_at(batch_size)
+    if best is not None:
+        return best.configuration
+    if near is None or near.sampled is None or not history.objective.stops_at_target:
+        return None
+    carried = history.spec.space.decode(batch_size, near.sampled)
+    searched = (one for one in history.at(batch_size) if one.phase is Phase.SEARCH)
+    return None if any(one.configuration.trains_like(carried) for one in searched) else carried
 
 
 def next_run(history: History) -> TrialPlan | None:
@@ -142,7 +158,7 @@ def most_left(history: History) -> list[Configuration]:
     if verdict is None or found is None:
         further = [one for one in chosen for _ in range((confirm.max_runs or confirm.runs) - confirm.runs)]
         sizes = {one.batch_size for one in chosen}
-        near = {one.number: one.configuration for size in sizes for one in beside(history, size)}
+        near = {one.key: one for size in sizes for one in beside(history, size)}
         new = [one for one in near.values() if one.batch_size not in sizes][:2]
         return [
             *running,
@@ -191,7 +207,7 @@ def _beside(history: History, trials: Sequence[TrialRecord], verdict: Verdict) -
     """Return the neighbours of what the runs so far recommend, which may be another batch size than the search's."""
     near = beside(history, verdict.optimal.configuration.batch_size)
     confirmed = {trial.configuration.batch_size for trial in trials}
-    return [history.as_run(one.configuration) for one in near if one.configuration.batch_size not in confirmed]
+    return [one for one in near if one.batch_size not in confirmed]
 
 
 def interleaved(

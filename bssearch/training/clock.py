@@ -33,6 +33,9 @@ More than `RUN_AHEAD` are on their way only where a single step has as many."""
 MINIMUM_CPU_SHARE = 0.9
 """A single-threaded trial that had the processor for less of its train seconds than this was contended."""
 
+LOOKS = 10
+"""How often the time is looked at until no wait for a CPU falls between it and the account of waits: a choice."""
+
 
 class Clock:
     """Times a trial on the CPU.
@@ -140,13 +143,14 @@ class Clock:
         They are `undelayed_train_seconds` where the kernel tells the waits for a CPU, so that a busy neighbour neither
         prunes a trial nor makes one look slower; else all train seconds.
         """
-        seconds = self.train_seconds_so_far
         if not self._knows_delays or threads != 1:
-            return seconds
-        delayed = self._host_train_seconds - self._undelayed_seconds
-        now = None if self._delay_entered is None else self._delay_now()
-        if now is not None and self._delay_entered is not None:
-            delayed += now - self._delay_entered
+            return self.train_seconds_so_far
+        seconds, delayed = self._seconds["train"], self._host_train_seconds - self._undelayed_seconds
+        if self._train_entered is not None:
+            now, delay = self._look()
+            seconds += now - self._train_entered
+            if delay is not None and self._delay_entered is not None:
+                delayed += delay - self._delay_entered
         return max(0.0, seconds - delayed)
 
     def is_contended(self, threads: int) -> bool:
@@ -160,16 +164,16 @@ class Clock:
     @contextmanager
     def _train(self) -> Iterator[None]:
         device_start = self._mark()
-        cpu_entered, delay_entered = self._cpu_now(), self._delay_now()
-        self._delay_entered = delay_entered
-        entered = self._train_entered = self._now()
+        cpu_entered = self._cpu_now()
+        entered, delay_entered = self._look()
+        self._train_entered, self._delay_entered = entered, delay_entered
         try:
             yield
         finally:
             device_end = self._mark()
             self._synchronize()
-            host_seconds = self._now() - entered
-            cpu_seconds, delayed = self._cpu_now() - cpu_entered, self._delay_now()
+            left, delayed = self._look()
+            host_seconds, cpu_seconds = left - entered, self._cpu_now() - cpu_entered
             self._cpu_seconds += cpu_seconds
             if delayed is None or delay_entered is None:
                 self._undelayed_seconds += cpu_seconds
@@ -178,6 +182,19 @@ class Clock:
             self._host_train_seconds += host_seconds
             self._train_entered = self._delay_entered = None
             self._seconds["train"] += self._between(device_start, device_end, host_seconds)
+
+    def _look(self) -> tuple[float, float | None]:
+        """Return the time, and the waits for a CPU up to that moment.
+
+        The kernel often takes the CPU away as its account is read. Such a wait, in one of the two and not in the other,
+        may be longer than a short segment.
+        """
+        delay = self._delay_now()
+        for _ in range(LOOKS):
+            before, now, delay = delay, self._now(), self._delay_now()
+            if delay == before:
+                break
+        return now, delay
 
     def _mark(self) -> torch.cuda.Event | None:
         return None

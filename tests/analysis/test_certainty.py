@@ -88,3 +88,20 @@ def test_of_search_trials_alone_nothing_is_sure_and_of_one_size_everything() -> 
 def test_runs_without_any_spread_are_no_error() -> None:
     found = certainty(verdict_over(*runs(32, 1.0, 1.0, 1.0), *runs(64, 2.0, 2.0, 2.0)), {})
     assert found is None or found.within_5_percent > ENOUGH
+
+
+def test_a_batch_size_that_was_never_reached_between_two_others_may_be_better() -> None:
+    verdict = verdict_over(*runs(32, *spread(1.0, 0.02, 5)), *runs(128, *spread(1.12, 0.02, 5)))
+    told = [certainty(verdict, {}, (), sizes) for sizes in ((32, 128), (32, 64, 128), (16, 32, 128, 256))]
+    whole, gap, outside = (0.0 if one is None else one.within_5_percent for one in told)
+    assert gap < whole - 0.1
+    assert outside == whole, "beyond the ends another note tells"
+    assert told[1] is not None and told[1].settles == "tuning"
+
+
+def test_a_gap_far_from_the_optimum_does_not_matter() -> None:
+    far = [*runs(32, *spread(1.0, 0.02, 5)), *runs(64, *spread(1.5, 0.02, 5)), *runs(256, *spread(4.0, 0.02, 5))]
+    verdict = verdict_over(*far)
+    told = [certainty(verdict, {}, (), sizes) for sizes in ((32, 64, 256), (32, 64, 128, 256))]
+    assert told[0] is not None and told[1] is not None
+    assert told[1].within_5_percent == pytest.approx(told[0].within_5_percent, abs=0.01)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -23,7 +24,7 @@ def seconds(size: int, rate: float, power: float = 0.5, noise: float = 0.0) -> f
     return math.exp(CURVATURE * off**2 + noise) * (1 + 100 / size)
 
 
-def search(rates: dict[int, tuple[float, ...]], noise: float = 0.02) -> list[TrialRecord]:
+def search(rates: Mapping[int, Sequence[float]], noise: float = 0.02) -> list[TrialRecord]:
     rng = random.Random(0)
     places = [(size, rate) for size, some in rates.items() for rate in some]
     return [
@@ -86,7 +87,7 @@ def test_trials_of_another_optimizer_say_nothing() -> None:
 
 def test_a_trial_that_missed_the_target_for_long_shows_that_the_valley_is_steep() -> None:
     bottom = {size: 0.1 * (size / 32) ** 0.5 for size in SIZES}
-    rates = {size: (bottom[size], 1.1 * bottom[size], 1.2 * bottom[size]) for size in SIZES}
+    rates: dict[int, Sequence[float]] = {size: (bottom[size], 1.1 * bottom[size], 1.2 * bottom[size]) for size in SIZES}
     rates[64] = (2 * bottom[64], 2.1 * bottom[64])
     trials = search(rates, noise=0.05)
     watched = [

@@ -42,6 +42,12 @@ def test_each_objective_has_its_figure_of_a_trial_that_reached() -> None:
     assert make_objective("metric_in_budget", ACCURACY).figure(whole) == -0.9
 
 
+def test_a_figure_is_flat_up_to_5_percent_above_the_least_and_no_further() -> None:
+    assert TIME.is_flat(2.0, 2.0)
+    assert TIME.is_flat(FLAT_RATIO * 2.0, 2.0)
+    assert not TIME.is_flat(FLAT_RATIO * 2.0 + 1e-9, 2.0)
+
+
 def test_a_contended_run_counts_with_steps_times_step_time() -> None:
     shared = make_trial(1, seconds=5.0, contended=True, product=2.0)
     assert TIME.figure(shared) == 2.0

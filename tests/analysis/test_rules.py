@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import pytest
@@ -63,6 +64,11 @@ def answer_to(trials: list[TrialRecord], spec: StudySpec = SPEC, memory: MemoryB
         environment=make_environment(),
     )
     return build_answer(study, spec, trials, {size: make_probe(size) for size in (16, 32, 128)}, memory)
+
+
+@cache
+def answer_to_base() -> Answer:
+    return answer_to(base())
 
 
 def judged(extra: list[TrialRecord], spec: StudySpec = SPEC, memory: MemoryBoundary = UNKNOWN, **known: Any) -> Audit:
@@ -320,7 +326,7 @@ def test_eighty_percent_of_memory(
 
 
 def with_law(noise: dict[str, Any], b_crit: tuple[float, float | None, float | None], verdict: str = "fits") -> Answer:
-    found = answer_to(base())
+    found = answer_to_base()
     values: dict[str, Any] = {
         "s_min": 100.0,
         "b_crit": CriticalBatch(estimate=b_crit[0], low=b_crit[1], high=b_crit[2]),
@@ -388,7 +394,7 @@ def with_gap(gap: Gap | None, best: int = 32, *, smaller: Gap | None = None) -> 
         train_seconds=10.0, best_batch_size=best, notable_gap=0.02, batches=[final(32, smaller), final(128, gap)],
         more_regularised=None, closed=None,
     )  # fmt: skip
-    return answer_to(base()).model_copy(update={"generalisation": found})
+    return answer_to_base().model_copy(update={"generalisation": found})
 
 
 @pytest.mark.parametrize(

@@ -408,8 +408,11 @@ def killer(copy: Path, work: Path, tests: Sequence[str], coverage: Coverage) -> 
 
     def run() -> int:
         chosen = Chosen(tests, coverage.seconds)
-        pytest.main([*dict.fromkeys(test.partition("::")[0] for test in tests), *OPTIONS, "-x"], plugins=[chosen])
-        told.write_text(json.dumps(chosen.failed))
+        files = dict.fromkeys(test.partition("::")[0] for test in tests)
+        code = pytest.main([*files, *OPTIONS, "-x"], plugins=[chosen])
+        # Where already a conftest cannot be imported no test is reported on: the exit code alone tells.
+        has_ended = code in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
+        told.write_text(json.dumps(chosen.failed or (None if has_ended else f"exit code {int(code)}")))
         return 0
 
     limit = 60.0 + 4 * sum(coverage.seconds[test] for test in tests)

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from bssearch.cli.simulate import _count, _with_ends
 from bssearch.recorded import RecordedTable, RecordedTrial, read_table, write_table
 from bssearch.records import Target
 from bssearch.simulation import searching, studies
 from bssearch.simulation.processes import run_pairs as run_in_processes
+from bssearch.simulation.pruning import Interval
 from tests.cli.task import INLINE, bssearch, space_of, write_task
 from tests.simulation.lines import Seconds, grid
 
@@ -32,6 +35,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for number in range(12)
     )
     write_table(RecordedTable("lines", Target(metric="accuracy", value=0.9), 12.0, trials), place / "lines.csv.gz")
+    ended = [
+        replace(one, steps=one.steps[:9], train_seconds=one.train_seconds[:9], metrics=one.metrics[:9])
+        for one in trials
+    ]
+    ended[0] = replace(ended[0], metrics=(*ended[0].metrics[:8], 0.96))  # beyond its target when it ended
+    write_table(
+        RecordedTable("ended", Target(metric="accuracy", value=0.9), 12.0, tuple(ended)), place / "ended.csv.gz"
+    )
     cells: Seconds = {(size, rate): [6 + size // 8, 9] for size in (8, 16, 32) for rate in (0.01, 0.1)}
     write_table(grid(cells), place / "cells.csv.gz")
     return place
@@ -67,6 +78,59 @@ def test_policies_are_compared_on_the_same_draws(folder: Path) -> None:
     assert 0 < safe["cost_to_within"] <= safe["relative_cost"]
     told = bssearch("simulate", "lines.csv.gz", "--draws", "5", "--trials", "6", cwd=folder)
     assert all(name in told.stdout for name in ("relative cost", "none", "lag-2", "safe", "balanced", "fast"))
+
+
+def draws_of(folder: Path, *arguments: str, table: str = "lines.csv.gz") -> tuple[dict[str, Any], str]:
+    """Return the figures of the policy ``safe``, and what was told beside them."""
+    options = ("--pruner", "safe", "--draws", "5", "--format", "json")
+    done = bssearch("simulate", table, *options, *arguments, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)["policies"]["safe"], done.stderr
+
+
+def test_that_draws_with_one_winner_have_no_interval_is_told_and_only_then(folder: Path) -> None:
+    one_winner, told = draws_of(folder, "--trials", "12")
+    assert (one_winner["relative_cost_low"], one_winner["miss_rate_high"]) == (None, None)
+    assert len(told.splitlines()) == 1
+    several, told = draws_of(folder, "--trials", "3")
+    assert several["miss_rate_low"] is not None
+    assert told == ""
+
+
+def test_a_draw_has_two_thirds_of_a_small_table_unless_it_is_said(folder: Path) -> None:
+    assert draws_of(folder) == draws_of(folder, "--trials", "8") != draws_of(folder, "--trials", "7")
+
+
+def test_trials_that_ended_before_another_target_are_told(folder: Path) -> None:
+    options = ("--trials", "3")
+    assert draws_of(folder, "--target", "0.5", *options)[1] == draws_of(folder, *options)[1] == ""
+    _, told = draws_of(folder, "--target", "0.95", *options, table="ended.csv.gz")
+    assert "11 of 12" in told and "0.95" in told
+
+
+def test_a_policy_that_is_named_twice_is_played_once(folder: Path) -> None:
+    done = bssearch(
+        *("simulate", "lines.csv.gz", "--pruner", "safe", "--pruner", "none", "--pruner", "safe"),
+        *("--draws", "3", "--trials", "3", "--format", "csv"),
+        cwd=folder,
+    )
+    assert [row.split(",")[0] for row in done.stdout.splitlines()] == ["pruner", "safe", "none"]
+
+
+@pytest.mark.parametrize(
+    ("figure", "unit", "digits", "shown"),
+    [
+        (Interval(0.5, 0.25, 0.75), 1.0, "{:.3f}", "0.500 [0.250, 0.750]"),
+        (Interval(0.5, 0.25, 0.75), 100.0, "{:.1f}", "50.0 [25.0, 75.0]"),
+        (Interval(0.5, None, None), 100.0, "{:.1f}", "50.0"),
+    ],
+)
+def test_a_figure_stands_with_its_interval_in_its_unit(figure: Interval, unit: float, digits: str, shown: str) -> None:
+    assert _with_ends(figure, unit, digits) == shown
+
+
+def test_counts_are_told_in_the_number_of_their_noun() -> None:
+    assert [_count(number, "draw") for number in (0, 1, 2, 1200)] == ["0 draws", "1 draw", "2 draws", "1,200 draws"]
 
 
 def searched(folder: Path, *arguments: str) -> str:

@@ -5,14 +5,17 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from statistics import NormalDist
 
 import numpy as np
 import pytest
 
 from bssearch.curves import Progress
-from bssearch.samplers.time_model.acquisition import KnowledgeGradient
+from bssearch.samplers.time_model.acquisition import BEHIND, LEAST_COST, KnowledgeGradient, _after, _improvements
 from bssearch.samplers.time_model.candidates import GridCandidates
 from bssearch.samplers.time_model.extrapolation import Run
+from bssearch.samplers.time_model.posterior import Posterior
 from bssearch.samplers.time_model.step_time_line import StepTimes
 
 SIZES = (8, 32, 128, 512)
@@ -230,3 +233,76 @@ def test_the_incumbent_of_thousands_of_trials_is_still_looked_at() -> None:
     runs += [trained(0, 10.0)]
     assert asker.incumbent(runs) == 0
     assert 0 <= asker.ask(runs) < len(cells)
+
+
+def believed(means: Sequence[float], covariance: Sequence[Sequence[float]], seed_noise: float = 0.1) -> Posterior:
+    return Posterior(np.arange(len(means)), np.array(means), np.array(covariance, float), seed_noise)
+
+
+def test_the_expected_improvement_of_one_unknown_point_has_its_closed_form() -> None:
+    """Jones et al. 1998, eq. 15, on what a run tells of the mean, where one other point is tried and sure."""
+    for ahead in (-0.5, 0.0, 0.5):
+        posterior = believed([0.0, -ahead], [[1e-9, 0.0], [0.0, 0.25]], seed_noise=0.3)
+        tells = 0.25 / math.sqrt(0.25 + 0.09)
+        unit = NormalDist()
+        expected = ahead * unit.cdf(ahead / tells) + tells * unit.pdf(ahead / tells)
+        found = _improvements(posterior, np.array([0]), np.zeros(2))
+        assert found[1] == pytest.approx(max(expected, 0.0), rel=0.02)
+        assert found[0] == pytest.approx(0.0, abs=1e-4), "what is sure can surprise nobody"
+
+
+def test_a_run_that_is_stopped_early_or_whose_seeds_scatter_tells_less() -> None:
+    posterior = believed([0.0, 0.0], [[1e-9, 0.0], [0.0, 0.25]])
+    whole, stopped = (_improvements(posterior, np.array([0]), np.array([0.0, one]))[1] for one in (0.0, 0.5))
+    noisy = _improvements(replace(posterior, seed_noise=0.6), np.array([0]), np.zeros(2))[1]
+    assert whole > stopped > 0 and whole > noisy > 0
+
+
+def test_a_run_moves_what_is_believed_of_the_tried_points_that_it_is_correlated_with() -> None:
+    alone = believed([0.0, 1.0], [[0.25, 0.0], [0.0, 0.25]])
+    together = believed([0.0, 1.0], [[0.25, 0.24], [0.24, 0.25]])
+    # A neighbour of two tried points tells which of them is the better, without being better itself.
+    gains = [_improvements(one, np.array([0, 1]), np.zeros(2)).tolist() for one in (alone, together)]
+    assert gains[0][1] > gains[1][1], "where both move alike their order does not change"
+
+
+def test_what_runs_is_taken_as_ended_as_expected() -> None:
+    posterior = believed([0.0, 0.0], [[0.25, 0.2], [0.2, 0.25]], seed_noise=0.3)
+    after = _after(posterior, [0])
+    assert after.covariance[0, 0] == pytest.approx(0.25 - 0.25**2 / 0.34)
+    assert after.covariance[1, 1] == pytest.approx(0.25 - 0.2**2 / 0.34)
+    assert after.mean.tolist() == [0.0, 0.0]
+    assert _after(posterior, []) is posterior
+
+
+def test_an_improvement_counts_per_square_root_of_the_price_of_its_trial() -> None:
+    runs = [trained(DEFAULT, truth(DEFAULT))]
+    model = gradient()
+    posterior, error = model._posterior(runs)
+    hits = posterior.places([DEFAULT])
+    score = model._gains_per_price(posterior, error, hits, [])
+    star = posterior.mean[hits].min()
+    behind = np.maximum(0.0, posterior.mean - star - BEHIND)
+    gains = _improvements(posterior, hits, behind)
+    assert model.expected_improvement == pytest.approx(float(gains.max()))
+    price = np.exp(posterior.mean - star - behind / error)
+    for place, ratio in enumerate(price):
+        worth = gains[place] / math.sqrt(max(ratio, LEAST_COST))
+        assert score[place] == pytest.approx(worth), "improvement per square root of the price"
+
+
+def test_a_batch_size_contends_while_it_may_be_within_5_percent_of_the_incumbent() -> None:
+    runs = [trained(point, truth(point)) for point in range(len(CELLS)) for _ in range(3)]
+    model = gradient()
+    incumbent = model.incumbent(runs)
+    assert incumbent is not None and CELLS[incumbent] == CELLS[BEST]
+    posterior, _ = model._posterior(runs)
+    limit = posterior.mean[posterior.place(incumbent)] + math.log(1.05)
+    may_win = {
+        CELLS[point][0]
+        for point in posterior.points.tolist()
+        if posterior.mean[posterior.place(point)] - math.sqrt(posterior.covariance[(posterior.place(point),) * 2])
+        < limit
+    }
+    assert model.contenders(runs) == sorted(may_win)
+    assert 128 in may_win and 8 not in may_win

@@ -153,3 +153,47 @@ def test_of_many_points_the_best_are_kept_and_some_of_the_others() -> None:
 def test_the_fastest_trial_is_kept_whatever_the_others_promise() -> None:
     hasty = [line(number, 9.0, until=0.3) for number in range(1, 60)]
     assert 0 in seen(*hasty, line(0, 10.0), most=8).points
+
+
+@pytest.mark.parametrize("count", [8, 9, 15, 16, 17, 40, 100])
+def test_no_more_different_points_are_kept_than_asked_for(count: int) -> None:
+    found = seen(*(line(point, 10.0 + point) for point in range(count)), most=16)
+    kept = set(found.points.tolist())
+    assert len(kept) == min(count, 16)
+    assert set(range(min(count, 12))) <= kept, "the best three quarters"
+
+
+def test_a_point_that_is_kept_is_kept_with_all_of_its_runs() -> None:
+    found = seen(*(line(point % 20, 10.0 + point % 20) for point in range(40)), most=16)
+    counts = {point: found.points.tolist().count(point) for point in found.points.tolist()}
+    assert set(counts.values()) == {2}
+
+
+@pytest.mark.parametrize(("lost", "kept"), [(0, 0), (1, 1), (15, 15), (16, 8), (47, 16), (48, 12), (160, 15)])
+def test_of_many_that_diverged_some_tell_as_much(lost: int, kept: int) -> None:
+    diverged = [Run(100 + place, Progress(), running=False, diverged=True) for place in range(lost)]
+    found = seen(line(0, 10.0), *diverged)
+    assert len(found.points) == 1 + kept <= 1 + MOST // 8
+    assert found.variance[1:].tolist() == [BOUND_DEVIATION**2] * kept
+    assert found.is_bound[1:].all() and not found.is_bound[0]
+    assert np.exp(found.log_seconds[1:]) == pytest.approx([WORST * 10.0] * kept)
+
+
+@pytest.mark.parametrize(("seconds", "running", "shows"), [(0.9, True, False), (1.1, True, True), (0.9, False, True)])
+def test_a_trial_under_way_shows_something_from_a_tenth_of_the_fastest_time_on(
+    seconds: float, running: bool, shows: bool
+) -> None:
+    found = seen(line(0, 10.0), run(1, (0.0, 0.0), (seconds, seconds / 10), running=running))
+    assert (1 in found.points) is shows
+
+
+@pytest.mark.parametrize(("gain", "is_bound"), [(0.04, True), (0.06, False)])
+def test_within_a_twentieth_of_the_way_from_the_worst_a_trial_is_at_chance(gain: float, is_bound: bool) -> None:
+    found = seen(line(0, 10.0), run(1, (0.0, 0.0), (2.0, gain)))
+    assert found.is_bound[1] == is_bound
+
+
+def test_a_pace_is_that_of_the_evaluations_after_seven_tenths_of_the_time() -> None:
+    slow_start = [(0.0, 0.0), (6.9, 0.05), (7.0, 0.35), (10.0, 0.5)]
+    found = seen(line(0, 10.0), run(1, *slow_start))
+    assert np.exp(found.log_seconds[1]) == pytest.approx(20.0)

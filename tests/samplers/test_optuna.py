@@ -4,10 +4,23 @@ from __future__ import annotations
 
 import optuna
 import pytest
+from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
 from bssearch.history import History
 from bssearch.records import ParameterValue, TrialRecord, TrialState
-from bssearch.samplers.optuna import CENSORED_STEP, GP, TPE, WORSE_THAN_ANY, OptunaSampler, Random, neighbours
+from bssearch.samplers.optuna import (
+    CENSORED_STEP,
+    GP,
+    TPE,
+    WORSE_THAN_ANY,
+    OptunaSampler,
+    Random,
+    distribution,
+    from_optuna,
+    neighbours,
+    to_optuna,
+)
+from bssearch.space import Dimension
 from tests.factories import make_probe, make_trial
 from tests.samplers.made_up import MadeUpStudy, study_spec
 
@@ -121,3 +134,50 @@ def test_the_default_comes_first_and_the_batch_sizes_in_turn(name: str) -> None:
     assert [choice.uncapped for choice in choices] == [True, False, False, False, False]
     assert sorted(choice.configuration.batch_size for choice in choices) == [8, 16, 32, 64, 128]
     assert all(choice.expected_improvement is None for choice in choices), "it has no model"
+
+
+def test_more_than_enough_trials_near_a_batch_size_widen_nothing() -> None:
+    trials = [make_trial(n + 1, batch_size=size) for n, size in enumerate((32, 32, 64, 16, 128, 8))]
+    reached = {
+        enough: {one.configuration.batch_size for one in neighbours(history(*trials), 32, enough)}
+        for enough in (3, 4, 9)
+    }
+    assert reached == {3: {16, 32, 64}, 4: {8, 16, 32, 64, 128}, 9: {8, 16, 32, 64, 128}}
+    assert neighbours(history(), 32, 3) == []
+
+
+def test_numbers_are_told_as_their_places_in_ascending_order_and_names_as_they_are() -> None:
+    numbers, names = Dimension("decay", choices=(1e-3, 0.0, 1e-4)), Dimension("kind", choices=("b", "a"))
+    assert distribution(numbers) == IntDistribution(0, 2)
+    assert [to_optuna(numbers, one) for one in (0.0, 1e-4, 1e-3)] == [0, 1, 2]
+    assert [from_optuna(numbers, place) for place in range(3)] == [0.0, 1e-4, 1e-3]
+    assert distribution(names) == CategoricalDistribution(("b", "a"))
+    assert (to_optuna(names, "a"), from_optuna(names, "a")) == ("a", "a")
+    switch = Dimension("nesterov", choices=(True, False))
+    assert distribution(switch) == CategoricalDistribution((True, False))
+    rate = Dimension("rate", low=0.01, high=1.0, log=True)
+    assert distribution(rate) == FloatDistribution(0.01, 1.0, log=True)
+    assert from_optuna(rate, to_optuna(rate, 0.3)) == 0.3
+
+
+def test_a_stopped_trial_without_a_metric_or_before_the_first_evaluation_ranks_behind() -> None:
+    winner = make_trial(1, seconds=2.0, sampled=coordinates(0.1))
+    silent = make_trial(2, state=TrialState.CAPPED, seconds=1.0, best_metric=None, sampled=coordinates(0.2))
+    assert told(winner, silent)[1].intermediate_values == {CENSORED_STEP: WORSE_THAN_ANY}
+    past = history()
+    past.observe_all(1, [(1.0, 0.5)])
+    past.take(winner)
+    past.take(make_trial(2, state=TrialState.CAPPED, seconds=0.5, best_metric=0.4, sampled=coordinates(0.2)))
+    assert TPE(SPEC).study(past, past.trials).trials[1].intermediate_values == {CENSORED_STEP: WORSE_THAN_ANY}
+
+
+def test_each_choice_draws_with_a_seed_of_its_own() -> None:
+    drawn = {
+        Random(SPEC).ask(history(*(make_trial(n, state=TrialState.FAILED) for n in range(1, count + 1))), 32)[
+            "reference_learning_rate"
+        ]
+        for count in range(4)
+    }
+    assert len(drawn) == 4
+    other = study_spec("tpe", seed=4)
+    assert Random(other).ask(history(), 32) != Random(SPEC).ask(history(), 32)

@@ -9,9 +9,20 @@ from typing import Any
 import optuna
 import pytest
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.trial import FrozenTrial, create_trial
 from optuna.trial import TrialState as OptunaState
 
-from bssearch.samplers.time_model.optuna_sampler import MOST_VALUES, TimeToTargetSampler, _batch_sizes, _Space
+from bssearch.samplers.time_model.extrapolation import Run
+from bssearch.samplers.time_model.optuna_sampler import (
+    MOST_VALUES,
+    TimeToTargetSampler,
+    _as_suggested,
+    _batch_sizes,
+    _dimension,
+    _least_rate,
+    _shown,
+    _Space,
+)
 
 TARGET = 0.97
 DEFAULT = {"batch_size": 32, "learning_rate": 0.1}
@@ -232,6 +243,178 @@ def test_a_trial_that_lacks_a_parameter_counts_as_in_its_middle() -> None:
 )
 def test_batch_sizes_are_all_of_few_and_doublings_of_many(distribution: Any, sizes: list[int]) -> None:
     assert _batch_sizes(distribution) == sizes
+
+
+PLACED = {"batch_size": 32, "learning_rate": 0.1}
+
+
+def told(
+    state: OptunaState = OptunaState.COMPLETE,
+    value: float | None = None,
+    reports: Mapping[int, float] | None = None,
+    **attributes: Any,
+) -> FrozenTrial:
+    """Return a trial as a study has it; reports are by milliseconds."""
+    return create_trial(
+        state=state,
+        value=value,
+        params=PLACED,
+        distributions=SPACE,
+        intermediate_values=dict(reports or {}),
+        user_attrs=attributes,
+    )
+
+
+def run_of(trial: FrozenTrial, **changes: Any) -> Run:
+    return TimeToTargetSampler(TARGET, default=DEFAULT, seed=0, **changes)._run(trial, 0)
+
+
+def test_reports_are_a_curve_in_the_seconds_of_their_steps() -> None:
+    reports = {500: 0.5, 0: 0.1, 2000: 0.7}
+    run = run_of(told(OptunaState.PRUNED, reports=reports))
+    assert (run.progress.train_seconds, run.progress.gains) == ([0.0, 0.5, 2.0], [0.1, 0.5, 0.7])
+    in_steps = run_of(told(OptunaState.PRUNED, reports=reports), seconds_per_report_step=0.1)
+    assert in_steps.progress.train_seconds == [0.0, 50.0, 200.0]
+
+
+@pytest.mark.parametrize(
+    ("trial", "hit", "running", "diverged"),
+    [
+        (told(value=4.0, reports={1000: 0.5}), 4.0, False, False),
+        (told(value=4.0), 4.0, False, False),
+        (told(value=math.inf, reports={1000: 0.5}), None, False, False),
+        (told(value=0.0, reports={1000: 0.5}), None, False, False),
+        (told(value=math.inf), None, False, True),
+        (told(OptunaState.PRUNED, reports={1000: 0.5}), None, False, False),
+        (told(OptunaState.PRUNED), None, False, True),
+        (told(OptunaState.FAIL, reports={1000: 0.5}), None, False, True),
+        (told(OptunaState.RUNNING, reports={1000: 0.5}), None, True, False),
+        (told(OptunaState.RUNNING), None, True, False),
+    ],
+)
+def test_only_what_failed_or_showed_nothing_never_gets_there(
+    trial: FrozenTrial, hit: float | None, running: bool, diverged: bool
+) -> None:
+    run = run_of(trial)
+    assert (run.hit, run.running, run.diverged) == (hit, running, diverged)
+
+
+def test_the_curve_of_a_hit_ends_at_the_target() -> None:
+    for reports, now in (({1000: 0.5}, 4.0), ({1000: 0.5, 5000: 0.6}, 5.0), ({}, 4.0)):
+        curve = run_of(told(value=4.0, reports=reports)).progress
+        assert (curve.now, curve.gain) == (now, TARGET)
+    reported = run_of(told(value=4.0, reports={3000: 0.99})).progress
+    assert (reported.now, reported.gain) == (3.0, 0.99)
+
+
+@pytest.mark.parametrize(
+    ("trial", "seconds"),
+    [
+        (told(value=5.0, reports={2000: 0.5}, steps=100), 0.05),
+        (told(value=1.0, reports={2000: 0.5}, steps=100), 0.02),
+        (told(value=5.0, steps=100), 0.05),
+        (told(OptunaState.PRUNED, reports={1000: 0.4, 2000: 0.5}, steps=100), 0.02),
+        (told(OptunaState.RUNNING, reports={2000: 0.5}, steps=50.0), 0.04),
+        (told(OptunaState.PRUNED, steps=100), None),
+        (told(value=5.0), None),
+        (told(value=5.0, steps=0), None),
+        (told(value=5.0, steps="100"), None),
+    ],
+)
+def test_a_trial_with_its_steps_shows_the_seconds_of_one(trial: FrozenTrial, seconds: float | None) -> None:
+    assert _shown([trial], 1e-3) == ({} if seconds is None else {32: pytest.approx(seconds)})
+
+
+def test_the_step_time_of_a_batch_size_is_the_median_of_its_trials() -> None:
+    trials = [told(value=seconds, steps=100) for seconds in (9.0, 1.0, 2.0)]
+    assert _shown(trials, 1e-3) == {32: pytest.approx(0.02)}
+    in_steps = told(OptunaState.PRUNED, reports={2000: 0.5}, steps=100)
+    assert _shown([in_steps], 1.0) == {32: pytest.approx(20.0)}
+
+
+def test_until_two_batch_sizes_are_known_half_of_a_step_is_fixed_at_the_middle_of_them() -> None:
+    sizes = [16, 64, 256]
+    guessed = TimeToTargetSampler(TARGET, default=DEFAULT, seed=0)._step_times(sizes, [told(value=5.0, steps=100)])
+    assert [guessed.at(size) for size in sizes] == pytest.approx([1.25, 2.0, 5.0])
+    given = TimeToTargetSampler(TARGET, default=DEFAULT, seed=0, step_seconds={16: 0.5, 256: 0.75})
+    known = given._step_times(sizes, [])
+    assert [known.at(size) for size in (16, 256)] == [0.5, 0.75]
+
+
+def test_the_parameters_searched_are_those_of_the_newest_trial_that_has_ended() -> None:
+    study = made()
+    first = study.ask(SPACE)
+    running = study.ask({**SPACE, "dropout": FloatDistribution(0.0, 0.5)})
+    asked = study.ask()
+    sampler, frozen = study.sampler, study.trials[asked.number]
+    assert set(sampler.infer_relative_search_space(study, frozen)) == {*SPACE, "dropout"}
+    study.tell(first, 3.0)
+    assert set(sampler.infer_relative_search_space(study, frozen)) == set(SPACE)
+    study.tell(running, 4.0)
+    assert set(sampler.infer_relative_search_space(study, frozen)) == {*SPACE, "dropout"}
+
+
+def test_a_trial_without_batch_size_or_learning_rate_says_nothing_of_what_is_searched() -> None:
+    study = made()
+    study.tell(study.ask({"batch_size": SPACE["batch_size"]}), 3.0)
+    asked = study.ask()
+    frozen = study.trials[asked.number]
+    assert study.sampler.infer_relative_search_space(study, frozen) == {}
+    assert study.sampler.sample_relative(study, frozen, {"batch_size": SPACE["batch_size"]}) == {}
+
+
+@pytest.mark.parametrize(
+    ("distribution", "value", "suggested"),
+    [
+        (CategoricalDistribution(["sgd", None]), None, None),
+        (FloatDistribution(0.0, 0.6, step=0.2), 0.29, pytest.approx(0.2)),
+        (FloatDistribution(0.0, 0.6, step=0.2), 0.31, pytest.approx(0.4)),
+        (FloatDistribution(0.1, 0.5), 0.05, 0.1),
+        (FloatDistribution(0.1, 0.5), 0.9, 0.5),
+        (FloatDistribution(1e-3, 1.0, log=True), 0.0123, 0.0123),
+        (IntDistribution(4, 400, step=4), 9.0, 8),
+        (IntDistribution(4, 400, step=4), 11.0, 12),
+        (IntDistribution(16, 4096, log=True), 99.6, 100),
+    ],
+)
+def test_a_coordinate_is_suggested_as_the_nearest_value_of_its_distribution(
+    distribution: Any, value: Any, suggested: Any
+) -> None:
+    assert _as_suggested(distribution, value) == suggested
+
+
+def test_few_integers_are_choices_and_many_a_range() -> None:
+    few, many = (_dimension("layers", IntDistribution(1, high)) for high in (MOST_VALUES, MOST_VALUES + 1))
+    assert few.choices == tuple(range(1, MOST_VALUES + 1))
+    assert (many.choices, many.low, many.high, many.log) == ((), 1.0, MOST_VALUES + 1.0, False)
+    assert _dimension("width", IntDistribution(16, 4096, log=True)).log
+    assert _dimension("heads", IntDistribution(4, 12, step=4)).choices == (4, 8, 12)
+
+
+def test_the_learning_rate_is_a_number_above_zero_in_every_form() -> None:
+    assert _least_rate(CategoricalDistribution([0.3, 0.1])) == 0.1
+    assert _least_rate(FloatDistribution(0.01, 1.0)) == 0.01
+    for wrong in (
+        CategoricalDistribution([0.1, 0.0]),
+        CategoricalDistribution([0.1, "auto"]),
+        FloatDistribution(0.0, 1),
+    ):
+        with pytest.raises(ValueError, match="learning_rate"):
+            _least_rate(wrong)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        IntDistribution(0, 8),
+        CategoricalDistribution([0, 8]),
+        CategoricalDistribution([8, "16"]),
+        FloatDistribution(8, 64),
+    ],
+)
+def test_batch_sizes_are_whole_numbers_from_1(wrong: Any) -> None:
+    with pytest.raises(ValueError, match="batch_size"):
+        _batch_sizes(wrong)
 
 
 def test_what_it_cannot_do_is_said() -> None:

@@ -10,8 +10,8 @@ import pytest
 
 from bssearch.samplers.time_model.candidates import Points
 from bssearch.samplers.time_model.extrapolation import Extrapolation
-from bssearch.samplers.time_model.law_prior import DEEPEST, LAWS, LawPrior, covariances
-from bssearch.samplers.time_model.posterior import Posterior, condition, prior
+from bssearch.samplers.time_model.law_prior import DEEPEST, LAWS, LEFT, RIGHT, LawPrior, _spread, covariances
+from bssearch.samplers.time_model.posterior import DEPARTURES, SEED_NOISES, Posterior, condition, prior
 
 SIZES = (8, 32, 128, 512)
 RATES = (0.001, 0.01, 0.1, 1.0)
@@ -193,3 +193,104 @@ def test_a_measured_noise_scale_draws_the_laws_to_its_critical_batch_size() -> N
 
     assert gains(10.0) < gains(None) < gains(20_000.0)
     assert gains(10.0) == pytest.approx(np.log1p(10 / 32) - np.log1p(10 / 512), abs=0.15)
+
+
+def dense(found: Extrapolation) -> tuple[np.ndarray, np.ndarray, float]:
+    """Return mean, covariance and seed noise by the textbook: each run a datum of its own, every law and part kept.
+
+    The mixture of Gaussian processes (Rasmussen & Williams 2006, eq. 2.25 and 2.26), moments matched.
+    """
+    laws, (adds, departs) = drawn().log_steps(POINTS), covariances(POINTS)
+    at = found.points
+    logs, means, withins, noises = [], [], [], []
+    for noise, share in SEED_NOISES:
+        for departure in DEPARTURES:
+            covariance = adds + departure**2 * departs
+            inverse = np.linalg.inv(covariance[np.ix_(at, at)] + np.diag(noise**2 + found.variance))
+            off = found.log_seconds[:, None] - laws[at]
+            fit = -0.5 * np.einsum("pl,pq,ql->l", off, inverse, off)
+            logs.append(math.log(share) + fit + 0.5 * np.linalg.slogdet(inverse)[1])
+            gain = covariance[:, at] @ inverse
+            means.append(laws + gain @ off)
+            withins.append(covariance - gain @ covariance[at])
+            noises.append(noise**2)
+    weights = np.exp(np.array(logs) - np.max(logs))
+    weights /= weights.sum()
+    mean = sum(part @ one for part, one in zip(means, weights, strict=True))
+    within = sum(part * one.sum() for part, one in zip(withins, weights, strict=True))
+    between = sum(
+        ((part - mean[:, None]) * one) @ (part - mean[:, None]).T for part, one in zip(means, weights, strict=True)
+    )
+    return mean, within + between, math.sqrt(float(np.array(noises) @ weights.sum(axis=1)))
+
+
+@pytest.mark.parametrize(
+    "trials",
+    [
+        [(place(32, 0.01), 100.0)],
+        [(place(32, 0.01), 100.0), (place(32, 0.01), 150.0), (place(32, 0.01), 90.0)],
+        [(place(8, 0.01), 300.0), (place(128, 0.1), 60.0), (place(512, 0.1), 80.0), (place(128, 0.1), 61.0)],
+    ],
+)
+@pytest.mark.parametrize("variance", [0.0, 0.04])
+def test_what_is_believed_is_the_mixture_of_gaussian_processes_over_every_run(
+    trials: list[tuple[int, float]], variance: float
+) -> None:
+    found = replace(told(*trials), variance=np.full(len(trials), variance))
+    ours, (mean, covariance, noise) = posterior(found), dense(found)
+    assert ours.mean == pytest.approx(mean, abs=0.02)
+    assert np.sqrt(np.diag(ours.covariance)) == pytest.approx(np.sqrt(np.diag(covariance)), rel=0.03)
+    assert ours.seed_noise == pytest.approx(noise, rel=0.01)
+
+
+def test_seeds_that_scatter_are_believed_to_scatter() -> None:
+    at = place(32, 0.01)
+    even, uneven = (
+        posterior(told(*((at, seconds) for seconds in times))).seed_noise
+        for times in ((100.0, 101.0, 99.0, 100.0), (100.0, 160.0, 65.0, 110.0))
+    )
+    assert even < 0.13 < 0.24 < uneven
+
+
+def test_before_any_trial_the_spread_of_the_laws_is_believed_with_what_they_leave_unexplained() -> None:
+    laws, (adds, departs) = drawn().log_steps(POINTS), covariances(POINTS)
+    believed = posterior()
+    assert believed.mean == pytest.approx(laws.mean(axis=1))
+    assert believed.covariance - np.cov(laws) - adds == pytest.approx(departs / 16), "a deviation of a quarter"
+
+
+def test_the_critical_batch_size_is_spread_evenly_from_two_octaves_below_the_space_to_two_above() -> None:
+    share = np.linspace(0.0, 1.0, 101)
+    assert _spread(share, 1.0, 11.0, None) == pytest.approx(1.0 + 10.0 * share)
+    laws = LawPrior(
+        batch_sizes=(8, 512), default_size=32, default_log_rate=0.0, log_rate_width=1.0, seed=0, noise_scale=None
+    )
+    octaves = np.log2(laws._critical)
+    assert octaves.min() == pytest.approx(1.0, abs=0.1) and octaves.max() == pytest.approx(11.0, abs=0.1)
+    assert np.median(octaves) == pytest.approx(6.0, abs=0.1)
+
+
+def test_a_noise_scale_draws_four_fifths_of_the_laws_within_an_octave_and_a_half_and_leaves_the_rest() -> None:
+    share = (np.arange(1000) + 0.5) / 1000
+    spread = _spread(share, 1.0, 11.0, 64.0)
+    without, near = spread[:200], spread[200:]
+    assert (without.min(), without.max()) == (pytest.approx(1.0, abs=0.1), pytest.approx(11.0, abs=0.1))
+    assert np.median(near) == pytest.approx(6.0, abs=0.01)
+    assert near.std() == pytest.approx(1.5, abs=0.05)
+
+
+def test_the_best_rate_lies_about_the_default_within_a_quarter_of_the_space_and_steps_rise_by_powers_beside_it() -> (
+    None
+):
+    laws = drawn()
+    assert laws._best_log_rate.mean() == pytest.approx(math.log(0.01), abs=0.02)
+    assert laws._best_log_rate.std() == pytest.approx(math.log(1000) / 4, rel=0.02)
+    for powers, (low, high) in ((laws._left, LEFT), (laws._right, RIGHT)):
+        assert (powers.min(), powers.max()) == (pytest.approx(low, rel=0.02), pytest.approx(high, rel=0.02))
+    assert np.median(laws._right) == pytest.approx(math.sqrt(RIGHT[0] * RIGHT[1]), rel=0.02)
+
+
+def test_the_constants_of_a_law_are_drawn_independently() -> None:
+    laws = drawn()
+    constants = np.array([np.log(laws._critical), laws._best_log_rate, laws._slope, laws._left, np.log(laws._right)])
+    assert np.abs(np.corrcoef(constants) - np.eye(len(constants))).max() < 0.15

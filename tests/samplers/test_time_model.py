@@ -6,8 +6,11 @@ from typing import Any
 
 import pytest
 
-from bssearch.records import Configuration, TrialState
+from bssearch.history import History
+from bssearch.records import Configuration, GradientNoise, TrialRecord, TrialState
 from bssearch.samplers.base import Choice
+from bssearch.samplers.time_model.sampler import TimeModelSampler, _noise_scale
+from tests.factories import make_trial
 from tests.samplers.made_up import MadeUpStudy, seconds_near_64, step_seconds_near_64, study_spec
 
 PRUNED, REACHED, RUNNING = TrialState.PRUNED, TrialState.REACHED, TrialState.RUNNING
@@ -141,3 +144,72 @@ def test_what_it_expects_falls_as_more_is_known_and_all_batch_sizes_contend_befo
     contenders = study.sampler.contenders(study.history)
     assert 64 in contenders
     assert 8 not in contenders
+
+
+def with_noise(number: int, scale: float | None, adam: float | None = None, **changes: Any) -> TrialRecord:
+    return make_trial(number, noise=GradientNoise(scale=scale, adam_scale=adam), **changes)
+
+
+@pytest.mark.parametrize(
+    ("trials", "scale"),
+    [
+        ([with_noise(1, 10.0), with_noise(2, 90.0), with_noise(3, 20.0)], 20.0),
+        ([with_noise(1, 10.0, 50.0)], 50.0),
+        ([with_noise(1, None, 50.0), with_noise(2, 30.0)], 40.0),
+        ([with_noise(1, None), with_noise(2, 30.0)], 30.0),
+        ([with_noise(1, 0.0), with_noise(2, 30.0)], 30.0),
+        ([with_noise(1, None)], None),
+        ([with_noise(1, 30.0, state=TrialState.CAPPED)], None),
+        ([], None),
+    ],
+)
+def test_the_noise_scale_is_the_median_of_what_trials_that_reached_have_measured(
+    trials: list[TrialRecord], scale: float | None
+) -> None:
+    assert _noise_scale(History(study_spec("auto"), trials)) == scale
+
+
+def test_the_noise_scale_that_trials_measure_changes_what_is_tried_next() -> None:
+    """A gradient noise scale says how far steps fall with the batch size, before trials at several do."""
+    chosen = set()
+    for scale in (1.0, 1e5):
+        study = study_of()
+        first = study.choose()
+        assert first is not None
+        trial = study.run(first, RUNNING)
+        study.end(trial.number, noise=GradientNoise(scale=scale, low=scale / 1.1, high=scale * 1.1, passes=100))
+        after = study.choose()
+        assert after is not None
+        chosen.add((after.configuration.batch_size, after.configuration.learning_rate, after.expected_improvement))
+    assert len(chosen) == 2
+
+
+def test_without_a_batch_size_that_fits_nothing_is_chosen() -> None:
+    nothing = History(study_spec("auto"), (), {})
+    sampler = TimeModelSampler(study_spec("auto"))
+    assert sampler.choose(nothing) is None
+    assert sampler.incumbent(nothing) is None
+    assert list(sampler.contenders(nothing)) == []
+
+
+def test_the_incumbent_is_a_configuration_that_has_reached_the_target() -> None:
+    study = study_of()
+    sampler = study.sampler
+    assert isinstance(sampler, TimeModelSampler)
+    study.step(TrialState.EXHAUSTED)
+    assert sampler.incumbent(study.history) is None
+    for state in (REACHED, PRUNED, REACHED):
+        study.step(state)
+    found = sampler.incumbent(study.history)
+    reached = [one.configuration for one in study.trials if one.state is REACHED]
+    assert found is not None and found.configuration in reached
+
+
+def test_at_a_batch_size_that_is_asked_for_it_chooses_there() -> None:
+    study = study_of()
+    study.step()
+    for size in (8, 128):
+        choice = study.choose(size)
+        assert choice is not None and choice.configuration.batch_size == size
+    outside = study.choose(96)
+    assert outside is not None and outside.configuration.batch_size == 96

@@ -61,8 +61,25 @@ def test_the_neighbours_of_the_best_are_confirmed_beside_it() -> None:
     trials += [make_trial(n, batch_size=size, seconds=seconds) for n, (size, seconds) in enumerate(times.items(), 2)]
     first = History(make_spec(confirm={"top": 1, "runs": 3}), trials, {size: make_probe(size) for size in SIZES})
     assert {one.batch_size for one in finalists(first)} == {8, 16, 32, 128}
-    assert [one.configuration.batch_size for one in beside(first, 8)] == [16]
-    assert [one.configuration.batch_size for one in beside(first, 7)] == []
+    assert [one.batch_size for one in beside(first, 8)] == [16]
+    assert [one.batch_size for one in beside(first, 7)] == []
+
+
+def test_a_neighbour_that_never_reached_is_confirmed_with_the_best_carried_over_to_it_unless_that_missed() -> None:
+    best = SPEC.default_configuration
+    sampled = SPEC.space.encode(best)
+    assert sampled is not None
+    probes = {size: make_probe(size) for size in SIZES}
+    trials = [
+        make_trial(1, configuration=best, seconds=0.5, sampled=sampled),
+        make_trial(2, batch_size=16, seconds=2.0),
+    ]
+    missed = make_trial(3, batch_size=64, state=TrialState.CAPPED, learning_rate=0.9)
+    [below, above] = beside(History(SPEC, [*trials, missed], probes), best.batch_size)
+    assert below == trials[1].configuration
+    assert above == SPEC.space.decode(64, sampled) and above.learning_rate > best.learning_rate
+    tried = replace(missed, number=4, configuration=above)
+    assert beside(History(SPEC, [*trials, tried], probes), best.batch_size) == [below]
 
 
 def test_where_the_runs_recommend_another_batch_size_its_neighbours_follow() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
 from dataclasses import dataclass, replace
@@ -31,11 +32,12 @@ from bssearch.records import (
     TrialState,
     WorkloadDescription,
 )
+from bssearch.search.finding import SearchEnd
 from bssearch.search.listener import Listener
 from bssearch.spec import StudySpec
 from bssearch.storage.repository import open_store
 from tests.factories import SPEC, make_environment, make_spec
-from tests.search.law import LawExecutor, step_seconds, steps_needed
+from tests.search.law import SHARES, LawExecutor, step_seconds, steps_needed
 
 BUDGET = {"trials": 40, "trial_train_seconds": 100.0}
 SHORT: dict[str, Any] = {"budget": {**BUDGET, "trials": 9}, "confirm": {"runs": 0}}
@@ -53,6 +55,7 @@ class Ran:
     answer: Answer
     executor: LawExecutor
     trials: list[TrialRecord]
+    url: str
 
 
 @pytest.fixture(scope="module", params=[1, 4])
@@ -61,7 +64,7 @@ def ran(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     folder, executor = tmp_path_factory.mktemp("ran"), LawExecutor(slots=request.param)
     answer = run(make_spec(budget=BUDGET), folder, executor)
     with open_store(f"sqlite:///{folder / 'study.db'}", write=False) as store:
-        return Ran(answer, executor, store.trials("toy"))
+        return Ran(answer, executor, store.trials("toy"), f"sqlite:///{folder / 'study.db'}")
 
 
 def test_it_finds_the_optimum_of_the_law(ran: Ran) -> None:
@@ -95,6 +98,64 @@ def test_each_batch_size_keeps_one_cadence_in_search_and_confirmation(ran: Ran) 
     executor = ran.executor
     cadences = {(request.configuration.batch_size, request.eval_every_steps) for request in executor.requests}
     assert len(cadences) == len({size for size, _ in cadences})
+
+
+def test_every_trial_is_stored_with_its_evaluations_and_its_steps_times_the_step_time(ran: Ran) -> None:
+    for trial in ran.trials:
+        assert trial.outcome is not None and trial.state.is_finished
+        steps, product = trial.outcome.steps_to_target, trial.steps_x_step_time_s
+        assert (product is None) is (steps is None)
+        if steps is not None:
+            assert product == pytest.approx(steps * step_seconds(trial.configuration.batch_size))
+    with open_store(ran.url, write=False) as store:
+        curves = store.curves("toy", [trial.number for trial in ran.trials])
+        assert store.finding("toy") is not None, "the answer is kept"
+    assert {len(curve) for curve in curves.values()} == {len(SHARES)}
+
+
+def test_what_the_code_of_a_trial_printed_is_stored_and_white_space_is_not(tmp_path: Path) -> None:
+    class Prints(LawExecutor):
+        def events(self, timeout: float) -> list[Event]:
+            logs = {1: "a line\n", 2: " \n"}
+            return [
+                replace(one, log=logs.get(one.number, "")) if isinstance(one, Ended) else one
+                for one in super().events(timeout)
+            ]
+
+    run(make_spec(budget={**BUDGET, "trials": 5}, confirm={"runs": 0}), tmp_path, Prints())
+    with open_store(f"sqlite:///{tmp_path / 'study.db'}", write=False) as store:
+        assert [store.log("toy", number) for number in (1, 2, 3)] == ["a line\n", None, None]
+
+
+def test_the_answer_is_kept_while_the_study_runs_and_takes_a_small_share_of_its_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a clock of the test's own: making an answer takes 1 s, and a trial 10 s."""
+    now: list[float] = [0.0]
+    kept: list[float] = []
+    ends: list[SearchEnd] = []
+
+    def save(store: object, name: str, search_end: SearchEnd | None = None) -> None:
+        if search_end is None:
+            kept.append(now[0])
+        else:
+            ends.append(search_end)
+        now[0] += 1.0
+
+    class TenSeconds(LawExecutor):
+        def events(self, timeout: float) -> list[Event]:
+            now[0] += 10.0
+            return super().events(timeout)
+
+    monkeypatch.setattr("bssearch.search.driver.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("bssearch.search.driver.save_finding", save)
+    monkeypatch.setattr("bssearch.search.driver.Driver._take_over", lambda self: None)
+    with pytest.raises(TargetNotReachedError):
+        run(make_spec(**SHORT), tmp_path, TenSeconds(reachable=False))
+    during, last = kept[:-1], kept[-1]
+    assert during and all(later - earlier >= 1.0 / 0.02 for earlier, later in itertools.pairwise(during))
+    assert last == now[0] - 1.0, "whatever it takes, at the end"
+    assert [one.spent for one in ends] == [9], "and once where the search ends, with why"
 
 
 def test_a_broken_batch_size_is_given_up_and_the_study_completes(tmp_path: Path) -> None:
@@ -270,6 +331,34 @@ def test_what_is_enqueued_during_confirmation_is_run(tmp_path: Path) -> None:
     with open_store(url, write=False) as store:
         assert store.trial("toy", executor.number).state is TrialState.REACHED
     assert "queued" not in {notice.code for notice in answer.warnings}
+
+
+def test_a_search_trial_after_the_confirmation_keeps_no_other_driver_from_confirming(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'study.db'}"
+
+    spec = make_spec(budget={**BUDGET, "trials": 5}, confirm={"top": 1, "runs": 1})
+    with open_store(url) as another:
+        free: dict[int, bool] = {}
+
+        class Looks(LawExecutor):
+            number = 0
+
+            def submit(self, request: TrialRequest) -> None:
+                if request.evaluate_test and not self.number:
+                    self.number, _ = enqueue(another, "toy", {"dropout": 0.44})
+                claim = f"confirm on {make_environment().host}"
+                free[request.number] = another.claim(
+                    "toy", claim, owner="another", lease_seconds=60.0, is_alive=lambda owner: True
+                )
+                if free[request.number]:
+                    another.release("toy", claim, owner="another")
+                super().submit(request)
+
+        executor = Looks()
+        run(spec, tmp_path, executor)
+    confirming = {one.number for one in executor.requests if one.evaluate_test}
+    assert confirming and not any(free[number] for number in confirming)
+    assert free[executor.number]
 
 
 def test_an_enqueued_configuration_outlives_a_stop_and_a_spent_budget(tmp_path: Path) -> None:

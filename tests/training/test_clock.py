@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -153,7 +154,7 @@ def test_where_the_kernel_does_not_tell_of_waits_trials_race_by_all_train_second
 def trained(delays: list[float | None], *, cpu: float) -> Clock:
     """Return a clock that has trained for ten seconds of the wall, ``cpu`` of the CPU, between two looks at delays."""
     now, had = itertools.chain([0.0, 1.0], itertools.repeat(11.0)), iter([0.0, cpu])
-    seen = iter([delays[0], *delays])
+    seen = iter([delays[0], *(one for one in delays for _ in ("before the time", "after it"))])
     clock = Clock(lambda: next(now), lambda: next(had), lambda: next(seen))
     with clock.ledger("train"):
         pass
@@ -163,6 +164,33 @@ def trained(delays: list[float | None], *, cpu: float) -> Clock:
 def test_waiting_for_data_counts_and_waiting_for_a_processor_does_not() -> None:
     assert trained([2.0, 5.0], cpu=4.0).undelayed_train_seconds(threads=1) == pytest.approx(7.0)
     assert trained([2.0, 5.0], cpu=4.0).undelayed_train_seconds(threads=2) is None
+
+
+def test_a_wait_as_the_account_of_waits_is_read_is_no_train_second_and_takes_none_away() -> None:
+    for place in range(10):
+        time, waits = FakeTime(), itertools.chain([0.0] * place, [3.0], itertools.repeat(0.0))
+        assert_two_seconds_count(time, reading_clock(time, waits))
+    time = FakeTime()
+    assert_two_seconds_count(time, reading_clock(time, itertools.repeat(3.0)))
+
+
+def reading_clock(time: FakeTime, waits: Iterator[float]) -> Clock:
+    """Return a clock that has to wait for a CPU after each reading of its waits."""
+
+    def delay_now() -> float:
+        known = time.waited_seconds
+        time.wait_for_a_cpu(next(waits))
+        return known
+
+    return Clock(lambda: time.seconds, lambda: time.cpu_seconds, delay_now)
+
+
+def assert_two_seconds_count(time: FakeTime, clock: Clock) -> None:
+    with clock.ledger("train"):
+        time.pass_by(2)
+        assert clock.counted_train_seconds(threads=1) == pytest.approx(2)
+    assert clock.undelayed_train_seconds(threads=1) == pytest.approx(2)
+    assert clock.counted_train_seconds(threads=1) == pytest.approx(2)
 
 
 def test_where_the_kernel_does_not_tell_of_waits_the_seconds_of_the_cpu_count() -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 import runpy
 import sys
 from pathlib import Path
@@ -8,6 +9,7 @@ import pytest
 import torch
 
 from bssearch.errors import WorkloadError
+from bssearch.records import MetricInfo
 from bssearch.workloads import digits
 from bssearch.workloads.base import resolve
 from bssearch.workloads.digits import CLASSES, Digits
@@ -26,6 +28,13 @@ def test_the_parts_have_the_sizes_and_shapes_they_say() -> None:
     assert (data.train.inputs.dtype, data.train.targets.dtype) == (torch.float32, torch.int64)
     assert data.train.inputs.mean().item() == pytest.approx(0, abs=1e-5)
     assert data.train.inputs.std().item() == pytest.approx(1, abs=1e-3)
+
+
+def test_its_metrics_say_what_they_can_be_and_what_chance_gives() -> None:
+    assert Digits().metrics == {
+        "accuracy": MetricInfo(low=0.0, high=1.0, chance=0.1),
+        "loss": MetricInfo(low=0.0, chance=math.log(10)),
+    }
 
 
 def test_no_image_is_in_two_parts() -> None:

@@ -76,16 +76,19 @@ def heights(
         for size, candidate in verdict.by_batch.items()
         if candidate.configuration.optimizer == optimizer
     }
-    logs += sum(np.log(_density(height)) for height in above.values())
+    logs += sum(_log_density(height) for height in above.values())
     weights = np.exp(logs - logs.max())
     chosen = rng.choice(len(valleys), size=draws, p=weights / weights.sum())
     return {size: height[chosen] for size, height in above.items()}
 
 
-def _density(height: Numbers) -> Numbers:
-    """Return the prior density of how far the best configuration found lies above the bottom: mostly hardly at all."""
-    tuned = (1 - BADLY_TUNED) / WELL_TUNED_GAP * np.exp(-height / WELL_TUNED_GAP)
-    found: Numbers = tuned + BADLY_TUNED / TUNING_GAP * np.exp(-height / TUNING_GAP)
+def _log_density(height: Numbers) -> Numbers:
+    """Return the log prior density of how far the best configuration found lies above the bottom: mostly hardly at all.
+
+    An exponential of mean `WELL_TUNED_GAP` with probability 1 − `BADLY_TUNED`, else of mean `TUNING_GAP`.
+    """
+    tuned = math.log((1 - BADLY_TUNED) / WELL_TUNED_GAP) - height / WELL_TUNED_GAP
+    found: Numbers = np.logaddexp(tuned, math.log(BADLY_TUNED / TUNING_GAP) - height / TUNING_GAP)
     return found
 
 

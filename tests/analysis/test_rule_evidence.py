@@ -1,0 +1,285 @@
+"""The rules of thumb that what was measured settles: memory, noise scale, generalisation, accumulation."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from bssearch.analysis.answer import Answer
+from bssearch.analysis.final_metrics import Gap
+from bssearch.analysis.rules.audit import is_result, learning_rate_slope, runs_of, tuned_optima
+from bssearch.analysis.rules.regret import NONE
+from bssearch.analysis.rules.rule_evidence import (
+    FROM_90_TO_95,
+    Evidence,
+    about_accumulation,
+    about_generalisation,
+    about_memory,
+    about_noise_scale,
+    command,
+)
+from bssearch.records import Phase, StepTime, TrialState
+from bssearch.space import MemoryBoundary
+from bssearch.spec.model import IMPORTED
+from tests.analysis.test_rules import (
+    AT_32,
+    DEFAULT,
+    SPACE,
+    SPEC,
+    TUNED,
+    answer_to_base,
+    base,
+    with_gap,
+    with_law,
+)
+from tests.analysis.test_rules import runs_of as made_runs
+from tests.factories import make_spec, make_trial
+
+TRIALS = base()
+
+
+@pytest.fixture
+def answer() -> Answer:
+    return answer_to_base()
+
+
+def of_memory(answer: Answer, fits: int, too_large: int | None = None, samples: int | None = None) -> Evidence:
+    optima = tuned_optima(SPEC, TRIALS)
+    return about_memory(SPEC, answer, optima, {}, MemoryBoundary(fits=fits, too_large=too_large), samples)
+
+
+@pytest.mark.parametrize(("fits", "size"), [(40, 32), (79, 32), (80, 32), (81, None), (159, None), (160, 128)])
+def test_a_batch_size_stands_for_80_percent_of_memory_up_to_an_octave_below(
+    answer: Answer, fits: int, size: int | None
+) -> None:
+    found = of_memory(answer, fits, fits + 1)
+    assert found.batch_size == size
+    assert (found.judgement.finding == "not_run") is (size is None)
+
+
+@pytest.mark.parametrize(("samples", "is_known"), [(None, False), (40, True), (39, True), (41, False)])
+def test_what_never_ran_out_fills_memory_only_where_it_is_the_whole_training_part(
+    answer: Answer, samples: int | None, is_known: bool
+) -> None:
+    assert (of_memory(answer, 40, samples=samples).judgement.finding != "not_run") is is_known
+
+
+def test_the_optimum_itself_fills_memory_as_well_as_it_can(answer: Answer) -> None:
+    found = of_memory(answer, 170, 171)
+    assert (found.judgement.finding, found.judgement.regret) == ("held", NONE)
+    assert found.trial_numbers == (10, 11, 12)
+    slower = of_memory(answer, 40, 41)
+    assert slower.judgement.regret is not None and slower.judgement.regret.value == pytest.approx(2.0, rel=0.1)
+    assert slower.trial_numbers == (20, 21, 22)
+
+
+def test_a_batch_size_without_confirmation_is_not_compared(answer: Answer) -> None:
+    searched = [replace(one, phase=Phase.SEARCH) if one.configuration == AT_32 else one for one in TRIALS]
+    optima = {**tuned_optima(SPEC, TRIALS), 32: tuned_optima(SPEC, searched[-1:])[32]}
+    found = about_memory(SPEC, answer, optima, {}, MemoryBoundary(fits=40, too_large=41), None)
+    assert (found.batch_size, found.judgement.finding) == (32, "not_run")
+
+
+def verdict(
+    noise: dict[str, Any], b_crit: tuple[float, float | None, float | None], optimizer: str = "sgd"
+) -> Evidence:
+    found = with_law(noise, b_crit)
+    parameters = {**found.optimal.parameters, "optimizer": optimizer}
+    return about_noise_scale(
+        SPEC, found.model_copy(update={"optimal": found.optimal.model_copy(update={"parameters": parameters})})
+    )
+
+
+EXACT = (100.0, 100.0, 100.0)
+
+
+@pytest.mark.parametrize(
+    ("scale", "finding"),
+    [
+        (125.0, "undecided"),
+        (100.0, "held"),
+        (200.0, "undecided"),
+        (201.0, "broke"),
+        (50.0, "undecided"),
+        (49.0, "broke"),
+    ],
+)
+def test_exact_estimates_are_equal_within_a_quarter_and_apart_beyond_twice(scale: float, finding: str) -> None:
+    assert verdict({"scale": scale, "low": scale, "high": scale}, EXACT).judgement.finding == finding
+
+
+@pytest.mark.parametrize(
+    ("scale", "finding"), [(1.25, "held"), (1.26, "undecided"), (0.8, "held"), (0.79, "undecided")]
+)
+def test_estimates_a_quarter_apart_are_equal_where_their_intervals_meet(scale: float, finding: str) -> None:
+    low, high = (100 * scale, 100.0) if scale < 1 else (100.0, 100 * scale)
+    found = verdict({"scale": 100 * scale, "low": low, "high": high}, EXACT)
+    assert found.judgement.finding == finding
+
+
+def test_intervals_that_do_not_meet_are_not_equal() -> None:
+    for scale, low, high in ((110.0, 105.0, 115.0), (90.0, 85.0, 95.0)):
+        assert (
+            verdict({"scale": scale, "low": low, "high": high}, (100.0, 98.0, 102.0)).judgement.finding == "undecided"
+        )
+        assert verdict({"scale": scale, "low": low, "high": high}, (100.0, 95.0, 105.0)).judgement.finding == "held"
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "adam_low", "ratio"), [("adamw", 250.0, 3.0), ("sgd", 250.0, 1.0), ("adamw", None, 1.0)]
+)
+def test_under_adamw_the_noise_scale_is_that_of_preconditioned_gradients(
+    optimizer: str, adam_low: float | None, ratio: float
+) -> None:
+    noise = {"scale": 100.0, "low": 90.0, "high": 110.0, "adam_scale": 300.0, "adam_low": adam_low, "adam_high": 350.0}
+    found = verdict(noise, (100.0, 90.0, 110.0), optimizer)
+    assert found.judgement.regret is not None and found.judgement.regret.value == pytest.approx(ratio)
+    assert found.judgement.finding == ("broke" if ratio == 3.0 else "held")
+
+
+def test_a_noise_scale_with_a_lower_bound_alone_bounds_the_ratio_from_below() -> None:
+    regret = verdict({"low": 300.0}, (100.0, 90.0, 120.0)).judgement.regret
+    assert regret is not None
+    assert regret.value == pytest.approx(3.0)
+    assert (regret.low, regret.high, regret.at_least) == (2.5, None, True)
+    unbounded = verdict({"low": 300.0}, (100.0, 90.0, None)).judgement.regret
+    assert unbounded is not None and unbounded.low is None
+    nothing = verdict({"low": 0.0}, (100.0, 90.0, 120.0)).judgement
+    assert (nothing.finding, nothing.regret) == ("undecided", None)
+
+
+def test_the_errors_of_both_are_added_each_to_its_side() -> None:
+    regret = verdict({"scale": 100.0, "low": 50.0, "high": 400.0}, (100.0, 40.0, 110.0)).judgement.regret
+    assert regret is not None
+    below = math.hypot(math.log(2), FROM_90_TO_95 * math.log(1.1))
+    above = math.hypot(math.log(4), FROM_90_TO_95 * math.log(2.5))
+    assert (regret.low, regret.high) == pytest.approx((math.exp(-below), math.exp(above)))
+
+
+@pytest.mark.parametrize(("low", "high"), [(None, 110.0), (90.0, None)])
+def test_a_critical_batch_size_open_on_one_side_leaves_the_ratio_open_there(
+    low: float | None, high: float | None
+) -> None:
+    regret = verdict({"scale": 100.0, "low": 95.0, "high": 105.0}, (100.0, low, high)).judgement.regret
+    assert regret is not None
+    assert (regret.low is None, regret.high is None) == (high is None, low is None)
+
+
+def timed(
+    micro: int, seconds: float | None, low: float | None = None, high: float | None = None, **more: Any
+) -> StepTime:
+    return StepTime(
+        batch_size=128, micro_batch_size=micro, step_seconds=seconds, evaluation_seconds=0.1, steps_timed=9,
+        peak_memory_bytes=None, step_seconds_low=low, step_seconds_high=high, **more,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "finding"),
+    [
+        (1.5, 2.0, "held"),
+        (1.49, 2.0, "undecided"),
+        (1.5, 2.01, "undecided"),
+        (1.2, 1.49, "broke"),
+        (1.2, 1.5, "undecided"),
+        (2.01, 2.5, "broke"),
+        (2.0, 2.5, "undecided"),
+    ],
+)
+def test_what_accumulation_costs_lies_within_the_rules_factors_or_outside(
+    low: float, high: float, finding: str
+) -> None:
+    (found,) = about_accumulation(SPEC, [timed(128, 1.0, 1.0, 1.0), timed(32, (low + high) / 2, low, high)])
+    assert found.judgement.finding == finding
+    assert found.judgement.regret is not None
+    assert (found.judgement.regret.low, found.judgement.regret.high) == (low, high)
+
+
+def test_the_interval_of_a_cost_is_from_the_ends_that_lie_farthest_apart() -> None:
+    (found,) = about_accumulation(SPEC, [timed(128, 1.0, 0.8, 1.25), timed(32, 2.0, 1.5, 2.4)])
+    assert found.judgement.regret is not None
+    assert (found.judgement.regret.low, found.judgement.regret.value, found.judgement.regret.high) == pytest.approx(
+        (1.5 / 1.25, 2.0, 2.4 / 0.8)
+    )
+    (bare,) = about_accumulation(SPEC, [timed(128, 1.0), timed(32, 2.0)])
+    assert bare.judgement.regret is not None
+    assert bare.judgement.regret.low == bare.judgement.regret.high == 2.0
+
+
+def test_the_smallest_micro_batches_tell_and_those_timed_alone_come_first() -> None:
+    whole, split = timed(128, 1.0), timed(32, 1.7)
+    (smallest,) = about_accumulation(SPEC, [whole, timed(64, 9.0), split])
+    assert smallest.judgement.regret is not None and smallest.judgement.regret.value == 1.7
+    again = [timed(128, 5.0, contended=True), timed(32, 50.0, contended=True), whole, split]
+    (alone,) = about_accumulation(SPEC, again)
+    assert alone.judgement.regret is not None and alone.judgement.regret.value == 1.7
+    for one in ([timed(128, None), split], [timed(128, 1.0, contended=True), split]):
+        (untold,) = about_accumulation(SPEC, one)
+        assert untold.judgement.finding == "not_run"
+
+
+def test_a_gap_of_exactly_two_points_is_neither_more_nor_less() -> None:
+    for low, high, finding in ((0.02, 0.05, "undecided"), (0.0, 0.02, "undecided"), (0.021, 0.05, "held")):
+        found = about_generalisation(SPEC, with_gap(Gap(value=0.02, low=low, high=high)))
+        assert (found.judgement.finding, found.trial_numbers) == (finding, (128,))
+
+
+def test_one_batch_size_trained_to_the_limit_is_no_comparison() -> None:
+    found = with_gap(None)
+    assert found.generalisation is not None
+    alone = found.generalisation.model_copy(update={"batches": found.generalisation.batches[:1]})
+    evidence = about_generalisation(SPEC, found.model_copy(update={"generalisation": alone}))
+    assert (evidence.batch_size, evidence.judgement.finding) == (None, "not_run")
+
+
+def test_an_imported_study_is_told_no_command() -> None:
+    imported = make_spec(space=SPACE, default=DEFAULT, workload=IMPORTED)
+    assert "probe noise" in command(SPEC, "probe noise")
+    assert command(imported, "probe noise") == ""
+
+
+# The runs of a rule ------------------------------------------------------------------------------------------------
+
+
+def test_each_seed_of_a_configuration_counts_once_and_its_confirmation_first() -> None:
+    confirmed = made_runs(TUNED, 1.0, 1.1, start=10)
+    audited = made_runs(TUNED, 2.0, 2.1, 2.2, start=20, phase=Phase.AUDIT)
+    searched = [make_trial(1, configuration=TUNED, seed=9)]
+    found = runs_of(SPEC, [*searched, *audited, *confirmed], TUNED)
+    assert [one.number for one in found] == [10, 11, 22]
+
+
+@pytest.mark.parametrize(
+    ("state", "limit", "counts"),
+    [
+        (TrialState.REACHED, 1.0, True),
+        (TrialState.DIVERGED, 1.0, True),
+        (TrialState.EXHAUSTED, SPEC.budget.trial_train_seconds, True),
+        (TrialState.EXHAUSTED, SPEC.budget.trial_train_seconds - 0.1, False),
+        (TrialState.FAILED, 100.0, False),
+        (TrialState.OOM, 100.0, False),
+        (TrialState.RUNNING, 100.0, False),
+    ],
+)
+def test_a_run_counts_that_ended_by_itself_or_had_the_whole_limit(
+    state: TrialState, limit: float, counts: bool
+) -> None:
+    assert is_result(SPEC, replace(make_trial(1, state=state), train_seconds_limit=limit)) is counts
+
+
+def test_a_learning_rate_that_the_space_fixes_has_no_slope(answer: Answer) -> None:
+    fixed = make_spec(space={**SPACE, "learning_rate": 0.1}, default=DEFAULT)
+    rows = [
+        row.model_copy(update={"batch_size": 2**place, "untuned": False, "best": answer.batches[-1].best})
+        for place, row in enumerate(answer.batches[:3])
+    ]
+    level = answer.model_copy(update={"batches": rows})
+    slope = learning_rate_slope(SPEC, level)
+    assert slope is not None
+    assert slope.estimate == pytest.approx(0.0)
+    assert slope.excludes == [0.5, 1.0]
+    assert learning_rate_slope(fixed, level) is None
+    assert learning_rate_slope(SPEC, level.model_copy(update={"batches": rows[:2]})) is None

@@ -1,0 +1,255 @@
+"""Which batch sizes are visited, and again: what is missing, what contradicts the rest, what memory allows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bssearch.errors import LaunchError
+from bssearch.records import (
+    Configuration,
+    Environment,
+    Lease,
+    MemoryUse,
+    ProbeRecord,
+    StepTimeError,
+    TrialRecord,
+    TrialState,
+)
+from bssearch.search.calibration import (
+    COMPARING_VISITS,
+    FIRST_VISITS,
+    MOST_VISITS,
+    default_at,
+    doubtful,
+    gib,
+    measure_step_time_at,
+    measure_step_times,
+    missing_step_times,
+    named,
+    nothing_fits,
+    refuse_cap_beyond_memory,
+    refuse_where_nothing_fits,
+)
+from bssearch.space import UNKNOWN, MemoryBoundary
+from bssearch.spec import StudySpec
+from bssearch.storage.repository import Store, open_store
+from tests.factories import SPEC as RAW
+from tests.factories import make_environment, make_plan, make_probe, make_spec, make_trial
+from tests.search.law import LawExecutor
+
+SPACE = {**RAW["space"], "batch_size": [8, 16, 32]}
+SPEC = make_spec(space=SPACE)
+SIZES = [8, 16, 32]
+HERE = make_environment()
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with open_store(f"sqlite:///{tmp_path / 'study.db'}") as opened:
+        opened.create_study(SPEC.new_study("tester"))
+        yield opened
+
+
+def probe(size: int, seconds: float | None, own: float = 0.01, visits: int = 2, **changes: Any) -> ProbeRecord:
+    error = StepTimeError(own=own, common=0.0, freedom=3.0, visits=visits)
+    return make_probe(size, step_seconds=seconds, error=error, **changes)
+
+
+def by_size(*probes: ProbeRecord) -> dict[int, ProbeRecord]:
+    return {one.batch_size: one for one in probes}
+
+
+def with_steps(number: int, step_seconds: float, size: int = 16, steps: int = 100, **changes: Any) -> TrialRecord:
+    """Return a trial of the kind that steps are timed with, which trained so many at a pace and was stopped then."""
+    timed = default_at(SPEC, size, size).configuration
+    seconds = step_seconds * (steps or 100)
+    trial = make_trial(number, configuration=timed, state=TrialState.CAPPED, seconds=seconds, **changes)
+    assert trial.outcome is not None
+    return replace(trial, outcome=replace(trial.outcome, steps=steps))
+
+
+@pytest.mark.parametrize(
+    ("smaller", "larger", "own", "found"),
+    [
+        (1.0, 1.0, 0.01, set()),
+        (1.0, 2.0, 0.01, set()),
+        (1.02, 1.0, 0.01, set()),
+        (1.05, 1.0, 0.01, {8, 16}),
+        (1.05, 1.0, 0.05, set()),
+    ],
+)
+def test_a_larger_batch_size_that_is_faster_beyond_the_errors_of_both_is_doubted_with_the_smaller(
+    smaller: float, larger: float, own: float, found: set[int]
+) -> None:
+    """Two standard errors of the difference are 2.8 of one that both have."""
+    assert doubtful(SPEC, by_size(probe(8, smaller, own), probe(16, larger, own)), []) == found
+
+
+def test_the_error_of_either_side_leaves_a_contradiction_open() -> None:
+    for own in ((0.01, 0.05), (0.05, 0.01)):
+        both = (probe(8, 1.05, own[0]), probe(16, 1.0, own[1]))
+        assert doubtful(SPEC, by_size(*both), []) == set()
+
+
+def test_only_neighbours_in_whole_micro_batches_with_a_known_error_contradict_each_other() -> None:
+    slow, fast = probe(8, 2.0), probe(32, 1.0)
+    assert doubtful(SPEC, by_size(slow, fast), []) == {8, 32}
+    assert doubtful(SPEC, by_size(slow, probe(16, 2.0), fast), []) == {16, 32}
+    assert doubtful(SPEC, by_size(slow, probe(32, 1.0, micro_batch_size=8)), []) == set()
+    assert doubtful(SPEC, by_size(slow, make_probe(32, step_seconds=1.0)), []) == set()
+    assert doubtful(SPEC, by_size(slow, probe(32, None)), []) == set()
+
+
+def test_a_step_time_far_above_what_trials_ran_at_is_doubted() -> None:
+    def doubted(seconds: float, *trials: TrialRecord) -> set[int]:
+        return doubtful(SPEC, by_size(probe(16, seconds)), trials)
+
+    trial = with_steps(1, 1.0)
+    assert doubted(1.05, trial) == set()
+    assert doubted(1.15, trial) == {16}
+    assert doubted(0.5, trial) == set(), "what is faster alone is no wonder"
+    assert doubted(2.0, with_steps(1, 1.0, contended=True)) == set()
+    assert doubted(2.0, with_steps(1, 1.0, size=32)) == set()
+    assert doubted(2.0, with_steps(1, 1.0), with_steps(2, 2.0), with_steps(3, 3.0)) == set(), "the median counts"
+    assert doubted(2.0, with_steps(1, 1.0, steps=0)) == set()
+    assert doubted(2.0, replace(trial, state=TrialState.RUNNING, outcome=None)) == set()
+    assert doubted(2.0, replace(trial, configuration=replace(trial.configuration, dropout=0.0))) == set()
+
+
+def visit_all(store: Store, visits: int, sizes: list[int] = SIZES, step_seconds: float = 0.01) -> None:
+    for visit in range(1, visits + 1):
+        for size in sizes:
+            store.save_probe("toy", HERE, make_probe(size, step_seconds=step_seconds * size), visit)
+
+
+@pytest.mark.parametrize("visits", [FIRST_VISITS, COMPARING_VISITS])
+def test_each_batch_size_is_visited_as_often_as_asked(store: Store, visits: int) -> None:
+    assert missing_step_times(SPEC, store, HERE, visits, trials=()) == SIZES
+    visit_all(store, visits - 1)
+    assert missing_step_times(SPEC, store, HERE, visits, trials=()) == SIZES
+    visit_all(store, visits, [8, 32])
+    assert missing_step_times(SPEC, store, HERE, visits, trials=()) == [16]
+    visit_all(store, visits)
+    assert missing_step_times(SPEC, store, HERE, visits, trials=()) == []
+
+
+def test_before_the_search_nothing_is_doubted_and_before_comparing_up_to_six_visits_are_made(store: Store) -> None:
+    def visited(times: int) -> list[int]:
+        for visit in range(1, times + 1):
+            for size, seconds in ((8, 1.0), (16, 0.1), (32, 2.0)):
+                store.save_probe("toy", HERE, make_probe(size, step_seconds=seconds), visit)
+        return missing_step_times(SPEC, store, HERE, COMPARING_VISITS, trials=())
+
+    visited(FIRST_VISITS)
+    assert missing_step_times(SPEC, store, HERE, FIRST_VISITS, trials=()) == []
+    assert visited(COMPARING_VISITS) == [8, 16]
+    assert visited(MOST_VISITS - 1) == [8, 16]
+    assert visited(MOST_VISITS) == []
+
+
+def too_large(size: int) -> MemoryUse:
+    return MemoryUse(micro_batch_size=size, fits=False, peak_memory_bytes=None, reason="no memory left")
+
+
+def fits(size: int, peak: int | None = 2**30) -> MemoryUse:
+    return MemoryUse(micro_batch_size=size, fits=True, peak_memory_bytes=peak)
+
+
+def test_what_no_longer_fits_is_timed_anew_in_smaller_micro_batches(store: Store) -> None:
+    visit_all(store, FIRST_VISITS)
+    store.save_memory("toy", HERE, too_large(32))
+    assert missing_step_times(SPEC, store, HERE, trials=()) == [32]
+
+
+def test_measuring_ends_where_nothing_is_missing_and_each_round_is_one_visit(store: Store) -> None:
+    executor, asked = LawExecutor(), []
+    measure_step_times(SPEC, store, executor, HERE, lambda: asked.append(len(executor.splits_timed)), trials=[])
+    assert [one.batch_size for one in executor.splits_timed] == FIRST_VISITS * SIZES
+    assert asked == list(range(FIRST_VISITS * len(SIZES))), "between any two it may be interrupted"
+    assert {visit.visit for visit in store.visits("toy")} == set(range(1, FIRST_VISITS + 1))
+    measure_step_times(SPEC, store, executor, HERE, lambda: asked.append(-1), trials=[])
+    assert -1 not in asked
+
+
+def test_a_batch_size_that_has_had_trials_keeps_their_cadence(store: Store) -> None:
+    at_16 = Configuration(batch_size=16, micro_batch_size=16, learning_rate=0.1)
+    plan = make_plan(configuration=at_16, eval_every_steps=77)
+    assert store.start("toy", plan, environment=HERE, lease=Lease(owner="driver", seconds=60.0)) is not None
+    measure_step_times(SPEC, store, LawExecutor(), HERE, lambda: None, trials=store.trials("toy"))
+    cadences = {size: one.eval_every_steps for size, one in store.probes("toy").items()}
+    assert cadences[16] == 77 and 77 not in (cadences[8], cadences[32])
+
+
+def test_each_micro_batch_size_that_runs_out_is_told_until_one_fits() -> None:
+    told: list[MemoryUse] = []
+    found = measure_step_time_at(SPEC, LawExecutor(fits_up_to=10), 32, UNKNOWN, told.append)
+    assert found is not None and (found.batch_size, found.micro_batch_size) == (32, 8)
+    assert [(one.micro_batch_size, one.fits) for one in told] == [(32, False), (16, False)]
+    assert all(one.reason for one in told)
+    assert measure_step_time_at(SPEC, LawExecutor(fits_up_to=0), 32, UNKNOWN) is None
+    known = LawExecutor(fits_up_to=10)
+    measure_step_time_at(SPEC, known, 32, MemoryBoundary(fits=8, too_large=16))
+    assert [one.micro_batch_size for one in known.splits_timed] == [8]
+
+
+def test_the_default_is_timed_at_another_batch_size_with_the_regularisation_that_may_be_on() -> None:
+    request = default_at(make_spec(executor={"threads": 3}, default={**RAW["default"], "dropout": 0.0}), 64, 16, 0.5)
+    one = request.configuration
+    assert (one.batch_size, one.micro_batch_size, one.accumulation_steps, one.dropout) == (64, 16, 4, 0.5)
+    assert (request.threads, request.seconds_limit, request.trial_train_seconds) == (3, 0.5, 10.0)
+
+
+def capped(cap: int | None) -> StudySpec:
+    return make_spec(space={**SPACE, "max_micro_batch_size": cap})
+
+
+def test_a_cap_known_not_to_fit_is_refused_with_the_sizes_around_it_and_their_peaks(store: Store) -> None:
+    store.save_memory("toy", HERE, fits(16, 3 * 2**29))
+    store.save_memory("toy", HERE, too_large(24))
+    with pytest.raises(LaunchError) as caught:
+        refuse_cap_beyond_memory(capped(32), store, HERE)
+    assert all(said in str(caught.value) for said in ("32", "24", "16", "1.5 GiB", HERE.device_name))
+    assert "16" in (caught.value.hint or "")
+    for cap in (None, 16, 8):
+        refuse_cap_beyond_memory(capped(cap), store, HERE)
+
+
+def test_a_cap_is_not_refused_before_anything_is_known_to_fit(store: Store) -> None:
+    store.save_memory("toy", HERE, too_large(24))
+    refuse_cap_beyond_memory(capped(32), store, HERE)
+
+
+@pytest.mark.parametrize("has", ["a step time", "a trial"])
+def test_a_study_that_has_begun_is_not_refused_for_its_cap(store: Store, has: str) -> None:
+    store.save_memory("toy", HERE, fits(16))
+    store.save_memory("toy", HERE, too_large(24))
+    if has == "a step time":
+        store.save_probe("toy", HERE, make_probe(8))
+    else:
+        store.enqueue("toy", make_plan())
+    refuse_cap_beyond_memory(capped(32), store, HERE)
+
+
+def test_where_not_one_sample_fits_it_is_refused_with_what_ran_out(store: Store) -> None:
+    refuse_where_nothing_fits(SPEC, store, HERE)
+    store.save_memory("toy", HERE, too_large(4))
+    refuse_where_nothing_fits(SPEC, store, HERE)
+    store.save_memory("toy", HERE, too_large(1))
+    with pytest.raises(LaunchError) as caught:
+        refuse_where_nothing_fits(SPEC, store, HERE)
+    assert "1, 4" in str(caught.value) and "no memory left" in str(caught.value)
+
+
+def test_a_device_is_named_with_its_memory_where_that_is_known() -> None:
+    assert gib(3 * 2**29) == "1.5 GiB"
+    assert "8 GiB" in named(HERE) and HERE.device_name in named(HERE)
+    unknown: Environment = make_environment(device_memory_bytes=None)
+    assert named(unknown) == unknown.device_name
+    bare = str(nothing_fits(unknown, []))
+    assert ":" not in bare and "(" not in bare, "nothing ran, and no reason is known"
+    assert "no memory left" not in str(nothing_fits(unknown, [too_large(8)])), "the reason is that of one sample"

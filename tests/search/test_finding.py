@@ -1,0 +1,130 @@
+"""The answer of a stored study: the one that was kept while nothing changed, else made anew from its trials."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bssearch.analysis.answer import Answer
+from bssearch.errors import TargetNotReachedError, UsageError
+from bssearch.records import Configuration, Lease, MemoryUse, Observation, TrialOutcome, TrialState
+from bssearch.search.finding import ANSWERS, answer, compute_answer, save_finding
+from bssearch.spec.model import IMPORTED
+from bssearch.storage.repository import Store, open_store
+from tests.factories import make_environment, make_plan, make_probe, make_spec
+
+HERE = make_environment()
+SPEC = make_spec(confirm={"runs": 0})
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with open_store(f"sqlite:///{tmp_path / 'study.db'}") as opened:
+        opened.create_study(SPEC.new_study("tester"))
+        opened.bind_environment("toy", HERE)
+        yield opened
+
+
+def add_trial(store: Store, batch_size: int, seconds: float) -> int:
+    """Store a trial that was at 0.8 after half its way, and at 0.9, the target, at its end."""
+    configuration = Configuration(batch_size=batch_size, micro_batch_size=batch_size, learning_rate=0.1)
+    lease = Lease(owner="driver", seconds=60.0)
+    trial = store.start("toy", make_plan(configuration=configuration), environment=HERE, lease=lease)
+    assert trial is not None
+    curve = [
+        Observation(
+            step=step, samples=step * batch_size, train_seconds=share * seconds, metric=metric, loss=None,
+            learning_rate=0.1,
+        )
+        for step, share, metric in ((0, 0.0, 0.1), (50, 0.5, 0.8), (100, 1.0, 0.9))
+    ]  # fmt: skip
+    store.append_observations("toy", [(trial.number, one) for one in curve])
+    outcome = TrialOutcome(
+        state=TrialState.REACHED, reason="by the test", steps=100, train_seconds=seconds, wall_seconds=seconds,
+        time_to_target_s=seconds, steps_to_target=100, best_metric=0.9, final_metric=0.9,
+    )  # fmt: skip
+    store.finish_trial("toy", trial.number, outcome, steps_x_step_time_s=None)
+    return trial.number
+
+
+@pytest.fixture
+def found(store: Store) -> Answer:
+    add_trial(store, 32, 2.0)
+    add_trial(store, 64, 1.0)
+    return compute_answer(store, "toy")
+
+
+def test_before_any_trial_reached_there_is_nothing_to_keep(store: Store) -> None:
+    save_finding(store, "toy")
+    assert store.finding("toy") is None
+    with pytest.raises(TargetNotReachedError):
+        answer(store, "toy")
+
+
+def test_a_kept_answer_is_the_one_made_anew(store: Store, found: Answer) -> None:
+    assert found.optimal.batch_size == 64
+    save_finding(store, "toy")
+    kept = store.finding("toy")
+    assert kept is not None and kept["made_by"] == ANSWERS
+    assert answer(store, "toy") == found
+
+
+def test_what_was_kept_is_read_and_not_made_anew_until_something_changes(store: Store, found: Answer) -> None:
+    other = found.model_copy(update={"tied": [8, 16]})
+    kept = {"made_by": ANSWERS, "answer": other.model_dump(mode="json")}
+    store.save_finding("toy", store.stamp("toy"), kept)
+    assert answer(store, "toy") == other
+    add_trial(store, 128, 0.5)
+    assert answer(store, "toy").optimal.batch_size == 128
+
+
+def test_what_an_older_version_kept_is_made_anew(store: Store, found: Answer) -> None:
+    other = found.model_copy(update={"tied": [8, 16]}).model_dump(mode="json")
+    for made_by in ({"made_by": ANSWERS - 1}, {}):
+        store.save_finding("toy", store.stamp("toy"), {**made_by, "answer": other})
+        assert answer(store, "toy") == found
+
+
+def test_for_another_target_nothing_that_was_kept_is_read(store: Store, found: Answer) -> None:
+    other = found.model_copy(update={"tied": [8, 16]}).model_dump(mode="json")
+    store.save_finding("toy", store.stamp("toy"), {"made_by": ANSWERS, "answer": other})
+    assert answer(store, "toy", 0.9) == found, "its own target"
+    easier = answer(store, "toy", 0.8)
+    assert easier.target.value == 0.8
+    assert easier.optimal.time_to_target_s is not None
+    assert easier.optimal.time_to_target_s.median == pytest.approx(0.5)
+    assert easier.warnings[0].code not in {one.code for one in found.warnings}
+    assert easier.next == []
+
+
+def test_the_memory_that_a_probe_measured_is_in_the_answer(store: Store) -> None:
+    for size in (8, 16, 32, 64):
+        use = MemoryUse(micro_batch_size=size, fits=True, peak_memory_bytes=10**6 + 1000 * size)
+        store.save_memory("toy", HERE, use)
+    add_trial(store, 64, 1.0)
+    memory = compute_answer(store, "toy").measured.memory
+    assert memory is not None and memory.fixed_bytes is not None
+    assert (memory.largest_that_fits, memory.smallest_that_does_not) == (64, None)
+    assert memory.fixed_bytes == pytest.approx(1e6)
+    assert memory.bytes_per_sample == pytest.approx(1000)
+
+
+def test_a_step_time_that_trials_have_is_in_the_answer(store: Store) -> None:
+    for size in (32, 64, 128):
+        store.save_probe("toy", HERE, make_probe(size, step_seconds=0.01 + 0.0001 * size))
+    add_trial(store, 64, 1.0)
+    step = compute_answer(store, "toy").measured.step_time
+    assert step is not None and step.alpha_s == pytest.approx(0.01)
+
+
+def test_an_imported_study_has_no_curves_for_another_target(tmp_path: Path) -> None:
+    imported = make_spec(workload=IMPORTED, name="toy")
+    with open_store(f"sqlite:///{tmp_path / 'imported.db'}") as store:
+        store.create_study(imported.new_study("tester"))
+        store.bind_environment("toy", HERE)
+        add_trial(store, 64, 1.0)
+        assert answer(store, "toy", 0.9).optimal.batch_size == 64
+        with pytest.raises(UsageError):
+            answer(store, "toy", 0.8)
