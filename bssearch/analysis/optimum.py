@@ -51,7 +51,8 @@ class Candidate:
 
     def _estimated(self, objective: Objective) -> Estimate:
         known = estimate(self.runs, objective)
-        high = None if known.high is None or not self.selection else objective.log(known.high)
+        is_chosen = self.selection > 0 and objective == self.objective
+        high = objective.log(known.high) if is_chosen and known.high is not None else None
         return known if high is None else replace(known, high=objective.from_log(high + self.selection))
 
     @property
@@ -252,7 +253,7 @@ def decide(
         return None
     least = min(pool, key=lambda one: one.value)
     if finished:
-        least = replace(least, selection=_selection_bias(least, finished))
+        least = replace(least, selection=_selection_bias(finished))
     by_batch[least.configuration.batch_size] = least
     shown = [one for one in by_batch.values() if finished and one.is_confirmed and is_shown_flat(one, least)]
     optimal = min([least, *shown], key=lambda one: one.configuration.batch_size)
@@ -279,7 +280,7 @@ def _before_the_neighbours(
     return found if all(abs(sizes.index(size) - place) == 1 for size in late.values()) else None
 
 
-def _selection_bias(least: Candidate, candidates: Sequence[Candidate]) -> float:
+def _selection_bias(candidates: Sequence[Candidate]) -> float:
     """Return by how much the mean log figure of the least of several is too small for having been chosen, on average.
 
     By the parametric bootstrap: what the least of means drawn around those seen falls short of its own mean by. Nothing
