@@ -42,18 +42,14 @@ class Candidate:
     @cached_property
     def estimate(self) -> Estimate:
         """Return the objective's figure over the runs; its interval holds what `selection` may have taken off."""
-        return self._estimated(self.objective)
+        known, objective = estimate(self.runs, self.objective), self.objective
+        high = objective.log(known.high) if known.high is not None and self.selection else None
+        return known if high is None else replace(known, high=objective.from_log(high + self.selection))
 
     @cached_property
     def time(self) -> Estimate:
         """Return the time-to-target over the runs, whatever the objective."""
-        return self.estimate if self._times == self.objective else self._estimated(self._times)
-
-    def _estimated(self, objective: Objective) -> Estimate:
-        known = estimate(self.runs, objective)
-        is_chosen = self.selection > 0 and objective == self.objective
-        high = objective.log(known.high) if is_chosen and known.high is not None else None
-        return known if high is None else replace(known, high=objective.from_log(high + self.selection))
+        return self.estimate if self.objective.name == TIME.name else estimate(self.runs, self._times)
 
     @property
     def _times(self) -> Objective:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from bssearch.analysis.answer import (
@@ -24,7 +24,7 @@ from bssearch.analysis.answer import (
 )
 from bssearch.analysis.baseline import default_configuration
 from bssearch.analysis.batches import batch_rows, figure_of, peak_memory, steps_to_target, time_of, tuning
-from bssearch.analysis.certainty import certainty
+from bssearch.analysis.certainty import Certainty, certainty
 from bssearch.analysis.generalisation import generalisation
 from bssearch.analysis.law.joint import fit_and_predict, predicted_figures, predicted_times
 from bssearch.analysis.measured import measured, noise_of_batches
@@ -83,14 +83,18 @@ def build_answer(
     law, fit = fit_and_predict(tuned.points, probes.values(), known.noise_scale)
     stands = standing(verdict)
     predicted: dict[int, float] = {}
+
+    def sure_of(verdict: Verdict) -> Certainty | None:
+        return certainty(verdict, predicted, trials, spec.batch_sizes)
+
     times: dict[int, Time] = {}
     if law is not None and law.verdict == "fits":
         times = predicted_times(law, probes.values())
         step_seconds = {size: probe.step_seconds for size, probe in probes.items() if probe.step_seconds is not None}
         predicted = predicted_figures(law, step_seconds, list(verdict.by_batch), objective)
         if not (stands and stands.is_settled):
-            verdict = verdict.with_law(predicted)
-    sure = certainty(verdict, predicted, trials, spec.batch_sizes)
+            verdict = _surer(verdict.with_law(predicted), verdict, sure_of)
+    sure = sure_of(verdict)
     batches = [
         row.model_copy(update={"predicted_s": times.get(row.batch_size)})
         for row in batch_rows(trials, probes, verdict, tuned, noise_by_batch)
@@ -137,6 +141,14 @@ def build_answer(
             *about_generalisation(final, study.target),
         ],
     )
+
+
+def _surer(by_law: Verdict, by_runs: Verdict, sure_of: Callable[[Verdict], Certainty | None]) -> Verdict:
+    """Return the verdict by the law where it is no less sure than that by the runs alone."""
+    if by_law is by_runs:
+        return by_runs
+    law, runs = sure_of(by_law), sure_of(by_runs)
+    return by_runs if law and runs and law.within_5_percent < runs.within_5_percent else by_law
 
 
 def _optimal(candidate: Candidate) -> Optimal:

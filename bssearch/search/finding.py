@@ -16,7 +16,7 @@ from bssearch.spec import StudySpec
 from bssearch.spec.parts import BudgetSpec
 from bssearch.storage.repository import Store
 
-ANSWERS = 13
+ANSWERS = 15
 """What makes answers: counted up where the same trials give another one, so that stored ones are made anew."""
 
 

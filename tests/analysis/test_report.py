@@ -514,3 +514,31 @@ def test_sizes_that_were_timed_and_never_run_have_the_law_s_prediction() -> None
 
 def test_a_cpu_s_figures_hold_for_its_threads() -> None:
     assert answer(searched()).device.threads == 1
+
+
+def test_the_headline_and_the_table_give_the_optimum_one_interval() -> None:
+    near = [0.9, 1.0, 1.12, 1.0]
+    found = answer([*searched(), *confirmed(32, *near), *confirmed(64, *(1.01 * one for one in near))])
+    row = next(row for row in found.batches if row.batch_size == found.optimal.batch_size)
+    assert found.optimal.objective_value is not None and found.optimal.time_to_target_s is not None
+    ends = {(one.low, one.high) for one in (found.optimal.objective_value, found.optimal.time_to_target_s)}
+    assert row.time_to_target_s is not None and ends == {(row.time_to_target_s.low, row.time_to_target_s.high)}
+    contended = [
+        replace(one, outcome=replace(one.outcome, contended=True)) for one in confirmed(32, *near) if one.outcome
+    ]
+    mixed = answer([*searched(), *contended, *confirmed(64, *(1.01 * one for one in near))])
+    assert mixed.optimal.objective_value is not None and mixed.optimal.time_to_target_s is not None
+    assert mixed.optimal.objective_value.high == mixed.optimal.time_to_target_s.high
+
+
+def test_the_law_decides_only_where_it_is_no_less_sure_than_the_runs() -> None:
+    def noisy(size: int, seconds: float, steps: int) -> list[TrialRecord]:
+        return confirmed(size, *(seconds * one for one in (0.8, 0.9, 1.0, 1.1, 1.25)), steps=steps)
+
+    # By the law batch 64 is on a line with the others and slower than 32; its runs are below it.
+    trials = [*noisy(16, 7.0, 700), *noisy(32, 4.0, 400), *noisy(64, 3.2, 250), *noisy(128, 7.0, 175)]
+    steps = {16: 0.01, 32: 0.01, 64: 0.02, 128: 0.04}
+    found = answer(trials, probes={size: make_probe(size, step_seconds=seconds) for size, seconds in steps.items()})
+    assert found.fit is not None and found.fit.verdict == "fits"
+    assert found.fit.predicted is not None and found.fit.predicted.batch_size < 64
+    assert (found.optimal.batch_size, found.recommendation.rule) == (64, "least")
