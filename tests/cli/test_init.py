@@ -122,9 +122,9 @@ def test_a_file_that_appears_meanwhile_is_not_overwritten(tmp_path: Path) -> Non
 
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a folder in which not even root can write")
 def test_a_folder_that_cannot_be_written_is_said() -> None:
-    done = bssearch("init", "task", cwd=Path("/proc"))
+    done = bssearch("init", "unwritten", cwd=Path("/proc"))
     assert done.returncode == 2
-    assert "/proc/task.yaml cannot be written" in done.stderr
+    assert "/proc/unwritten.yaml cannot be written" in done.stderr
     assert "Traceback" not in done.stderr
 
 
