@@ -18,7 +18,7 @@ import pytest
 from tests.cli.task import DEFAULT, INLINE, UNCONFIRMED, bssearch, command, environment, space_of, write_task
 
 SLOW = {
-    "workload_settings": {"step_seconds": 0.004},
+    "workload_settings": {"step_seconds": 0.03},
     "executor": {"device": "cpu", "slots": 2},
     "space": space_of(32, 64),
     "budget": {"trials": 14, "trial_train_seconds": 2.0},
