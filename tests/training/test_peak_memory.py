@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
+from typing import ParamSpec, TypeVar
 
 import pytest
 import torch
@@ -25,7 +27,17 @@ MIB = 2**20
 OVERHEAD_KIB = 0.75
 """What a tensor takes beside its elements, in the heap and in Python: some 700 bytes."""
 
-KINDS = [ResidentMemoryMeter, SampledMemoryMeter]
+Meter = type[ResidentMemoryMeter | SampledMemoryMeter]
+KINDS: list[Meter] = [ResidentMemoryMeter, SampledMemoryMeter]
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def in_a_process_of_its_own(measure: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Call it in a new process, as a worker is: in that of the tests others leave, and free, memory of their own."""
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        return pool.submit(measure, *args, **kwargs).result()
 
 
 def hold(mebibytes: int, *, block_kib: int = 1024) -> None:
@@ -48,7 +60,7 @@ SIZES = (64, 64, 8, 40)
 """Mebibytes that trials hold one after the other."""
 
 
-def peaks_of_trials(kind: type[ResidentMemoryMeter | SampledMemoryMeter], block_kib: int) -> list[float]:
+def peaks_of_trials(kind: Meter, block_kib: int) -> list[float]:
     found = []
     for mebibytes in SIZES:
         meter = kind()
@@ -59,30 +71,33 @@ def peaks_of_trials(kind: type[ResidentMemoryMeter | SampledMemoryMeter], block_
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("block_kib", [4, 1024])
-def test_each_trial_has_its_own_peak_whatever_ran_before(
-    kind: type[ResidentMemoryMeter | SampledMemoryMeter], block_kib: int
-) -> None:
-    """Small blocks stay in the heap when they are freed: a second trial alike would take them again unseen.
-
-    A process of its own, as a worker has: in that of the tests, others have left holes in the heap to be filled.
-    """
-    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
-        found = pool.submit(peaks_of_trials, kind, block_kib).result()
+def test_each_trial_has_its_own_peak_whatever_ran_before(kind: Meter, block_kib: int) -> None:
+    """Small blocks stay in the heap when they are freed: a second trial alike would take them again unseen."""
+    found = in_a_process_of_its_own(peaks_of_trials, kind, block_kib)
     a_block = 1 + OVERHEAD_KIB / block_kib
     assert found == pytest.approx([size * a_block for size in SIZES], abs=16 if block_kib < 1024 else 2)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_what_is_measured_beside_a_trial_is_forgotten(kind: type[ResidentMemoryMeter | SampledMemoryMeter]) -> None:
+def peak_before_and_after_a_restart(kind: Meter) -> tuple[int | None, float]:
+    """Return what a meter says before its start, and of 16 MiB that are kept after 64 were forgotten (MiB)."""
     meter = kind()
-    assert meter.peak_bytes() is None, "it has not started"
+    unstarted = meter.peak_bytes()
     meter.start()
     kept = torch.ones(16 * MIB, dtype=torch.uint8)
     hold(64, block_kib=64 * 1024)  # a mapping of its own, gone once it is freed
     meter.restart()
-    assert (meter.peak_bytes() or 0) / MIB == pytest.approx(16, abs=4), "it counts from where it started"
+    peak = meter.peak_bytes()
     meter.close()
-    del kept
+    assert peak is not None
+    assert kept.all()
+    return unstarted, peak / MIB
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_measured_beside_a_trial_is_forgotten(kind: Meter) -> None:
+    unstarted, peak = in_a_process_of_its_own(peak_before_and_after_a_restart, kind)
+    assert unstarted is None, "it has not started"
+    assert peak == pytest.approx(16, abs=4), "it counts from where it started"
 
 
 def test_where_the_mark_cannot_be_reset_the_resident_set_is_sampled(tmp_path: Path) -> None:
