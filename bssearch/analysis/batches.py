@@ -79,12 +79,14 @@ def batch_rows(
     verdict: Verdict,
     tuned: Tuning,
     noise: Mapping[int, BatchNoise],
+    predicted: Mapping[int, Time],
 ) -> list[Batch]:
-    """Return a row for every batch size that has run or been timed, ascending; ``noise`` is by batch size."""
-    sizes = sorted({*probes, *verdict.by_batch})
-    steps = [median_steps(verdict.by_batch[size]) if size in verdict.by_batch else None for size in sizes]
+    """Return a row for every batch size that has run or been timed, ascending; ``noise`` and ``predicted`` are by it.
+
+    ``predicted`` are the law's seconds to the target.
+    """
     rows = []
-    for index, size in enumerate(sizes):
+    for size in sorted({*probes, *verdict.by_batch}):
         finished = [trial for trial in _at(trials, size) if trial.state.is_finished]
         candidate, probe = verdict.by_batch.get(size), probes.get(size)
         reasons = tuned.reasons.get(size, [])
@@ -102,8 +104,9 @@ def batch_rows(
                 untuned=bool(reasons),
                 untuned_because=reasons,
                 noise_scale=noise.get(size),
+                predicted_s=predicted.get(size),
                 ended=dict(sorted(Counter(trial.state.value for trial in finished).items())),
-                **_of_candidate(candidate, steps[index], step_seconds),
+                **_of_candidate(candidate, step_seconds),
             )
         )
     return rows
@@ -153,7 +156,7 @@ def energy_of(run: TrialRecord) -> float | None:
     return None if power is None or seconds is None else power * seconds
 
 
-def _of_candidate(candidate: Candidate | None, steps: float | None, step_seconds: float | None) -> dict[str, Any]:
+def _of_candidate(candidate: Candidate | None, step_seconds: float | None) -> dict[str, Any]:
     """Return the fields of a row that its best configuration fills."""
     if candidate is None:
         empty = (
@@ -162,7 +165,7 @@ def _of_candidate(candidate: Candidate | None, steps: float | None, step_seconds
             "restricted"
         )
         return {**dict.fromkeys(empty.split()), "confirmed": False}
-    size = candidate.configuration.batch_size
+    size, steps = candidate.configuration.batch_size, median_steps(candidate)
     peak, basis = peak_memory(candidate)
     best = least_of(candidate.runs, candidate.objective)
     curve = survival(candidate.runs, replace(TIME, common=candidate.objective.common))

@@ -39,14 +39,13 @@ LEAST_DEVIATION = 1e-6
 FEWEST_FOR_LAW = 4
 """Batch sizes from which on the law's own misfit can be told from the seeds' noise: it has two parameters."""
 
-Numbers = NDArray[np.float64]
-
-
 MOST_RUNS = 100
 """More runs than this of a batch size are proposed to nobody: a choice."""
 
 MORE = 1.3
 """Numbers of runs are looked at in steps of this factor: a choice."""
+
+Numbers = NDArray[np.float64]
 
 Settles = Literal["runs", "tuning", "step_times"]
 """What a provisional answer would need: more confirmation runs, more search trials, or more visits to step times."""
@@ -104,7 +103,7 @@ def certainty(
     if len(sizes) >= FEWEST_FOR_LAW and set(sizes) <= set(predicted):
         law = np.array([_log(known[size], predicted[size]) for size in sizes])
         means, errors = _drawn_to_law(means, errors, law)
-    of_steps = np.array([_step_time_error(known[size]) for size in sizes])
+    of_steps = np.array([known[size].estimate.step_time_error for size in sizes])
     posterior = _Posterior(
         means=means,
         of_seeds=np.sqrt(np.maximum(errors**2 - of_steps**2, LEAST_DEVIATION**2)),
@@ -231,12 +230,7 @@ def _error(candidate: Candidate, deviation: float) -> float:
     """Return the standard error of a candidate's mean log figure, its runs' own deviation where that is larger."""
     known = candidate.estimate
     of_seeds = max(deviation, known.log_deviation, LEAST_DEVIATION) / math.sqrt(known.reached)
-    return math.hypot(of_seeds, _step_time_error(candidate))
-
-
-def _step_time_error(candidate: Candidate) -> float:
-    """Return the standard error of the logarithm of a candidate's step time, 0 where its seconds are its own."""
-    return 0.0 if candidate.estimate.step_time is None else candidate.estimate.step_time.error
+    return math.hypot(of_seeds, known.step_time_error)
 
 
 def _log(candidate: Candidate, figure: float) -> float:

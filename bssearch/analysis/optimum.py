@@ -16,7 +16,7 @@ from bssearch.analysis.confirmation_runs import ENOUGH_RUNS, begun_late, fewest_
 from bssearch.analysis.objectives.base import Objective
 from bssearch.analysis.objectives.seconds import seconds_to_target
 from bssearch.analysis.objectives.time_to_target import TIME
-from bssearch.analysis.time_to_target import Estimate, estimate, ratio_interval, ratio_upper_bound
+from bssearch.analysis.time_to_target import Estimate, estimate, pooled_deviation, ratio_interval, ratio_upper_bound
 from bssearch.intervals import FLAT_RATIO
 from bssearch.records import Configuration, Phase, TrialRecord, TrialState
 from bssearch.step_times import StepSeconds
@@ -149,11 +149,7 @@ class Verdict:
 
         None where no configuration has two confirmation runs that reached.
         """
-        known = [one.estimate for one in self.by_batch.values() if one.is_confirmed and one.estimate.reached > 1]
-        freedom = sum(one.reached - 1 for one in known)
-        if not freedom:
-            return None
-        return math.sqrt(sum((one.reached - 1) * one.log_deviation**2 for one in known) / freedom)
+        return pooled_deviation(one.estimate for one in self.by_batch.values() if one.is_confirmed)
 
     @property
     def is_noisy(self) -> bool:
@@ -283,17 +279,11 @@ def _selection_bias(candidates: Sequence[Candidate]) -> float:
     where it is far from all others, or where no noise is known.
     """
     known = [one.estimate for one in candidates]
-    freedom = sum(one.reached - 1 for one in known)
-    if len(known) < 2 or freedom < 1:
+    deviation = pooled_deviation(known)
+    if len(known) < 2 or deviation is None:
         return 0.0
-    deviation = math.sqrt(sum((one.reached - 1) * one.log_deviation**2 for one in known) / freedom)
     means = np.array([one.log_mean for one in known])
-    errors = np.array(
-        [
-            math.hypot(deviation / math.sqrt(one.reached), 0.0 if one.step_time is None else one.step_time.error)
-            for one in known
-        ]
-    )
+    errors = np.array([math.hypot(deviation / math.sqrt(one.reached), one.step_time_error) for one in known])
     draws = means + errors * np.random.default_rng(0).standard_normal((BOOTSTRAPS, len(means)))
     chosen = draws.argmin(axis=1)
     return max(0.0, float((means[chosen] - draws[np.arange(BOOTSTRAPS), chosen]).mean()))

@@ -95,10 +95,7 @@ def build_answer(
         if not (stands and stands.is_settled):
             verdict = _surer(verdict.with_law(predicted), verdict, sure_of)
     sure = sure_of(verdict)
-    batches = [
-        row.model_copy(update={"predicted_s": times.get(row.batch_size)})
-        for row in batch_rows(trials, probes, verdict, tuned, noise_by_batch)
-    ]
+    batches = batch_rows(trials, probes, verdict, tuned, noise_by_batch, times)
     largest = _largest(spec, verdict, batches, memory)
     environment = study.environment
     # The curves of an easier target end at it.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from bssearch.analysis.objectives.base import LARGEST_LOG_RATIO, Objective
@@ -39,6 +39,11 @@ class Estimate:
     log_mean: float
     log_deviation: float
     step_time: PooledStepTime[Kind] | None = None
+
+    @property
+    def step_time_error(self) -> float:
+        """Return the standard error of the logarithm of the step time, 0 where the seconds are the runs' own."""
+        return 0.0 if self.step_time is None else self.step_time.error
 
     @property
     def variation(self) -> float | None:
@@ -86,6 +91,15 @@ def estimate(runs: Sequence[TrialRecord], objective: Objective = TIME) -> Estima
         log_deviation=deviation,
         step_time=step_time,
     )
+
+
+def pooled_deviation(estimates: Iterable[Estimate]) -> float | None:
+    """Return the standard deviation of the logarithms over seeds, pooled by degrees of freedom; None where none is."""
+    known = [one for one in estimates if one.reached > 1]
+    freedom = sum(one.reached - 1 for one in known)
+    if not freedom:
+        return None
+    return math.sqrt(sum((one.reached - 1) * one.log_deviation**2 for one in known) / freedom)
 
 
 def _basis(runs: Sequence[TrialRecord], objective: Objective) -> Basis:
