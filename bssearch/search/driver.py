@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import assert_never
 
 from bssearch.errors import BSSearchError, DatabaseError, InterruptedRunError
@@ -35,6 +36,7 @@ from bssearch.search.calibration import (
     refuse_cap_beyond_memory,
     refuse_where_nothing_fits,
 )
+from bssearch.search.claims import Claims
 from bssearch.search.engine import CONTINUE, Engine, NextRun
 from bssearch.search.finding import SearchEnd, save_finding
 from bssearch.search.heartbeat import HEARTBEAT_SECONDS, LEASE_SECONDS, Heartbeat
@@ -48,6 +50,9 @@ from bssearch.storage.revisions import Changes
 
 FLUSH_SECONDS = 1.0
 """How long observations wait to be written together: the most that a crash loses. A choice."""
+
+TIMING = "time steps"
+"""The name of the claim under which step times are measured: by one driver of a study at a time."""
 
 POLL_SECONDS = 0.2
 """How long the executor is waited for at a time: how soon Ctrl-C is seen. A choice."""
@@ -82,12 +87,12 @@ class Driver(Host):
         self.listener = listener
         self.owner = this_driver()
         self.checkpoints = Checkpoints(store.study(spec.name))
+        self._claims = Claims(store, spec.name, self.owner)
         super().__init__(self._engine(), journal)
         self._unwritten: list[tuple[int, Observation]] = []
         self._revision = 0
         self._probes: dict[int, ProbeRecord] = {}
         self._saved = events.SavedTrials(frozenset())
-        self._has_claim = False
         self._is_done = False
         self._error: BSSearchError | None = None
         self._is_stopping = False
@@ -155,10 +160,9 @@ class Driver(Host):
             case events.TimeSteps(to_compare):
                 self._time_steps(COMPARING_VISITS if to_compare else FIRST_VISITS)
             case events.Claim():
-                self._has_claim = self._claim(self._confirming)
-                self._feed(events.Claimed(self._has_claim))
+                self._feed(events.Claimed(self._claims.take(self._confirming)))
             case events.Release():
-                self._release()
+                self._claims.give_back(self._confirming)
             case events.Settle():
                 self._settle(action)
             case events.SearchEnded(reason):
@@ -225,7 +229,7 @@ class Driver(Host):
         asked, trials = (self.spec, self.store, self.environment), self.engine.history.all_trials
         if missing_step_times(*asked, visits, trials=trials):
             refuse_where_nothing_fits(*asked)
-            with self._claimed("time steps"):
+            with self._claims.held(TIMING, partial(self._wait_for_claim, TIMING)):
                 missing = missing_step_times(*asked, visits, trials=trials)
                 if missing:
                     self.listener.note(f"timing steps at batch sizes {', '.join(map(str, missing))}")
@@ -240,28 +244,11 @@ class Driver(Host):
                 )
         self._feed(events.Timed(self.store.probes(self.spec.name, self.environment)))
 
-    @contextmanager
-    def _claimed(self, name: str) -> Iterator[None]:
-        """Do what one driver at a time may do; wait for another that does it."""
-        while not self._claim(name):
-            self._note_once(f"waiting for another driver ({name})")
-            self._raise_if_interrupted()
-            time.sleep(LOOK_SECONDS)
-        try:
-            yield
-        except BaseException:
-            with suppress(DatabaseError):
-                self.store.release(self.spec.name, name, owner=self.owner)
-            raise
-        self.store.release(self.spec.name, name, owner=self.owner)
-
-    def _claim(self, name: str) -> bool:
-        return self.store.claim(self.spec.name, name, owner=self.owner, lease_seconds=LEASE_SECONDS, is_alive=is_alive)
-
-    def _release(self) -> None:
-        if self._has_claim:
-            self._has_claim = False
-            self.store.release(self.spec.name, self._confirming, owner=self.owner)
+    def _wait_for_claim(self, name: str) -> None:
+        """Wait while another driver holds a claim; raise `InterruptedRunError` on Ctrl-C."""
+        self._note_once(f"waiting for another driver ({name})")
+        self._raise_if_interrupted()
+        time.sleep(LOOK_SECONDS)
 
     @property
     def _confirming(self) -> str:
@@ -432,4 +419,4 @@ class Driver(Host):
                 self.listener.note(f"trial {number} could not be stored as cancelled: {error}")
             self.checkpoints.forget(number)
         with suppress(BSSearchError):
-            self._release()
+            self._claims.give_back(self._confirming)

@@ -10,7 +10,7 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.functions import FunctionElement
 
-from bssearch.storage.models import UtcDateTime
+from bssearch.storage.columns import UtcDateTime
 
 
 class database_now(FunctionElement[datetime]):  # noqa: N801 - it reads as the SQL function that it is

@@ -5,9 +5,8 @@ Times are UTC, seconds and metrics finite floats, bytes and counts integers; JSO
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from datetime import UTC, datetime
+from datetime import datetime
 from enum import StrEnum
 from typing import Annotated, ClassVar
 
@@ -15,18 +14,12 @@ from sqlalchemy import (
     JSON,
     BigInteger,
     CheckConstraint,
-    DateTime,
-    Dialect,
-    Enum,
-    Float,
     ForeignKey,
     ForeignKeyConstraint,
     Index,
     Integer,
     MetaData,
     Table,
-    Text,
-    TypeDecorator,
     UniqueConstraint,
     false,
     text,
@@ -34,6 +27,7 @@ from sqlalchemy import (
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from bssearch.records import Goal, MemoryBasis, ParameterValue, Phase, TrialState
+from bssearch.storage.columns import FiniteFloat, Sentences, StorableText, UtcDateTime, enum
 
 NAMING_CONVENTION = {
     "pk": "pk_%(table_name)s",
@@ -52,80 +46,6 @@ class ProbeKind(StrEnum):
     MEMORY = "memory"
     STEP_TIME = "step_time"
     NOISE_SCALE = "noise_scale"
-
-
-class UtcDateTime(TypeDecorator[datetime]):
-    """A moment: takes aware datetimes, stores UTC, returns aware ones, from SQLite too."""
-
-    impl = DateTime(timezone=True)
-    cache_ok = True
-
-    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
-        """Return the moment in UTC; raise `ValueError` where it does not say its offset."""
-        if value is None:
-            return None
-        if value.tzinfo is None:
-            raise ValueError(f"{value!r} must have a time zone")
-        return value.astimezone(UTC)
-
-    def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
-        """Return the stored moment as an aware datetime."""
-        if value is None:
-            return None
-        return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
-
-
-class FiniteFloat(TypeDecorator[float]):
-    """A double that is a number: SQLite would quietly make NULL of a NaN."""
-
-    impl = Float(53)
-    cache_ok = True
-
-    def process_bind_param(self, value: float | None, dialect: Dialect) -> float | None:
-        """Return the value as it is; raise `ValueError` for NaN and the infinities."""
-        if value is not None and not math.isfinite(value):
-            raise ValueError(f"{value!r} is not a finite number")
-        return value
-
-
-class StorableText(TypeDecorator[str]):
-    """A text without what a database cannot hold: NUL (PostgreSQL) and lone surrogates become replacement marks."""
-
-    impl = Text
-    cache_ok = True
-
-    def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
-        """Return the text fit to be stored: what a worker wrote may hold anything."""
-        if value is None:
-            return None
-        return value.replace("\0", "\N{REPLACEMENT CHARACTER}").encode("utf-8", "replace").decode("utf-8")
-
-
-class Sentences(TypeDecorator[tuple[str, ...]]):
-    """Some sentences, one a line."""
-
-    impl = StorableText
-    cache_ok = True
-
-    def process_bind_param(self, value: tuple[str, ...] | None, dialect: Dialect) -> str | None:
-        """Return the sentences as lines; a line break inside one becomes a space."""
-        return None if value is None else "\n".join(" ".join(sentence.split()) for sentence in value)
-
-    def process_result_value(self, value: str | None, dialect: Dialect) -> tuple[str, ...] | None:
-        """Return the lines."""
-        return None if value is None else tuple(value.splitlines())
-
-
-def _enum(kind: type[StrEnum], name: str) -> Enum:
-    """Return a text column type with a CHECK of its values, the same on every database."""
-    return Enum(
-        kind,
-        name=name,
-        native_enum=False,
-        create_constraint=True,
-        length=16,
-        values_callable=lambda members: [member.value for member in members],
-    )
 
 
 def _positive(*columns: str) -> list[CheckConstraint]:
@@ -204,7 +124,7 @@ class StudyRow(Base):
     objective: Mapped[str]
     target_metric: Mapped[str]
     target_value: Mapped[float]
-    target_goal: Mapped[Goal] = mapped_column(_enum(Goal, "target_goal"))
+    target_goal: Mapped[Goal] = mapped_column(enum(Goal, "target_goal"))
     created_by: Mapped[str]
     created_at: Mapped[datetime]
     archived_at: Mapped[datetime | None]
@@ -256,8 +176,8 @@ class TrialRow(Base):
     environment_id: Mapped[EnvironmentId | None]
     number: Mapped[int]
     revision: Mapped[int] = mapped_column(server_default=text("0"))
-    state: Mapped[TrialState] = mapped_column(_enum(TrialState, "state"))
-    phase: Mapped[Phase] = mapped_column(_enum(Phase, "phase"))
+    state: Mapped[TrialState] = mapped_column(enum(TrialState, "state"))
+    phase: Mapped[Phase] = mapped_column(enum(Phase, "phase"))
     uncapped: Mapped[bool]
 
     batch_size: Mapped[int]
@@ -306,7 +226,7 @@ class TrialRow(Base):
     best_metric: Mapped[float | None]
     test_metric: Mapped[float | None]
     peak_memory_bytes: Mapped[int | None]
-    peak_memory_basis: Mapped[MemoryBasis | None] = mapped_column(_enum(MemoryBasis, "peak_memory_basis"))
+    peak_memory_basis: Mapped[MemoryBasis | None] = mapped_column(enum(MemoryBasis, "peak_memory_basis"))
     dropped_samples_per_epoch: Mapped[int | None]
     contended: Mapped[bool]
     skipped_steps: Mapped[int | None]
@@ -372,7 +292,7 @@ class ProbeRow(Base):
     id: Mapped[Id]
     study_id: Mapped[StudyId]
     environment_id: Mapped[EnvironmentId]
-    kind: Mapped[ProbeKind] = mapped_column(_enum(ProbeKind, "kind"))
+    kind: Mapped[ProbeKind] = mapped_column(enum(ProbeKind, "kind"))
     measured_at: Mapped[datetime]
     batch_size: Mapped[int]
     micro_batch_size: Mapped[int]

@@ -19,8 +19,9 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.schema import CreateTable
 
 from bssearch.errors import BSSearchError, DatabaseError, SchemaError, UsageError
+from bssearch.storage.columns import FiniteFloat, UtcDateTime
 from bssearch.storage.engine import create_engine_for, reading, writing
-from bssearch.storage.models import Base, FiniteFloat, UtcDateTime
+from bssearch.storage.models import Base
 from bssearch.storage.repository import open_store
 from bssearch.storage.urls import masked, parse_url, without_secrets
 from tests.storage.conftest import add_study, start

@@ -1,0 +1,83 @@
+"""Types of columns: what a database is given, and gives back, of a Python value."""
+
+from __future__ import annotations
+
+import math
+from datetime import UTC, datetime
+from enum import StrEnum
+
+from sqlalchemy import DateTime, Dialect, Enum, Float, Text, TypeDecorator
+
+
+class UtcDateTime(TypeDecorator[datetime]):
+    """A moment: takes aware datetimes, stores UTC, returns aware ones, from SQLite too."""
+
+    impl = DateTime(timezone=True)
+    cache_ok = True
+
+    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        """Return the moment in UTC; raise `ValueError` where it does not say its offset."""
+        if value is None:
+            return None
+        if value.tzinfo is None:
+            raise ValueError(f"{value!r} must have a time zone")
+        return value.astimezone(UTC)
+
+    def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        """Return the stored moment as an aware datetime."""
+        if value is None:
+            return None
+        return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
+
+
+class FiniteFloat(TypeDecorator[float]):
+    """A double that is a number: SQLite would quietly make NULL of a NaN."""
+
+    impl = Float(53)
+    cache_ok = True
+
+    def process_bind_param(self, value: float | None, dialect: Dialect) -> float | None:
+        """Return the value as it is; raise `ValueError` for NaN and the infinities."""
+        if value is not None and not math.isfinite(value):
+            raise ValueError(f"{value!r} is not a finite number")
+        return value
+
+
+class StorableText(TypeDecorator[str]):
+    """A text without what a database cannot hold: NUL (PostgreSQL) and lone surrogates become replacement marks."""
+
+    impl = Text
+    cache_ok = True
+
+    def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
+        """Return the text fit to be stored: what a worker wrote may hold anything."""
+        if value is None:
+            return None
+        return value.replace("\0", "\N{REPLACEMENT CHARACTER}").encode("utf-8", "replace").decode("utf-8")
+
+
+class Sentences(TypeDecorator[tuple[str, ...]]):
+    """Some sentences, one a line."""
+
+    impl = StorableText
+    cache_ok = True
+
+    def process_bind_param(self, value: tuple[str, ...] | None, dialect: Dialect) -> str | None:
+        """Return the sentences as lines; a line break inside one becomes a space."""
+        return None if value is None else "\n".join(" ".join(sentence.split()) for sentence in value)
+
+    def process_result_value(self, value: str | None, dialect: Dialect) -> tuple[str, ...] | None:
+        """Return the lines."""
+        return None if value is None else tuple(value.splitlines())
+
+
+def enum(kind: type[StrEnum], name: str) -> Enum:
+    """Return a text column type with a CHECK of its values, the same on every database."""
+    return Enum(
+        kind,
+        name=name,
+        native_enum=False,
+        create_constraint=True,
+        length=16,
+        values_callable=lambda members: [member.value for member in members],
+    )
