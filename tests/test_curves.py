@@ -33,3 +33,4 @@ def test_sparkline_shows_the_ends_of_a_long_curve() -> None:
     assert sparkline([]) == ""
     long = sparkline([index / 999 for index in range(1000)])
     assert (len(long), long[0], long[-1]) == (40, "▁", "█")
+    assert sparkline([0.0] * 10 + [1.0], width=3) == "▁▁█", "the last value is shown, however few there are to show"

@@ -89,6 +89,14 @@ def squares(points: list[LawPoint], b_crit: float, e_min: float | None = None) -
     return math.fsum((value - level) ** 2 for value in bare)
 
 
+def test_three_runs_leave_one_to_tell_their_spread() -> None:
+    points = [LawPoint(size, (law(size) * factor,)) for size, factor in ((16, 1.0), (128, 1.2), (512, 1.0))]
+    fit = fitted(points)
+    assert fit.deviation == pytest.approx(math.sqrt(squares(points, fit.b_crit, fit.e_min)))
+    assert fit.deviation > 0.02
+    assert fitted(points[:2]).deviation == 0.0
+
+
 def test_the_smallest_sum_of_squares_of_log_samples_is_found() -> None:
     points = noisy(1, runs=3, deviation=0.3)
     fit = fitted(points)

@@ -9,7 +9,7 @@ import pytest
 
 from bssearch.analysis.certainty import ENOUGH, certainty
 from bssearch.analysis.optimum import Verdict, decide
-from bssearch.records import Phase, TrialRecord
+from bssearch.records import Configuration, Phase, TrialRecord
 from tests.factories import make_trial
 
 
@@ -40,6 +40,31 @@ def test_far_apart_is_sure_and_near_is_not() -> None:
     assert far.within_5_percent > 0.97 and not far.is_provisional
     assert 0.4 < near.within_5_percent < ENOUGH and near.is_provisional
     assert near.by_batch.keys() == {32, 64}
+
+
+def test_where_other_hyperparameters_were_searched_more_may_be_hidden() -> None:
+    found = verdict_over(*runs(32, *spread(1.0, 0.01, 9)), *runs(64, *spread(1.2, 0.01, 9)))
+    rates = [0.01 * 2**octave for octave in range(8)]
+
+    def share(dropouts: tuple[float, float]) -> float:
+        searched = [
+            make_trial(
+                place,
+                seconds=1.0,
+                configuration=Configuration(
+                    batch_size=(32, 64)[place % 2],
+                    micro_batch_size=(32, 64)[place % 2],
+                    learning_rate=rate,
+                    dropout=dropouts[place // 2 % 2],
+                ),
+            )
+            for place, rate in enumerate(rates)
+        ]
+        sure = certainty(found, {}, searched)
+        assert sure is not None
+        return sure.within_5_percent
+
+    assert share((0.0, 0.5)) < share((0.0, 0.0))
 
 
 def test_two_sizes_that_are_as_good_as_each_other_leave_nothing_to_settle() -> None:

@@ -30,6 +30,7 @@ def test_contended_runs_are_judged_by_steps_times_step_time() -> None:
     assert mostly_alone.low is not None
     mostly_shared = estimate([contended, make_trial(8, seconds=9.0, contended=True, product=4.0), alone[0]])
     assert (mostly_shared.median, mostly_shared.basis) == (2.0, "steps_x_step_time")
+    assert estimate([contended, alone[0]]).basis == "steps_x_step_time", "one half is enough"
     assert estimate(alone).basis == "measured"
 
 

@@ -119,6 +119,16 @@ def test_every_batch_size_and_every_choice_is_among_what_is_spread() -> None:
 
 
 @pytest.mark.parametrize(
+    ("low", "high", "log"), [(0.1, 0.5, False), (0.0, 0.9, False), (0.1, 0.5, True)], ids=["range", "from 0", "log"]
+)
+def test_a_range_is_spread_evenly_from_end_to_end(low: float, high: float, log: bool) -> None:
+    found = candidates(dropout={"low": low, "high": high, "log": log})
+    values = [float(found[int(index)][1]["dropout"] or 0.0) for index in found.among([], [], RNG)]
+    quarters = np.geomspace(low, high, 5) if log else np.linspace(low, high, 5)
+    assert np.quantile(values, [0, 0.25, 0.5, 0.75, 1]) == pytest.approx(quarters, abs=0.05)
+
+
+@pytest.mark.parametrize(
     ("parts", "columns"),
     [
         ({"learning_rate": 0.1}, 0),

@@ -24,6 +24,10 @@ def test_the_space_is_the_tables_own_grid_and_holds_only_what_occurs() -> None:
     assert (space.limit, space.target_gain) == (20.0, 1.0)
 
 
+def test_the_smallest_batch_size_is_one() -> None:
+    assert table_space(grid({(1, 0.1): [5], (2, 0.1): [4]})).grid == ((1, 2), (0.1,))
+
+
 def test_a_cells_true_time_is_the_mean_over_its_seeds_and_infinite_where_one_never_reaches() -> None:
     space = table_space(grid(RAGGED))
     assert space.seconds == (math.inf, 11.0, 9.0, 7.0)

@@ -15,7 +15,7 @@ from torch import nn
 from bssearch.errors import UsageError, WorkloadError
 from bssearch.records import Configuration, TrialState
 from bssearch.training.computation import Computation
-from bssearch.training.trainer import Trainer, warm_up
+from bssearch.training.trainer import Trainer, seed_everything, warm_up
 from bssearch.workloads.base import Data, Part, WeightedLoss, Workload
 from tests.training.toys import CPU, Run, Toy, configuration, on_cpu, request, toy_data
 
@@ -390,6 +390,15 @@ def test_the_seed_fixes_everything_and_another_seed_changes_it() -> None:
     first = weights_after(7, trial_configuration)
     assert torch.equal(first, weights_after(7, trial_configuration))
     assert not torch.equal(first, weights_after(7, trial_configuration, seed=4))
+
+
+@pytest.mark.parametrize(("seed", "of_numpy"), [(0, 0), (2**32 - 1, 2**32 - 1), (2**32 + 5, 5)])
+def test_one_seed_is_that_of_every_generator_and_numpys_are_below_2_to_the_32(seed: int, of_numpy: int) -> None:
+    seed_everything(seed)
+    drawn = random.random(), np.random.random(), torch.rand(()).item()
+    expected = random.Random(seed).random(), np.random.RandomState(of_numpy).random()
+    assert drawn[:2] == expected
+    assert drawn[2] == torch.rand((), generator=torch.Generator().manual_seed(seed)).item()
 
 
 def test_the_order_of_the_data_does_not_hang_on_dropout() -> None:
