@@ -230,7 +230,7 @@ def _error(candidate: Candidate, deviation: float) -> float:
     """Return the standard error of a candidate's mean log figure, its runs' own deviation where that is larger."""
     known = candidate.estimate
     of_seeds = max(deviation, known.log_deviation, LEAST_DEVIATION) / math.sqrt(known.reached)
-    return math.hypot(of_seeds, known.step_time_error)
+    return math.hypot(of_seeds, known.unresolved, known.step_time_error)
 
 
 def _log(candidate: Candidate, figure: float) -> float:

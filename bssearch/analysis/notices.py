@@ -132,6 +132,13 @@ def _about_runs(study: _Study) -> Iterator[tuple[str, str]]:
             f"{optimal.estimate.runs} of 3 confirmation runs: no interval"
             + ("" if spec.is_imported else "; raise confirm.runs"),
         )
+    known = optimal.estimate
+    if known.runs == known.reached >= 3 and known.low is None:
+        yield (
+            "equal_runs",
+            f"the {known.runs} runs of the optimum are equal to the last digit, as where they are evaluated seldom: no "
+            "interval",
+        )
     missed = optimal.estimate.runs - optimal.estimate.reached
     if missed:
         yield "missed_runs", f"{missed} of {optimal.estimate.runs} runs of the optimum missed the target"

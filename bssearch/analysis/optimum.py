@@ -283,7 +283,9 @@ def _selection_bias(candidates: Sequence[Candidate]) -> float:
     if len(known) < 2 or deviation is None:
         return 0.0
     means = np.array([one.log_mean for one in known])
-    errors = np.array([math.hypot(deviation / math.sqrt(one.reached), one.step_time_error) for one in known])
+    errors = np.array(
+        [math.hypot(deviation / math.sqrt(one.reached), one.unresolved, one.step_time_error) for one in known]
+    )
     draws = means + errors * np.random.default_rng(0).standard_normal((BOOTSTRAPS, len(means)))
     chosen = draws.argmin(axis=1)
     return max(0.0, float((means[chosen] - draws[np.arange(BOOTSTRAPS), chosen]).mean()))

@@ -19,15 +19,20 @@ WIDEST_GAP = 1.0
 """The logarithm of first hit over last miss counts as this at most, as where the last miss was before the first step: a
 choice."""
 
+KNOWN = 1e9
+"""Degrees of freedom of a deviation that is not estimated."""
+
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
     """A figure over seeds: the median, its 95 % interval, and how many of the runs have it (those that reached).
 
-    ``median`` is None where half of the runs or more missed the target; the interval is None below three runs, and
-    where any run missed. ``basis`` is that of seconds. ``log_deviation`` is the standard deviation of the logarithms
-    over seeds, and no less than that of a hit anywhere between two evaluations. ``step_time`` is what all runs rest on
-    where they are steps × step time: its error is no less with more runs.
+    ``median`` is None where half of the runs or more missed the target; the interval is None below three runs, where
+    any run missed, and where all are alike to the last digit and it is not known how far apart they were evaluated.
+    ``basis`` is that of seconds. ``log_deviation`` is the standard deviation of the logarithms over seeds, and no less
+    than that of a hit anywhere between two evaluations; ``unresolved`` is the part of it that is no less with more
+    runs, which all hit between the same two. ``step_time`` is what all runs rest on where they are steps × step time:
+    its error is no less with more runs either.
     """
 
     median: float | None
@@ -38,6 +43,7 @@ class Estimate:
     basis: Basis
     log_mean: float
     log_deviation: float
+    unresolved: float = 0.0
     step_time: PooledStepTime[Kind] | None = None
 
     @property
@@ -62,19 +68,22 @@ def estimate(runs: Sequence[TrialRecord], objective: Objective = TIME) -> Estima
     which all step times are given. It is widened to hold the median of the runs, where they are not, and downwards by
     what other work on the device may have left in the step time (`PooledStepTime.excess`). Runs that all hit between
     the same two evaluations differ by less than is known of them: their deviation counts as that of a hit anywhere
-    between the two.
+    between the two, which no number of runs makes less: of runs that are all alike the interval is that of one hit.
     """
     basis, step_time = _basis(runs, objective), objective.step_time(runs[0]) if runs else None
     known = [value for run in runs if (value := objective.figure(run)) is not None]
     logs = [log for value in known if (log := objective.log(value)) is not None]
     values = [value for value in known if objective.log(value) is not None]
     mean = statistics.fmean(logs) if logs else math.nan
-    deviation = max(statistics.stdev(logs), _gap_deviation(runs, objective)) if len(logs) > 1 else 0.0
+    spread, gap = (statistics.stdev(logs), _gap_deviation(runs, objective)) if len(logs) > 1 else (0.0, 0.0)
+    deviation = max(spread, gap)
+    unresolved = math.sqrt(max(0.0, gap**2 - spread**2) * (1 - 1 / len(logs))) if logs else 0.0
     ordered = sorted(values) + [math.inf] * (len(runs) - len(values))
     median = statistics.median(ordered) if ordered else math.inf
     low = high = None
-    if len(values) == len(runs) >= 3:
-        parts = [(deviation**2 / len(runs), float(len(runs) - 1)), *_of_step_time(step_time)]
+    is_spread = deviation > 0 or step_time is not None or not objective.stops_at_target
+    if len(values) == len(runs) >= 3 and is_spread:
+        parts = [*_of_runs(deviation, unresolved, len(runs)), *_of_step_time(step_time)]
         if step_time is not None and step_time.common:
             parts.append((step_time.common**2, step_time.freedom))
         half = half_width(parts)
@@ -89,6 +98,7 @@ def estimate(runs: Sequence[TrialRecord], objective: Objective = TIME) -> Estima
         basis=basis,
         log_mean=mean,
         log_deviation=deviation,
+        unresolved=unresolved,
         step_time=step_time,
     )
 
@@ -138,7 +148,8 @@ def ratio_interval(slower: Estimate, faster: Estimate) -> tuple[float, float] | 
     """
     if slower.low is None or faster.low is None:
         return None
-    parts: list[tuple[float, float]] = [(one.log_deviation**2 / one.runs, one.runs - 1) for one in (slower, faster)]
+    sides = [_of_runs(one.log_deviation, one.unresolved, one.runs) for one in (slower, faster)]
+    parts = [part for side in sides for part in side]
     if not _is_shared(slower.step_time, faster.step_time):
         parts += [*_of_step_time(slower.step_time), *_of_step_time(faster.step_time)]
     half = half_width(parts)
@@ -163,6 +174,12 @@ def welch_half_width(one: tuple[float, int], other: tuple[float, int]) -> float:
     Each side is the standard deviation of its values and how many they are, two or more (Welch 1947).
     """
     return half_width([(deviation**2 / runs, runs - 1) for deviation, runs in (one, other)])
+
+
+def _of_runs(deviation: float, unresolved: float, runs: int) -> list[tuple[float, float]]:
+    """Return the variances of a mean of runs' logarithms, each with its degrees of freedom."""
+    parts = [(deviation**2 / runs, float(runs - 1))]
+    return [*parts, (unresolved**2, KNOWN)] if unresolved else parts
 
 
 def _of_step_time(known: PooledStepTime[Kind] | None) -> list[tuple[float, float]]:

@@ -23,7 +23,8 @@ SPLIT = ("micro_batch_size", "accumulation_steps", "world_size")
 class Run:
     """One run; None is what its table does not say.
 
-    ``steps`` and ``train_seconds`` are those to the target, or all that it ran where it missed the target. Of the
+    ``steps`` and ``train_seconds`` are those to the target, or all that it ran where it missed the target;
+    ``last_miss_step`` is that of the evaluation before the one at which it reached the target. Of the
     configuration, what is not known has a placeholder in its field and None under its own name in ``parameters``.
     ``origin`` says where the run stands, such as ``runs.csv:12``.
     """
@@ -33,6 +34,7 @@ class Run:
     seed: int | None = None
     reached: bool = True
     steps: int | None = None
+    last_miss_step: int | None = None
     train_seconds: float | None = None
     final_metric: float | None = None
     device: str | None = None

@@ -156,10 +156,13 @@ class _Entry:
                     f"1 to {LARGEST} steps ({self.place})",
                     hint="--samples-per-epoch says how many samples an epoch has" if self.counts_epochs else None,
                 )
+            # What is told in whole epochs was evaluated after each.
+            evaluated = value - 1 if self.counts_epochs and value.is_integer() and (per_epoch or 1) > 1 else None
             yield Run(
                 origin=f"{self.place}, {label}",
                 configuration=configuration,
                 steps=steps,
+                last_miss_step=None if evaluated is None else int(evaluated * steps / value),
                 precision=None if precision is None else str(precision).lower(),
             )
 

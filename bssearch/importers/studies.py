@@ -242,6 +242,7 @@ def _trial(one: _SeededRun, target: Target, limit: float) -> FinishedTrial:
         train_seconds=seconds or 0.0,
         time_to_target_s=seconds,
         steps_to_target=steps,
+        last_miss_step=run.last_miss_step,
         first_hit_step=steps,
         first_hit_seconds=seconds,
         final_metric=run.final_metric,

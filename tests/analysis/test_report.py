@@ -406,6 +406,16 @@ def test_two_confirmation_runs_are_few_and_three_are_not() -> None:
     assert "few_runs" not in codes(answer(searched())), "nothing is confirmed: that is told, and graver"
 
 
+def test_runs_that_are_equal_to_the_last_digit_have_no_interval_and_that_is_told() -> None:
+    equal = answer([*searched(), *confirmed(32, 1.0, 1.0, 1.0)])
+    assert "equal_runs" in codes(equal)
+    assert equal.optimal.time_to_target_s is not None
+    assert (equal.optimal.time_to_target_s.median, equal.optimal.time_to_target_s.low) == (1.0, None)
+    assert "equal_runs" not in codes(answer([*searched(), *confirmed(32, 1.0, 1.1, 0.9)]))
+    missed = make_trial(9, batch_size=32, state=TrialState.EXHAUSTED, phase=Phase.CONFIRM, seed=9)
+    assert "equal_runs" not in codes(answer([*searched(), *confirmed(32, 1.0, 1.1, 0.9), missed]))
+
+
 def test_seeds_that_differ_by_more_than_a_tenth_are_told() -> None:
     def noise(deviation: float) -> set[str]:
         return codes(answer([*searched(), *confirmed(32, 1.0, math.exp(deviation), math.exp(-deviation))]))
@@ -419,8 +429,8 @@ def test_rivals_are_those_whose_intervals_overlap_and_faster_single_trials() -> 
     apart = answer([*searched()[:1], *confirmed(32, 1.0, 1.01, 0.99), *confirmed(64, 3.0, 3.01, 2.99)])
     assert "not_separated" in codes(close)
     assert codes(apart).isdisjoint({"not_separated", "unconfirmed_rival"})
-    touching = answer([*searched()[:1], *confirmed(32, 1.0, 1.0, 1.0), *confirmed(64, 1.0, 1.0, 1.0)])
-    assert "not_separated" in codes(touching)
+    same = answer([*searched()[:1], *confirmed(32, 1.0, 1.1, 0.9), *confirmed(64, 1.0, 1.1, 0.9)])
+    assert "not_separated" in codes(same)
     faster = make_trial(9, batch_size=16, seconds=0.5)
     assert "unconfirmed_rival" in codes(answer([*searched()[:1], faster, *confirmed(32, 1.0, 1.01, 0.99)]))
 
@@ -494,6 +504,10 @@ def test_the_gain_over_the_default_is_told_apart_into_retuning_and_batch_size() 
     same = answer([*searched(), *confirmed(32, 1.0, 1.1, 0.9), *default_runs(3.0, 3.1, 3.2)])
     assert (shares_of_speedup(same) or "").endswith("your default's.")
     assert shares_of_speedup(answer([*searched(), *confirmed(64, 1.0, 1.05, 1.1)])) is None
+    slight = answer([*searched(), *confirmed(32, 1.0, 1.1, 0.9), *default_runs(1.01, 1.11, 0.91)])
+    assert "1× over your default" in (shares_of_speedup(slight) or "")
+    nothing = answer([*searched(), *confirmed(32, 1.0, 1.1, 0.9), *default_runs(1.004, 1.104, 0.904)])
+    assert shares_of_speedup(nothing) is None
 
 
 def test_sizes_that_were_timed_and_never_run_have_the_law_s_prediction() -> None:

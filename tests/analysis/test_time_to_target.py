@@ -62,8 +62,13 @@ def test_runs_that_hit_at_the_same_evaluation_have_the_width_of_its_gap() -> Non
     assert found.low < 0.437 < found.high
     # A uniform distribution of width w has the standard deviation w/√12.
     assert found.log_deviation == pytest.approx(math.log(110 / 90) / math.sqrt(12))
-    exact = estimate(between(100, 100))
-    assert (exact.low, exact.high) == pytest.approx((0.437, 0.437))
+    many = estimate([replace(one, seed=n) for n, one in enumerate(between(90, 110) * 10)])
+    assert many.low is not None and many.high is not None
+    assert math.log(many.high / many.low) / 2 == pytest.approx(1.96 * found.log_deviation, rel=0.01)
+    low, high = ratio_interval(many, many) or (0.0, 0.0)
+    assert math.log(high / low) / 2 == pytest.approx(1.96 * found.log_deviation * math.sqrt(2), rel=0.01)
+    unknown = estimate([make_trial(n, seconds=0.437) for n in range(3)])
+    assert (unknown.median, unknown.low, unknown.high) == (0.437, None, None)
 
 
 def test_the_gap_counts_up_to_a_width_and_not_for_what_is_no_hit_at_the_target() -> None:

@@ -30,6 +30,16 @@ def test_the_trade_offs_are_printed_with_memory_generalisation_and_noise_scale(
     assert "pooled over 3 trials of batch 64" in printed
 
 
+@pytest.mark.parametrize(("micro", "told"), [(64, "batch_size 64, "), (32, "batch_size 64 (2 × 32), ")])
+def test_the_split_into_micro_batches_is_printed_where_there_is_one(
+    micro: int, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = answer(confirmed(64, 1.0, 1.1, 0.9))
+    split = {"micro_batch_size": micro, "accumulation_steps": 64 // micro}
+    print_answer(found.model_copy(update={"optimal": found.optimal.model_copy(update=split)}))
+    assert f"Train with: {told}" in capsys.readouterr().out
+
+
 def test_no_trade_offs_are_printed_where_nothing_was_measured(capsys: pytest.CaptureFixture[str]) -> None:
     found = answer(confirmed(64, 1.0, 1.1, 0.9))
     rows = [row.model_copy(update={"generalisation": None}) for row in found.batches]

@@ -60,6 +60,13 @@ def test_epochs_of_a_known_data_set_become_steps(tmp_path: Path) -> None:
     assert "'epochs to converge' is read as epochs of 1,281,167 samples" in found.table.notes
 
 
+def test_whole_epochs_were_evaluated_after_each_and_of_other_figures_that_is_not_known(tmp_path: Path) -> None:
+    epochs = read(tmp_path, {**RESNET, "Epochs to converge": [1, 34, 3.5]}).table.runs
+    assert [run.last_miss_step for run in epochs] == [0, 33 * 1_281_167 // 1632, None]
+    samples = [*read(tmp_path, FLUX).table.runs, *read(tmp_path, BERT).table.runs]
+    assert {run.last_miss_step for run in samples} == {None}
+
+
 def test_samples_become_steps_and_an_unknown_target_is_noted(tmp_path: Path) -> None:
     found = read(tmp_path, FLUX)
     assert [(run.steps, run.precision) for run in found.table.runs] == [(16384, "bf16"), (15872, "bf16")]

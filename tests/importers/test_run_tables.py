@@ -58,6 +58,8 @@ def test_an_empty_cell_is_not_known_in_its_row_alone() -> None:
     first, second = parse(
         "batch_size,reached,seed,param.learning_rate,param.momentum", "32,1,,,", "32,1,3,0.5,0.9"
     ).runs
+    (at_the_bounds,) = parse("batch_size,reached,param.momentum,param.weight_decay", "32,1,0,0").runs
+    assert at_the_bounds.configuration.weight_decay == at_the_bounds.configuration.parameters["momentum"] == 0
     assert (first.seed, second.seed) == (None, 3)
     assert first.configuration.parameters["learning_rate"] is None
     assert first.configuration.parameters["momentum"] is None
