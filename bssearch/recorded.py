@@ -16,7 +16,7 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TextIO
 
 from bssearch.errors import NotFoundError, UsageError
 from bssearch.files import check_file, replacing
@@ -29,6 +29,9 @@ LARGEST = 1e300
 
 SHORTEST_S = 1e-9
 """The shortest limit of train seconds that a table may set: a choice; no clock tells less."""
+MOST_CHARACTERS = 2**27
+"""Characters of a table at most: a choice; as numbers they take some 500 MB."""
+
 SUFFIXES = (".csv.gz", ".csv")
 
 OTHER_SEPARATORS = (";", "\t", "|")
@@ -70,7 +73,7 @@ def read_table(path: Path) -> RecordedTable:
             else path.open(encoding="utf-8-sig", newline="") as file
         ):
             about = _description(beside)
-            trials = tuple(_trials(csv.reader(file), path.name))
+            trials = tuple(_trials(csv.reader(_bounded(file, path)), path.name))
     except FileNotFoundError:
         raise NotFoundError(f"no table {str(path)!r}", hint="`bssearch export STUDY --to curves` makes one") from None
     except (OSError, EOFError, UnicodeDecodeError, csv.Error, zlib.error) as error:
@@ -78,6 +81,16 @@ def read_table(path: Path) -> RecordedTable:
     if not trials:
         raise UsageError(f"{path} holds no trial")
     return RecordedTable(about.name, about.target, about.max_train_seconds, trials)
+
+
+def _bounded(file: TextIO, path: Path) -> Iterator[str]:
+    """Yield the lines of a table; raise `UsageError` for more than a table may hold: a small file may unfold."""
+    left = MOST_CHARACTERS
+    while line := file.readline(left + 1):
+        left -= len(line)
+        if left < 0:
+            raise UsageError(f"{path} holds more than {MOST_CHARACTERS:,} characters", hint="split it into several")
+        yield line
 
 
 def check_separator(header: Sequence[str], origin: str) -> None:

@@ -102,7 +102,7 @@ def test_the_best_of_a_batch_size_is_the_first_that_has_an_interval() -> None:
     once, often, later = (
         Candidate(trials[0].configuration, tuple(trials))
         for trials in (
-            [make_trial(1, learning_rate=rate, seconds=seconds, seed=seed) for seed in range(runs)]
+            [make_trial(1, learning_rate=rate, seconds=seconds + 0.1 * seed, seed=seed) for seed in range(runs)]
             for rate, seconds, runs in ((0.1, 1.0, 1), (0.2, 2.0, 3), (0.3, 3.0, 3))
         )
     )

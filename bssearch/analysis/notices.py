@@ -283,6 +283,18 @@ def retargeted(target: Target) -> Notice:
     )
 
 
+def about_versions(versions: Sequence[str]) -> list[Notice]:
+    """Return a caveat where trials of a study ran with several versions of torch, the earliest trial's first."""
+    if len(versions) < 2:
+        return []
+    return [
+        Notice(
+            code="torch_changed",
+            message=f"its trials ran with torch {' and '.join(versions)}: steps may take another time with each",
+        )
+    ]
+
+
 def about_generalisation(found: Generalisation | None, target: Target) -> list[Notice]:
     """Return a caveat for each batch size that comes to a notably worse metric in the same train seconds.
 

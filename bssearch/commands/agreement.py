@@ -18,6 +18,7 @@ from bssearch.space.batch_norm import batch_norm_caveats
 from bssearch.spec import StudySpec
 from bssearch.spec.changes import changed_fields
 from bssearch.spec.parts import BudgetSpec
+from bssearch.spec.stored import spec_of
 from bssearch.storage.repository import Store
 
 MAY_CHANGE = ("budget", "sampler", "pruner", "confirm")
@@ -81,7 +82,7 @@ def check_target(spec: StudySpec, found: WorkloadDescription) -> None:
 
 def check_question(spec: StudySpec, stored: StudyRecord) -> None:
     """Raise `QuestionChangedError` where a spec asks another question than the stored study of its name."""
-    before = StudySpec.model_validate(stored.spec)
+    before = spec_of(stored)
     differing = changed_fields(before.question, spec.question)
     threads = before.executor.threads, spec.executor.threads
     if threads[0] != threads[1]:  # seconds on another number of threads do not compare
@@ -101,7 +102,7 @@ def with_all_that_is_asked(spec: StudySpec, stored: StudyRecord, store: Store) -
 
     That is kept in ``budget.least_trials``, also where the study is asked for again with the same budget.
     """
-    earlier = StudySpec.model_validate(stored.spec)
+    earlier = spec_of(stored)
     before, now = earlier.budget, spec.budget
     least = min(before.least_trials, now.trials)
     if now.trials > before.trials or _seconds(now) > _seconds(before):

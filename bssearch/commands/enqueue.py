@@ -16,6 +16,7 @@ from bssearch.space import OPTIMIZER_SETTINGS
 from bssearch.spec import StudySpec
 from bssearch.spec.configuration import whole_configuration
 from bssearch.spec.parts import DefaultSpec
+from bssearch.spec.stored import spec_of
 from bssearch.storage.repository import Store
 from bssearch.storage.starting import archived
 
@@ -31,7 +32,7 @@ def enqueue(store: Store, study: str, values: Mapping[str, ParameterValue]) -> t
     record = store.study(study)
     if record.archived_at is not None:
         raise archived(study)
-    spec = StudySpec.model_validate(record.spec)
+    spec = spec_of(record)
     configuration = configuration_of(spec, values)
     trials, probe = store.trials(study), store.probes(study).get(configuration.batch_size)
     if probe is not None:

@@ -13,7 +13,7 @@ from bssearch.commands.report import observations_of
 from bssearch.errors import UsageError
 from bssearch.recorded import RecordedTable, RecordedTrial, write_table
 from bssearch.records import Observation, Phase, TrialRecord, TrialState
-from bssearch.spec import StudySpec
+from bssearch.spec.stored import spec_of
 from bssearch.storage.repository import Store
 
 
@@ -47,7 +47,7 @@ def recorded_table(store: Store, name: str) -> RecordedTable:
     where no trial has a curve.
     """
     study = store.study(name)
-    spec = StudySpec.model_validate(study.spec)
+    spec = spec_of(study)
     finished = {trial.number: trial for trial in search_trials(store, name)}
     observations = observations_of(store, name, list(finished.values()))
     recorded = [

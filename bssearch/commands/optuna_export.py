@@ -19,7 +19,7 @@ from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 from bssearch.commands.export import Exported
 from bssearch.commands.optuna_study import OptunaStudy, quiet
 from bssearch.errors import DatabaseError, SchemaError, UsageError
-from bssearch.spec import StudySpec
+from bssearch.spec.stored import spec_of
 from bssearch.storage.repository import Store
 from bssearch.storage.urls import masked, parse_url, shown, sqlite_file, without_secrets
 
@@ -39,7 +39,7 @@ def export_to_optuna(store: Store, name: str, file: str | None = None) -> Export
     url = destination(file or f"{name}.optuna.db")
     study = OptunaStudy.read(store, name)
     if not study.trials:
-        imported = StudySpec.model_validate(store.study(name).spec).is_imported
+        imported = spec_of(store.study(name)).is_imported
         none = "no search trials: its runs were imported, and are repeats" if imported else "no trials"
         raise UsageError(f"study {name!r} has {none}; there is nothing to export for Optuna")
     write_study(study, url)

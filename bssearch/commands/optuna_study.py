@@ -35,6 +35,7 @@ from bssearch.space import Dimension, SearchSpace
 from bssearch.space.parts import RelativeLearningRate
 from bssearch.space.search_space import REFERENCE_LEARNING_RATE
 from bssearch.spec import StudySpec
+from bssearch.spec.stored import spec_of
 from bssearch.storage.repository import Store, open_store
 
 if TYPE_CHECKING:
@@ -108,7 +109,7 @@ class OptunaStudy:
         cls, study: StudyRecord, trials: Sequence[TrialRecord], curves: Mapping[int, Mapping[int, float]]
     ) -> OptunaStudy:
         """Return what an Optuna study of some trials consists of; ``curves`` are metrics by trial and step."""
-        spec = StudySpec.model_validate(study.spec)
+        spec = spec_of(study)
         parameters = _Parameters(spec.space, [trial.configuration for trial in trials])
         objective = objective_of(spec)
         is_metric = not objective.stops_at_target

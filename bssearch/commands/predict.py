@@ -7,7 +7,7 @@ from pathlib import Path
 from bssearch.analysis.answer import Answer
 from bssearch.analysis.predict_for_device import predict_for_device
 from bssearch.importers.step_times import read_step_times
-from bssearch.spec import StudySpec
+from bssearch.spec.stored import spec_of
 from bssearch.storage.repository import Store
 
 
@@ -19,6 +19,4 @@ def predict(store: Store, study: str, step_times: Path, device_name: str | None 
     """
     record = store.study(study)
     times = read_step_times(step_times)
-    return predict_for_device(
-        record, StudySpec.model_validate(record.spec), store.trials(study), times, device_name or step_times.stem
-    )
+    return predict_for_device(record, spec_of(record), store.trials(study), times, device_name or step_times.stem)

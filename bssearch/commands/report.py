@@ -17,7 +17,7 @@ from bssearch.pages.picture import svg
 from bssearch.pages.trial_plots import curve_trials
 from bssearch.records import Observation, Phase, StudyRecord, TrialRecord
 from bssearch.search.finding import answer
-from bssearch.spec import StudySpec
+from bssearch.spec.stored import spec_of
 from bssearch.step_times import step_seconds_of
 from bssearch.storage.repository import Store
 
@@ -64,7 +64,7 @@ def picture_of(store: Store, name: str) -> StudyPicture:
     """
     found = answer(store, name)
     study, trials = store.study(name), store.trials(name)
-    spec = StudySpec.model_validate(study.spec)
+    spec = spec_of(study)
     chosen = curve_trials(found, trials)
     curves = store.curves(name, list(chosen.values()))
     audited = any(trial.phase in FULL_LIMIT_PHASES for trial in trials)
@@ -84,7 +84,7 @@ def svg_of(store: Store, name: str) -> str:
     Raises `NotFoundError`, and `TargetNotReachedError` where no trial reached the target.
     """
     found, study = answer(store, name), store.study(name)
-    spec = StudySpec.model_validate(study.spec)
+    spec = spec_of(study)
     default = spec.default.batch_size if spec.default_is_known else None
     return svg(found, default_batch_size=default, measured_on=study.created_at.date())
 
@@ -170,7 +170,7 @@ class _Compared:
     @property
     def _unit(self) -> str:
         """Return the unit of the figure: costs are in device-hours, or in the currency of a price."""
-        return objective_of(StudySpec.model_validate(self.study.spec)).unit
+        return objective_of(spec_of(self.study)).unit
 
 
 def _ratio(figure: Estimate | None, first: Estimate | None) -> Ratio | None:

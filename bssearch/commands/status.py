@@ -12,6 +12,7 @@ from bssearch.analysis.optimum import fastest
 from bssearch.records import Phase, TrialRecord, TrialState
 from bssearch.search.finding import SearchEnd
 from bssearch.spec import StudySpec
+from bssearch.spec.stored import spec_of
 from bssearch.storage.repository import Store
 
 
@@ -67,7 +68,7 @@ class Status:
 
 def status(store: Store, study: str) -> Status:
     """Return how far a stored study is. Raises `NotFoundError`."""
-    spec = StudySpec.model_validate(store.study(study).spec)
+    spec = spec_of(store.study(study))
     trials = store.trials(study)
     searched = [trial for trial in trials if spec.is_imported or trial.phase is Phase.SEARCH]
     best = fastest(searched)

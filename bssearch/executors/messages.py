@@ -35,7 +35,8 @@ from bssearch.records import (
 class Load:
     """Resolve and load a workload on a device (``auto``, ``cpu``, ``cuda`` or ``cuda:N``).
 
-    ``memory_limit_bytes`` pretends a device with less memory; a busy device is refused unless ``allow_busy``.
+    ``memory_limit_bytes`` pretends a device with less memory; a busy device is refused unless ``allow_busy``. With a
+    ``revision`` the workload's file must be of that one.
     """
 
     workload: str
@@ -47,10 +48,11 @@ class Load:
     training: TrainingSettings = field(default_factory=TrainingSettings)
     memory_limit_bytes: int | None = None
     allow_busy: bool = False
+    revision: str | None = None
     kind: Literal["load"] = "load"
 
     @classmethod
-    def of(cls, settings: ExecutorSettings, slot: int) -> Load:
+    def of(cls, settings: ExecutorSettings, slot: int, revision: str | None = None) -> Load:
         """Return what a slot of an executor loads."""
         return cls(
             workload=settings.workload,
@@ -62,6 +64,7 @@ class Load:
             training=settings.training,
             memory_limit_bytes=settings.memory_limit_bytes,
             allow_busy=settings.allow_busy,
+            revision=revision,
         )
 
 
@@ -124,9 +127,10 @@ class Exit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loaded:
-    """The workload is loaded; ``device`` is the one it is on."""
+    """The workload is loaded; ``device`` is the one it is on, ``revision`` that of its file, where it has one."""
 
     device: str
+    revision: str | None = None
     kind: Literal["loaded"] = "loaded"
 
 
@@ -230,8 +234,15 @@ def decode_reply(line: bytes) -> Reply:
     return _REPLIES.validate_json(line)
 
 
+LONGEST_LINE_BYTES = 2**25
+"""The longest message: a choice; a traceback of a deep recursion takes a megabyte."""
+
+
 class Lines:
-    """Cuts a stream of bytes into whole lines; keeps the unfinished last one for the next chunk."""
+    """Cuts a stream of bytes into whole lines; keeps the unfinished last one for the next chunk.
+
+    Raises `ValueError` for a line of more than `LONGEST_LINE_BYTES`.
+    """
 
     def __init__(self) -> None:
         self._rest = b""
@@ -239,4 +250,6 @@ class Lines:
     def feed(self, chunk: bytes) -> list[bytes]:
         """Return the lines that this chunk completes, without their line ends."""
         *whole, self._rest = (self._rest + chunk).split(b"\n")
+        if len(self._rest) > LONGEST_LINE_BYTES:
+            raise ValueError(f"a line of more than {LONGEST_LINE_BYTES:,} bytes")
         return whole

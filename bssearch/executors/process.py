@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import queue
 import select
@@ -47,8 +48,26 @@ _POLL_SECONDS = 0.2
 _STACK_SECONDS = 0.3
 """How long a worker may take to write its stack before it is killed: a choice; it is a few kilobytes."""
 
+_SAID_CHARACTERS = 500
+"""Of what is wrong with a reply as much goes to the log: a choice."""
+
 _CHUNK_BYTES = 1 << 16
 """Bytes read at a time: the capacity of a pipe on Linux (pipe(7))."""
+
+
+_PR_SET_DUMPABLE = 4  # prctl(2)
+
+
+def hide_secrets() -> None:
+    """Keep this process's memory and first environment from other processes of its user, where it holds `SECRETS`.
+
+    A worker is of the same user, and could read them in ``/proc`` although its own environment has none: taking a
+    variable out of `os.environ` leaves that as it was. The workers themselves begin anew and are open as ever. No
+    protection from the superuser, whose workers read everything; nor elsewhere than on Linux.
+    """
+    prctl = getattr(ctypes.CDLL(None), "prctl", None)
+    if prctl is not None and sys.platform == "linux" and SECRETS & os.environ.keys():
+        prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
 
 
 def worker_environment(environment: Mapping[str, str], threads: int) -> dict[str, str]:
@@ -78,6 +97,7 @@ class WorkerProcess:
         self.log = log
         self.last_heard = time.monotonic()
         self._inbox = inbox
+        hide_secrets()
         lifeline, self._lifeline = os.pipe()
         try:
             with log.open("ab") as errors:
@@ -150,7 +170,8 @@ class WorkerProcess:
     def _listen(self) -> None:
         """Put each reply into the inbox, and a None once the process is dead and its pipe is empty.
 
-        A process that the worker forked may hold the pipe open: its end alone does not tell.
+        A process that the worker forked may hold the pipe open: its end alone does not tell. A worker that says what is
+        no reply is killed; its log tells why.
         """
         lines = Lines()
         poll = select.poll()
@@ -168,8 +189,11 @@ class WorkerProcess:
                 self.last_heard = time.monotonic()
                 for line in lines.feed(chunk):
                     self._inbox.put((self, decode_reply(line)))
-        except ValueError:
+        except ValueError as error:
             self.kill()
-            raise
+            with self.log.open("a", encoding="utf-8") as log:
+                log.write(
+                    f"worker killed: what it sent is no reply: {' '.join(str(error).split())[:_SAID_CHARACTERS]}\n"
+                )
         finally:
             self._inbox.put((self, None))

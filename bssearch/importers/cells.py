@@ -14,15 +14,21 @@ from bssearch.records import ParameterValue
 LARGEST = 2**31 - 1
 """The largest whole number that every database's integer column holds."""
 
+MOST_BYTES = 2**26
+"""Bytes of a file of runs at most: a choice."""
+
 
 def read_text(path: Path) -> str:
     """Return a file's text; raise `NotFoundError` where it is not there, `UsageError` where it is no UTF-8 text."""
     try:
-        data = path.read_bytes()
+        with path.open("rb") as file:
+            data = file.read(MOST_BYTES + 1)
     except FileNotFoundError:
         raise NotFoundError(f"no file {str(path)!r}") from None
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from None
+    if len(data) > MOST_BYTES:
+        raise UsageError(f"{path} has more than {MOST_BYTES:,} bytes", hint="import it as several files")
     try:
         return data.decode().removeprefix("\ufeff")
     except UnicodeDecodeError as error:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -17,7 +16,7 @@ from bssearch.importers.imported_run import SPLIT, TYPED, Run, RunTable, make_co
 from bssearch.importers.importer import Studies, StudyName
 from bssearch.options import Option
 from bssearch.recorded import check_separator
-from bssearch.records import Goal, ParameterValue
+from bssearch.records import LARGEST_METRIC, Goal, ParameterValue, is_metric
 
 COLUMNS = ("batch_size", "seed", "reached", "steps", "train_seconds", "final_metric", "device", "precision")
 REQUIRED = ("batch_size", "reached")
@@ -169,9 +168,10 @@ class _Row:
         if not text or text.lower().lstrip("+-") == "nan":
             return None
         metric = number(text)
-        if not math.isfinite(metric):
+        if not is_metric(metric):
             raise UsageError(
-                f"final_metric = {text!r} must be a finite number, NaN, or empty where it is not known ({self.origin})"
+                f"final_metric = {text!r} must be a number in [{-LARGEST_METRIC:g}, {LARGEST_METRIC:g}], NaN, or empty "
+                f"where it is not known ({self.origin})"
             )
         return metric
 

@@ -23,6 +23,7 @@ from bssearch.records.measured import (
 )
 from bssearch.records.plan import Lease, TrialPlan
 from bssearch.records.question import (
+    LARGEST_METRIC,
     Configuration,
     Goal,
     ParameterValue,
@@ -30,6 +31,7 @@ from bssearch.records.question import (
     Target,
     TrainingSettings,
     TrialState,
+    is_metric,
     to_json,
 )
 from bssearch.records.requests import (
@@ -45,6 +47,7 @@ from bssearch.records.stored import PLANNED, NewStudy, ProbeRecord, StudyRecord,
 
 __all__ = [
     "COULD_NOT_PAUSE",
+    "LARGEST_METRIC",
     "PLANNED",
     "Configuration",
     "DeviceUse",
@@ -77,6 +80,7 @@ __all__ = [
     "TrialState",
     "Visit",
     "WorkloadDescription",
+    "is_metric",
     "outcome_fields",
     "to_json",
 ]

@@ -94,6 +94,15 @@ class Target:
         return self.shortfall(metric) <= 0
 
 
+LARGEST_METRIC = 1e100
+"""The largest absolute value of a metric: a choice; squares and sums of such stay finite in double precision."""
+
+
+def is_metric(value: float) -> bool:
+    """Return whether a number may be a metric: it is finite, and not beyond `LARGEST_METRIC`."""
+    return abs(value) <= LARGEST_METRIC
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Configuration:
     """What one trial trains with, as really run: derived values, not the coordinates that were sampled.

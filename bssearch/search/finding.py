@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from bssearch.analysis.answer import NO_NEXT_STEP, Answer
-from bssearch.analysis.notices import retargeted
+from pydantic import ValidationError
+
+from bssearch.analysis.answer import NO_NEXT_STEP, Answer, Notice
+from bssearch.analysis.notices import about_versions, retargeted
 from bssearch.analysis.objectives.base import objective_of
 from bssearch.analysis.report import build_answer
 from bssearch.analysis.retarget import at_target, easier_target, refuse_another_target
 from bssearch.errors import TargetNotReachedError, UsageError
-from bssearch.spec import StudySpec
 from bssearch.spec.parts import BudgetSpec
+from bssearch.spec.stored import spec_of
 from bssearch.storage.repository import Store
 
-ANSWERS = 15
+ANSWERS = 16
 """What makes answers: counted up where the same trials give another one, so that stored ones are made anew."""
 
 
@@ -62,22 +65,23 @@ def answer(store: Store, name: str, target: float | None = None) -> Answer:
     """
     if target is None:
         stored = store.finding(name)
-        if stored is not None and stored.get("made_by") == ANSWERS and stored["answer"] is not None:
-            return Answer.model_validate(stored["answer"])
+        if stored is not None and stored.get("made_by") == ANSWERS and stored.get("answer") is not None:
+            with suppress(ValidationError):  # what something else has written there does not matter
+                return Answer.model_validate(stored["answer"])
     return compute_answer(store, name, target)
 
 
 def compute_answer(store: Store, name: str, target: float | None = None) -> Answer:
     """Return the answer of a study from its trials."""
     study = store.study(name)
-    spec = StudySpec.model_validate(study.spec)
+    spec = spec_of(study)
     trials, probes, memory = store.trials(name), store.probes(name), store.memory_boundary(name)
     uses = [] if study.environment is None else store.memory(name, study.environment)
-    noise = store.noise(name)
+    noise, versions = store.noise(name), store.torch_versions(name)
     if target is not None:
         refuse_another_target(objective_of(spec))
     if target is None or target == study.target.value:
-        return build_answer(study, spec, trials, probes, memory, uses, noise)
+        return _with(build_answer(study, spec, trials, probes, memory, uses, noise), about_versions(versions))
     if spec.is_imported:
         raise UsageError(
             f"the runs of study {name!r} were imported without learning curves: when they reached "
@@ -92,5 +96,9 @@ def compute_answer(store: Store, name: str, target: float | None = None) -> Answ
         for trial in trials
     ]
     found = build_answer(replace(study, target=easier), spec, moved, probes, memory, uses, noise)
-    warnings = [retargeted(study.target), *found.warnings]
+    warnings = [retargeted(study.target), *found.warnings, *about_versions(versions)]
     return found.model_copy(update={"warnings": warnings, **NO_NEXT_STEP})
+
+
+def _with(found: Answer, notices: Sequence[Notice]) -> Answer:
+    return found.model_copy(update={"warnings": [*found.warnings, *notices]}) if notices else found

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, Field, WithJsonSchema, field_validator, model_validator
 
 from bssearch import registry
-from bssearch.records import Goal, TrainingSettings
+from bssearch.records import LARGEST_METRIC, Goal, TrainingSettings
 from bssearch.space import OPTIONAL, TRAINING_PARAMETERS, Optimizer, StrictModel, within_limits
 
 Positive = Annotated[float, Field(gt=0)]
@@ -38,8 +38,8 @@ PrunerName = Annotated[str, AfterValidator(_known("pruners")), WithJsonSchema(_s
 class TargetSpec(StrictModel):
     """The metric value to reach on the validation part."""
 
-    metric: str
-    value: float
+    metric: str = Field(min_length=1, max_length=100, pattern=r"^[^\x00-\x1f\x7f]+$")
+    value: float = Field(ge=-LARGEST_METRIC, le=LARGEST_METRIC)
     goal: Goal = Goal.MAXIMIZE
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,9 +16,13 @@ from pydantic import ValidationError
 from bssearch import settings
 from bssearch.errors import NotFoundError, SpecError, UsageError
 from bssearch.spec.model import StudySpec
+from bssearch.spec.yaml_values import MOST_LEVELS, is_unicode, read_yaml, shortened
 
 Location = tuple[str | int, ...]
 SUFFIXES = (".yaml", ".yml", ".toml")
+MOST_BYTES = 2**20
+"""Bytes of the file of a spec at most: a choice; a large one has ten thousand."""
+
 MOST_NAMED = 10
 """Files of a folder that an error names at most: a choice."""
 
@@ -55,7 +60,7 @@ def load_spec(path_or_name: str | Path, overrides: Sequence[str] = ()) -> StudyS
     """
     path = find_spec(path_or_name)
     try:
-        text = path.read_text(encoding="utf-8")
+        text = _text_of(path)
     except (OSError, UnicodeDecodeError) as error:
         raise SpecError(f"{path} cannot be read: {error}") from error
     if path.suffix in {".yaml", ".yml"}:
@@ -80,8 +85,40 @@ def load_spec(path_or_name: str | Path, overrides: Sequence[str] = ()) -> StudyS
         for depth in range(1, len(location)):
             origins.setdefault(location[:depth], f"--set {override}")
         origins[location] = f"--set {override}"
+    _check_values(data, str(path))
     spec = _validated(data, origins, str(path))
     return spec if preset is None else spec.from_preset(preset)
+
+
+def _text_of(path: Path) -> str:
+    with path.open("rb") as file:
+        content = file.read(MOST_BYTES + 1)
+    if len(content) > MOST_BYTES:
+        raise SpecError(f"{path} has more than {MOST_BYTES:,} bytes: it is no spec")
+    return content.decode("utf-8")
+
+
+def _check_values(data: Any, source: str) -> None:
+    """Raise `SpecError` for a number that is not finite, a text that is no Unicode, and for too many levels."""
+    left: list[tuple[Any, Location]] = [(data, ())]
+    while left:
+        value, location = left.pop()
+        field = ".".join(map(str, location[:MOST_NAMED])) or "spec"
+        if len(location) > MOST_LEVELS:
+            raise SpecError(f"{field}: more than {MOST_LEVELS} levels lie in each other ({source})")
+        if isinstance(value, Mapping):
+            left += [(inner, (*location, _key_text(key))) for key, inner in value.items()]
+        elif isinstance(value, list):
+            left += [(inner, (*location, index)) for index, inner in enumerate(value)]
+        elif isinstance(value, float) and not math.isfinite(value):
+            raise SpecError(f"{field} = {value} must be a finite number ({source})")
+        elif isinstance(value, str) and not is_unicode(value):
+            raise SpecError(f"{field} = {shortened(value)} is no Unicode text ({source})")
+
+
+def _key_text(key: object) -> str:
+    """Return a key as a part of a field's name."""
+    return key if isinstance(key, str) and is_unicode(key) else shortened(key)
 
 
 def checked(spec: StudySpec) -> StudySpec:
@@ -116,7 +153,7 @@ def _with_preset(path: Path, data: Mapping[str, Any]) -> tuple[dict[str, Any], d
 def _is_given(data: Any, location: Location) -> bool:
     """Return whether a spec gives a field of its preset itself, or the whole that the field is part of."""
     for part in location:
-        if part not in data:
+        if not isinstance(data, Mapping) or part not in data:
             return False
         data = data[part]
         if part not in GROUPS or not isinstance(data, Mapping):
@@ -135,35 +172,15 @@ def _over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
     return {**below, **both}
 
 
-class _Loader(yaml.SafeLoader):
-    """YAML 1.1 with two repairs: 1e-3 is a number, and a key that stands twice is an error."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen = set()
-        for key, _ in node.value:
-            if key.value in seen:
-                problem = f"the key {key.value!r} stands twice"
-                raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
-            seen.add(key.value)
-        return super().construct_mapping(node, deep)
-
-
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"^[-+]?(\d[\d_]*)(\.[\d_]*)?[eE][-+]?\d+$"),
-    list("-+0123456789"),
-)
-
-
 def _read_yaml(path: Path, text: str) -> tuple[Any, dict[Location, int]]:
     try:
-        node = yaml.compose(text, Loader=_Loader)
-        return yaml.load(text, Loader=_Loader), dict(_yaml_lines(node, ()))
+        value, node = read_yaml(text)
+        return value, dict(_yaml_lines(node, ()))
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         raise SpecError(f"{path}:{line}: not valid YAML: {error.problem}") from None
     except yaml.YAMLError as error:
-        raise SpecError(f"{path}: not valid YAML: {error}") from None
+        raise SpecError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
 
 
 def _yaml_lines(node: yaml.Node | None, location: Location) -> Iterable[tuple[Location, int]]:
@@ -182,6 +199,10 @@ def _read_toml(path: Path, text: str) -> tuple[Any, dict[Location, int]]:
         return tomllib.loads(text), dict(_toml_lines(text))
     except tomllib.TOMLDecodeError as error:
         raise SpecError(f"{path}: not valid TOML: {error}") from None
+    except RecursionError:
+        raise SpecError(f"{path}: more than {MOST_LEVELS} levels lie in each other") from None
+    except ValueError as error:  # a number of thousands of digits
+        raise SpecError(f"{path}: not valid TOML: {error}") from None
 
 
 def _toml_lines(text: str) -> Iterable[tuple[Location, int]]:
@@ -198,9 +219,13 @@ def _toml_lines(text: str) -> Iterable[tuple[Location, int]]:
 def parse_value(text: str, origin: str) -> Any:
     """Return a value given on the command line, read as it would be in a spec; raise `SpecError` naming its origin."""
     try:
-        return yaml.load(text, Loader=_Loader)
-    except yaml.YAMLError:
-        raise SpecError(f"{origin}: the value is not valid YAML") from None
+        if len(text) > MOST_BYTES or not is_unicode(text):
+            raise SpecError(f"{shortened(origin)}: the value must be a Unicode text of at most {MOST_BYTES:,} bytes")
+        return read_yaml(text)[0]
+    except yaml.YAMLError as error:
+        problem = error.problem if isinstance(error, yaml.MarkedYAMLError) else None
+        because = f": {problem}" if problem else ""
+        raise SpecError(f"{shortened(origin)}: the value is not valid YAML{because}") from None
 
 
 def _override(data: dict[str, Any], override: str) -> Location:
@@ -235,7 +260,9 @@ def _explain(problem: Any, data: Any, origins: Mapping[Location, str], path: str
         location = (*location, part)
     field = ".".join(str(part) for part in location) or "spec"
     message = problem["msg"].removeprefix("Value error, ")
-    shown = f" = {value!r}" if isinstance(value, str | int | float) and problem["type"] != "unknown_key" else ""
+    shown = (
+        f" = {shortened(value)}" if isinstance(value, str | int | float) and problem["type"] != "unknown_key" else ""
+    )
     while location and location not in origins:
         location = location[:-1]
     place = origins.get(location, path)

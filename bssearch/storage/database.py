@@ -11,10 +11,11 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 from sqlalchemy import URL, Connection, Select, select
 
-from bssearch.errors import DatabaseError
+from bssearch.errors import BSSearchError, DatabaseError
 from bssearch.records import Environment, to_json
 from bssearch.storage import migrate
 from bssearch.storage.engine import create_engine_for, reading, writing
+from bssearch.storage.integrity import first_fault
 from bssearch.storage.lookups import no_study
 from bssearch.storage.models import EnvironmentRow, StudyRow
 from bssearch.storage.patience import Patience
@@ -46,6 +47,7 @@ class Database:
         self._engine = create_engine_for(url, write=write)
         self._write = write
         self._environment_ids: dict[Environment, int] = {}
+        self._asked: dict[str, int] = {}
         notify = notify or _tell_nobody
         self._patience = Patience(shown(self._engine.url), notify)
         try:
@@ -64,7 +66,27 @@ class Database:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self.close()
+        try:
+            if isinstance(error, Exception) and not isinstance(error, BSSearchError):
+                self._refuse_faulty_rows(error)
+        finally:
+            self.close()
+
+    def _refuse_faulty_rows(self, error: Exception) -> None:
+        """Raise `DatabaseError` where an error is due to a row that nothing of ours has stored so."""
+        asked = self._asked or self._all_studies()
+        for name, study_id in asked.items():
+            with self._reading() as connection:
+                fault = first_fault(connection, study_id)
+            if fault is not None:
+                raise DatabaseError(
+                    f"what is stored of the study {name!r} cannot be used: {fault}",
+                    hint="something else than bssearch has written it; other studies are not concerned",
+                ) from error
+
+    def _all_studies(self) -> dict[str, int]:
+        with self._reading() as connection:
+            return {name: study_id for name, study_id in connection.execute(select(StudyRow.name, StudyRow.id))}
 
     def close(self) -> None:
         """Close all connections; who waits for the server in another thread fails."""
@@ -120,6 +142,7 @@ class Database:
         study_id: int | None = connection.scalar(query)
         if study_id is None:
             raise no_study(connection, name)
+        self._asked[name] = study_id
         return study_id
 
     def _environment_id(self, connection: Connection, environment: Environment) -> int:

@@ -59,13 +59,14 @@ def create_engine_for(url: str | URL, *, write: bool = True, foreign_keys: bool 
             json_serializer=_to_json,
         )
     _check_file(path, write=write)
+    file = _OpenFile(path)
     engine = create_engine(
         url,
-        creator=partial(_connect_sqlite, path, write=write, foreign_keys=foreign_keys),
+        creator=partial(_connect_sqlite, file, write=write, foreign_keys=foreign_keys),
         poolclass=QueuePool,
         json_serializer=_to_json,
     )
-    event.listen(engine, "begin", _begin)
+    event.listen(engine, "begin", partial(_begin, file))
     return engine
 
 
@@ -121,8 +122,42 @@ def _is_writable(path: Path) -> bool:
     return bool(path.stat().st_mode & 0o222) and os.access(path, os.W_OK)
 
 
-def _connect_sqlite(path: Path, *, write: bool, foreign_keys: bool) -> sqlite3.Connection:
-    connection = _open_for_writing(path) if write else _open_for_reading(path)
+class _OpenFile:
+    """Which file lies at a database's path: once it is open it may be deleted or replaced, and is written to unseen."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._identity: tuple[int, int] | None = None
+
+    def check(self) -> None:
+        """Raise `DatabaseError` where another file lies there than when it was first opened, or none."""
+        if self._identity not in {None, self._now()}:
+            raise DatabaseError(
+                f"{self.path} was deleted or replaced while it was open: what was stored in it since is lost",
+                hint="put it back where it was; a study that is not in it begins anew",
+            )
+
+    def opened(self) -> None:
+        """Note which file was opened first; raise what `check` raises for any other."""
+        self._identity = self._identity or self._now()
+        self.check()
+
+    def _now(self) -> tuple[int, int] | None:
+        try:
+            found = self.path.stat()
+        except OSError:
+            return None
+        return found.st_dev, found.st_ino
+
+
+def _connect_sqlite(file: _OpenFile, *, write: bool, foreign_keys: bool) -> sqlite3.Connection:
+    file.check()  # SQLite would make a new one
+    connection = _open_for_writing(file.path) if write else _open_for_reading(file.path)
+    try:
+        file.opened()
+    except DatabaseError:
+        connection.close()
+        raise
     connection.execute(f"PRAGMA foreign_keys = {'ON' if foreign_keys else 'OFF'}")
     return connection
 
@@ -190,8 +225,10 @@ def _open_for_reading(path: Path) -> sqlite3.Connection:
     return connection
 
 
-def _begin(connection: Connection) -> None:
+def _begin(file: _OpenFile, connection: Connection) -> None:
     writes = connection.get_execution_options().get(_WRITES, False)
+    if writes:
+        file.check()
     connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
 

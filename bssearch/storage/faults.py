@@ -69,13 +69,24 @@ def read_only(where: str) -> DatabaseError:
 
 
 def missing_right(role: str, right: str, thing: str, where: str) -> DatabaseError:
-    """Return the error for a role that lacks a right, with the statement that gives what bssearch needs."""
-    of_schema = thing.startswith("schema ")
-    on = f"SCHEMA {thing.removeprefix('schema ')}" if of_schema else "ALL TABLES IN SCHEMA public"
-    rights = "USAGE, CREATE" if of_schema else "SELECT, INSERT, UPDATE, DELETE"
+    """Return the error for a role that lacks a right, with the statements that give it, and no more than it asks for.
+
+    Who reads needs no right to write; who writes rows needs the sequences that number them, too.
+    """
+    whom = f'TO "{role}"'
+    if thing.startswith("schema "):
+        rights = "USAGE, CREATE" if right == "CREATE" else "USAGE"
+        grants = [f"GRANT {rights} ON SCHEMA {thing.removeprefix('schema ')} {whom}"]
+    elif right == "SELECT":
+        grants = [f"GRANT SELECT ON ALL TABLES IN SCHEMA public {whom}"]
+    else:
+        grants = [
+            f"GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA public {whom}",
+            f"GRANT USAGE, SELECT ON ALL SEQUENCES IN SCHEMA public {whom}",
+        ]
     return DatabaseError(
         f"{where}: the role {role!r} lacks the right {right} on {thing}",
-        hint=f'let an owner of the database run: GRANT {rights} ON {on} TO "{role}"',
+        hint=f"let an owner of the database run: {'; '.join(grants)}",
     )
 
 

@@ -50,6 +50,19 @@ def heartbeat(connection: Connection, study_id: int, *, owner: str, lease_second
     )
 
 
+def last_renewed(connection: Connection, study_id: int) -> dict[str, datetime]:
+    """Return until when each owner of a study's running trials and claims has them, by the last of its leases."""
+    found: dict[str, datetime] = {}
+    rows = [
+        *connection.execute(select(TrialRow.lease_owner, TrialRow.lease_expires_at).where(*is_running(study_id))),
+        *connection.execute(select(ClaimRow.owner, ClaimRow.expires_at).where(ClaimRow.study_id == study_id)),
+    ]
+    for owner, expires_at in rows:
+        if owner is not None:
+            found[owner] = max(expires_at, found.get(owner, expires_at))
+    return found
+
+
 def mark_lost(connection: Connection, study_id: int, *, is_alive: IsAlive) -> list[int]:
     """End the running trials of owners that are dead, or unknown with their leases ended; return their numbers."""
     owners = connection.scalars(select(TrialRow.lease_owner).where(*is_running(study_id)).distinct()).all()

@@ -143,6 +143,19 @@ class Measurements(Database):
             row = connection.execute(query.where(*place)).mappings().first()
             return None if row is None else from_columns(Environment, row)
 
+    @patiently
+    def torch_versions(self, study: str) -> list[str]:
+        """Return the versions of torch that a study's trials ran with, the earliest trial's first."""
+        with self._reading() as connection:
+            query = (
+                select(EnvironmentRow.torch_version)
+                .join(TrialRow, TrialRow.environment_id == EnvironmentRow.id)
+                .where(TrialRow.study_id == self._study_id(connection, study))
+                .group_by(EnvironmentRow.torch_version)
+                .order_by(func.min(TrialRow.number))
+            )
+            return list(connection.scalars(query))
+
     def save_memory(self, study: str, environment: Environment, memory: MemoryUse) -> None:
         """Store whether a micro-batch size fits, in place of an earlier measurement in the same environment."""
         columns = {

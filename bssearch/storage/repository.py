@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from datetime import datetime
 from functools import partial
 
 from sqlalchemy import URL, Connection, func, insert, select, update
@@ -110,6 +111,9 @@ class Store(Findings, Measurements):
     def find_study(self, name: str) -> StudyRecord | None:
         """Return a study, or None."""
         with self._reading() as connection:
+            self._asked.update(
+                connection.execute(select(StudyRow.name, StudyRow.id).where(StudyRow.name == name)).all()
+            )
             row = connection.execute(STUDY.where(StudyRow.name == name)).mappings().first()
         return None if row is None else study_record(row)
 
@@ -230,6 +234,18 @@ class Store(Findings, Measurements):
     def heartbeat(self, study: str, owner: str, lease_seconds: float) -> None:
         """Extend the leases of the owner's running trials and its claims to ``lease_seconds`` from now."""
         self._on_study(study, partial(leases.heartbeat, owner=owner, lease_seconds=lease_seconds))
+
+    @patiently
+    def time(self) -> datetime:
+        """Return the time of the database's clock."""
+        with self._reading() as connection:
+            return now(connection)
+
+    @patiently
+    def leases(self, study: str) -> dict[str, datetime]:
+        """Return until when each owner has trials that run or claims, by the last of its leases."""
+        with self._reading() as connection:
+            return leases.last_renewed(connection, self._study_id(connection, study))
 
     def mark_lost(self, study: str, *, is_alive: IsAlive) -> list[int]:
         """End the running trials of dead owners as lost; return their numbers.

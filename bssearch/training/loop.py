@@ -29,7 +29,16 @@ from pathlib import Path
 
 from bssearch.curves import crossing, with_crossing
 from bssearch.errors import CheckpointError
-from bssearch.records import COULD_NOT_PAUSE, GradientNoise, Observation, TrialOutcome, TrialRequest, TrialState
+from bssearch.records import (
+    COULD_NOT_PAUSE,
+    LARGEST_METRIC,
+    GradientNoise,
+    Observation,
+    TrialOutcome,
+    TrialRequest,
+    TrialState,
+    is_metric,
+)
 from bssearch.space.batch_norm import batch_norm_caveats
 from bssearch.training.clock import Clock
 from bssearch.training.computation import Computation
@@ -147,7 +156,7 @@ class Trial:
         if self._request.evaluate_test and ending.state in TESTED_STATES:
             with self._clock.ledger("evaluation"):
                 metric = trainer.evaluate(self._data.test, self._request.target.metric)
-            self._test_metric = metric if math.isfinite(metric) else None
+            self._test_metric = metric if is_metric(metric) else None
         return ending
 
     def prepare(self) -> Trainer:
@@ -273,7 +282,7 @@ class Trial:
             loss = trainer.take_mean_loss()
             metric = trainer.evaluate(self._data.validation, self._request.target.metric)
         self._on_progress()
-        if not math.isfinite(metric) or (loss is not None and not math.isfinite(loss)):
+        if not is_metric(metric) or (loss is not None and not math.isfinite(loss)):
             return self._not_finite(trainer, loss, metric)
         observation = Observation(
             step=trainer.steps,
@@ -342,11 +351,13 @@ class Trial:
         )
 
     def _not_finite(self, trainer: Trainer, loss: float | None, metric: float) -> Ending:
-        what = self._request.target.metric if not math.isfinite(metric) else "the training loss"
+        what = "the training loss" if is_metric(metric) else self._request.target.metric
+        how = (
+            f"= {metric:g} is beyond {LARGEST_METRIC:g}" if LARGEST_METRIC < abs(metric) < math.inf else "is not finite"
+        )
         first = trainer.first_non_finite()
         return Ending(
-            TrialState.DIVERGED,
-            f"{what} is not finite: {self._where(trainer)}" + ("" if first is None else f"; {first}"),
+            TrialState.DIVERGED, f"{what} {how}: {self._where(trainer)}" + ("" if first is None else f"; {first}")
         )
 
     def _out_of_memory(self, error: Exception) -> Ending:

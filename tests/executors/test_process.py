@@ -3,14 +3,17 @@ from __future__ import annotations
 import os
 import queue
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
+import pytest
 
-from bssearch.executors.messages import Reply
-from bssearch.executors.process import WorkerProcess, worker_environment
+from bssearch.executors.messages import LONGEST_LINE_BYTES, Lines, Reply
+from bssearch.executors.process import SECRETS, WorkerProcess, worker_environment
 
 
 def test_a_worker_has_what_repeatable_sums_on_a_gpu_need_unless_the_user_chose_otherwise() -> None:
@@ -54,3 +57,22 @@ def test_a_worker_leads_a_group_of_its_own_and_appends_to_its_log(tmp_path: Path
         assert os.getpgid(worker.pid) == os.getsid(worker.pid) == worker.pid
         assert (worker.slot, worker.log_start) == (3, len("from before\n"))
         assert worker.log.read_text().startswith("from before\n")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nothing is kept from other processes")
+@pytest.mark.parametrize("secret", ["BSSEARCH_DB_URL", "PGPASSWORD", None])
+def test_a_driver_with_secrets_is_closed_to_other_processes_of_its_user(secret: str | None) -> None:
+    code = "import ctypes; from bssearch.executors.process import hide_secrets; hide_secrets(); "
+    code += "print(ctypes.CDLL(None).prctl(3, 0, 0, 0, 0))"  # PR_GET_DUMPABLE
+    environment = {name: value for name, value in os.environ.items() if name not in SECRETS}
+    if secret is not None:
+        environment[secret] = "postgresql://me:secret@host/db"
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == ("1" if secret is None else "0")
+
+
+def test_a_message_has_a_longest_length() -> None:
+    lines = Lines()
+    with pytest.raises(ValueError, match="a line of more than"):
+        for _ in range(LONGEST_LINE_BYTES // 2**20 + 2):
+            lines.feed(bytes(2**20))

@@ -13,6 +13,7 @@ from bssearch.errors import NotFoundError, UsageError
 from bssearch.importers.cells import LARGEST
 from bssearch.importers.imported_run import RunTable
 from bssearch.importers.runs import parse_runs, read_runs
+from bssearch.records import LARGEST_METRIC
 
 HEADER = "batch_size,seed,reached,steps,train_seconds,final_metric,device,precision,param.learning_rate,param.optimizer"
 ROW = "32,7,true,120,2.5,0.91,A100,bf16,0.1,adam"
@@ -146,6 +147,7 @@ def test_a_metric_that_is_nan_is_not_known_and_counted() -> None:
         ("train_seconds", "nan", "true"),
         ("train_seconds", "inf", "false"),
         ("final_metric", "inf", "true"),
+        ("final_metric", "-1.1e100", "true"),
         ("final_metric", "good", "true"),
         ("param.learning_rate", "0", "true"),
         ("param.learning_rate", "high", "true"),
@@ -221,7 +223,7 @@ ROWS = st.fixed_dictionaries(
         "reached": st.booleans(),
         "steps": st.none() | st.integers(1, LARGEST),
         "train_seconds": st.none() | POSITIVE,
-        "final_metric": st.none() | st.floats(allow_nan=False, allow_infinity=False),
+        "final_metric": st.none() | st.floats(-LARGEST_METRIC, LARGEST_METRIC),
         "device": st.none() | st.sampled_from(["A100", 'a "quoted", one', "ü"]),
         "param.learning_rate": st.none() | POSITIVE,
         "param.x": st.none() | st.integers() | POSITIVE | st.booleans() | st.sampled_from(["text", "a,b"]),

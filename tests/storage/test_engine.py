@@ -319,3 +319,21 @@ class TestTypes:
     def test_every_error_of_the_room_is_one_of_ours(self) -> None:
         assert issubclass(SchemaError, DatabaseError)
         assert issubclass(DatabaseError, BSSearchError)
+
+
+@pytest.mark.parametrize("becomes", ["deleted", "replaced"])
+def test_a_file_that_is_gone_or_another_takes_nothing_more(path: Path, becomes: str) -> None:
+    with open_store(f"sqlite:///{path}") as store:
+        add_study(store)
+        aside = path.with_name("aside.db")
+        path.rename(aside)
+        if becomes == "replaced":
+            path.write_bytes(aside.read_bytes())
+        for _ in range(2):
+            with pytest.raises(DatabaseError, match=r"was deleted or replaced while it was open"):
+                start(store)
+        path.unlink(missing_ok=True)
+        aside.rename(path)
+        start(store)
+    if becomes == "deleted":
+        assert not aside.exists()

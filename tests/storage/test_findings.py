@@ -66,3 +66,13 @@ def test_a_renamed_study_has_none_and_a_deleted_one_takes_it_along(store: Store)
     store.delete_study("other")
     add_study(store, "other")
     assert store.finding("other") is None
+
+
+def test_the_versions_of_torch_come_in_the_order_of_the_trials(store: Store) -> None:
+    add_study(store)
+    add_study(store, "other")
+    start(store, "other", environment=make_environment(torch_version="1.0"))
+    assert store.torch_versions("toy") == []
+    for version in ("2.13", "2.11", "2.13"):
+        start(store, environment=make_environment(torch_version=version))
+    assert store.torch_versions("toy") == ["2.13", "2.11"]

@@ -1,0 +1,27 @@
+"""The spec that is stored with a study."""
+
+from __future__ import annotations
+
+from pydantic import ValidationError
+
+from bssearch.errors import DatabaseError
+from bssearch.records import StudyRecord
+from bssearch.spec.model import StudySpec
+
+NEWER = "a newer bssearch may have written it: upgrade this one"
+
+
+def spec_of(study: StudyRecord) -> StudySpec:
+    """Return the spec of a stored study; raise `DatabaseError` where it is none that this version knows."""
+    try:
+        return StudySpec.model_validate(study.spec)
+    except ValidationError as error:
+        first, *more = error.errors()
+        place = ".".join(map(str, first["loc"])) or "spec"
+        problem = first["msg"].removeprefix("Value error, ")
+        others = f" (and {len(more)} more)" if more else ""
+        is_newer = first["type"] == "extra_forbidden" or place == "schema_version"
+        raise DatabaseError(
+            f"the spec stored with study {study.name!r} cannot be read: {place}: {problem}{others}",
+            hint=NEWER if is_newer else "other studies of this database are not concerned",
+        ) from None

@@ -1,0 +1,149 @@
+"""Whether what is stored of a study is what bssearch stores: looked at only where something went wrong with it.
+
+SQLite takes any value in any column, and who opens a file can have its checks ignored; a server of PostgreSQL checks
+the types by itself.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Boolean,
+    CheckConstraint,
+    Column,
+    ColumnElement,
+    Connection,
+    DateTime,
+    Enum,
+    Float,
+    Integer,
+    Select,
+    Table,
+    TextClause,
+    TypeDecorator,
+    and_,
+    case,
+    func,
+    literal_column,
+    or_,
+    select,
+    true,
+    type_coerce,
+)
+from sqlalchemy.types import NullType, TypeEngine
+
+from bssearch.storage.models import (
+    EnvironmentRow,
+    FindingRow,
+    ObservationRow,
+    ProbeRow,
+    StudyRow,
+    TrialRow,
+    VisitRow,
+)
+
+LONGEST = 60
+"""Characters of a value that an error shows: a choice."""
+
+
+def first_fault(connection: Connection, study_id: int) -> str | None:
+    """Return what is wrong with the first row of a study that bssearch cannot have stored so; None where none is."""
+    for table, words, label, scope in _rows_of(study_id):
+        for column in table.columns:
+            value = type_coerce(column, NullType())
+            query = select(label, value).select_from(table).where(scope, _is_wrong(column, connection.dialect.name))
+            if (found := _first(connection, query)) is not None:
+                return f"{words} {found[0]}: {column.name} = {_shown(found[1])}"
+        for broken, rule in _rules(table):
+            if (found := _first(connection, select(label).select_from(table).where(scope, broken))) is not None:
+                return f"{words} {found[0]}: {rule}"
+    return None
+
+
+def _rules(table: Table) -> Iterator[tuple[ColumnElement[bool], str]]:
+    """Yield what breaks each rule of a table, with its words: its checks, and that what it refers to is there."""
+    for constraint in table.constraints:
+        if isinstance(constraint, CheckConstraint) and isinstance(constraint.sqltext, TextClause):
+            yield literal_column(f"NOT ({constraint.sqltext.text})"), f"not {constraint.sqltext.text}"
+    for key in table.foreign_key_constraints:
+        there = key.referred_table.alias()
+        pairs = [(one.parent, there.c[one.column.name]) for one in key.elements]
+        is_there = select(1).select_from(there).where(*(own == other for own, other in pairs)).exists()
+        names = ", ".join(own.name for own, _ in pairs)
+        yield and_(*(own.is_not(None) for own, _ in pairs), ~is_there), f"what its {names} refers to is not there"
+
+
+def _rows_of(study_id: int) -> Iterator[tuple[Table, str, ColumnElement[Any], ColumnElement[bool]]]:
+    """Yield each table with what a row of it is called, what it is known by, and which rows are of the study."""
+    trial = TrialRow.__table__
+    yield StudyRow.__table__, "study", StudyRow.__table__.c.name, StudyRow.id == study_id
+    environments = select(TrialRow.environment_id).where(TrialRow.study_id == study_id)
+    environment = EnvironmentRow.__table__
+    yield environment, "environment", environment.c.id, EnvironmentRow.id.in_(environments)
+    yield trial, "trial", trial.c.number, TrialRow.study_id == study_id
+    observation = ObservationRow.__table__
+    number = select(trial.c.number).where(trial.c.id == observation.c.trial_id).scalar_subquery()
+    trials = select(TrialRow.id).where(TrialRow.study_id == study_id)
+    yield observation, "an evaluation of trial", number, ObservationRow.trial_id.in_(trials)
+    for row, words in ((ProbeRow, "a probe of batch size"), (VisitRow, "a visit of batch size")):
+        yield row.__table__, words, row.__table__.c.batch_size, row.study_id == study_id
+    finding = FindingRow.__table__
+    yield finding, "the answer of", finding.c.found_at, FindingRow.study_id == study_id
+
+
+def _is_wrong(column: Column[Any], dialect: str) -> ColumnElement[bool]:
+    """Return whether a column's value is none that bssearch stores in it: missing, of another type, not finite."""
+    raw = type_coerce(column, NullType())
+    kind = _storage_type(column.type)
+    wrong: list[ColumnElement[bool]] = [] if column.nullable else [raw.is_(None)]
+    wrong += [and_(raw.is_not(None), one) for one in _of_another_kind(raw, kind, dialect)]
+    return or_(*wrong) if wrong else ~true()
+
+
+def _storage_type(kind: TypeEngine[Any]) -> TypeEngine[Any]:
+    """Return what a column's type is stored as."""
+    while isinstance(kind, TypeDecorator):
+        kind = kind.impl_instance
+    return kind
+
+
+def _of_another_kind(raw: ColumnElement[Any], kind: TypeEngine[Any], dialect: str) -> Iterator[ColumnElement[bool]]:
+    """Yield what a value that is there must not be."""
+    is_sqlite = dialect == "sqlite"
+    stored = func.typeof(raw)
+    if isinstance(kind, Float):
+        if is_sqlite:
+            yield stored.not_in(("real", "integer"))
+        yield ~raw.between(-sys.float_info.max, sys.float_info.max)
+    elif isinstance(kind, JSON):
+        if is_sqlite:
+            yield case((func.json_valid(raw) == 1, func.json_type(raw) != "object"), else_=true())
+        else:
+            yield func.json_typeof(raw) != "object"
+    elif isinstance(kind, Enum):
+        yield raw.not_in(kind.enums)
+    elif not is_sqlite:
+        return
+    elif isinstance(kind, Boolean):
+        yield raw.not_in((0, 1))
+    elif isinstance(kind, Integer | BigInteger):
+        yield stored != "integer"
+    elif isinstance(kind, DateTime):
+        yield or_(stored != "text", func.julianday(raw).is_(None))
+    else:
+        yield stored != "text"
+
+
+def _first(connection: Connection, query: Select[Any]) -> tuple[Any, ...] | None:
+    row = connection.execute(query.limit(1)).first()
+    return None if row is None else tuple(row)
+
+
+def _shown(value: object) -> str:
+    text = "nothing" if value is None else repr(value)
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}…"

@@ -1,0 +1,104 @@
+"""Whether input that nobody meant ever makes a traceback, a hang, or takes the memory of a machine.
+
+Run as ``python tests/benchmarks/hostile_input.py [--cases 10000] [--seeds 3]``: some ten minutes a seed on one core. Of
+each kind in ``tests/hostile.py`` (specs, run tables, reference points, recorded tables, worker messages, stored rows)
+so many cases are made at random and tried, in a process for each kind and seed.
+
+Bar: nothing but an error of bssearch comes of one, none takes more than 2 s of CPU time, and no process grows by more
+than 500 MB while it tries them. Exits 1 where it is missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import sys
+import tempfile
+import time
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+
+from bssearch.commands.run import run_study
+from tests.factories import make_spec
+from tests.hostile import KINDS, Kind, StoredRows
+from tests.search.law import LawExecutor
+
+LONGEST_S = 2.0
+MOST_MB = 500
+
+
+@dataclass(frozen=True)
+class Result:
+    """What came of the cases of a kind with one seed."""
+
+    kind: str
+    seed: int
+    cases: int
+    failed: list[str]
+    longest_s: float
+    grown_mb: float
+
+    @property
+    def is_good(self) -> bool:
+        return not self.failed and self.longest_s <= LONGEST_S and self.grown_mb <= MOST_MB
+
+
+def stored_rows(folder: Path) -> Kind:
+    """Return the kind of a study's rows, of a study that is made here."""
+    file = folder / "made.db"
+    spec = make_spec(budget={"trials": 10, "trial_train_seconds": 100.0}, confirm={"top": 2, "runs": 3})
+    run_study(spec, db=f"sqlite:///{file}", make_executor=lambda *_: LawExecutor())
+    return Kind("stored rows", StoredRows(file, spec.name).attempt)
+
+
+def peak_mb() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def tried(name: str, seed: int, cases: int) -> Result:
+    """Try the cases of a kind; seeds of cases are apart from those of the tests."""
+    with tempfile.TemporaryDirectory() as made:
+        folder = Path(made)
+        kind = stored_rows(folder) if name == "stored rows" else next(one for one in KINDS if one.name == name)
+        inside = folder / "case"
+        inside.mkdir()
+        kind.fails(seed, inside)  # imports
+        before, failed, longest = peak_mb(), [], 0.0
+        for case in range(cases):
+            number = 1_000_000 * (seed + 1) + case
+            began = time.process_time()
+            error = kind.fails(number, inside)
+            longest = max(longest, time.process_time() - began)
+            if error is not None:
+                failed.append(f"case {number}: {type(error).__name__}: {error}"[:200])
+        return Result(name, seed, cases, failed, longest, peak_mb() - before)
+
+
+def main(cases: int, seeds: int) -> int:
+    """Try all kinds, print a table, and judge."""
+    names = [*(kind.name for kind in KINDS), "stored rows"]
+    print(f"{'kind':<18} {'seed':>4} {'cases':>7} {'failed':>7} {'longest, s':>11} {'grown, MB':>10}")
+    is_good = True
+    with ProcessPoolExecutor(2, get_context("spawn"), max_tasks_per_child=1) as pool:
+        asked = [pool.submit(tried, name, seed, cases) for seed in range(seeds) for name in names]
+        for result in (one.result() for one in asked):
+            print(
+                f"{result.kind:<18} {result.seed:>4} {result.cases:>7,} {len(result.failed):>7} "
+                f"{result.longest_s:>11.2f} {result.grown_mb:>10.0f}",
+                flush=True,
+            )
+            for line in result.failed[:5]:
+                print(f"  {line}")
+            is_good = is_good and result.is_good
+    print("met" if is_good else "missed")
+    return int(not is_good)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cases", type=int, default=10_000)
+    parser.add_argument("--seeds", type=int, default=3)
+    options = parser.parse_args()
+    sys.exit(main(options.cases, options.seeds))

@@ -1,0 +1,284 @@
+"""Input that nobody meant: texts, rows and messages changed at random, and what bssearch may say to it.
+
+Each kind makes a case from a random generator and tries it. Nothing but a `BSSearchError` may come of one, where it is
+not simply taken.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+import shutil
+import sqlite3
+from collections.abc import Callable, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bssearch.commands.report import svg_of
+from bssearch.commands.status import status
+from bssearch.commands.trials import trial_table
+from bssearch.errors import BSSearchError
+from bssearch.executors.messages import Lines, decode_reply
+from bssearch.importers.rcp import import_rcp
+from bssearch.importers.runs import import_runs
+from bssearch.recorded import read_table
+from bssearch.search.finding import compute_answer
+from bssearch.settings import shipped_studies
+from bssearch.spec import load_spec
+from bssearch.storage.models import Base
+from bssearch.storage.repository import open_store
+
+DATA = Path(__file__).parent / "data"
+
+TOKENS = (
+    *(
+        "!!int x",
+        "!!python/object:os.system",
+        "&a",
+        "*a",
+        "<<: *a",
+        "? [a, b]\n: 1",
+        "2026-99-99",
+        "\t",
+        "\0",
+        "\x1b[31m",
+    ),
+    *("1e999", "-1e999", "1e308", "-1", "0", ".inf", "nan", "NaN", "Infinity", "9" * 5000, "1_000", "0x10", "1e-320"),
+    *("[", "]", "{", "}", "[" * 200, "{a: " * 200, "a." * 200, ": ", "- ", "| ", '"', "'", '"\\ud800"', "\u2028", "𝕏"),
+    *(
+        "=cmd|'/c calc'!A1",
+        "@SUM(1)",
+        "null",
+        "true",
+        "~",
+        "",
+        ",",
+        ";",
+        "\n",
+        "\r\n",
+        "\ufeff",
+        "#",
+        "%",
+        "a: &a [*a]",
+    ),
+    "a: &a [x, x]\nb: &b [*a, *a, *a]\nc: &c [*b, *b, *b]\nd: &d [*c, *c, *c]\ne: [*d, *d, *d]",
+)
+"""What mutations put into a text."""
+
+VALUES: tuple[str, ...] = (
+    "'text'",
+    "''",
+    "X'00ff'",
+    "NULL",
+    "9e999",
+    "-9e999",
+    "1e308",
+    "-1e308",
+    "-1",
+    "0",
+    "1",
+    "2.5",
+)
+VALUES += ("9223372036854775807", "'[1]'", "'{}'", "'null'", '\'{"a": [1, {"b": null}]}\'', "'2026-99-99'", "1e-320")
+"""What mutations put into a row, as SQL."""
+
+
+def mutated(rng: random.Random, text: str) -> str:
+    """Return a text with one to four places changed: taken out, doubled, moved, or with a token in their place."""
+    for _ in range(rng.randint(1, 4)):
+        start = rng.randint(0, len(text))
+        end = min(len(text), start + rng.choice((0, 1, 3, 10, 40, 200)))
+        kind = rng.choice(("token", "token", "token", "delete", "double", "character"))
+        if kind == "token":
+            inside = rng.choice(TOKENS)
+        elif kind == "character":
+            inside = chr(rng.choice((rng.randint(0, 127), rng.randint(128, 0x2FFF), rng.randint(0x1F300, 0x1F6FF))))
+        else:
+            inside = text[start:end] * (2 if kind == "double" else 0)
+        text = text[:start] + inside + text[end:]
+    return text
+
+
+def in_bytes(rng: random.Random, text: str) -> bytes:
+    """Return a text encoded, at times with a byte that is none of UTF-8."""
+    content = text.encode("utf-8", "surrogatepass")
+    if rng.random() < 0.05:
+        place = rng.randint(0, len(content))
+        content = content[:place] + bytes([rng.randint(128, 255)]) + content[place:]
+    return content
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of input: ``attempt`` makes one case in a folder of its own and tries it."""
+
+    name: str
+    attempt: Callable[[random.Random, Path], None]
+
+    def fails(self, seed: int, folder: Path) -> BaseException | None:
+        """Return what one case raised that it must not, None where all is well."""
+        try:
+            self.attempt(random.Random(seed), folder)
+        except BSSearchError:
+            return None
+        except Exception as error:
+            return error
+        return None
+
+
+def _spec(rng: random.Random, folder: Path) -> None:
+    is_toml = rng.random() < 0.3
+    text = TOML if is_toml else rng.choice(sorted(shipped_studies().items()))[1].read_text(encoding="utf-8")
+    file = folder / ("spec.toml" if is_toml else "spec.yaml")
+    file.write_bytes(in_bytes(rng, mutated(rng, text)))
+    overrides = [mutated(rng, rng.choice(OVERRIDES))] if rng.random() < 0.3 else []
+    load_spec(file, overrides)
+
+
+def _runs(rng: random.Random, folder: Path) -> None:
+    file = folder / "runs.csv"
+    file.write_bytes(in_bytes(rng, mutated(rng, RUNS)))
+    made = import_runs(file, name="toy")
+    if rng.random() < 0.02:
+        database = folder / "runs.db"
+        database.unlink(missing_ok=True)
+        with open_store(f"sqlite:///{database}") as store:
+            store.import_studies(made.studies)
+            for one in made.studies:
+                with suppress(BSSearchError):
+                    compute_answer(store, one.study.name)
+
+
+def _reference_points(rng: random.Random, folder: Path) -> None:
+    file = folder / "rcps.json"
+    source = rng.choice(sorted((DATA / "mlperf-rcp").glob("*.json")))
+    file.write_bytes(in_bytes(rng, mutated(rng, source.read_text(encoding="utf-8")[: rng.choice((1500, 10**6))])))
+    import_rcp(file)
+
+
+def _recorded(rng: random.Random, folder: Path) -> None:
+    table, about = folder / "table.csv.gz", folder / "table.json"
+    curves, head = (mutated(rng, text) if rng.random() < 0.7 else text for text in (CURVES, CURVES_HEAD))
+    content = gzip.compress(in_bytes(rng, curves), mtime=0)
+    if rng.random() < 0.1:
+        content = content[: rng.randint(0, len(content))]
+    table.write_bytes(content)
+    about.write_bytes(in_bytes(rng, head))
+    read_table(table)
+
+
+def _message(rng: random.Random, folder: Path) -> None:
+    lines = Lines()
+    content = in_bytes(rng, mutated(rng, rng.choice(REPLIES))) + b"\n"
+    with suppress(ValueError):  # which ends the worker
+        for line in lines.feed(content):
+            decode_reply(line)
+
+
+@dataclass(frozen=True)
+class StoredRows:
+    """Rows of a study in a SQLite file, of which one value is changed behind bssearch's back."""
+
+    database: Path
+    study: str
+
+    def columns(self) -> list[tuple[str, str]]:
+        """Return all tables with their columns."""
+        return [(table.name, column.name) for table in Base.metadata.sorted_tables for column in table.columns]
+
+    def attempt(self, rng: random.Random, folder: Path) -> None:
+        """Change one value, of one row or of all, and read the study in every way."""
+        self.try_one(folder, *rng.choice(self.columns()), rng.choice(VALUES), one_row=rng.random() < 0.5)
+
+    def try_one(self, folder: Path, table: str, column: str, value: str, *, one_row: bool) -> None:
+        """Put a value into a column, then ask what is told of a study."""
+        copy = folder / "study.db"
+        for left in folder.glob("study.db*"):
+            left.unlink()
+        shutil.copy(self.database, copy)
+        with closing(sqlite3.connect(copy)) as connection:
+            connection.execute("PRAGMA ignore_check_constraints = ON")
+            where = f" WHERE rowid = (SELECT max(rowid) FROM {table})" if one_row else ""
+            with suppress(sqlite3.IntegrityError):  # a key twice, or nothing where something must be
+                connection.execute(f"UPDATE {table} SET {column} = {value}{where}")
+            connection.commit()
+        for ask in ASKED:
+            # Each in a store of its own: what went wrong is judged where it is closed.
+            with suppress(BSSearchError), open_store(f"sqlite:///{copy}", write=False) as store:
+                json.dumps(ask(store, self.study), default=str, allow_nan=False)
+
+
+def _curves(store: Any, name: str) -> object:
+    return store.curves(name, [one.number for one in store.trials(name)])
+
+
+ASKED: Sequence[Callable[[Any, str], object]] = (
+    lambda store, name: compute_answer(store, name).model_dump(mode="json"),
+    lambda store, name: str(status(store, name)),
+    lambda store, name: trial_table(store.trials(name)),
+    lambda store, name: svg_of(store, name),
+    lambda store, name: store.studies(),
+    _curves,
+)
+"""What is asked of a study whose rows somebody has changed."""
+
+TOML = """
+schema_version = 1
+name = "toy"
+workload = "digits"
+
+[target]
+metric = "accuracy"
+value = 0.97
+
+[space]
+batch_size = {low = 32, high = 512}
+learning_rate = {reference_batch = 64, low = 0.01, high = 1.0}
+
+[default]
+batch_size = 256
+learning_rate = 0.1
+
+[budget]
+trials = 10
+trial_train_seconds = 2.5
+"""
+
+OVERRIDES = ("budget.trials=5", "space.batch_size=[8, 16]", "space.learning_rate={low: 0.1, high: 1}", "a.b.c.d=1")
+
+RUNS = """batch_size,reached,seed,steps,train_seconds,final_metric,device,precision,param.learning_rate,param.note
+32,true,0,120,2.5,0.91,A100,bf16,0.1,first
+32,true,1,130,2.6,0.92,A100,bf16,0.1,second
+64,true,0,80,2.2,0.91,A100,bf16,0.2,
+64,false,1,400,9.5,0.71,A100,bf16,0.2,"a, b"
+128,true,0,70,2.9,0.93,A100,bf16,0.4,last
+"""
+
+CURVES = "trial,param.batch_size,param.learning_rate,seed,step,train_seconds,metric\n" + "".join(
+    f"{trial},{32 * 2 ** (trial % 3)},0.{trial + 1},0,{10 * step},{0.5 * step},{0.1 + 0.08 * step:.3f}\n"
+    for trial in range(4)
+    for step in range(10)
+)
+CURVES_HEAD = json.dumps(
+    {"name": "toy", "metric": "accuracy", "goal": "maximize", "target": 0.7, "max_train_seconds": 12.0}, indent=1
+)
+
+REPLIES = (
+    '{"kind": "loaded", "device": "cpu", "revision": "0123456789ab"}',
+    '{"kind": "heartbeat"}',
+    '{"kind": "refused", "error": "workload", "message": "no", "hint": null, "out_of_memory": false}',
+    '{"kind": "trial_observed", "number": 1, "observation": {"step": 1, "samples": 32, "train_seconds": 0.5, '
+    '"metric": 0.5, "loss": 1.0, "learning_rate": 0.1}}',
+    '{"kind": "trial_ended", "number": 1, "outcome": {"state": "reached", "reason": "so", "steps": 5}}',
+)
+
+KINDS = (
+    Kind("specs", _spec),
+    Kind("run tables", _runs),
+    Kind("reference points", _reference_points),
+    Kind("recorded tables", _recorded),
+    Kind("worker messages", _message),
+)

@@ -1,0 +1,99 @@
+"""Rows that something else has written: the first is named, and other studies are read as ever."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from bssearch.errors import BSSearchError, DatabaseError
+from bssearch.storage.repository import open_store
+from tests.factories import make_curve
+from tests.storage.conftest import OUTCOME, add_study, start
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """Two studies, each with a trial that has ended and one that runs."""
+    path = tmp_path / "study.db"
+    with open_store(f"sqlite:///{path}") as store:
+        for name in ("toy", "other"):
+            add_study(store, name)
+            for _ in range(2):
+                start(store, name)
+            store.append_observations(name, [(1, one) for one in make_curve((0.0, 0.1), (1.5, 0.4))])
+            store.finish_trial(name, 1, OUTCOME, steps_x_step_time_s=None)
+    return path
+
+
+def change(path: Path, statement: str) -> None:
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("PRAGMA ignore_check_constraints = ON")
+        connection.execute(statement)
+        connection.commit()
+
+
+TOY = "study_id = (SELECT id FROM bss_study WHERE name = 'toy')"
+
+
+@pytest.mark.parametrize(
+    ("statement", "said"),
+    [
+        (f"UPDATE bss_trial SET state = 'finished' WHERE {TOY}", "trial 1: state = 'finished'"),
+        (f"UPDATE bss_trial SET steps = 'many' WHERE {TOY} AND number = 2", "trial 2: steps = 'many'"),
+        (f"UPDATE bss_trial SET final_metric = 9e999 WHERE {TOY} AND number = 1", "trial 1: final_metric = inf"),
+        (f"UPDATE bss_trial SET created_at = 'then' WHERE {TOY} AND number = 1", "trial 1: created_at = 'then'"),
+        (f"UPDATE bss_trial SET parameters = '[1]' WHERE {TOY} AND number = 1", "trial 1: parameters = '[1]'"),
+        (f"UPDATE bss_trial SET parameters = '{{' WHERE {TOY} AND number = 1", "trial 1: parameters = '{'"),
+        (f"UPDATE bss_trial SET uncapped = 7 WHERE {TOY} AND number = 1", "trial 1: uncapped = 7"),
+        (f"UPDATE bss_trial SET optimizer = x'00' WHERE {TOY} AND number = 1", "trial 1: optimizer = b'\\x00'"),
+        (f"UPDATE bss_trial SET batch_size = -1 WHERE {TOY} AND number = 1", "trial 1: not batch_size > 0"),
+        ("UPDATE bss_study SET target_goal = 'up' WHERE name = 'toy'", "study toy: target_goal = 'up'"),
+        (
+            "UPDATE bss_observation SET metric = 'good' WHERE trial_id = (SELECT min(id) FROM bss_trial)",
+            "an evaluation of trial 1: metric = 'good'",
+        ),
+        ("UPDATE bss_environment SET host = x'07'", "environment 1: host = b'\\x07'"),
+    ],
+)
+def test_the_first_row_that_bssearch_cannot_have_stored_is_named(file: Path, statement: str, said: str) -> None:
+    change(file, statement)
+    with pytest.raises(DatabaseError) as caught, open_store(f"sqlite:///{file}", write=False) as store:
+        store.study("toy")
+        store.trials("toy")
+        store.curves("toy", [1])
+        raise ZeroDivisionError("what would come of it")
+    assert str(caught.value).startswith(f"what is stored of the study 'toy' cannot be used: {said}")
+    assert "other studies" in str(caught.value.hint)
+
+
+def test_other_studies_are_read_as_ever(file: Path) -> None:
+    change(file, f"UPDATE bss_trial SET state = 'finished' WHERE {TOY}")
+    with open_store(f"sqlite:///{file}", write=False) as store:
+        assert len(store.trials("other")) == 2
+    with pytest.raises(ZeroDivisionError), open_store(f"sqlite:///{file}", write=False) as store:
+        store.trials("other")
+        raise ZeroDivisionError("a fault of our own")
+
+
+def test_where_all_rows_are_ours_an_error_is_what_it_is(file: Path) -> None:
+    with pytest.raises(ZeroDivisionError), open_store(f"sqlite:///{file}") as store:
+        store.trials("toy")
+        raise ZeroDivisionError("a fault of our own")
+    with pytest.raises(BSSearchError, match="no study"), open_store(f"sqlite:///{file}") as store:
+        store.trials("nowhere")
+
+
+def test_a_file_of_ours_has_no_fault_on_any_database(url: str) -> None:
+    from bssearch.storage.integrity import first_fault
+
+    with open_store(url) as store:
+        add_study(store)
+        start(store)
+        store.append_observations("toy", [(1, one) for one in make_curve((0.0, 0.1), (1.5, 0.4))])
+        store.finish_trial("toy", 1, OUTCOME, steps_x_step_time_s=None)
+        store.save_finding("toy", "stamp", {"answer": None})
+        with store._reading() as connection:
+            assert first_fault(connection, store._study_id(connection, "toy")) is None

@@ -1,0 +1,64 @@
+"""What nobody meant to give is refused in a sentence: no kind of input makes a traceback."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bssearch.commands.run import run_study
+from tests.factories import make_spec
+from tests.hostile import KINDS, Kind, StoredRows, mutated
+from tests.search.law import LawExecutor
+
+CASES = 300
+"""Of each kind in the default tests; ``tests/benchmarks/hostile_input.py`` tries ten thousand."""
+
+LONGEST_S = 20.0
+"""A case that takes longer hangs: far beyond what one takes on a busy machine."""
+
+
+def check(kind: Kind, seeds: range, folder: Path) -> None:
+    for seed in seeds:
+        began = time.monotonic()
+        found = kind.fails(seed, folder)
+        assert found is None, f"{kind.name}, seed {seed}: {type(found).__name__}: {found}"
+        assert time.monotonic() - began < LONGEST_S, f"{kind.name}, seed {seed}"
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_changed_texts_are_taken_or_refused(kind: Kind, tmp_path: Path) -> None:
+    check(kind, range(CASES), tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_many_changed_texts_are_taken_or_refused(kind: Kind, tmp_path: Path) -> None:
+    check(kind, range(CASES, 10 * CASES), tmp_path)
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StoredRows]:
+    file = tmp_path_factory.mktemp("stored") / "study.db"
+    spec = make_spec(budget={"trials": 10, "trial_train_seconds": 100.0}, confirm={"top": 2, "runs": 3})
+    run_study(spec, db=f"sqlite:///{file}", make_executor=lambda *_: LawExecutor())
+    yield StoredRows(file, spec.name)
+
+
+def test_changed_rows_are_told_or_named(rows: StoredRows, tmp_path: Path) -> None:
+    check(Kind("rows", rows.attempt), range(150), tmp_path)
+
+
+@pytest.mark.slow
+def test_many_changed_rows_are_told_or_named(rows: StoredRows, tmp_path: Path) -> None:
+    check(Kind("rows", rows.attempt), range(150, 600), tmp_path)
+
+
+def test_a_mutation_changes_a_text() -> None:
+    text = "name: toy\n" * 20
+    changed = {mutated(random.Random(seed), text) for seed in range(50)}
+    assert len(changed) > 45
+    assert len(changed - {text}) >= len(changed) - 1
