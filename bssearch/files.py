@@ -1,13 +1,15 @@
-"""Writing files, all of them or none; paths that cannot be written are refused before any work is done."""
+"""Writing files, all of them or none, and private ones; paths that cannot be written are refused before any work."""
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from bssearch.errors import UsageError
 
@@ -43,6 +45,25 @@ def _target(path: Path) -> Path:
             return path.resolve()
     except RuntimeError:  # an OSError from Python 3.13 on
         raise UsageError(f"{path} cannot be written: its symbolic links lead round in a circle") from None
+
+
+def make_private_folder(path: Path) -> None:
+    """Make a folder that only this user may look into; raise `OSError` where somebody else's, or a link, is there."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.mkdir(mode=0o700, exist_ok=True)
+    found = path.lstat()
+    if not stat.S_ISDIR(found.st_mode):
+        raise NotADirectoryError(errno.ENOTDIR, "it is a link, not a folder", str(path))
+    if found.st_uid != os.geteuid():
+        raise PermissionError(errno.EPERM, f"it belongs to the user number {found.st_uid}", str(path))
+    if stat.S_IMODE(found.st_mode) & 0o077:
+        path.chmod(0o700)
+
+
+def new_private_file(path: Path) -> BinaryIO:
+    """Open a new file that only this user may read; what is left of an earlier one goes, a link is not followed."""
+    path.unlink(missing_ok=True)
+    return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "w+b")
 
 
 @contextmanager

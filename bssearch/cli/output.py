@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TextIO, TypeVar
 
 import typer
 
@@ -41,6 +41,9 @@ HEADINGS = {
     "final_metric": "metric",
 }
 """Headings of columns whose names are too long for a table."""
+
+FORMULA = ("=", "+", "-", "@", "\t", "\r")
+"""With what a cell begins that a spreadsheet computes, or passes on (https://owasp.org/www-community/attacks/CSV_Injection)."""
 
 WIDE = 200
 """Characters of a line where no terminal limits them: a choice, wider than every table here."""
@@ -79,6 +82,11 @@ def end_of_pipe() -> NoReturn:
     sys.exit(0)
 
 
+def note(text: str) -> None:
+    """Tell a person on stderr what must be known of the data on stdout, in one line."""
+    typer.echo(f"note: {' '.join(visible(text).split())}", err=True)
+
+
 def write(text: str) -> None:
     """Write data to stdout."""
     try:
@@ -99,10 +107,26 @@ def print_rows(rows: Sequence[Row], columns: Sequence[str], form: Format) -> Non
     else:
         names = list(dict.fromkeys(key for row in rows for key in row)) or list(columns)
         text = io.StringIO()
-        writer = csv.DictWriter(text, names, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows({key: _flat(value) for key, value in row.items()} for row in rows)
+        write_csv(text, names, rows)
         write(text.getvalue())
+
+
+def write_csv(file: TextIO, columns: Sequence[str], rows: Sequence[Row]) -> None:
+    """Write rows as CSV with a head, of their values those that have a column; lists and mappings as JSON."""
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow(map(_csv_cell, columns))
+    for row in rows:
+        writer.writerow(_csv_cell(row.get(column)) for column in columns)
+
+
+def _csv_cell(value: Any) -> Any:
+    """Return a value as a CSV cell; a text that a spreadsheet would take for a formula has a ' before it."""
+    if isinstance(value, dict | list | tuple):
+        return json.dumps(value, allow_nan=False)
+    if not isinstance(value, str):
+        return value
+    text = value.replace("\r\n", "\n").replace("\r", "\n")  # which the csv module does not quote
+    return f"'{text}" if value.startswith(FORMULA) else text
 
 
 def show(
@@ -176,7 +200,3 @@ def cell(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.4g}"
     return visible(str(value))
-
-
-def _flat(value: Any) -> Any:
-    return json.dumps(value, allow_nan=False) if isinstance(value, dict | list) else value

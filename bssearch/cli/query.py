@@ -10,7 +10,18 @@ import typer
 
 from bssearch.cli.answer import print_found
 from bssearch.cli.arguments import DatabaseOption, StudyArgument, store_to_read, study_name
-from bssearch.cli.output import Format, FormatOption, cell, console, print_json, print_rows, print_table, show, write
+from bssearch.cli.output import (
+    Format,
+    FormatOption,
+    cell,
+    console,
+    note,
+    print_json,
+    print_rows,
+    print_table,
+    show,
+    write,
+)
 from bssearch.cli.recommended import Export, exported, grave
 from bssearch.errors import UsageError
 
@@ -108,7 +119,7 @@ def best(
     if export is not None:
         write(exported(found, export))
         for caveat in grave(found):
-            typer.echo(f"note: {caveat}", err=True)
+            note(caveat)
     else:
         print_found(found, form)
 

@@ -6,6 +6,7 @@ import shlex
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from bssearch.cli.output import visible
 from bssearch.records import Goal
 
 if TYPE_CHECKING:
@@ -34,8 +35,9 @@ def exported(answer: Answer, form: Export) -> str:
     if form is Export.YAML:
         import yaml
 
-        notes = "".join(f"# note: {caveat}\n" for caveat in grave(answer))
-        return header(answer) + notes + yaml.safe_dump(values, sort_keys=False)
+        comments = [*header(answer), *(f"note: {caveat}" for caveat in grave(answer))]
+        lines = "".join(f"# {' '.join(visible(comment).split())}\n" for comment in comments)
+        return lines + yaml.safe_dump(values, sort_keys=False)
     if form is Export.ARGS:
         return shlex.join(arguments(values)) + "\n"
     return "{\n" + "".join(f"    {name!r}: {value!r},\n" for name, value in values.items()) + "}\n"
@@ -51,18 +53,18 @@ def winner(answer: Answer) -> Parameters:
 
 
 def grave(answer: Answer) -> list[str]:
-    """Return the caveats that whoever trains with the values must know, each on one line."""
-    return [" ".join(warning.message.split()) for warning in answer.warnings if warning.code in GRAVE]
+    """Return the caveats that whoever trains with the values must know."""
+    return [warning.message for warning in answer.warnings if warning.code in GRAVE]
 
 
-def header(answer: Answer) -> str:
-    """Return comment lines that say where the values are from."""
+def header(answer: Answer) -> list[str]:
+    """Return sentences that say where the values are from."""
     target = answer.target
-    return (
-        f"# study {answer.study}: {target.metric} {'>=' if target.goal is Goal.MAXIMIZE else '<='} {target.value!r}\n"
-        f"# on {' '.join(answer.device.name.split())}, {answer.device.precision}\n"
-        f"# {_takes(answer)}\n"
-    )
+    return [
+        f"study {answer.study}: {target.metric} {'>=' if target.goal is Goal.MAXIMIZE else '<='} {target.value!r}",
+        f"on {answer.device.name}, {answer.device.precision}",
+        _takes(answer),
+    ]
 
 
 def _takes(answer: Answer) -> str:

@@ -22,7 +22,7 @@ from bssearch.cli.arguments import (
     SpecArgument,
     workload_folder,
 )
-from bssearch.cli.output import Format, FormatOption, console, print_rows, print_table, show, write
+from bssearch.cli.output import Format, FormatOption, console, note, print_rows, print_table, show, write
 from bssearch.errors import UsageError
 from bssearch.options import Option
 from bssearch.records import TrialState
@@ -176,9 +176,6 @@ def _broken(message: str) -> Callable[..., None]:
 def _store(made: Studies, db: str | None, form: Format) -> None:
     """Store studies, all or none; print their names, and to stderr what must be known of them."""
     from bssearch.storage.repository import open_store
-
-    def note(text: str) -> None:
-        typer.echo(f"note: {text}", err=True)
 
     with open_store(db, notify=note) as store:
         store.import_studies(made.studies)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import csv
-import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TextIO
@@ -20,6 +19,7 @@ from bssearch.cli.output import (
     console,
     print_table,
     show,
+    write_csv,
 )
 from bssearch.errors import UsageError
 from bssearch.files import check_file, check_folder, naming, replacing
@@ -183,9 +183,9 @@ def _write_tables(store: Store, name: str, folder: Path) -> list[Path]:
             folder.mkdir(exist_ok=True)
         with replacing(paths) as files:
             with naming(paths[0]):
-                _write_rows(files[0], *trial_table(trials))
+                write_csv(files[0], *trial_table(trials))
             with naming(paths[1]):
-                _write_rows(files[1], *flat_table([row.model_dump(mode="json") for row in found.batches]))
+                write_csv(files[1], *flat_table([row.model_dump(mode="json") for row in found.batches]))
             with naming(paths[2]):
                 _write_observations(files[2], observations_of(store, name, trials))
     except BaseException:
@@ -194,16 +194,6 @@ def _write_tables(store: Store, name: str, folder: Path) -> list[Path]:
                 folder.rmdir()
         raise
     return paths
-
-
-def _write_rows(file: TextIO, columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write rows, of their values those that have a column."""
-    writer = csv.DictWriter(file, columns, lineterminator="\n", extrasaction="ignore")
-    writer.writeheader()
-    for row in rows:
-        writer.writerow(
-            {key: json.dumps(value) if isinstance(value, list | tuple) else value for key, value in row.items()}
-        )
 
 
 def _write_observations(file: TextIO, observations: Iterable[tuple[int, Any]]) -> None:

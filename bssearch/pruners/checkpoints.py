@@ -8,31 +8,36 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
+from bssearch.files import make_private_folder
 from bssearch.records import StudyRecord
 from bssearch.settings import checkpoint_folder
 
 
 class Checkpoints:
-    """The checkpoints of one study, however its database is addressed and whatever it is called."""
+    """The checkpoints of one study, however its database is addressed and whatever it is called.
+
+    Its folder is this user's alone: what lies in it decides how trials go on. ``why_not`` says why there can be none.
+    """
 
     def __init__(self, study: StudyRecord) -> None:
         told = f"{study.created_at.isoformat()} {study.created_by} {study.spec_hash}"
         self.folder = checkpoint_folder() / hashlib.sha256(told.encode()).hexdigest()[:16]
         self._is_writable = True
+        self.why_not = ""
 
     def file_for(self, number: int) -> Path | None:
         """Return the file that a trial may be saved to, None where there can be none."""
         if self._is_writable:
             try:
-                self.folder.mkdir(parents=True, exist_ok=True)
-            except OSError:
-                self._is_writable = False
+                make_private_folder(self.folder)
+            except OSError as error:
+                self._is_writable, self.why_not = False, error.strerror or str(error)
         return self._file(number) if self._is_writable else None
 
     def is_writable(self) -> bool:
         """Return whether a file can be written, by writing one."""
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            make_private_folder(self.folder)
             with tempfile.NamedTemporaryFile(dir=self.folder) as file:
                 file.write(bytes(2**20))
         except OSError:

@@ -17,12 +17,13 @@ from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, Protocol, Self, cast
+from typing import IO, Any, BinaryIO, Protocol, Self, cast
 
 import numpy as np
 import torch
 
 from bssearch.errors import CheckpointError
+from bssearch.files import make_private_folder, new_private_file
 from bssearch.records import TrialRequest
 from bssearch.training.clock import Clock
 from bssearch.training.computation import Computation
@@ -154,6 +155,7 @@ class _Draft:
         self._part = path.with_name(path.name + ".part")
         self._identity = identity
         self._on_progress = on_progress
+        self._file: BinaryIO | None = None
         self._archive: zipfile.ZipFile | None = None
 
     def __enter__(self) -> Self:
@@ -162,15 +164,18 @@ class _Draft:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if self._archive is not None:
-            with suppress(OSError, ValueError):  # a full disk says so twice
-                self._archive.close()
+        if self._file is not None:
+            for opened in (self._archive, self._file):
+                with suppress(OSError, ValueError):  # a full disk says so twice
+                    if opened is not None:
+                        opened.close()
             self._part.unlink(missing_ok=True)
 
     def write_training(self, state: State) -> None:
         """Write the large part."""
-        self._part.parent.mkdir(parents=True, exist_ok=True)  # whoever has nothing left in it may have removed it
-        self._archive = zipfile.ZipFile(self._part, "w")
+        make_private_folder(self._part.parent)  # whoever has nothing left in it may have removed it
+        self._file = new_private_file(self._part)
+        self._archive = zipfile.ZipFile(self._file, "w")
         self._archive.writestr(_IDENTITY, json.dumps(self._identity))
         with self._archive.open(_TRAINING, "w", force_zip64=True) as member:
             file = _InChunks(member, self._on_progress)
@@ -181,9 +186,10 @@ class _Draft:
 
     def finish(self, measured: State) -> None:
         """Write what was measured until now, JSON values, and put the file in its place."""
-        assert self._archive is not None, "the large part is written first"
+        assert self._archive is not None and self._file is not None, "the large part is written first"
         self._archive.writestr(_MEASURED, json.dumps(measured, allow_nan=False))
         self._archive.close()
+        self._file.close()
         self._part.replace(self._path)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from bssearch.files import new_private_file
 from bssearch.pruners.checkpoints import Checkpoints
 from bssearch.records import StudyRecord
 from tests.factories import EPOCH, make_spec
@@ -74,3 +75,42 @@ def test_where_nothing_can_be_written_there_are_no_checkpoints(tmp_path: Path, m
     assert kept.bytes == 0
     kept.forget(0)
     kept.clear()
+
+
+def test_the_folder_is_this_users_alone(tmp_path: Path) -> None:
+    kept = Checkpoints(study_record())
+    kept.folder.mkdir(mode=0o777)
+    kept.folder.chmod(0o777)
+    assert kept.is_writable()
+    assert kept.folder.stat().st_mode & 0o777 == 0o700
+    assert kept.file_for(1) is not None
+
+
+def test_a_link_in_the_place_of_the_folder_is_not_followed(tmp_path: Path) -> None:
+    kept, victim = Checkpoints(study_record()), tmp_path / "victim"
+    victim.mkdir()
+    kept.folder.symlink_to(victim)
+    assert not kept.is_writable()
+    assert kept.file_for(1) is None
+    assert kept.why_not == "it is a link, not a folder"
+    assert not list(victim.iterdir())
+
+
+def test_a_folder_of_somebody_elses_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = Checkpoints(study_record())
+    kept.folder.mkdir(mode=0o700)
+    monkeypatch.setattr("bssearch.files.os.geteuid", lambda: kept.folder.stat().st_uid + 1)
+    assert not kept.is_writable()
+    assert kept.file_for(1) is None
+    assert kept.why_not.startswith("it belongs to the user number ")
+
+
+def test_a_new_file_follows_no_link_and_is_readable_by_nobody_else(tmp_path: Path) -> None:
+    victim, place = tmp_path / "victim", tmp_path / "trial-1.pt.part"
+    victim.write_text("kept")
+    place.symlink_to(victim)
+    with new_private_file(place) as file:
+        file.write(b"new")
+    assert victim.read_text() == "kept"
+    assert place.read_bytes() == b"new" and not place.is_symlink()
+    assert place.stat().st_mode & 0o777 == 0o600
