@@ -247,6 +247,8 @@ def plain_busy_seconds(trials: Sequence[TrialRecord], now: float, slots: int) ->
         if trial.state.is_missing or trial.state is TrialState.QUEUED:
             continue
         start, end = trial.created_at.timestamp(), trial.ended_at.timestamp() if trial.ended_at else now
+        if trial.outcome and trial.outcome.wall_seconds:
+            end = min(end, start + trial.outcome.wall_seconds)
         spans.append((start, end))
         total += max(0.0, trial.outcome.wall_seconds - (end - start)) / slots if trial.outcome else 0.0
     for start, end in sorted(spans):
@@ -260,7 +262,7 @@ def busy_seconds(*trials: TrialRecord, now: float = 0.0, slots: int = 1) -> floa
 
 
 def test_busy_seconds_count_overlaps_once_and_leave_pauses_out() -> None:
-    first, second = make_trial(1), make_trial(2)  # 5 s each, ten seconds apart
+    first, second = make_trial(1, seconds=5.0), make_trial(2, seconds=5.0)  # ten seconds apart
     assert busy_seconds(first, second) == 10.0
     beside = replace(second, created_at=first.created_at, ended_at=first.ended_at)
     assert busy_seconds(first, beside) == 5.0
@@ -272,6 +274,22 @@ def test_busy_seconds_count_overlaps_once_and_leave_pauses_out() -> None:
     assert busy_seconds(running, now=running.created_at.timestamp() + 3.0) == 3.0
     assert busy_seconds(make_trial(1, state=TrialState.LOST)) == 0.0
     assert busy_seconds(make_trial(1, state=TrialState.QUEUED), now=1e10) == 0.0
+
+
+@pytest.mark.parametrize("hours", [-2, 2])
+def test_a_clock_that_jumps_takes_nothing_from_the_budget(hours: int) -> None:
+    trial = make_trial(1, seconds=5.0)
+    assert trial.ended_at is not None
+    jumped = replace(trial, ended_at=trial.ended_at + timedelta(hours=hours))
+    assert busy_seconds(jumped) == 5.0
+    later = make_trial(2, seconds=5.0)
+    assert later.ended_at is not None
+    moved = replace(
+        later, created_at=later.created_at + timedelta(hours=hours), ended_at=later.ended_at + timedelta(hours=hours)
+    )
+    assert busy_seconds(trial, moved) == 10.0
+    unknown = replace(trial, outcome=replace(trial.outcome, wall_seconds=0.0) if trial.outcome else None)
+    assert busy_seconds(unknown) == 5.0, "its worker died: the database's clock says more than nothing"
 
 
 def test_the_noise_of_seeds_is_the_prior_until_one_configuration_has_had_two_runs() -> None:
@@ -409,7 +427,7 @@ def test_the_largest_batch_size_is_of_those_that_run_at_once() -> None:
 
 
 def test_the_greater_share_of_trials_and_wall_seconds_is_what_is_spent() -> None:
-    ran = [make_trial(n) for n in range(1, 11)]  # 5 s each, of 500 s, and 10 of 40 trials
+    ran = [make_trial(n, seconds=5.0) for n in range(1, 11)]  # of 500 s, and 10 of 40 trials
     assert past(*ran).time_share == pytest.approx(0.1)
     assert past(*ran).budget_share == pytest.approx(0.25)
     short = {"trials": 40, "trial_train_seconds": 10.0, "wall_seconds": 100.0}

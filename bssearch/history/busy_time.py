@@ -12,7 +12,8 @@ class BusyTime:
     """For how long at least one of a study's search trials was running, overlaps counted once.
 
     A trial that waited counts from its last start; once it has ended, what it ran before that adds, spread over the
-    slots: it may have run beside others.
+    slots: it may have run beside others. When a trial began and ended says the database's clock, which may jump; for
+    how long it ran, its worker's, which does not: a trial that has ended counts for no longer.
     """
 
     def __init__(self) -> None:
@@ -29,9 +30,10 @@ class BusyTime:
             del self._spans[trial.number], self._earlier[trial.number]
             self._union = None
             return
-        start, end = trial.created_at.timestamp(), trial.ended_at.timestamp()
-        self._spans[trial.number] = start, end
+        start, ended = trial.created_at.timestamp(), trial.ended_at.timestamp()
         wall = trial.outcome.wall_seconds if trial.outcome is not None else 0.0
+        end = start + max(0.0, min(ended - start, wall or math.inf))
+        self._spans[trial.number] = start, end
         self._earlier[trial.number] = max(0.0, wall - (end - start))
         if self._union is not None and start >= self._union[1]:
             self._union = self._union[0] + end - start, end

@@ -7,20 +7,23 @@ from contextlib import contextmanager, suppress
 
 from bssearch.errors import DatabaseError
 from bssearch.search.heartbeat import LEASE_SECONDS
-from bssearch.search.owner import is_alive
+from bssearch.search.lease_watch import LeaseWatch
 from bssearch.storage.repository import Store
 
 
 class Claims:
     """A driver's claims on a study; its heartbeat extends them, and others take those that a dead one left."""
 
-    def __init__(self, store: Store, study: str, owner: str) -> None:
-        self._store, self._study, self._owner = store, study, owner
+    def __init__(self, store: Store, study: str, owner: str, watch: LeaseWatch) -> None:
+        self._store, self._study, self._owner, self._watch = store, study, owner, watch
         self._held: set[str] = set()
 
     def take(self, name: str) -> bool:
         """Return whether this driver has the claim now."""
-        found = self._store.claim(self._study, name, owner=self._owner, lease_seconds=LEASE_SECONDS, is_alive=is_alive)
+        self._watch.look()
+        found = self._store.claim(
+            self._study, name, owner=self._owner, lease_seconds=LEASE_SECONDS, is_alive=self._watch.is_alive
+        )
         if found:
             self._held.add(name)
         return found

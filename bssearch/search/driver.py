@@ -42,8 +42,9 @@ from bssearch.search.finding import SearchEnd, save_finding
 from bssearch.search.heartbeat import HEARTBEAT_SECONDS, LEASE_SECONDS, Heartbeat
 from bssearch.search.host import Host
 from bssearch.search.interrupts import Interrupts
+from bssearch.search.lease_watch import LeaseWatch
 from bssearch.search.listener import Listener
-from bssearch.search.owner import is_alive, of_one_process, this_driver
+from bssearch.search.owner import is_alive, living, of_one_process, this_driver
 from bssearch.spec import StudySpec
 from bssearch.storage.repository import Store
 from bssearch.storage.revisions import Changes
@@ -87,7 +88,8 @@ class Driver(Host):
         self.listener = listener
         self.owner = this_driver()
         self.checkpoints = Checkpoints(store.study(spec.name))
-        self._claims = Claims(store, spec.name, self.owner)
+        self._watch = LeaseWatch(store, spec.name)
+        self._claims = Claims(store, spec.name, self.owner, self._watch)
         super().__init__(self._engine(), journal)
         self._unwritten: list[tuple[int, Observation]] = []
         self._revision = 0
@@ -97,6 +99,8 @@ class Driver(Host):
         self._error: BSSearchError | None = None
         self._is_stopping = False
         self._told: set[str] = set()
+        # Trials begin by the database's clock; from here on this machine's own counts, which nobody sets.
+        self._began = store.time().timestamp() - time.monotonic()
         self._looked = self._flushed = self._next_look = self._next_finding = time.monotonic()
         self._interrupts = Interrupts(on_second=executor.kill, at_once=lambda: store.is_waiting)
 
@@ -133,7 +137,7 @@ class Driver(Host):
     def _ready(self) -> Iterator[None]:
         """Run trials inside: what dead drivers left is marked, interrupts are obeyed, the answer is kept at the end."""
         try:
-            with self._interrupts, Heartbeat(self.store, self.spec.name, self.owner):
+            with self._interrupts, living(self.owner), Heartbeat(self.store, self.spec.name, self.owner):
                 self._take_over()
                 refuse_cap_beyond_memory(self.spec, self.store, self.environment)
                 self._refresh()
@@ -182,7 +186,7 @@ class Driver(Host):
             if time.monotonic() < self._next_look or self._interrupts.count:
                 return
             self._refresh()
-            self._feed(events.SlotFree(time.time()))
+            self._feed(events.SlotFree(self._began + time.monotonic()))
 
     def _refresh(self) -> None:
         """Tell the engine what the store and the folder of checkpoints hold that it does not know."""
@@ -257,7 +261,8 @@ class Driver(Host):
 
     def _take_over(self) -> None:
         """Mark the trials of drivers that died as lost; the search tries them again."""
-        lost = self.store.mark_lost(self.spec.name, is_alive=is_alive)
+        self._watch.look()
+        lost = self.store.mark_lost(self.spec.name, is_alive=self._watch.is_alive)
         if lost:
             numbers = ", ".join(map(str, lost))
             self.listener.note(f"lost with their driver, to be tried again: trial {numbers}")
@@ -314,7 +319,7 @@ class Driver(Host):
             return None
         file = self.checkpoints.file_for(number)
         if file is None:
-            self._feed(events.CannotSave(f"{self.checkpoints.folder} cannot be made"))
+            self._feed(events.CannotSave(f"{self.checkpoints.folder} cannot be used: {self.checkpoints.why_not}"))
         return None if file is None else str(file)
 
     def _end(self, number: int, outcome: TrialOutcome, log: str) -> None:

@@ -6,12 +6,27 @@ import hashlib
 import os
 import socket
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
 import psutil
 
 PROC = Path("/proc")
+
+
+_living: set[str] = set()
+
+
+@contextmanager
+def living(owner: str) -> Iterator[None]:
+    """Have a driver of this process count as alive inside: its process may live on without it."""
+    _living.add(owner)
+    try:
+        yield
+    finally:
+        _living.discard(owner)
 
 
 def this_driver() -> str:
@@ -26,7 +41,7 @@ def of_one_process(one: str, other: str) -> bool:
 
 
 def is_alive(owner: str) -> bool | None:
-    """Return whether the driver named in a lease still runs.
+    """Return whether the driver named in a lease still runs; one of this process does while it is `living`.
 
     None where that cannot be known, and its lease decides: a driver of another machine or container, whatever its host
     is called, one that is hidden from this user, and one that is stopped (Ctrl-Z) and may come back.
@@ -38,6 +53,8 @@ def is_alive(owner: str) -> bool | None:
         process = psutil.Process(int(parts[1]))
         if _start(process.pid) != parts[3] or process.status() == psutil.STATUS_ZOMBIE:
             return False
+        if process.pid == os.getpid():
+            return owner in _living
         return None if process.status() == psutil.STATUS_STOPPED else True
     except (PermissionError, psutil.AccessDenied):
         return None

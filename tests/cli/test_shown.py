@@ -181,7 +181,7 @@ class Screen:
 def test_the_time_left_is_the_pace_of_the_search_over_the_trials_that_are_left() -> None:
     screen = Screen()
     assert " s of search left" not in screen.footer(), "no trial has ended"
-    six = [make_trial(number) for number in range(1, 7)]
+    six = [make_trial(number, seconds=5.0) for number in range(1, 7)]
     # 5 s a trial, pauses between them left out, and 14 of 20 are left.
     assert "about 70 s of search left" in screen.footer(*six)
     assert "6 of 20" in screen.footer(*six)

@@ -25,7 +25,7 @@ from bssearch.probes.cadence import eval_every_steps, probe_record
 from bssearch.records import Configuration, Phase, StepTime, TrialPlan, TrialRecord, TrialState
 from bssearch.search.confirmation import beside, ending, finalists, remaining
 from bssearch.search.listener import Listener
-from bssearch.search.owner import _start, is_alive, this_driver
+from bssearch.search.owner import _start, is_alive, living, this_driver
 from bssearch.search.seeds import trial_seed
 from bssearch.spec import StudySpec
 from bssearch.spec.parts import ConfirmSpec
@@ -182,8 +182,12 @@ def test_a_configuration_whose_confirmation_has_begun_is_confirmed_to_the_end() 
 
 
 def test_a_driver_is_alive_while_its_process_is() -> None:
-    owner = this_driver()
-    assert is_alive(owner) is True
+    owner, another = this_driver(), this_driver()
+    assert is_alive(owner) is False, "its process is, which has begun nothing"
+    with living(owner):
+        assert is_alive(owner) is True
+        assert is_alive(another) is False
+    assert is_alive(owner) is False
     host, pid, place, started, mark = owner.rsplit("/", 4)
     assert is_alive(f"{host}/999999999/{place}/{started}/{mark}") is False
     assert is_alive(f"{host}/{pid}/{place}/{int(started) - 100}/{mark}") is False  # the number was given again

@@ -8,12 +8,14 @@ from pathlib import Path
 import pytest
 
 from bssearch.analysis.answer import Answer
+from bssearch.commands.run import run_study
 from bssearch.errors import TargetNotReachedError, UsageError
 from bssearch.records import Configuration, Lease, MemoryUse, Observation, TrialOutcome, TrialState
 from bssearch.search.finding import ANSWERS, answer, compute_answer, save_finding
 from bssearch.spec.model import IMPORTED
 from bssearch.storage.repository import Store, open_store
 from tests.factories import make_environment, make_plan, make_probe, make_spec
+from tests.search.law import LawExecutor
 
 HERE = make_environment()
 SPEC = make_spec(confirm={"runs": 0})
@@ -128,3 +130,28 @@ def test_an_imported_study_has_no_curves_for_another_target(tmp_path: Path) -> N
         assert answer(store, "toy", 0.9).optimal.batch_size == 64
         with pytest.raises(UsageError):
             answer(store, "toy", 0.8)
+
+
+def test_an_answer_says_that_its_trials_ran_with_several_versions_of_torch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"sqlite:///{tmp_path / 'study.db'}"
+    spec = make_spec(budget={"trials": 8, "trial_train_seconds": 100.0}, confirm={"runs": 0})
+    run_study(spec, db=url, make_executor=lambda *_: LawExecutor())
+    with open_store(url, write=False) as store:
+        alone = compute_answer(store, spec.name)
+        monkeypatch.setattr(store, "torch_versions", lambda _: ["2.11", "2.13"])
+        several = compute_answer(store, spec.name)
+    assert several.warnings[:-1] == alone.warnings
+    assert several.warnings[-1].code == "torch_changed"
+    assert "torch 2.11 and 2.13" in several.warnings[-1].message
+
+
+def test_a_stored_answer_that_is_none_is_made_anew(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'study.db'}"
+    spec = make_spec(budget={"trials": 8, "trial_train_seconds": 100.0}, confirm={"runs": 0})
+    made = run_study(spec, db=url, make_executor=lambda *_: LawExecutor())
+    with open_store(url) as store:
+        for hostile in ({"made_by": ANSWERS, "answer": {"optimal": 5}}, {"made_by": ANSWERS, "answer": [1]}):
+            store.save_finding(spec.name, store.stamp(spec.name), hostile)
+            assert answer(store, spec.name) == made

@@ -310,11 +310,13 @@ def test_the_budget_counts_trials_that_cost_something() -> None:
 
 
 def test_the_budget_of_wall_seconds_counts_while_trials_run() -> None:
-    running = make_trial(2, batch_size=16, state=TrialState.RUNNING)
+    ran, running = default_trial(), make_trial(2, batch_size=16, state=TrialState.RUNNING)
+    assert ran.outcome is not None
+    ran = replace(ran, outcome=replace(ran.outcome, wall_seconds=5.0))
     spec = spec_of(budget={"wall_seconds": 8.0})
     began = running.created_at.timestamp()
-    assert Case(default_trial(), running, spec=spec, now=began + 2.5).next() is not None
-    ending = Case(default_trial(), running, spec=spec, now=began + 3.0).ending()
+    assert Case(ran, running, spec=spec, now=began + 2.5).next() is not None
+    ending = Case(ran, running, spec=spec, now=began + 3.0).ending()
     assert ending == "the budget of 8 seconds is spent"
 
 

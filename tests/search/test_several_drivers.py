@@ -114,7 +114,6 @@ def test_what_a_dead_driver_leaves_behind_is_tried_again_by_one_of_the_others(
     with open_store(url) as store:
         (left,) = store.trials(SHORT.name, states=[TrialState.RUNNING])
         assert left.number == 4
-    monkeypatch.setattr("bssearch.search.driver.is_alive", lambda owner: owner != left.lease_owner)
     run_together(SHORT, url, [law(), law()])
     with open_store(url, write=False) as store:
         trials = store.trials(SHORT.name)
