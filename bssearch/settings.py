@@ -13,6 +13,7 @@ DATABASE_URL_VARIABLE = "BSSEARCH_DB_URL"
 DATABASE_URL_FILE_VARIABLE = "BSSEARCH_DB_URL_FILE"
 DATA_DIR_VARIABLE = "BSSEARCH_DATA_DIR"
 CHECKPOINT_DIR_VARIABLE = "BSSEARCH_CHECKPOINT_DIR"
+STATE_DIR_VARIABLE = "BSSEARCH_STATE_DIR"
 
 
 def database_url(given: str | None = None) -> str:
@@ -49,6 +50,15 @@ def checkpoint_folder() -> Path:
         return Path(given)
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(cache) / "bssearch" / "checkpoints"
+
+
+def state_folder() -> Path:
+    """Return what is remembered of this user on this machine: ``BSSEARCH_STATE_DIR``, else among the user's state."""
+    given = os.environ.get(STATE_DIR_VARIABLE)
+    if given:
+        return Path(given)
+    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return Path(state) / "bssearch"
 
 
 def user_name() -> str:

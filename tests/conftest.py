@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from bssearch.settings import DATABASE_URL_FILE_VARIABLE, DATABASE_URL_VARIABLE
+from bssearch.settings import DATABASE_URL_FILE_VARIABLE, DATABASE_URL_VARIABLE, STATE_DIR_VARIABLE
 from bssearch.storage import migrate
 from tests.postgres import own_postgres, postgres
 from tests.schema import make_tables
@@ -42,6 +42,14 @@ def _schema_is_made_once() -> Iterator[None]:
     """Run the migrations once in a process; tests of the migrations themselves take `migrations` (tests/storage)."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(migrate, "_run_migrations", make_tables)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _nothing_is_remembered_of_the_developer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What tests run is remembered for them alone."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(STATE_DIR_VARIABLE, str(tmp_path_factory.mktemp("state")))
         yield
 
 

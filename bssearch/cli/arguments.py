@@ -37,6 +37,15 @@ DataDirOption = Annotated[
 AllowBusyOption = Annotated[
     bool, typer.Option("--allow-busy", help="Go on although another program computes on the GPU.")
 ]
+WorkloadOption = Annotated[
+    str | None,
+    typer.Option(
+        "--workload",
+        metavar="FILE.py:NAME",
+        show_default="the stored one, where you have run it on this machine",
+        help="The code to run.",
+    ),
+]
 SpecArgument = Annotated[str, typer.Argument(metavar="SPEC", help="A .yaml or .toml file, or a shipped study's name.")]
 SetOption = Annotated[
     list[str] | None, typer.Option("--set", metavar="FIELD=VALUE", help="Override a field; may be repeated.")

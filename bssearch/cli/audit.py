@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bssearch.cli.arguments import AllowBusyOption, DatabaseOption, DataDirOption, NameArgument
+from bssearch.cli.arguments import AllowBusyOption, DatabaseOption, DataDirOption, NameArgument, WorkloadOption
 from bssearch.cli.output import Format, FormatOption, console, print_table, show_model
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ def audit(
     ] = None,
     no_run: Annotated[bool, typer.Option("--no-run", help="Judge by what is stored; run nothing.")] = False,
     db: DatabaseOption = None,
+    workload: WorkloadOption = None,
     data_dir: DataDirOption = None,
     allow_busy: AllowBusyOption = False,
     form: FormatOption = Format.TABLE,
@@ -47,7 +48,7 @@ def audit(
     from bssearch.commands.audit import audit_study
     from bssearch.commands.opening import stored_spec
 
-    spec = stored_spec(study, db=db)
+    spec = stored_spec(study, db=db, runs_code=workload is None and not no_run)
     with watch() as listener:
         found = audit_study(
             spec,
@@ -57,6 +58,7 @@ def audit(
             db=db,
             data_dir=data_dir,
             allow_busy=allow_busy,
+            workload=workload,
             listener=listener,
         )
     show_model(form, found, print_audit, found.rules)

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from bssearch.cli.answer import print_found
-from bssearch.cli.arguments import AllowBusyOption, DatabaseOption, DataDirOption, NameArgument
+from bssearch.cli.arguments import AllowBusyOption, DatabaseOption, DataDirOption, NameArgument, WorkloadOption
 from bssearch.cli.output import Format, FormatOption
 from bssearch.errors import UsageError
 
@@ -38,6 +38,7 @@ def confirm(
         ),
     ] = False,
     db: DatabaseOption = None,
+    workload: WorkloadOption = None,
     data_dir: DataDirOption = None,
     allow_busy: AllowBusyOption = False,
     form: FormatOption = Format.TABLE,
@@ -54,7 +55,7 @@ def confirm(
     from bssearch.commands.confirm import confirm_study, with_confirmation
     from bssearch.commands.opening import stored_spec
 
-    spec = stored_spec(study, db=db, to_run=True)
+    spec = stored_spec(study, db=db, to_run=True, runs_code=workload is None)
     if not to_budget:
         spec = with_confirmation(spec, runs=runs, max_runs=max_runs, train_seconds=train_seconds)
     with watch() as listener:
@@ -64,6 +65,7 @@ def confirm(
             db=db,
             data_dir=data_dir,
             allow_busy=allow_busy,
+            workload=workload,
             listener=listener,
         )
     print_found(answer, form)

@@ -21,6 +21,7 @@ from bssearch.search.finding import answer
 from bssearch.search.listener import Listener
 from bssearch.search.seeds import trial_seed
 from bssearch.spec import StudySpec
+from bssearch.spec.stored import spec_of
 from bssearch.storage.repository import Store, open_store
 
 FULL_TRIALS = 20
@@ -52,7 +53,7 @@ def audit_stored(
     """
     found = answer(store, study)
     return audit(
-        StudySpec.model_validate(store.study(study).spec),
+        spec_of(store.study(study)),
         store.trials(study),
         found,
         store.step_times(study),
@@ -73,6 +74,7 @@ def audit_study(
     folder: Path | str = ".",
     data_dir: Path | str | None = None,
     allow_busy: bool = False,
+    workload: str | None = None,
     listener: Listener | None = None,
     make_executor: ExecutorFactory | None = None,
 ) -> Audit:
@@ -81,7 +83,8 @@ def audit_study(
     Every configuration gets ``runs`` runs (default: the spec's confirmation runs), with the seeds of the tuned optimum
     at its batch size. None is started once the runs for the audit, earlier ones included, have taken
     ``train_seconds`` (default: `default_budget`), so that it may be exceeded by one. Without ``run``, and of an
-    imported study, only what is stored is judged. Raises `UsageError` for numbers below 1 and 0, else as `run_study`.
+    imported study, only what is stored is judged. ``workload`` names the code in the place of the spec's. Raises
+    `UsageError` for numbers below 1 and 0, else as `run_study`.
     """
     if runs is not None and runs < 1:
         raise UsageError(f"runs = {runs} must be >= 1")
@@ -92,7 +95,13 @@ def audit_study(
             return audit_stored(store, spec.name, runs=runs)
     budget = default_budget(spec) if train_seconds is None else train_seconds
     launch = Launch(
-        db=db, folder=folder, data_dir=data_dir, allow_busy=allow_busy, listener=listener, make_executor=make_executor
+        db=db,
+        folder=folder,
+        data_dir=data_dir,
+        allow_busy=allow_busy,
+        workload=workload,
+        listener=listener,
+        make_executor=make_executor,
     )
     with opened(spec, launch) as study:
         answer(study.store, spec.name)

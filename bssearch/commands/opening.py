@@ -19,6 +19,7 @@ from bssearch.commands.agreement import (
     with_all_that_is_asked,
     workload_has_changed,
 )
+from bssearch.commands.known_workloads import refuse_unknown, remember
 from bssearch.errors import UsageError
 from bssearch.executors.base import Executor, ExecutorSettings, make_executor
 from bssearch.history import History
@@ -27,6 +28,7 @@ from bssearch.search.finding import answer
 from bssearch.search.listener import Listener
 from bssearch.settings import DATA_DIR_VARIABLE, user_name
 from bssearch.spec import StudySpec, checked
+from bssearch.spec.stored import spec_of
 from bssearch.storage.repository import Store, open_store
 from bssearch.storage.starting import archived
 
@@ -43,8 +45,8 @@ class Launch:
 
     ``db`` is a database URL (default: ``BSSEARCH_DB_URL``, else a file here). A workload file is looked up relative to
     ``folder``, the data of shipped workloads in ``data_dir`` (default: ``BSSEARCH_DATA_DIR``). With ``pretended_gib``
-    the executor has a device of so many GiB of memory, which the study is not bound to. ``make_executor`` gives other
-    executors than worker processes on this machine.
+    the executor has a device of so many GiB of memory, which the study is not bound to. ``workload`` names the code in
+    the place of the spec's. ``make_executor`` gives other executors than worker processes on this machine.
     """
 
     db: str | None = None
@@ -53,15 +55,18 @@ class Launch:
     allow_changed_workload: bool = False
     allow_busy: bool = False
     pretended_gib: float | None = None
+    workload: str | None = None
     listener: Listener | None = None
     make_executor: ExecutorFactory | None = None
 
     def executor(self, spec: StudySpec) -> Executor:
         """Return a new executor for a spec's trials."""
         make = self.make_executor or local(self.data_dir, self.allow_busy)
-        return make(
-            spec if self.pretended_gib is None else with_memory_limit(spec, self.pretended_gib), Path(self.folder)
-        )
+        if self.pretended_gib is not None:
+            spec = with_memory_limit(spec, self.pretended_gib)
+        if self.workload is not None:
+            spec = spec.model_copy(update={"workload": self.workload})
+        return make(spec, Path(self.folder))
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,20 +133,24 @@ def _described(spec: StudySpec, launch: Launch) -> Iterator[tuple[Executor, Work
         executor.close()
 
 
-def stored_spec(study: str, *, db: str | None = None, to_run: bool = False) -> StudySpec:
+def stored_spec(study: str, *, db: str | None = None, to_run: bool = False, runs_code: bool = False) -> StudySpec:
     """Return the spec of a stored study of which there is an answer; ``to_run`` where more of it is to be run.
 
     Raises `NotFoundError`, `DatabaseError`, `TargetNotReachedError` where no trial reached the target, and, ``to_run``,
-    `UsageError` where its runs were imported.
+    `UsageError` where its runs were imported. With ``runs_code`` the workload that it names is to be run: `UsageError`
+    where this user has not done so before (`bssearch.commands.known_workloads`).
     """
     with open_store(db, write=False) as store:
-        spec = StudySpec.model_validate(store.study(study).spec)
+        record = store.study(study)
+        spec = spec_of(record)
         if to_run and spec.is_imported:
             raise UsageError(
                 f"the runs of study {study!r} were made elsewhere and imported: there is no workload to run",
                 hint="make more of them where they were made, and import those too, under another name",
             )
         answer(store, study)
+    if runs_code and not spec.is_imported:
+        refuse_unknown(spec, record)
     return spec
 
 
@@ -193,6 +202,8 @@ def _open_study(
     if launch.pretended_gib is None:
         store.bind_environment(spec.name, found.environment, again=has_changed)
         store.update_spec(spec.name, spec.model_dump(mode="json"))
+    if launch.workload is None:
+        remember(spec, study)
     listener.opened(study, store.masked_url, continued=stored is not None)
     for note in differences(spec, study, found):
         listener.note(note)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import traceback
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -41,6 +42,7 @@ class LoadedWorkload:
         from bssearch.executors.devices import choose_device
         from bssearch.training.batches import place
         from bssearch.training.computation import Computation
+        from bssearch.training.environment import workload_revision
         from bssearch.training.gradient_noise import NoiseBudget
         from bssearch.training.memory import is_out_of_memory, limit_memory
         from bssearch.workloads.base import check_data, resolve
@@ -53,6 +55,14 @@ class LoadedWorkload:
         self._computation = Computation(device, load.training)
         self._noise_budget = NoiseBudget()
         self._workload = resolve(load.workload, load.workload_settings, Path(load.folder))
+        self.revision = workload_revision(self._workload)
+        if load.revision not in {None, self.revision}:
+            raise WorkloadError(
+                f"the file of workload {load.workload!r} has changed since the run began ({load.revision} → "
+                f"{self.revision or 'no file'}): what it trains now does not compare with the trials before",
+                hint="undo the change and run it again, or give the study another name; "
+                "`run --allow-changed-workload` where the change does not matter",
+            )
         try:
             data = check_data(self._workload.load(torch.device("cpu")))
         except BaseException as error:
@@ -80,12 +90,13 @@ class LoadedWorkload:
         except Exception as error:
             message = f"the workload's model cannot be built and evaluated: {describe_exception(error)}"
             raise WorkloadError(message) from error
+        environment = describe_environment(self._computation, workload, memory_limit_bytes=self.memory_limit_bytes)
         description = WorkloadDescription(
             train_samples=len(data.train),
             validation_samples=len(data.validation),
             test_samples=len(data.test),
             metrics=dict(workload.metrics),
-            environment=describe_environment(self._computation, workload, memory_limit_bytes=self.memory_limit_bytes),
+            environment=replace(environment, workload_revision=self.revision),
             model=model,
             tokens_per_sample=tokens_per_sample(workload),
         )

@@ -13,6 +13,7 @@ from bssearch.executors.messages import (
     Described,
     Exit,
     Load,
+    Loaded,
     MeasureMemory,
     MeasureNoise,
     MeasureStepTime,
@@ -55,7 +56,8 @@ class LocalExecutor:
     """Runs trials in worker processes on this machine; see `bssearch.executors.base.Executor`.
 
     What a worker writes to stdout and stderr is the log of its slot. Call the executor from one thread, and from one
-    that outlives it: the kernel ends the workers with the thread that started them. Raises `UsageError` for more
+    that outlives it: the kernel ends the workers with the thread that started them. A worker that is started later must
+    find the workload's file as the first did: `WorkloadError` where it has changed. Raises `UsageError` for more
     threads than there are CPUs.
     """
 
@@ -69,6 +71,7 @@ class LocalExecutor:
         ]
         self._inbox: queue.SimpleQueue[tuple[WorkerProcess, Reply | None]] = queue.SimpleQueue()
         self._events: list[Event] = []
+        self._revision: str | None = None
 
     @property
     def slots_apart(self) -> bool:
@@ -219,7 +222,7 @@ class LocalExecutor:
             )
         except OSError as error:
             raise LaunchError(f"the worker of slot {slot.index} cannot be started: {error}") from error
-        slot.start(worker, Load.of(self._settings, slot.index))
+        slot.start(worker, Load.of(self._settings, slot.index, revision=self._revision))
 
     def _make_ready(self, slot: Slot) -> None:
         """Have the slot's worker loaded, and started anew where the last one has died."""
@@ -260,6 +263,8 @@ class LocalExecutor:
 
     def _take(self, worker: WorkerProcess, reply: Reply | None) -> None:
         slot = self._slots[worker.slot]
+        if isinstance(reply, Loaded) and self._revision is None:
+            self._revision = reply.revision
         event = slot.bury() if reply is None else slot.take(reply)
         if event is not None:
             self._events.append(event)

@@ -151,7 +151,7 @@ class Worker:
             _import_torch()
             self._loaded = LoadedWorkload(command)
             gc.freeze()  # what the workload imported and loaded stays, too
-            self._channel.send(Loaded(device=self._loaded.device))
+            self._channel.send(Loaded(device=self._loaded.device, revision=self._loaded.revision))
         except BaseException as error:
             self._refuse(error)
 

@@ -57,6 +57,28 @@ def test_it_runs_what_is_missing_and_prints_what_best_prints(folder: Path, by_la
     assert [row["batch_size"] for row in rows] == ["8", "16", "32", "64", "128"]
 
 
+@pytest.mark.parametrize("command", [("confirm", "toy", "--runs", "3"), ("audit", "toy")])
+def test_code_that_this_user_has_not_run_is_not_run_on_the_databases_word(
+    command: tuple[str, ...], tmp_path: Path, by_law: LawExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BSSEARCH_STATE_DIR", str(tmp_path / "mine"))
+    store_study(tmp_path, workload="task.py:Task")
+    known = len(by_law.requests)
+    assert bssearch(*command, cwd=tmp_path).returncode == 0
+    assert len(by_law.requests) > known
+    monkeypatch.setenv("BSSEARCH_STATE_DIR", str(tmp_path / "somebody-elses"))
+    known = len(by_law.requests)
+    refused = bssearch(*command, cwd=tmp_path)
+    assert refused.returncode == 2
+    assert "names the workload 'task.py:Task', which you have not run for it on this machine" in refused.stderr
+    assert "add --workload task.py:Task" in refused.stderr
+    assert len(by_law.requests) == known
+    assert bssearch("best", "toy", cwd=tmp_path).returncode == 0, "an answer runs nothing"
+    assert bssearch("audit", "toy", "--no-run", cwd=tmp_path).returncode == 0
+    again = bssearch(*command, "--workload", "task.py:Task", cwd=tmp_path)
+    assert again.returncode == 0, again.stderr
+
+
 def test_what_is_asked_is_stored_with_the_study(folder: Path, by_law: LawExecutor) -> None:
     done = bssearch("confirm", "toy", "--runs", "3", "--max-runs", "5", "--train-seconds", "60", cwd=folder)
     assert done.returncode == 0, done.stderr

@@ -178,6 +178,25 @@ def test_workers_that_die_are_told_once_and_replaced(tmp_path: Path) -> None:
         assert outcome.reason == "worker killed by SIGKILL (signal 9), from outside"
 
 
+def test_a_worker_that_finds_other_code_than_the_first_is_refused(tmp_path: Path) -> None:
+    with opened(tmp_path) as executor:
+        revision = executor.describe().environment.workload_revision
+        code = tmp_path / "line.py"
+        code.write_text(code.read_text() + "# changed\n")
+        assert executor.describe().environment.workload_revision == revision, "what is loaded is as it was"
+        assert run_to_the_end(executor, request_trial(1))[0].state is TrialState.REACHED
+        worker = executor._slots[0].worker
+        assert worker is not None
+        os.kill(worker.pid, signal.SIGKILL)
+        while not worker.has_exited():
+            time.sleep(0.01)
+        for _ in range(2):
+            with pytest.raises(WorkloadError, match=f"'line.py:Line' has changed since the run began .{revision} → "):
+                executor.submit(request_trial(2))
+        code.write_text(code.read_text().removesuffix("# changed\n"))
+        assert run_to_the_end(executor, request_trial(2))[0].state is TrialState.REACHED
+
+
 @pytest.mark.slow
 def test_a_hang_is_killed_and_a_long_trial_that_makes_progress_is_not(tmp_path: Path) -> None:
     with opened(tmp_path, hang_seconds=2.5) as executor:

@@ -1,0 +1,66 @@
+"""Whose code a stored study may run: what this user has run for it on this machine, from a spec of their own.
+
+Who can write a database can write any name of code into it. So a name from there is taken only where it stands in this
+user's own record of what was run, which lies on this machine; else the user gives the name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from contextlib import suppress
+from pathlib import Path, PurePath
+
+from bssearch.errors import UsageError
+from bssearch.files import make_private_folder
+from bssearch.records import StudyRecord
+from bssearch.settings import state_folder
+from bssearch.spec import StudySpec
+from bssearch.workloads.base import SHIPPED
+
+
+def remember(spec: StudySpec, study: StudyRecord) -> None:
+    """Record that this user runs a study with this workload; where nothing can be written, nothing is remembered."""
+    if spec.workload in SHIPPED:
+        return
+    file = _file(study)
+    text = _text(spec)
+    with suppress(OSError):
+        if not file.is_file() or file.read_text(encoding="utf-8") != text:
+            make_private_folder(file.parent)
+            file.write_text(text, encoding="utf-8")
+
+
+def refuse_unknown(spec: StudySpec, study: StudyRecord) -> None:
+    """Raise `UsageError` where a stored study names code that this user has not run for it on this machine.
+
+    Also where it is a file outside of the current folder, by an absolute path or by ``..``: whoever ran it.
+    """
+    if spec.workload in SHIPPED:
+        return
+    path = PurePath(spec.workload.rpartition(":")[0])
+    named = f"the stored study {study.name!r} names the workload {spec.workload!r}"
+    if path.suffix == ".py" and (path.is_absolute() or ".." in path.parts):
+        raise UsageError(
+            f"{named}, a file outside of this folder: code is not run on a database's word alone",
+            hint="--workload PATH.py:ATTRIBUTE names the code that you mean",
+        )
+    try:
+        is_known = _file(study).read_text(encoding="utf-8") == _text(spec)
+    except OSError:
+        is_known = False
+    if not is_known:
+        raise UsageError(
+            f"{named}, which you have not run for it on this machine: code is not run on a database's word alone",
+            hint=f"where you trust it, add --workload {spec.workload}",
+        )
+
+
+def _file(study: StudyRecord) -> Path:
+    """Return the file that is about a study, however its database is addressed and whatever it is called."""
+    told = f"{study.created_at.isoformat()} {study.created_by} {study.spec_hash}"
+    return state_folder() / "workloads" / f"{hashlib.sha256(told.encode()).hexdigest()[:16]}.json"
+
+
+def _text(spec: StudySpec) -> str:
+    return json.dumps({"workload": spec.workload, "workload_settings": spec.workload_settings}, sort_keys=True) + "\n"

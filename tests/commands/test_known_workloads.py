@@ -1,0 +1,65 @@
+"""A database's word is not enough to run code: the user has run it before, or names it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from bssearch.commands.known_workloads import refuse_unknown, remember
+from bssearch.errors import UsageError
+from bssearch.records import StudyRecord
+from bssearch.settings import STATE_DIR_VARIABLE
+from tests.analysis.test_report import study
+from tests.factories import make_spec
+
+OWN = make_spec(workload="task.py:Task", workload_settings={"width": 8})
+
+
+@pytest.fixture(autouse=True)
+def _state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(STATE_DIR_VARIABLE, str(tmp_path / "state"))
+
+
+def stored() -> StudyRecord:
+    return study(OWN)
+
+
+def test_what_was_run_here_is_known_and_nothing_else() -> None:
+    with pytest.raises(UsageError) as caught:
+        refuse_unknown(OWN, stored())
+    assert "which you have not run for it on this machine" in caught.value.message
+    assert caught.value.hint == "where you trust it, add --workload task.py:Task"
+    remember(OWN, stored())
+    refuse_unknown(OWN, stored())
+    for changed in (
+        OWN.model_copy(update={"workload": "other.py:Task"}),
+        OWN.model_copy(update={"workload": "os:system"}),
+        OWN.model_copy(update={"workload_settings": {"width": "rm -rf"}}),
+    ):
+        with pytest.raises(UsageError, match="on a database's word alone"):
+            refuse_unknown(changed, stored())
+    with pytest.raises(UsageError, match="on a database's word alone"):
+        refuse_unknown(OWN, replace(stored(), spec_hash="another"))
+
+
+@pytest.mark.parametrize("workload", ["/tmp/task.py:Task", "../task.py:Task", "a/../../task.py:Task"])
+def test_a_file_outside_of_the_folder_is_not_taken_from_a_database_whoever_ran_it(workload: str) -> None:
+    outside = OWN.model_copy(update={"workload": workload})
+    remember(outside, stored())
+    with pytest.raises(UsageError, match="a file outside of this folder"):
+        refuse_unknown(outside, stored())
+
+
+def test_a_shipped_workload_needs_no_record() -> None:
+    refuse_unknown(make_spec(workload="digits"), stored())
+
+
+def test_where_nothing_can_be_remembered_nothing_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    monkeypatch.setenv(STATE_DIR_VARIABLE, str(blocked))
+    remember(OWN, stored())
+    with pytest.raises(UsageError, match="on a database's word alone"):
+        refuse_unknown(OWN, stored())
