@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bssearch.analysis.law.learning_rate_valley import BADLY_TUNED, TUNING_GAP, heights
-from bssearch.analysis.optimum import Candidate, Verdict
+from bssearch.analysis.optimum import LAW_MISFIT, Candidate, Verdict
 from bssearch.intervals import FLAT_RATIO
 from bssearch.records import Phase, TrialRecord
 
@@ -29,9 +29,6 @@ truth (``tests/benchmarks/verdicts.py``)."""
 UNTRIED_DEVIATION = 0.15
 """How far the log figure of a batch size that no trial reached the target at may lie from the line between the two
 beside it, as a standard deviation: a choice."""
-
-LEAST_MISFIT = 0.03
-"""The law is taken for no nearer to the truth than this, as a standard deviation of log figures: a choice."""
 
 LEAST_DEVIATION = 1e-6
 """Runs without any spread are no more exact than this."""
@@ -76,7 +73,7 @@ def certainty(
     trials: Sequence[TrialRecord] = (),
     batch_sizes: Sequence[int] = (),
 ) -> Certainty | None:
-    """Return how sure a verdict is, None where no confirmation runs decide or nothing is known of their noise.
+    """Return how sure a verdict is, None where no confirmation runs decide or they tell nothing of their noise.
 
     The mean log figure of each batch size has a posterior around that of its runs, with the deviation of all runs
     pooled (Student's t) and the error of its step time; one that was not confirmed has its best search trial alone.
@@ -84,34 +81,37 @@ def certainty(
     from it are noise (empirical Bayes, as of James & Stein 1961): neighbours then tell of each other. A level that the
     predictions share, as that of their step times, does not matter. What counts is what a batch size could reach: from
     each draw is taken what its tuning may be short of, by the valley over the learning rate that the ``trials`` show,
-    and by what they do not show (`BADLY_TUNED`). Those of the study's ``batch_sizes`` that lie between two others and
-    have no figure at all may be better than the straight line between these (`UNTRIED_DEVIATION`).
+    and by what they do not show (`BADLY_TUNED`). Those of the study's ``batch_sizes`` that have no figure at all may be
+    better than the straight line between the two beside them, or than the last (`UNTRIED_DEVIATION`).
     """
     known = {size: one for size, one in verdict.by_batch.items() if math.isfinite(one.value)}
     optimal = verdict.optimal.configuration.batch_size
     if not verdict.confirmed or optimal not in known:
         return None
-    if len(known) == 1:
+    untried = _untried(list(known), {*batch_sizes, *verdict.by_batch} - _slower(verdict))
+    if len(known) == 1 and not untried:
         return Certainty(1.0, {optimal: 1.0})
     freedom = sum(one.estimate.reached - 1 for one in known.values() if one.is_confirmed)
     deviation = verdict.seed_deviation
-    if deviation is None or freedom < 1:
+    if not deviation or freedom < 1:
         return None
     sizes = list(known)
     means = np.array([known[size].estimate.log_mean for size in sizes])
-    errors = np.array([_error(known[size], deviation) for size in sizes])
+    least_excess = min(one.estimate.excess for one in known.values())
+    errors = np.array([_error(known[size], deviation, least_excess) for size in sizes])
     if len(sizes) >= FEWEST_FOR_LAW and set(sizes) <= set(predicted):
         law = np.array([_log(known[size], predicted[size]) for size in sizes])
         means, errors = _drawn_to_law(means, errors, law)
-    of_steps = np.array([known[size].estimate.step_time_error for size in sizes])
+    of_steps = np.array([_step_time_error(known[size], least_excess) for size in sizes])
     posterior = _Posterior(
         means=means,
         of_seeds=np.sqrt(np.maximum(errors**2 - of_steps**2, LEAST_DEVIATION**2)),
         of_steps=np.minimum(of_steps, errors),
         runs=np.array([known[size].estimate.reached for size in sizes], dtype=float),
         shortfalls=_shortfalls(verdict, trials, sizes),
-        untried=_untried(sizes, batch_sizes),
+        untried=untried,
         freedom=freedom,
+        deviation=deviation,
     )
     near = posterior.near(posterior.truth())
     shares = dict(zip(sizes, near.mean(axis=0).tolist(), strict=True))
@@ -142,6 +142,7 @@ class _Posterior:
 
     ``shortfalls`` are draws (`DRAWS`, sizes) of what better tuning would take off. ``untried`` are the batch sizes
     without a figure: the places of those on either side, and the share of the way from the first to the second.
+    ``deviation`` is that of a single run over seeds.
     """
 
     means: Numbers
@@ -151,6 +152,7 @@ class _Posterior:
     shortfalls: Numbers
     untried: Sequence[tuple[int, int, float]]
     freedom: int
+    deviation: float
 
     def truth(self) -> Numbers:
         """Return draws (`DRAWS`, sizes) of the log figures as they are tuned now, the same ones at each call."""
@@ -181,21 +183,39 @@ class _Posterior:
         of_seeds = self.of_seeds * rng.standard_normal(shape)
         truth = self.means + of_seeds + self.of_steps * rng.standard_normal(shape)
         more = np.maximum(0.0, runs - self.runs)
-        single = self.of_seeds * np.sqrt(self.runs)
+        single = np.maximum(self.deviation, self.of_seeds * np.sqrt(self.runs))
         new = of_seeds + single / np.sqrt(np.maximum(more, 1.0)) * rng.standard_normal(shape)
         seen = self.means + new * more / (self.runs + more)
         chosen = seen.argmin(axis=1)
         return float(self.near(truth)[np.arange(DRAWS), chosen].mean())
 
 
-def _untried(known: Sequence[int], batch_sizes: Sequence[int]) -> list[tuple[int, int, float]]:
-    """Return between which of the known batch sizes, ascending, each other lies, and where, on a logarithmic scale."""
+def _slower(verdict: Verdict) -> set[int]:
+    """Return the batch sizes below and above all that have a figure whose runs missed the target for longer than that
+    of the recommended one."""
+    known = [size for size, one in verdict.by_batch.items() if math.isfinite(one.value)]
+    best = verdict.optimal.value
+    return {
+        size
+        for size, one in verdict.by_batch.items()
+        if not min(known) <= size <= max(known) and one.lower_bound is not None and one.lower_bound >= best
+    }
+
+
+def _untried(known: Sequence[int], batch_sizes: Collection[int]) -> list[tuple[int, int, float]]:
+    """Return between which of the known batch sizes, ascending, each other lies, and where, on a logarithmic scale.
+
+    One beyond them lies at the last: it is taken for about as good.
+    """
     found = []
-    for size in sorted(set(batch_sizes) - set(known)):
+    for size in sorted({*batch_sizes} - {*known}):
         high = sum(one < size for one in known)
         if 0 < high < len(known):
             below, above = known[high - 1], known[high]
             found.append((high - 1, high, math.log(size / below) / math.log(above / below)))
+        else:
+            end = max(0, high - 1)
+            found.append((end, end, 0.0))
     return found
 
 
@@ -226,11 +246,20 @@ def _others_vary(trials: Sequence[TrialRecord]) -> bool:
     return len({one.key for one in alike}) > 1
 
 
-def _error(candidate: Candidate, deviation: float) -> float:
+def _error(candidate: Candidate, deviation: float, least_excess: float) -> float:
     """Return the standard error of a candidate's mean log figure, its runs' own deviation where that is larger."""
     known = candidate.estimate
     of_seeds = max(deviation, known.log_deviation, LEAST_DEVIATION) / math.sqrt(known.reached)
-    return math.hypot(of_seeds, known.unresolved, known.step_time_error)
+    return math.hypot(of_seeds, known.unresolved, _step_time_error(candidate, least_excess))
+
+
+def _step_time_error(candidate: Candidate, least_excess: float) -> float:
+    """Return the standard error of the logarithm of a candidate's step time against those of the others.
+
+    What other work may have left in it, more than in that which had the least, is somewhere between nothing and all.
+    """
+    known = candidate.estimate
+    return math.hypot(known.step_time_error, (known.excess - least_excess) / math.sqrt(12))
 
 
 def _log(candidate: Candidate, figure: float) -> float:
@@ -245,7 +274,7 @@ def _drawn_to_law(means: Numbers, errors: Numbers, law: Numbers) -> tuple[Number
     law = law + float(np.average(means - law, weights=weights))
     off = means - law
     misfit = float((off**2).sum()) / (len(means) - 2) - float((errors**2).mean())
-    misfit = max(misfit, LEAST_MISFIT**2)
+    misfit = max(misfit, LAW_MISFIT**2)
     share = misfit / (misfit + errors**2)
     # Of the law itself no more is known than its two parameters leave of the runs' noise.
     of_law = 2 * float((errors**2).mean()) / len(means)

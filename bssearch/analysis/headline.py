@@ -46,9 +46,13 @@ def _how_sure(answer: Answer) -> list[str]:
     """Return the sentence on what a provisional answer lacks, and the command that settles it."""
     if not answer.provisional or answer.within_5_percent is None:
         return []
-    sure = f"It is within 5 % of the best with a probability of {math.floor(100 * answer.within_5_percent)} %"
     step = answer.settling
-    return [f"{sure}."] if step is None else [f"{sure}; {step.why}: {step.command}."]
+    return [f"It {how_sure(answer)}." if step is None else f"It {how_sure(answer)}; {step.why}: {step.command}."]
+
+
+def how_sure(answer: Answer) -> str:
+    """Return the probability that the recommended batch size is within 5 % of the best, as the end of a sentence."""
+    return f"is within 5 % of the best with a probability of {math.floor(100 * (answer.within_5_percent or 0.0))} %"
 
 
 def with_interval(figure: Figure | Time, digits: int = 3, unit: str = "") -> str:
@@ -121,4 +125,7 @@ def shares_of_speedup(answer: Answer) -> str | None:
         return None
     if batch.value == 1:
         return f"{whole}: the batch size is your default's."
+    if found.from_retuning.value == 1:
+        whole = f"The {number(default.value, 2)}× over your default"
+        return f"{whole} is from the batch size: at its own nothing faster was found."
     return f"{whole} at its own batch size, {number(batch.value, 2)}×{ends(batch.low, batch.high)} from the batch size."

@@ -209,7 +209,8 @@ def _of(runs: Sequence[TrialRecord], spec: StudySpec) -> str:
 def _about_contention(study: _Study) -> Iterator[tuple[str, str]]:
     """Yield runs during which something else used the device."""
     trials, verdict, optimal = study.trials, study.verdict, study.optimal
-    compared = [trial for trial in trials if trial.phase is Phase.CONFIRM] if verdict.confirmed else optimal.runs
+    confirming = [trial for trial in trials if trial.phase is Phase.CONFIRM and says_something(trial)]
+    compared = confirming if verdict.confirmed else optimal.runs
     shared = sum(trial.outcome is not None and trial.outcome.contended for trial in compared)
     if shared:
         kind = "confirmation runs" if verdict.confirmed else "runs of the optimum"

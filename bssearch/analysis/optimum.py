@@ -24,6 +24,9 @@ from bssearch.step_times import StepSeconds
 BOOTSTRAPS = 1000
 """Draws of the means of all candidates: a bias of a few per cent is then known to a tenth of one."""
 
+LAW_MISFIT = 0.03
+"""The law is taken for no nearer to the truth than this, as a standard deviation of log figures: a choice."""
+
 Rule = Literal["least", "smallest_shown_within_5_percent", "law"]
 
 
@@ -65,6 +68,11 @@ class Candidate:
     def value(self) -> float:
         """Return the median of the objective's figure, infinite where half of the runs or more missed the target."""
         return math.inf if self.estimate.median is None else self.estimate.median
+
+    @property
+    def mean(self) -> float:
+        """Return the mean logarithm of the figure, which tells two of the same median apart; infinite without any."""
+        return self.estimate.log_mean if self.estimate.reached else math.inf
 
     @property
     def watched_seconds(self) -> float:
@@ -161,12 +169,15 @@ class Verdict:
     def with_law(self, predicted: Mapping[int, float]) -> Verdict:
         """Return the verdict in which the law decides, where the runs are too noisy to: its least predicted figure.
 
-        Only among the batch sizes that confirmation runs reached at.
+        Only among the batch sizes that confirmation runs reached at, and not where it holds what the runs say for as
+        good, by `LAW_MISFIT`.
         """
         known = {size: predicted[size] for size, one in self._confirmed.items() if size in predicted}
         if not self.confirmed or not self.is_noisy or len(known) < len(self._confirmed):
             return self
-        best = min(known, key=lambda size: known[size])
+        best, own = min(known, key=lambda size: known[size]), self.optimal.configuration.batch_size
+        if own in known and math.log(known[own] / known[best]) <= LAW_MISFIT:
+            return self
         if best == self.least.configuration.batch_size:
             return replace(self, optimal=self.least, rule="least")
         return replace(self, optimal=self.by_batch[best], rule="law")
@@ -237,13 +248,13 @@ def decide(
         for pool in (confirmed, searched):
             here = [one for one in pool if one.configuration.batch_size == size]
             if here:
-                by_batch[size] = min(here, key=lambda one: (one.value, -one.watched_seconds))
+                by_batch[size] = min(here, key=lambda one: (one.value, one.mean, -one.watched_seconds))
                 break
     finished = [one for one in confirmed if math.isfinite(one.value)]
     pool = finished or [one for one in searched if math.isfinite(one.value)]
     if not pool:
         return None
-    least = min(pool, key=lambda one: one.value)
+    least = min(pool, key=lambda one: (one.value, one.mean))
     if finished:
         least = replace(least, selection=_selection_bias(finished))
     by_batch[least.configuration.batch_size] = least
@@ -304,7 +315,7 @@ def median_steps(candidate: Candidate) -> float | None:
 def runs_to_settle(log_deviation: float, ratio: float) -> int:
     """Return the runs a side that tell a ratio of two medians from one: t-test on logarithms, 5 %, 80 % power.
 
-    ``log_deviation`` is the standard deviation of the logarithms over seeds. Exact, by the noncentral t.
+    ``log_deviation`` is the standard deviation of the logarithms over seeds. By the noncentral t, to 2 %.
     """
     from scipy.special import nctdtr, stdtrit  # scipy.stats takes half a second to import
 

@@ -223,6 +223,8 @@ def _speedup(spec: StudySpec, trials: Sequence[TrialRecord], verdict: Verdict, l
     optimal = verdict.optimal
     default = _default(spec, trials, optimal.objective)
     retuned = None if default is None else verdict.by_batch.get(default.configuration.batch_size)
+    if default is not None and retuned is not None and retuned.configuration.trains_like(default.configuration):
+        default = retuned  # one configuration, of which nothing can be from retuning
     return Speedup(
         over_largest=_ratio(verdict.by_batch.get(largest.batch_size), optimal),
         over_default=_ratio(default, optimal),
@@ -233,6 +235,8 @@ def _speedup(spec: StudySpec, trials: Sequence[TrialRecord], verdict: Verdict, l
 
 def _ratio(other: Candidate | None, optimal: Candidate | None) -> Ratio | None:
     """Return the objective's figure of a candidate over that of a better one, with its interval."""
+    if other is not None and other is optimal and math.isfinite(other.value):
+        return Ratio(value=1.0, at_least=False, low=1.0, high=1.0)
     if other is None or optimal is None or not other.objective.has_ratios or not math.isfinite(optimal.value):
         return None
     if math.isfinite(other.value):

@@ -52,6 +52,11 @@ class Estimate:
         return 0.0 if self.step_time is None else self.step_time.error
 
     @property
+    def excess(self) -> float:
+        """Return the logarithm by which the step time may still be too long, 0 where the seconds are the runs' own."""
+        return 0.0 if self.step_time is None else self.step_time.excess
+
+    @property
     def variation(self) -> float | None:
         """Return the coefficient of variation over seeds, for a log-normal spread; None below two runs."""
         return coefficient_of_variation(self.log_deviation) if self.reached > 1 else None
@@ -81,13 +86,14 @@ def estimate(runs: Sequence[TrialRecord], objective: Objective = TIME) -> Estima
     ordered = sorted(values) + [math.inf] * (len(runs) - len(values))
     median = statistics.median(ordered) if ordered else math.inf
     low = high = None
+    excess = 0.0 if step_time is None else step_time.excess
     is_spread = deviation > 0 or step_time is not None or not objective.stops_at_target
     if len(values) == len(runs) >= 3 and is_spread:
         parts = [*_of_runs(deviation, unresolved, len(runs)), *_of_step_time(step_time)]
         if step_time is not None and step_time.common:
             parts.append((step_time.common**2, step_time.freedom))
         half = half_width(parts)
-        least = mean - half - (0.0 if step_time is None else step_time.excess)
+        least = mean - half - excess
         low, high = min(median, objective.from_log(least)), max(median, objective.from_log(mean + half))
     return Estimate(
         median=median if math.isfinite(median) else None,
@@ -144,7 +150,8 @@ def ratio_upper_bound(slower: Estimate, faster: Estimate) -> float | None:
 def ratio_interval(slower: Estimate, faster: Estimate) -> tuple[float, float] | None:
     """Return the 95 % interval of slower / faster (Welch's t on logarithms), the errors of step times in it.
 
-    None where either has fewer than three runs or a run that missed: then nothing is shown.
+    What other work may have left in the step time of one more than of the other widens the side on which it may lie
+    (`PooledStepTime.excess`). None where either has fewer than three runs or a run that missed: then nothing is shown.
     """
     if slower.low is None or faster.low is None:
         return None
@@ -154,7 +161,8 @@ def ratio_interval(slower: Estimate, faster: Estimate) -> tuple[float, float] | 
         parts += [*_of_step_time(slower.step_time), *_of_step_time(faster.step_time)]
     half = half_width(parts)
     difference = slower.log_mean - faster.log_mean
-    return _ratio(difference - half), _ratio(difference + half)
+    left = slower.excess - faster.excess
+    return _ratio(difference - half - max(0.0, left)), _ratio(difference + half + max(0.0, -left))
 
 
 def half_width(parts: Sequence[tuple[float, float]]) -> float:

@@ -94,7 +94,7 @@ def law_lines(found: Answer) -> Iterator[str]:
     else:
         says += f": steps = {number(fit.s_min)} · (1 + it / B)"
     yield f"{says}, which {_how_it_fits(fit)} (largest residual {fit.max_residual:.0%})."
-    if fit.predicted is not None:
+    if fit.predicted is not None and fit.verdict == "fits":
         yield f"With the step times it predicts the least time at {fit.predicted.in_words}."
 
 

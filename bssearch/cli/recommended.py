@@ -54,7 +54,10 @@ def winner(answer: Answer) -> Parameters:
 
 def grave(answer: Answer) -> list[str]:
     """Return the caveats that whoever trains with the values must know."""
-    return [warning.message for warning in answer.warnings if warning.code in GRAVE]
+    from bssearch.analysis.headline import how_sure
+
+    unsure = [f"provisional: {how_sure(answer)}"] if answer.provisional and answer.within_5_percent is not None else []
+    return unsure + [warning.message for warning in answer.warnings if warning.code in GRAVE]
 
 
 def header(answer: Answer) -> list[str]:

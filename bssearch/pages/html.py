@@ -113,7 +113,7 @@ def _tools() -> tuple[str, Any]:
         from plotly.offline import get_plotlyjs
     except ImportError as error:
         raise UsageError(
-            f"the page needs {error.name or 'plotly'}, which is not installed", hint="pip install '.[plots]'"
+            f"the page needs {error.name or 'plotly'}, which is not installed", hint="pip install jinja2 plotly"
         ) from None
     # A browser reads every end of line as \n, and compares the digest of that with the policy's.
     plotly = str(get_plotlyjs()).replace("\r\n", "\n").replace("\r", "\n").replace("</script", "<\\/script")

@@ -8,10 +8,11 @@ from typing import Any
 
 from bssearch.analysis.answer import Answer, Batch, objective_in
 from bssearch.analysis.generalisation import final_rows
-from bssearch.analysis.headline import headline
+from bssearch.analysis.headline import headline, shares_of_speedup, with_interval
 from bssearch.analysis.law.fitted import Fit
 from bssearch.analysis.numbers import ends, number
 from bssearch.analysis.objectives.base import objective_of
+from bssearch.analysis.objectives.time_to_target import TIME
 from bssearch.analysis.rules.regret import BROKE, HELD
 from bssearch.analysis.rules.rule_book import CHANGED_PARAMETER
 from bssearch.analysis.shape import Parameters
@@ -93,7 +94,7 @@ def _objective(picture: StudyPicture) -> Section:
             objective=plots.objective_figure(answer, default.batch_size if default else None),
             time=plots.time_figure(answer),
         ),
-        notes=_without_figure(answer),
+        notes=[*_without_figure(answer), *([] if (shares := shares_of_speedup(answer)) is None else [shares])],
     )
 
 
@@ -239,7 +240,7 @@ def _about_law(fit: Fit | None) -> list[str]:
         f"{'' if fit.b_crit.low is None or fit.b_crit.high is None else '= '}{fit.b_crit.in_words}; the largest "
         f"residual is {number(100 * fit.max_residual)} %."
     ]
-    if fit.predicted is not None:
+    if fit.predicted is not None and fit.verdict == "fits":
         parts.append(f"With the step times measured it predicts the least time at {fit.predicted.in_words}.")
     if fit.including_untuned is not None:
         parts.append(
@@ -312,8 +313,12 @@ def _cells(answer: Answer, row: Batch) -> list[str]:
     bound, unit = row.objective_lower_bound, objective_in(answer).unit
     if figure is not None:
         shown = f"{number(figure.median)}{unit}{ends(figure.low, figure.high)}, {plural(figure.runs, 'run')}"
+    elif bound is not None:
+        shown = f"> {number(bound)}{unit}"
+    elif row.predicted_s is not None and not row.trials and answer.objective == TIME.name:
+        shown = f"not tried; predicted {with_interval(row.predicted_s, unit=unit)}"
     else:
-        shown = NOTHING if bound is None else f"> {number(bound)}{unit}"
+        shown = NOTHING
     rate = row.best.parameters.get("learning_rate") if row.best else None
     untuned = f"untuned: {'; '.join(row.untuned_because)}" if row.untuned else None
     return [

@@ -14,10 +14,9 @@ from dataclasses import dataclass, field
 from typing import Self
 
 from bssearch.analysis.confirmation_runs import PlainMiss, plain_misses, plainly_missed, says_something
-from bssearch.analysis.optimum import Verdict, decide, runs_to_settle
+from bssearch.analysis.optimum import Verdict, decide
 from bssearch.analysis.settled import Standing, standing
 from bssearch.history import History
-from bssearch.intervals import FLAT_RATIO
 from bssearch.records import Configuration, Phase, TrialPlan, TrialRecord, TrialState
 from bssearch.search.seeds import trial_seed
 from bssearch.step_times import step_seconds_of
@@ -276,14 +275,7 @@ def ending(history: History) -> str | None:
         f"not settled after {_stopped_by(history, trials, found)}: the runs alone give batch {batch}, and "
         f"batch {sizes} may change that"
     )
-    deviation = verdict.seed_deviation
-    if not found.to_run:
-        return f"{text}; a run missed the target, so that more runs show nothing"
-    return (
-        text
-        if not deviation
-        else f"{text}; about {runs_to_settle(deviation, FLAT_RATIO)} runs a batch would settle 5 %"
-    )
+    return text if found.to_run else f"{text}; a run missed the target, so that more runs show nothing"
 
 
 def _further(history: History, trials: Sequence[TrialRecord], made: CompletedRuns, verdict: Verdict) -> list[TrialPlan]:

@@ -9,7 +9,7 @@ import pytest
 
 from bssearch.analysis.certainty import ENOUGH, certainty
 from bssearch.analysis.optimum import Verdict, decide
-from bssearch.records import Configuration, Phase, TrialRecord
+from bssearch.records import Configuration, Phase, TrialRecord, TrialState
 from tests.factories import make_trial
 
 
@@ -110,18 +110,40 @@ def test_of_search_trials_alone_nothing_is_sure_and_of_one_size_everything() -> 
     assert only is not None and only.within_5_percent == 1.0
 
 
-def test_runs_without_any_spread_are_no_error() -> None:
-    found = certainty(verdict_over(*runs(32, 1.0, 1.0, 1.0), *runs(64, 2.0, 2.0, 2.0)), {})
-    assert found is None or found.within_5_percent > ENOUGH
+def test_runs_without_any_spread_tell_nothing_of_their_noise() -> None:
+    assert certainty(verdict_over(*runs(32, 1.0, 1.0, 1.0), *runs(64, 2.0, 2.0, 2.0)), {}) is None
 
 
 def test_a_batch_size_that_was_never_reached_between_two_others_may_be_better() -> None:
     verdict = verdict_over(*runs(32, *spread(1.0, 0.02, 5)), *runs(128, *spread(1.12, 0.02, 5)))
-    told = [certainty(verdict, {}, (), sizes) for sizes in ((32, 128), (32, 64, 128), (16, 32, 128, 256))]
-    whole, gap, outside = (0.0 if one is None else one.within_5_percent for one in told)
+    ladders = (32, 128), (32, 64, 128), (16, 32, 128), (32, 128, 256)
+    told = [certainty(verdict, {}, (), sizes) for sizes in ladders]
+    whole, gap, beside, far = (0.0 if one is None else one.within_5_percent for one in told)
     assert gap < whole - 0.1
-    assert outside == whole, "beyond the ends another note tells"
+    assert beside < gap, "it lies beside the best"
+    assert gap < far < whole
     assert told[1] is not None and told[1].settles == "tuning"
+
+
+def test_a_batch_size_that_was_stopped_before_the_best_had_reached_may_be_better() -> None:
+    known = [*runs(32, *spread(1.0, 0.02, 5)), *runs(64, *spread(1.3, 0.02, 5))]
+
+    def sure(*seconds: float, batch_size: int = 16) -> float:
+        stopped = [
+            make_trial(900 + place, batch_size=batch_size, state=TrialState.EXHAUSTED, seconds=one)
+            for place, one in enumerate(seconds)
+        ]
+        found = certainty(verdict_over(*known, *stopped), {})
+        assert found is not None
+        return found.within_5_percent
+
+    assert sure(0.5) < sure() - 0.1
+    assert sure(1.2) == sure(), "it needs longer than the best"
+    assert sure(0.5, batch_size=128) > sure(0.5), "it lies beside a slower one"
+    alone = certainty(
+        verdict_over(*known[:5], make_trial(900, batch_size=64, state=TrialState.EXHAUSTED, seconds=0.5)), {}
+    )
+    assert alone is not None and alone.within_5_percent < 0.9
 
 
 def test_a_gap_far_from_the_optimum_does_not_matter() -> None:

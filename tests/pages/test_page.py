@@ -350,7 +350,7 @@ def test_without_plotly_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(UsageError, match="plotly") as caught:
         render(picture())
     pages._tools.cache_clear()
-    assert caught.value.hint == "pip install '.[plots]'"
+    assert caught.value.hint == "pip install jinja2 plotly"
 
 
 @pytest.fixture

@@ -413,15 +413,14 @@ def test_confirmation_goes_on_until_it_is_settled_and_says_so(begun: Path) -> No
     assert len(confirmation(begun)) == len(after)
 
 
-def test_a_spent_budget_says_what_is_left_open_and_how_many_runs_it_takes(begun: Path) -> None:
+def test_a_spent_budget_says_what_is_left_open(begun: Path) -> None:
     answer, notes = go_on(begun, NoisyLaw(), max_runs=4)
     assert answer.settle is not None
     assert not answer.settle.settled
     assert answer.settle.undecided
     assert notes[-1] == (
         f"not settled after max_runs = 4 a batch: the runs alone give batch {answer.optimal.batch_size}, and "
-        f"batch {', '.join(map(str, answer.settle.undecided))} may change that; "
-        f"about {answer.settle.runs_for_5_percent} runs a batch would settle 5 %"
+        f"batch {', '.join(map(str, answer.settle.undecided))} may change that"
     )
     assert max(Counter(trial.configuration.key for trial in confirmation(begun)).values()) == 4
     count = len(confirmation(begun))

@@ -278,7 +278,7 @@ def _log_steps(point: LawPoint) -> Numbers:
 def _rises(smaller: Numbers, larger: Numbers) -> bool:
     difference = larger.mean() - smaller.mean()
     counts = np.array([len(smaller), len(larger)])
-    if counts.min() < FEWEST_RUNS:
+    if counts.min() < FEWEST_RUNS or smaller.var() + larger.var() == 0:  # runs alike tell nothing of their noise
         return bool(difference > math.log(RISE))
     variances = np.maximum([smaller.var(ddof=1), larger.var(ddof=1)], SMALLEST_DEVIATION**2) / counts
     freedom = variances.sum() ** 2 / (variances**2 / (counts - 1)).sum()

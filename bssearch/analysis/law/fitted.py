@@ -24,7 +24,9 @@ class CriticalBatch(Model):
             return "not bounded by these runs"
         if self.high is None:
             return f"≥ {number(self.low or 0.0)}"
-        return f"≤ {number(self.high)}" if self.low is None else f"{number(self.estimate)}{ends(self.low, self.high)}"
+        if self.low is None:
+            return f"≤ {number(self.high)}"
+        return f"{number(self.estimate)}{ends(self.low, self.high)} (90 %)"
 
 
 BatchRange = Annotated[list[int], Field(min_length=2, max_length=2)]

@@ -28,7 +28,7 @@ class Slope:
     """The slope of log steps over log batch, from the batch size ``since`` to the next, with its 95 % interval.
 
     The interval is Welch's, over the seeds of both, widened to hold the slope of the medians. There is none where
-    either has fewer than three runs, or one that missed the target.
+    either has fewer than three runs, or one that missed the target, nor where all runs of either are alike.
     """
 
     since: int
@@ -73,8 +73,9 @@ def _slope(smaller: tuple[int, tuple[float, list[float]]], larger: tuple[int, tu
     (size, (steps, logs)), (larger_size, (larger_steps, larger_logs)) = smaller, larger
     span = math.log(larger_size / size)
     value = math.log(larger_steps / steps) / span
-    if not logs or not larger_logs:
+    sides = [(statistics.stdev(side), len(side)) for side in (logs, larger_logs) if side]
+    if len(sides) < 2 or not any(deviation for deviation, _ in sides):
         return Slope(size, value, None, None)
-    half = welch_half_width((statistics.stdev(logs), len(logs)), (statistics.stdev(larger_logs), len(larger_logs)))
+    half = welch_half_width(*sides)
     middle = statistics.fmean(larger_logs) - statistics.fmean(logs)
     return Slope(size, value, min(value, (middle - half) / span), max(value, (middle + half) / span))
