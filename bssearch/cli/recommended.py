@@ -56,7 +56,9 @@ def grave(answer: Answer) -> list[str]:
     """Return the caveats that whoever trains with the values must know."""
     from bssearch.analysis.headline import how_sure
 
-    unsure = [f"provisional: {how_sure(answer)}"] if answer.provisional and answer.within_5_percent is not None else []
+    unsure = (
+        [f"provisional: it {how_sure(answer)}"] if answer.provisional and answer.within_5_percent is not None else []
+    )
     return unsure + [warning.message for warning in answer.warnings if warning.code in GRAVE]
 
 

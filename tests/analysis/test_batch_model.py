@@ -527,3 +527,11 @@ def test_no_step_is_made_up_beside_an_accumulated_one_or_beyond_the_largest_run(
     untimed = make_probe(64, step_seconds=None, out_of_memory=True)
     found = runnable_steps([make_probe(16, step_seconds=2.0), accumulated, untimed, make_probe(128)], 64)
     assert found == [RunnableStep(16, 16, 2.0), RunnableStep(32, 16, 4.0)]
+
+
+def test_steps_of_runs_that_are_all_alike_rise_only_by_more_than_a_tenth() -> None:
+    def risen(samples: float) -> list[int]:
+        return rising([LawPoint(32, (100.0,) * 3), LawPoint(64, (2 * samples,) * 3)])
+
+    assert risen(100.4) == []
+    assert risen(115.0) == [64]

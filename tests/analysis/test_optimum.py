@@ -73,6 +73,21 @@ def test_the_law_decides_where_the_runs_are_too_noisy() -> None:
     assert by_law.least.configuration.batch_size == 64
 
 
+@pytest.mark.parametrize(("own", "rule"), [(1.02, "least"), (1.05, "law")])
+def test_a_law_that_holds_what_the_runs_say_for_as_good_decides_nothing(own: float, rule: str) -> None:
+    assert verdict(NOISY).with_law({16: 1.3, 32: 1.0, 64: own}).rule == rule
+
+
+def test_of_two_configurations_with_one_median_the_one_with_the_smaller_mean_counts() -> None:
+    trials = [
+        make_trial(10 * place + seed, learning_rate=rate, seconds=one, phase=Phase.CONFIRM, seed=seed)
+        for place, (rate, seconds) in enumerate([(0.1, (1.0, 2.0, 4.0)), (0.2, (1.0, 2.0, 3.0))])
+        for seed, one in enumerate(seconds)
+    ]
+    found = decide(trials, 3)
+    assert found is not None and found.optimal.configuration.learning_rate == 0.2
+
+
 def test_where_the_law_decides_the_flat_range_does_not_reach_to_what_is_not_flat() -> None:
     by_law = verdict(NOISY).with_law({16: 0.9, 32: 1.3, 64: 1.2})
     assert by_law.optimal.configuration.batch_size == 16

@@ -70,3 +70,10 @@ def test_the_interval_holds_the_slope_nineteen_times_in_twenty() -> None:
         assert slope.low is not None and slope.high is not None
         held += slope.low <= -1 <= slope.high
     assert 0.93 <= held / 400 <= 0.985
+
+
+def test_runs_that_are_all_alike_tell_no_interval() -> None:
+    alike = of(candidate(8, 400, 400, 400), candidate(16, 200, 200, 200), candidate(32, 150, 151, 152))
+    assert alike[16].value == pytest.approx(-1.0)
+    assert (alike[16].low, alike[16].regime) == (None, "undecided")
+    assert alike[32].low is not None, "one side's spread is enough"

@@ -504,6 +504,13 @@ def test_the_gain_over_the_default_is_told_apart_into_retuning_and_batch_size() 
     same = answer([*searched(), *confirmed(32, 1.0, 1.1, 0.9), *default_runs(3.0, 3.1, 3.2)])
     assert (shares_of_speedup(same) or "").endswith("your default's.")
     assert shares_of_speedup(answer([*searched(), *confirmed(64, 1.0, 1.05, 1.1)])) is None
+    own = [*confirmed(64, 1.0, 1.05, 1.1), *confirmed(32, 3.0, 3.1, 3.2, rate=0.05)]
+    default = SPEC.default_configuration
+    same_runs = [replace(run, configuration=default) for run in own[3:]]
+    from_size = answer([*searched(), *own[:3], *same_runs])
+    assert from_size.speedup.from_retuning is not None and from_size.speedup.over_default is not None
+    assert (from_size.speedup.from_retuning.value, from_size.speedup.from_retuning.low) == (1.0, 1.0)
+    assert (shares_of_speedup(from_size) or "").endswith("is from the batch size: at its own nothing faster was found.")
     slight = answer([*searched(), *confirmed(32, 1.0, 1.1, 0.9), *default_runs(1.01, 1.11, 0.91)])
     assert "1× over your default" in (shares_of_speedup(slight) or "")
     nothing = answer([*searched(), *confirmed(32, 1.0, 1.1, 0.9), *default_runs(1.004, 1.104, 0.904)])

@@ -55,6 +55,15 @@ def test_no_name_breaks_out_of_a_comment_of_the_exported_yaml(text: str) -> None
     assert "\x1b" not in printed
 
 
+def test_exported_values_say_how_sure_they_are_where_that_is_not_enough() -> None:
+    sure = answer(confirmed(64, 1.0, 1.1, 0.9)).model_copy(update={"within_5_percent": 0.653, "provisional": True})
+    assert "# note: provisional: it is within 5 % of the best with a probability of 65 %\n" in exported(
+        sure, Export.YAML
+    )
+    firm = sure.model_copy(update={"provisional": False})
+    assert "provisional" not in exported(firm, Export.YAML)
+
+
 def test_a_note_is_one_line_without_what_a_terminal_obeys(capsys: pytest.CaptureFixture[str]) -> None:
     note("one\ntwo \x1b]0;title\x07three")
     assert capsys.readouterr().err == "note: one two \ufffd]0;title\ufffdthree\n"
