@@ -49,12 +49,12 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StoredRows]:
 
 
 def test_changed_rows_are_told_or_named(rows: StoredRows, tmp_path: Path) -> None:
-    check(Kind("rows", rows.attempt), range(150), tmp_path)
+    check(Kind("rows", rows.attempt), range(50), tmp_path)
 
 
 @pytest.mark.slow
 def test_many_changed_rows_are_told_or_named(rows: StoredRows, tmp_path: Path) -> None:
-    check(Kind("rows", rows.attempt), range(150, 600), tmp_path)
+    check(Kind("rows", rows.attempt), range(50, 350), tmp_path)
 
 
 def test_a_mutation_changes_a_text() -> None:
