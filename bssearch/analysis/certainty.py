@@ -82,13 +82,15 @@ def certainty(
     predictions share, as that of their step times, does not matter. What counts is what a batch size could reach: from
     each draw is taken what its tuning may be short of, by the valley over the learning rate that the ``trials`` show,
     and by what they do not show (`BADLY_TUNED`). Those of the study's ``batch_sizes`` that have no figure at all may be
-    better than the straight line between the two beside them, or than the last (`UNTRIED_DEVIATION`).
+    better than the straight line between the two beside them, or than the last and what the law adds to it
+    (`UNTRIED_DEVIATION`).
     """
     known = {size: one for size, one in verdict.by_batch.items() if math.isfinite(one.value)}
     optimal = verdict.optimal.configuration.batch_size
     if not verdict.confirmed or optimal not in known:
         return None
-    untried = _untried(list(known), {*batch_sizes, *verdict.by_batch} - _slower(verdict))
+    logs = {size: _log(verdict.optimal, figure) for size, figure in predicted.items()}
+    untried = _untried(list(known), {*batch_sizes, *verdict.by_batch} - _slower(verdict), logs)
     if len(known) == 1 and not untried:
         return Certainty(1.0, {optimal: 1.0})
     freedom = sum(one.estimate.reached - 1 for one in known.values() if one.is_confirmed)
@@ -141,8 +143,8 @@ class _Posterior:
     """What is believed of the log figure of each batch size (sizes,): means, and the errors of seeds and step times.
 
     ``shortfalls`` are draws (`DRAWS`, sizes) of what better tuning would take off. ``untried`` are the batch sizes
-    without a figure: the places of those on either side, and the share of the way from the first to the second.
-    ``deviation`` is that of a single run over seeds.
+    without a figure: the places of those on either side, the share of the way from the first to the second, and by how
+    much the law says that it is worse. ``deviation`` is that of a single run over seeds.
     """
 
     means: Numbers
@@ -150,7 +152,7 @@ class _Posterior:
     of_steps: Numbers
     runs: Numbers
     shortfalls: Numbers
-    untried: Sequence[tuple[int, int, float]]
+    untried: Sequence[tuple[int, int, float, float]]
     freedom: int
     deviation: float
 
@@ -166,8 +168,8 @@ class _Posterior:
         reached = truth - self.shortfalls
         rng = np.random.default_rng(3)
         others = [
-            (1 - share) * truth[:, low] + share * truth[:, high] + rng.normal(0, UNTRIED_DEVIATION, DRAWS)
-            for low, high, share in self.untried
+            (1 - share) * truth[:, low] + share * truth[:, high] + worse + rng.normal(0, UNTRIED_DEVIATION, DRAWS)
+            for low, high, share, worse in self.untried
         ]
         least = np.column_stack([reached, *others]).min(axis=1, keepdims=True)
         near: NDArray[np.bool_] = reached <= least + math.log(FLAT_RATIO)
@@ -191,8 +193,7 @@ class _Posterior:
 
 
 def _slower(verdict: Verdict) -> set[int]:
-    """Return the batch sizes below and above all that have a figure whose runs missed the target for longer than that
-    of the recommended one."""
+    """Return the batch sizes beyond those with a figure that missed the target for longer than the best one takes."""
     known = [size for size, one in verdict.by_batch.items() if math.isfinite(one.value)]
     best = verdict.optimal.value
     return {
@@ -202,20 +203,24 @@ def _slower(verdict: Verdict) -> set[int]:
     }
 
 
-def _untried(known: Sequence[int], batch_sizes: Collection[int]) -> list[tuple[int, int, float]]:
+def _untried(
+    known: Sequence[int], batch_sizes: Collection[int], law: Mapping[int, float]
+) -> list[tuple[int, int, float, float]]:
     """Return between which of the known batch sizes, ascending, each other lies, and where, on a logarithmic scale.
 
-    One beyond them lies at the last: it is taken for about as good.
+    One beyond them lies at the last: it is taken for as good, or for worse by as much as the ``law``'s log figures say,
+    which is the fourth.
     """
     found = []
     for size in sorted({*batch_sizes} - {*known}):
         high = sum(one < size for one in known)
         if 0 < high < len(known):
             below, above = known[high - 1], known[high]
-            found.append((high - 1, high, math.log(size / below) / math.log(above / below)))
+            found.append((high - 1, high, math.log(size / below) / math.log(above / below), 0.0))
         else:
             end = max(0, high - 1)
-            found.append((end, end, 0.0))
+            worse = max(0.0, law[size] - law[known[end]]) if {size, known[end]} <= law.keys() else 0.0
+            found.append((end, end, 0.0, worse))
     return found
 
 

@@ -91,7 +91,7 @@ def build_answer(
     if law is not None and law.verdict == "fits":
         times = predicted_times(law, probes.values())
         step_seconds = {size: probe.step_seconds for size, probe in probes.items() if probe.step_seconds is not None}
-        predicted = predicted_figures(law, step_seconds, list(verdict.by_batch), objective)
+        predicted = predicted_figures(law, step_seconds, {*verdict.by_batch, *spec.batch_sizes}, objective)
         if not (stands and stands.is_settled):
             verdict = _surer(verdict.with_law(predicted), verdict, sure_of)
     sure = sure_of(verdict)

@@ -125,6 +125,17 @@ def test_a_batch_size_that_was_never_reached_between_two_others_may_be_better() 
     assert told[1] is not None and told[1].settles == "tuning"
 
 
+def test_a_batch_size_beyond_is_as_much_worse_as_the_law_says() -> None:
+    verdict = verdict_over(*(run for size, one in LAW.items() for run in runs(size, *spread(one, 0.02, 5))))
+    shares = [certainty(verdict, {**LAW, 512: one}, (), (*LAW, 512)) for one in (2.0, 4.0)]
+    near, far = (0.0 if one is None else one.within_5_percent for one in shares)
+    whole = certainty(verdict, LAW)
+    assert whole is not None and near < far <= whole.within_5_percent
+
+
+LAW = {32: 1.0, 64: 0.9, 128: 0.8, 256: 0.75}
+
+
 def test_a_batch_size_that_was_stopped_before_the_best_had_reached_may_be_better() -> None:
     known = [*runs(32, *spread(1.0, 0.02, 5)), *runs(64, *spread(1.3, 0.02, 5))]
 
