@@ -24,11 +24,12 @@ from bssearch.records import Goal, ParameterValue, Target
 
 COLUMNS = ("trial", "seed", "step", "train_seconds", "metric")
 PREFIX = "param."
-LARGEST = 1e300
-"""The largest number that a table may hold: sums of a few stay finite in double precision."""
+LARGEST = 1e100
+"""The largest number that a table may hold: a choice; squares and sums of such stay finite in double precision."""
 
-SHORTEST_S = 1e-9
-"""The shortest limit of train seconds that a table may set: a choice; no clock tells less."""
+SHORTEST_S, LONGEST_S = 1e-9, 1e9
+"""The shortest limit of train seconds that a table may set, and the longest that a trial may take: choices; no clock
+tells less, and nobody waits for thirty years."""
 MOST_CHARACTERS = 2**27
 """Characters of a table at most: a choice; as numbers they take some 500 MB."""
 
@@ -179,6 +180,10 @@ def _description(path: Path) -> RecordedTable:
         raise UsageError(f"{path}: target = {head.get('target')!r} must be a number, the same for all trials")
     if str(head.get("goal")) not in set(Goal):
         raise UsageError(f"{path}: goal = {head.get('goal')!r} must be {' or '.join(Goal)}")
+    try:
+        json.dumps(head, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise UsageError(f"{path} holds a text that is no Unicode") from None
     target = Target(metric=str(head.get("metric", "metric")), value=float(head["target"]), goal=Goal(head["goal"]))
     name = str(head.get("name") or path.stem)
     return RecordedTable(name, target, None if limit is None else float(limit), ())
@@ -273,10 +278,10 @@ class _Trial:
         """Take in an evaluation. Raises `UsageError` where time runs backwards; one without a metric is NaN."""
         step, seconds = row.whole("step"), row.number("train_seconds")
         last = self._seconds[-1] if self._seconds else 0.0
-        if not (math.isfinite(seconds) and seconds >= last):
+        if not last <= seconds <= LONGEST_S:
             raise UsageError(
                 f"{row.origin}: train_seconds = {seconds:g} of trial {self.number} must be >= {last:g}, that of the "
-                "row before"
+                f"row before, and <= {LONGEST_S:g}"
             )
         self._steps.append(step)
         self._seconds.append(seconds)
@@ -300,7 +305,8 @@ def _parsed(text: str) -> ParameterValue:
         return text.lower() == "true"
     for kind in (int, float):
         try:
-            return kind(text)
+            value = kind(text)
         except ValueError:
             continue
+        return value if abs(value) <= LARGEST else text  # no number that can be reckoned with
     return text

@@ -74,12 +74,12 @@ class Ratio:
 
 def ratio(numerator: Estimate, denominator: Estimate) -> Ratio | None:
     """Return one time over another of an independent measurement; None where one of them has no interval."""
-    interval = ratio_interval(numerator, denominator)
+    interval = ratio_interval(_bare(numerator), _bare(denominator))
     if interval is None or numerator.median is None or denominator.median is None:
         return None
     value = numerator.median / denominator.median
     low, high = min(interval[0], value), max(interval[1], value)
-    return Ratio(value, low * math.exp(-_excess(numerator)), high * math.exp(_excess(denominator)), low, high)
+    return Ratio(value, low * math.exp(-numerator.excess), high * math.exp(denominator.excess), low, high)
 
 
 def coverage_document(ratios: Sequence[Ratio | None]) -> dict[str, Any]:
@@ -105,8 +105,9 @@ def coverage_text(document: Mapping[str, Any]) -> str:
     )
 
 
-def _excess(known: Estimate) -> float:
-    return 0.0 if known.step_time is None else known.step_time.excess
+def _bare(known: Estimate) -> Estimate:
+    """Return an estimate as if other work had left nothing in its step time."""
+    return known if known.step_time is None else replace(known, step_time=replace(known.step_time, excess=0.0))
 
 
 def is_as_nominal(held: int, count: int, nominal: float) -> bool:

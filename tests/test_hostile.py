@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from bssearch.commands.run import run_study
+from bssearch.errors import SpecError
+from bssearch.spec import load_spec
 from tests.factories import make_spec
 from tests.hostile import KINDS, Kind, StoredRows, mutated
 from tests.search.law import LawExecutor
@@ -62,3 +64,42 @@ def test_a_mutation_changes_a_text() -> None:
     changed = {mutated(random.Random(seed), text) for seed in range(50)}
     assert len(changed) > 45
     assert len(changed - {text}) >= len(changed) - 1
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("a: [" + "[" * 60 + "]" * 60 + "]", "more than 50 levels"),
+        ("a: &a " + "[" * 30 + "]" * 30 + "\nb: " + "[" * 30 + "*a" + "]" * 30, "more than 50 levels"),
+        (
+            "a: &a [x, x, x, x, x, x, x, x, x, x]\n"
+            + "".join(
+                f"{one}: &{one} [{', '.join([f'*{before}'] * 10)}]\n"
+                for before, one in zip("abcde", "bcdef", strict=True)
+            ),
+            "more than 20,000 values",
+        ),
+        ("a: &a [*a]", "leads into itself"),
+        ("? [a, b]\n: 1", "a key must be a text"),
+        ("a: !!int x", "'x' is no int"),
+        ("a: !!python/object:os.system {}", "is not known here"),
+        ("a: 0x" + "f" * 20000, "a number of more than 1024 bits"),
+        ("a: " + "9" * 5000, "is no int"),
+        ('a: "\\ud800"', "is no Unicode text"),
+        ("schema_version: 1\nname: .nan", "name = nan must be a finite number"),
+    ],
+)
+def test_a_spec_that_nobody_meant_is_refused_with_its_bound(text: str, said: str, tmp_path: Path) -> None:
+    file = tmp_path / "spec.yaml"
+    file.write_text(text)
+    with pytest.raises(SpecError) as caught:
+        load_spec(file)
+    assert said in caught.value.message
+    assert str(file) in caught.value.message
+
+
+def test_a_file_that_is_too_large_for_a_spec_is_not_read(tmp_path: Path) -> None:
+    file = tmp_path / "spec.yaml"
+    file.write_text("a: 1\n" * 300_000)
+    with pytest.raises(SpecError, match="has more than 1,048,576 bytes"):
+        load_spec(file)

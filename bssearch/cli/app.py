@@ -113,7 +113,7 @@ def main() -> None:
     except BSSearchError as error:
         sys.stderr.write(visible(f"error: {error}\n"))
         if error.hint:
-            sys.stderr.write(f"hint: {error.hint}\n")
+            sys.stderr.write(f"hint: {visible(error.hint)}\n")
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         end_interrupted()

@@ -72,8 +72,13 @@ def console(*, stderr: bool = False) -> Console:
 
 
 def visible(text: str) -> str:
-    """Return a text without what a terminal would obey: control characters become U+FFFD, lines and tabs stay."""
-    return "".join("\ufffd" if (ord(one) < 32 and one not in "\n\t") or 127 <= ord(one) < 160 else one for one in text)
+    """Return a text without what a terminal would obey, or nobody can write, as U+FFFD; lines and tabs stay."""
+    return "".join(
+        "\ufffd"
+        if (ord(one) < 32 and one not in "\n\t") or 127 <= ord(one) < 160 or "\ud800" <= one <= "\udfff"
+        else one
+        for one in text
+    )
 
 
 def end_of_pipe() -> NoReturn:
@@ -125,7 +130,7 @@ def _csv_cell(value: Any) -> Any:
         return json.dumps(value, allow_nan=False)
     if not isinstance(value, str):
         return value
-    text = value.replace("\r\n", "\n").replace("\r", "\n")  # which the csv module does not quote
+    text = visible(value.replace("\r\n", "\n").replace("\r", "\n"))  # which the csv module does not quote
     return f"'{text}" if value.startswith(FORMULA) else text
 
 

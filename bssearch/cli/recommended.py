@@ -39,7 +39,7 @@ def exported(answer: Answer, form: Export) -> str:
         lines = "".join(f"# {' '.join(visible(comment).split())}\n" for comment in comments)
         return lines + yaml.safe_dump(values, sort_keys=False)
     if form is Export.ARGS:
-        return shlex.join(arguments(values)) + "\n"
+        return visible(shlex.join(arguments(values))) + "\n"
     return "{\n" + "".join(f"    {name!r}: {value!r},\n" for name, value in values.items()) + "}\n"
 
 

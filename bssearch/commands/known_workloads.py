@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shlex
 from contextlib import suppress
 from pathlib import Path, PurePath
 
@@ -19,40 +20,45 @@ from bssearch.spec import StudySpec
 from bssearch.workloads.base import SHIPPED
 
 
-def remember(spec: StudySpec, study: StudyRecord) -> None:
-    """Record that this user runs a study with this workload; where nothing can be written, nothing is remembered."""
+def remember(spec: StudySpec, study: StudyRecord, folder: Path) -> None:
+    """Record that this user runs a study with this workload; where nothing can be written, nothing is remembered.
+
+    A workload's file is looked up in ``folder``: what is remembered is its content.
+    """
     if spec.workload in SHIPPED:
         return
     file = _file(study)
-    text = _text(spec)
+    text = _text(spec, folder)
     with suppress(OSError):
         if not file.is_file() or file.read_text(encoding="utf-8") != text:
             make_private_folder(file.parent)
             file.write_text(text, encoding="utf-8")
 
 
-def refuse_unknown(spec: StudySpec, study: StudyRecord) -> None:
+def refuse_unknown(spec: StudySpec, study: StudyRecord, folder: Path) -> None:
     """Raise `UsageError` where a stored study names code that this user has not run for it on this machine.
 
-    Also where it is a file outside of the current folder, by an absolute path or by ``..``: whoever ran it.
+    Code is known by its name, its settings, the executor that runs it, and the content of its file. It is refused, too,
+    where its file lies outside of the ``folder``, by an absolute path, ``..`` or a link: whoever ran it.
     """
     if spec.workload in SHIPPED:
         return
     path = PurePath(spec.workload.rpartition(":")[0])
     named = f"the stored study {study.name!r} names the workload {spec.workload!r}"
-    if path.suffix == ".py" and (path.is_absolute() or ".." in path.parts):
+    if path.suffix == ".py" and not (folder / path).resolve().is_relative_to(folder.resolve()):
         raise UsageError(
             f"{named}, a file outside of this folder: code is not run on a database's word alone",
             hint="--workload PATH.py:ATTRIBUTE names the code that you mean",
         )
     try:
-        is_known = _file(study).read_text(encoding="utf-8") == _text(spec)
+        is_known = _file(study).read_text(encoding="utf-8") == _text(spec, folder)
     except OSError:
         is_known = False
     if not is_known:
         raise UsageError(
-            f"{named}, which you have not run for it on this machine: code is not run on a database's word alone",
-            hint=f"where you trust it, add --workload {spec.workload}",
+            f"{named}, which you have not run for it on this machine as it is now: code is not run on a database's "
+            "word alone",
+            hint=f"where you trust it, add --workload {shlex.quote(spec.workload)}",
         )
 
 
@@ -62,5 +68,16 @@ def _file(study: StudyRecord) -> Path:
     return state_folder() / "workloads" / f"{hashlib.sha256(told.encode()).hexdigest()[:16]}.json"
 
 
-def _text(spec: StudySpec) -> str:
-    return json.dumps({"workload": spec.workload, "workload_settings": spec.workload_settings}, sort_keys=True) + "\n"
+def _text(spec: StudySpec, folder: Path) -> str:
+    told = {
+        "workload": spec.workload,
+        "workload_settings": spec.workload_settings,
+        "executor": spec.executor.name,
+        "sha256": _digest(folder / spec.workload.rpartition(":")[0]),
+    }
+    return json.dumps(told, sort_keys=True) + "\n"
+
+
+def _digest(file: Path) -> str | None:
+    """Return the digest of a workload's file, None where its code is an installed package's."""
+    return hashlib.sha256(file.read_bytes()).hexdigest() if file.suffix == ".py" and file.is_file() else None

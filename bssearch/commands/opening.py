@@ -150,7 +150,7 @@ def stored_spec(study: str, *, db: str | None = None, to_run: bool = False, runs
             )
         answer(store, study)
     if runs_code and not spec.is_imported:
-        refuse_unknown(spec, record)
+        refuse_unknown(spec, record, Path())
     return spec
 
 
@@ -202,8 +202,8 @@ def _open_study(
     if launch.pretended_gib is None:
         store.bind_environment(spec.name, found.environment, again=has_changed)
         store.update_spec(spec.name, spec.model_dump(mode="json"))
-    if launch.workload is None:
-        remember(spec, study)
+    if launch.workload in {None, spec.workload}:
+        remember(spec, study, Path(launch.folder))
     listener.opened(study, store.masked_url, continued=stored is not None)
     for note in differences(spec, study, found):
         listener.note(note)

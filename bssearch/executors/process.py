@@ -23,7 +23,12 @@ SECRETS = frozenset(
     {
         DATABASE_URL_VARIABLE,
         f"{DATABASE_URL_VARIABLE}_FILE",
+        "PGDATABASE",
+        "PGHOST",
+        "PGHOSTADDR",
         "PGPASSWORD",
+        "PGPORT",
+        "PGUSER",
         "PGPASSFILE",
         "PGSERVICE",
         "PGSERVICEFILE",
@@ -66,8 +71,17 @@ def hide_secrets() -> None:
     protection from the superuser, whose workers read everything; nor elsewhere than on Linux.
     """
     prctl = getattr(ctypes.CDLL(None), "prctl", None)
-    if prctl is not None and sys.platform == "linux" and SECRETS & os.environ.keys():
+    if prctl is not None and sys.platform == "linux" and SECRETS & {*os.environ, *_first_environment()}:
         prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
+
+
+def _first_environment() -> set[str]:
+    """Return the names of the variables that this process began with, which it shows to others whatever it does."""
+    try:
+        content = Path("/proc/self/environ").read_bytes()
+    except OSError:
+        return set()
+    return {os.fsdecode(one.partition(b"=")[0]) for one in content.split(b"\0")}
 
 
 def worker_environment(environment: Mapping[str, str], threads: int) -> dict[str, str]:
@@ -104,7 +118,8 @@ class WorkerProcess:
                 self.log_start = errors.tell()
                 self._process = subprocess.Popen(
                     [
-                        *(sys.executable, "-m", "bssearch.executors.worker"),
+                        # -P: nothing in this folder stands for an installed package.
+                        *(sys.executable, "-P", "-m", "bssearch.executors.worker"),
                         *("--parent", str(os.getpid()), "--lifeline", str(lifeline), "--slot", str(slot)),
                     ],
                     stdin=subprocess.PIPE,

@@ -77,7 +77,7 @@ def make_configuration(
 
 
 def _within_limits(name: str, value: ParameterValue, label: str, origin: str) -> float:
-    low, high, rule = LIMITS.get(name, (math.nextafter(0.0, 1.0), math.inf, "must be > 0"))
+    low, high, rule = LIMITS.get(name, (1e-100, 1e100, "must be > 0 (1e-100 to 1e100)"))
     if isinstance(value, str | bool | None) or not (low <= value <= high and math.isfinite(value)):
         number = "" if isinstance(value, int | float) and not isinstance(value, bool) else "a number and "
         raise UsageError(f"{label} = {value!r} {rule.replace('must be ', f'must be {number}')} ({origin})")

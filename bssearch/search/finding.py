@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -35,8 +35,13 @@ class SearchEnd:
     def stored(cls, store: Store, name: str) -> SearchEnd | None:
         """Return what is stored of the end of a study's search, None where that never was."""
         last = store.last_finding(name)
-        known = None if last is None else last.get("search_end")
-        return None if known is None else cls(known["reason"], known["spent"], BudgetSpec(**known["budget"]))
+        known = last.get("search_end") if isinstance(last, Mapping) else None
+        if not isinstance(known, Mapping):
+            return None
+        try:
+            return cls(str(known["reason"]), int(known["spent"]), BudgetSpec(**known["budget"]))
+        except (KeyError, TypeError, ValueError):  # what something else has written there does not matter
+            return None
 
     @property
     def document(self) -> dict[str, Any]:
@@ -65,7 +70,7 @@ def answer(store: Store, name: str, target: float | None = None) -> Answer:
     """
     if target is None:
         stored = store.finding(name)
-        if stored is not None and stored.get("made_by") == ANSWERS and stored.get("answer") is not None:
+        if isinstance(stored, Mapping) and stored.get("made_by") == ANSWERS and stored.get("answer") is not None:
             with suppress(ValidationError):  # what something else has written there does not matter
                 return Answer.model_validate(stored["answer"])
     return compute_answer(store, name, target)

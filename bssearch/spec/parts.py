@@ -164,7 +164,7 @@ class ExecutorSpec(StrictModel):
     """
 
     name: ExecutorName = "local"
-    slots: int = Field(default=1, ge=1)
+    slots: int = Field(default=1, ge=1, le=65536)
     threads: int = Field(default=1, ge=1)
     device: str = Field(default="auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
     hang_seconds: Positive = 300.0

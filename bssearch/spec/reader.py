@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from bssearch import settings
 from bssearch.errors import NotFoundError, SpecError, UsageError
 from bssearch.spec.model import StudySpec
-from bssearch.spec.yaml_values import MOST_LEVELS, is_unicode, read_yaml, shortened
+from bssearch.spec.yaml_values import MOST_BITS, MOST_LEVELS, is_unicode, read_yaml, shortened
 
 Location = tuple[str | int, ...]
 SUFFIXES = (".yaml", ".yml", ".toml")
@@ -110,6 +110,8 @@ def _check_values(data: Any, source: str) -> None:
             left += [(inner, (*location, _key_text(key))) for key, inner in value.items()]
         elif isinstance(value, list):
             left += [(inner, (*location, index)) for index, inner in enumerate(value)]
+        elif isinstance(value, int) and value.bit_length() > MOST_BITS:
+            raise SpecError(f"{field} must be a number of at most {MOST_BITS} bits ({source})")
         elif isinstance(value, float) and not math.isfinite(value):
             raise SpecError(f"{field} = {value} must be a finite number ({source})")
         elif isinstance(value, str) and not is_unicode(value):

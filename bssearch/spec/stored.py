@@ -14,7 +14,7 @@ NEWER = "a newer bssearch may have written it: upgrade this one"
 def spec_of(study: StudyRecord) -> StudySpec:
     """Return the spec of a stored study; raise `DatabaseError` where it is none that this version knows."""
     try:
-        return StudySpec.model_validate(study.spec)
+        spec = StudySpec.model_validate(study.spec)
     except ValidationError as error:
         first, *more = error.errors()
         place = ".".join(map(str, first["loc"])) or "spec"
@@ -25,3 +25,6 @@ def spec_of(study: StudyRecord) -> StudySpec:
             f"the spec stored with study {study.name!r} cannot be read: {place}: {problem}{others}",
             hint=NEWER if is_newer else "other studies of this database are not concerned",
         ) from None
+    if spec.name != study.name:
+        raise DatabaseError(f"the spec stored with study {study.name!r} is that of {spec.name!r}")
+    return spec

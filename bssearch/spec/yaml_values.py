@@ -15,6 +15,9 @@ MOST_NODES = 20_000
 MOST_LEVELS = 50
 """Levels of lists and mappings in each other: a choice; a spec has five."""
 
+MOST_BITS = 1024
+"""Bits of a whole number: those of the largest double."""
+
 LONGEST_SHOWN = 120
 """Characters of a value that an error shows: a choice."""
 
@@ -31,7 +34,8 @@ class Loader(yaml.SafeLoader):
     def __init__(self, text: str) -> None:
         super().__init__(text)
         self._nodes = self._levels = 0
-        self._sizes: dict[int, int] = {}
+        self._deepest = 0
+        self._sizes: dict[int, tuple[int, int]] = {}
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         """Compose a node, counting what it takes."""
@@ -40,20 +44,23 @@ class Loader(yaml.SafeLoader):
             node = super().compose_node(parent, index)
             if id(node) not in self._sizes:
                 raise ComposerError(None, None, f"the alias {event.anchor!r} leads into itself", _mark(event))
-            self._count(self._sizes[id(node)], event)
+            self._count(*self._sizes[id(node)], event)
             return node
-        before = self._nodes
+        before, deepest = self._nodes, self._deepest
+        self._deepest = self._levels
+        self._count(1, 1, event)
         self._levels += 1
-        if self._levels > MOST_LEVELS:
-            raise ComposerError(None, None, f"more than {MOST_LEVELS} levels lie in each other", event.start_mark)
-        self._count(1, event)
         node = super().compose_node(parent, index)
         self._levels -= 1
-        self._sizes[id(node)] = self._nodes - before
+        self._sizes[id(node)] = self._nodes - before, self._deepest - self._levels
+        self._deepest = max(deepest, self._deepest)
         return node
 
-    def _count(self, nodes: int, event: Any) -> None:
+    def _count(self, nodes: int, levels: int, event: Any) -> None:
         self._nodes += nodes
+        self._deepest = max(self._deepest, self._levels + levels)
+        if self._deepest > MOST_LEVELS:
+            raise ComposerError(None, None, f"more than {MOST_LEVELS} levels lie in each other", event.start_mark)
         if self._nodes > MOST_NODES:
             raise ComposerError(None, None, f"it holds more than {MOST_NODES:,} values", event.start_mark)
 
@@ -80,6 +87,8 @@ class Loader(yaml.SafeLoader):
                 f"{shortened(node.value)} is no {kind}" if isinstance(node, yaml.ScalarNode) else f"it is no {kind}"
             )
             raise ConstructorError(None, None, problem, node.start_mark) from None
+        if isinstance(value, int) and value.bit_length() > MOST_BITS:
+            raise ConstructorError(None, None, f"a number of more than {MOST_BITS} bits", node.start_mark)
         if isinstance(value, str) and not is_unicode(value):
             raise ConstructorError(None, None, f"{shortened(value)} is no Unicode text", node.start_mark)
         return value

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import sqlite3
 import time
@@ -32,6 +33,9 @@ SERVER_OPTIONS: dict[str, int] = {
 }
 """How long to wait for a server, unless the URL says otherwise: choices."""
 
+_MOST_DIGITS = 309
+"""Digits of the largest double."""
+
 _WRITES = "bss_writes"
 _WAL_PAUSE_S = 0.02
 """Seconds between two tries to switch a file to write-ahead logging: a choice."""
@@ -57,6 +61,7 @@ def create_engine_for(url: str | URL, *, write: bool = True, foreign_keys: bool 
             connect_args={name: value for name, value in SERVER_OPTIONS.items() if name not in url.query},
             pool_pre_ping=True,
             json_serializer=_to_json,
+            json_deserializer=from_json,
         )
     _check_file(path, write=write)
     file = _OpenFile(path)
@@ -65,6 +70,7 @@ def create_engine_for(url: str | URL, *, write: bool = True, foreign_keys: bool 
         creator=partial(_connect_sqlite, file, write=write, foreign_keys=foreign_keys),
         poolclass=QueuePool,
         json_serializer=_to_json,
+        json_deserializer=from_json,
     )
     event.listen(engine, "begin", partial(_begin, file))
     return engine
@@ -237,6 +243,35 @@ def _to_json(value: Any) -> str:
         return json.dumps(value, allow_nan=False, ensure_ascii=False)
     except ValueError as error:
         raise DatabaseError(f"{value!r} cannot be stored: it holds what is not a finite number") from error
+
+
+class UnreadableJsonError(ValueError):
+    """A JSON text that nothing of ours has stored: numbers without bound, texts that are no Unicode."""
+
+
+def from_json(stored: str | bytes) -> Any:
+    """Return the value of a stored JSON text; raise `UnreadableJsonError` for one that `_to_json` cannot have made."""
+    try:
+        text = stored if isinstance(stored, str) else stored.decode()
+        value = json.loads(text, parse_float=_finite, parse_int=_whole, parse_constant=_finite)
+        if "\\u" in text:  # else it has come as Unicode
+            json.dumps(value, ensure_ascii=False).encode()
+    except (ValueError, RecursionError) as error:
+        raise UnreadableJsonError(str(error)) from None
+    return value
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text} is not a finite number")
+    return value
+
+
+def _whole(text: str) -> int:
+    if len(text) > _MOST_DIGITS:
+        raise ValueError(f"a number of {len(text)} digits")
+    return int(text)
 
 
 def copy_sqlite(source: Path, copy: Path) -> None:

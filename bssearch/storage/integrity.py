@@ -6,7 +6,6 @@ the types by itself.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -37,6 +36,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.types import NullType, TypeEngine
 
+from bssearch.storage.engine import from_json
 from bssearch.storage.models import (
     EnvironmentRow,
     FindingRow,
@@ -47,6 +47,12 @@ from bssearch.storage.models import (
     VisitRow,
 )
 
+LARGEST = 1e300
+"""No figure that bssearch measures is larger, or nearer to 0 than its inverse: a choice."""
+
+LARGEST_WHOLE = 2**62
+"""No number that bssearch counts is larger: a choice."""
+
 LONGEST = 60
 """Characters of a value that an error shows: a choice."""
 
@@ -56,9 +62,14 @@ def first_fault(connection: Connection, study_id: int) -> str | None:
     for table, words, label, scope in _rows_of(study_id):
         for column in table.columns:
             value = type_coerce(column, NullType())
-            query = select(label, value).select_from(table).where(scope, _is_wrong(column, connection.dialect.name))
+            wrong = _is_wrong(column, connection.dialect.name)
+            query = select(label, value).select_from(table).where(scope, wrong).order_by(label)
             if (found := _first(connection, query)) is not None:
                 return f"{words} {found[0]}: {column.name} = {_shown(found[1])}"
+            if isinstance(_storage_type(column.type), JSON) and connection.dialect.name == "sqlite":
+                for known, text in connection.execute(select(label, value).select_from(table).where(scope)):
+                    if text is not None and not _is_ours(text):
+                        return f"{words} {known}: {column.name} = {_shown(text)}"
         for broken, rule in _rules(table):
             if (found := _first(connection, select(label).select_from(table).where(scope, broken))) is not None:
                 return f"{words} {found[0]}: {rule}"
@@ -119,7 +130,8 @@ def _of_another_kind(raw: ColumnElement[Any], kind: TypeEngine[Any], dialect: st
     if isinstance(kind, Float):
         if is_sqlite:
             yield stored.not_in(("real", "integer"))
-        yield ~raw.between(-sys.float_info.max, sys.float_info.max)
+        yield ~raw.between(-LARGEST, LARGEST)
+        yield and_(raw != 0, raw.between(-1 / LARGEST, 1 / LARGEST))
     elif isinstance(kind, JSON):
         if is_sqlite:
             yield case((func.json_valid(raw) == 1, func.json_type(raw) != "object"), else_=true())
@@ -132,9 +144,9 @@ def _of_another_kind(raw: ColumnElement[Any], kind: TypeEngine[Any], dialect: st
     elif isinstance(kind, Boolean):
         yield raw.not_in((0, 1))
     elif isinstance(kind, Integer | BigInteger):
-        yield stored != "integer"
+        yield or_(stored != "integer", ~raw.between(-LARGEST_WHOLE, LARGEST_WHOLE))
     elif isinstance(kind, DateTime):
-        yield or_(stored != "text", func.julianday(raw).is_(None))
+        yield or_(stored != "text", func.julianday(raw).is_(None), raw < "1980-", raw > "9000-")
     else:
         yield stored != "text"
 
@@ -142,6 +154,14 @@ def _of_another_kind(raw: ColumnElement[Any], kind: TypeEngine[Any], dialect: st
 def _first(connection: Connection, query: Select[Any]) -> tuple[Any, ...] | None:
     row = connection.execute(query.limit(1)).first()
     return None if row is None else tuple(row)
+
+
+def _is_ours(text: str) -> bool:
+    try:
+        from_json(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _shown(value: object) -> str:

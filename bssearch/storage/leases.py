@@ -74,6 +74,8 @@ def mark_lost(connection: Connection, study_id: int, *, is_alive: IsAlive) -> li
             *is_running(study_id),
             or_(
                 TrialRow.lease_owner.in_(dead),
+                TrialRow.lease_owner.is_(None),
+                TrialRow.lease_expires_at.is_(None),
                 and_(TrialRow.lease_expires_at <= ended_by(connection), TrialRow.lease_owner.not_in(alive)),
             ),
         )
@@ -82,7 +84,7 @@ def mark_lost(connection: Connection, study_id: int, *, is_alive: IsAlive) -> li
     # Sorted here: for rows in the order of their numbers SQLite would walk through all trials of the study.
     for trial_id, number, owner, expired_at in sorted(rows, key=lambda row: row.number):
         gone = f"its driver {owner} is gone"
-        late = f"its lease ended at {expired_at:%Y-%m-%d %H:%M:%S} UTC, not renewed by {owner}"
+        late = f"its lease ended at {expired_at:%Y-%m-%d %H:%M:%S} UTC, not renewed by {owner}" if expired_at else gone
         outcome = TrialOutcome(state=TrialState.LOST, reason=gone if owner in dead else late)
         columns = {**to_columns(outcome), **_last_seen(connection, trial_id)}
         if end_trial(connection, trial_id, columns):  # or its driver has just ended it

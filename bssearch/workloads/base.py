@@ -202,7 +202,8 @@ def resolve(name: str, settings: Mapping[str, Any], folder: Path) -> Workload:
             f"workload {name!r} is neither a shipped workload ({', '.join(sorted(SHIPPED))}) "
             "nor of the form package.module:attribute or path/file.py:attribute"
         )
-    module = _import_file(name, folder / location) if location.endswith(".py") else _import_module(name, location)
+    is_file = location.endswith(".py")
+    module = _import_file(name, folder / location) if is_file else _import_module(name, location, folder)
     try:
         found = getattr(module, attribute)
     except AttributeError:
@@ -226,7 +227,9 @@ def resolve(name: str, settings: Mapping[str, Any], folder: Path) -> Workload:
     return cast(Workload, found)
 
 
-def _import_module(name: str, module: str) -> ModuleType:
+def _import_module(name: str, module: str, folder: Path) -> ModuleType:
+    if str(folder) not in sys.path:
+        sys.path.append(str(folder))  # last: nothing in it stands for an installed package
     try:
         return importlib.import_module(module)
     except Exception as error:

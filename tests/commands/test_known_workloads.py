@@ -14,6 +14,7 @@ from bssearch.settings import STATE_DIR_VARIABLE
 from tests.analysis.test_report import study
 from tests.factories import make_spec
 
+FOLDER = Path("/nowhere")
 OWN = make_spec(workload="task.py:Task", workload_settings={"width": 8})
 
 
@@ -28,38 +29,64 @@ def stored() -> StudyRecord:
 
 def test_what_was_run_here_is_known_and_nothing_else() -> None:
     with pytest.raises(UsageError) as caught:
-        refuse_unknown(OWN, stored())
+        refuse_unknown(OWN, stored(), FOLDER)
     assert "which you have not run for it on this machine" in caught.value.message
     assert caught.value.hint == "where you trust it, add --workload task.py:Task"
-    remember(OWN, stored())
-    refuse_unknown(OWN, stored())
+    remember(OWN, stored(), FOLDER)
+    refuse_unknown(OWN, stored(), FOLDER)
     for changed in (
         OWN.model_copy(update={"workload": "other.py:Task"}),
         OWN.model_copy(update={"workload": "os:system"}),
         OWN.model_copy(update={"workload_settings": {"width": "rm -rf"}}),
     ):
         with pytest.raises(UsageError, match="on a database's word alone"):
-            refuse_unknown(changed, stored())
+            refuse_unknown(changed, stored(), FOLDER)
     with pytest.raises(UsageError, match="on a database's word alone"):
-        refuse_unknown(OWN, replace(stored(), spec_hash="another"))
+        refuse_unknown(OWN, replace(stored(), spec_hash="another"), FOLDER)
 
 
 @pytest.mark.parametrize("workload", ["/tmp/task.py:Task", "../task.py:Task", "a/../../task.py:Task"])
 def test_a_file_outside_of_the_folder_is_not_taken_from_a_database_whoever_ran_it(workload: str) -> None:
     outside = OWN.model_copy(update={"workload": workload})
-    remember(outside, stored())
+    remember(outside, stored(), FOLDER)
     with pytest.raises(UsageError, match="a file outside of this folder"):
-        refuse_unknown(outside, stored())
+        refuse_unknown(outside, stored(), FOLDER)
 
 
 def test_a_shipped_workload_needs_no_record() -> None:
-    refuse_unknown(make_spec(workload="digits"), stored())
+    refuse_unknown(make_spec(workload="digits"), stored(), FOLDER)
 
 
 def test_where_nothing_can_be_remembered_nothing_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("")
     monkeypatch.setenv(STATE_DIR_VARIABLE, str(blocked))
-    remember(OWN, stored())
+    remember(OWN, stored(), FOLDER)
     with pytest.raises(UsageError, match="on a database's word alone"):
-        refuse_unknown(OWN, stored())
+        refuse_unknown(OWN, stored(), FOLDER)
+
+
+def test_code_is_known_by_its_content_and_lies_in_the_folder_itself(tmp_path: Path) -> None:
+    mine, shared = tmp_path / "mine", tmp_path / "shared"
+    for folder in (mine, shared):
+        folder.mkdir()
+    (mine / "task.py").write_text("mine")
+    remember(OWN, stored(), mine)
+    refuse_unknown(OWN, stored(), mine)
+    (shared / "task.py").write_text("another's")
+    with pytest.raises(UsageError, match="as it is now"):
+        refuse_unknown(OWN, stored(), shared)
+    (shared / "task.py").unlink()
+    (shared / "task.py").symlink_to(mine / "task.py")
+    with pytest.raises(UsageError, match="a file outside of this folder"):
+        refuse_unknown(OWN, stored(), shared)
+    inline = OWN.model_copy(update={"executor": OWN.executor.model_copy(update={"name": "inline"})})
+    with pytest.raises(UsageError, match="on a database's word alone"):
+        refuse_unknown(inline, stored(), mine)
+
+
+def test_a_name_in_a_hint_is_quoted() -> None:
+    odd = OWN.model_copy(update={"workload": "task.py:Task; touch X"})
+    with pytest.raises(UsageError) as caught:
+        refuse_unknown(odd, stored(), FOLDER)
+    assert caught.value.hint == "where you trust it, add --workload 'task.py:Task; touch X'"

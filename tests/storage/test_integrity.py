@@ -47,6 +47,20 @@ TOY = "study_id = (SELECT id FROM bss_study WHERE name = 'toy')"
         (f"UPDATE bss_trial SET created_at = 'then' WHERE {TOY} AND number = 1", "trial 1: created_at = 'then'"),
         (f"UPDATE bss_trial SET parameters = '[1]' WHERE {TOY} AND number = 1", "trial 1: parameters = '[1]'"),
         (f"UPDATE bss_trial SET parameters = '{{' WHERE {TOY} AND number = 1", "trial 1: parameters = '{'"),
+        (f"UPDATE bss_trial SET parameters = '{{\"x\":1e999}}' WHERE {TOY} AND number = 1", "trial 1: parameters = "),
+        (
+            f'UPDATE bss_trial SET parameters = \'{{"x":"\\ud800"}}\' WHERE {TOY} AND number = 1',
+            "trial 1: parameters = ",
+        ),
+        (
+            f"UPDATE bss_trial SET parameters = '{{\"x\":{'9' * 5000}}}' WHERE {TOY} AND number = 1",
+            "trial 1: parameters = ",
+        ),
+        (f"UPDATE bss_trial SET learning_rate = 5e-324 WHERE {TOY} AND number = 1", "trial 1: learning_rate = 5e-324"),
+        (
+            f"UPDATE bss_trial SET created_at = '0001-01-01 00:00:00' WHERE {TOY} AND number = 1",
+            "trial 1: created_at = ",
+        ),
         (f"UPDATE bss_trial SET uncapped = 7 WHERE {TOY} AND number = 1", "trial 1: uncapped = 7"),
         (f"UPDATE bss_trial SET optimizer = x'00' WHERE {TOY} AND number = 1", "trial 1: optimizer = b'\\x00'"),
         (f"UPDATE bss_trial SET batch_size = -1 WHERE {TOY} AND number = 1", "trial 1: not batch_size > 0"),
