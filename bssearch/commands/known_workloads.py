@@ -63,9 +63,7 @@ def refuse_unknown(spec: StudySpec, study: StudyRecord, folder: Path) -> None:
 
 
 def _file(study: StudyRecord) -> Path:
-    """Return the file that is about a study, however its database is addressed and whatever it is called."""
-    told = f"{study.created_at.isoformat()} {study.created_by} {study.spec_hash}"
-    return state_folder() / "workloads" / f"{hashlib.sha256(told.encode()).hexdigest()[:16]}.json"
+    return state_folder() / "workloads" / f"{study.mark}.json"
 
 
 def _text(spec: StudySpec, folder: Path) -> str:

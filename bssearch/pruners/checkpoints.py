@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import shutil
 import tempfile
 from contextlib import suppress
@@ -20,8 +19,7 @@ class Checkpoints:
     """
 
     def __init__(self, study: StudyRecord) -> None:
-        told = f"{study.created_at.isoformat()} {study.created_by} {study.spec_hash}"
-        self.folder = checkpoint_folder() / hashlib.sha256(told.encode()).hexdigest()[:16]
+        self.folder = checkpoint_folder() / study.mark
         self._is_writable = True
         self.why_not = ""
 

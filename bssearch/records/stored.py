@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from datetime import datetime, timedelta
@@ -99,6 +100,12 @@ class StudyRecord(NewStudy):
         """Return the record of a study as it begins."""
         values = {one.name: getattr(study, one.name) for one in fields(NewStudy)}
         return cls(created_at=created_at, environment=environment, **values)
+
+    @property
+    def mark(self) -> str:
+        """Return 16 hex digits that are this study's, however its database is addressed and whatever it is called."""
+        told = f"{self.created_at.isoformat()} {self.created_by} {self.spec_hash}"
+        return hashlib.sha256(told.encode()).hexdigest()[:16]
 
 
 PLANNED = tuple(sorted({one.name for one in fields(TrialPlan)} & {one.name for one in fields(TrialRecord)}))

@@ -40,10 +40,10 @@ class Loader(yaml.SafeLoader):
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         """Compose a node, counting what it takes."""
         event: Any = self.peek_event()  # type: ignore[no-untyped-call]
-        if isinstance(event, yaml.AliasEvent):
+        if self.check_event(yaml.AliasEvent):
             node = super().compose_node(parent, index)
             if id(node) not in self._sizes:
-                raise ComposerError(None, None, f"the alias {event.anchor!r} leads into itself", _mark(event))
+                raise ComposerError(None, None, f"the alias {event.anchor!r} leads into itself", event.start_mark)
             self._count(*self._sizes[id(node)], event)
             return node
         before, deepest = self._nodes, self._deepest
@@ -113,10 +113,6 @@ def read_yaml(text: str) -> tuple[Any, yaml.Node | None]:
         return (None if node is None else loader.construct_document(node)), node
     finally:
         loader.dispose()
-
-
-def _mark(event: Any) -> Any:
-    return event.start_mark
 
 
 def is_unicode(text: str) -> bool:
