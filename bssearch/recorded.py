@@ -32,6 +32,8 @@ SHORTEST_S, LONGEST_S = 1e-9, 1e9
 tells less, and nobody waits for thirty years."""
 MOST_CHARACTERS = 2**27
 """Characters of a table at most: a choice; as numbers they take some 500 MB."""
+MOST_LINES = 2**23
+"""Lines of a table at most, empty ones too: a choice; of the shortest rows the characters allow more."""
 
 SUFFIXES = (".csv.gz", ".csv")
 
@@ -87,11 +89,16 @@ def read_table(path: Path) -> RecordedTable:
 def _bounded(file: TextIO, path: Path) -> Iterator[str]:
     """Yield the lines of a table; raise `UsageError` for more than a table may hold: a small file may unfold."""
     left = MOST_CHARACTERS
-    while line := file.readline(left + 1):
+    for _ in range(MOST_LINES):
+        line = file.readline(left + 1)
+        if not line:
+            return
         left -= len(line)
         if left < 0:
             raise UsageError(f"{path} holds more than {MOST_CHARACTERS:,} characters", hint="split it into several")
         yield line
+    if file.readline(1):
+        raise UsageError(f"{path} holds more than {MOST_LINES:,} lines", hint="split it into several")
 
 
 def check_separator(header: Sequence[str], origin: str) -> None:

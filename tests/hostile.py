@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bssearch.commands.enqueue import configuration_of
 from bssearch.commands.report import svg_of
 from bssearch.commands.status import status
 from bssearch.commands.trials import trial_table
@@ -28,8 +29,10 @@ from bssearch.recorded import read_table
 from bssearch.search.finding import compute_answer
 from bssearch.settings import shipped_studies
 from bssearch.spec import load_spec
+from bssearch.spec.reader import parse_value
 from bssearch.storage.models import Base
 from bssearch.storage.repository import open_store
+from tests.factories import make_spec
 
 DATA = Path(__file__).parent / "data"
 
@@ -136,6 +139,12 @@ def _spec(rng: random.Random, folder: Path) -> None:
     file.write_bytes(in_bytes(rng, mutated(rng, text)))
     overrides = [mutated(rng, rng.choice(OVERRIDES))] if rng.random() < 0.3 else []
     load_spec(file, overrides)
+
+
+def _enqueued(rng: random.Random, folder: Path) -> None:
+    texts = [rng.choice(SETTINGS) for _ in range(rng.randint(1, 4))]
+    pairs = [mutated(rng, text).partition("=") for text in texts]
+    configuration_of(make_spec(), {name: parse_value(value, name) for name, _, value in pairs})
 
 
 def _runs(rng: random.Random, folder: Path) -> None:
@@ -249,6 +258,11 @@ trial_train_seconds = 2.5
 
 OVERRIDES = ("budget.trials=5", "space.batch_size=[8, 16]", "space.learning_rate={low: 0.1, high: 1}", "a.b.c.d=1")
 
+SETTINGS = (
+    *("batch_size=64", "learning_rate=0.1", "warmup_epochs=1", "weight_decay=0.001", "dropout=0.2", "momentum=0.9"),
+    *("label_smoothing=0.1", "optimizer=sgd", "horizon_samples=1000", "nesterov=true", "beta2=0.99"),
+)
+
 RUNS = """batch_size,reached,seed,steps,train_seconds,final_metric,device,precision,param.learning_rate,param.note
 32,true,0,120,2.5,0.91,A100,bf16,0.1,first
 32,true,1,130,2.6,0.92,A100,bf16,0.1,second
@@ -277,6 +291,7 @@ REPLIES = (
 
 KINDS = (
     Kind("specs", _spec),
+    Kind("enqueued values", _enqueued),
     Kind("run tables", _runs),
     Kind("reference points", _reference_points),
     Kind("recorded tables", _recorded),

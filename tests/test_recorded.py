@@ -106,3 +106,14 @@ def test_missing_files_and_other_names_are_named(tmp_path: Path) -> None:
     (tmp_path / "toy.csv.gz").write_bytes(b"no gzip")
     with pytest.raises(UsageError, match="cannot be read: Not a gzipped file"):
         read_table(tmp_path / "toy.csv.gz")
+
+
+def test_a_table_has_bounds_however_small_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = write(tmp_path, *ROWS)
+    monkeypatch.setattr("bssearch.recorded.MOST_LINES", 4)
+    assert len(read_table(table).trials) == 2
+    with pytest.raises(UsageError, match="more than 4 lines"):
+        read_table(write(tmp_path, *ROWS, ""))
+    monkeypatch.setattr("bssearch.recorded.MOST_CHARACTERS", 100)
+    with pytest.raises(UsageError, match="more than 100 characters"):
+        read_table(table)

@@ -44,7 +44,7 @@ from bssearch.search.host import Host
 from bssearch.search.interrupts import Interrupts
 from bssearch.search.lease_watch import LeaseWatch
 from bssearch.search.listener import Listener
-from bssearch.search.owner import is_alive, living, of_one_process, this_driver
+from bssearch.search.owner import is_alive, living, this_driver
 from bssearch.spec import StudySpec
 from bssearch.storage.repository import Store
 from bssearch.storage.revisions import Changes
@@ -365,8 +365,8 @@ class Driver(Host):
         self._refresh()
 
     def _is_ours(self, trial: TrialRecord) -> bool:
-        """Return whether a paused trial is of this process, or was left behind on this machine by one that died."""
-        if trial.lease_owner is None or of_one_process(trial.lease_owner, self.owner):
+        """Return whether a paused trial is this driver's, or was left behind on this machine by one that is gone."""
+        if trial.lease_owner is None or trial.lease_owner == self.owner:
             return True
         alive = is_alive(trial.lease_owner)
         return alive is False or (alive is None and self.checkpoints.has(trial.number))

@@ -35,11 +35,6 @@ def this_driver() -> str:
     return "/".join([socket.gethostname(), str(pid), _place(), _start(pid), uuid.uuid4().hex[:8]])
 
 
-def of_one_process(one: str, other: str) -> bool:
-    """Return whether two drivers are, or were, of the same process."""
-    return one.rpartition("/")[0] == other.rpartition("/")[0]
-
-
 def is_alive(owner: str) -> bool | None:
     """Return whether the driver named in a lease still runs; one of this process does while it is `living`.
 

@@ -140,20 +140,22 @@ def check_idle(connection: Connection, study_id: int, name: str, doing: str) -> 
     """Raise `UsageError` where a trial of the study runs, or a claim is held, under a lease that has not ended."""
     ended = ended_by(connection)
     running = connection.execute(
-        select(TrialRow.number, TrialRow.lease_owner)
+        select(TrialRow.number, TrialRow.lease_owner, TrialRow.lease_expires_at)
         .where(*is_running(study_id), TrialRow.lease_expires_at > ended)
         .order_by(TrialRow.number)
     ).first()
     claimed = connection.execute(
-        select(ClaimRow.name, ClaimRow.owner).where(ClaimRow.study_id == study_id, ClaimRow.expires_at > ended)
+        select(ClaimRow.name, ClaimRow.owner, ClaimRow.expires_at).where(
+            ClaimRow.study_id == study_id, ClaimRow.expires_at > ended
+        )
     ).first()
     if running is not None:
-        busy = f"its trial {running.number} is run by {running.lease_owner}"
+        busy, until = f"its trial {running.number} is run by {running.lease_owner}", running.lease_expires_at
     elif claimed is not None:
-        busy = f"{claimed.owner} is at work on it ({claimed.name})"
+        busy, until = f"{claimed.owner} is at work on it ({claimed.name})", claimed.expires_at
     else:
         return
     raise UsageError(
         f"the study {name!r} cannot be {doing}: {busy}",
-        hint="stop that driver first (one that is gone is forgotten a minute after it was last heard of)",
+        hint=f"stop that driver first; one that is gone is forgotten when its lease ends, {until:%Y-%m-%d %H:%M:%S} UTC",
     )
