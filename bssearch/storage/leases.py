@@ -157,5 +157,5 @@ def check_idle(connection: Connection, study_id: int, name: str, doing: str) -> 
         return
     raise UsageError(
         f"the study {name!r} cannot be {doing}: {busy}",
-        hint=f"stop that driver first; one that is gone is forgotten when its lease ends, {until:%Y-%m-%d %H:%M:%S} UTC",
+        hint=f"stop that driver first; one that is gone is forgotten as its lease ends: {until:%Y-%m-%d %H:%M:%S} UTC",
     )
