@@ -24,10 +24,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Generator
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
-from bssearch.curves import crossing, with_crossing
 from bssearch.errors import CheckpointError
 from bssearch.records import (
     COULD_NOT_PAUSE,
@@ -44,31 +43,19 @@ from bssearch.training.clock import Clock
 from bssearch.training.computation import Computation
 from bssearch.training.contention import Contention, ContentionMeter
 from bssearch.training.core_pace import ReferenceKernel
+from bssearch.training.course import Course, Ending
 from bssearch.training.device_use import DeviceMeter
 from bssearch.training.gradient_noise import NoiseBudget, NoiseMeter
 from bssearch.training.inspection import batch_norm_layers, tokens_per_sample
 from bssearch.training.memory import is_out_of_memory, peak_memory_meter
-from bssearch.training.progress import Progress
 from bssearch.training.trainer import Trainer, warm_up
 from bssearch.training.trial_checkpoint import Checkpoint, RandomState, Saved, first_line, identity_of
 from bssearch.workloads.base import Data, Workload
-
-CHANCE_MARGIN = 0.05
-"""The share of the way from chance to the target within which a metric is no better than chance: a choice."""
 
 TESTED_STATES = frozenset({TrialState.REACHED, TrialState.EXHAUSTED, TrialState.CAPPED})
 """The ends after which the test part is evaluated, where the request asks for it."""
 
 Stop = Callable[[], tuple[TrialState, str] | None]
-
-
-@dataclass(frozen=True, slots=True)
-class Ending:
-    """How a trial ended; ``asked`` where the caller stopped it."""
-
-    state: TrialState
-    reason: str
-    asked: bool = False
 
 
 class Trial:
@@ -106,7 +93,8 @@ class Trial:
         self._noise: NoiseMeter | None = None
         self._noise_budget = noise_budget
         self._memory = peak_memory_meter(computation.device)
-        self._progress = Progress()
+        self._course = Course(request, workload.metrics.get(request.target.metric))
+        self._progress = self._course.progress
         self._test_metric: float | None = None
 
     def run(self, on_observation: Callable[[Observation], None]) -> TrialOutcome:
@@ -134,11 +122,11 @@ class Trial:
             self._contention.start()
         try:
             ending = yield from self._train_and_evaluate()
-            ending = self._paused(self._reached_before(ending))
+            ending = self._paused(self._course.reached_before(ending))
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
-            ending = self._reached_before(self._out_of_memory(error))
+            ending = self._course.reached_before(self._out_of_memory(error))
         finally:
             with self._clock.ledger("other"):
                 self._memory.close()
@@ -267,10 +255,9 @@ class Trial:
         return None if asked is None else Ending(*asked, asked=True)
 
     def _limited(self) -> Ending | None:
-        limit = self._request.train_seconds_limit
-        if self._clock.train_seconds_so_far <= limit or self._counted_seconds <= limit:
+        if self._clock.train_seconds_so_far <= self._request.train_seconds_limit:
             return None
-        return Ending(self._request.limit_state, f"the limit of {limit:.4g} train seconds passed")
+        return self._course.limited(self._counted_seconds)
 
     @property
     def _counted_seconds(self) -> float:
@@ -292,7 +279,7 @@ class Trial:
             loss=loss,
             learning_rate=trainer.learning_rate,
         )
-        previous, self._progress.last = self._progress.last, observation
+        ending = self._course.observe(observation, is_over=trainer.schedule.is_over(trainer.steps))
         with self._clock.ledger("other"):
             self._device_meter.sample()
             self._contention.look()
@@ -303,52 +290,12 @@ class Trial:
                 self._progress.note_peak(self._memory.peak_bytes())
                 self._noise.after_evaluation(metric, observation.train_seconds)
                 self._memory.restart()
-            return self._judge(trainer, previous, observation)
-
-    def _judge(self, trainer: Trainer, previous: Observation | None, observation: Observation) -> Ending | None:
-        target, progress = self._request.target, self._progress
-        if progress.best is None or target.gain(observation.metric) > target.gain(progress.best):
-            progress.best = observation.metric
-        if progress.crossing is None and target.is_met_by(observation.metric):
-            progress.crossing = crossing(previous, observation, target)
-            progress.reached = f"{target.metric} = {observation.metric:.6g} at step {trainer.steps}"
-            if self._request.stop_at_target:
-                return Ending(TrialState.REACHED, progress.reached)
-        if trainer.schedule.is_over(trainer.steps):
-            return Ending(TrialState.EXHAUSTED, f"the schedule's horizon ended at step {trainer.steps}")
-        return self._stuck_at_chance(trainer) if progress.crossing is None else None
-
-    def _reached_before(self, ending: Ending) -> Ending:
-        """Return how a trial ended whose target may have been met on the way: only a stop takes that back."""
-        if self._progress.crossing is None or ending.state is TrialState.REACHED or ending.asked:
-            return ending
-        return Ending(TrialState.REACHED, f"{self._progress.reached}, then trained on: {ending.reason}")
+            return ending or self._stuck_at_chance(trainer)
 
     def _stuck_at_chance(self, trainer: Trainer) -> Ending | None:
-        """End a trial that never left chance in half of its whole budget.
-
-        Only there: a limit that the incumbent set may be shorter than a large batch's warmup, and such a trial has
-        not failed, it is slow. A single good evaluation, ever, is enough to go on.
-        """
-        request, target = self._request, self._request.target
-        info = self._workload.metrics.get(target.metric)
-        if (
-            info is None
-            or info.chance is None
-            or request.limit_state is not TrialState.EXHAUSTED
-            or self._counted_seconds <= request.train_seconds_limit / 2
-            or trainer.steps <= trainer.schedule.warmup_steps
-        ):
+        if trainer.steps <= trainer.schedule.warmup_steps:
             return None
-        assert self._progress.best is not None
-        bound = target.gain(info.chance) + CHANCE_MARGIN * target.shortfall(info.chance)
-        if target.gain(self._progress.best) > bound:
-            return None
-        return Ending(
-            TrialState.DIVERGED,
-            f"{target.metric} = {self._progress.best:.4g} at best is no better than chance ({info.chance:.4g}) "
-            f"after half of the train seconds: {self._where(trainer)}",
-        )
+        return self._course.stuck_at_chance(self._counted_seconds, self._where(trainer))
 
     def _not_finite(self, trainer: Trainer, loss: float | None, metric: float) -> Ending:
         what = "the training loss" if is_metric(metric) else self._request.target.metric
@@ -427,9 +374,4 @@ class Trial:
             device_use=device_use,
             noise=GradientNoise() if self._noise is None else self._noise.result(),
         )
-        found = self._progress.crossing
-        if found is None and last is not None:
-            return replace(outcome, last_miss_step=last.step, last_miss_seconds=last.train_seconds)
-        if found is None or ending.state is not TrialState.REACHED:
-            return outcome
-        return with_crossing(outcome, found)
+        return self._course.with_target(outcome)

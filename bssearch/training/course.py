@@ -1,0 +1,129 @@
+"""How far a trial has come toward its target, and which evaluation ends it: the same whoever trains."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from bssearch.curves import Crossing, crossing, with_crossing
+from bssearch.records import MetricInfo, Observation, TrialOutcome, TrialRequest, TrialState
+
+CHANCE_MARGIN = 0.05
+"""The share of the way from chance to the target within which a metric is no better than chance: a choice."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a trial ended; ``asked`` where the caller stopped it."""
+
+    state: TrialState
+    reason: str
+    asked: bool = False
+
+
+@dataclass(slots=True)
+class Progress:
+    """The last observation, the best metric, peaks of memory in bytes, and warnings from before a pause.
+
+    ``crossing`` and ``reached`` are where a trial that trains on met its target, and the sentence that says so.
+    """
+
+    last: Observation | None = None
+    best: float | None = None
+    peaks: list[int] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    crossing: Crossing | None = None
+    reached: str = ""
+
+    @property
+    def peak(self) -> int | None:
+        """Return the largest peak of memory, None where none is known."""
+        return max(self.peaks, default=None)
+
+    def note_peak(self, peak: int | None) -> None:
+        """Keep a peak of the trial itself, before something else is measured beside it; None is unknown."""
+        if peak is not None:
+            self.peaks.append(peak)
+
+    def state(self) -> dict[str, Any]:
+        """Return all of it as JSON values, to be saved."""
+        return asdict(self)
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from what was saved."""
+        last, crossing = state["last"], state.get("crossing")  # older checkpoints are of trials that had none
+        self.last = None if last is None else Observation(**last)
+        self.best, self.peaks, self.warnings = state["best"], state["peaks"], state["warnings"]
+        self.crossing = None if crossing is None else Crossing(**crossing)
+        self.reached = state.get("reached", "")
+
+
+class Course:
+    """A trial's evaluations against its target; ``metric`` is what is known of the target's metric."""
+
+    def __init__(self, request: TrialRequest, metric: MetricInfo | None) -> None:
+        self._request = request
+        self._metric = metric
+        self.progress = Progress()
+
+    def observe(self, observation: Observation, *, is_over: bool = False) -> Ending | None:
+        """Take in an evaluation; return the ending that follows: the target, or the end of the schedule's horizon."""
+        target, progress = self._request.target, self.progress
+        previous, progress.last = progress.last, observation
+        if progress.best is None or target.gain(observation.metric) > target.gain(progress.best):
+            progress.best = observation.metric
+        if progress.crossing is None and target.is_met_by(observation.metric):
+            progress.crossing = crossing(previous, observation, target)
+            progress.reached = f"{target.metric} = {observation.metric:.6g} at step {observation.step}"
+            if self._request.stop_at_target:
+                return Ending(TrialState.REACHED, progress.reached)
+        if is_over:
+            return Ending(TrialState.EXHAUSTED, f"the schedule's horizon ended at step {observation.step}")
+        return None
+
+    def limited(self, train_seconds: float) -> Ending | None:
+        """Return the ending of a trial that has trained past its limit."""
+        limit = self._request.train_seconds_limit
+        if train_seconds <= limit:
+            return None
+        return Ending(self._request.limit_state, f"the limit of {limit:.4g} train seconds passed")
+
+    def stuck_at_chance(self, train_seconds: float, where: str) -> Ending | None:
+        """End a trial that never left chance in half of its whole budget.
+
+        Only there: a limit that the incumbent set may be shorter than a large batch's warmup, and such a trial has
+        not failed, it is slow. A single good evaluation, ever, is enough to go on.
+        """
+        request, target, best = self._request, self._request.target, self.progress.best
+        if (
+            self._metric is None
+            or self._metric.chance is None
+            or best is None
+            or self.progress.crossing is not None
+            or request.limit_state is not TrialState.EXHAUSTED
+            or train_seconds <= request.train_seconds_limit / 2
+        ):
+            return None
+        chance = self._metric.chance
+        if target.gain(best) > target.gain(chance) + CHANCE_MARGIN * target.shortfall(chance):
+            return None
+        return Ending(
+            TrialState.DIVERGED,
+            f"{target.metric} = {best:.4g} at best is no better than chance ({chance:.4g}) "
+            f"after half of the train seconds: {where}",
+        )
+
+    def reached_before(self, ending: Ending) -> Ending:
+        """Return how a trial ended whose target may have been met on the way: only a stop takes that back."""
+        if self.progress.crossing is None or ending.state is TrialState.REACHED or ending.asked:
+            return ending
+        return Ending(TrialState.REACHED, f"{self.progress.reached}, then trained on: {ending.reason}")
+
+    def with_target(self, outcome: TrialOutcome) -> TrialOutcome:
+        """Return an outcome with the crossing of the target, or the last miss where there was none."""
+        found, last = self.progress.crossing, self.progress.last
+        if found is None and last is not None:
+            return replace(outcome, last_miss_step=last.step, last_miss_seconds=last.train_seconds)
+        if found is None or outcome.state is not TrialState.REACHED:
+            return outcome
+        return with_crossing(outcome, found)
