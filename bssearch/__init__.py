@@ -37,9 +37,11 @@ if TYPE_CHECKING:
         SchemaError,
         SpecError,
         TargetNotReachedError,
+        TrialStopped,
         UsageError,
         WorkloadError,
     )
+    from bssearch.integrations.current import current_trial
     from bssearch.records import MetricInfo
     from bssearch.samplers.time_model.optuna_sampler import TimeToTargetSampler
     from bssearch.spec import StudySpec, load_spec
@@ -63,6 +65,7 @@ _HOMES = {
     "Store": "bssearch.storage.repository",
     "StudySpec": "bssearch.spec",
     "TargetNotReachedError": "bssearch.errors",
+    "TrialStopped": "bssearch.errors",
     "TimeToTargetSampler": "bssearch.samplers.time_model.optuna_sampler",
     "UsageError": "bssearch.errors",
     "WeightedLoss": "bssearch.workloads.base",
@@ -72,6 +75,7 @@ _HOMES = {
     "audit_study": "bssearch.commands.audit",
     "best": "bssearch.commands.best",
     "check": "bssearch.commands.check",
+    "current_trial": "bssearch.integrations.current",
     "confirm_study": "bssearch.commands.confirm",
     "enqueue": "bssearch.commands.enqueue",
     "load_optuna_study": "bssearch.commands.optuna_study",
@@ -99,6 +103,7 @@ __all__ = [
     "StudySpec",
     "TargetNotReachedError",
     "TimeToTargetSampler",
+    "TrialStopped",
     "UsageError",
     "WeightedLoss",
     "Workload",
@@ -108,6 +113,7 @@ __all__ = [
     "best",
     "check",
     "confirm_study",
+    "current_trial",
     "enqueue",
     "load_optuna_study",
     "load_spec",

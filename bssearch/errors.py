@@ -13,6 +13,7 @@ The tree, with the exit code the command line gives each branch:
   x TargetNotReachedError            5   no trial reached the target
   x LaunchError                      6   the device, the memory or a worker process failed
     - CheckpointError                    a paused trial cannot go on from its file
+  x TrialStopped                     1   a trial of one's own loop has ended
   x InterruptedRunError            130   stopped by the user; everything finished is stored
 """
 
@@ -88,6 +89,10 @@ class LaunchError(BSSearchError):
 
 class CheckpointError(LaunchError):
     """The file of a paused trial is missing, damaged or that of another trial."""
+
+
+class TrialStopped(BSSearchError):  # noqa: N818 - as Optuna's TrialPruned, it is no failure
+    """A loop goes on although its trial has ended; the script may let it through."""
 
 
 class InterruptedRunError(BSSearchError):

@@ -92,9 +92,7 @@ def print_check(found: Check) -> None:
         "" if found.likely_study_s is None else f"; if the default is hard to beat, {duration(found.likely_study_s)}"
     )
     for line in (
-        f"study {found.study}, {found.target}, on {found.device}: {found.parameters:,} parameters; "
-        f"{found.train_samples:,} training, {found.validation_samples:,} validation, {found.test_samples:,} test "
-        "samples",
+        f"study {found.study}, {found.target}, on {found.device}: {_in_the_workload(found)}",
         f"untrained: {untrained}",
         f"the default (batch {trial.batch_size}), tried for up to {trial.limit_s:g} train seconds: "
         f"{trial.steps} steps, {trial.evaluations} evaluations, {reached}",
@@ -138,3 +136,12 @@ def print_advice(advice: Advice) -> None:
     for note in advice.notes:
         out.print(f"note: {note}")
     out.print(f"--set target.value={advice.proposed!r}, or write it into the spec")
+
+
+def _in_the_workload(found: Check) -> str:
+    if found.train_samples is None:
+        return "a program of your own"
+    return (
+        f"{found.parameters:,} parameters; {found.train_samples:,} training, {found.validation_samples:,} validation, "
+        f"{found.test_samples:,} test samples"
+    )

@@ -51,7 +51,7 @@ def check_against_workload(spec: StudySpec, found: WorkloadDescription) -> None:
     if target.metric not in found.metrics:
         raise SpecError(f"target.metric = {target.metric!r}: the workload measures {', '.join(sorted(found.metrics))}")
     for field, sizes in (("space.batch_size", spec.space.rungs), ("default.batch_size", [spec.default.batch_size])):
-        if sizes[-1] > found.train_samples:
+        if found.train_samples is not None and sizes[-1] > found.train_samples:
             raise SpecError(
                 f"{field} = {sizes[-1]}: larger than the training set of {found.train_samples} samples",
                 hint=f"the largest batch size possible is {found.train_samples}",
@@ -66,7 +66,9 @@ def check_target(spec: StudySpec, found: WorkloadDescription) -> None:
     if (low is not None and target.value < low) or (high is not None and target.value > high):
         bound = f"[{'-∞' if low is None else f'{low:g}'}, {'∞' if high is None else f'{high:g}'}]"
         raise SpecError(f"target.value = {target.value:g}: {target.metric} lies in {bound}")
-    untrained = found.model.initial_metrics.get(target.metric)
+    if target.metric not in found.model.initial_metrics:
+        return  # A program that is evaluated after its first steps only.
+    untrained = found.model.initial_metrics[target.metric]
     if untrained is not None and spec.record_target.is_met_by(untrained):
         raise SpecError(
             f"target.value = {target.value:g} (goal: {target.goal}) is met before the first step: "

@@ -50,10 +50,10 @@ class Check(Model):
     study: str
     target: str
     device: str
-    train_samples: int
-    validation_samples: int
-    test_samples: int
-    parameters: int
+    train_samples: int | None
+    validation_samples: int | None
+    test_samples: int | None
+    parameters: int | None
     untrained: dict[str, float | None]
     batches: list[BatchCheck]
     trial: ShortTrial

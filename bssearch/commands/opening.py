@@ -21,7 +21,7 @@ from bssearch.commands.agreement import (
 )
 from bssearch.commands.known_workloads import refuse_unknown, remember
 from bssearch.errors import UsageError
-from bssearch.executors.base import Executor, ExecutorSettings, make_executor
+from bssearch.executors.base import Executor, ExecutorSettings, Program, make_executor
 from bssearch.history import History
 from bssearch.records import Environment, StudyRecord, WorkloadDescription
 from bssearch.search.finding import answer
@@ -176,10 +176,24 @@ def local(data_dir: Path | str | None, allow_busy: bool) -> ExecutorFactory:
             memory_limit_bytes=spec.executor.memory_limit_bytes,
             allow_busy=allow_busy,
             environment={} if data_dir is None else {DATA_DIR_VARIABLE: str(data_dir)},
+            program=program_of(spec),
         )
         return make_executor(spec.executor.name, settings)
 
     return make
+
+
+def program_of(spec: StudySpec) -> Program | None:
+    """Return the program that a spec's training is, None where it is a workload."""
+    if not spec.is_program:
+        return None
+    return Program(
+        script=spec.workload,
+        arguments=spec.arguments,
+        default=spec.default_configuration,
+        metric=spec.target.metric,
+        names=spec.set_parameters,
+    )
 
 
 def _open_study(

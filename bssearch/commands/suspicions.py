@@ -59,14 +59,13 @@ def _about_the_metric(evidence: Evidence) -> Iterator[tuple[str, str]]:
     target = evidence.spec.record_target
     info = evidence.found.metrics[target.metric]
     untrained = evidence.found.model.initial_metrics.get(target.metric)
-    assert untrained is not None, "`check_target` refuses a metric that is not finite"
     if info.chance is None:
         yield (
             "chance_unknown",
             f"the workload declares no chance level of {target.metric}, so trials that do not train are only stopped "
-            f"at their limit; an untrained model has {untrained:.4g}",
+            f"at their limit" + ("" if untrained is None else f"; an untrained model has {untrained:.4g}"),
         )
-    elif abs(untrained - info.chance) > CHANCE_TOLERANCE * abs(target.value - info.chance):
+    elif untrained is not None and abs(untrained - info.chance) > CHANCE_TOLERANCE * abs(target.value - info.chance):
         yield (
             "chance_differs",
             f"an untrained model has {target.metric} = {untrained:.4g}, the workload declares chance = "
@@ -134,11 +133,12 @@ def _about_the_batch_sizes(evidence: Evidence) -> Iterator[tuple[str, str]]:
             f"than {EVALUATION_SHARE:.0%} of a trial; a smaller validation part makes it cheaper",
         )
     yield from batch_normalisation_caveats(spec, found)
+    samples = found.train_samples or 0
     worst = max(spec.batch_sizes, key=lambda size: dropped_share(found, size))
     if dropped_share(found, worst) >= DROPPED_SHARE:
         yield (
             "incomplete_batch_dropped",
-            f"batch {worst} leaves {found.train_samples % worst} of {found.train_samples} training samples out of "
+            f"batch {worst} leaves {samples % worst} of {samples} training samples out of "
             f"each epoch ({dropped_share(found, worst):.0%}): the incomplete last batch is dropped",
         )
 
@@ -148,7 +148,7 @@ def _about_the_spec(evidence: Evidence) -> Iterator[tuple[str, str]]:
     for outside in spec.space.outside(spec.default_configuration):
         yield "default_outside_space", f"the default lies outside the space: {outside}"
     slowest = evidence.probes[0]
-    warmup = spec.default_configuration.warmup_epochs * evidence.found.train_samples / slowest.batch_size
+    warmup = spec.default_configuration.warmup_epochs * (evidence.found.train_samples or 0) / slowest.batch_size
     if slowest.step_seconds is not None and warmup * slowest.step_seconds > spec.budget.trial_train_seconds:
         yield (
             "warmup_outlasts_limit",
@@ -207,4 +207,5 @@ def _from_scratch(spec: StudySpec) -> Iterator[tuple[str, str]]:
 
 def dropped_share(found: WorkloadDescription, batch_size: int) -> float:
     """Return the share of the training samples that an epoch leaves out, as its last, incomplete batch is dropped."""
-    return found.train_samples % batch_size / found.train_samples
+    samples = found.train_samples
+    return 0.0 if samples is None else samples % batch_size / samples

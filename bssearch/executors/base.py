@@ -11,11 +11,13 @@ from typing import Any, Protocol
 from bssearch import registry
 from bssearch.errors import UsageError
 from bssearch.records import (
+    Configuration,
     MemoryRequest,
     MemoryUse,
     NoiseMeasurement,
     NoiseRequest,
     Observation,
+    ParameterValue,
     StepTime,
     StepTimeRequest,
     TrainingSettings,
@@ -24,6 +26,31 @@ from bssearch.records import (
     TrialState,
     WorkloadDescription,
 )
+from bssearch.space import TRAINING_PARAMETERS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """Training that is a program of the user's own: a Python ``script`` with ``arguments``, or any ``command``.
+
+    A script asks for its trial by `bssearch.current_trial`. Of a command ``report`` says how its progress is read (see
+    `bssearch.executors.reports`). It is described with the configuration ``default``, and ``metric`` is the target's.
+    ``names`` are the parameters that the study sets; what it leaves out the program has its own values of.
+    """
+
+    default: Configuration
+    metric: str
+    names: tuple[str, ...] = ()
+    script: str | None = None
+    arguments: tuple[str, ...] = ()
+    command: tuple[str, ...] = ()
+    report: Mapping[str, str] = field(default_factory=dict)
+
+    def parameters(self, configuration: Configuration) -> dict[str, ParameterValue]:
+        """Return what the study sets in a configuration, beside batch size and learning rate, by bare names."""
+        values = {**{name: getattr(configuration, name) for name in TRAINING_PARAMETERS}, **configuration.parameters}
+        values["optimizer"] = configuration.optimizer
+        return {name.rpartition(".")[2]: value for name, value in values.items() if name in self.names}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +61,7 @@ class ExecutorSettings:
     ``auto`` (slots take turns over the CUDA devices, else the CPU), ``cpu``, ``cuda`` or ``cuda:N``; one that another
     program computes on is refused unless ``allow_busy``. ``training`` says how steps are computed,
     ``memory_limit_bytes`` pretends a smaller device. A trial without progress for ``hang_seconds`` counts as hung.
+    ``program`` stands where the training is a program of the user's own, whose name is then the ``workload``.
     ``environment`` is added to the environment variables that the workload sees. What the workload prints comes with
     the end of each trial; where there is a ``log_folder`` all of it is kept there as well.
     """
@@ -50,6 +78,7 @@ class ExecutorSettings:
     allow_busy: bool = False
     environment: Mapping[str, str] = field(default_factory=dict)
     log_folder: Path | None = None
+    program: Program | None = None
 
     def __post_init__(self) -> None:
         if self.slots < 1:

@@ -13,13 +13,15 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, TypeAdapter
 
 from bssearch.errors import BSSearchError, LaunchError, WorkloadError
-from bssearch.executors.base import ExecutorSettings
+from bssearch.executors.base import ExecutorSettings, Program
 from bssearch.records import (
+    Configuration,
     MemoryRequest,
     MemoryUse,
     NoiseMeasurement,
     NoiseRequest,
     Observation,
+    ParameterValue,
     StepTime,
     StepTimeRequest,
     TrainingSettings,
@@ -36,7 +38,7 @@ class Load:
     """Resolve and load a workload on a device (``auto``, ``cpu``, ``cuda`` or ``cuda:N``).
 
     ``memory_limit_bytes`` pretends a device with less memory; a busy device is refused unless ``allow_busy``. With a
-    ``revision`` the workload's file must be of that one.
+    ``revision`` the workload's file must be of that one. With a ``program`` that is what trains.
     """
 
     workload: str
@@ -49,6 +51,7 @@ class Load:
     memory_limit_bytes: int | None = None
     allow_busy: bool = False
     revision: str | None = None
+    program: Program | None = None
     kind: Literal["load"] = "load"
 
     @classmethod
@@ -65,6 +68,7 @@ class Load:
             memory_limit_bytes=settings.memory_limit_bytes,
             allow_busy=settings.allow_busy,
             revision=revision,
+            program=settings.program,
         )
 
 
@@ -123,6 +127,23 @@ class Exit:
     """Leave; a running trial ends as cancelled first."""
 
     kind: Literal["exit"] = "exit"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assign:
+    """What a worker asks of a program of the user's own, in a process of its own: one piece of ``work``.
+
+    ``configuration`` is what to train with, ``parameters`` all else that the study sets, by bare names.
+    """
+
+    work: Annotated[Describe | MeasureStepTime | MeasureMemory | Run, Field(discriminator="kind")]
+    configuration: Configuration
+    parameters: Mapping[str, ParameterValue]
+    metric: str
+    device: str
+    revision: str
+    memory_limit_bytes: int | None = None
+    kind: Literal["assign"] = "assign"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,7 +233,7 @@ class TrialEnded:
 
 
 Measured = StepTimeMeasured | MemoryMeasured | NoiseMeasured
-Command = Load | Describe | MeasureStepTime | MeasureMemory | MeasureNoise | Run | Stop | Exit
+Command = Load | Describe | MeasureStepTime | MeasureMemory | MeasureNoise | Run | Stop | Exit | Assign
 Reply = Loaded | Described | Refused | Heartbeat | Measured | TrialObserved | TrialEnded
 
 _COMMANDS: TypeAdapter[Command] = TypeAdapter(Annotated[Command, Field(discriminator="kind")])

@@ -43,6 +43,7 @@ from bssearch.executors.messages import (
     decode_command,
     encode,
 )
+from bssearch.executors.program import LoadedProgram
 from bssearch.records import Observation, TrialRequest, TrialState
 
 HEARTBEAT_SECONDS = 1.0
@@ -91,7 +92,7 @@ class Worker:
         self._trial: int | None = None
         self._stop: tuple[TrialState, str] | None = None
         self._progress = 0
-        self._loaded: LoadedWorkload | None = None
+        self._loaded: LoadedWorkload | LoadedProgram | None = None
         self._memory_limit_bytes: int | None = None
 
     def serve(self) -> None:
@@ -149,7 +150,7 @@ class Worker:
         self._memory_limit_bytes = command.memory_limit_bytes
         try:
             _import_torch()
-            self._loaded = LoadedWorkload(command)
+            self._loaded = LoadedWorkload(command) if command.program is None else LoadedProgram(command)
             gc.freeze()  # what the workload imported and loaded stays, too
             self._channel.send(Loaded(device=self._loaded.device, revision=self._loaded.revision))
         except BaseException as error:

@@ -41,6 +41,16 @@ class MemoryBasis(StrEnum):
     RESIDENT_SAMPLED = "resident_sampled"
 
 
+class SecondsBasis(StrEnum):
+    """Whose the train seconds of a trial are where bssearch did not measure them: of any program.
+
+    ``reported``: the program's own. ``wall``: from its first reported step on, evaluation and all else included.
+    """
+
+    REPORTED = "reported"
+    WALL = "wall"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GradientNoise:
     """The gradient noise scale tr Σ / ‖G‖² in samples, with its 95 % interval; None where it was not measured.
@@ -93,7 +103,9 @@ class TrialOutcome:
     seen, where the workload says how many a sample has. ``data_placement`` says where the training part lay,
     ``device`` or ``host``; ``skipped_steps`` counts the steps that fp16's loss scaling left out, None in other
     precisions; ``peak_memory_basis`` says what ``peak_memory_bytes`` is the peak of, None where there is no peak;
-    ``warnings`` are sentences on what makes the figures less than they seem.
+    ``data_seconds`` are those train seconds in which a loop of the user's own waited for data, and ``seconds_basis``
+    says whose the train seconds are, None where bssearch measured them; ``warnings`` are sentences on what makes the
+    figures less than they seem.
     """
 
     state: TrialState
@@ -123,6 +135,8 @@ class TrialOutcome:
     contended: bool = False
     skipped_steps: int | None = None
     data_placement: str | None = None
+    data_seconds: float | None = None
+    seconds_basis: SecondsBasis | None = None
     warnings: tuple[str, ...] = ()
     traceback: str | None = None
     noise: GradientNoise = GradientNoise()

@@ -90,21 +90,25 @@ class ModelDescription:
     """What a worker found in a freshly initialised model.
 
     ``parameters`` counts the trainable ones, ``batch_norm_layers`` the layers that normalise over the batch;
-    ``initial_metrics`` are those of the validation part before the first step, None where one is not finite.
+    ``initial_metrics`` are those of the validation part before the first step, None where one is not finite. A program
+    of the user's own keeps its model to itself: ``parameters`` is None, and metrics that it does not tell are missing.
     """
 
-    parameters: int
+    parameters: int | None
     batch_norm_layers: int
     initial_metrics: Mapping[str, float | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadDescription:
-    """What a worker found when it loaded the workload; ``tokens_per_sample`` where the workload counts tokens."""
+    """What a worker found when it loaded the workload; ``tokens_per_sample`` where the workload counts tokens.
 
-    train_samples: int
-    validation_samples: int
-    test_samples: int
+    A program of the user's own keeps the numbers of its samples to itself: None.
+    """
+
+    train_samples: int | None
+    validation_samples: int | None
+    test_samples: int | None
     metrics: Mapping[str, MetricInfo]
     environment: Environment
     model: ModelDescription

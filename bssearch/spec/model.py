@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, JsonValue, PrivateAttr, ValidationInfo, field_validator, model_validator
 
 from bssearch import registry
 from bssearch.records import Configuration, NewStudy, Target
-from bssearch.space import SearchSpace, StrictModel
+from bssearch.space import OPTIONAL, TRAINING_PARAMETERS, SearchSpace, StrictModel
 from bssearch.spec.configuration import whole_configuration
 from bssearch.spec.parts import (
     BudgetSpec,
@@ -23,7 +23,12 @@ from bssearch.spec.parts import (
     TrainingSpec,
 )
 
-QUESTION_FIELDS = ("workload", "workload_settings", "target", "objective", "space", "default", "training")
+QUESTION_FIELDS = ("workload", "workload_settings", "arguments", "target", "objective", "space", "default", "training")
+MOST_ARGUMENTS = 1000
+"""Arguments of a program at most: a choice."""
+
+Argument = Annotated[str, Field(max_length=10_000, pattern=r"^[^\x00]*$")]
+
 IMPORTED = "imported"
 """Stands for the workload in the spec of an imported study, whose runs were made elsewhere."""
 
@@ -40,6 +45,7 @@ class StudySpec(StrictModel):
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", max_length=100)
     workload: str = Field(min_length=1)
     workload_settings: dict[str, JsonValue] = Field(default_factory=dict)
+    arguments: tuple[Argument, ...] = Field(default=(), max_length=MOST_ARGUMENTS)
     target: TargetSpec
     objective: str = Field(default="time_to_target", json_schema_extra=_list_objectives)
     price_per_device_hour: float | None = Field(default=None, gt=0, le=1e9)
@@ -89,6 +95,38 @@ class StudySpec(StrictModel):
             if ranges:
                 raise ValueError(f"sampler = grid needs lists of values: {', '.join(ranges)} is given as a range")
         return self
+
+    @model_validator(mode="after")
+    def _parts_of_a_program(self) -> Self:
+        if not self.is_program:
+            if self.arguments:
+                raise ValueError(f"arguments are those of a script (workload: train.py); workload = {self.workload!r}")
+            return self
+        if self.workload_settings:
+            raise ValueError("workload_settings are those of a workload class; a script takes arguments")
+        if self.training != TrainingSpec():
+            raise ValueError("training says how bssearch computes steps; a script computes its own")
+        if self.executor.name == "inline":
+            raise ValueError("executor.name = inline runs a workload; a script runs in a process of its own")
+        return self
+
+    @property
+    def is_program(self) -> bool:
+        """Return whether the training is a program of the user's own: a script."""
+        return self.workload.endswith(".py")
+
+    @property
+    def set_parameters(self) -> tuple[str, ...]:
+        """Return the parameters that the space sets: names of its fields and of its optimizer's, if that is given."""
+        given = set(self.space.model_fields_set) | set(self.default.model_fields_set)
+        names = [name for name in (*TRAINING_PARAMETERS, *OPTIONAL) if name in given]
+        configuration = self.default_configuration
+        if "schedule" in given:
+            names += ["schedule", "horizon_samples"]
+        if "optimizer" in given:
+            settings = {"schedule", "horizon_samples", *OPTIONAL}
+            names += ["optimizer", *(name for name in configuration.parameters if name not in settings)]
+        return tuple(names)
 
     @property
     def preset(self) -> str | None:
@@ -151,4 +189,6 @@ class StudySpec(StrictModel):
                 del part["ema_decay"]
         if self.training == TrainingSpec():
             del question["training"]
+        if not self.arguments:
+            del question["arguments"]
         return hashlib.sha256(json.dumps(question, sort_keys=True).encode()).hexdigest()[:16]

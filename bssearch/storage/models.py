@@ -26,7 +26,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-from bssearch.records import Goal, MemoryBasis, ParameterValue, Phase, TrialState
+from bssearch.records import Goal, MemoryBasis, ParameterValue, Phase, SecondsBasis, TrialState
 from bssearch.storage.columns import FiniteFloat, Sentences, StorableText, UtcDateTime, enum
 
 NAMING_CONVENTION = {
@@ -167,7 +167,9 @@ class TrialRow(Base):
         *_not_negative("warmup_epochs", "weight_decay", "steps", "samples", "train_seconds"),
         *_not_negative("evaluation_seconds", "warmup_seconds", "other_seconds", "wall_seconds"),
         *_not_negative("tokens", "time_to_target_s", "steps_to_target", "steps_x_step_time_s"),
-        *_not_negative("skipped_steps", "energy_joules", "mean_power_watts", "noise_passes", "noise_seconds"),
+        *_not_negative(
+            "skipped_steps", "energy_joules", "mean_power_watts", "noise_passes", "noise_seconds", "data_seconds"
+        ),
         *_share("dropout", "label_smoothing"),
     )
 
@@ -231,6 +233,8 @@ class TrialRow(Base):
     contended: Mapped[bool]
     skipped_steps: Mapped[int | None]
     data_placement: Mapped[str | None]
+    data_seconds: Mapped[float | None]
+    seconds_basis: Mapped[SecondsBasis | None] = mapped_column(enum(SecondsBasis, "seconds_basis"))
     warnings: Mapped[tuple[str, ...]] = mapped_column(Sentences, server_default="")
     traceback: Mapped[str | None]
 

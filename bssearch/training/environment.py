@@ -27,23 +27,42 @@ def describe_environment(
 
     ``memory_limit_bytes`` is a limit that was set below what the device has, None for no limit.
     """
-    device = computation.device
+    return describe_device(
+        computation.device,
+        precision=computation.precision,
+        compile_mode=computation.settings.compile if computation.compiles else "none",
+        memory_limit_bytes=memory_limit_bytes,
+        workload_revision=None if workload is None else workload_revision(workload),
+        git_revision=None if workload is None else git_revision(workload),
+    )
+
+
+def describe_device(
+    device: torch.device,
+    *,
+    precision: str,
+    compile_mode: str,
+    memory_limit_bytes: int | None = None,
+    workload_revision: str | None = None,
+    git_revision: str | None = None,
+) -> Environment:
+    """Return the environment of what computes on a device in a precision, with the versions of its code."""
     is_cuda = device.type == "cuda"
     memory = torch.cuda.get_device_properties(device).total_memory if is_cuda else psutil.virtual_memory().total
     return Environment(
         device_name=torch.cuda.get_device_name(device) if is_cuda else _processor_name(),
         device_type=device.type,
         device_memory_bytes=memory if memory_limit_bytes is None else min(memory, memory_limit_bytes),
-        precision=computation.precision,
-        compile_mode=computation.settings.compile if computation.compiles else "none",
+        precision=precision,
+        compile_mode=compile_mode,
         torch_version=torch.__version__,
         cuda_version=torch.version.cuda,
         driver_version=_driver_version() if is_cuda else None,
         python_version=platform.python_version(),
         host=platform.node(),
-        workload_revision=None if workload is None else workload_revision(workload),
+        workload_revision=workload_revision,
         cudnn_version=cudnn_version() if is_cuda else None,
-        git_revision=None if workload is None else git_revision(workload),
+        git_revision=git_revision,
     )
 
 

@@ -142,7 +142,7 @@ class RandomState:
             torch.cuda.set_rng_state(state["cuda"], self._device)
 
 
-def first_line(error: Exception) -> str:
+def first_line(error: BaseException) -> str:
     """Return an error's kind and the first line of what it says."""
     return f"{type(error).__name__}: {next(iter(str(error).strip().splitlines()), '')}".rstrip(": ")
 

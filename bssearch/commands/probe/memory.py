@@ -118,7 +118,7 @@ def probe_memory(study: OpenStudy) -> MemoryProbe:
     def tell(use: MemoryUse) -> None:
         study.listener.note(f"micro-batch {use.micro_batch_size}: {'fits' if use.fits else use.reason}")
 
-    ceiling = executor.describe().train_samples
+    ceiling = executor.describe().train_samples or spec.batch_sizes[-1]
     uses = store.memory(spec.name, environment)
     marginal: list[MemoryUse] = []
     smallest = min(spec.batch_sizes)

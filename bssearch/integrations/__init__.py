@@ -1,0 +1,1 @@
+"""People's own training as trials: a loop in a script of theirs, a function, a notebook."""

@@ -1,0 +1,91 @@
+"""A loop that runs alone, without a search: it trains as its script says, and prints what it evaluates."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from bssearch.errors import UsageError
+from bssearch.integrations.own_loop import Evaluate, Metrics
+from bssearch.records import Configuration, ParameterValue
+
+
+class Alone:
+    """The assignment of a script that nobody searches with; see `bssearch.integrations.own_loop.Assignment`.
+
+    It is evaluated after every ``evaluate_every`` steps (None: never), before the first one not.
+    """
+
+    cycles = False
+    is_over = False
+
+    def __init__(
+        self,
+        configuration: Configuration,
+        seed: int,
+        parameters: Mapping[str, ParameterValue],
+        evaluate_every: int | None,
+    ) -> None:
+        self.configuration = configuration
+        self.seed = seed
+        self.parameters = parameters
+        self.device = "cuda" if torch.cuda.is_available() else "cpu"
+        self._every = evaluate_every
+
+    def begin(self) -> None:
+        """Nothing is timed."""
+
+    def is_due(self, step: int) -> bool:
+        """Return whether the loop is to be evaluated."""
+        return self._every is not None and step > 0 and step % self._every == 0
+
+    def pause(self) -> None:
+        """Nothing is timed."""
+
+    def resume(self) -> None:
+        """Nothing is timed."""
+
+    def stepped(self, step: int) -> None:
+        """Nothing is counted."""
+
+    def waited(self, seconds: float) -> None:
+        """Nothing is timed."""
+
+    def evaluated(self, step: int, metrics: Metrics, loss: float | None) -> None:
+        """Print an evaluation."""
+        if not isinstance(metrics, Mapping):
+            raise UsageError(f"evaluate() returned a {type(metrics).__name__}; it must return a mapping of metrics")
+        named = {**metrics, **({} if loss is None else {"loss": loss})}
+        told = ", ".join(
+            f"{name} {value:.6g}" if isinstance(value, float) else f"{name} {value}" for name, value in named.items()
+        )
+        print(f"step {step}: {told}", file=sys.stderr)
+
+    def test(self, evaluate: Evaluate) -> None:
+        """Print the metrics of the test part."""
+        told = ", ".join(f"{name} {value}" for name, value in evaluate().items())
+        print(f"test: {told}", file=sys.stderr)
+
+    def passes(self, in_order: bool) -> int:
+        """Nothing was paused."""
+        return 0
+
+    def skipped(self) -> None:
+        """Nothing was paused."""
+
+    def keep(self, objects: Mapping[str, Any]) -> int:
+        """Nothing is saved."""
+        return 0
+
+    def looped(self, step: int) -> None:
+        """The loop may end when it likes."""
+
+    def failed(self, error: BaseException) -> bool:
+        """Return whether an error is an answer: none is."""
+        return False
+
+    def finish(self) -> None:
+        """Nothing is told."""

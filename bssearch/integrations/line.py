@@ -1,0 +1,96 @@
+"""The line from a loop in a process of its own to the worker that started it: messages over a socket."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+
+from bssearch.executors.messages import (
+    Assign,
+    Heartbeat,
+    Lines,
+    Reply,
+    Stop,
+    TrialEnded,
+    TrialObserved,
+    decode_command,
+    encode,
+)
+from bssearch.records import Observation, TrialOutcome, TrialState
+
+TRIAL_VARIABLE = "BSSEARCH_TRIAL"
+"""Names the descriptor of the line, in the environment of the program."""
+
+HEARTBEAT_SECONDS = 1.0
+"""Between two heartbeats at least: a choice, small beside any time after which a trial counts as hung."""
+
+LOOK_SECONDS = 0.02
+"""How often a loop looks whether it is to stop, at most: a choice; a look takes a microsecond."""
+
+_CHUNK_BYTES = 1 << 16
+
+
+class SocketLine:
+    """The program's end of the line; no thread, so that the program may fork. See `trial_run.Line`."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._socket = socket.socket(fileno=descriptor)
+        os.set_inheritable(descriptor, False)
+        self._lines = Lines()
+        self._waiting: list[bytes] = []
+        self._stop: tuple[TrialState, str] | None = None
+        self._sent = self._looked = time.monotonic()
+
+    def assignment(self) -> Assign:
+        """Wait for what is asked of the program; raise `ValueError` where the line says something else."""
+        while not self._waiting:
+            chunk = self._socket.recv(_CHUNK_BYTES)
+            if not chunk:
+                raise ValueError("the search has hung up")
+            self._waiting += self._lines.feed(chunk)
+        found = decode_command(self._waiting.pop(0))
+        if not isinstance(found, Assign):
+            raise ValueError(f"a {found.kind} where an assignment must stand")
+        return found
+
+    def send(self, reply: Reply) -> None:
+        """Send a reply; raise `ValueError` where it holds NaN. Where nobody listens any more, end."""
+        try:
+            self._socket.sendall(encode(reply))
+        except (BrokenPipeError, ConnectionResetError):
+            os._exit(1)
+        self._sent = time.monotonic()
+
+    def observed(self, number: int, observation: Observation) -> None:
+        """Tell of an evaluation."""
+        self.send(TrialObserved(number=number, observation=observation))
+
+    def ended(self, number: int, outcome: TrialOutcome) -> None:
+        """Tell how the trial ended."""
+        self.send(TrialEnded(number=number, outcome=outcome))
+
+    def progressed(self) -> None:
+        """Send a heartbeat where the last message is a while ago."""
+        if time.monotonic() - self._sent >= HEARTBEAT_SECONDS:
+            self.send(Heartbeat())
+
+    def asked_to_stop(self) -> tuple[TrialState, str] | None:
+        """Return how the trial is to end, where the search has said so."""
+        now = time.monotonic()
+        if self._stop is None and now - self._looked >= LOOK_SECONDS:
+            self._looked = now
+            self._look()
+        return self._stop
+
+    def _look(self) -> None:
+        try:
+            chunk = self._socket.recv(_CHUNK_BYTES, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return
+        if not chunk:
+            os._exit(1)
+        for line in self._lines.feed(chunk):
+            command = decode_command(line)
+            if isinstance(command, Stop):
+                self._stop = command.state, command.reason

@@ -1,0 +1,125 @@
+"""The clock of a loop that is not ours: training is what happens between two of its evaluations."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+
+from bssearch.training.clock import Clock, Ledger
+
+WARM_UP_STEPS = 3
+"""The steps at the start of a loop whose excess over the later ones is no training: a choice."""
+
+TIMED_STEPS = WARM_UP_STEPS + 20
+"""The steps that are timed one by one to tell that excess: a choice; on a GPU each of them is waited for."""
+
+
+class HostClock(Clock):
+    """Times a loop by the host between two synchronisations, on whichever device and streams it computes.
+
+    Events on one stream, as for bssearch's own loop, would miss what the user's code puts on others.
+    """
+
+    def __init__(self, device: torch.device, now: Callable[[], float] = time.perf_counter) -> None:
+        self._device = device
+        super().__init__(now)
+
+    def start(self) -> None:
+        """Set the wall time and every ledger to zero."""
+        super().start()
+        self._knows_delays = self._knows_delays and self._device.type == "cpu"
+
+    @property
+    def cpu_share(self) -> float | None:
+        """Return the share of the train seconds in which this thread had a processor; None on a GPU."""
+        return super().cpu_share if self._device.type == "cpu" else None
+
+    def book(self, name: Ledger, seconds: float) -> None:
+        """Add seconds that were timed elsewhere to a ledger."""
+        self._seconds[name] += seconds
+
+    def wait(self) -> None:
+        """Wait until the device has done what was asked of it."""
+        self._synchronize()
+
+    def _synchronize(self) -> None:
+        if self._device.type == "cuda" and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            torch.cuda.synchronize()
+        elif self._device.type == "mps":
+            torch.mps.synchronize()
+
+
+class LoopClock:
+    """Books a loop's time: training goes on unless something else is timed.
+
+    ``excess`` is by how much the first steps (`WARM_UP_STEPS`) took longer than the median of the later ones:
+    compilation, autotuning, caches. It is booked as warm-up.
+    """
+
+    def __init__(self, clock: HostClock) -> None:
+        self.clock = clock
+        self.excess = 0.0
+        self._opened: AbstractContextManager[None] | None = None
+        self._name: Ledger | None = None
+        self._steps: list[float] = []
+        self._step_began = 0.0
+        self._told = 0.0
+
+    def train(self) -> None:
+        """Go on timing the training; nothing changes where it is timed already."""
+        if self._name != "train":
+            self._enter("train")
+            self._step_began = self.clock.train_seconds_so_far
+
+    def evaluate(self) -> None:
+        """Time an evaluation from now on."""
+        self._enter("evaluation")
+
+    def pause(self) -> None:
+        """Wait for the device and close what is being timed."""
+        opened, self._opened, self._name = self._opened, None, None
+        if opened is not None:
+            opened.__exit__(None, None, None)
+
+    def _enter(self, name: Ledger) -> None:
+        self.pause()
+        self._opened, self._name = self.clock.ledger(name), name
+        self._opened.__enter__()
+
+    def stepped(self) -> None:
+        """Take note that a step has ended, while its training is timed or just after."""
+        if len(self._steps) >= TIMED_STEPS:
+            return
+        if self._name == "train":
+            self.clock.wait()
+        now = self.clock.train_seconds_so_far
+        self._steps.append(now - self._step_began)
+        self._step_began = now
+        self.excess = _excess(self._steps)
+
+    def state(self) -> dict[str, Any]:
+        """Return what is known of the first steps, to be saved."""
+        return {"steps": self._steps, "told": self._told}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from what was saved."""
+        self._steps, self._told = state["steps"], state["told"]
+        self.excess = _excess(self._steps)
+
+    def train_seconds(self, threads: int) -> float:
+        """Return the train seconds that count, without the excess of the first steps; they never run backwards."""
+        self._told = max(self._told, self.clock.counted_train_seconds(threads) - self.excess)
+        return self._told
+
+
+def _excess(steps: list[float]) -> float:
+    later = steps[WARM_UP_STEPS:] or steps[1:]
+    if not later:
+        return 0.0
+    typical = statistics.median(later)
+    return sum(max(0.0, seconds - typical) for seconds in steps[:WARM_UP_STEPS])

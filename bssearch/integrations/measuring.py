@@ -1,0 +1,382 @@
+"""A loop that is not trained but looked at: what it is, how long its steps take, whether a micro-batch fits."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from bssearch.errors import UsageError
+from bssearch.executors.messages import Assign, Described, MemoryMeasured, Reply, StepTimeMeasured
+from bssearch.integrations.loop_clock import HostClock, LoopClock
+from bssearch.integrations.own_loop import Evaluate, Metrics
+from bssearch.integrations.trial_run import number_of
+from bssearch.probes.cadence import eval_every_steps
+from bssearch.probes.step_time import (
+    LEAST_SHARE,
+    PATIENCE,
+    RUN_SECONDS,
+    RUNS,
+    SEGMENT_SECONDS,
+    WARM_UP_STEPS,
+    median_interval,
+)
+from bssearch.records import (
+    MemoryRequest,
+    MemoryUse,
+    MetricInfo,
+    ModelDescription,
+    StepTime,
+    StepTimeRequest,
+    WorkloadDescription,
+    is_metric,
+)
+from bssearch.training.contention import ContentionMeter
+from bssearch.training.core_pace import CorePace, ReferenceKernel
+from bssearch.training.environment import describe_device
+from bssearch.training.memory import peak_memory_bytes, peak_process_memory_bytes, reset_peak_memory
+from bssearch.training.trial_checkpoint import first_line
+
+MEMORY_STEPS = 3
+"""Whole steps after which a micro-batch size fits: those of bssearch's own loop."""
+
+OWN = "own"
+"""Stands for the precision and the compile mode of a program, which are its own business."""
+
+
+class AnswerLine(Protocol):
+    """Where an answer is sent."""
+
+    def send(self, reply: Reply) -> None:
+        """Send a reply; raise `ValueError` where it holds NaN."""
+        ...
+
+    def progressed(self) -> None:
+        """Take note of progress."""
+        ...
+
+
+class Looked:
+    """What the looks at a loop have in common; see `bssearch.integrations.own_loop.Assignment`."""
+
+    cycles = True
+
+    def __init__(self, assign: Assign, line: AnswerLine) -> None:
+        self.configuration = assign.configuration
+        self.parameters = assign.parameters
+        self.device = assign.device
+        self.seed = 0
+        self.is_over = False
+        self._line = line
+        self._metric = assign.metric
+        self._torch_device = torch.device(assign.device)
+        self._memory_limit_bytes = assign.memory_limit_bytes
+
+    def begin(self) -> None:
+        """Nothing is timed before the first step."""
+
+    def is_due(self, step: int) -> bool:
+        """Return whether an evaluation is due: before the first step and after each."""
+        return True
+
+    def pause(self) -> None:
+        """Nothing is timed."""
+
+    def resume(self) -> None:
+        """Nothing is timed."""
+
+    def stepped(self, step: int) -> None:
+        """Take note of progress."""
+        self._line.progressed()
+
+    def waited(self, seconds: float) -> None:
+        """A wait for data is part of the step."""
+
+    def evaluated(self, step: int, metrics: Metrics, loss: float | None) -> None:
+        """Check what is reported."""
+        self._line.progressed()
+        number_of(metrics, self._metric)
+
+    def test(self, evaluate: Evaluate) -> None:
+        """Nothing is tested."""
+
+    def passes(self, in_order: bool) -> int:
+        """Nothing was paused."""
+        return 0
+
+    def skipped(self) -> None:
+        """Nothing was paused."""
+
+    def keep(self, objects: Mapping[str, Any]) -> int:
+        """Nothing is saved."""
+        return 0
+
+    def looped(self, step: int) -> None:
+        """Raise `UsageError`: the loop was to go on."""
+        raise UsageError(
+            f"the loop ended by itself after {step} steps, before it was told to",
+            hint="while not trial.should_stop, or for batch in trial.batches(loader)",
+        )
+
+    def failed(self, error: BaseException) -> bool:
+        """Return whether an error is an answer: none is."""
+        return False
+
+    def finish(self) -> None:
+        """The answer has been sent."""
+
+    def _answer(self, reply: Reply) -> None:
+        self.is_over = True
+        self._line.send(reply)
+
+
+class DescribedLoop(Looked):
+    """A loop that says what it is: it evaluates, takes a step, and ends."""
+
+    def __init__(self, assign: Assign, line: AnswerLine) -> None:
+        super().__init__(assign, line)
+        self._revision = assign.revision
+        self._metrics: Metrics = {}
+        self._steps = 0
+
+    def stepped(self, step: int) -> None:
+        """End after a step, where the loop has been evaluated."""
+        super().stepped(step)
+        self._steps = step
+
+    def evaluated(self, step: int, metrics: Metrics, loss: float | None) -> None:
+        """Keep what the first evaluation reports, and tell it once there was a step."""
+        super().evaluated(step, metrics, loss)
+        if not self._metrics:
+            self._metrics = {str(name): number_of(metrics, name) for name in metrics}
+            self._first = step
+        if self._steps:
+            self._answer(Described(description=self._description()))
+
+    def looped(self, step: int) -> None:
+        """Raise `UsageError` naming what the loop lacks."""
+        if not step:
+            raise UsageError("the loop took no step")
+        raise UsageError(
+            f"the loop took {step} steps and was never evaluated",
+            hint="batches(loader, evaluate=...), or: if trial.evaluation_due: trial.report(accuracy=...)",
+        )
+
+    def _description(self) -> WorkloadDescription:
+        environment = describe_device(
+            self._torch_device,
+            precision=OWN,
+            compile_mode=OWN,
+            memory_limit_bytes=self._memory_limit_bytes,
+            workload_revision=self._revision,
+        )
+        initial: dict[str, float | None] = {
+            name: value if is_metric(value) else None for name, value in self._metrics.items()
+        }
+        return WorkloadDescription(
+            train_samples=None,
+            validation_samples=None,
+            test_samples=None,
+            metrics={name: MetricInfo() for name in self._metrics},
+            environment=environment,
+            model=ModelDescription(
+                parameters=None, batch_norm_layers=0, initial_metrics=initial if self._first == 0 else {}
+            ),
+        )
+
+
+class MeasuredMemory(Looked):
+    """A loop that takes three whole steps and an evaluation at a micro-batch size."""
+
+    def __init__(self, request: MemoryRequest, assign: Assign, line: AnswerLine) -> None:
+        super().__init__(assign, line)
+        reset_peak_memory(self._torch_device)
+
+    def is_due(self, step: int) -> bool:
+        """Return whether an evaluation is due: after the steps."""
+        return step >= MEMORY_STEPS
+
+    def evaluated(self, step: int, metrics: Metrics, loss: float | None) -> None:
+        """Say that it fits, and the peak."""
+        super().evaluated(step, metrics, loss)
+        self._tell(fits=True, peak=peak_process_memory_bytes(self._torch_device))
+
+    def failed(self, error: BaseException) -> bool:
+        """Say that it does not fit, where memory ran out."""
+        from bssearch.training.memory import is_out_of_memory
+
+        if self.is_over or not is_out_of_memory(error):
+            return False
+        self._tell(fits=False, peak=None, reason=first_line(error))
+        return True
+
+    def _tell(self, *, fits: bool, peak: int | None, reason: str | None = None) -> None:
+        use = MemoryUse(
+            micro_batch_size=self.configuration.micro_batch_size, fits=fits, peak_memory_bytes=peak, reason=reason
+        )
+        self._answer(MemoryMeasured(memory=use))
+
+
+@dataclass(slots=True)
+class _Row:
+    """Steps that are timed together: their seconds, and how many they are."""
+
+    seconds: float = 0.0
+    steps: int = 0
+
+
+class TimedLoop(Looked):
+    """A loop whose steps are timed, between evaluations as often as in a trial; see `probes.step_time`."""
+
+    def __init__(self, request: StepTimeRequest, assign: Assign, line: AnswerLine) -> None:
+        super().__init__(assign, line)
+        self._request = request
+        self._clock = LoopClock(HostClock(self._torch_device))
+        self._core = CorePace() if self._torch_device.type == "cpu" else None
+        self._contention = ContentionMeter(self._torch_device, request.threads, self._core)
+        self._reference = ReferenceKernel.where_it_tells(self._torch_device, request.threads)
+        self._first: list[float] = []
+        self._evaluations: list[float] = []
+        self._row = _Row()
+        self._runs: list[tuple[float, int, float]] = []
+        self._step = 0
+        self._last = 0.0
+        self._cadence = 1
+        self._undelayed_before = 0.0
+        reset_peak_memory(self._torch_device)
+
+    def begin(self) -> None:
+        """Begin to time steps."""
+        self._clock.train()
+
+    def is_due(self, step: int) -> bool:
+        """Return whether an evaluation is due: before the first step, after the first few, then as in a trial."""
+        return step in {0, WARM_UP_STEPS} or (step > WARM_UP_STEPS and (step - WARM_UP_STEPS) % self._cadence == 0)
+
+    def pause(self) -> None:
+        """Time an evaluation."""
+        self._clock.evaluate()
+
+    def resume(self) -> None:
+        """Go on timing steps."""
+        self._clock.train()
+        self._last = self._clock.clock.train_seconds_so_far
+
+    def stepped(self, step: int) -> None:
+        """Time a step; of the first few the shortest says about how long one is."""
+        super().stepped(step)
+        self._step = step
+        guess = min(self._first, default=0.0)
+        is_short_row = guess > 0 and (self._row.steps + 1) * guess < RUN_SECONDS and not self.is_due(step)
+        if step > WARM_UP_STEPS and is_short_row:
+            self._row.steps += 1
+            return
+        self._clock.clock.wait()
+        now = self._clock.clock.train_seconds_so_far
+        passed, self._last = now - self._last, now
+        if step <= WARM_UP_STEPS:
+            self._first.append(passed)
+            if step == WARM_UP_STEPS:
+                self._begin_to_count()
+            return
+        self._row.steps += 1
+        self._row.seconds += passed
+        self._close_row()
+
+    def evaluated(self, step: int, metrics: Metrics, loss: float | None) -> None:
+        """Time an evaluation; the first meets every shape for the first time, and does not count."""
+        before = self._clock.clock.seconds("evaluation")
+        self._clock.pause()
+        super().evaluated(step, metrics, loss)
+        self._evaluations.append(self._clock.clock.seconds("evaluation") - before)
+        if step == WARM_UP_STEPS:
+            self._cadence = self._steps_between_evaluations()
+        if step > WARM_UP_STEPS and self._is_known():
+            self._tell()
+
+    def failed(self, error: BaseException) -> bool:
+        """Say that memory ran out, where it did."""
+        from bssearch.training.memory import is_out_of_memory
+
+        if self.is_over or not is_out_of_memory(error):
+            return False
+        self._clock.pause()
+        self._answer(StepTimeMeasured(step_time=StepTime.where_memory_ran_out(self.configuration)))
+        return True
+
+    def _begin_to_count(self) -> None:
+        self._contention.start()
+        if self._core is not None:
+            self._core.look()
+
+    def _steps_between_evaluations(self) -> int:
+        guess = max(min(self._first), 1e-9)
+        most = max(1, math.ceil(SEGMENT_SECONDS / guess))
+        if self._request.trial_train_seconds is None:
+            return most
+        return max(1, min(most, eval_every_steps(guess, self._evaluations[-1], self._request.trial_train_seconds)))
+
+    def _close_row(self) -> None:
+        """Look at the core's pace, off the training's time, and keep what was timed."""
+        row, self._row = self._row, _Row()
+        self._clock.pause()
+        look = 0.0 if self._core is None else self._core.look()
+        if self._reference is not None:
+            self._reference.look()
+        self._runs.append((row.seconds / row.steps, row.steps, look))
+        self._clock.train()
+        self._last = self._clock.clock.train_seconds_so_far
+
+    def _is_known(self) -> bool:
+        """Return whether the median of the steps is known, or their time is up."""
+        fewest, most = RUNS
+        times, limit = self._times(), self._request.seconds_limit
+        spent = sum(seconds * steps for seconds, steps, _ in self._runs)
+        if len(self._runs) >= most or (len(self._runs) >= fewest and spent >= PATIENCE * limit):
+            return True
+        if len(times) < fewest or spent < LEAST_SHARE * limit:
+            return False
+        low, high = median_interval(times)
+        return spent >= limit or high - low <= 2 * self._request.precision * statistics.median(times)
+
+    def _times(self) -> list[float]:
+        """Return the seconds of a step in the runs in which the core was not slow."""
+        slow_above = math.inf if self._core is None else self._core.slow_above
+        return [seconds for seconds, _, look in self._runs if look <= slow_above]
+
+    def _tell(self) -> None:
+        clock, threads = self._clock.clock, self._request.threads
+        contention = self._contention.stop()
+        times, fewest = self._times(), RUNS[0]
+        slow = None
+        if len(times) < fewest:
+            slow = f"the core was slow in {len(self._runs) - len(times)} of {len(self._runs)} timings"
+            times = [seconds for seconds, _, _ in self._runs]
+        low, high = median_interval(times)
+        median = statistics.median(times)
+        share = clock.undelayed_train_seconds(threads)
+        total = clock.seconds("train")
+        reasons = [contention.reason, slow]
+        if clock.is_contended(threads) and contention.reason is None:
+            reasons.append("other work had the processor meanwhile")
+        reason = "; ".join(filter(None, reasons)) or None
+        measured = StepTime(
+            batch_size=self.configuration.batch_size,
+            micro_batch_size=self.configuration.micro_batch_size,
+            step_seconds=median,
+            step_seconds_low=low,
+            step_seconds_high=high,
+            settled=high - low <= 2 * self._request.precision * median,
+            steps_timed=sum(steps for _, steps, _ in self._runs),
+            undelayed_step_seconds=None if share is None or not total else median * min(1.0, share / total),
+            reference_seconds=None if self._reference is None else self._reference.seconds,
+            evaluation_seconds=statistics.median(self._evaluations[1:] or self._evaluations),
+            peak_memory_bytes=peak_memory_bytes(self._torch_device),
+            contended=reason is not None,
+            reason=reason,
+        )
+        self._answer(StepTimeMeasured(step_time=measured))

@@ -1,0 +1,376 @@
+"""A training loop of the user's own as a trial: it says when a step is done, bssearch says when to stop.
+
+::
+
+    trial = bssearch.current_trial(batch_size=64, learning_rate=3e-4)
+    loader = DataLoader(data, batch_size=trial.micro_batch_size, shuffle=True)
+    for batch in trial.batches(loader, evaluate=lambda: {"accuracy": accuracy(model)}):
+        ...
+
+Run alone the script trains with the values that it gives; under a search with those of its trial.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import MappingProxyType, TracebackType
+from typing import Any, Protocol, Self, TypeVar
+
+import torch
+
+from bssearch.errors import TrialStopped, UsageError
+from bssearch.integrations.sampler import SeededSampler
+from bssearch.records import Configuration, ParameterValue
+
+T = TypeVar("T")
+
+Metrics = Mapping[str, Any]
+Evaluate = Callable[[], Metrics]
+
+
+class Assignment(Protocol):
+    """What a loop is asked to do: to train a trial, to be timed, to say what it is, or nothing (it runs alone)."""
+
+    seed: int
+    device: str
+    parameters: Mapping[str, ParameterValue]
+
+    @property
+    def configuration(self) -> Configuration:
+        """Return the batch size, micro-batches and learning rate to train with."""
+        ...
+
+    @property
+    def is_over(self) -> bool:
+        """Return whether the loop is to end."""
+        ...
+
+    @property
+    def cycles(self) -> bool:
+        """Return whether the loop goes through its data again and again."""
+        ...
+
+    def begin(self) -> None:
+        """Begin the training's time; called once before the first step."""
+        ...
+
+    def is_due(self, step: int) -> bool:
+        """Return whether an evaluation is due after so many steps; 0 before the first."""
+        ...
+
+    def pause(self) -> None:
+        """Leave the training's time."""
+        ...
+
+    def resume(self) -> None:
+        """Go on with the training's time."""
+        ...
+
+    def stepped(self, step: int) -> None:
+        """Take note of an optimizer step that is done."""
+        ...
+
+    def waited(self, seconds: float) -> None:
+        """Take note of a wait for data within the training."""
+        ...
+
+    def evaluated(self, step: int, metrics: Metrics, loss: float | None) -> None:
+        """Take in an evaluation that was due."""
+        ...
+
+    def passes(self, in_order: bool) -> int:
+        """Begin a pass over the data; return how many of its micro-batches a paused trial has behind it.
+
+        They are to be skipped, then `skipped` called. Not so where the loader's order is bssearch's own.
+        """
+        ...
+
+    def skipped(self) -> None:
+        """Take note that what a paused trial had behind it has been skipped."""
+        ...
+
+    def looped(self, step: int) -> None:
+        """Take note that the loop ended by itself after so many steps."""
+        ...
+
+    def keep(self, objects: Mapping[str, Any]) -> int:
+        """Keep what the training goes on from where it is paused; return the steps that lie behind it."""
+        ...
+
+    def test(self, evaluate: Evaluate) -> None:
+        """Evaluate the test part, where it is asked for."""
+        ...
+
+
+class LoopTrial:
+    """The trial that a loop trains: what to train with, and where it says how far it is.
+
+    ``batch_size`` is that of an optimizer step, made of ``accumulation_steps`` micro-batches of ``micro_batch_size``.
+    ``parameters`` has all else by name: what the script named when it asked for its trial, and what the study sets.
+    ``seed`` is the trial's; the global generators of random, numpy and torch are set to it.
+    """
+
+    def __init__(self, assignment: Assignment) -> None:
+        self._assignment = assignment
+        configuration = assignment.configuration
+        self.learning_rate = configuration.learning_rate
+        self.seed = assignment.seed
+        self.device = assignment.device
+        self.parameters: Mapping[str, ParameterValue] = MappingProxyType(dict(assignment.parameters))
+        self.steps = 0
+        self._configuration = configuration
+        self._micro_batches = 0
+        self._has_begun = False
+        self._is_in_batch = False
+        self._is_looping = False
+        self._reads_batch_size = self._reads_micro_batches = False
+        self._has_sampler = False
+        self._evaluated_at = -1
+        self._announced_at = -1
+
+    @property
+    def batch_size(self) -> int:
+        """Return how many samples make an optimizer step."""
+        self._reads_batch_size = True
+        return self._configuration.batch_size
+
+    @property
+    def micro_batch_size(self) -> int:
+        """Return how many samples go through the model at once."""
+        self._reads_micro_batches = True
+        return self._configuration.micro_batch_size
+
+    @property
+    def accumulation_steps(self) -> int:
+        """Return how many micro-batches make an optimizer step: divide the loss by it."""
+        return self._configuration.accumulation_steps
+
+    @property
+    def should_stop(self) -> bool:
+        """Return whether the training is to end; the first reading begins its time."""
+        self._begin()
+        return self._assignment.is_over
+
+    @property
+    def evaluation_due(self) -> bool:
+        """Return whether the loop is to evaluate and `report` now; the training's time stands still from then on.
+
+        In the body of `batches` it can be true in the last micro-batch of a step, so ask after the optimizer's step.
+        """
+        step = self._step_at_hand
+        if step is None or self._assignment.is_over or self._evaluated_at == step:
+            return False
+        self._begin()
+        if self._announced_at != step:
+            if self._is_in_batch:
+                self._assignment.stepped(step)
+            if self._assignment.is_over or not self._assignment.is_due(step):
+                return False
+            self._announced_at = step
+            self._assignment.pause()
+        return True
+
+    def report(self, *, loss: float | None = None, **metrics: float) -> None:
+        """Say what an evaluation that was due has found; the training's time goes on.
+
+        Raises `UsageError` where none is due, and for a metric that is missing or is no number.
+        """
+        step = self._step_at_hand
+        if self._assignment.is_over:
+            return
+        if step is None or self._announced_at != step or self._evaluated_at == step:
+            raise UsageError(
+                f"report() after {self.steps} steps, where no evaluation is due",
+                hint="if trial.evaluation_due: trial.report(accuracy=...), at the end of the loop's body",
+            )
+        self._evaluated_at = step
+        self._assignment.evaluated(step, metrics, loss)
+        if not self._assignment.is_over:
+            self._assignment.resume()
+
+    def step(self) -> None:
+        """Say that an optimizer step is done, in a loop that does not go over `batches`.
+
+        Raises `TrialStopped` where the trial has ended and the loop goes on all the same.
+        """
+        if self._is_in_batch:
+            raise UsageError("step() in the body of batches(), which counts the steps by itself")
+        if self._assignment.is_over:
+            raise TrialStopped("the trial has ended; the loop ends where trial.should_stop is true")
+        self._begin()
+        self._check_reported(self.steps)
+        self.steps += 1
+        self._assignment.stepped(self.steps)
+
+    def batches(
+        self, loader: Iterable[T], evaluate: Evaluate | None = None, *, test: Evaluate | None = None, epochs: int = 1
+    ) -> Iterator[T]:
+        """Yield the micro-batches of a loader until the trial ends; the body of the loop trains with each.
+
+        Under a search the loader is gone through again and again, alone ``epochs`` times. ``evaluate`` is called where
+        an evaluation is due, before the first step too, and returns each metric by its name; without it the body asks
+        `evaluation_due` and reports. ``test`` returns the metrics of the test part, once, where a recommended
+        configuration is confirmed. The body of a step's last micro-batch must take the optimizer's step.
+        """
+        if self._is_looping:
+            raise UsageError("batches() inside the body of batches(): a trial has one loop at a time")
+        self._is_looping = True
+        try:
+            yield from self._looped(loader, evaluate, epochs)
+        finally:
+            self._is_looping = self._is_in_batch = False
+        if test is not None:
+            self._assignment.test(test)
+
+    def sampler(self, dataset: Any) -> SeededSampler:
+        """Return a sampler in the order of bssearch's own loop: an epoch's last, incomplete batch is dropped.
+
+        The same seed gives the same batches there and here. For a `DataLoader`'s ``sampler``, with
+        ``batch_size=trial.micro_batch_size``.
+        """
+        self._has_sampler = self._reads_batch_size = True
+        return SeededSampler(len(dataset), self._configuration.batch_size, self.seed, after_steps=self.steps)
+
+    def state(self, **objects: Any) -> None:
+        """Name what the training goes on from: the model, the optimizer, whatever has a state_dict().
+
+        Optional: with it a trial can be paused, and goes on where it was, in another process; without, it is stopped.
+        Call it once they are made, and before `sampler` and `batches`. Raises `UsageError` for what has no state.
+        """
+        if self._has_begun or self._has_sampler:
+            raise UsageError("state() comes too late: call it before sampler() and batches()")
+        self.steps = self._assignment.keep(objects)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool:
+        if error is None:
+            self.close()
+        return isinstance(error, TrialStopped)
+
+    def close(self) -> None:
+        """Say that the training is over, wherever it is; nothing more where the trial has ended."""
+        if self._has_begun:
+            self._check_reported(self.steps)
+        if not self._assignment.is_over:
+            self._assignment.looped(self.steps)
+
+    @property
+    def _step_at_hand(self) -> int | None:
+        """Return the steps that are done, with the one whose last micro-batch is in the loop's body; None in others."""
+        if not self._is_in_batch:
+            return self.steps
+        is_last = self._micro_batches % self._configuration.accumulation_steps == 0
+        return self.steps + 1 if is_last else None
+
+    def _is_over(self) -> bool:
+        return self._assignment.is_over
+
+    def _begin(self) -> None:
+        if self._has_begun:
+            return
+        self._has_begun = True
+        size, accumulation = self._configuration.batch_size, self._configuration.accumulation_steps
+        if not self._reads_batch_size and not self._reads_micro_batches:
+            raise UsageError(
+                "the script trains without having asked for trial.batch_size or trial.micro_batch_size",
+                hint="DataLoader(..., batch_size=trial.micro_batch_size)",
+            )
+        if accumulation > 1 and not self._reads_micro_batches:
+            raise UsageError(
+                f"batch size {size} takes {accumulation} micro-batches a step, and the script has not asked for "
+                "trial.micro_batch_size",
+                hint="DataLoader(..., batch_size=trial.micro_batch_size), and an optimizer step after every "
+                "trial.accumulation_steps of them",
+            )
+        self._assignment.begin()
+
+    def _looped(self, loader: Iterable[T], evaluate: Evaluate | None, epochs: int) -> Iterator[T]:
+        first = self._first_pass(loader)
+        self._begin()
+        self._evaluate_where_due(evaluate)
+        passes = 0
+        while not self._is_over() and (self._assignment.cycles or passes < epochs):
+            if passes:
+                self._assignment.passes(self._has_sampler)
+            passes += 1
+            before = self._micro_batches
+            for batch in self._timed(first if passes == 1 else loader):
+                self._micro_batches += 1
+                self._is_in_batch = True
+                yield batch
+                self._after_batch(evaluate)
+                if self._is_over():
+                    return
+            if self._micro_batches == before:
+                raise UsageError("the loader of batches() is empty", hint="an iterator can be gone through only once")
+
+    def _first_pass(self, loader: Iterable[T]) -> Iterable[T]:
+        """Return the first pass over a loader; of a trial that was paused, from where it was."""
+        behind = self._assignment.passes(self._has_sampler)
+        if not behind:
+            return loader
+        batches = iter(loader)
+        for _ in range(behind):
+            next(batches, None)
+        self._assignment.skipped()
+        return batches
+
+    def _timed(self, loader: Iterable[T]) -> Iterator[T]:
+        """Yield a pass over the loader, whose waits are noted."""
+        entered = time.perf_counter()
+        for batch in loader:
+            self._assignment.waited(time.perf_counter() - entered)
+            yield batch
+            entered = time.perf_counter()
+
+    def _after_batch(self, evaluate: Evaluate | None) -> None:
+        """Count a micro-batch whose body is done; evaluate where that is due."""
+        step = self._step_at_hand
+        self._is_in_batch = False
+        if step is None:
+            return
+        has_stepped = self._announced_at == step or self._evaluated_at == step
+        self.steps = step
+        if not has_stepped:
+            self._assignment.stepped(step)
+        self._evaluate_where_due(evaluate)
+
+    def _evaluate_where_due(self, evaluate: Evaluate | None) -> None:
+        if evaluate is None:
+            self._check_reported(self.steps)
+            return
+        if self.evaluation_due:
+            self._evaluated_at = self.steps
+            metrics = _unmoved(evaluate)
+            self._assignment.evaluated(self.steps, metrics, None)
+            if not self._assignment.is_over:
+                self._assignment.resume()
+
+    def _check_reported(self, step: int) -> None:
+        if self._announced_at == step and self._evaluated_at != step and not self._assignment.is_over:
+            raise UsageError(
+                f"no report() after step {step}, where trial.evaluation_due was true",
+                hint="if trial.evaluation_due: trial.report(accuracy=...)",
+            )
+
+
+def _unmoved(evaluate: Evaluate) -> Metrics:
+    """Return what an evaluation finds; whatever it draws, the training's random numbers are those without it."""
+    from bssearch.training.trial_checkpoint import RandomState
+
+    states = RandomState(_device_of_generators())
+    kept = states.state()
+    try:
+        return evaluate()
+    finally:
+        states.restore(kept)
+
+
+def _device_of_generators() -> torch.device:
+    initialized = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    return torch.device("cuda", torch.cuda.current_device()) if initialized else torch.device("cpu")

@@ -1,0 +1,40 @@
+"""The order of bssearch's own loop, for a loader of the user's own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch.utils.data import Sampler
+
+from bssearch.errors import UsageError
+
+
+class SeededSampler(Sampler[int]):
+    """The rows of one epoch after the other, each a new permutation; the last, incomplete batch is left out.
+
+    Each pass is the next epoch; its length is a whole number of batches. The first one leaves out what the first
+    ``after_steps`` steps of ``batch_size`` samples have seen. Raises `UsageError` where a batch is larger than the
+    data.
+    """
+
+    def __init__(self, samples: int, batch_size: int, seed: int, *, after_steps: int = 0) -> None:
+        if batch_size > samples:
+            raise UsageError(f"batch_size = {batch_size} must be <= {samples}, the number of training samples")
+        self._samples = samples
+        self._whole = samples - samples % batch_size
+        self._generator = torch.Generator().manual_seed(seed)
+        passed, self._seen = divmod(after_steps * batch_size, self._whole)
+        for _ in range(passed):
+            self._next_epoch()
+
+    def __len__(self) -> int:
+        return self._whole
+
+    def __iter__(self) -> Iterator[int]:
+        rows = self._next_epoch()[self._seen : self._whole]
+        self._seen = 0
+        yield from rows.tolist()
+
+    def _next_epoch(self) -> torch.Tensor:
+        return torch.randperm(self._samples, generator=self._generator)

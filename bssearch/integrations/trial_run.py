@@ -1,0 +1,433 @@
+"""A loop that trains a trial of a study: its clock, its evaluations, its end, and its pauses."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from bssearch.errors import CheckpointError, UsageError
+from bssearch.integrations.loop_clock import HostClock, LoopClock
+from bssearch.integrations.own_loop import Evaluate, Metrics
+from bssearch.records import (
+    COULD_NOT_PAUSE,
+    LARGEST_METRIC,
+    Configuration,
+    Observation,
+    ParameterValue,
+    TrialOutcome,
+    TrialRequest,
+    TrialState,
+    is_metric,
+)
+from bssearch.training.contention import ContentionMeter
+from bssearch.training.core_pace import CorePace, ReferenceKernel
+from bssearch.training.course import Course, Ending
+from bssearch.training.device_use import DeviceMeter
+from bssearch.training.loop import TESTED_STATES
+from bssearch.training.memory import is_out_of_memory, peak_memory_meter
+from bssearch.training.trial_checkpoint import Checkpoint, RandomState, Saved, first_line
+
+NO_STATE = "the script has named no trial.state(...)"
+
+
+class Line(Protocol):
+    """The line from a trial to its search."""
+
+    def observed(self, number: int, observation: Observation) -> None:
+        """Tell of an evaluation."""
+        ...
+
+    def ended(self, number: int, outcome: TrialOutcome) -> None:
+        """Tell how the trial ended; the last that is said of it."""
+        ...
+
+    def progressed(self) -> None:
+        """Take note of progress, which keeps the trial from passing for hung."""
+        ...
+
+    def asked_to_stop(self) -> tuple[TrialState, str] | None:
+        """Return how the trial is to end, and why; None while it is to go on."""
+        ...
+
+
+class TrialRun:
+    """The assignment to train one trial; see `bssearch.integrations.own_loop.Assignment`."""
+
+    cycles = True
+
+    def __init__(
+        self, request: TrialRequest, parameters: Mapping[str, ParameterValue], device: str, line: Line, revision: str
+    ) -> None:
+        self.configuration: Configuration = request.configuration
+        self.seed = request.seed
+        self.device = device
+        self.parameters = parameters
+        self._request = request
+        self._line = line
+        self._revision = revision
+        self._torch_device = torch.device(device)
+        self._clock = LoopClock(HostClock(self._torch_device))
+        self._course = Course(request, None)
+        core = CorePace() if self._torch_device.type == "cpu" else None
+        self._contention = ContentionMeter(self._torch_device, request.threads, core)
+        self._device_meter = DeviceMeter(self._torch_device)
+        self._reference = ReferenceKernel.where_it_tells(self._torch_device, request.threads)
+        self._memory = peak_memory_meter(self._torch_device)
+        self._objects: dict[str, Any] = {}
+        self._ending: Ending | None = None
+        self._has_ended = False
+        self._steps = 0
+        self._data_seconds = 0.0
+        self._random = _LateRandomState(self._torch_device)
+        self._pass = _Pass(self._torch_device)
+        self._test_metric: float | None = None
+        self._memory.start()
+
+    @property
+    def is_over(self) -> bool:
+        """Return whether the trial has ended."""
+        return self._ending is not None
+
+    def begin(self) -> None:
+        """Begin the training's time; what the script did before is no training."""
+        clock = self._clock.clock
+        clock.book("other", clock.wall_seconds)
+        with clock.ledger("other"):
+            self._device_meter.start()
+            self._contention.start()
+        if self._request.resumes and not self._objects:
+            raise CheckpointError(f"trial {self._request.number} cannot go on: {NO_STATE}")
+        self._random.apply()
+        self._clock.train()
+
+    def passes(self, in_order: bool) -> int:
+        """Begin a pass over the data, see `bssearch.integrations.own_loop.Assignment`."""
+        if self._pass.restored and not in_order:
+            self._pass.rewind()
+            return self._pass.micro_batches
+        if self._request.checkpoint is not None:
+            self._pass.begin()
+        return 0
+
+    def skipped(self) -> None:
+        """Go on with the random numbers of the moment of the pause."""
+        self._random.apply()
+
+    def is_due(self, step: int) -> bool:
+        """Return whether an evaluation is due; one that was made before a pause is not made again."""
+        last = self._course.progress.last
+        return step % self._request.eval_every_steps == 0 and (last is None or last.step != step)
+
+    def pause(self) -> None:
+        """Leave the training's time: an evaluation begins."""
+        self._clock.pause()
+        self._clock.evaluate()
+
+    def resume(self) -> None:
+        """Go on with the training's time."""
+        self._clock.train()
+
+    def stepped(self, step: int) -> None:
+        """Count a step; end the trial where it is asked to, or has trained past its limit, but where one evaluates."""
+        self._steps = step
+        self._clock.stepped()
+        self._line.progressed()
+        self._end_where_asked()
+        if not self.is_over and not self.is_due(step):
+            self._end_where_late()
+
+    def waited(self, seconds: float) -> None:
+        """Count a wait for data within the training."""
+        self._data_seconds += seconds
+        self._pass.micro_batches += 1
+
+    def evaluated(self, step: int, metrics: Metrics, loss: float | None) -> None:
+        """Take in an evaluation, tell of it, and end the trial where it says so."""
+        self._clock.pause()
+        self._steps = step
+        self._line.progressed()
+        target = self._request.target
+        metric = number_of(metrics, target.metric)
+        loss = None if loss is None else float(loss)
+        with self._clock.clock.ledger("other"):
+            if not is_metric(metric) or (loss is not None and not math.isfinite(loss)):
+                self._end(Ending(TrialState.DIVERGED, self._not_finite(metric, step)))
+                return
+            observation = Observation(
+                step=step,
+                samples=step * self.configuration.batch_size,
+                train_seconds=self._clock.train_seconds(self._request.threads),
+                metric=metric,
+                loss=loss,
+                learning_rate=self.configuration.learning_rate,
+            )
+            ending = self._course.observe(observation)
+            self._device_meter.sample()
+            self._contention.look()
+            if self._reference is not None:
+                self._reference.look()
+            self._line.observed(self._request.number, observation)
+        if ending is not None:
+            self._end(ending)
+            return
+        self._end_where_asked()
+        self._end_where_late()
+
+    def test(self, evaluate: Evaluate) -> None:
+        """Evaluate the test part, where the request asks for it and the trial ended well."""
+        if self._has_ended or not self._is_tested:
+            return
+        with self._clock.clock.ledger("evaluation"):
+            metric = number_of(evaluate(), self._request.target.metric)
+        self._test_metric = metric if is_metric(metric) else None
+        self.finish()
+
+    def looped(self, step: int) -> None:
+        """End the trial where the loop ended by itself."""
+        if self.is_over:
+            return
+        self._clock.pause()
+        if step == 0:
+            raise UsageError("the loop ended before its first step")
+        if self._course.progress.last is None:
+            raise UsageError(
+                f"the loop ended after {step} steps without an evaluation",
+                hint="batches(loader, evaluate=...), or: if trial.evaluation_due: trial.report(accuracy=...)",
+            )
+        self._end(Ending(TrialState.EXHAUSTED, f"the script ended its loop at step {step}"))
+
+    def failed(self, error: BaseException) -> bool:
+        """End the trial where memory ran out; return whether that is what the error says."""
+        if self.is_over or not is_out_of_memory(error):
+            return False
+        self._clock.pause()
+        configuration = self.configuration
+        self._end(
+            Ending(
+                TrialState.OOM,
+                f"out of memory, micro-batch {configuration.micro_batch_size}, step {self._steps}: {first_line(error)}",
+            )
+        )
+        return True
+
+    def keep(self, objects: Mapping[str, Any]) -> int:
+        """Keep what the training goes on from; return the steps that a paused trial has behind it."""
+        for name, one in objects.items():
+            if not callable(getattr(one, "state_dict", None)) or not callable(getattr(one, "load_state_dict", None)):
+                raise UsageError(f"state({name}=...): a {type(one).__name__} has no state_dict() and load_state_dict()")
+        self._objects = dict(objects)
+        if self._request.resumes:
+            assert self._request.checkpoint is not None, "a trial that resumes has a checkpoint"
+            self._checkpoint(self._request.checkpoint).restore(*self._parts())
+        return self._steps
+
+    def finish(self) -> None:
+        """Tell how the trial ended, once it has."""
+        if self._ending is None or self._has_ended:
+            return
+        self._has_ended = True
+        self._line.ended(self._request.number, self._outcome(self._ending))
+
+    @property
+    def _is_tested(self) -> bool:
+        ending = self._ending
+        return self._request.evaluate_test and ending is not None and ending.state in TESTED_STATES
+
+    def _end_where_asked(self) -> None:
+        asked = self._line.asked_to_stop()
+        if asked is not None and not self.is_over:
+            self._end(Ending(*asked, asked=True))
+
+    def _end_where_late(self) -> None:
+        if self.is_over or self._clock.clock.train_seconds_so_far <= self._request.train_seconds_limit:
+            return
+        late = self._course.limited(self._clock.train_seconds(self._request.threads))
+        if late is not None:
+            self._end(late)
+
+    def _end(self, ending: Ending) -> None:
+        self._clock.pause()
+        self._ending = self._paused(self._course.reached_before(ending))
+        if not self._is_tested:
+            self.finish()
+
+    def _paused(self, ending: Ending) -> Ending:
+        """Save a trial that is to be paused; one that cannot be saved ends as pruned."""
+        if ending.state is not TrialState.PAUSED:
+            return ending
+        if self._request.checkpoint is None:
+            return replace(ending, state=TrialState.PRUNED)
+        problem = None if self._objects else NO_STATE
+        if problem is None:
+            self._course.progress.note_peak(self._memory.peak_bytes())
+            try:
+                self._checkpoint(self._request.checkpoint).save(*self._parts())
+            except Exception as error:
+                problem = first_line(error)
+        if problem is None:
+            return ending
+        return replace(ending, state=TrialState.PRUNED, reason=f"{ending.reason}; {COULD_NOT_PAUSE}: {problem}")
+
+    def _checkpoint(self, path: str) -> Checkpoint:
+        request = self._request
+        fields = {
+            "configuration": asdict(request.configuration),
+            "seed": request.seed,
+            "target": asdict(request.target),
+            "eval_every_steps": request.eval_every_steps,
+            "threads": request.threads,
+            "script": self._revision,
+            "device": self._torch_device.type,
+        }
+        identity = {name: json.dumps(value, sort_keys=True) for name, value in fields.items()}
+        return Checkpoint(Path(path), identity, self._clock.clock, self._line.progressed)
+
+    def _parts(self) -> tuple[dict[str, Saved], dict[str, Saved]]:
+        training: dict[str, Saved] = {f"own.{name}": _StateDict(one) for name, one in self._objects.items()}
+        training["random"], training["pass"] = self._random, self._pass
+        measured: dict[str, Saved] = {
+            "clock": self._clock.clock,
+            "loop": _Attributes(self, ("_steps", "_data_seconds")),
+            "first_steps": self._clock,
+            "contention": self._contention,
+            "device_use": self._device_meter,
+            "progress": self._course.progress,
+        }
+        if self._reference is not None:
+            measured["reference"] = self._reference
+        return training, measured
+
+    def _not_finite(self, metric: float, step: int) -> str:
+        size, rate = self.configuration.batch_size, self.configuration.learning_rate
+        what = "the loss" if is_metric(metric) else self._request.target.metric
+        beyond = LARGEST_METRIC < abs(metric) < math.inf
+        how = f"= {metric:g} is beyond {LARGEST_METRIC:g}" if beyond else "is not finite"
+        return f"{what} {how}: batch size {size}, learning rate {rate:.4g}, step {step}"
+
+    def _outcome(self, ending: Ending) -> TrialOutcome:
+        clock, threads, progress = self._clock.clock, self._request.threads, self._course.progress
+        with clock.ledger("other"):
+            progress.note_peak(self._memory.peak_bytes())
+            self._memory.close()
+            contention = self._contention.stop()
+            device_use = self._device_meter.stop(clock.wall_seconds)
+        excess, undelayed = self._clock.excess, clock.undelayed_train_seconds(threads)
+        outcome = TrialOutcome(
+            state=ending.state,
+            reason=ending.reason,
+            steps=self._steps,
+            samples=self._steps * self.configuration.batch_size,
+            train_seconds=clock.seconds("train") - excess,
+            undelayed_train_seconds=None if undelayed is None else max(0.0, undelayed - excess),
+            reference_seconds=None if self._reference is None else self._reference.seconds,
+            evaluation_seconds=clock.seconds("evaluation"),
+            warmup_seconds=clock.seconds("warmup") + excess,
+            other_seconds=clock.seconds("other"),
+            wall_seconds=clock.wall_seconds,
+            data_seconds=self._data_seconds,
+            final_metric=None if progress.last is None else progress.last.metric,
+            best_metric=progress.best,
+            test_metric=self._test_metric,
+            peak_memory_bytes=progress.peak,
+            peak_memory_basis=None if progress.peak is None else self._memory.basis,
+            contended=contention.contended or clock.is_contended(threads),
+            warnings=() if contention.reason is None else (f"contended: {contention.reason}",),
+            device_use=device_use,
+        )
+        return self._course.with_target(outcome)
+
+
+def number_of(metrics: Metrics, metric: str) -> float:
+    """Return one of the metrics that a loop reports as a float, which may be NaN.
+
+    Raises `UsageError` where it is missing or no number.
+    """
+    if not isinstance(metrics, Mapping):
+        raise UsageError(
+            f"evaluate() returned a {type(metrics).__name__}; it must return a mapping such as {{{metric!r}: 0.9}}"
+        )
+    if metric not in metrics:
+        offered = ", ".join(sorted(map(str, metrics))) or "nothing"
+        raise UsageError(f"the evaluation reports {offered}; the study's target is of {metric!r}")
+    try:
+        return float(metrics[metric])
+    except (TypeError, ValueError):
+        raise UsageError(f"the evaluation reports {metric} = {metrics[metric]!r}: not a number") from None
+
+
+class _LateRandomState:
+    """The random numbers of the moment of a pause, to be gone on with where the training does."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._state = RandomState(device)
+        self._saved: dict[str, Any] | None = None
+
+    def state(self) -> dict[str, Any]:
+        return self._state.state()
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self._saved = state
+
+    def apply(self) -> None:
+        if self._saved is not None:
+            self._state.restore(self._saved)
+
+
+class _Pass:
+    """The pass over the data that a trial is in: the random numbers at its start, and the micro-batches behind it."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._random = RandomState(device)
+        self._at_start: dict[str, Any] = {}
+        self.micro_batches = 0
+        self.restored = False
+
+    def begin(self) -> None:
+        self._at_start, self.micro_batches, self.restored = self._random.state(), 0, False
+
+    def rewind(self) -> None:
+        """Draw as at the start of the pass."""
+        self._random.restore(self._at_start)
+        self.restored = False
+
+    def state(self) -> dict[str, Any]:
+        return {"at_start": self._at_start, "micro_batches": self.micro_batches}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self._at_start, self.micro_batches = state["at_start"], state["micro_batches"]
+        self.restored = bool(self._at_start)
+
+
+class _StateDict:
+    """An object of the user's with ``state_dict`` and ``load_state_dict``."""
+
+    def __init__(self, owner: Any) -> None:
+        self._owner = owner
+
+    def state(self) -> dict[str, Any]:
+        state: dict[str, Any] = self._owner.state_dict()
+        return state
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self._owner.load_state_dict(state)
+
+
+class _Attributes:
+    """Some attributes of an object, numbers."""
+
+    def __init__(self, owner: object, names: tuple[str, ...]) -> None:
+        self._owner = owner
+        self._names = names
+
+    def state(self) -> dict[str, Any]:
+        return {name: getattr(self._owner, name) for name in self._names}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        for name in self._names:
+            setattr(self._owner, name, state[name])
