@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from bssearch.analysis.answer import Answer
 from bssearch.commands.opening import ExecutorFactory, Launch, opened
@@ -14,6 +15,7 @@ from bssearch.spec import StudySpec
 def run_study(
     spec: StudySpec,
     *,
+    workload: Any = None,
     db: str | None = None,
     folder: Path | str = ".",
     data_dir: Path | str | None = None,
@@ -24,6 +26,9 @@ def run_study(
 ) -> Answer:
     """Run a study to its end, or on from where it stopped, and return the answer.
 
+    ``workload`` is what to train: a class, which is called with the spec's ``workload_settings``, an object, or the
+    name of one. The study then names it in the place of the spec's. One that no worker process can load, as it was
+    defined in a notebook or in the script that runs, is trained in this process, one trial at a time.
     ``db`` is a database URL (default: ``BSSEARCH_DB_URL``, else a file here); a workload file is looked up relative to
     ``folder``, and ``data_dir`` is where the shipped workloads look for their data (default: ``BSSEARCH_DATA_DIR``).
     Several processes, on several machines, may run one study at once. A study whose workload's file has changed since
@@ -34,6 +39,7 @@ def run_study(
     """
     launch = Launch(
         db=db,
+        workload=workload,
         folder=folder,
         data_dir=data_dir,
         allow_changed_workload=allow_changed_workload,

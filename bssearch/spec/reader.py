@@ -87,9 +87,7 @@ def _read(path: Path) -> tuple[Any, dict[Location, int]]:
     raise SpecError(f"{path}: a spec is .yaml, .yml or .toml, not {path.suffix or 'without a suffix'!r}")
 
 
-def _spec_of(
-    data: dict[str, Any], origins: dict[Location, str], source: str, overrides: Sequence[str]
-) -> StudySpec:
+def _spec_of(data: dict[str, Any], origins: dict[Location, str], source: str, overrides: Sequence[str]) -> StudySpec:
     """Return the spec of its fields, whose places are ``origins``, with those of its preset and the overrides."""
     preset: str | None = None
     if "preset" in data:

@@ -15,6 +15,7 @@ import torch
 
 from bssearch.records import Environment
 from bssearch.training.computation import Computation
+from bssearch.workloads.given import is_of_main
 
 GIT_SECONDS = 5.0
 """What git does not say within this time is left unsaid."""
@@ -48,9 +49,38 @@ def describe_environment(
 
 
 def workload_revision(workload: object) -> str | None:
-    """Return 12 hex digits of the SHA-256 of the file that defines the workload; None where there is no file."""
+    """Return 12 hex digits of the SHA-256 of the file that defines the workload; None where there is none.
+
+    Of a class that no other process can load, as in a notebook, it is that of the source of the class and of those
+    beside it that it inherits from: the rest of a notebook may change.
+    """
     source = _source_file(workload)
-    return None if source is None else hashlib.sha256(source.read_bytes()).hexdigest()[:12]
+    if is_of_main(workload):
+        code = _own_source(type(workload))
+    else:
+        code = None if source is None else source.read_bytes()
+    return None if code is None else hashlib.sha256(code).hexdigest()[:12]
+
+
+def _own_source(kind: type) -> bytes | None:
+    """Return the source of a class and of those of its module that it inherits from, None where Python has none."""
+    parts = []
+    for one in kind.__mro__:
+        if one.__module__ == kind.__module__:
+            parts.append(_source(one))
+    return None if None in parts else "\n".join(part for part in parts if part is not None).encode()
+
+
+def _source(kind: type) -> str | None:
+    """Return the source of a class; of a notebook's, whose file Python does not know, that of its functions."""
+    try:
+        return inspect.getsource(kind)
+    except (OSError, TypeError):
+        functions = [one for one in vars(kind).values() if inspect.isfunction(one)]
+    try:
+        return "\n".join(map(inspect.getsource, functions)) if functions else None
+    except (OSError, TypeError):
+        return None
 
 
 def git_revision(workload: object) -> str | None:
