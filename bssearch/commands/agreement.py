@@ -139,7 +139,7 @@ def refuse_changed_workload(study: StudyRecord, store: Store) -> None:
     """Raise `UsageError` where the study has trials of the earlier code that are not merely lost or failed."""
     if all(trial.state.is_missing for trial in store.trials(study.name)):
         return
-    where = "source" if lies_in_no_file(study.spec["workload"]) else "file"
+    where = "source" if lies_in_no_file(str(study.spec["workload"])) else "file"
     raise UsageError(
         f"the {where} of workload {study.spec['workload']!r} has changed since the study {study.name!r} began: what it "
         "trains now does not compare with the trials that are stored",

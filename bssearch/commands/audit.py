@@ -77,6 +77,7 @@ def audit_study(
     allow_busy: bool = False,
     workload: Any = None,
     listener: Listener | None = None,
+    progress: bool | None = None,
     make_executor: ExecutorFactory | None = None,
 ) -> Audit:
     """Run what the rules give and the stored study of a spec lacks, and judge them; interrupted, the same call goes on.
@@ -103,6 +104,7 @@ def audit_study(
         workload=workload,
         keeps_name=True,
         listener=listener,
+        progress=progress,
         make_executor=make_executor,
     )
     with opened(spec, launch) as study:

@@ -19,6 +19,7 @@ from bssearch.commands.agreement import (
     with_all_that_is_asked,
     workload_has_changed,
 )
+from bssearch.commands.display.progress import watched
 from bssearch.commands.known_workloads import refuse_unknown, refuse_where_in_no_file, remember
 from bssearch.errors import UsageError
 from bssearch.executors.base import Executor, ExecutorSettings, make_executor
@@ -53,7 +54,8 @@ class Launch:
     ``folder``, the data of shipped workloads in ``data_dir`` (default: ``BSSEARCH_DATA_DIR``). With ``pretended_gib``
     the executor has a device of so many GiB of memory, which the study is not bound to. ``workload`` is the code to run
     in the place of the spec's: a class, an object, or its name; with ``keeps_name`` the study goes on under the name
-    that its spec has. ``make_executor`` gives other executors than worker processes on this machine.
+    that its spec has. Without a ``listener`` a run is shown in a notebook, elsewhere with ``progress``, and with False
+    nowhere. ``make_executor`` gives other executors than worker processes on this machine.
     """
 
     db: str | None = None
@@ -65,6 +67,7 @@ class Launch:
     workload: Any = None
     keeps_name: bool = False
     listener: Listener | None = None
+    progress: bool | None = None
     make_executor: ExecutorFactory | None = None
 
     @property
@@ -112,9 +115,12 @@ def opened(spec: StudySpec, launch: Launch) -> Iterator[OpenStudy]:
     Nothing is written before the spec has been checked against the workload. Raises what `described` raises,
     `DatabaseError`, and `QuestionChangedError` where the stored study of that name asks another question.
     """
-    listener, given, asked = launch.listener or Listener(), launch.given, spec
+    given, asked = launch.given, spec
     spec = _named(checked(spec), given, launch.keeps_name)
-    with _described(spec, launch, given) as (executor, found):
+    with (
+        watched(launch.listener, launch.progress) as listener,
+        _described(spec, launch, given) as (executor, found),
+    ):
         check_target(spec, found)
         with open_store(launch.db, notify=listener.note) as store:
             spec = _open_study(spec, launch, store, found, listener)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from bssearch.analysis.answer import Answer
+from bssearch.commands.display.answer import Answer
 from bssearch.commands.opening import ExecutorFactory, Launch, opened
 from bssearch.search.finding import answer
 from bssearch.search.listener import Listener
@@ -22,6 +22,7 @@ def run_study(
     allow_changed_workload: bool = False,
     allow_busy: bool = False,
     listener: Listener | None = None,
+    progress: bool | None = None,
     make_executor: ExecutorFactory | None = None,
 ) -> Answer:
     """Run a study to its end, or on from where it stopped, and return the answer.
@@ -31,6 +32,8 @@ def run_study(
     defined in a notebook or in the script that runs, is trained in this process, one trial at a time.
     ``db`` is a database URL (default: ``BSSEARCH_DB_URL``, else a file here); a workload file is looked up relative to
     ``folder``, and ``data_dir`` is where the shipped workloads look for their data (default: ``BSSEARCH_DATA_DIR``).
+    A run is shown while it goes on in a notebook, elsewhere with ``progress=True``, with False nowhere; where a
+    ``listener`` is given, only that is told.
     Several processes, on several machines, may run one study at once. A study whose workload's file has changed since
     its first run is refused unless ``allow_changed_workload``: trials of two codes do not compare; a GPU that another
     program computes on unless ``allow_busy``. Nothing is written before the spec has been checked against the workload.
@@ -45,8 +48,9 @@ def run_study(
         allow_changed_workload=allow_changed_workload,
         allow_busy=allow_busy,
         listener=listener,
+        progress=progress,
         make_executor=make_executor,
     )
     with opened(spec, launch) as study:
         study.driver().run()
-        return answer(study.store, spec.name)
+        return Answer.of(answer(study.store, spec.name))

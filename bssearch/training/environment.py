@@ -55,20 +55,16 @@ def workload_revision(workload: object) -> str | None:
     beside it that it inherits from: the rest of a notebook may change.
     """
     source = _source_file(workload)
-    if is_of_main(workload):
-        code = _own_source(type(workload))
-    else:
-        code = None if source is None else source.read_bytes()
+    in_file = None if source is None else source.read_bytes()
+    code = _own_source(type(workload)) if is_of_main(workload) else in_file
     return None if code is None else hashlib.sha256(code).hexdigest()[:12]
 
 
 def _own_source(kind: type) -> bytes | None:
     """Return the source of a class and of those of its module that it inherits from, None where Python has none."""
-    parts = []
-    for one in kind.__mro__:
-        if one.__module__ == kind.__module__:
-            parts.append(_source(one))
-    return None if None in parts else "\n".join(part for part in parts if part is not None).encode()
+    parts = [_source(one) for one in kind.__mro__ if one.__module__ == kind.__module__]
+    known = [part for part in parts if part is not None]
+    return "\n".join(known).encode() if len(known) == len(parts) else None
 
 
 def _source(kind: type) -> str | None:
@@ -114,7 +110,7 @@ def _git(folder: Path, *arguments: str) -> str | None:
 def _source_file(workload: object) -> Path | None:
     try:
         source = inspect.getsourcefile(workload if isinstance(workload, ModuleType) else type(workload))
-    except TypeError:
+    except (OSError, TypeError):  # the former in a notebook, which is no file
         return None
     if source is None or not Path(source).is_file():
         return None

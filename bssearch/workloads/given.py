@@ -53,7 +53,7 @@ def given_workload(workload: Any, folder: Path) -> GivenWorkload:
         return GivenWorkload(name=workload)
     if workload is None or isinstance(workload, ModuleType):
         raise UsageError(f"workload = {workload!r} must be a class, an object or a name of one")
-    maker = workload if is_maker(workload) else type(workload)
+    maker: Any = workload if is_maker(workload) else type(workload)
     settings = None if is_maker(workload) else _settings(workload)
     name = _name(maker, folder)
     if name is None or (settings is not None and not _is_made_by(workload, settings)):
@@ -78,10 +78,11 @@ def made(name: str, given: Any, settings: Mapping[str, Any]) -> Workload:
 
 def _name(maker: Any, folder: Path) -> str | None:
     """Return the name by which another process loads a class or a function; None where it cannot."""
+    attribute = str(maker.__qualname__)
     module = sys.modules.get(maker.__module__)
-    if module is None or module.__name__ == MAIN or getattr(module, maker.__qualname__, None) is not maker:
+    if module is None or module.__name__ == MAIN or getattr(module, attribute, None) is not maker:
         return None
-    named = f"{module.__name__}:{maker.__qualname__}"
+    named = f"{module.__name__}:{attribute}"
     shipped = next((short for short, long in SHIPPED.items() if long == named), None)
     if shipped is not None:
         return shipped
@@ -90,7 +91,7 @@ def _name(maker: Any, folder: Path) -> str | None:
     if not is_plain or INSTALLED & {*file.parts}:
         return named
     path, folder = file.resolve(), folder.resolve()
-    return f"{path.relative_to(folder) if path.is_relative_to(folder) else path}:{maker.__qualname__}"
+    return f"{path.relative_to(folder) if path.is_relative_to(folder) else path}:{attribute}"
 
 
 def _settings(workload: object) -> dict[str, Any]:
