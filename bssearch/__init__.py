@@ -16,11 +16,11 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from bssearch.analysis.answer import Answer
     from bssearch.commands.audit import audit_study
     from bssearch.commands.best import best
     from bssearch.commands.check import check
     from bssearch.commands.confirm import confirm_study
+    from bssearch.commands.display.answer import Answer
     from bssearch.commands.enqueue import enqueue
     from bssearch.commands.optuna_study import load_optuna_study
     from bssearch.commands.run import run_study
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from bssearch.workloads.base import Data, Part, WeightedLoss, Workload
 
 _HOMES = {
-    "Answer": "bssearch.analysis.answer",
+    "Answer": "bssearch.commands.display.answer",
     "BSSearchError": "bssearch.errors",
     "CheckpointError": "bssearch.errors",
     "Data": "bssearch.workloads.base",

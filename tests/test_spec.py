@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -279,3 +280,27 @@ def test_every_bound_of_a_spec_lies_where_it_is_said(allowed: dict[str, Any], re
     make_spec(**allowed)
     with pytest.raises(ValueError):
         make_spec(**refused)
+
+
+def test_a_dict_is_read_as_a_file_is_and_left_as_it_was() -> None:
+    given = {name: value for name, value in SPEC.items() if name not in {"schema_version", "workload"}}
+    before = json.dumps(given)
+    spec = load_spec(given, ["budget.trials=30"])
+    assert (spec.schema_version, spec.budget.trials, json.dumps(given)) == (1, 30, before)
+    assert load_spec({**given, "workload": "digits"}) == make_spec() == StudySpec(**{**given, "workload": "digits"})
+    whole = {**given, "space": {**SPEC["space"], "weight_decay": (0.0, 1e-4, 1e-3)}}
+    assert load_spec(whole).space == make_spec().space
+    wrong: list[tuple[dict[str, object], str]] = [
+        ({"seed": math.nan}, "seed = nan must be a finite number (given in Python)"),
+        ({"budget": {"trials": 0, "trial_train_seconds": 1}}, "budget.trials = 0: input should be greater than"),
+        ({"spaec": 1}, "spaec: unknown key; did you mean 'space'? (given in Python)"),
+        ({"preset": "fast"}, "given in Python: preset = 'fast' is not known"),
+    ]
+    for change, said in wrong:
+        with pytest.raises(SpecError) as caught:
+            load_spec({**given, **change})
+        assert said in str(caught.value)
+    circle: dict[str, object] = {}
+    circle["space"] = circle
+    with pytest.raises(SpecError, match="levels lie in each other"):
+        load_spec(circle)

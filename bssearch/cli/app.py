@@ -29,8 +29,9 @@ from bssearch.cli import (
     simulate,
     trials,
 )
-from bssearch.cli.output import end_of_pipe, visible
+from bssearch.cli.output import end_of_pipe
 from bssearch.errors import BSSearchError
+from bssearch.pages.words import visible
 
 COLLECT_AFTER = 200_000
 """New objects after which garbage is looked for: a choice. Imports make as many, nearly all to stay, and to go through

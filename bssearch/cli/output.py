@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TextIO, TypeVar
 
 import typer
 
+from bssearch.pages.words import visible
+
 if TYPE_CHECKING:
     from pydantic import BaseModel
     from rich.console import Console
@@ -69,16 +71,6 @@ def console(*, stderr: bool = False) -> Console:
     plain = partial(QuietOnBrokenPipe, stderr=stderr, highlight=False, markup=False, emoji=False)
     screen = plain()
     return screen if screen.is_terminal else plain(width=WIDE)
-
-
-def visible(text: str) -> str:
-    """Return a text without what a terminal would obey, or nobody can write, as U+FFFD; lines and tabs stay."""
-    return "".join(
-        "\ufffd"
-        if (ord(one) < 32 and one not in "\n\t") or 127 <= ord(one) < 160 or "\ud800" <= one <= "\udfff"
-        else one
-        for one in text
-    )
 
 
 def end_of_pipe() -> NoReturn:

@@ -6,7 +6,7 @@ import shlex
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from bssearch.cli.output import visible
+from bssearch.pages.words import visible
 from bssearch.records import Goal
 
 if TYPE_CHECKING:

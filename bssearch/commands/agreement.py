@@ -20,6 +20,7 @@ from bssearch.spec.changes import changed_fields
 from bssearch.spec.parts import BudgetSpec
 from bssearch.spec.stored import spec_of
 from bssearch.storage.repository import Store
+from bssearch.workloads.base import lies_in_no_file
 
 MAY_CHANGE = ("budget", "sampler", "pruner", "confirm")
 """The parts of a spec that are no part of its question, and whose change is told when a study goes on."""
@@ -140,11 +141,12 @@ def refuse_changed_workload(study: StudyRecord, store: Store) -> None:
     """Raise `UsageError` where the study has trials of the earlier code that are not merely lost or failed."""
     if all(trial.state.is_missing for trial in store.trials(study.name)):
         return
+    where = "source" if lies_in_no_file(str(study.spec["workload"])) else "file"
     raise UsageError(
-        f"the file of workload {study.spec['workload']!r} has changed since the study {study.name!r} began: what it "
+        f"the {where} of workload {study.spec['workload']!r} has changed since the study {study.name!r} began: what it "
         "trains now does not compare with the trials that are stored",
         hint=f"give the spec another name, or `bssearch delete {study.name}`; "
-        "`run --allow-changed-workload` where the change does not matter",
+        "`run --allow-changed-workload` (in Python `allow_changed_workload=True`) where the change does not matter",
     )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from bssearch.analysis.answer import Answer
 from bssearch.analysis.rules.audit import FULL_LIMIT_PHASES, Audit, Case, audit, cases, is_result, spent_train_seconds
@@ -74,8 +75,9 @@ def audit_study(
     folder: Path | str = ".",
     data_dir: Path | str | None = None,
     allow_busy: bool = False,
-    workload: str | None = None,
+    workload: Any = None,
     listener: Listener | None = None,
+    progress: bool | None = None,
     make_executor: ExecutorFactory | None = None,
 ) -> Audit:
     """Run what the rules give and the stored study of a spec lacks, and judge them; interrupted, the same call goes on.
@@ -83,8 +85,8 @@ def audit_study(
     Every configuration gets ``runs`` runs (default: the spec's confirmation runs), with the seeds of the tuned optimum
     at its batch size. None is started once the runs for the audit, earlier ones included, have taken
     ``train_seconds`` (default: `default_budget`), so that it may be exceeded by one. Without ``run``, and of an
-    imported study, only what is stored is judged. ``workload`` names the code in the place of the spec's. Raises
-    `UsageError` for numbers below 1 and 0, else as `run_study`.
+    imported study, only what is stored is judged. ``workload`` is the code in the place of the spec's: a class, an
+    object, or its name. Raises `UsageError` for numbers below 1 and 0, else as `run_study`.
     """
     if runs is not None and runs < 1:
         raise UsageError(f"runs = {runs} must be >= 1")
@@ -100,7 +102,9 @@ def audit_study(
         data_dir=data_dir,
         allow_busy=allow_busy,
         workload=workload,
+        keeps_name=True,
         listener=listener,
+        progress=progress,
         make_executor=make_executor,
     )
     with opened(spec, launch) as study:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bssearch.analysis.answer import Answer
+from bssearch.commands.display.answer import Answer
 from bssearch.search.finding import answer
 from bssearch.storage.repository import open_store
 
@@ -13,4 +13,4 @@ def best(study: str, *, db: str | None = None, target: float | None = None) -> A
     Raises `NotFoundError`, `DatabaseError`, `TargetNotReachedError`, and `UsageError` for a harder target.
     """
     with open_store(db, write=False) as store:
-        return answer(store, study, target)
+        return Answer.of(answer(store, study, target))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from bssearch.analysis.answer import Notice
 from bssearch.analysis.shape import Model
@@ -66,6 +67,7 @@ class Check(Model):
 def check(
     spec: StudySpec,
     *,
+    workload: Any = None,
     folder: Path | str = ".",
     data_dir: Path | str | None = None,
     allow_busy: bool = False,
@@ -73,9 +75,11 @@ def check(
 ) -> Check:
     """Try a study's workload for a few seconds and return how the study will go; nothing is stored.
 
-    Raises what `bssearch.run_study` raises before its first trial.
+    ``workload`` is given as to `bssearch.run_study`. Raises what that raises before its first trial.
     """
-    launch = Launch(folder=folder, data_dir=data_dir, allow_busy=allow_busy, make_executor=make_executor)
+    launch = Launch(
+        workload=workload, folder=folder, data_dir=data_dir, allow_busy=allow_busy, make_executor=make_executor
+    )
     with described(spec, launch) as (executor, found):
         check_target(spec, found)
         return check_study(spec, executor, found)

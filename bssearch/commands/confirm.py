@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from bssearch.analysis.answer import Answer
+from bssearch.commands.display.answer import Answer
 from bssearch.commands.opening import ExecutorFactory, Launch, OpenStudy, opened
 from bssearch.errors import UsageError
 from bssearch.history import History
@@ -53,15 +53,16 @@ def confirm_study(
     folder: Path | str = ".",
     data_dir: Path | str | None = None,
     allow_busy: bool = False,
-    workload: str | None = None,
+    workload: Any = None,
     listener: Listener | None = None,
+    progress: bool | None = None,
     make_executor: ExecutorFactory | None = None,
 ) -> Answer:
     """Run what is missing of a stored study's confirmation, store its settings with the study, and return the answer.
 
     With ``to_budget_runs`` the finalists are trained so often to their full train seconds instead, whenever they reach
-    the target. ``workload`` names the code in the place of the spec's; the other arguments and the errors are those of
-    `run_study`. Interrupted, the same call goes on.
+    the target. ``workload`` is the code in the place of the spec's: a class, an object, or its name. The other
+    arguments and the errors are those of `run_study`. Interrupted, the same call goes on.
     """
     launch = Launch(
         db=db,
@@ -69,7 +70,9 @@ def confirm_study(
         data_dir=data_dir,
         allow_busy=allow_busy,
         workload=workload,
+        keeps_name=True,
         listener=listener,
+        progress=progress,
         make_executor=make_executor,
     )
     with opened(spec, launch) as study:
@@ -80,7 +83,7 @@ def confirm_study(
         else:
             _note(study, _plan(study.history(), to_budget_runs))
             driver.run_planned(to_budget.next_run(to_budget_runs), Phase.TO_BUDGET)
-        return answer(study.store, spec.name)
+        return Answer.of(answer(study.store, spec.name))
 
 
 def _plan(history: History, runs: int) -> str:

@@ -6,6 +6,7 @@ from pydantic import BaseModel, ConfigDict
 
 from bssearch.commands.agreement import check_parts
 from bssearch.commands.estimates import confirmation_runs, longest_seconds, most_finalists
+from bssearch.commands.known_workloads import refuse_where_in_no_file
 from bssearch.probes.cadence import EVALUATION_SHARE
 from bssearch.spec import StudySpec, checked
 
@@ -49,6 +50,7 @@ def dry_run(spec: StudySpec) -> DryRun:
     """
     spec = checked(spec)
     check_parts(spec)
+    refuse_where_in_no_file(spec)
     search, confirmation = longest_seconds(spec)
     target = spec.record_target
     return DryRun(

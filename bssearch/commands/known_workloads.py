@@ -17,7 +17,8 @@ from bssearch.files import make_private_folder
 from bssearch.records import StudyRecord
 from bssearch.settings import state_folder
 from bssearch.spec import StudySpec
-from bssearch.workloads.base import SHIPPED
+from bssearch.spec.model import GIVEN_IN_PYTHON
+from bssearch.workloads.base import SHIPPED, lies_in_no_file
 
 
 def remember(spec: StudySpec, study: StudyRecord, folder: Path) -> None:
@@ -39,10 +40,12 @@ def refuse_unknown(spec: StudySpec, study: StudyRecord, folder: Path) -> None:
     """Raise `UsageError` where a stored study names code that this user has not run for it on this machine.
 
     Code is known by its name, its settings, the executor that runs it, and the content of its file. It is refused, too,
-    where its file lies outside of the ``folder``, by an absolute path, ``..`` or a link: whoever ran it.
+    where its file lies outside of the ``folder``, by an absolute path, ``..`` or a link: whoever ran it. And so is what
+    was given from Python and lies in no file.
     """
     if spec.workload in SHIPPED:
         return
+    refuse_where_in_no_file(spec)
     path = PurePath(spec.workload.rpartition(":")[0])
     named = f"the stored study {study.name!r} names the workload {spec.workload!r}"
     if path.suffix == ".py" and not (folder / path).resolve().is_relative_to(folder.resolve()):
@@ -59,6 +62,21 @@ def refuse_unknown(spec: StudySpec, study: StudyRecord, folder: Path) -> None:
             f"{named}, which you have not run for it on this machine as it is now: code is not run on a database's "
             "word alone",
             hint=f"where you trust it, add --workload {shlex.quote(spec.workload)}",
+        )
+
+
+def refuse_where_in_no_file(spec: StudySpec) -> None:
+    """Raise `UsageError` where a spec names no workload, or one that was given from Python and lies in no file."""
+    if spec.workload == GIVEN_IN_PYTHON:
+        raise UsageError(
+            f"workload: the spec of study {spec.name!r} names none, and none is given",
+            hint="`workload: my_task.py:MyTask` in the spec, or in Python bssearch.run_study(spec, workload=MyTask)",
+        )
+    if lies_in_no_file(spec.workload):
+        raise UsageError(
+            f"the workload {spec.workload!r} of study {spec.name!r} lies in no file: it was given from a notebook, or "
+            "from the script that ran",
+            hint="give it again from there, as in bssearch.confirm_study(spec, workload=MyTask)",
         )
 
 

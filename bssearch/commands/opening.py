@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from bssearch.commands.agreement import (
     batch_normalisation_caveats,
@@ -19,7 +19,8 @@ from bssearch.commands.agreement import (
     with_all_that_is_asked,
     workload_has_changed,
 )
-from bssearch.commands.known_workloads import refuse_unknown, remember
+from bssearch.commands.display.progress import watched
+from bssearch.commands.known_workloads import refuse_unknown, refuse_where_in_no_file, remember
 from bssearch.errors import UsageError
 from bssearch.executors.base import Executor, ExecutorSettings, Program, make_executor
 from bssearch.history import History
@@ -28,12 +29,18 @@ from bssearch.search.finding import answer
 from bssearch.search.listener import Listener
 from bssearch.settings import DATA_DIR_VARIABLE, user_name
 from bssearch.spec import StudySpec, checked
+from bssearch.spec.model import GIVEN_IN_PYTHON
 from bssearch.spec.stored import spec_of
 from bssearch.storage.repository import Store, open_store
 from bssearch.storage.starting import archived
+from bssearch.workloads.base import refuse_while_importing
+from bssearch.workloads.given import GivenWorkload, given_workload
 
 if TYPE_CHECKING:
     from bssearch.search.driver import Driver
+
+INLINE = "inline"
+"""The executor that runs trials in this process."""
 
 ExecutorFactory = Callable[[StudySpec, Path], Executor]
 """Makes the executor of a spec; the workload's file is looked up in the folder."""
@@ -45,8 +52,10 @@ class Launch:
 
     ``db`` is a database URL (default: ``BSSEARCH_DB_URL``, else a file here). A workload file is looked up relative to
     ``folder``, the data of shipped workloads in ``data_dir`` (default: ``BSSEARCH_DATA_DIR``). With ``pretended_gib``
-    the executor has a device of so many GiB of memory, which the study is not bound to. ``workload`` names the code in
-    the place of the spec's. ``make_executor`` gives other executors than worker processes on this machine.
+    the executor has a device of so many GiB of memory, which the study is not bound to. ``workload`` is the code to run
+    in the place of the spec's: a class, an object, or its name; with ``keeps_name`` the study goes on under the name
+    that its spec has. Without a ``listener`` a run is shown in a notebook, elsewhere with ``progress``, and with False
+    nowhere. ``make_executor`` gives other executors than worker processes on this machine.
     """
 
     db: str | None = None
@@ -55,17 +64,24 @@ class Launch:
     allow_changed_workload: bool = False
     allow_busy: bool = False
     pretended_gib: float | None = None
-    workload: str | None = None
+    workload: Any = None
+    keeps_name: bool = False
     listener: Listener | None = None
+    progress: bool | None = None
     make_executor: ExecutorFactory | None = None
 
-    def executor(self, spec: StudySpec) -> Executor:
-        """Return a new executor for a spec's trials."""
-        make = self.make_executor or local(self.data_dir, self.allow_busy)
+    @property
+    def given(self) -> GivenWorkload | None:
+        """Return the workload that is given, None for that of the spec. Raises `UsageError` for what is none."""
+        return None if self.workload is None else given_workload(self.workload, Path(self.folder))
+
+    def executor(self, spec: StudySpec, given: GivenWorkload | None) -> Executor:
+        """Return a new executor for a spec's trials, of the workload that is given."""
+        make = self.make_executor or local(self.data_dir, self.allow_busy, given and given.in_process)
         if self.pretended_gib is not None:
             spec = with_memory_limit(spec, self.pretended_gib)
-        if self.workload is not None:
-            spec = spec.model_copy(update={"workload": self.workload})
+        if given is not None:
+            spec = with_workload(spec, given)
         return make(spec, Path(self.folder))
 
 
@@ -99,11 +115,19 @@ def opened(spec: StudySpec, launch: Launch) -> Iterator[OpenStudy]:
     Nothing is written before the spec has been checked against the workload. Raises what `described` raises,
     `DatabaseError`, and `QuestionChangedError` where the stored study of that name asks another question.
     """
-    listener, spec = launch.listener or Listener(), checked(spec)
-    with _described(spec, launch) as (executor, found):
+    given, asked = launch.given, spec
+    spec = _named(checked(spec), given, launch.keeps_name)
+    with (
+        watched(launch.listener, launch.progress) as listener,
+        _described(spec, launch, given) as (executor, found),
+    ):
         check_target(spec, found)
         with open_store(launch.db, notify=listener.note) as store:
             spec = _open_study(spec, launch, store, found, listener)
+            if given is None or (given.in_process is None and given.name == spec.workload):
+                remember(spec, store.study(spec.name), Path(launch.folder))
+            elif given.in_process is not None and asked.executor.name != INLINE:
+                listener.note(in_this_process(given))
             yield OpenStudy(spec, store, executor, found.environment, listener)
 
 
@@ -114,17 +138,21 @@ def described(spec: StudySpec, launch: Launch) -> Iterator[tuple[Executor, Workl
     Raises `UsageError` for an imported study and for a pruner or sampler that cannot be loaded, `SpecError` where the
     spec asks for more than the workload has, `WorkloadError` and `LaunchError`.
     """
-    with _described(checked(spec), launch) as found:
+    given = launch.given
+    with _described(_named(checked(spec), given, launch.keeps_name), launch, given) as found:
         yield found
 
 
 @contextmanager
-def _described(spec: StudySpec, launch: Launch) -> Iterator[tuple[Executor, WorkloadDescription]]:
+def _described(
+    spec: StudySpec, launch: Launch, given: GivenWorkload | None
+) -> Iterator[tuple[Executor, WorkloadDescription]]:
     """Give what `described` does, for a spec that has been checked."""
+    refuse_while_importing()
     if spec.is_imported:
         raise UsageError(f"study {spec.name!r} was imported: it has no workload to run, only runs made elsewhere")
     check_parts(spec)
-    executor = launch.executor(spec)
+    executor = launch.executor(spec, given)
     try:
         found = executor.describe()
         check_against_workload(spec, found)
@@ -160,8 +188,44 @@ def with_memory_limit(spec: StudySpec, gib: float) -> StudySpec:
     return spec.model_copy(update={"executor": limited})
 
 
-def local(data_dir: Path | str | None, allow_busy: bool) -> ExecutorFactory:
-    """Return what makes the executor that a spec names, on this machine."""
+def with_workload(spec: StudySpec, given: GivenWorkload) -> StudySpec:
+    """Return a spec of the workload that is given, run in this process where no other one can load it."""
+    changed: dict[str, Any] = {"workload": given.name}
+    if given.settings is not None:
+        changed["workload_settings"] = given.settings
+    if given.in_process is not None:
+        changed["executor"] = spec.executor.model_copy(update={"name": INLINE})
+    return spec.model_copy(update=changed)
+
+
+def in_this_process(given: GivenWorkload) -> str:
+    """Return what to know of trials whose code no other process can load."""
+    return (
+        f"{given.label} lies in no file that a worker process could load: its trials run in this process, one at a "
+        "time, and a crash or a hang is one of this process"
+    )
+
+
+def _named(spec: StudySpec, given: GivenWorkload | None, keeps_name: bool) -> StudySpec:
+    """Return a spec that names its workload: the one given, or with ``keeps_name`` its own where it has one.
+
+    Raises `UsageError` where there is none, and where an object has other settings than the spec says.
+    """
+    if given is None:
+        refuse_where_in_no_file(spec)
+        return spec
+    keeps_name = keeps_name and spec.workload != GIVEN_IN_PYTHON
+    said = spec.workload_settings
+    if given.settings is not None and given.settings != said and (said or keeps_name):
+        raise UsageError(
+            f"workload_settings = {said} of study {spec.name!r} are not those of the workload given: {given.settings}",
+            hint="give the class, which is called with them, or another object",
+        )
+    return spec if keeps_name else with_workload(spec, given)
+
+
+def local(data_dir: Path | str | None, allow_busy: bool, given: Any = None) -> ExecutorFactory:
+    """Return what makes the executor that a spec names, on this machine; ``given`` is the code that lies in no file."""
 
     def make(spec: StudySpec, folder: Path) -> Executor:
         settings = ExecutorSettings(
@@ -177,6 +241,7 @@ def local(data_dir: Path | str | None, allow_busy: bool) -> ExecutorFactory:
             allow_busy=allow_busy,
             environment={} if data_dir is None else {DATA_DIR_VARIABLE: str(data_dir)},
             program=program_of(spec),
+            given=given,
         )
         return make_executor(spec.executor.name, settings)
 
@@ -216,8 +281,6 @@ def _open_study(
     if launch.pretended_gib is None:
         store.bind_environment(spec.name, found.environment, again=has_changed)
         store.update_spec(spec.name, spec.model_dump(mode="json"))
-    if launch.workload in {None, spec.workload}:
-        remember(spec, study, Path(launch.folder))
     listener.opened(study, store.masked_url, continued=stored is not None)
     for note in differences(spec, study, found):
         listener.note(note)

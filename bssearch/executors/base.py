@@ -57,7 +57,8 @@ class Program:
 class ExecutorSettings:
     """What an executor runs, and where.
 
-    ``workload`` is looked up in ``folder``. Each of ``slots`` computes with ``threads`` CPU threads on ``device``:
+    ``workload`` is looked up in ``folder``. ``given`` is the class or the object itself where it lies in no file: only
+    the executor ``inline`` can run that. Each of ``slots`` computes with ``threads`` CPU threads on ``device``:
     ``auto`` (slots take turns over the CUDA devices, else the CPU), ``cpu``, ``cuda`` or ``cuda:N``; one that another
     program computes on is refused unless ``allow_busy``. ``training`` says how steps are computed,
     ``memory_limit_bytes`` pretends a smaller device. A trial without progress for ``hang_seconds`` counts as hung.
@@ -79,6 +80,7 @@ class ExecutorSettings:
     environment: Mapping[str, str] = field(default_factory=dict)
     log_folder: Path | None = None
     program: Program | None = None
+    given: Any = None
 
     def __post_init__(self) -> None:
         if self.slots < 1:

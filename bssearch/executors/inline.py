@@ -108,8 +108,16 @@ class InlineExecutor:
         return answer.step_time
 
     def measure_memory(self, request: MemoryRequest, *, reserve: bool = False) -> MemoryUse:
-        """Find out in a worker process of its own whether a micro-batch size fits; not while a trial runs."""
+        """Find out in a worker process of its own whether a micro-batch size fits; not while a trial runs.
+
+        Raises `UsageError` where the workload lies in no file, so that no other process can load it.
+        """
         self._refuse_while_a_trial_runs()
+        if self._settings.given is not None:
+            raise UsageError(
+                f"workload {self._settings.workload!r} lies in no file: its memory is measured in a process of its own",
+                hint="put it into a file, and name that in the spec's workload",
+            )
         executor = LocalExecutor(replace(self._settings, allow_busy=True, log_folder=None))  # busy with this process
         try:
             return executor.measure_memory(request, reserve=reserve)
@@ -165,10 +173,10 @@ class InlineExecutor:
         if self._loaded is None:
             self._refuse_memory_limit_on_the_cpu()
             self._set_environment()
-            threshold = gc.get_threshold()
+            load, threshold = Load.of(self._settings, 0), gc.get_threshold()
             gc.set_threshold(*PYTHON_THRESHOLDS)
             self._restore.append(lambda: gc.set_threshold(*threshold))
-            self._loaded = self._answer(lambda: LoadedWorkload(Load.of(self._settings, 0)), self._refused)
+            self._loaded = self._answer(lambda: LoadedWorkload(load, self._settings.given), self._refused)
             if not gc.get_freeze_count():
                 gc.freeze()  # as in a worker: the collector runs after every trial, and need not look through libraries
                 self._restore.append(gc.unfreeze)

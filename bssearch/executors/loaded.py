@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from bssearch.errors import BSSearchError, LaunchError, WorkloadError
 from bssearch.executors.failures import describe_exception
@@ -33,9 +33,12 @@ if TYPE_CHECKING:
 
 
 class LoadedWorkload:
-    """A workload and its data on a device. Raises `WorkloadError`, `LaunchError`, or what a library raises."""
+    """A workload and its data on a device; ``given`` is the class or the object itself, where it lies in no file.
 
-    def __init__(self, load: Load) -> None:
+    Raises `WorkloadError`, `LaunchError`, or what a library raises.
+    """
+
+    def __init__(self, load: Load, given: Any = None) -> None:
         import torch
         import torch._dynamo  # the first optimizer would load it, seconds that no trial shall take
 
@@ -46,6 +49,7 @@ class LoadedWorkload:
         from bssearch.training.gradient_noise import NoiseBudget
         from bssearch.training.memory import is_out_of_memory, limit_memory
         from bssearch.workloads.base import check_data, resolve
+        from bssearch.workloads.given import made
 
         self.memory_limit_bytes = load.memory_limit_bytes
         torch.set_num_threads(load.threads)
@@ -54,7 +58,10 @@ class LoadedWorkload:
             limit_memory(device, load.memory_limit_bytes)
         self._computation = Computation(device, load.training)
         self._noise_budget = NoiseBudget()
-        self._workload = resolve(load.workload, load.workload_settings, Path(load.folder))
+        if given is None:
+            self._workload = resolve(load.workload, load.workload_settings, Path(load.folder))
+        else:
+            self._workload = made(load.workload, given, load.workload_settings)
         self.revision = workload_revision(self._workload)
         if load.revision not in {None, self.revision}:
             raise WorkloadError(

@@ -23,3 +23,13 @@ def in_words(value: object) -> str:
     if isinstance(value, float):
         return f"{value:.4g}"
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) and value >= 10_000 else str(value)
+
+
+def visible(text: str) -> str:
+    """Return a text without what a terminal would obey, or nobody can write, as U+FFFD; lines and tabs stay."""
+    return "".join(
+        "\ufffd"
+        if (ord(one) < 32 and one not in "\n\t") or 127 <= ord(one) < 160 or "\ud800" <= one <= "\udfff"
+        else one
+        for one in text
+    )

@@ -32,6 +32,9 @@ Argument = Annotated[str, Field(max_length=10_000, pattern=r"^[^\x00]*$")]
 IMPORTED = "imported"
 """Stands for the workload in the spec of an imported study, whose runs were made elsewhere."""
 
+GIVEN_IN_PYTHON = "given in Python"
+"""Stands for the workload in a spec that names none: it is given to `bssearch.run_study`, as an object or a class."""
+
 
 def _list_objectives(schema: dict[str, Any]) -> None:
     """Add the names of the objectives to the JSON Schema of the field."""
@@ -39,11 +42,15 @@ def _list_objectives(schema: dict[str, Any]) -> None:
 
 
 class StudySpec(StrictModel):
-    """Everything a study is asked: read from a file by `load_spec`, or made in Python."""
+    """Everything a study is asked: read from a file or a dict by `load_spec`, or made in Python.
 
-    schema_version: Literal[1]
+    Parts may be dicts and lists, as in a file. A spec that names no ``workload`` takes the one given with it, as in
+    ``bssearch.run_study(spec, workload=MyTask)``.
+    """
+
+    schema_version: Literal[1] = 1
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", max_length=100)
-    workload: str = Field(min_length=1)
+    workload: str = Field(default=GIVEN_IN_PYTHON, min_length=1)
     workload_settings: dict[str, JsonValue] = Field(default_factory=dict)
     arguments: tuple[Argument, ...] = Field(default=(), max_length=MOST_ARGUMENTS)
     target: TargetSpec

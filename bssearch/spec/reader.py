@@ -1,4 +1,4 @@
-"""Specs as files: YAML or TOML in, a validated model out, errors that name file, line and field."""
+"""Specs as files or dicts: YAML, TOML or a dict in, a validated model out, errors that name file, line and field."""
 
 from __future__ import annotations
 
@@ -26,6 +26,9 @@ MOST_BYTES = 2**20
 MOST_NAMED = 10
 """Files of a folder that an error names at most: a choice."""
 
+IN_PYTHON = "given in Python"
+"""Where a value comes from that stands in no file, as errors have it."""
+
 GROUPS = frozenset({"space", "training", "confirm", "pruner", "sampler", "budget", "executor", "target"})
 """Fields whose parts may come from a spec and from its preset; any other field comes whole from one of them."""
 
@@ -52,32 +55,44 @@ def find_spec(path_or_name: str | Path) -> Path:
     raise NotFoundError(f"no spec {str(path_or_name)!r}: no such file, nor a shipped study", hint=advice)
 
 
-def load_spec(path_or_name: str | Path, overrides: Sequence[str] = ()) -> StudySpec:
-    """Read a spec from a YAML or TOML file, or a shipped one by name; ``overrides`` are texts like ``a.b=c``.
+def load_spec(source: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> StudySpec:
+    """Read a spec from a YAML or TOML file, a shipped one by name, or a dict; ``overrides`` are texts like ``a.b=c``.
 
     With ``preset: NAME`` a spec has the fields of a fragment in ``studies/presets`` that it does not give itself.
-    Raises `NotFoundError` where there is no such file, and `SpecError` naming file, line and field.
+    A dict has the fields of a file, and is left as it is. Raises `NotFoundError` where there is no such file, and
+    `SpecError` naming file, line and field.
     """
-    path = find_spec(path_or_name)
+    if isinstance(source, Mapping):
+        _check_values(source, IN_PYTHON)
+        return _spec_of(_copied(source), {}, IN_PYTHON, overrides)
+    path = find_spec(source)
+    data, lines = _read(path)
+    if data is None:
+        raise SpecError(f"{path} is empty", hint="bssearch schema spec prints every field")
+    if not isinstance(data, dict):
+        raise SpecError(f"{path}: a spec is a mapping of fields, not {type(data).__name__}")
+    return _spec_of(data, {location: f"{path}:{line}" for location, line in lines.items()}, str(path), overrides)
+
+
+def _read(path: Path) -> tuple[Any, dict[Location, int]]:
+    """Return what a file holds, and the line of each field."""
     try:
         text = _text_of(path)
     except (OSError, UnicodeDecodeError) as error:
         raise SpecError(f"{path} cannot be read: {error}") from error
     if path.suffix in {".yaml", ".yml"}:
-        data, lines = _read_yaml(path, text)
-    elif path.suffix == ".toml":
-        data, lines = _read_toml(path, text)
-    else:
-        raise SpecError(f"{path}: a spec is .yaml, .yml or .toml, not {path.suffix or 'without a suffix'!r}")
-    if data is None:
-        raise SpecError(f"{path} is empty", hint="bssearch schema spec prints every field")
-    if not isinstance(data, dict):
-        raise SpecError(f"{path}: a spec is a mapping of fields, not {type(data).__name__}")
-    origins: dict[Location, str] = {location: f"{path}:{line}" for location, line in lines.items()}
+        return _read_yaml(path, text)
+    if path.suffix == ".toml":
+        return _read_toml(path, text)
+    raise SpecError(f"{path}: a spec is .yaml, .yml or .toml, not {path.suffix or 'without a suffix'!r}")
+
+
+def _spec_of(data: dict[str, Any], origins: dict[Location, str], source: str, overrides: Sequence[str]) -> StudySpec:
+    """Return the spec of its fields, whose places are ``origins``, with those of its preset and the overrides."""
     preset: str | None = None
     if "preset" in data:
         preset = str(data["preset"])
-        data, of_preset = _with_preset(path, data)
+        data, of_preset = _with_preset(source, data)
         origins = {**of_preset, **origins}
     for override in overrides:
         location = _override(data, override)
@@ -85,8 +100,8 @@ def load_spec(path_or_name: str | Path, overrides: Sequence[str] = ()) -> StudyS
         for depth in range(1, len(location)):
             origins.setdefault(location[:depth], f"--set {override}")
         origins[location] = f"--set {override}"
-    _check_values(data, str(path))
-    spec = _validated(data, origins, str(path))
+    _check_values(data, source)
+    spec = _validated(data, origins, source)
     return spec if preset is None else spec.from_preset(preset)
 
 
@@ -108,7 +123,7 @@ def _check_values(data: Any, source: str) -> None:
             raise SpecError(f"{field}: more than {MOST_LEVELS} levels lie in each other ({source})")
         if isinstance(value, Mapping):
             left += [(inner, (*location, _key_text(key))) for key, inner in value.items()]
-        elif isinstance(value, list):
+        elif isinstance(value, list | tuple):
             left += [(inner, (*location, index)) for index, inner in enumerate(value)]
         elif isinstance(value, int) and value.bit_length() > MOST_BITS:
             raise SpecError(f"{field} must be a number of at most {MOST_BITS} bits ({source})")
@@ -116,6 +131,13 @@ def _check_values(data: Any, source: str) -> None:
             raise SpecError(f"{field} = {value} must be a finite number ({source})")
         elif isinstance(value, str) and not is_unicode(value):
             raise SpecError(f"{field} = {shortened(value)} is no Unicode text ({source})")
+
+
+def _copied(value: Any) -> Any:
+    """Return a value with the mappings and lists in it copied, as a file would give them."""
+    if isinstance(value, Mapping):
+        return {key: _copied(inner) for key, inner in value.items()}
+    return [_copied(inner) for inner in value] if isinstance(value, list | tuple) else value
 
 
 def _key_text(key: object) -> str:
@@ -128,7 +150,7 @@ def checked(spec: StudySpec) -> StudySpec:
 
     Raises `SpecError` naming every field that is wrong.
     """
-    return _validated(spec.model_dump(warnings=False), {}, "given in Python")
+    return _validated(spec.model_dump(warnings=False), {}, IN_PYTHON)
 
 
 def _validated(data: Mapping[str, Any], origins: Mapping[Location, str], source: str) -> StudySpec:
@@ -139,14 +161,14 @@ def _validated(data: Mapping[str, Any], origins: Mapping[Location, str], source:
         raise SpecError("\n".join(dict.fromkeys(problems)), hint="bssearch schema spec prints every field") from None
 
 
-def _with_preset(path: Path, data: Mapping[str, Any]) -> tuple[dict[str, Any], dict[Location, str]]:
+def _with_preset(source: str, data: Mapping[str, Any]) -> tuple[dict[str, Any], dict[Location, str]]:
     """Return a spec's fields over those of the preset that it names, and the origins of the preset's."""
     known = settings.presets()
     name = str(data["preset"])
     if name not in known:
         near = difflib.get_close_matches(name, known, n=1)
         advice = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
-        raise SpecError(f"{path}: preset = {name!r} is not known; {advice}")
+        raise SpecError(f"{source}: preset = {name!r} is not known; {advice}")
     fragment, lines = _read_yaml(known[name], known[name].read_text(encoding="utf-8"))
     whole = _over(fragment, {field: value for field, value in data.items() if field != "preset"})
     return whole, {location: f"preset {name}" for location in lines if not _is_given(data, location)}

@@ -15,6 +15,7 @@ import torch
 
 from bssearch.records import Environment
 from bssearch.training.computation import Computation
+from bssearch.workloads.given import is_of_main
 
 GIT_SECONDS = 5.0
 """What git does not say within this time is left unsaid."""
@@ -67,9 +68,34 @@ def describe_device(
 
 
 def workload_revision(workload: object) -> str | None:
-    """Return 12 hex digits of the SHA-256 of the file that defines the workload; None where there is no file."""
+    """Return 12 hex digits of the SHA-256 of the file that defines the workload; None where there is none.
+
+    Of a class that no other process can load, as in a notebook, it is that of the source of the class and of those
+    beside it that it inherits from: the rest of a notebook may change.
+    """
     source = _source_file(workload)
-    return None if source is None else hashlib.sha256(source.read_bytes()).hexdigest()[:12]
+    in_file = None if source is None else source.read_bytes()
+    code = _own_source(type(workload)) if is_of_main(workload) else in_file
+    return None if code is None else hashlib.sha256(code).hexdigest()[:12]
+
+
+def _own_source(kind: type) -> bytes | None:
+    """Return the source of a class and of those of its module that it inherits from, None where Python has none."""
+    parts = [_source(one) for one in kind.__mro__ if one.__module__ == kind.__module__]
+    known = [part for part in parts if part is not None]
+    return "\n".join(known).encode() if len(known) == len(parts) else None
+
+
+def _source(kind: type) -> str | None:
+    """Return the source of a class; of a notebook's, whose file Python does not know, that of its functions."""
+    try:
+        return inspect.getsource(kind)
+    except (OSError, TypeError):
+        functions = [one for one in vars(kind).values() if inspect.isfunction(one)]
+    try:
+        return "\n".join(map(inspect.getsource, functions)) if functions else None
+    except (OSError, TypeError):
+        return None
 
 
 def git_revision(workload: object) -> str | None:
@@ -103,7 +129,7 @@ def _git(folder: Path, *arguments: str) -> str | None:
 def _source_file(workload: object) -> Path | None:
     try:
         source = inspect.getsourcefile(workload if isinstance(workload, ModuleType) else type(workload))
-    except TypeError:
+    except (OSError, TypeError):  # the former in a notebook, which is no file
         return None
     if source is None or not Path(source).is_file():
         return None

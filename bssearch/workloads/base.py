@@ -17,12 +17,13 @@ import itertools
 import sys
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from bssearch.errors import WorkloadError
+from bssearch.errors import UsageError, WorkloadError
 from bssearch.records import MetricInfo
 
 if TYPE_CHECKING:
@@ -33,6 +34,9 @@ SHIPPED = {
     "digits": "bssearch.workloads.digits:Digits",
     "fashion_mnist": "bssearch.workloads.fashion_mnist:FashionMnist",
 }
+
+MAIN = "__main__"
+"""The module of code that lies in no file which another process could load: a notebook, or the script that runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,17 +173,17 @@ def _in_words(value: object) -> str:
     """Return what a value is, as far as it tells why it is no tensor: its keys, or the element unlike the first."""
     kind = type(value).__name__
     if isinstance(value, Mapping):
-        fields = ", ".join(f"{name!r}: {_kind_of(one)}" for name, one in itertools.islice(value.items(), 4))
+        fields = ", ".join(f"{name!r}: {kind_of(one)}" for name, one in itertools.islice(value.items(), 4))
         return f"a {kind} ({fields}{', …' if len(value) > 4 else ''})"
     if isinstance(value, Sequence) and not isinstance(value, str) and len(value):
-        first = _kind_of(value[0])
-        unlike = next((index for index, one in enumerate(value) if _kind_of(one) != first), None)
-        other = "" if unlike is None else f", [{unlike}] is {_kind_of(value[unlike])}"
+        first = kind_of(value[0])
+        unlike = next((index for index, one in enumerate(value) if kind_of(one) != first), None)
+        other = "" if unlike is None else f", [{unlike}] is {kind_of(value[unlike])}"
         return f"a {kind} of {len(value)} ([0] is {first}{other})"
-    return _kind_of(value)
+    return kind_of(value)
 
 
-def _kind_of(value: object) -> str:
+def kind_of(value: object) -> str:
     """Return a value's type, and its shape where it has one."""
     shape = None if getattr(value, "is_nested", False) else getattr(value, "shape", None)
     nested = "nested " if getattr(value, "is_nested", False) else ""
@@ -187,6 +191,11 @@ def _kind_of(value: object) -> str:
 
 
 METHODS = ("load", "build_model", "loss", "evaluate")
+
+
+def lies_in_no_file(name: str) -> bool:
+    """Return whether a workload of this name was a notebook's, or one of the script that ran."""
+    return name.rpartition(":")[0] == MAIN
 
 
 def resolve(name: str, settings: Mapping[str, Any], folder: Path) -> Workload:
@@ -202,6 +211,11 @@ def resolve(name: str, settings: Mapping[str, Any], folder: Path) -> Workload:
             f"workload {name!r} is neither a shipped workload ({', '.join(sorted(SHIPPED))}) "
             "nor of the form package.module:attribute or path/file.py:attribute"
         )
+    if lies_in_no_file(name):
+        raise WorkloadError(
+            f"workload {name!r} lies in no file: it was defined in a notebook, or in the script that ran",
+            hint="give it from there, as in bssearch.run_study(spec, workload=MyTask), or put it into a file",
+        )
     is_file = location.endswith(".py")
     module = _import_file(name, folder / location) if is_file else _import_module(name, location, folder)
     try:
@@ -209,13 +223,22 @@ def resolve(name: str, settings: Mapping[str, Any], folder: Path) -> Workload:
     except AttributeError:
         offered = ", ".join(sorted(key for key in vars(module) if not key.startswith("_"))) or "nothing"
         raise WorkloadError(f"workload {name!r}: no {attribute!r} in it; it has {offered}") from None
-    if callable(found):
-        try:
-            found = found(**settings)
-        except Exception as error:
-            raise WorkloadError(
-                f"workload {name!r} cannot be built with workload_settings {dict(settings)}: {_own_line(error)}"
-            ) from error
+    return built(name, found, settings) if callable(found) else whole(name, found)
+
+
+def built(name: str, found: Any, settings: Mapping[str, Any]) -> Workload:
+    """Return the workload that a class or a function makes of settings; raise as `resolve` does."""
+    try:
+        made = found(**settings)
+    except Exception as error:
+        raise WorkloadError(
+            f"workload {name!r} cannot be built with workload_settings {dict(settings)}: {_own_line(error)}"
+        ) from error
+    return whole(name, made)
+
+
+def whole(name: str, found: object) -> Workload:
+    """Return an object as a workload; raise `WorkloadError` naming the members that it lacks."""
     missing = [method for method in METHODS if not callable(getattr(found, method, None))]
     if not isinstance(getattr(found, "metrics", None), Mapping):
         missing.insert(0, "metrics (a mapping of names to MetricInfo)")
@@ -227,11 +250,34 @@ def resolve(name: str, settings: Mapping[str, Any], folder: Path) -> Workload:
     return cast(Workload, found)
 
 
+_importing: list[str] = []
+"""The names of the workloads whose modules this process is importing now."""
+
+
+@contextmanager
+def _noted(name: str) -> Iterator[None]:
+    _importing.append(name)
+    try:
+        yield
+    finally:
+        _importing.pop()
+
+
+def refuse_while_importing() -> None:
+    """Raise `UsageError` where a workload's own file runs a study as it is imported: its workers would, and theirs."""
+    if _importing:
+        raise UsageError(
+            f"the file of workload {_importing[-1]!r} runs a study when it is imported, as every worker process does",
+            hint='put what runs it under `if __name__ == "__main__":`',
+        )
+
+
 def _import_module(name: str, module: str, folder: Path) -> ModuleType:
     if str(folder) not in sys.path:
         sys.path.append(str(folder))  # last: nothing in it stands for an installed package
     try:
-        return importlib.import_module(module)
+        with _noted(name):
+            return importlib.import_module(module)
     except Exception as error:
         raise WorkloadError(f"workload {name!r} does not import: {_own_line(error)}") from error
 
@@ -246,7 +292,8 @@ def _import_file(name: str, path: Path) -> ModuleType:
     sys.modules[module_name] = module
     sys.path.insert(0, str(path.parent.resolve()))
     try:
-        spec.loader.exec_module(module)
+        with _noted(name):
+            spec.loader.exec_module(module)
     except Exception as error:
         raise WorkloadError(f"workload {name!r} does not import: {_own_line(error)}") from error
     return module

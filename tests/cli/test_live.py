@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from bssearch.cli.live import Display, Lines, ended_line
+from bssearch.commands.display.live import Display, Lines, ended_line
 from bssearch.commands.run import run_study
 from bssearch.commands.status import status
 from bssearch.errors import TargetNotReachedError

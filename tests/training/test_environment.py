@@ -5,6 +5,7 @@ import importlib.util
 import subprocess
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -121,3 +122,17 @@ def test_without_a_repository_a_commit_or_git_there_is_no_revision(
     assert git_revision(workload) == repository.commit
     monkeypatch.setenv("PATH", str(tmp_path))
     assert git_revision(workload) is None
+
+
+def test_a_class_of_a_notebook_has_a_revision_of_its_own_source(tmp_path: Path) -> None:
+    def revision(number: int, body: str) -> str | None:
+        cell = tmp_path / f"cell{number}.py"
+        cell.write_text(f"class Task:\n    def loss(self):\n        return {body}\nx = {number}\n")
+        names: dict[str, Any] = {"__name__": "__main__"}
+        exec(compile(cell.read_text(), str(cell), "exec"), names)
+        return workload_revision(names["Task"]())
+
+    assert revision(1, "1") == revision(2, "1") != revision(3, "2")
+    assert revision(1, "1") is not None
+    made = type("Task", (), {"__module__": "__main__"})
+    assert workload_revision(made()) is None

@@ -1,0 +1,165 @@
+"""What a person sees while a study runs: a live table on a terminal, plain lines elsewhere. All on stderr."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from bssearch.analysis.objectives.seconds import seconds_to_target, trial_basis
+from bssearch.history import History
+from bssearch.pages.words import visible
+from bssearch.records import Phase, StudyRecord, TrialRecord, TrialState
+from bssearch.search.listener import Listener
+from bssearch.search.progress import confirmation_left, search_left
+
+
+@contextmanager
+def on_screen(screen: Console) -> Iterator[Listener]:
+    """Yield the listener that shows a run on a screen; the display ends with the context."""
+    if not screen.is_terminal:
+        yield Lines(screen)
+        return
+    with Live(console=screen, refresh_per_second=4, transient=True) as live:
+        yield Display(screen, live)
+
+
+class Lines(Listener):
+    """One line an event."""
+
+    def __init__(self, screen: Console) -> None:
+        self._screen = screen
+
+    def opened(self, study: StudyRecord, database: str, continued: bool) -> None:
+        """Say which study, where."""
+        verb = "going on with" if continued else "new"
+        self.note(f"{verb} study {study.name} in {database}")
+
+    def note(self, message: str) -> None:
+        """Print a line."""
+        self._screen.print(visible(message), markup=False)
+
+    def ended(self, trial: TrialRecord, history: History) -> None:
+        """Print how a trial ended."""
+        self.note(ended_line(trial, history))
+
+
+class Updated(Protocol):
+    """What shows one thing at a time, as rich's ``Live`` does."""
+
+    def update(self, renderable: RenderableType, /) -> None:
+        """Show another thing in the place of the one before."""
+        ...
+
+
+class Display(Lines):
+    """Notes above, and below them a table that follows the study: batch sizes, incumbent, what runs, time left.
+
+    ``clock`` gives seconds that only go on, as `time.monotonic` does.
+    """
+
+    def __init__(self, screen: Console, live: Updated, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(screen)
+        self._live = live
+        self._clock = clock
+        self._running: dict[int, TrialRecord] = {}
+        self._phase = Phase.SEARCH
+        self._ending: str | None = None
+        self._until = math.inf
+        """When the confirmation ends, as the earliest estimate so far has it: what is left never grows."""
+
+    def started(self, trial: TrialRecord, history: History) -> None:
+        """Show a trial as running."""
+        self._running[trial.number] = trial
+        is_searching = any(one.phase is Phase.SEARCH for one in self._running.values())
+        self._phase = Phase.SEARCH if is_searching else trial.phase
+        if trial.phase is Phase.SEARCH:
+            self._ending, self._until = None, math.inf
+        self._show(history)
+
+    def ended(self, trial: TrialRecord, history: History) -> None:
+        """Count a trial."""
+        self._running.pop(trial.number, None)
+        if trial.phase is Phase.CONFIRM or trial.state.is_missing:
+            super().ended(trial, history)
+        self._show(history)
+
+    def search_ended(self, reason: str, history: History) -> None:
+        """Show what is left of the confirmation from now on."""
+        self._ending, self._phase = reason, Phase.CONFIRM
+        self._show(history)
+
+    def _show(self, history: History) -> None:
+        self._live.update(Group(batch_table(history), Text(self.footer(history))))
+
+    def footer(self, history: History) -> str:
+        """Return how far the study is and what is left of the phase it is in, and what runs."""
+        best = history.incumbent
+        incumbent = "no trial has reached the target yet"
+        if best is not None:
+            incumbent = f"incumbent: batch {best.configuration.batch_size}, {history.figure_text(best)}"
+        searched = f"{history.spent} of {history.spec.budget.trials} search trials"
+        if self._ending is not None:
+            searched = f"search ended ({self._ending}): {history.spent} trials"
+        parts = [searched, incumbent, self._left(history)]
+        running = ", ".join(f"{number} (batch {one.configuration.batch_size})" for number, one in self._running.items())
+        return f"{' · '.join(part for part in parts if part)}\nrunning: {running or 'nothing'}"
+
+    def _left(self, history: History) -> str:
+        """Return about how long the phase takes at most from now on; empty where nothing tells."""
+        if self._phase is Phase.SEARCH:
+            left = search_left(history)
+            return "" if left.seconds is None or not left.runs else f"at most about {left.seconds:.0f} s of search left"
+        if self._phase is not Phase.CONFIRM:
+            return ""
+        left = confirmation_left(history)
+        if not left.runs or left.seconds is None:
+            return ""
+        now = self._clock()
+        self._until = min(self._until, now + left.seconds)
+        seconds = f", about {self._until - now:.0f} s" if self._until > now else ""
+        return f"confirmation: at most {left.runs} runs left{seconds}"
+
+
+def batch_table(history: History) -> Table:
+    """Return the batch sizes with their trials and best times so far."""
+    table = Table("batch size", "trials", "reached", "best", box=None, padding=(0, 2))
+    for size in history.feasible:
+        here = history.at(size)
+        best = history.best_at(size)
+        mark = "←" if best is not None and best is history.incumbent else ""
+        reached = sum(trial.state is TrialState.REACHED for trial in here)
+        value = history.figure_text(best) if best else "–"
+        table.add_row(str(size), str(len(here)), str(reached), f"{value} {mark}")
+    return table
+
+
+def ended_line(trial: TrialRecord, history: History) -> str:
+    """Return one line on how a trial ended."""
+    configuration, outcome = trial.configuration, trial.outcome
+    what = f"batch {configuration.batch_size}, lr {configuration.learning_rate:.3g}"
+    how = trial.state.value
+    if trial.state is TrialState.REACHED:
+        how += _after(trial)
+    elif outcome is not None:
+        how += f" ({outcome.reason})"
+    count = f" {history.spent}/{history.spec.budget.trials}" if trial.phase is Phase.SEARCH else ""
+    return f"{trial.phase.value.replace('_', ' ')}{count}, trial {trial.number}: {what}: {how}"
+
+
+def _after(trial: TrialRecord) -> str:
+    """Return the train seconds to the target, by the clock that the pruner compares trials by.
+
+    Of one that shared its device also what it counts with where nothing better is known: steps × step time.
+    """
+    measured = seconds_to_target(trial, "measured")
+    product = seconds_to_target(trial, "steps_x_step_time") if trial_basis(trial) != "measured" else None
+    text = "" if measured is None else f" after {measured:.4g} train seconds"
+    return text if product is None else f"{text} (contended: steps × step time is {product:.4g} s)"

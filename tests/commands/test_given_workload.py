@@ -1,0 +1,170 @@
+"""A workload given from Python: who runs it, what is stored of it, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bssearch.commands.check import check
+from bssearch.commands.confirm import confirm_study, with_confirmation
+from bssearch.commands.run import run_study
+from bssearch.errors import BSSearchError, UsageError, WorkloadError
+from bssearch.search.listener import Listener
+from bssearch.spec import StudySpec, load_spec
+from bssearch.storage.repository import open_store
+from bssearch.training import environment as training_environment
+from bssearch.workloads.base import resolve
+from bssearch.workloads.given import given_workload
+from tests.cli.task import SPEC as TASK
+from tests.cli.task import WORKLOAD, bssearch, environment
+from tests.documents import DOCUMENTS, blocks
+
+FIELDS: dict[str, Any] = {
+    **{name: value for name, value in TASK.items() if name not in {"workload", "schema_version"}},
+    "space": {"batch_size": [32], "learning_rate": [0.05, 0.1], "warmup_epochs": 0},
+    "target": {"metric": "accuracy", "value": 0.9},
+    "confirm": {"top": 1, "runs": 0},
+    "budget": {"trials": 2, "trial_train_seconds": 2.0},
+}
+
+
+class Notes(Listener):
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def note(self, message: str) -> None:
+        self.said.append(message)
+
+
+def classes(folder: Path, monkeypatch: pytest.MonkeyPatch, module: str, code: str = WORKLOAD) -> Any:
+    """Return the module of the task in a folder, imported as a user's own is."""
+    (folder / f"{module}.py").write_text(code)
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.delitem(sys.modules, module, raising=False)
+    return __import__(module)
+
+
+def in_main(module: Any) -> Any:
+    """Return the class of a module as if it had been defined in a notebook."""
+    return type("Task", (module.Task,), {"__module__": "__main__"})
+
+
+def stored(folder: Path, name: str = "task") -> StudySpec:
+    with open_store(f"sqlite:///{folder / 'study.db'}", write=False) as store:
+        return StudySpec.model_validate(store.study(name).spec)
+
+
+def python(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, *words], cwd=cwd, env=environment(), capture_output=True, text=True)
+
+
+def test_an_importable_class_is_named_by_its_file_and_an_objects_arguments_are_its_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = classes(tmp_path, monkeypatch, "my_task").Task
+    (tmp_path / "other").mkdir()
+    assert given_workload(task, tmp_path).name == "my_task.py:Task"
+    assert given_workload(task, tmp_path / "other").name == f"{tmp_path / 'my_task.py'}:Task"
+    found = given_workload(task(step_seconds=0.5), tmp_path)
+    assert (found.name, found.settings, found.in_process) == ("my_task.py:Task", {"step_seconds": 0.5}, None)
+    assert vars(resolve(found.name, found.settings or {}, tmp_path)) == vars(task(step_seconds=0.5))
+    assert given_workload(task(), tmp_path).settings == {}
+
+
+def test_an_object_that_its_settings_do_not_make_again_is_run_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = classes(tmp_path, monkeypatch, "my_task")
+    changed = module.Task()
+    changed.extra = 3
+    tensors = module.Task(fault=module.torch.zeros(2, 3))
+    for one, settings in ((changed, {}), (tensors, {"fault": "a Tensor of shape (2, 3)"})):
+        found = given_workload(one, tmp_path)
+        assert (found.name, found.in_process, found.settings) == ("__main__:Task", one, settings)
+
+
+@pytest.mark.parametrize("given", [None, pytest])
+def test_what_is_no_workload_is_refused(given: Any) -> None:
+    with pytest.raises(UsageError, match="must be a class, an object or a name"):
+        given_workload(given, Path())
+    with pytest.raises(WorkloadError, match="lacks metrics"):
+        run_study(load_spec(FIELDS), workload=object(), db="sqlite://")
+
+
+def test_a_class_of_main_is_run_here_said_once_and_refused_by_the_command_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task, db, notes = in_main(classes(tmp_path, monkeypatch, "my_task")), f"sqlite:///{tmp_path / 'study.db'}", Notes()
+    monkeypatch.setattr(training_environment, "_source", lambda one: "one")
+    spec = load_spec(FIELDS)
+    found = run_study(spec, workload=task, db=db, listener=notes)
+    assert sum("lies in no file" in one for one in notes.said) == 1
+    kept = stored(tmp_path)
+    assert (kept.workload, kept.executor.name) == ("__main__:Task", "inline")
+    best = bssearch("best", "task", "--db", db, "--format", "json", cwd=tmp_path)
+    assert json.loads(best.stdout)["optimal"] == found.model_dump(mode="json")["optimal"]
+    assert bssearch("status", "task", "--db", db, cwd=tmp_path).returncode == 0
+    refused = bssearch("confirm", "task", "--runs", "2", "--db", db, cwd=tmp_path)
+    assert refused.returncode == 2 and "lies in no file" in refused.stderr
+    confirmed = confirm_study(with_confirmation(kept, runs=2), workload=task, db=db)
+    assert confirmed.optimal.time_to_target_s is not None and confirmed.optimal.time_to_target_s.runs == 2
+    with pytest.raises(UsageError, match="are not those of the workload given"):
+        confirm_study(kept, workload=task(step_seconds=0.1), db=db)
+    monkeypatch.setattr(training_environment, "_source", lambda one: "another")
+    with pytest.raises(UsageError, match="the source of workload '__main__:Task' has changed"):
+        run_study(spec, workload=task, db=db)
+
+
+def test_without_a_workload_nothing_runs(tmp_path: Path) -> None:
+    db = f"sqlite:///{tmp_path / 'study.db'}"
+    with pytest.raises(UsageError, match="names none, and none is given"):
+        run_study(load_spec(FIELDS), db=db)
+    with pytest.raises(BSSearchError, match="lies in no file"):
+        check(load_spec({**FIELDS, "workload": "__main__:Task"}))
+    assert not (tmp_path / "study.db").exists()
+
+
+def test_a_file_that_runs_a_study_as_it_is_imported_starts_no_process_after_process(tmp_path: Path) -> None:
+    (tmp_path / "my_task.py").write_text(
+        f"{WORKLOAD}\nbssearch.run_study(bssearch.load_spec({FIELDS!r}), workload='my_task.py:Task')\n"
+    )
+    done = python("my_task.py", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "runs a study when it is imported" in done.stderr
+
+
+@pytest.mark.slow
+def test_the_study_of_the_guide_runs_as_a_script_and_is_refused_where_its_class_has_changed(tmp_path: Path) -> None:
+    section = DOCUMENTS["own-training"].split("## From Python")[1].split("\n## ")[0]
+    code = blocks(section, "python")[0]
+    (tmp_path / "script.py").write_text(code)
+    done = python("-W", "error", "script.py", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    size, rate = done.stdout.splitlines()[0].split()
+    assert int(size) in {16, 32, 64} and float(rate) in {0.05, 0.1, 0.2}
+    assert "time_to_target_s.median" in done.stdout
+    (tmp_path / "script.py").write_text(code.replace('"trials": 6', '"trials": 7'))
+    assert python("script.py", cwd=tmp_path).returncode == 0
+    (tmp_path / "script.py").write_text(code.replace("torch.nn.ReLU()", "torch.nn.Tanh()"))
+    changed = python("script.py", cwd=tmp_path)
+    assert "the source of workload '__main__:MyTask' has changed" in changed.stderr
+
+
+@pytest.mark.slow
+def test_a_class_of_a_file_is_run_by_worker_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = classes(tmp_path, monkeypatch, "my_task", WORKLOAD.replace('print("a new model")', "print(os.getpid())"))
+    db = f"sqlite:///{tmp_path / 'study.db'}"
+    run_study(load_spec(FIELDS), workload=module.Task(step_seconds=0.0001), folder=tmp_path, db=db)
+    kept = stored(tmp_path)
+    assert (kept.workload, kept.workload_settings) == ("my_task.py:Task", {"step_seconds": 0.0001})
+    assert kept.executor.name == "local"
+    log = bssearch("trial", "task", "1", "--log", "--db", db, cwd=tmp_path).stdout
+    assert log.strip() and str(os.getpid()) not in log.split()
+    more = bssearch("confirm", "task", "--runs", "2", "--db", db, cwd=tmp_path)
+    assert more.returncode == 0, more.stderr
