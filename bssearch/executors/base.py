@@ -16,6 +16,7 @@ from bssearch.records import (
     NoiseMeasurement,
     NoiseRequest,
     Observation,
+    ParameterValue,
     StepTime,
     StepTimeRequest,
     TrainingSettings,
@@ -35,7 +36,8 @@ class ExecutorSettings:
     program computes on is refused unless ``allow_busy``. ``training`` says how steps are computed,
     ``memory_limit_bytes`` pretends a smaller device. A trial without progress for ``hang_seconds`` counts as hung.
     ``environment`` is added to the environment variables that the workload sees. What the workload prints comes with
-    the end of each trial; where there is a ``log_folder`` all of it is kept there as well.
+    the end of each trial; where there is a ``log_folder`` all of it is kept there as well. ``own_parameters`` are the
+    user's own of the default, by ``model.NAME`` and ``loss.NAME``: the workload is described with these.
     """
 
     workload: str
@@ -50,6 +52,7 @@ class ExecutorSettings:
     allow_busy: bool = False
     environment: Mapping[str, str] = field(default_factory=dict)
     log_folder: Path | None = None
+    own_parameters: Mapping[str, ParameterValue] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.slots < 1:

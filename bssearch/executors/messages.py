@@ -20,6 +20,7 @@ from bssearch.records import (
     NoiseMeasurement,
     NoiseRequest,
     Observation,
+    ParameterValue,
     StepTime,
     StepTimeRequest,
     TrainingSettings,
@@ -36,7 +37,7 @@ class Load:
     """Resolve and load a workload on a device (``auto``, ``cpu``, ``cuda`` or ``cuda:N``).
 
     ``memory_limit_bytes`` pretends a device with less memory; a busy device is refused unless ``allow_busy``. With a
-    ``revision`` the workload's file must be of that one.
+    ``revision`` the workload's file must be of that one. ``own_parameters`` as in `ExecutorSettings`.
     """
 
     workload: str
@@ -49,6 +50,7 @@ class Load:
     memory_limit_bytes: int | None = None
     allow_busy: bool = False
     revision: str | None = None
+    own_parameters: Mapping[str, ParameterValue] = field(default_factory=dict)
     kind: Literal["load"] = "load"
 
     @classmethod
@@ -65,6 +67,7 @@ class Load:
             memory_limit_bytes=settings.memory_limit_bytes,
             allow_busy=settings.allow_busy,
             revision=revision,
+            own_parameters=settings.own_parameters,
         )
 
 

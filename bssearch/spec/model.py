@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from typing import Any, Literal, Self
 
 from pydantic import Field, JsonValue, PrivateAttr, ValidationInfo, field_validator, model_validator
 
 from bssearch import registry
-from bssearch.records import Configuration, NewStudy, Target
+from bssearch.records import OWN_GROUPS, Configuration, ModelParameters, NewStudy, Target, model_parameters
 from bssearch.space import SearchSpace, StrictModel
 from bssearch.spec.configuration import whole_configuration
 from bssearch.spec.parts import (
@@ -26,6 +27,8 @@ from bssearch.spec.parts import (
 QUESTION_FIELDS = ("workload", "workload_settings", "target", "objective", "space", "default", "training")
 IMPORTED = "imported"
 """Stands for the workload in the spec of an imported study, whose runs were made elsewhere."""
+MOST_CELLS = 1_000_000
+"""Combinations of a grid at one batch size: a choice; all of them are kept in memory."""
 
 
 def _list_objectives(schema: dict[str, Any]) -> None:
@@ -88,6 +91,11 @@ class StudySpec(StrictModel):
             ]
             if ranges:
                 raise ValueError(f"sampler = grid needs lists of values: {', '.join(ranges)} is given as a range")
+            cells = math.prod(len(one.choices) for one in self.space.dimensions())
+            if cells > MOST_CELLS:
+                raise ValueError(
+                    f"sampler = grid would try {cells} combinations at each batch size; it must be at most {MOST_CELLS}"
+                )
         return self
 
     @property
@@ -123,6 +131,23 @@ class StudySpec(StrictModel):
         return whole_configuration(self.default, self.space)
 
     @property
+    def timed_model(self) -> ModelParameters:
+        """Return the own parameters of the default's model, with which step times and memory are measured."""
+        return model_parameters(self.default_configuration)
+
+    @property
+    def varied_in_model(self) -> list[str]:
+        """Return the parameters of ``space.model`` in which trials may differ from the default: what is searched."""
+        values = dict(self.timed_model)
+        domains = (self.space.model or {}).items()
+        return [name for name, domain in domains if domain not in (values[name], (values[name],))]
+
+    @property
+    def has_several_models(self) -> bool:
+        """Return whether trials may have another model than the default's."""
+        return bool(self.varied_in_model)
+
+    @property
     def is_imported(self) -> bool:
         """Return whether the study's runs were made elsewhere, so that there is no workload to run."""
         return self.workload == IMPORTED
@@ -144,11 +169,12 @@ class StudySpec(StrictModel):
 
     @property
     def question_hash(self) -> str:
-        """Return the digest of the question; settings of training and an average count where they are asked for."""
+        """Return the digest of the question; what came to specs later counts where it is asked for."""
         question = self.question
         for part in (question["space"], question["default"]):
-            if part["ema_decay"] is None:
-                del part["ema_decay"]
+            for name in ("ema_decay", *OWN_GROUPS):
+                if part[name] is None:
+                    del part[name]
         if self.training == TrainingSpec():
             del question["training"]
         return hashlib.sha256(json.dumps(question, sort_keys=True).encode()).hexdigest()[:16]
