@@ -178,3 +178,23 @@ def test_every_sampler_searches_them(name: str) -> None:
     assert {one["kind"] for one in seen} == {"conv", "dense"}
     assert len({one["depth"] for one in seen}) > 1
     assert make_sampler(study.spec).choose(study.history) is not None
+
+
+def test_the_limit_of_samples_holds_for_the_model_that_was_timed_alone() -> None:
+    """The best's samples take so many seconds at the step time of the default's model; of another nobody knows."""
+    spec = study_spec(
+        "random",
+        objective="samples_to_target",
+        space={"batch_size": [32], "learning_rate": [0.1, 0.2], "model": {"hidden": [8, 512]}},
+        default={"batch_size": 32, "learning_rate": 0.1, "model": {"hidden": 8}},
+        pruner={"name": "cap", "slack": 1.1},
+    )
+    study = MadeUpStudy(spec)
+    study.step()
+    limits: dict[Any, float] = {}
+    while len(limits) < 2:
+        plan, _ = study.planner.next_trial()
+        assert plan is not None
+        limits[plan.configuration.parameters["model.hidden"]] = plan.train_seconds_limit
+        study.run_plan(plan)
+    assert limits[8] < limits[512] == spec.budget.trial_train_seconds
