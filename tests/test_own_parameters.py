@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from pydantic import ValidationError
 
@@ -13,17 +14,18 @@ from bssearch.commands.enqueue import configuration_of
 from bssearch.errors import SpecError, UsageError
 from bssearch.records import model_parameters, own_parameters
 from bssearch.samplers.base import make_sampler
+from bssearch.samplers.time_model.candidates import _beside
 from bssearch.space import Dimension
 from bssearch.space.own_parameters import MOST_OWN
 from bssearch.spec import StudySpec, load_spec
 from tests.factories import SPEC, make_spec
 from tests.samplers.made_up import MadeUpStudy, study_spec
 
-SPACE = {
+SPACE: dict[str, Any] = {
     "model": {"hidden": [64, 128], "depth": {"low": 1, "high": 40}, "kind": ["conv", "dense"], "bias": True},
     "loss": {"alpha": {"low": 0.1, "high": 1.0}, "focal": [False, True]},
 }
-DEFAULT = {"model": {"hidden": 64, "depth": 2, "kind": "conv"}, "loss": {"alpha": 0.5, "focal": False}}
+DEFAULT: dict[str, Any] = {"model": {"hidden": 64, "depth": 2, "kind": "conv"}, "loss": {"alpha": 0.5, "focal": False}}
 
 
 def spec_of(space: dict[str, Any] = SPACE, default: dict[str, Any] = DEFAULT, **changes: Any) -> StudySpec:
@@ -178,6 +180,14 @@ def test_every_sampler_searches_them(name: str) -> None:
     assert {one["kind"] for one in seen} == {"conv", "dense"}
     assert len({one["depth"] for one in seen}) > 1
     assert make_sampler(study.spec).choose(study.history) is not None
+
+
+def test_the_neighbours_of_a_whole_number_are_those_beside_it_however_narrow_the_range() -> None:
+    dimension = Dimension("model.depth", low=1, high=4, log=True, integer=True)
+    found = _beside(dimension, 3, np.random.default_rng(0))
+    assert {2, 4} <= set(found)
+    assert 3 not in found
+    assert len(set(found)) == len(found)
 
 
 def test_the_limit_of_samples_holds_for_the_model_that_was_timed_alone() -> None:

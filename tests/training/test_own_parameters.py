@@ -44,7 +44,7 @@ def test_the_model_and_the_loss_get_theirs_in_training_and_in_noise_passes() -> 
     workload: Any = Own()
     trial = configuration(parameters={"model.hidden": 5, "loss.factor": 0.25})
     trainer = Trainer(workload, trial, toy_data().train, on_cpu(), seed=0)
-    assert trainer.model[0].out_features == 5  # type: ignore[index, union-attr]
+    assert trainer.model[0].out_features == 5  # type: ignore[index]
     trainer.step()
     assert set(workload.factors) == {0.25}
     workload.factors.clear()
@@ -53,7 +53,7 @@ def test_the_model_and_the_loss_get_theirs_in_training_and_in_noise_passes() -> 
 
 
 def test_the_model_that_is_described_is_the_default_s() -> None:
-    found = describe_model(Own(), toy_data(), on_cpu(), own={"hidden": 3})  # type: ignore[arg-type]
+    found = describe_model(Own(), toy_data(), on_cpu(), own={"hidden": 3})
     assert found.parameters == 6 * 3 + 3 + 3 * 2 + 2
 
 
@@ -78,6 +78,6 @@ def test_a_parameter_that_a_method_does_not_take_is_named_with_its_signature(nam
         check_takes(toy, [name])
     assert f"space.{name}: " in str(caught.value)
     assert takes in str(caught.value)
-    check_takes(Own(), ["model.hidden", "loss.factor"])  # type: ignore[arg-type]
+    check_takes(Own(), ["model.hidden", "loss.factor"])
     anything: Any = Anything()
     check_takes(anything, [name])
