@@ -12,10 +12,10 @@ from typing import Any, TypeVar
 from bssearch.analysis.answer import Batch, BestTrial, Figure, Restricted, StepsSlope, Time, parameters_of
 from bssearch.analysis.generalisation import over_seeds
 from bssearch.analysis.law.batch_model import rising
+from bssearch.analysis.law.models import are_of_one_model, is_timed, own_step_seconds
 from bssearch.analysis.law.points import LawPoint
 from bssearch.analysis.law.regimes import Slope, slopes
 from bssearch.analysis.measured import BatchNoise
-from bssearch.analysis.models import are_of_one_model, is_timed, own_step_seconds
 from bssearch.analysis.objectives.seconds import seconds_to_target
 from bssearch.analysis.objectives.time_to_target import TIME
 from bssearch.analysis.optimum import Candidate, Verdict, least_of, median_steps

@@ -9,7 +9,7 @@ from bssearch.analysis.answer import Notice
 from bssearch.analysis.baseline import default_configuration
 from bssearch.analysis.confirmation_runs import begun_late, fewest_runs, plain_misses, plainly_missed, says_something
 from bssearch.analysis.final_metrics import FinalMetrics, Gap, Generalisation
-from bssearch.analysis.models import about_models
+from bssearch.analysis.law.models import about_models
 from bssearch.analysis.optimum import Candidate, Verdict
 from bssearch.analysis.time_to_target import Estimate
 from bssearch.analysis.tried_rates import is_at_end

@@ -27,8 +27,8 @@ from bssearch.analysis.batches import batch_rows, figure_of, peak_memory, steps_
 from bssearch.analysis.certainty import Certainty, certainty
 from bssearch.analysis.generalisation import generalisation
 from bssearch.analysis.law.joint import fit_and_predict, predicted_figures, predicted_times
+from bssearch.analysis.law.models import timed_probes
 from bssearch.analysis.measured import measured, noise_of_batches
-from bssearch.analysis.models import timed_probes
 from bssearch.analysis.next_steps import next_steps
 from bssearch.analysis.notices import about_generalisation, notices
 from bssearch.analysis.objectives.base import Objective, objective_of

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from bssearch.analysis.models import about_default_model
+from bssearch.analysis.law.models import about_default_model
 from bssearch.commands.agreement import batch_normalisation_caveats
 from bssearch.probes.cadence import EVALUATION_SHARE, FEWEST_EVALUATIONS
 from bssearch.records import Goal, Observation, ProbeRecord, TrialOutcome, TrialState, WorkloadDescription
