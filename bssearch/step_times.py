@@ -15,7 +15,16 @@ from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
 from bssearch.intervals import student_t
-from bssearch.records import Configuration, ProbeRecord, StepTime, StepTimeError, TrialRecord, Visit
+from bssearch.records import (
+    Configuration,
+    ModelParameters,
+    ProbeRecord,
+    StepTime,
+    StepTimeError,
+    TrialRecord,
+    Visit,
+    model_parameters,
+)
 
 VISIT_DEVIATION = 0.1
 VISIT_FREEDOM = 4
@@ -43,8 +52,11 @@ ROUNDS = 30
 Split = tuple[int, int]
 """(batch size, micro-batch size)."""
 
-StepSeconds = Mapping[Split, float]
-"""Seconds of an optimizer step by split, timed in isolation."""
+Timed = tuple[object, ...]
+"""(batch size, micro-batch size), and each of the user's own parameters of the model as (name, value)."""
+
+StepSeconds = Mapping[Timed, float]
+"""Seconds of an optimizer step by split and model, timed in isolation."""
 
 Key = TypeVar("Key", bound=Hashable)
 
@@ -54,10 +66,18 @@ def split(configuration: Configuration) -> Split:
     return configuration.batch_size, configuration.micro_batch_size
 
 
-def step_seconds_of(probes: Iterable[StepTime]) -> StepSeconds:
-    """Return the measured step times; of several of a split, the first that had the device to itself."""
-    timed = [(one.contended, (one.batch_size, one.micro_batch_size), one.step_seconds) for one in probes]
-    known: dict[Split, float] = {}
+def timed_as(configuration: Configuration) -> Timed:
+    """Return what the step time of a configuration is known by: another model takes another time."""
+    return *split(configuration), *model_parameters(configuration)
+
+
+def step_seconds_of(probes: Iterable[StepTime], model: ModelParameters = ()) -> StepSeconds:
+    """Return the measured step times; of several of a split, the first that had the device to itself.
+
+    ``model`` are the user's own parameters of the model that was timed: the default's, `StudySpec.timed_model`.
+    """
+    timed = [(one.contended, (one.batch_size, one.micro_batch_size, *model), one.step_seconds) for one in probes]
+    known: dict[Timed, float] = {}
     for _, place, seconds in sorted(timed, key=lambda one: one[0]):
         if seconds is not None:
             known.setdefault(place, seconds)
@@ -65,12 +85,12 @@ def step_seconds_of(probes: Iterable[StepTime]) -> StepSeconds:
 
 
 def with_step_time(trial: TrialRecord, step_seconds: StepSeconds) -> TrialRecord:
-    """Return a trial with its steps to the target × the step time of its split as it is known now.
+    """Return a trial with its steps to the target × the step time of its split and model as it is known now.
 
-    The same trial where that changes nothing; the product of its end stays where no step time of the split is known.
+    The same trial where that changes nothing; the product of its end stays where no such step time is known.
     """
     steps = None if trial.outcome is None else trial.outcome.steps_to_target
-    seconds = step_seconds.get(split(trial.configuration))
+    seconds = step_seconds.get(timed_as(trial.configuration))
     if steps is None or seconds is None or trial.steps_x_step_time_s == steps * seconds:
         return trial
     return replace(trial, steps_x_step_time_s=steps * seconds)

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from bssearch.analysis.answer import Batch, BestTrial, Figure, Restricted, StepsSlope, Time, parameters_of
 from bssearch.analysis.generalisation import over_seeds
 from bssearch.analysis.law.batch_model import rising
+from bssearch.analysis.law.models import are_of_one_model, is_timed, own_step_seconds
 from bssearch.analysis.law.points import LawPoint
 from bssearch.analysis.law.regimes import Slope, slopes
 from bssearch.analysis.measured import BatchNoise
@@ -46,8 +47,9 @@ def tuning(spec: StudySpec, trials: Sequence[TrialRecord], verdict: Verdict) -> 
     In a study that only holds repeats of chosen configurations, as an imported one may, one of them is enough.
     """
     points = [_law_point(size, candidate) for size, candidate in verdict.by_batch.items()]
-    up = rising(points)
-    slope_at = slopes(verdict.by_batch)
+    comparable = are_of_one_model(spec, verdict)
+    up = rising(points) if comparable else ()
+    slope_at = slopes(verdict.by_batch) if comparable else {}
     steep = {slope.since for slope in slope_at.values() if slope.is_too_steep}
     searched = {trial.configuration.batch_size for trial in trials if trial.phase is Phase.SEARCH}
     edge = TRIED_EDGE if spec.is_imported else EDGE
@@ -68,12 +70,13 @@ def tuning(spec: StudySpec, trials: Sequence[TrialRecord], verdict: Verdict) -> 
     flagged = [
         LawPoint(point.batch_size, point.samples, point.missed_at, untuned=bool(reasons[point.batch_size]))
         for point in points
-        if point.samples or point.missed_at
+        if comparable and (point.samples or point.missed_at)
     ]
     return Tuning(reasons, slope_at, flagged)
 
 
 def batch_rows(
+    spec: StudySpec,
     trials: Sequence[TrialRecord],
     probes: Mapping[int, ProbeRecord],
     verdict: Verdict,
@@ -83,14 +86,16 @@ def batch_rows(
 ) -> list[Batch]:
     """Return a row for every batch size that has run or been timed, ascending; ``noise`` and ``predicted`` are by it.
 
-    ``predicted`` are the law's seconds to the target.
+    ``predicted`` are the law's seconds to the target. A row with another model than the default's, whose step times
+    ``probes`` are, has the step time of its own runs.
     """
     rows = []
     for size in sorted({*probes, *verdict.by_batch}):
         finished = [trial for trial in _at(trials, size) if trial.state.is_finished]
         candidate, probe = verdict.by_batch.get(size), probes.get(size)
         reasons = tuned.reasons.get(size, [])
-        step_seconds = probe.step_seconds if probe else None
+        timed = probe.step_seconds if probe and is_timed(spec, candidate) else None
+        step_seconds = timed if candidate is None or is_timed(spec, candidate) else own_step_seconds(candidate)
         slope = tuned.slopes.get(size)
         rows.append(
             Batch(
@@ -106,7 +111,7 @@ def batch_rows(
                 noise_scale=noise.get(size),
                 predicted_s=predicted.get(size),
                 ended=dict(sorted(Counter(trial.state.value for trial in finished).items())),
-                **_of_candidate(candidate, step_seconds),
+                **_of_candidate(candidate, timed),
             )
         )
     return rows

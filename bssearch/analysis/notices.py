@@ -9,6 +9,7 @@ from bssearch.analysis.answer import Notice
 from bssearch.analysis.baseline import default_configuration
 from bssearch.analysis.confirmation_runs import begun_late, fewest_runs, plain_misses, plainly_missed, says_something
 from bssearch.analysis.final_metrics import FinalMetrics, Gap, Generalisation
+from bssearch.analysis.law.models import about_models
 from bssearch.analysis.optimum import Candidate, Verdict
 from bssearch.analysis.time_to_target import Estimate
 from bssearch.analysis.tried_rates import is_at_end
@@ -220,6 +221,8 @@ def _about_contention(study: _Study) -> Iterator[tuple[str, str]]:
             + (
                 f"all of them are compared by {optimal.objective.common.in_words}"
                 if optimal.objective.common is not None
+                else "such a run counts with steps × step time measured in isolation, where its model was timed"
+                if study.spec.has_several_models
                 else "such a run counts with steps × step time measured in isolation"
             ),
         )
@@ -259,6 +262,11 @@ def _default_outside_space(study: _Study) -> Iterator[tuple[str, str]]:
         yield "default_outside_space", "the default configuration lies outside the search space"
 
 
+def _about_models(study: _Study) -> Iterator[tuple[str, str]]:
+    """Yield what a search over models means for step times and the law."""
+    yield from about_models(study.spec, study.verdict)
+
+
 NOTICES: tuple[Callable[[_Study], Iterator[tuple[str, str]]], ...] = (
     _unfinished,
     _about_confirmation,
@@ -267,6 +275,7 @@ NOTICES: tuple[Callable[[_Study], Iterator[tuple[str, str]]], ...] = (
     _about_the_choice,
     _about_rivals,
     _default_missed,
+    _about_models,
     _about_contention,
     _about_evaluation,
     _failed,

@@ -10,7 +10,7 @@ from bssearch.analysis.objectives.base import objective_of
 from bssearch.analysis.objectives.time_to_target import TimeToTarget
 from bssearch.analysis.report import build_answer
 from bssearch.errors import TargetNotReachedError, UsageError
-from bssearch.records import ProbeRecord, StudyRecord, TrialRecord, TrialState
+from bssearch.records import ProbeRecord, StudyRecord, TrialRecord, TrialState, model_parameters
 from bssearch.spec import StudySpec
 
 OF_THE_STUDYS_DEVICE = frozenset({"contended", "step_times_contended", "measurement"})
@@ -27,10 +27,12 @@ def predict_for_device(
     """Return the answer that a study's steps give with another device's step times; every time in it is predicted.
 
     The time to the target of a run is its steps × the step time of its batch size. Batch sizes without a step time are
-    left out, and named. The optimum is that of time to the target, or of cost where the study minimises that. Of the
-    other device nothing but its name is known. Raises `UsageError` where no batch size of the study has a step time,
+    left out, and named; trials with another model than the default's, whose step times these are, are left out, and
+    counted. The optimum is that of time to the target, or of cost where the study minimises that. Of the other device
+    nothing but its name is known. Raises `UsageError` where no batch size of the study has a step time,
     `TargetNotReachedError` where none of them reached.
     """
+    trials, others = _of_timed_model(spec, trials)
     sizes = {trial.configuration.batch_size for trial in trials}
     left_out = sorted(sizes - step_times.keys())
     if not sizes & step_times.keys():
@@ -39,7 +41,7 @@ def predict_for_device(
             f"none of the step times is of a batch size that study {study.name!r} ran: it has {ran or 'no trials'}; "
             f"they are of {timed}"
         )
-    _check_reached(study, trials, step_times)
+    _check_reached(study, trials, step_times, " with the default's model" if others else "")
     moved = [
         at_step_time(trial, seconds)
         for trial in trials
@@ -58,9 +60,20 @@ def predict_for_device(
     if left_out:
         message = f"batch {_listed(left_out)} left out: they have no step time"
         notices.append(Notice(code="no_step_time", message=message))
+    if others:
+        message = f"{others} trials with another model than the default's left out: the step times are of that one"
+        notices.append(Notice(code="other_models_left_out", message=message))
     kept = [notice for notice in found.warnings if notice.code not in OF_THE_STUDYS_DEVICE]
     device = Device(name=device_name, type="unknown", memory_bytes=None, precision=None, torch_version=None)
     return found.model_copy(update={"device": device, "warnings": [*notices, *kept], **NO_NEXT_STEP})
+
+
+def _of_timed_model(spec: StudySpec, trials: Sequence[TrialRecord]) -> tuple[Sequence[TrialRecord], int]:
+    """Return the trials with the default's model, for which step times are given, and how many have another one."""
+    if not spec.has_several_models:
+        return trials, 0
+    timed = [trial for trial in trials if model_parameters(trial.configuration) == spec.timed_model]
+    return timed, len(trials) - len(timed)
 
 
 def at_step_time(trial: TrialRecord, step_seconds: float) -> TrialRecord:
@@ -90,8 +103,11 @@ def at_step_time(trial: TrialRecord, step_seconds: float) -> TrialRecord:
     return replace(trial, outcome=changed, steps_x_step_time_s=None if reached is None else reached * step_seconds)
 
 
-def _check_reached(study: StudyRecord, trials: Sequence[TrialRecord], timed: Collection[int]) -> None:
-    """Raise `TargetNotReachedError` where no batch size with a step time has steps to the target."""
+def _check_reached(study: StudyRecord, trials: Sequence[TrialRecord], timed: Collection[int], of_model: str) -> None:
+    """Raise `TargetNotReachedError` where no batch size with a step time has steps to the target.
+
+    ``of_model`` says which trials these are, where they are not all.
+    """
     reached = {
         trial.configuration.batch_size
         for trial in trials
@@ -99,7 +115,7 @@ def _check_reached(study: StudyRecord, trials: Sequence[TrialRecord], timed: Col
     }
     if not reached:
         raise TargetNotReachedError(
-            f"no trial of study {study.name!r} has a known number of steps to the target to predict from",
+            f"no trial of study {study.name!r}{of_model} has a known number of steps to the target to predict from",
             hint=f"bssearch trials {study.name} shows how they ended",
         )
     if reached.isdisjoint(timed):

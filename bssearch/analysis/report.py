@@ -27,6 +27,7 @@ from bssearch.analysis.batches import batch_rows, figure_of, peak_memory, steps_
 from bssearch.analysis.certainty import Certainty, certainty
 from bssearch.analysis.generalisation import generalisation
 from bssearch.analysis.law.joint import fit_and_predict, predicted_figures, predicted_times
+from bssearch.analysis.law.models import timed_probes
 from bssearch.analysis.measured import measured, noise_of_batches
 from bssearch.analysis.next_steps import next_steps
 from bssearch.analysis.notices import about_generalisation, notices
@@ -74,13 +75,14 @@ def build_answer(
     """
     trials = [one for one in trials if one.phase is not Phase.CONFIRM or _may_fit(memory, one)]
     objective = objective_of(spec, study.target)
-    verdict = decide(trials, spec.confirm.runs, objective, step_seconds_of(probes.values()))
+    verdict = decide(trials, spec.confirm.runs, objective, step_seconds_of(probes.values(), spec.timed_model))
     if verdict is None or study.environment is None:
         raise _not_reached(study, trials, objective)
     tuned = tuning(spec, trials, verdict)
     noise_by_batch = noise_of_batches(trials)
     known = measured(probes.values(), memory_uses, memory, noise, verdict.optimal.runs, noise_by_batch)
-    law, fit = fit_and_predict(tuned.points, probes.values(), known.noise_scale)
+    timed = timed_probes(spec, verdict, probes)
+    law, fit = fit_and_predict(tuned.points, timed.values(), known.noise_scale)
     stands = standing(verdict)
     predicted: dict[int, float] = {}
 
@@ -89,13 +91,13 @@ def build_answer(
 
     times: dict[int, Time] = {}
     if law is not None and law.verdict == "fits":
-        times = predicted_times(law, probes.values())
-        step_seconds = {size: probe.step_seconds for size, probe in probes.items() if probe.step_seconds is not None}
+        times = predicted_times(law, timed.values())
+        step_seconds = {size: probe.step_seconds for size, probe in timed.items() if probe.step_seconds is not None}
         predicted = predicted_figures(law, step_seconds, {*verdict.by_batch, *spec.batch_sizes}, objective)
         if not (stands and stands.is_settled):
             verdict = _surer(verdict.with_law(predicted), verdict, sure_of)
     sure = sure_of(verdict)
-    batches = batch_rows(trials, probes, verdict, tuned, noise_by_batch, times)
+    batches = batch_rows(spec, trials, probes, verdict, tuned, noise_by_batch, times)
     largest = _largest(spec, verdict, batches, memory)
     environment = study.environment
     # The curves of an easier target end at it.

@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from bssearch.errors import UsageError
-from bssearch.records import Configuration, ParameterValue, Phase, TrialPlan
+from bssearch.records import OWN_GROUPS, Configuration, ParameterValue, Phase, TrialPlan
 from bssearch.search.calibration import refuse_where_nothing_fits
 from bssearch.search.seeds import trial_seed
 from bssearch.space import OPTIMIZER_SETTINGS
@@ -56,15 +56,21 @@ def configuration_of(spec: StudySpec, values: Mapping[str, ParameterValue]) -> C
     """Return the default with some values replaced; raise `UsageError` where the result is not in the space."""
     base = spec.default_configuration
     optimizer = _optimizer(spec, str(values.get("optimizer", base.optimizer)))
-    names = [name for name in type(spec.default).model_fields if name != "optimizer"]
+    names = [name for name in type(spec.default).model_fields if name not in {"optimizer", *OWN_GROUPS}]
     own = [name for name in optimizer if name not in OPTIMIZER_SETTINGS]
+    users = list(spec.space.own_domains)
     for name in values:
-        if name not in [*names, *own, "optimizer"]:
-            near = difflib.get_close_matches(name, [*names, *own], n=1)
-            advice = f"did you mean {near[0]!r}?" if near else f"it takes optimizer, {', '.join([*names, *own])}"
+        if name not in [*names, *own, *users, "optimizer"]:
+            known = [*names, *own, *users]
+            near = difflib.get_close_matches(name, known, n=1)
+            advice = f"did you mean {near[0]!r}?" if near else f"it takes optimizer, {', '.join(known)}"
             raise UsageError(f"unknown parameter {name!r}; {advice}")
     fields = spec.default.model_dump(exclude_none=True)
     fields |= {name: value for name, value in values.items() if name in names}
+    for name in users:
+        if name in values:
+            group, _, bare = name.partition(".")
+            fields[group] = {**fields.get(group, {}), bare: values[name]}
     fields["optimizer"] = optimizer | {name: value for name, value in values.items() if name in own}
     try:
         given = DefaultSpec.model_validate(fields)

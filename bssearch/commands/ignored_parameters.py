@@ -1,8 +1,8 @@
 """Searched parameters that the workload ignores: a few steps with another value come to the same loss, bit for bit.
 
-Only `WORKLOAD_PARAMETERS` are tried, which the workload is to use itself; the optimizer's parameters act in bssearch's
-own code. On a GPU the same steps may differ in their last bits: there an ignored parameter may go unnoticed, and none
-is named without cause.
+Only `WORKLOAD_PARAMETERS` and the user's own are tried, which the workload is to use itself; the optimizer's parameters
+act in bssearch's own code. On a GPU the same steps may differ in their last bits: there an ignored parameter may go
+unnoticed, and none is named without cause.
 """
 
 from __future__ import annotations
@@ -13,7 +13,15 @@ from typing import Any
 
 from bssearch.commands.unstored import run_request
 from bssearch.executors.base import Executor
-from bssearch.records import Configuration, Observation, Phase, ProbeRecord, TrialRequest, TrialState
+from bssearch.records import (
+    Configuration,
+    Observation,
+    ParameterValue,
+    Phase,
+    ProbeRecord,
+    TrialRequest,
+    TrialState,
+)
 from bssearch.search.seeds import trial_seed
 from bssearch.space import WORKLOAD_PARAMETERS, bounds
 from bssearch.spec import StudySpec
@@ -33,7 +41,7 @@ def ignored_parameters(spec: StudySpec, executor: Executor, probe: ProbeRecord) 
     that is what is said instead. Raises `LaunchError` and `InterruptedRunError`.
     """
     configuration = spec.default_configuration.in_micro_batches(probe.micro_batch_size)
-    others = {name: value for name in WORKLOAD_PARAMETERS if (value := _other_value(spec, configuration, name))}
+    others = _other_values(spec, configuration)
     if not others:
         return
     expected = (1 + len(others)) * _seconds(probe)
@@ -47,15 +55,22 @@ def ignored_parameters(spec: StudySpec, executor: Executor, probe: ProbeRecord) 
     runs = _Runs(spec, executor)
     before = runs.losses(configuration)
     for name, value in others.items():
-        changed: dict[str, Any] = {name: value}
-        if before is not None and runs.losses(replace(configuration, **changed)) == before:
-            takes = "build_model" if name == "dropout" else "loss"
+        if before is not None and runs.losses(_with(configuration, name, value)) == before:
+            takes = "build_model" if name == "dropout" or name.startswith("model.") else "loss"
+            own = _shown(configuration.parameters.get(name, getattr(configuration, name, None)))
             yield (
                 "parameter_ignored",
-                f"{name} is searched but changes nothing here: with {name} = {getattr(configuration, name):g} and "
-                f"{value:g} the loss of {STEPS} steps is the same to the last bit; use what {takes}() is given, or fix "
-                f"space.{name}",
+                f"{name} is searched but changes nothing here: with {name} = {own} and {_shown(value)} the loss of "
+                f"{STEPS} steps is the same to the last bit; use what {takes}() is given, or fix space.{name}",
             )
+
+
+def _other_values(spec: StudySpec, configuration: Configuration) -> dict[str, ParameterValue]:
+    """Return of each searched parameter that the workload is to use the value farthest from its default."""
+    known = {name: _other_value(spec, configuration, name) for name in WORKLOAD_PARAMETERS}
+    searched = (one for one in spec.space.dimensions() if one.name in spec.space.own_domains)
+    own = {one.name: one.other_than(configuration.parameters[one.name]) for one in searched}
+    return {name: value for name, value in known.items() if value} | own
 
 
 def _other_value(spec: StudySpec, configuration: Configuration, name: str) -> float | None:
@@ -65,6 +80,18 @@ def _other_value(spec: StudySpec, configuration: Configuration, name: str) -> fl
         return None
     default = getattr(configuration, name)
     return float(max(low, high, key=lambda end: abs(end - default)))
+
+
+def _with(configuration: Configuration, name: str, value: ParameterValue) -> Configuration:
+    """Return a configuration with another value of a parameter."""
+    if name in configuration.parameters:
+        return replace(configuration, parameters={**configuration.parameters, name: value})
+    changed: dict[str, Any] = {name: value}
+    return replace(configuration, **changed)
+
+
+def _shown(value: ParameterValue) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _seconds(probe: ProbeRecord) -> float:

@@ -228,6 +228,7 @@ def local(data_dir: Path | str | None, allow_busy: bool, given: Any = None) -> E
     """Return what makes the executor that a spec names, on this machine; ``given`` is the code that lies in no file."""
 
     def make(spec: StudySpec, folder: Path) -> Executor:
+        default = spec.default_configuration.parameters
         settings = ExecutorSettings(
             workload=spec.workload,
             workload_settings=spec.workload_settings,
@@ -239,6 +240,7 @@ def local(data_dir: Path | str | None, allow_busy: bool, given: Any = None) -> E
             training=spec.training.record,
             memory_limit_bytes=spec.executor.memory_limit_bytes,
             allow_busy=allow_busy,
+            own_parameters={name: default[name] for name in spec.space.own_domains},
             environment={} if data_dir is None else {DATA_DIR_VARIABLE: str(data_dir)},
             program=program_of(spec),
             given=given,

@@ -290,6 +290,8 @@ class _Parameters:
         dimension = self._dimensions.get(name, Dimension(name, choices=()))
         if name in self._dimensions and not dimension.choices:
             low, high = min([dimension.low, *numbers]), max([dimension.high, *numbers])
+            if dimension.integer:
+                return IntDistribution(round(low), round(high), log=dimension.log and low > 0)
             return FloatDistribution(low, high, log=dimension.log and low > 0)
         return CategoricalDistribution(_choices([*dimension.choices, *values]))
 

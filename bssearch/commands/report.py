@@ -124,7 +124,8 @@ class _Compared:
         runs = [one for one in counted if one.number in self.answer.optimal.trial_numbers]
         objective = objective_in(self.answer).in_own_unit()
         confirmed = [one for one in counted if one.phase is Phase.CONFIRM]
-        objective = objective.between(confirmed, step_seconds_of(store.probes(name).values()), counted)
+        timed = step_seconds_of(store.probes(name).values(), spec_of(self.study).timed_model)
+        objective = objective.between(confirmed, timed, counted)
         if all((objective.figure(run) or 1) > 0 for run in runs):  # a metric may be below zero: there are no ratios
             self.estimate = estimate(runs, objective)
 

@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from bssearch.analysis.law.models import about_default_model
 from bssearch.commands.agreement import batch_normalisation_caveats
 from bssearch.probes.cadence import EVALUATION_SHARE, FEWEST_EVALUATIONS
 from bssearch.records import Goal, Observation, ProbeRecord, TrialOutcome, TrialState, WorkloadDescription
@@ -147,6 +148,7 @@ def _about_the_spec(evidence: Evidence) -> Iterator[tuple[str, str]]:
     spec = evidence.spec
     for outside in spec.space.outside(spec.default_configuration):
         yield "default_outside_space", f"the default lies outside the space: {outside}"
+    yield from about_default_model(spec)
     slowest = evidence.probes[0]
     warmup = spec.default_configuration.warmup_epochs * (evidence.found.train_samples or 0) / slowest.batch_size
     if slowest.step_seconds is not None and warmup * slowest.step_seconds > spec.budget.trial_train_seconds:

@@ -64,7 +64,8 @@ class ExecutorSettings:
     ``memory_limit_bytes`` pretends a smaller device. A trial without progress for ``hang_seconds`` counts as hung.
     ``program`` stands where the training is a program of the user's own, whose name is then the ``workload``.
     ``environment`` is added to the environment variables that the workload sees. What the workload prints comes with
-    the end of each trial; where there is a ``log_folder`` all of it is kept there as well.
+    the end of each trial; where there is a ``log_folder`` all of it is kept there as well. ``own_parameters`` are the
+    user's own of the default, by ``model.NAME`` and ``loss.NAME``: the workload is described with these.
     """
 
     workload: str
@@ -81,6 +82,7 @@ class ExecutorSettings:
     log_folder: Path | None = None
     program: Program | None = None
     given: Any = None
+    own_parameters: Mapping[str, ParameterValue] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.slots < 1:

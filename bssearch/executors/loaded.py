@@ -26,7 +26,14 @@ from bssearch.executors.messages import (
     StepTimeMeasured,
     TrialEnded,
 )
-from bssearch.records import TrialOutcome, TrialRequest, TrialState, WorkloadDescription, to_json
+from bssearch.records import (
+    TrialOutcome,
+    TrialRequest,
+    TrialState,
+    WorkloadDescription,
+    parameters_of_group,
+    to_json,
+)
 
 if TYPE_CHECKING:
     from bssearch.training.loop import Stop, Trial
@@ -77,6 +84,7 @@ class LoadedWorkload:
                 raise
             message = f"workload {load.workload!r} does not load: {describe_exception(error)}"
             raise WorkloadError(message, hint=getattr(error, "hint", None)) from error
+        self._own_parameters = load.own_parameters
         self._data, _ = place(data, self._computation, load.memory_limit_bytes)
 
     @property
@@ -88,10 +96,13 @@ class LoadedWorkload:
         """Return what the workload offers and what its model is before it is trained. Raises `WorkloadError`."""
         from bssearch.training.environment import describe_environment
         from bssearch.training.inspection import describe_model, tokens_per_sample
+        from bssearch.workloads.base import check_takes
 
         workload, data = self._workload, self._data
+        check_takes(workload, self._own_parameters)
+        own = parameters_of_group(self._own_parameters, "model")
         try:
-            model = describe_model(workload, data, self._computation)
+            model = describe_model(workload, data, self._computation, own=own)
         except WorkloadError:
             raise
         except Exception as error:

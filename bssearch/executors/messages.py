@@ -38,7 +38,8 @@ class Load:
     """Resolve and load a workload on a device (``auto``, ``cpu``, ``cuda`` or ``cuda:N``).
 
     ``memory_limit_bytes`` pretends a device with less memory; a busy device is refused unless ``allow_busy``. With a
-    ``revision`` the workload's file must be of that one. With a ``program`` that is what trains.
+    ``revision`` the workload's file must be of that one. With a ``program`` that is what trains. ``own_parameters`` as
+    in `ExecutorSettings`.
     """
 
     workload: str
@@ -52,6 +53,7 @@ class Load:
     allow_busy: bool = False
     revision: str | None = None
     program: Program | None = None
+    own_parameters: Mapping[str, ParameterValue] = field(default_factory=dict)
     kind: Literal["load"] = "load"
 
     @classmethod
@@ -69,6 +71,7 @@ class Load:
             allow_busy=settings.allow_busy,
             revision=revision,
             program=settings.program,
+            own_parameters=settings.own_parameters,
         )
 
 

@@ -14,7 +14,15 @@ from bssearch.analysis.objectives.base import Objective, objective_of
 from bssearch.curves import Progress
 from bssearch.history.busy_time import BusyTime
 from bssearch.history.repeats import Identity, Repeats, identity_of, measured_seconds
-from bssearch.records import Configuration, ParameterValue, Phase, ProbeRecord, TrialRecord, TrialState
+from bssearch.records import (
+    Configuration,
+    ParameterValue,
+    Phase,
+    ProbeRecord,
+    TrialRecord,
+    TrialState,
+    model_parameters,
+)
 from bssearch.spec import StudySpec
 from bssearch.step_times import step_seconds_of, with_step_time
 
@@ -50,8 +58,9 @@ class History:
     ) -> None:
         self.spec = spec
         self.objective: Objective = objective_of(spec)
+        self._timed_model = spec.timed_model
         self._probes: Mapping[int, ProbeRecord] = {} if probes is None else probes
-        self._step_seconds = step_seconds_of(self._probes.values())
+        self._step_seconds = step_seconds_of(self._probes.values(), self._timed_model)
         self.now = now
         self.curves: dict[int, Progress] = {}
         self.all_trials: list[TrialRecord] = []
@@ -103,10 +112,19 @@ class History:
 
     @probes.setter
     def probes(self, probes: Mapping[int, ProbeRecord]) -> None:
-        self._probes, self._step_seconds = probes, step_seconds_of(probes.values())
+        self._probes, self._step_seconds = probes, step_seconds_of(probes.values(), self._timed_model)
         for stored, known in zip(list(self._as_stored.values()), list(self.all_trials), strict=True):
             if with_step_time(stored, self._step_seconds).steps_x_step_time_s != known.steps_x_step_time_s:
                 self.take(stored)
+
+    def step_seconds(self, configuration: Configuration) -> float | None:
+        """Return the step time of a configuration's batch size, None where another model was timed there."""
+        probe = self.probes.get(configuration.batch_size)
+        return probe.step_seconds if probe is not None and self.is_timed(configuration) else None
+
+    def is_timed(self, configuration: Configuration) -> bool:
+        """Return whether a configuration has the default's model, of which the step times are."""
+        return model_parameters(configuration) == self._timed_model
 
     def observe(self, number: int, train_seconds: float, metric: float) -> None:
         """Take in an evaluation of a search trial: of those that missed the target its curve is made."""

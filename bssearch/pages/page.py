@@ -10,6 +10,7 @@ from bssearch.analysis.answer import Answer, Batch, objective_in
 from bssearch.analysis.generalisation import final_rows
 from bssearch.analysis.headline import headline, shares_of_speedup, with_interval
 from bssearch.analysis.law.fitted import Fit
+from bssearch.analysis.law.models import MODELS_DIFFER
 from bssearch.analysis.numbers import ends, number
 from bssearch.analysis.objectives.base import objective_of
 from bssearch.analysis.objectives.time_to_target import TIME
@@ -106,7 +107,7 @@ def _steps(answer: Answer) -> Section:
         "batches buy less (diminishing); where they no longer fall, nothing (maximal). Hollow: not well tuned.",
         absent="Not shown: no batch size has a known number of steps to the target.",
         figures=_drawn(steps=plots.steps_figure(answer), samples=plots.samples_figure(answer)),
-        notes=_about_law(answer.fit),
+        notes=_about_law(answer.fit, has_one_model=all(one.code != MODELS_DIFFER for one in answer.warnings)),
     )
 
 
@@ -230,7 +231,9 @@ def _without_figure(answer: Answer) -> list[str]:
     return [f"Not drawn, for no run gives a figure or a bound: batch {', '.join(missing)}."] if missing else []
 
 
-def _about_law(fit: Fit | None) -> list[str]:
+def _about_law(fit: Fit | None, *, has_one_model: bool = True) -> list[str]:
+    if fit is None and not has_one_model:
+        return ["There is no law: the best configurations of the batch sizes have different models."]
     if fit is None:
         return ["There is no law: fewer than two batch sizes reached the target."]
     if fit.verdict == "too_few_points":

@@ -9,6 +9,7 @@ import numpy as np
 
 from bssearch.analysis.answer import Answer, Batch, Ratio, objective_in
 from bssearch.analysis.law.fitted import Fit, Law
+from bssearch.analysis.law.models import LAW_NOT_TIMED
 from bssearch.analysis.objectives.time_to_target import TIME
 from bssearch.pages.axes import (
     ACCENT,
@@ -309,7 +310,8 @@ def _law_line(answer: Answer) -> Figure | None:
     timed = {row.batch_size: row.step_time_s for row in answer.batches if row.step_time_s is not None}
     inside = [size for size in timed if min(sizes) <= size <= max(sizes)]
     needs_step_times = objective.predicted(1.0, 1.0, None) is None
-    if needs_step_times and len(inside) < 2:
+    is_timed = all(warning.code != LAW_NOT_TIMED for warning in answer.warnings)
+    if needs_step_times and (len(inside) < 2 or not is_timed):
         return None
     points = []
     for size in dense_sizes(inside if needs_step_times else sizes):

@@ -22,6 +22,13 @@ from bssearch.records.measured import (
     Visit,
     outcome_fields,
 )
+from bssearch.records.own_parameters import (
+    OWN_GROUPS,
+    ModelParameters,
+    model_parameters,
+    own_parameters,
+    parameters_of_group,
+)
 from bssearch.records.plan import Lease, TrialPlan
 from bssearch.records.question import (
     LARGEST_METRIC,
@@ -49,6 +56,7 @@ from bssearch.records.stored import PLANNED, NewStudy, ProbeRecord, StudyRecord,
 __all__ = [
     "COULD_NOT_PAUSE",
     "LARGEST_METRIC",
+    "OWN_GROUPS",
     "PLANNED",
     "Configuration",
     "DeviceUse",
@@ -61,6 +69,7 @@ __all__ = [
     "MemoryUse",
     "MetricInfo",
     "ModelDescription",
+    "ModelParameters",
     "NewStudy",
     "NoiseMeasurement",
     "NoiseRequest",
@@ -83,6 +92,9 @@ __all__ = [
     "Visit",
     "WorkloadDescription",
     "is_metric",
+    "model_parameters",
     "outcome_fields",
+    "own_parameters",
+    "parameters_of_group",
     "to_json",
 ]

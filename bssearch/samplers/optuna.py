@@ -162,6 +162,8 @@ def neighbours(history: History, batch_size: int, enough: int) -> list[TrialReco
 
 def distribution(dimension: Dimension) -> BaseDistribution:
     """Return Optuna's form of a dimension; choices of numbers become their places in ascending order."""
+    if dimension.integer:
+        return IntDistribution(round(dimension.low), round(dimension.high), log=dimension.log)
     if not dimension.choices:
         return FloatDistribution(dimension.low, dimension.high, log=dimension.log)
     if _is_ordinal(dimension):

@@ -238,7 +238,7 @@ def in_force(history: History, trials: Sequence[TrialRecord]) -> list[TrialRecor
 def verdict_of(history: History, trials: Sequence[TrialRecord]) -> Verdict | None:
     """Return the verdict over the search and its confirmation trials, None where no trial reached the target."""
     counted = [*history.trials, *in_force(history, trials)]
-    timed = step_seconds_of(history.probes.values())
+    timed = step_seconds_of(history.probes.values(), history.spec.timed_model)
     return decide(counted, history.spec.confirm.runs, history.objective, timed)
 
 

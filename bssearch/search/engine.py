@@ -285,8 +285,8 @@ class Engine:
         return actions
 
     def _started(self, event: Started) -> list[Action]:
-        number, probe = event.trial.number, self.history.probes.get(event.plan.configuration.batch_size)
-        self._running[number] = Running(event.plan, event.is_savable, None if probe is None else probe.step_seconds)
+        number, step_seconds = event.trial.number, self.history.step_seconds(event.plan.configuration)
+        self._running[number] = Running(event.plan, event.is_savable, step_seconds)
         self._take(event.trial)
         return []
 

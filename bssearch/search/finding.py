@@ -15,6 +15,7 @@ from bssearch.analysis.objectives.base import objective_of
 from bssearch.analysis.report import build_answer
 from bssearch.analysis.retarget import at_target, easier_target, refuse_another_target
 from bssearch.errors import TargetNotReachedError, UsageError
+from bssearch.records import Configuration, model_parameters
 from bssearch.spec.parts import BudgetSpec
 from bssearch.spec.stored import spec_of
 from bssearch.storage.repository import Store
@@ -95,11 +96,13 @@ def compute_answer(store: Store, name: str, target: float | None = None) -> Answ
         )
     easier = easier_target(study.target, target)
     curves = store.curves(name, [trial.number for trial in trials])
-    step_seconds = {size: probe.step_seconds for size, probe in probes.items()}
-    moved = [
-        at_target(trial, curves[trial.number], easier, step_seconds.get(trial.configuration.batch_size))
-        for trial in trials
-    ]
+    model = spec.timed_model
+
+    def step_seconds(one: Configuration) -> float | None:
+        probe = probes.get(one.batch_size)
+        return probe.step_seconds if probe is not None and model_parameters(one) == model else None
+
+    moved = [at_target(one, curves[one.number], easier, step_seconds(one.configuration)) for one in trials]
     found = build_answer(replace(study, target=easier), spec, moved, probes, memory, uses, noise)
     warnings = [retargeted(study.target), *found.warnings, *about_versions(versions)]
     return found.model_copy(update={"warnings": warnings, **NO_NEXT_STEP})

@@ -207,7 +207,8 @@ class Planner:
         best = history.best_at(size) if uncapped else history.incumbent
         if not self._pruning.limits or (uncapped and best is None):
             return full
-        seconds = history.objective.seconds_as_good_as(best, history.probes[size], full)
+        timed = replace(history.probes[size], step_seconds=history.step_seconds(configuration))
+        seconds = history.objective.seconds_as_good_as(best, timed, full)
         limit = self._pruning.slack * seconds if isfinite(seconds) else self._first_limit()
         return min(full, max(limit, _seconds_to_look_twice(history.probes[size])))
 

@@ -139,24 +139,41 @@ def within_limits(domain: Domain | None, info: ValidationInfo) -> Domain | None:
 
 @dataclass(frozen=True, slots=True)
 class Dimension:
-    """One searched coordinate: a range (low, high, log) or choices."""
+    """One searched coordinate: a range (low, high, log) or choices; an ``integer`` range is of whole numbers."""
 
     name: str
     low: float = 0.0
     high: float = 0.0
     log: bool = False
     choices: tuple[ParameterValue, ...] = ()
+    integer: bool = False
 
     @property
     def any_value(self) -> ParameterValue:
         """Return some value of the dimension, for a coordinate that a configuration does not use."""
         return self.choices[0] if self.choices else self.low
 
+    def other_than(self, value: ParameterValue) -> ParameterValue:
+        """Return the end of a range that is farther from a value, or a choice that is another: the farthest number."""
+        if not self.choices:
+            ends = (self.nearest(self.low), self.nearest(self.high))
+            return max(ends, key=lambda end: abs(float(end or 0.0) - float(value or 0.0)))
+        others = [choice for choice in self.choices if choice != value]
+        if not (_is_number(value) and all(map(_is_number, others))):
+            return others[0]
+        return max(others, key=lambda choice: abs(float(choice or 0.0) - float(value or 0.0)))
+
     def nearest(self, value: ParameterValue) -> ParameterValue:
         """Return the value itself where it lies in the dimension, else the nearest number or the first choice."""
         if self.choices:
             return value if value in self.choices else self._nearest_choice(value)
-        return min(max(float(value or 0.0), self.low), self.high)
+        number = min(max(float(value or 0.0), self.low), self.high)
+        return round(number) if self.integer else number
+
+    def at_share(self, share: float) -> ParameterValue:
+        """Return the number at a share of the range, from 0 to 1, on its scale."""
+        low, high = self.low, self.high
+        return self.nearest(low * (high / low) ** share if self.log else low + (high - low) * share)
 
     def _nearest_choice(self, value: ParameterValue) -> ParameterValue:
         numbers = [float(choice) for choice in self.choices if _is_number(choice)]  # type: ignore[arg-type]

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
-from bssearch.records import Configuration, ParameterValue
+from bssearch.records import OWN_GROUPS, Configuration, ParameterValue
 from bssearch.scaling import learning_rate_factor
 from bssearch.space.domains import (
     OPTIONAL,
@@ -26,6 +26,7 @@ from bssearch.space.domains import (
     within_limits,
 )
 from bssearch.space.micro_batches import split_batch
+from bssearch.space.own_parameters import OwnDomains, OwnRange, check_groups, from_coordinate
 from bssearch.space.parts import (
     OPTIMIZER_SETTINGS,
     AdamW,
@@ -67,6 +68,8 @@ class SearchSpace(StrictModel):
     ) = Field(default=Sgd(), discriminator=Discriminator(domain_kind))
     schedule: Schedule = Schedule()
     max_micro_batch_size: int | None = Field(default=None, ge=1)
+    model: OwnDomains = None
+    loss: OwnDomains = None
 
     _limits = field_validator(*TRAINING_PARAMETERS, *OPTIONAL)(within_limits)
 
@@ -76,6 +79,18 @@ class SearchSpace(StrictModel):
         if len(set(names)) < len(names):
             raise ValueError(f"optimizer lists {max(names, key=names.count)!r} twice")
         return self
+
+    @model_validator(mode="after")
+    def _own_names(self) -> Self:
+        check_groups(self.model, self.loss)
+        return self
+
+    @property
+    def own_domains(self) -> dict[str, Any]:
+        """Return the domains of the user's own parameters by ``model.NAME`` and ``loss.NAME``."""
+        return {
+            f"{group}.{name}": domain for group in OWN_GROUPS for name, domain in (getattr(self, group) or {}).items()
+        }
 
     @property
     def optimizers(self) -> tuple[Sgd | AdamW, ...]:
@@ -118,6 +133,7 @@ class SearchSpace(StrictModel):
         if values["schedule"] != "constant":
             parameters["horizon_samples"] = round(values["horizon_samples"])
         parameters |= {name: float(values[name]) for name in OPTIONAL if values[name] is not None}
+        parameters |= {name: from_coordinate(values[name], domain) for name, domain in self.own_domains.items()}
         regular: dict[str, Any] = {name: float(values[name]) for name in TRAINING_PARAMETERS}
         micro_batch_size, accumulation_steps = split_batch(batch_size, self.max_micro_batch_size)
         return Configuration(
@@ -258,6 +274,7 @@ class SearchSpace(StrictModel):
             own = _parameters(optimizer).items()
             domains += [(self._coordinate(optimizer, name), domain) for name, domain in own]
         domains += [("schedule", self.schedule.names), ("horizon_samples", self.schedule.horizon_samples)]
+        domains += self.own_domains.items()
         for name, domain in domains:
             yield name, domain[0] if isinstance(domain, tuple) and len(domain) == 1 else domain
 
@@ -269,5 +286,6 @@ def _parameters(optimizer: Sgd | AdamW) -> dict[str, Any]:
 
 def _dimension(name: str, domain: Any) -> Dimension | None:
     if isinstance(domain, Range):
-        return Dimension(name, low=domain.low, high=domain.high, log=domain.is_log)
+        is_integer = isinstance(domain, OwnRange) and domain.is_integer
+        return Dimension(name, low=domain.low, high=domain.high, log=domain.is_log, integer=is_integer)
     return Dimension(name, choices=domain) if isinstance(domain, tuple) else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from bssearch.records import Configuration, ParameterValue
+from bssearch.records import OWN_GROUPS, Configuration, ParameterValue
 from bssearch.space import (
     OPTIMIZER_SETTINGS,
     OPTIONAL,
@@ -15,6 +15,7 @@ from bssearch.space import (
     bounds,
     split_batch,
 )
+from bssearch.space.own_parameters import OwnRange, as_in_domain
 from bssearch.spec.parts import DefaultSpec
 
 
@@ -49,6 +50,7 @@ def whole_configuration(default: DefaultSpec, space: SearchSpace) -> Configurati
         value = fixed(name, getattr(default, name), getattr(space, name))
         if value is not None:
             parameters[name] = float(value)
+    parameters |= _own_values(default, space)
     regular: dict[str, Any] = {
         name: float(fixed(name, getattr(default, name), getattr(space, name))) for name in TRAINING_PARAMETERS
     }
@@ -62,6 +64,25 @@ def whole_configuration(default: DefaultSpec, space: SearchSpace) -> Configurati
         parameters=parameters,
         **regular,
     )
+
+
+def _own_values(default: DefaultSpec, space: SearchSpace) -> dict[str, ParameterValue]:
+    """Return the values of the user's own parameters; a fixed one and a single choice need not be given."""
+    given = {
+        f"{group}.{name}": value for group in OWN_GROUPS for name, value in (getattr(default, group) or {}).items()
+    }
+    domains = space.own_domains
+    if unknown := [name for name in given if name not in domains]:
+        raise ValueError(f"default.{unknown[0]} is given, but there is no space.{unknown[0]}; fix or search it there")
+    values: dict[str, ParameterValue] = {}
+    for name, domain in domains.items():
+        if name in given:
+            values[name] = as_in_domain(name, given[name], domain)
+        elif isinstance(domain, OwnRange):
+            raise ValueError(f"{name} is searched, so the default must give it")
+        else:
+            values[name] = _only(domain, name) if isinstance(domain, tuple) else domain
+    return values
 
 
 def _only(choices: Sequence[Any], name: str) -> Any:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, JsonValue, PrivateAttr, ValidationInfo, field_validator, model_validator
 
 from bssearch import registry
-from bssearch.records import Configuration, NewStudy, Target
+from bssearch.records import OWN_GROUPS, Configuration, ModelParameters, NewStudy, Target, model_parameters
 from bssearch.space import OPTIONAL, TRAINING_PARAMETERS, SearchSpace, StrictModel
 from bssearch.spec.configuration import whole_configuration
 from bssearch.spec.parts import (
@@ -31,6 +32,8 @@ Argument = Annotated[str, Field(max_length=10_000, pattern=r"^[^\x00]*$")]
 
 IMPORTED = "imported"
 """Stands for the workload in the spec of an imported study, whose runs were made elsewhere."""
+MOST_CELLS = 1_000_000
+"""Combinations of a grid at one batch size: a choice; all of them are kept in memory."""
 
 GIVEN_IN_PYTHON = "given in Python"
 """Stands for the workload in a spec that names none: it is given to `bssearch.run_study`, as an object or a class."""
@@ -101,6 +104,11 @@ class StudySpec(StrictModel):
             ]
             if ranges:
                 raise ValueError(f"sampler = grid needs lists of values: {', '.join(ranges)} is given as a range")
+            cells = math.prod(len(one.choices) for one in self.space.dimensions())
+            if cells > MOST_CELLS:
+                raise ValueError(
+                    f"sampler = grid would try {cells} combinations at each batch size; it must be at most {MOST_CELLS}"
+                )
         return self
 
     @model_validator(mode="after")
@@ -124,16 +132,21 @@ class StudySpec(StrictModel):
 
     @property
     def set_parameters(self) -> tuple[str, ...]:
-        """Return the parameters that the space sets: names of its fields and of its optimizer's, if that is given."""
-        given = set(self.space.model_fields_set) | set(self.default.model_fields_set)
+        """Return the names of the parameters that the spec sets, as a `Configuration` has them.
+
+        What it leaves at the default of its field, a program may have a value of its own of.
+        """
+        fields, space, default = type(self.space).model_fields, self.space, self.default
+        given = {name for name in fields if getattr(space, name) != fields[name].get_default(call_default_factory=True)}
+        given |= {name for name, value in default if value is not None}
         names = [name for name in (*TRAINING_PARAMETERS, *OPTIONAL) if name in given]
-        configuration = self.default_configuration
-        if "schedule" in given:
-            names += ["schedule", "horizon_samples"]
+        schedule, own = {"schedule", "horizon_samples"}, self.default_configuration.parameters
+        names += [name for name in schedule if "schedule" in given]
+        names += [name for name in own if name.partition(".")[0] in OWN_GROUPS]
         if "optimizer" in given:
-            settings = {"schedule", "horizon_samples", *OPTIONAL}
-            names += ["optimizer", *(name for name in configuration.parameters if name not in settings)]
-        return tuple(names)
+            others = {*schedule, *OPTIONAL, *names}
+            names += ["optimizer", *(name for name in own if name not in others)]
+        return tuple(sorted(names))
 
     @property
     def preset(self) -> str | None:
@@ -168,6 +181,23 @@ class StudySpec(StrictModel):
         return whole_configuration(self.default, self.space)
 
     @property
+    def timed_model(self) -> ModelParameters:
+        """Return the own parameters of the default's model, with which step times and memory are measured."""
+        return model_parameters(self.default_configuration)
+
+    @property
+    def varied_in_model(self) -> list[str]:
+        """Return the parameters of ``space.model`` in which trials may differ from the default: what is searched."""
+        values = dict(self.timed_model)
+        domains = (self.space.model or {}).items()
+        return [name for name, domain in domains if domain not in (values[name], (values[name],))]
+
+    @property
+    def has_several_models(self) -> bool:
+        """Return whether trials may have another model than the default's."""
+        return bool(self.varied_in_model)
+
+    @property
     def is_imported(self) -> bool:
         """Return whether the study's runs were made elsewhere, so that there is no workload to run."""
         return self.workload == IMPORTED
@@ -189,11 +219,12 @@ class StudySpec(StrictModel):
 
     @property
     def question_hash(self) -> str:
-        """Return the digest of the question; settings of training and an average count where they are asked for."""
+        """Return the digest of the question; what came to specs later counts where it is asked for."""
         question = self.question
         for part in (question["space"], question["default"]):
-            if part["ema_decay"] is None:
-                del part["ema_decay"]
+            for name in ("ema_decay", *OWN_GROUPS):
+                if part[name] is None:
+                    del part[name]
         if self.training == TrainingSpec():
             del question["training"]
         if not self.arguments:

@@ -10,6 +10,7 @@ from pydantic import AfterValidator, Field, WithJsonSchema, field_validator, mod
 from bssearch import registry
 from bssearch.records import LARGEST_METRIC, Goal, TrainingSettings
 from bssearch.space import OPTIONAL, TRAINING_PARAMETERS, Optimizer, StrictModel, within_limits
+from bssearch.space.own_parameters import OwnValues
 
 Positive = Annotated[float, Field(gt=0)]
 
@@ -47,7 +48,7 @@ class DefaultSpec(StrictModel):
     """The configuration in use today: the first trial, and the baseline of every speed-up.
 
     What is left out takes the space's fixed value; what the space searches must be given. ``learning_rate`` is the
-    actual one at ``batch_size``. It may lie outside the space.
+    actual one at ``batch_size``. It may lie outside the space. ``model`` and ``loss`` give the user's own parameters.
     """
 
     batch_size: int = Field(ge=1)
@@ -61,6 +62,8 @@ class DefaultSpec(StrictModel):
     optimizer: Optimizer | None = None
     schedule: Literal["constant", "cosine", "linear"] | None = None
     horizon_samples: int | None = None
+    model: OwnValues = None
+    loss: OwnValues = None
 
     _limits = field_validator(*TRAINING_PARAMETERS, *OPTIONAL, "horizon_samples")(within_limits)
 

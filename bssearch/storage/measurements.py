@@ -4,10 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from pydantic import ValidationError
 from sqlalchemy import Connection, delete, func, select
 
-from bssearch.records import Environment, MemoryUse, NoiseMeasurement, ProbeRecord, TrialRecord, Visit
+from bssearch.records import (
+    Environment,
+    MemoryUse,
+    ModelParameters,
+    NoiseMeasurement,
+    ProbeRecord,
+    TrialRecord,
+    Visit,
+    model_parameters,
+)
 from bssearch.space import MemoryBoundary, in_force
+from bssearch.spec import StudySpec
 from bssearch.step_times import step_seconds_of, with_step_time, with_visits
 from bssearch.storage.clock import now
 from bssearch.storage.database import Database, patiently
@@ -25,6 +36,14 @@ from bssearch.storage.statements import (
     insert_if_absent,
     of_its_kind,
 )
+
+
+def _timed_model(spec: object) -> ModelParameters:
+    """Return the own parameters of the model that a stored spec's default has; none where it cannot be read."""
+    try:
+        return StudySpec.model_validate(spec).timed_model
+    except ValidationError:
+        return ()
 
 
 class Measurements(Database):
@@ -97,10 +116,16 @@ class Measurements(Database):
         return with_visits(timed, self._visits(connection, study_id))
 
     def _timed(self, connection: Connection, study_id: int, trials: Sequence[TrialRecord]) -> list[TrialRecord]:
-        """Return trials with steps × the step time of all visits so far, in the place of the one at their end."""
+        """Return trials with steps × the step time of all visits so far, in the place of the one at their end.
+
+        Of trials with another model than the default's, which was timed, the product of their end stays.
+        """
         if all(trial.outcome is None or trial.outcome.steps_to_target is None for trial in trials):
             return list(trials)
-        step_seconds = step_seconds_of(self._step_times(connection, study_id))
+        model: ModelParameters = ()
+        if any(model_parameters(trial.configuration) for trial in trials):
+            model = _timed_model(connection.scalar(select(StudyRow.spec).where(StudyRow.id == study_id)))
+        step_seconds = step_seconds_of(self._step_times(connection, study_id), model)
         return [with_step_time(trial, step_seconds) for trial in trials]
 
     @patiently

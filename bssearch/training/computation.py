@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from types import MappingProxyType
+from typing import Any
 
 import torch
 from torch import nn
 
-from bssearch.records import TrainingSettings
+from bssearch.records import ParameterValue, TrainingSettings
 from bssearch.training.activation_checkpointing import checkpoint_activations
 from bssearch.training.compilation import compile_in_place, share_storage
 from bssearch.training.core_pace import CorePace
 from bssearch.training.ghost_norm import convert_batch_norms
 from bssearch.training.precision import allow_tf32, autocast, resolve_precision
 from bssearch.workloads.base import Workload
+
+NO_PARAMETERS: Mapping[str, ParameterValue] = MappingProxyType({})
 
 
 class Computation:
@@ -45,14 +49,18 @@ class Computation:
         if torch.are_deterministic_algorithms_enabled() != settings.deterministic:  # to set it loads the compiler
             torch.use_deterministic_algorithms(settings.deterministic)
 
-    def build_model(self, workload: Workload, dropout: float) -> nn.Module:
+    def build_model(
+        self, workload: Workload, dropout: float, own: Mapping[str, ParameterValue] = NO_PARAMETERS
+    ) -> nn.Module:
         """Return a freshly initialised model in training mode on the device; the caller has set the seed.
 
+        ``own`` are the user's own parameters of the model, by their bare names.
         With CUDA graphs (``compile: reduce-overhead``) it takes over the memory of the model built before it, which
         must not be used any more.
         """
         settings = self.settings
-        model = workload.build_model(dropout=dropout)
+        build: Any = workload.build_model
+        model: nn.Module = build(dropout=dropout, **own)
         if settings.ghost_batch_size is not None and not convert_batch_norms(model, settings.ghost_batch_size):
             self._warn(
                 f"ghost_batch_size = {settings.ghost_batch_size} changes nothing: the model has no batch normalisation"

@@ -23,6 +23,7 @@ from torch import nn
 from bssearch.noise import FEWEST_PASSES, Norms, Pass, gradient_noise
 from bssearch.records import Configuration, GradientNoise, Target
 from bssearch.training.computation import Computation
+from bssearch.training.losses import loss_of
 from bssearch.training.memory import is_out_of_memory
 from bssearch.training.trainer import Trainer, seed_everything
 from bssearch.workloads.base import Part, WeightedLoss, Workload
@@ -98,7 +99,7 @@ class GradientPasses:
         train: Part,
         seed: int,
     ) -> None:
-        self._workload = workload
+        self._loss = loss_of(workload, configuration)
         self._augment = getattr(workload, "augment", None)
         self._computation = computation
         self._model = trainer.model
@@ -164,9 +165,7 @@ class GradientPasses:
         inputs, targets = self._train.inputs[batch].to(device), self._train.targets[batch].to(device)
         if self._augment is not None:
             inputs = self._augment(inputs)
-        loss = self._workload.loss(
-            self._model, self._computation.inputs(inputs), targets, label_smoothing=self._configuration.label_smoothing
-        )
+        loss = self._loss(self._model, self._computation.inputs(inputs), targets)
         mean = loss.total / loss.weight if isinstance(loss, WeightedLoss) else loss
         found = torch.autograd.grad(mean, self._parameters, allow_unused=True)
         pairs = zip(self._parameters, found, strict=True)

@@ -3,27 +3,35 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from bssearch.errors import WorkloadError
-from bssearch.records import ModelDescription
-from bssearch.training.computation import Computation
+from bssearch.records import ModelDescription, ParameterValue
+from bssearch.training.computation import NO_PARAMETERS, Computation
 from bssearch.training.trainer import measure, metric_value, seed_everything
 from bssearch.workloads.base import Data, Workload
 
 
 def describe_model(
-    workload: Workload, data: Data, computation: Computation, *, dropout: float = 0.0, seed: int = 0
+    workload: Workload,
+    data: Data,
+    computation: Computation,
+    *,
+    dropout: float = 0.0,
+    seed: int = 0,
+    own: Mapping[str, ParameterValue] = NO_PARAMETERS,
 ) -> ModelDescription:
     """Build a model from a seed, evaluate it on the validation part, and return what was found.
 
+    ``own`` are the user's own parameters of the model.
     Every metric that the workload declares is in ``initial_metrics``. Raises `WorkloadError` where ``evaluate`` does
     not return one of them, and lets the workload's own exceptions through. It changes the random state.
     """
     seed_everything(seed)
-    model = computation.build_model(workload, dropout)
+    model = computation.build_model(workload, dropout, own)
     with computation.evaluating():
         metrics = measure(workload, model, data.validation)
     values = {name: metric_value(workload, metrics, name) for name in workload.metrics}

@@ -1,12 +1,24 @@
-"""Training losses summed on the device, so that the loop need not wait for them."""
+"""The loss of a workload as a configuration asks for it, and its sum on the device, for which no loop need wait."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
+from torch import nn
 
-from bssearch.workloads.base import WeightedLoss
+from bssearch.records import Configuration, parameters_of_group
+from bssearch.workloads.base import WeightedLoss, Workload
+
+Loss = Callable[[nn.Module, torch.Tensor, torch.Tensor], torch.Tensor | WeightedLoss]
+
+
+def loss_of(workload: Workload, configuration: Configuration) -> Loss:
+    """Return a workload's loss of (model, inputs, targets) with a configuration's own parameters."""
+    own: dict[str, Any] = parameters_of_group(configuration.parameters, "loss")
+    return partial(workload.loss, label_smoothing=configuration.label_smoothing, **own)
 
 
 class LossSum:

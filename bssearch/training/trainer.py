@@ -14,11 +14,11 @@ import numpy as np
 import torch
 
 from bssearch.errors import BSSearchError, UsageError, WorkloadError
-from bssearch.records import Configuration, MetricInfo
+from bssearch.records import Configuration, MetricInfo, parameters_of_group
 from bssearch.training.averaging import AveragedWeights, ema_decay_of
 from bssearch.training.batches import micro_batches, placement_of
 from bssearch.training.computation import Computation
-from bssearch.training.losses import LossSum
+from bssearch.training.losses import LossSum, loss_of
 from bssearch.training.memory import is_out_of_memory
 from bssearch.training.optimizers import build_optimizer
 from bssearch.training.schedule import schedule_of
@@ -44,10 +44,12 @@ class Trainer:
         self.dropped_samples = len(train) % configuration.batch_size
         self.data_placement = placement_of(train, computation)
         self.schedule = schedule_of(configuration, len(train))
-        self.model = computation.build_model(workload, configuration.dropout)
+        own = parameters_of_group(configuration.parameters, "model")
+        self.model = computation.build_model(workload, configuration.dropout, own)
         self.optimizer = build_optimizer(self.model, configuration, fused=computation.fused)
         self._workload = workload
         self._augment = getattr(workload, "augment", None)
+        self._loss = loss_of(workload, configuration)
         self._configuration = configuration
         self._computation = computation
         self._accumulation_steps = configuration.accumulation_steps
@@ -211,12 +213,7 @@ class Trainer:
         if self._augment is not None:
             inputs = self._augment(inputs)
         with self._computation.training():
-            loss = self._workload.loss(
-                self.model,
-                self._computation.inputs(inputs),
-                targets,
-                label_smoothing=self._configuration.label_smoothing,
-            )
+            loss = self._loss(self.model, self._computation.inputs(inputs), targets)
         scalar = loss.total if isinstance(loss, WeightedLoss) else loss
         if not isinstance(scalar, torch.Tensor):
             raise WorkloadError(

@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 import itertools
 import sys
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,6 +88,9 @@ class WeightedLoss:
     weight: torch.Tensor | float
 
 
+BY_NAME = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+
 class Workload(Protocol):
     """One training problem: data, model, loss and metrics. bssearch does the rest.
 
@@ -115,7 +119,10 @@ class Workload(Protocol):
         ...
 
     def build_model(self, *, dropout: float) -> torch.nn.Module:
-        """Return a freshly initialised model. Called after the trial's seed is set; bssearch moves it."""
+        """Return a freshly initialised model. Called after the trial's seed is set; bssearch moves it.
+
+        What a spec has under ``space.model`` comes as further keywords: ``build_model(dropout=0.1, hidden=64)``.
+        """
         ...
 
     def loss(
@@ -129,12 +136,38 @@ class Workload(Protocol):
         """Return the mean training loss over one (micro-)batch, a scalar tensor to be differentiated.
 
         Where samples weigh unequally the mean of the micro-batches' means is not the batch's: return a `WeightedLoss`.
+        What a spec has under ``space.loss`` comes as further keywords.
         """
         ...
 
     def evaluate(self, model: torch.nn.Module, part: Part) -> Mapping[str, float]:
         """Return each metric over a whole part. The model is in evaluation mode and gradients are off."""
         ...
+
+
+TAKES = {"model": "build_model", "loss": "loss"}
+"""The method that takes the user's own parameters of each group."""
+
+
+def check_takes(workload: Workload, names: Iterable[str]) -> None:
+    """Raise `WorkloadError` naming the first of own parameters, as ``model.hidden``, that its method does not take.
+
+    A method with ``**parameters`` takes all. Of one that says nothing of what it takes nothing is known before it runs.
+    """
+    for full in names:
+        group, _, name = full.partition(".")
+        try:
+            signature = inspect.signature(getattr(workload, TAKES[group]))
+        except (TypeError, ValueError):
+            continue
+        kinds = {one.name: one.kind for one in signature.parameters.values()}
+        takes_all = inspect.Parameter.VAR_KEYWORD in kinds.values()
+        if not takes_all and kinds.get(name) not in BY_NAME:
+            raise WorkloadError(
+                f"space.{full}: {TAKES[group]}{signature} of the workload takes no {name!r}",
+                hint=f"let {TAKES[group]}() take the keyword {name}, or **parameters for all, or leave it out of the "
+                "space",
+            )
 
 
 def check_data(data: object) -> Data:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any
@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 from bssearch.errors import UsageError, WorkloadError
-from bssearch.records import Configuration, TrialState
-from bssearch.training.computation import Computation
+from bssearch.records import Configuration, ParameterValue, TrialState
+from bssearch.training.computation import NO_PARAMETERS, Computation
 from bssearch.training.trainer import Trainer, seed_everything, warm_up
 from bssearch.workloads.base import Data, Part, WeightedLoss, Workload
 from tests.training.toys import CPU, Run, Toy, configuration, on_cpu, request, toy_data
@@ -517,7 +517,9 @@ class Uncompilable(Computation):
         yield
         self.runs_uncompiled = before
 
-    def build_model(self, workload: Workload, dropout: float) -> nn.Module:
+    def build_model(
+        self, workload: Workload, dropout: float, own: Mapping[str, ParameterValue] = NO_PARAMETERS
+    ) -> nn.Module:
         return workload.build_model(dropout=dropout).train()
 
     def training(self) -> AbstractContextManager[object]:

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal, Protocol
 
-from bssearch.records import Configuration, TrialRecord, TrialState
-from bssearch.step_times import Pace, PooledStepTime, StepSeconds, pool_paces, split
+from bssearch.records import Configuration, TrialRecord, TrialState, model_parameters
+from bssearch.step_times import Pace, PooledStepTime, StepSeconds, Timed, pool_paces, split, timed_as
 
 Basis = Literal["measured", "steps_x_step_time"]
 
@@ -65,8 +65,8 @@ class Products:
     in_words: ClassVar[str] = "steps × the step time of their batch size"
 
     def step_time(self, trial: TrialRecord) -> PooledStepTime[Kind] | None:
-        """Return the step time of the trial's split."""
-        place = split(trial.configuration)
+        """Return the step time of the trial's split and model."""
+        place = timed_as(trial.configuration)
         seconds = self.step_seconds.get(place)
         return None if seconds is None else PooledStepTime(place, seconds, 0.0, math.inf, 0.0)
 
@@ -86,13 +86,17 @@ class Pooled:
 
 
 def kind_of(configuration: Configuration) -> Kind:
-    """Return what the time of a step depends on: the split, and what is switched on, not by how much."""
+    """Return what the time of a step depends on: the split, the model, and what is switched on, not by how much."""
     one = configuration
     switches = sorted(
-        (name, value if isinstance(value, bool | str) else value is not None) for name, value in one.parameters.items()
+        (name, value if isinstance(value, bool | str) else value is not None)
+        for name, value in one.parameters.items()
+        if not name.startswith("model.")
     )
     regularised = one.dropout > 0, one.label_smoothing > 0
-    return (*split(one), one.world_size, one.optimizer, *regularised, one.parameters.get("momentum", 0) == 0, *switches)
+    model = model_parameters(one)
+    momentum = one.parameters.get("momentum", 0) == 0
+    return (*split(one), one.world_size, one.optimizer, *regularised, momentum, *switches, *model)
 
 
 def common_seconds(
@@ -143,10 +147,10 @@ def _shared_shares(runs: Iterable[TrialRecord]) -> list[float]:
     return [sum(one) / len(one) for one in shared.values()]
 
 
-def _step_seconds_of_runs(runs: Iterable[TrialRecord]) -> dict[tuple[int, int], float]:
-    """Return the step times behind the stored products of runs, of each split the newest run's."""
+def _step_seconds_of_runs(runs: Iterable[TrialRecord]) -> dict[Timed, float]:
+    """Return the step times behind the stored products of runs, of each split and model the newest run's."""
     return {
-        split(run.configuration): run.steps_x_step_time_s / run.outcome.steps_to_target
+        timed_as(run.configuration): run.steps_x_step_time_s / run.outcome.steps_to_target
         for run in sorted(runs, key=lambda run: run.number)
         if run.outcome is not None and run.outcome.steps_to_target and run.steps_x_step_time_s is not None
     }

@@ -111,7 +111,7 @@ def audit(
     wanted = spec.confirm.runs if runs is None else runs
     optima = tuned_optima(spec, trials, step_times, memory)
     found = _cases(spec, trials, answer, optima)
-    step_seconds = step_seconds_of(step_times)
+    step_seconds = step_seconds_of(step_times, spec.timed_model)
     spent = spent_train_seconds(trials)
     is_spent = train_seconds is not None and spent >= train_seconds
     unmade = _why_unmade(spec, train_seconds if is_spent else None)
@@ -171,7 +171,7 @@ def tuned_optima(
     fitting = [
         one for one in trials if one.phase is not Phase.CONFIRM or memory.may_fit(one.configuration.micro_batch_size)
     ]
-    verdict = decide(fitting, spec.confirm.runs, objective_of(spec), step_seconds_of(step_times))
+    verdict = decide(fitting, spec.confirm.runs, objective_of(spec), step_seconds_of(step_times, spec.timed_model))
     return {} if verdict is None else verdict.by_batch
 
 

@@ -279,9 +279,7 @@ def _value(dimension: Dimension, share: float) -> ParameterValue:
     if dimension.choices:
         ordered = sorted(dimension.choices, key=_order)
         return ordered[min(int(share * len(ordered)), len(ordered) - 1)]
-    low, high = dimension.low, dimension.high
-    value = low * (high / low) ** share if dimension.log else low + (high - low) * share
-    return min(max(value, low), high)
+    return dimension.at_share(share)
 
 
 def _beside(dimension: Dimension, value: ParameterValue, rng: np.random.Generator) -> list[ParameterValue]:
@@ -294,7 +292,14 @@ def _beside(dimension: Dimension, value: ParameterValue, rng: np.random.Generato
         return [*ordered[max(0, place - 1) : place], *ordered[place + 1 : place + 2]]
     share = _share(dimension, value)
     steps = [sign * step * float(rng.uniform(0.5, 1.5)) for step in STEPS for sign in (-1, 1)]
-    return [_value(dimension, share + step) for step in steps if 0 <= share + step <= 1]
+    found = [_value(dimension, share + step) for step in steps if 0 <= share + step <= 1]
+    return _whole_beside(dimension, value, found) if dimension.integer else found
+
+
+def _whole_beside(dimension: Dimension, value: ParameterValue, found: Sequence[ParameterValue]) -> list[ParameterValue]:
+    """Return the whole numbers next to one, and others that were found; itself left out."""
+    next_to = [dimension.nearest(float(value or 0.0) + one) for one in (-1, 1)]
+    return [one for one in dict.fromkeys([*next_to, *found]) if one != value]
 
 
 def _ends(dimension: Dimension) -> tuple[float, float]:

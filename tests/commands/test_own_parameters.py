@@ -1,0 +1,253 @@
+"""A whole study over the user's own parameters: what is stored, answered, exported, and which step times count."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+
+from bssearch.analysis.answer import Answer
+from bssearch.analysis.predict_for_device import predict_for_device
+from bssearch.analysis.report import build_answer
+from bssearch.commands.check import check
+from bssearch.commands.enqueue import enqueue
+from bssearch.commands.optuna_study import load_optuna_study
+from bssearch.commands.run import run_study
+from bssearch.commands.trials import trial_table
+from bssearch.errors import WorkloadError
+from bssearch.records import Configuration, Phase, StudyRecord, TrialRecord, model_parameters, own_parameters
+from bssearch.search import finding
+from bssearch.search.finding import compute_answer
+from bssearch.spec import StudySpec
+from bssearch.spec.stored import spec_of
+from bssearch.storage.repository import Store, open_store
+from tests.analysis.test_report import study as study_record
+from tests.factories import make_probe, make_spec, make_trial
+
+WORKLOAD = """
+import torch
+from torch import nn
+from torch.nn import functional
+
+from bssearch import Data, MetricInfo, Part
+
+
+def part(samples, seed):
+    generator = torch.Generator().manual_seed(seed)
+    inputs = torch.randn(samples, 6, generator=generator)
+    return Part(inputs, (inputs[:, 0] * inputs[:, 1] + inputs[:, 2] > 0).long())
+
+
+class Own:
+    metrics = {"accuracy": MetricInfo(low=0.0, high=1.0, chance=0.5)}
+
+    def load(self, device):
+        return Data(train=part(256, 1), validation=part(128, 2), test=part(64, 3))
+
+    def build_model(self, *, dropout, hidden, activation):
+        between = {"tanh": nn.Tanh, "relu": nn.ReLU}[activation]()
+        return nn.Sequential(nn.Linear(6, hidden), between, nn.Linear(hidden, 2))
+
+    def loss(self, model, inputs, targets, *, label_smoothing, power, ignored=0):
+        return functional.cross_entropy(model(inputs), targets) ** power
+
+    def evaluate(self, model, part):
+        return {"accuracy": (model(part.inputs).argmax(1) == part.targets).float().mean().item()}
+"""
+SPACE: dict[str, Any] = {
+    "batch_size": [16, 32],
+    "learning_rate": {"low": 0.05, "high": 0.5},
+    "model": {"hidden": {"low": 8, "high": 64}, "activation": ["tanh", "relu"]},
+    "loss": {"power": [1.0, 2.0]},
+}
+DEFAULT: dict[str, Any] = {
+    "batch_size": 32,
+    "learning_rate": 0.1,
+    "model": {"hidden": 8, "activation": "relu"},
+    "loss": {"power": 1.0},
+}
+
+
+def spec_for(name: str = "own", **changes: Any) -> StudySpec:
+    values = {
+        "name": name,
+        "workload": "own.py:Own",
+        "target": {"metric": "accuracy", "value": 0.8},
+        "space": SPACE,
+        "default": DEFAULT,
+        "sampler": {"name": "auto"},
+        "pruner": {"name": "none"},
+        "budget": {"trials": 6, "trial_train_seconds": 1.0, "least_improvement": 0.0},
+        "confirm": {"top": 1, "runs": 1},
+        "executor": {"name": "inline", "device": "cpu"},
+    }
+    return make_spec(**{**values, **changes})
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
+    """A store with a study that was run, one enqueued configuration among its trials."""
+    folder = tmp_path_factory.mktemp("own")
+    (folder / "own.py").write_text(WORKLOAD)
+    url = f"sqlite:///{folder / 'own.db'}"
+    spec = spec_for()
+    with open_store(url) as store:
+        store.create_study(spec.new_study("tester"))
+        enqueue(store, "own", {"model.hidden": 48, "model.activation": "tanh", "loss.power": 1.0, "batch_size": 16})
+        run_study(spec, folder=folder, db=url)
+        yield store
+
+
+def test_trials_keep_what_they_ran_with_and_the_answer_holds_it(store: Store) -> None:
+    trials = store.trials("own")
+    enqueued = own_parameters(trials[0].configuration)
+    assert enqueued == {"hidden": 48, "activation": "tanh", "power": 1.0}
+    assert len({own_parameters(one.configuration)["hidden"] for one in trials}) > 2
+    confirmed = next(one for one in trials if one.phase is Phase.CONFIRM)
+    searched = [one.configuration for one in trials if one.phase is Phase.SEARCH]
+    assert confirmed.configuration in searched
+    found = compute_answer(store, "own")
+    assert (
+        found.optimal.parameters["model.hidden"]
+        == trials[found.optimal.trial_numbers[0] - 1].configuration.parameters["model.hidden"]
+    )
+    assert "default_model_timed" in {one.code for one in found.warnings}
+    columns, rows = trial_table(trials)
+    assert {"model.hidden", "model.activation", "loss.power", "sampled.model.hidden"} <= set(columns)
+    text = io.StringIO()
+    csv.DictWriter(text, columns).writerows(rows)
+    assert "tanh" in text.getvalue()
+
+
+def test_steps_are_multiplied_with_the_step_time_of_their_own_model_alone(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = spec_of(store.study("own"))
+    moved: list[TrialRecord] = []
+
+    def noted(study: StudyRecord, spec: StudySpec, trials: Sequence[TrialRecord], *rest: Any) -> Answer:
+        moved.extend(trials)
+        return build_answer(study, spec, trials, *rest)
+
+    monkeypatch.setattr(finding, "build_answer", noted)
+    compute_answer(store, "own", 0.795)
+    for trials in (store.trials("own"), moved):
+        reached = [one for one in trials if one.outcome and one.outcome.steps_to_target]
+        has_product = {model_parameters(one.configuration): one.steps_x_step_time_s is not None for one in reached}
+        assert has_product == {model: model == spec.timed_model for model in has_product}
+        assert set(has_product.values()) == {True, False}
+
+
+def test_optuna_s_form_has_them_with_whole_numbers_and_categories(store: Store) -> None:
+    found = load_optuna_study("own", store=store)
+    distributions = found.trials[0].distributions
+    assert isinstance(distributions["model.hidden"], optuna.distributions.IntDistribution)
+    assert isinstance(distributions["model.activation"], optuna.distributions.CategoricalDistribution)
+    assert found.trials[0].params["model.hidden"] == 48
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "own.py").write_text(WORKLOAD)
+    return tmp_path
+
+
+@pytest.mark.parametrize("executor", ["inline", "local"])
+def test_a_key_that_no_method_takes_is_refused_before_anything_is_written(folder: Path, executor: str) -> None:
+    spec = spec_for(
+        space={**SPACE, "model": {**SPACE["model"], "depth": 2}}, executor={"name": executor, "device": "cpu"}
+    )
+    url = f"sqlite:///{folder / 'none.db'}"
+    with pytest.raises(
+        WorkloadError, match=r"space\.model\.depth: build_model\(.*hidden, activation\).* takes no 'depth'"
+    ):
+        run_study(spec, folder=folder, db=url)
+    assert not (folder / "none.db").exists()
+
+
+def test_check_finds_an_own_parameter_that_changes_nothing(folder: Path) -> None:
+    spec = spec_for(
+        space={**SPACE, "loss": {"power": [1.0, 2.0], "ignored": [0, 1]}},
+        default={**DEFAULT, "loss": {"power": 1.0, "ignored": 0}},
+    )
+    found = {one.code: one.message for one in check(spec, folder=folder).findings}
+    assert (
+        "loss.ignored is searched but changes nothing here: with loss.ignored = 0 and 1" in found["parameter_ignored"]
+    )
+    assert "hidden 8" in found["default_model_timed"]
+
+
+SIZES = (16, 32, 64)
+
+
+def wide(size: int, hidden: int) -> Configuration:
+    parameters = {**spec_for().default_configuration.parameters, "model.hidden": hidden}
+    return Configuration(batch_size=size, micro_batch_size=size, learning_rate=0.1, parameters=parameters)
+
+
+def runs_of(hidden: dict[int, int]) -> list[TrialRecord]:
+    """Three runs of a model of so many units at each batch size; a step of theirs takes 2 ms."""
+    steps = {16: 400, 32: 250, 64: 180}
+    return [
+        make_trial(
+            100 * size + seed, configuration=wide(size, hidden[size]), steps=steps[size] + seed, seed=seed,
+            seconds=0.002 * (steps[size] + seed), phase=Phase.CONFIRM,
+        )
+        for size in SIZES
+        for seed in range(3)
+    ]  # fmt: skip
+
+
+def law_spec() -> StudySpec:
+    return spec_for(space={**SPACE, "batch_size": list(SIZES)}, confirm={"top": 3, "runs": 3})
+
+
+def probes() -> dict[int, Any]:
+    return {size: make_probe(size, step_seconds=0.01) for size in SIZES}
+
+
+def test_a_law_over_several_models_is_none_and_of_another_model_than_the_timed_one_gives_no_seconds() -> None:
+    spec = law_spec()
+    kinds: dict[str, tuple[bool, bool, str | None]] = {}
+    for name, hidden in (
+        ("default's", {16: 8, 32: 8, 64: 8}),
+        ("another", {16: 48, 32: 48, 64: 48}),
+        ("several", {16: 8, 32: 8, 64: 48}),
+    ):
+        found = build_answer(study_record(spec), spec, runs_of(hidden), probes())
+        codes = {one.code for one in found.warnings}
+        told = {"models_differ", "law_not_timed"} & codes
+        has_seconds = found.fit is not None and found.fit.predicted is not None
+        kinds[name] = (found.fit is not None, has_seconds, min(told, default=None))
+    assert kinds == {
+        "default's": (True, True, None),
+        "another": (True, False, "law_not_timed"),
+        "several": (False, False, "models_differ"),
+    }
+
+
+def test_a_row_of_another_model_has_its_runs_own_step_time_and_no_product() -> None:
+    spec = law_spec()
+    trials = [
+        replace(one, outcome=replace(one.outcome, steps=200, train_seconds=0.6)) if one.outcome else one
+        for one in runs_of({16: 8, 32: 8, 64: 48})
+    ]
+    rows = {row.batch_size: row for row in build_answer(study_record(spec), spec, trials, probes()).batches}
+    assert rows[32].step_time_s == 0.01
+    assert rows[32].steps_x_step_time_s == pytest.approx(251 * 0.01)
+    assert rows[64].step_time_s == pytest.approx(0.003)
+    assert rows[64].steps_x_step_time_s is None
+
+
+def test_a_prediction_for_another_device_leaves_out_models_that_its_step_times_are_not_of() -> None:
+    spec = law_spec()
+    found = predict_for_device(study_record(spec), spec, runs_of({16: 8, 32: 8, 64: 48}), probes(), "tiny")
+    assert found.optimal.batch_size == 32
+    assert [row.trials for row in found.batches] == [3, 3, 0]
+    assert "other_models_left_out" in {one.code for one in found.warnings}
