@@ -220,6 +220,8 @@ def test_what_a_spec_leaves_out_has_its_default() -> None:
     assert spec.model_dump(mode="json", exclude={"space", "default", *asked}) == {
         "workload_settings": {},
         "arguments": [],
+        "command": [],
+        "report": {},
         "objective": "time_to_target",
         "price_per_device_hour": None,
         "training": {

@@ -13,11 +13,12 @@ from contextlib import suppress
 from pathlib import Path, PurePath
 
 from bssearch.errors import UsageError
+from bssearch.executors.command import files_of
 from bssearch.files import make_private_folder
 from bssearch.records import StudyRecord
 from bssearch.settings import state_folder
 from bssearch.spec import StudySpec
-from bssearch.spec.model import GIVEN_IN_PYTHON
+from bssearch.spec.model import GIVEN_IN_PYTHON, OF_PROGRAMS
 from bssearch.workloads.base import SHIPPED, lies_in_no_file
 
 
@@ -46,7 +47,7 @@ def refuse_unknown(spec: StudySpec, study: StudyRecord, folder: Path) -> None:
     if spec.workload in SHIPPED:
         return
     refuse_where_in_no_file(spec)
-    path = PurePath(spec.workload.rpartition(":")[0])
+    path = PurePath(_location(spec))
     named = f"the stored study {study.name!r} names the workload {spec.workload!r}"
     if path.suffix == ".py" and not (folder / path).resolve().is_relative_to(folder.resolve()):
         raise UsageError(
@@ -61,7 +62,8 @@ def refuse_unknown(spec: StudySpec, study: StudyRecord, folder: Path) -> None:
         raise UsageError(
             f"{named}, which you have not run for it on this machine as it is now: code is not run on a database's "
             "word alone",
-            hint=f"where you trust it, add --workload {shlex.quote(spec.workload)}",
+            hint=f"where you trust it, add --workload {shlex.quote(spec.workload)}"
+            + (f", which runs {shlex.join(spec.command)}" if spec.command else ""),
         )
 
 
@@ -80,6 +82,11 @@ def refuse_where_in_no_file(spec: StudySpec) -> None:
         )
 
 
+def _location(spec: StudySpec) -> str:
+    """Return the file, or the module, of a spec's workload."""
+    return spec.workload if spec.is_program else spec.workload.rpartition(":")[0]
+
+
 def _file(study: StudyRecord) -> Path:
     return state_folder() / "workloads" / f"{study.mark}.json"
 
@@ -89,11 +96,14 @@ def _text(spec: StudySpec, folder: Path) -> str:
         "workload": spec.workload,
         "workload_settings": spec.workload_settings,
         "executor": spec.executor.name,
-        "sha256": _digest(folder / spec.workload.rpartition(":")[0]),
+        "sha256": _digest(folder / _location(spec)),
     }
+    if spec.is_program:
+        told |= {name: getattr(spec, name) for name in OF_PROGRAMS}
+        told["files"] = {file.name: _digest(file) for file in files_of(spec.command, folder)}
     return json.dumps(told, sort_keys=True) + "\n"
 
 
 def _digest(file: Path) -> str | None:
     """Return the digest of a workload's file, None where its code is an installed package's."""
-    return hashlib.sha256(file.read_bytes()).hexdigest() if file.suffix == ".py" and file.is_file() else None
+    return hashlib.sha256(file.read_bytes()).hexdigest() if file.suffix and file.is_file() else None

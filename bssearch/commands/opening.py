@@ -255,7 +255,9 @@ def program_of(spec: StudySpec) -> Program | None:
     if not spec.is_program:
         return None
     return Program(
-        script=spec.workload,
+        script=None if spec.command else spec.workload,
+        command=spec.command,
+        report=spec.report,
         arguments=spec.arguments,
         default=spec.default_configuration,
         metric=spec.target.metric,

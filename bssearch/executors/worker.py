@@ -22,6 +22,7 @@ import threading
 import traceback
 from typing import NoReturn
 
+from bssearch.executors.command import LoadedCommand
 from bssearch.executors.lifeline import Watcher, die_with_parent, end_group
 from bssearch.executors.loaded import LoadedWorkload, failed, not_measured, refused, trial_ended
 from bssearch.executors.messages import (
@@ -43,7 +44,7 @@ from bssearch.executors.messages import (
     decode_command,
     encode,
 )
-from bssearch.executors.program import LoadedProgram
+from bssearch.executors.script import LoadedScript
 from bssearch.records import Observation, TrialRequest, TrialState
 
 HEARTBEAT_SECONDS = 1.0
@@ -51,6 +52,9 @@ HEARTBEAT_SECONDS = 1.0
 
 _CHUNK_BYTES = 1 << 16
 """Bytes read at a time: the capacity of a pipe on Linux (pipe(7))."""
+
+
+Trainable = LoadedWorkload | LoadedScript | LoadedCommand
 
 
 class Channel:
@@ -92,7 +96,7 @@ class Worker:
         self._trial: int | None = None
         self._stop: tuple[TrialState, str] | None = None
         self._progress = 0
-        self._loaded: LoadedWorkload | LoadedProgram | None = None
+        self._loaded: Trainable | None = None
         self._memory_limit_bytes: int | None = None
 
     def serve(self) -> None:
@@ -150,7 +154,7 @@ class Worker:
         self._memory_limit_bytes = command.memory_limit_bytes
         try:
             _import_torch()
-            self._loaded = LoadedWorkload(command) if command.program is None else LoadedProgram(command)
+            self._loaded = _loaded(command)
             gc.freeze()  # what the workload imported and loaded stays, too
             self._channel.send(Loaded(device=self._loaded.device, revision=self._loaded.revision))
         except BaseException as error:
@@ -191,6 +195,13 @@ class Worker:
         with self._lock:
             self._trial = self._stop = None
         self._channel.send(ended)
+
+
+def _loaded(load: Load) -> Trainable:
+    """Load what trains: a workload, a script or a command of the user's own."""
+    if load.program is None:
+        return LoadedWorkload(load)
+    return LoadedCommand(load) if load.program.command else LoadedScript(load)
 
 
 def _import_torch() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, JsonValue, PrivateAttr, ValidationInfo, field_validator, model_validator
@@ -12,6 +13,7 @@ from pydantic import Field, JsonValue, PrivateAttr, ValidationInfo, field_valida
 from bssearch import registry
 from bssearch.records import OWN_GROUPS, Configuration, ModelParameters, NewStudy, Target, model_parameters
 from bssearch.space import OPTIONAL, TRAINING_PARAMETERS, SearchSpace, StrictModel
+from bssearch.spec.command_line import check_command
 from bssearch.spec.configuration import whole_configuration
 from bssearch.spec.parts import (
     BudgetSpec,
@@ -24,9 +26,16 @@ from bssearch.spec.parts import (
     TrainingSpec,
 )
 
-QUESTION_FIELDS = ("workload", "workload_settings", "arguments", "target", "objective", "space", "default", "training")
+OF_PROGRAMS = ("arguments", "command", "report")
+QUESTION_FIELDS = ("workload", "workload_settings", *OF_PROGRAMS, "target", "objective", "space", "default", "training")
+COMMAND = "command"
+"""Stands for the workload in the spec of a study whose training is a command."""
+
 MOST_ARGUMENTS = 1000
 """Arguments of a program at most: a choice."""
+
+MOST_EXPRESSIONS = 32
+"""Regular expressions over a log at most: a choice."""
 
 Argument = Annotated[str, Field(max_length=10_000, pattern=r"^[^\x00]*$")]
 
@@ -56,6 +65,8 @@ class StudySpec(StrictModel):
     workload: str = Field(default=GIVEN_IN_PYTHON, min_length=1)
     workload_settings: dict[str, JsonValue] = Field(default_factory=dict)
     arguments: tuple[Argument, ...] = Field(default=(), max_length=MOST_ARGUMENTS)
+    command: tuple[Argument, ...] = Field(default=(), max_length=MOST_ARGUMENTS)
+    report: dict[str, Argument] = Field(default_factory=dict, max_length=MOST_EXPRESSIONS)
     target: TargetSpec
     objective: str = Field(default="time_to_target", json_schema_extra=_list_objectives)
     price_per_device_hour: float | None = Field(default=None, gt=0, le=1e9)
@@ -111,24 +122,43 @@ class StudySpec(StrictModel):
                 )
         return self
 
+    @model_validator(mode="before")
+    @classmethod
+    def _named_after_its_command(cls, data: Any) -> Any:
+        if isinstance(data, Mapping) and data.get("command") and "workload" not in data:
+            return {**data, "workload": COMMAND}
+        return data
+
     @model_validator(mode="after")
     def _parts_of_a_program(self) -> Self:
+        if self.arguments and (self.command or not self.is_program):
+            raise ValueError(f"arguments are those of a script (workload: train.py); workload = {self.workload!r}")
+        if self.command and self.workload != COMMAND:
+            raise ValueError(f"a command stands in the place of a workload; workload = {self.workload!r}")
+        if self.report and not self.command:
+            raise ValueError("report says how the log of a command is read; there is no command")
         if not self.is_program:
-            if self.arguments:
-                raise ValueError(f"arguments are those of a script (workload: train.py); workload = {self.workload!r}")
             return self
         if self.workload_settings:
-            raise ValueError("workload_settings are those of a workload class; a script takes arguments")
+            raise ValueError("workload_settings are those of a workload class; a program of your own takes arguments")
         if self.training != TrainingSpec():
-            raise ValueError("training says how bssearch computes steps; a script computes its own")
+            raise ValueError("training says how bssearch computes steps; a program of your own computes its own")
         if self.executor.name == "inline":
-            raise ValueError("executor.name = inline runs a workload; a script runs in a process of its own")
+            raise ValueError("executor.name = inline runs a workload; a program runs in a process of its own")
+        if self.command:
+            check_command(self.command, self.report, self.target.metric, self.set_parameters, self._searched)
         return self
 
     @property
     def is_program(self) -> bool:
-        """Return whether the training is a program of the user's own: a script."""
-        return self.workload.endswith(".py")
+        """Return whether the training is a program of the user's own: a script or a command."""
+        return bool(self.command) or self.workload.endswith(".py")
+
+    @property
+    def _searched(self) -> tuple[str, ...]:
+        """Return the names of what the space searches, as a command takes them."""
+        found = [one.name.removeprefix("reference_").rpartition(".")[2] for one in self.space.dimensions()]
+        return (*(["batch_size"] if len(self.batch_sizes) > 1 else []), *found)
 
     @property
     def set_parameters(self) -> tuple[str, ...]:
@@ -227,6 +257,7 @@ class StudySpec(StrictModel):
                     del part[name]
         if self.training == TrainingSpec():
             del question["training"]
-        if not self.arguments:
-            del question["arguments"]
+        for name in OF_PROGRAMS:
+            if not question[name]:
+                del question[name]
         return hashlib.sha256(json.dumps(question, sort_keys=True).encode()).hexdigest()[:16]

@@ -60,7 +60,7 @@ class Conversation:
     overstayed: bool
 
 
-class LoadedProgram:
+class LoadedScript:
     """A program on a device, for a worker as `bssearch.executors.loaded.LoadedWorkload` is.
 
     Raises `WorkloadError` where the script is not there, or has changed since the run began, and `LaunchError`.
@@ -104,9 +104,9 @@ class LoadedProgram:
 
     def trial(
         self, request: TrialRequest, *, stop: AskStop, on_progress: Callable[[], None] = lambda: None
-    ) -> ProgramTrial:
+    ) -> ScriptTrial:
         """Return a trial to run; ``stop`` is asked again and again, ``on_progress`` called where there is some."""
-        return ProgramTrial(self, request, stop, on_progress)
+        return ScriptTrial(self, request, stop, on_progress)
 
     def converse(
         self,
@@ -148,11 +148,11 @@ class LoadedProgram:
         return found.reply  # type: ignore[return-value]
 
 
-class ProgramTrial:
+class ScriptTrial:
     """One trial of a program."""
 
     def __init__(
-        self, program: LoadedProgram, request: TrialRequest, stop: AskStop, on_progress: Callable[[], None]
+        self, program: LoadedScript, request: TrialRequest, stop: AskStop, on_progress: Callable[[], None]
     ) -> None:
         self._program = program
         self._request = request

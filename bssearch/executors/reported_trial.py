@@ -1,0 +1,167 @@
+"""A trial as a program reports it: its observations, its time, and what ends it."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+
+from bssearch.errors import UsageError
+from bssearch.executors.reports import LOSS, Report
+from bssearch.records import (
+    COULD_NOT_PAUSE,
+    LARGEST_METRIC,
+    Observation,
+    SecondsBasis,
+    TrialOutcome,
+    TrialRequest,
+    TrialState,
+    is_metric,
+)
+from bssearch.training.course import Course, Ending
+
+
+class ReportedTrial:
+    """Takes in what a program reports; ``ending`` says how its trial is to end, None while it goes on.
+
+    Where the program reports its own seconds of training those count. Else the wall clock does, from its first reported
+    step on; where that is not step 0 the steps before it count at the pace of those after.
+    """
+
+    def __init__(self, request: TrialRequest, on_observation: Callable[[Observation], None], started: float) -> None:
+        self.ending: Ending | None = None
+        self.steps = 0
+        self._request = request
+        self._on_observation = on_observation
+        self._course = Course(request, None)
+        self._started = started
+        self._ended = started
+        self._basis: SecondsBasis | None = None
+        self._first: tuple[Report, float] | None = None
+        self._waiting: Report | None = None
+        self._zero = 0.0
+        self._seconds = 0.0
+
+    @property
+    def wall_seconds(self) -> float:
+        """Return for how long the trial has run."""
+        return time.monotonic() - self._started
+
+    def take(self, report: Report, now: float) -> None:
+        """Take in a report that came at a moment.
+
+        Raises `UsageError` where steps or seconds run backwards, and where the program reports its seconds at times.
+        """
+        if self.ending is not None:
+            return
+        self._check(report)
+        if self._first is None:
+            self._first = report, now
+            self._basis = SecondsBasis.WALL if report.seconds is None else SecondsBasis.REPORTED
+            self._zero = now
+            if self._basis is SecondsBasis.WALL and report.step > 0:
+                self._waiting = report  # until the pace of its steps is known
+                self.steps = report.step
+                return
+        elif self._waiting is not None:
+            first, began = self._first
+            self._zero = began - first.step * (now - began) / (report.step - first.step)
+            waiting, self._waiting = self._waiting, None
+            self._observe(waiting, began - self._zero)
+        if self.ending is None:
+            seconds = now - self._zero if report.seconds is None else report.seconds
+            self._observe(report, seconds)
+
+    def look(self, asked: tuple[TrialState, str] | None, now: float) -> None:
+        """End the trial where it is asked to, or has trained past its limit by the wall clock."""
+        if self.ending is not None:
+            return
+        if asked is not None:
+            state, reason = asked
+            if state is TrialState.PAUSED:
+                state, reason = TrialState.PRUNED, f"{reason}; {COULD_NOT_PAUSE}: a command keeps its state to itself"
+            self._end(Ending(state, reason, asked=True))
+        elif self._basis is SecondsBasis.WALL:
+            self._end(self._course.limited(now - self._zero))
+
+    def left(self, code: int) -> None:
+        """End the trial of a program that ended by itself; one that failed is none of these."""
+        self._observe_waiting()
+        if self.ending is None and code == 0:
+            if self._course.progress.last is None:
+                raise UsageError("the command ended without a report of the target's metric")
+            self._end(Ending(TrialState.EXHAUSTED, f"the command ended at step {self.steps}"))
+
+    def outcome(self) -> TrialOutcome:
+        """Return how the trial ended, and what is known of it."""
+        assert self.ending is not None, "a trial that has ended has an ending"
+        progress, wall = self._course.progress, self._ended - self._started
+        outcome = TrialOutcome(
+            state=self.ending.state,
+            reason=self.ending.reason,
+            steps=self.steps,
+            samples=self.steps * self._request.configuration.batch_size,
+            train_seconds=self._seconds,
+            other_seconds=max(0.0, wall - self._seconds),
+            wall_seconds=wall,
+            seconds_basis=self._basis,
+            final_metric=None if progress.last is None else progress.last.metric,
+            best_metric=progress.best,
+        )
+        return self._course.with_target(outcome)
+
+    def _check(self, report: Report) -> None:
+        if self._first is None:
+            return
+        if report.step <= self.steps:
+            raise UsageError(f"the command reports step {report.step} after step {self.steps}: steps must rise")
+        if (report.seconds is None) != (self._basis is SecondsBasis.WALL):
+            raise UsageError(f"the command reports seconds at times: at step {report.step} otherwise than before")
+        if report.seconds is not None and report.seconds < self._seconds:
+            raise UsageError(f"the command reports {report.seconds:g} seconds after {self._seconds:g}: they must rise")
+
+    def _observe(self, report: Report, seconds: float) -> None:
+        self.steps, self._seconds = report.step, seconds
+        target, configuration = self._request.target, self._request.configuration
+        loss = report.values.get(LOSS)
+        if target.metric in report.values:
+            metric = report.values[target.metric]
+            if not is_metric(metric) or (loss is not None and not math.isfinite(loss)):
+                self._end(Ending(TrialState.DIVERGED, self._not_finite(metric)))
+                return
+            observation = Observation(
+                step=report.step,
+                samples=report.step * configuration.batch_size,
+                train_seconds=seconds,
+                metric=metric,
+                loss=loss,
+                learning_rate=configuration.learning_rate,
+            )
+            ending = self._course.observe(observation)
+            self._on_observation(observation)
+            self._end(ending)
+        self._end(self._course.limited(seconds))
+
+    def _observe_waiting(self) -> None:
+        """Observe the first report of a program that has made no second one, by the time since its start."""
+        if self._waiting is not None and self._first is not None:
+            waiting, self._waiting = self._waiting, None
+            self._observe(waiting, self._first[1] - self._started)
+
+    def _end(self, ending: Ending | None) -> None:
+        if ending is None or self.ending is not None:
+            return
+        self._observe_waiting()
+        if self.ending is None:
+            self.ending = self._course.reached_before(ending)
+            self._ended = time.monotonic()
+
+    def _not_finite(self, metric: float) -> str:
+        what = "the loss" if is_metric(metric) else self._request.target.metric
+        beyond = LARGEST_METRIC < abs(metric) < math.inf
+        how = f"= {metric:g} is beyond {LARGEST_METRIC:g}" if beyond else "is not finite"
+        configuration = self._request.configuration
+        return (
+            f"{what} {how}: batch size {configuration.batch_size}, learning rate {configuration.learning_rate:.4g}, "
+            f"step {self.steps}"
+        )

@@ -1,0 +1,97 @@
+"""The command line of a program with a trial's values in the places of its names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from bssearch.errors import UsageError
+from bssearch.records import Configuration, ParameterValue
+
+PLACE = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)\}")
+"""A name in braces stands for its value; nothing else in braces does."""
+
+OWN_PLACES = (
+    "batch_size",
+    "micro_batch_size",
+    "accumulation_steps",
+    "learning_rate",
+    "seed",
+    "evaluate_every",
+    "threads",
+    "device",
+)
+"""The names that every study has; those of its space come beside them."""
+
+
+def places_of(command: Sequence[str]) -> set[str]:
+    """Return the names that a command has places for."""
+    return {name for token in command for name in PLACE.findall(token)}
+
+
+def filled(command: Sequence[str], values: Mapping[str, ParameterValue]) -> list[str]:
+    """Return the command with each name in braces replaced; raise `UsageError` for a name that has no value."""
+
+    def text(match: re.Match[str]) -> str:
+        name = match[1]
+        if name not in values:
+            raise UsageError(
+                f"command: {match[0]} is no name of this study; it has {', '.join(sorted(values))}",
+                hint="a name in braces stands for its value; the space sets further ones",
+            )
+        value = values[name]
+        return str(value).lower() if isinstance(value, bool) else str(value)
+
+    return [PLACE.sub(text, token) for token in command]
+
+
+def check_command(
+    command: Sequence[str],
+    report: Mapping[str, str],
+    metric: str,
+    set_parameters: Sequence[str],
+    searched: Sequence[str],
+) -> None:
+    """Raise `ValueError` where a command has no place for what is searched, or its log is not read as it must be."""
+    places = places_of(command)
+    own = {name.rpartition(".")[2] for name in set_parameters}
+    if unknown := places - own - set(OWN_PLACES):
+        raise ValueError(
+            f"command: {{{min(unknown)}}} is no name of this study; it has {', '.join(sorted({*own, *OWN_PLACES}))}"
+        )
+    for name in searched:
+        if name not in places and not (name == "batch_size" and "micro_batch_size" in places):
+            raise ValueError(f"command: {name} is searched, and the command does not take {{{name}}}")
+    for name, text in report.items():
+        try:
+            groups = re.compile(text).groups
+        except (re.error, RecursionError, OverflowError) as error:
+            raise ValueError(f"report.{name} = {text!r} is no regular expression: {error}") from None
+        if groups != 1:
+            raise ValueError(f"report.{name} = {text!r} must have one group, the value; it has {groups}")
+    for name in ("step", metric):
+        if report and name not in report:
+            raise ValueError(f"report has no expression for {name}; it has {', '.join(report)}")
+
+
+def values_of(
+    configuration: Configuration,
+    parameters: Mapping[str, ParameterValue],
+    *,
+    seed: int,
+    evaluate_every: int,
+    threads: int,
+    device: str,
+) -> dict[str, ParameterValue]:
+    """Return the values of all names."""
+    return {
+        **parameters,
+        "batch_size": configuration.batch_size,
+        "micro_batch_size": configuration.micro_batch_size,
+        "accumulation_steps": configuration.accumulation_steps,
+        "learning_rate": configuration.learning_rate,
+        "seed": seed,
+        "evaluate_every": evaluate_every,
+        "threads": threads,
+        "device": device,
+    }
