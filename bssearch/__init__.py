@@ -40,23 +40,26 @@ if TYPE_CHECKING:
         UsageError,
         WorkloadError,
     )
-    from bssearch.records import MetricInfo
+    from bssearch.records import Configuration, MetricInfo
     from bssearch.samplers.time_model.optuna_sampler import TimeToTargetSampler
     from bssearch.spec import StudySpec, load_spec
     from bssearch.storage.repository import Store, open_store
-    from bssearch.workloads.base import Data, Part, WeightedLoss, Workload
+    from bssearch.workloads.base import WeightedLoss, Workload
+    from bssearch.workloads.data import Data, Part
+    from bssearch.workloads.training_step import TrainingStep
 
 _HOMES = {
     "Answer": "bssearch.analysis.answer",
     "BSSearchError": "bssearch.errors",
     "CheckpointError": "bssearch.errors",
-    "Data": "bssearch.workloads.base",
+    "Configuration": "bssearch.records",
+    "Data": "bssearch.workloads.data",
     "DatabaseError": "bssearch.errors",
     "InterruptedRunError": "bssearch.errors",
     "LaunchError": "bssearch.errors",
     "MetricInfo": "bssearch.records",
     "NotFoundError": "bssearch.errors",
-    "Part": "bssearch.workloads.base",
+    "Part": "bssearch.workloads.data",
     "QuestionChangedError": "bssearch.errors",
     "SchemaError": "bssearch.errors",
     "SpecError": "bssearch.errors",
@@ -64,6 +67,7 @@ _HOMES = {
     "StudySpec": "bssearch.spec",
     "TargetNotReachedError": "bssearch.errors",
     "TimeToTargetSampler": "bssearch.samplers.time_model.optuna_sampler",
+    "TrainingStep": "bssearch.workloads.training_step",
     "UsageError": "bssearch.errors",
     "WeightedLoss": "bssearch.workloads.base",
     "Workload": "bssearch.workloads.base",
@@ -85,6 +89,7 @@ __all__ = [
     "Answer",
     "BSSearchError",
     "CheckpointError",
+    "Configuration",
     "Data",
     "DatabaseError",
     "InterruptedRunError",
@@ -99,6 +104,7 @@ __all__ = [
     "StudySpec",
     "TargetNotReachedError",
     "TimeToTargetSampler",
+    "TrainingStep",
     "UsageError",
     "WeightedLoss",
     "Workload",

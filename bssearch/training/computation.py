@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
 import torch
 from torch import nn
@@ -15,6 +16,7 @@ from bssearch.training.core_pace import CorePace
 from bssearch.training.ghost_norm import convert_batch_norms
 from bssearch.training.precision import allow_tf32, autocast, resolve_precision
 from bssearch.workloads.base import Workload
+from bssearch.workloads.nested import mapped
 
 
 class Computation:
@@ -64,16 +66,20 @@ class Computation:
         model = model.to(self.device).train()
         for parameter in model.parameters():
             parameter.data = self.inputs(parameter.data)
-        if self._replays_graphs:
+        if self.replays_graphs:
             share_storage(model, self._places)
             self._model = model
         return model
 
     def training(self) -> AbstractContextManager[object]:
         """Return what to put around the forward pass and the loss of each micro-batch in training."""
-        if self._replays_graphs:
+        if self.replays_graphs:
             self._begin_micro_batch()
         return autocast(self.precision, self.device)
+
+    def whole_step(self) -> AbstractContextManager[object]:
+        """Return what to put around a training step of the workload's own, in which weights change."""
+        return autocast(self.precision, self.device, keep_casts=False)
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
@@ -98,11 +104,9 @@ class Computation:
         """Return what lets compiled models run uncompiled inside, in training too."""
         return torch.compiler.set_stance("force_eager") if self.compiles else nullcontext()
 
-    def inputs(self, tensor: torch.Tensor) -> torch.Tensor:
+    def inputs(self, inputs: Any) -> Any:
         """Return inputs as the model takes them: images (4 dimensions, floating) channels-last where that is asked."""
-        if self.settings.channels_last and tensor.ndim == 4 and tensor.is_floating_point():
-            return tensor.contiguous(memory_format=torch.channels_last)
-        return tensor
+        return mapped(_channels_last, inputs) if self.settings.channels_last else inputs
 
     def new_scaler(self) -> torch.amp.GradScaler | None:
         """Return a trial's loss scaler in fp16, None in precisions that need none."""
@@ -118,7 +122,8 @@ class Computation:
         torch.compiler.reset()
 
     @property
-    def _replays_graphs(self) -> bool:
+    def replays_graphs(self) -> bool:
+        """Return whether models run as CUDA graphs."""
         return self.compiles and self.settings.compile == "reduce-overhead" and self.device.type == "cuda"
 
     def _begin_micro_batch(self) -> None:
@@ -135,3 +140,9 @@ class Computation:
     def _warn(self, sentence: str) -> None:
         if sentence not in self.warnings:
             self.warnings.append(sentence)
+
+
+def _channels_last(leaf: Any) -> Any:
+    if isinstance(leaf, torch.Tensor) and leaf.ndim == 4 and leaf.is_floating_point():
+        return leaf.contiguous(memory_format=torch.channels_last)
+    return leaf
