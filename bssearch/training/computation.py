@@ -41,7 +41,7 @@ class Computation:
         self._model: nn.Module | None = None
         self._places: dict[str, torch.Tensor] = {}
         if settings.compile == "reduce-overhead" and device.type != "cuda":
-            self._warn(f"compile = 'reduce-overhead' is no more than 'default' on {device}, which has no CUDA graphs")
+            self.warn(f"compile = 'reduce-overhead' is no more than 'default' on {device}, which has no CUDA graphs")
         allow_tf32(self.precision == "tf32")
         torch.backends.cudnn.benchmark = not settings.deterministic
         if torch.are_deterministic_algorithms_enabled() != settings.deterministic:  # to set it loads the compiler
@@ -56,7 +56,7 @@ class Computation:
         settings = self.settings
         model = workload.build_model(dropout=dropout)
         if settings.ghost_batch_size is not None and not convert_batch_norms(model, settings.ghost_batch_size):
-            self._warn(
+            self.warn(
                 f"ghost_batch_size = {settings.ghost_batch_size} changes nothing: the model has no batch normalisation"
             )
         if settings.activation_checkpointing:
@@ -112,10 +112,15 @@ class Computation:
         """Return a trial's loss scaler in fp16, None in precisions that need none."""
         return torch.amp.GradScaler(self.device.type) if self.precision == "fp16" else None
 
+    def warn(self, sentence: str) -> None:
+        """Add a sentence to the warnings, once."""
+        if sentence not in self.warnings:
+            self.warnings.append(sentence)
+
     def fallback(self, error: Exception) -> None:
         """Give up compiling from now on, for the reason that the error gives; models built before are of no use."""
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        self._warn(f"compile = {self.settings.compile!r} failed and was given up, steps run uncompiled: {reason}")
+        self.warn(f"compile = {self.settings.compile!r} failed and was given up, steps run uncompiled: {reason}")
         self.compiles = False
         self._model = None
         self._places.clear()
@@ -136,10 +141,6 @@ class Computation:
                 if parameter.grad is not None:
                     parameter.grad = parameter.grad.clone()
         torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
-
-    def _warn(self, sentence: str) -> None:
-        if sentence not in self.warnings:
-            self.warnings.append(sentence)
 
 
 def _channels_last(leaf: Any) -> Any:

@@ -19,7 +19,7 @@ from bssearch.training.batches import micro_batches, placement_of
 from bssearch.training.computation import Computation
 from bssearch.training.losses import LossSum
 from bssearch.training.memory import is_out_of_memory
-from bssearch.training.own.optimizers import built_optimizers, flat
+from bssearch.training.own.optimizers import built_optimizers, flat, ignored_learning_rate
 from bssearch.training.own.schedule import schedule_for
 from bssearch.training.own.step import OwnStep, own_training_step
 from bssearch.training.updates import Updates
@@ -321,6 +321,9 @@ def _take_first_steps(
         trainer.evaluate(data.validation, metric)
         for _ in range(WARM_UP_STEPS):
             trainer.step()
+        ignored = ignored_learning_rate(workload, trainer.model, configuration)
+        if ignored is not None:
+            computation.warn(ignored)
 
 
 def seed_everything(seed: int) -> None:

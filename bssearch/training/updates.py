@@ -55,13 +55,22 @@ class Updates:
 
     def apply(self) -> None:
         """Apply the gradient that lies there with all optimizers, clipped as one."""
-        self._update(self.optimizers, self._model.parameters())
+        if self.scaler is not None:
+            self._unscale(self.optimizers)
+        if self._clip_norm is not None:
+            torch.nn.utils.clip_grad_norm_(self._model.parameters(), self._clip_norm)
+        for optimizer in self.optimizers:
+            self._step(optimizer)
         self.end()
 
     def apply_one(self, optimizer: torch.optim.Optimizer) -> None:
         """Apply the gradients of one optimizer's parameters, clipped by themselves; `end` must follow in the step."""
-        trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        self._update([optimizer], trained)
+        if self.scaler is not None:
+            self._unscale([optimizer])
+        if self._clip_norm is not None:
+            trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+            torch.nn.utils.clip_grad_norm_(trained, self._clip_norm)
+        self._step(optimizer)
 
     def apply_each(self) -> None:
         """Apply, one by one, the optimizers for which gradients lie there."""
@@ -78,16 +87,11 @@ class Updates:
         if self.average is not None:
             self.average.update()
 
-    def _update(self, optimizers: Iterable[torch.optim.Optimizer], clipped: Iterable[nn.Parameter]) -> None:
-        if self.scaler is not None:
-            self._unscale(optimizers)
-        if self._clip_norm is not None:
-            torch.nn.utils.clip_grad_norm_(clipped, self._clip_norm)
-        for optimizer in optimizers:
-            if self.scaler is None:
-                optimizer.step()
-            else:
-                self.scaler.step(optimizer)
+    def _step(self, optimizer: torch.optim.Optimizer) -> None:
+        if self.scaler is None:
+            optimizer.step()
+        else:
+            self.scaler.step(optimizer)
 
     def _unscale(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
         assert self.scaler is not None, "there is a loss scaling in fp16 only"

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 from bssearch.errors import WorkloadError
-from bssearch.workloads.nested import Nesting, leaves, mapped, moved
+from bssearch.workloads.nested import CONTAINERS, Nesting, leaves, mapped, moved
 
 if TYPE_CHECKING:
     import torch
@@ -65,15 +65,13 @@ class Part:
 
     def gather(self, rows: torch.Tensor) -> Batch:
         """Return (inputs, targets) of some rows (samples,), in their order, where the part lies."""
-        return self._cut(rows)
+        return _cut(self.inputs, rows), _cut(self.targets, rows)
 
     def chunks(self, size: int) -> Iterator[Batch]:
         """Yield (inputs, targets) in order, ``size`` samples at a time; the last chunk may be smaller."""
         for start in range(0, len(self), size):
-            yield self._cut(slice(start, start + size))
-
-    def _cut(self, rows: torch.Tensor | slice) -> Batch:
-        return mapped(lambda tensor: tensor[rows], self.inputs), mapped(lambda tensor: tensor[rows], self.targets)
+            rows = slice(start, start + size)
+            yield _cut(self.inputs, rows), _cut(self.targets, rows)
 
 
 class DatasetPart(Part):
@@ -180,6 +178,11 @@ class Data:
     train: Any
     validation: Any
     test: Any
+
+
+def _cut(value: Nesting, rows: torch.Tensor | slice) -> Nesting:
+    """Return some rows of each tensor; that of a lone one is in the time of every step, without further calls."""
+    return mapped(lambda leaf: leaf[rows], value) if isinstance(value, CONTAINERS) else value[rows]
 
 
 def pair_of(batch: Any, maker: str) -> Batch:

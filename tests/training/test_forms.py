@@ -115,7 +115,10 @@ def test_the_noise_scale_is_measured_where_samples_can_be_drawn_and_else_refused
         noise_seconds_limit=0.1,
         eval_every_steps=3,
     )
-    if form in (Streams, TwoOptimizers):
+    has_noise = form not in (Streams, TwoOptimizers)
+    with Trainer(workload, ACCUMULATED, data.train, computation, seed=0) as trainer:
+        assert trainer.has_noise == has_noise
+    if not has_noise:
         with pytest.raises(WorkloadError, match=r"train_batches|training_step"):
             measure_noise(asked, workload, data, computation)
     else:

@@ -75,6 +75,17 @@ def test_several_optimizers_step_together_and_are_clipped_as_one() -> None:
     assert torch.equal(weights_after(built(halves), WARMED), weights_after(Toy(), WARMED))
 
 
+def test_a_trial_warns_of_an_optimizer_that_does_not_use_the_learning_rate() -> None:
+    def fixed(model: nn.Module, configuration: Configuration) -> torch.optim.Optimizer:
+        return torch.optim.SGD(model.parameters(), lr=0.5)
+
+    def warns(build: Build) -> bool:
+        warnings = Run(request(), built(build)).outcome.warnings
+        return any("does not use configuration.learning_rate: its rates are [0.5]" in one for one in warnings)
+
+    assert (warns(fixed), warns(sgd)) == (True, False)
+
+
 @pytest.mark.parametrize(
     ("build", "said"),
     [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -40,6 +41,26 @@ def flat(built: Any, model: nn.Module) -> Optimizers:
     for optimizer in optimizers:
         _check(optimizer, parameters)
     return optimizers
+
+
+def ignored_learning_rate(workload: Workload, model: nn.Module, configuration: Configuration) -> str | None:
+    """Return a sentence where the workload's optimizers have the same rates at another learning rate, else None."""
+    if getattr(workload, "build_optimizer", None) is None:
+        return None
+    doubled = replace(configuration, learning_rate=2 * configuration.learning_rate)
+    rates = [
+        [
+            group["lr"]
+            for optimizer in flat(built_optimizers(workload, model, each, False), model)
+            for group in optimizer.param_groups
+        ]
+        for each in (configuration, doubled)
+    ]
+    if rates[0] != rates[1]:
+        return None
+    return (
+        f"build_optimizer() does not use configuration.learning_rate: its rates are {rates[0]} whatever the trial's is"
+    )
 
 
 def _check(optimizer: object, parameters: set[int]) -> None:
