@@ -31,6 +31,9 @@ def test_ragged_texts_in_dicts_with_an_optimizer_of_their_own_are_searched(tmp_p
     answer = run(tmp_path, EXAMPLE)
     assert answer["optimal"]["batch_size"] in (32, 64, 128)
     assert answer["optimal"]["time_to_target_s"]["median"] > 0
+    changes = ["--set", "executor.name=inline", "--set", "budget.trial_train_seconds=1"]
+    checked = bssearch("check", "my_text.yaml", *changes, "--format", "json", cwd=tmp_path)
+    assert json.loads(checked.stdout)["train_samples"] == 2000, checked.stderr
 
 
 @pytest.mark.slow

@@ -22,7 +22,7 @@ from bssearch.training.memory import is_out_of_memory
 from bssearch.training.own.optimizers import built_optimizers, flat, ignored_learning_rate
 from bssearch.training.own.schedule import schedule_for
 from bssearch.training.own.step import OwnStep, own_training_step
-from bssearch.training.updates import Updates
+from bssearch.training.own.updates import Updates
 from bssearch.workloads.base import WeightedLoss, Workload
 from bssearch.workloads.data import Batch, BatchStream, Data, Part
 from bssearch.workloads.evaluation import measure, metric_value

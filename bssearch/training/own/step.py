@@ -10,7 +10,7 @@ import torch
 from bssearch.errors import UsageError, WorkloadError
 from bssearch.records import Configuration
 from bssearch.training.computation import Computation
-from bssearch.training.updates import Updates
+from bssearch.training.own.updates import Updates
 from bssearch.workloads.base import WeightedLoss, Workload
 from bssearch.workloads.data import Batch
 from bssearch.workloads.training_step import TrainingStep
