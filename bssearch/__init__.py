@@ -42,23 +42,26 @@ if TYPE_CHECKING:
         WorkloadError,
     )
     from bssearch.integrations.current import current_trial
-    from bssearch.records import MetricInfo
+    from bssearch.records import Configuration, MetricInfo
     from bssearch.samplers.time_model.optuna_sampler import TimeToTargetSampler
     from bssearch.spec import StudySpec, load_spec
     from bssearch.storage.repository import Store, open_store
-    from bssearch.workloads.base import Data, Part, WeightedLoss, Workload
+    from bssearch.workloads.base import WeightedLoss, Workload
+    from bssearch.workloads.data import Data, Part
+    from bssearch.workloads.training_step import TrainingStep
 
 _HOMES = {
     "Answer": "bssearch.commands.display.answer",
     "BSSearchError": "bssearch.errors",
     "CheckpointError": "bssearch.errors",
-    "Data": "bssearch.workloads.base",
+    "Configuration": "bssearch.records",
+    "Data": "bssearch.workloads.data",
     "DatabaseError": "bssearch.errors",
     "InterruptedRunError": "bssearch.errors",
     "LaunchError": "bssearch.errors",
     "MetricInfo": "bssearch.records",
     "NotFoundError": "bssearch.errors",
-    "Part": "bssearch.workloads.base",
+    "Part": "bssearch.workloads.data",
     "QuestionChangedError": "bssearch.errors",
     "SchemaError": "bssearch.errors",
     "SpecError": "bssearch.errors",
@@ -67,6 +70,7 @@ _HOMES = {
     "TargetNotReachedError": "bssearch.errors",
     "TrialStopped": "bssearch.errors",
     "TimeToTargetSampler": "bssearch.samplers.time_model.optuna_sampler",
+    "TrainingStep": "bssearch.workloads.training_step",
     "UsageError": "bssearch.errors",
     "WeightedLoss": "bssearch.workloads.base",
     "Workload": "bssearch.workloads.base",
@@ -89,6 +93,7 @@ __all__ = [
     "Answer",
     "BSSearchError",
     "CheckpointError",
+    "Configuration",
     "Data",
     "DatabaseError",
     "InterruptedRunError",
@@ -103,6 +108,7 @@ __all__ = [
     "StudySpec",
     "TargetNotReachedError",
     "TimeToTargetSampler",
+    "TrainingStep",
     "TrialStopped",
     "UsageError",
     "WeightedLoss",

@@ -55,7 +55,8 @@ class LoadedWorkload:
         from bssearch.training.environment import workload_revision
         from bssearch.training.gradient_noise import NoiseBudget
         from bssearch.training.memory import is_out_of_memory, limit_memory
-        from bssearch.workloads.base import check_data, resolve
+        from bssearch.workloads.base import resolve
+        from bssearch.workloads.check_data import check_data
         from bssearch.workloads.given import made
 
         self.memory_limit_bytes = load.memory_limit_bytes
@@ -78,7 +79,7 @@ class LoadedWorkload:
                 "`run --allow-changed-workload` where the change does not matter",
             )
         try:
-            data = check_data(self._workload.load(torch.device("cpu")))
+            data = check_data(self._workload.load(torch.device("cpu")), self._workload)
         except BaseException as error:
             if is_out_of_memory(error):
                 raise

@@ -32,8 +32,15 @@ def measure_noise(request: NoiseRequest, workload: Workload, data: Data, computa
 
     The training ends there, or at the request's limit of train seconds, or with the schedule's horizon. The interval is
     that of the measurement: other seeds come to other weights, whose noise is another. Raises `WorkloadError` where the
-    metric is not finite or there are too few samples, `LaunchError` where memory runs out.
+    metric is not finite, there are too few samples, or the workload makes its batches or its steps itself: there is
+    then no gradient of samples drawn at random. Raises `LaunchError` where memory runs out.
     """
+    own = [name for name in ("training_step", "train_batches") if callable(getattr(workload, name, None))]
+    if own:
+        raise WorkloadError(
+            f"the gradient noise scale is not measured for a workload with {' and '.join(own)} of its own: "
+            "it takes loss() on training samples drawn at random"
+        )
     if len(data.train) < PASS_BATCHES:
         raise WorkloadError(f"the training part has {len(data.train)} samples; there must be >= {PASS_BATCHES}")
     try:

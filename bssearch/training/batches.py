@@ -2,14 +2,15 @@
 
 The training part lies whole on the device, where each micro-batch is gathered by index, or on the host, from where a
 loader's processes gather the same micro-batches in the same order. On the CPU that makes the same trial, bit for bit.
+A part that is made of samples always lies on the host: the loader's processes collate its micro-batches.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -18,14 +19,15 @@ from torch.utils.data import DataLoader, Dataset
 
 from bssearch.records import Configuration
 from bssearch.training.computation import Computation
-from bssearch.workloads.base import Data, Part
+from bssearch.training.own.batches import CollatedSamples, streamed
+from bssearch.workloads.data import Batch, BatchStream, Data, DatasetPart, Part
+from bssearch.workloads.nested import moved, tensors
 
 DATA_SHARE = 0.3
 """With ``data: auto`` the training part lies on the device where it takes no more than this share of its memory: the
 rest is for the model, its gradients, the optimizer and the activations."""
 
 Placement = Literal["device", "host"]
-Batch = tuple[torch.Tensor, torch.Tensor]
 Rows = npt.NDArray[np.int64]
 
 
@@ -55,7 +57,9 @@ def fits_on_device(train: Part, device: torch.device, memory_bytes: int | None =
 
 def placement_of(train: Part, computation: Computation) -> Placement:
     """Return where a training part lies for a trial; on the CPU, whose memory is the device's, the setting says it."""
-    if train.inputs.device.type != "cpu":
+    if isinstance(train, DatasetPart | BatchStream):
+        return "host"
+    if train.device.type != "cpu":
         return "device"
     elsewhere = computation.device.type != "cpu" or computation.settings.data == "host"
     return "host" if elsewhere else "device"
@@ -69,16 +73,23 @@ def micro_batches(
     Those of the first ``after_steps`` optimizer steps are left out, ungathered.
     Each epoch is a new permutation of the training part; its last, incomplete batch is dropped. The order is drawn on
     the CPU from a generator of its own, so that it is the same on every device and whatever dropout draws. Closing the
-    generator ends the processes that load for it.
+    generator ends the processes that load for it. Where the workload makes the batches itself they come in its order.
     """
+    first = after_steps * configuration.accumulation_steps
+    if isinstance(train, BatchStream):
+        return streamed(train, configuration.micro_batch_size, computation.device, seed, skip=first)
     epochs = _epochs(len(train), configuration.batch_size, seed)
     if after_steps:
         whole = len(train) - len(train) % configuration.batch_size
         epochs = _after(epochs, after_steps * configuration.batch_size, whole)
     if placement_of(train, computation) == "device":
         return _gathered(train, epochs, configuration.micro_batch_size, computation.device)
+    samples: Dataset[Batch] = _Samples(train)
+    places: Iterable[Any] = _MicroBatchRows(epochs, configuration.micro_batch_size)
+    if isinstance(train, DatasetPart):
+        samples, places = CollatedSamples(train, seed), enumerate(places, first)
     workers = computation.settings.loader_workers
-    batches = _loaded(train, epochs, configuration.micro_batch_size, workers, pin=computation.device.type == "cuda")
+    batches = _loaded(samples, places, workers, pin=computation.device.type == "cuda")
     return _copied(batches, computation.device) if computation.device.type == "cuda" else batches
 
 
@@ -105,23 +116,27 @@ def _gathered(
         if device.type == "cuda":
             order = order.pin_memory().to(device, non_blocking=True)
         for rows in torch.split(order, micro_batch_size):
-            yield train.inputs[rows], train.targets[rows]
+            yield train.gather(rows)
 
 
-def _loaded(
-    train: Part, epochs: Iterator[torch.Tensor], micro_batch_size: int, workers: int, *, pin: bool
-) -> Generator[Batch, None, None]:
+def _loaded(samples: Dataset[Batch], places: Iterable[Any], workers: int, *, pin: bool) -> Generator[Batch, None, None]:
     """Start a loader; return its micro-batches. Its processes start here, not in the time of the first step."""
     loader: DataLoader[Batch] = DataLoader(
-        _Samples(train),
+        samples,
         batch_size=None,
-        sampler=_MicroBatchRows(epochs, micro_batch_size),
+        sampler=places,
+        collate_fn=_as_it_is,
         num_workers=workers,
         pin_memory=pin,
         # The loader draws its workers' seeds: from a generator of its own, it leaves those of the trial alone.
         generator=torch.Generator(),
     )
     return _until_closed(iter(loader))
+
+
+def _as_it_is(batch: Any) -> Any:
+    """Return a batch that is collated already; without it the loader would make lists of tuples."""
+    return batch
 
 
 def _until_closed(batches: Iterator[Batch]) -> Generator[Batch, None, None]:
@@ -135,11 +150,11 @@ def _copied(batches: Generator[Batch, None, None], device: torch.device) -> Gene
         for batch in batches:
             computing = torch.cuda.current_stream(device)
             with torch.cuda.stream(stream):
-                inputs, targets = (tensor.to(device, non_blocking=True) for tensor in batch)
+                copied: Batch = moved(batch, device, non_blocking=True)
             computing.wait_stream(stream)
-            for tensor in (inputs, targets):
+            for tensor in tensors(copied):
                 tensor.record_stream(computing)
-            yield inputs, targets
+            yield copied
     finally:
         batches.close()
 
@@ -151,8 +166,7 @@ class _Samples(Dataset[Batch]):
         self._part = part
 
     def __getitem__(self, rows: Rows) -> Batch:
-        indices = torch.from_numpy(rows)
-        return self._part.inputs[indices], self._part.targets[indices]
+        return self._part.gather(torch.from_numpy(rows))
 
 
 class _MicroBatchRows:

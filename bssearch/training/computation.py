@@ -17,6 +17,7 @@ from bssearch.training.core_pace import CorePace
 from bssearch.training.ghost_norm import convert_batch_norms
 from bssearch.training.precision import allow_tf32, autocast, resolve_precision
 from bssearch.workloads.base import Workload
+from bssearch.workloads.nested import mapped
 
 NO_PARAMETERS: Mapping[str, ParameterValue] = MappingProxyType({})
 
@@ -43,7 +44,7 @@ class Computation:
         self._model: nn.Module | None = None
         self._places: dict[str, torch.Tensor] = {}
         if settings.compile == "reduce-overhead" and device.type != "cuda":
-            self._warn(f"compile = 'reduce-overhead' is no more than 'default' on {device}, which has no CUDA graphs")
+            self.warn(f"compile = 'reduce-overhead' is no more than 'default' on {device}, which has no CUDA graphs")
         allow_tf32(self.precision == "tf32")
         torch.backends.cudnn.benchmark = not settings.deterministic
         if torch.are_deterministic_algorithms_enabled() != settings.deterministic:  # to set it loads the compiler
@@ -62,7 +63,7 @@ class Computation:
         build: Any = workload.build_model
         model: nn.Module = build(dropout=dropout, **own)
         if settings.ghost_batch_size is not None and not convert_batch_norms(model, settings.ghost_batch_size):
-            self._warn(
+            self.warn(
                 f"ghost_batch_size = {settings.ghost_batch_size} changes nothing: the model has no batch normalisation"
             )
         if settings.activation_checkpointing:
@@ -72,16 +73,20 @@ class Computation:
         model = model.to(self.device).train()
         for parameter in model.parameters():
             parameter.data = self.inputs(parameter.data)
-        if self._replays_graphs:
+        if self.replays_graphs:
             share_storage(model, self._places)
             self._model = model
         return model
 
     def training(self) -> AbstractContextManager[object]:
         """Return what to put around the forward pass and the loss of each micro-batch in training."""
-        if self._replays_graphs:
+        if self.replays_graphs:
             self._begin_micro_batch()
         return autocast(self.precision, self.device)
+
+    def whole_step(self) -> AbstractContextManager[object]:
+        """Return what to put around a training step of the workload's own, in which weights change."""
+        return autocast(self.precision, self.device, keep_casts=False)
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
@@ -106,27 +111,31 @@ class Computation:
         """Return what lets compiled models run uncompiled inside, in training too."""
         return torch.compiler.set_stance("force_eager") if self.compiles else nullcontext()
 
-    def inputs(self, tensor: torch.Tensor) -> torch.Tensor:
+    def inputs(self, inputs: Any) -> Any:
         """Return inputs as the model takes them: images (4 dimensions, floating) channels-last where that is asked."""
-        if self.settings.channels_last and tensor.ndim == 4 and tensor.is_floating_point():
-            return tensor.contiguous(memory_format=torch.channels_last)
-        return tensor
+        return mapped(_channels_last, inputs) if self.settings.channels_last else inputs
 
     def new_scaler(self) -> torch.amp.GradScaler | None:
         """Return a trial's loss scaler in fp16, None in precisions that need none."""
         return torch.amp.GradScaler(self.device.type) if self.precision == "fp16" else None
 
+    def warn(self, sentence: str) -> None:
+        """Add a sentence to the warnings, once."""
+        if sentence not in self.warnings:
+            self.warnings.append(sentence)
+
     def fallback(self, error: Exception) -> None:
         """Give up compiling from now on, for the reason that the error gives; models built before are of no use."""
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        self._warn(f"compile = {self.settings.compile!r} failed and was given up, steps run uncompiled: {reason}")
+        self.warn(f"compile = {self.settings.compile!r} failed and was given up, steps run uncompiled: {reason}")
         self.compiles = False
         self._model = None
         self._places.clear()
         torch.compiler.reset()
 
     @property
-    def _replays_graphs(self) -> bool:
+    def replays_graphs(self) -> bool:
+        """Return whether models run as CUDA graphs."""
         return self.compiles and self.settings.compile == "reduce-overhead" and self.device.type == "cuda"
 
     def _begin_micro_batch(self) -> None:
@@ -140,6 +149,8 @@ class Computation:
                     parameter.grad = parameter.grad.clone()
         torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
 
-    def _warn(self, sentence: str) -> None:
-        if sentence not in self.warnings:
-            self.warnings.append(sentence)
+
+def _channels_last(leaf: Any) -> Any:
+    if isinstance(leaf, torch.Tensor) and leaf.ndim == 4 and leaf.is_floating_point():
+        return leaf.contiguous(memory_format=torch.channels_last)
+    return leaf

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
@@ -27,6 +27,7 @@ from bssearch.training.losses import loss_of
 from bssearch.training.memory import is_out_of_memory
 from bssearch.training.trainer import Trainer, seed_everything
 from bssearch.workloads.base import Part, WeightedLoss, Workload
+from bssearch.workloads.nested import moved
 
 SMALL_BATCHES = 8
 """Small batches in a long pass within a trial. What limits the estimate is ‖G‖²: for the same samples in all, fewer and
@@ -103,8 +104,14 @@ class GradientPasses:
         self._augment = getattr(workload, "augment", None)
         self._computation = computation
         self._model = trainer.model
-        self._optimizer = trainer.optimizer
-        self._parameters = [one for group in trainer.optimizer.param_groups for one in group["params"]]
+        self._optimizers = trainer.optimizers
+        self._parameters = [
+            one
+            for optimizer in trainer.optimizers
+            for group in optimizer.param_groups
+            for one in group["params"]
+            if one.requires_grad
+        ]
         self._configuration = configuration
         self._train = train
         self._generator = np.random.default_rng(seed)
@@ -118,7 +125,7 @@ class GradientPasses:
         """Make a pass of so many small batches; return None where a gradient is not finite. Waits for the device."""
         small_batch = self.small_batch(small_batches)
         rows = self._generator.choice(len(self._train), small_batches * small_batch, replace=False)
-        batches = torch.split(torch.from_numpy(rows).to(self._train.inputs.device), small_batch)
+        batches = torch.split(torch.from_numpy(rows).to(self._train.device), small_batch)
         seed = int(self._generator.integers(2**31))
         with _untouched(self._model, self._computation.device, seed), self._computation.exact():
             plain, adam = self._norms(batches)
@@ -143,7 +150,7 @@ class GradientPasses:
 
     def _norms(self, batches: tuple[torch.Tensor, ...]) -> tuple[Norms, Norms | None]:
         """Return the norms of the plain gradients and of those that Adam divides by √v̂ + ε."""
-        divisors = _adam_divisors(self._optimizer)
+        divisors = _adam_divisors(self._optimizers)
         kinds = [None] if divisors is None else [None, divisors]
         small: list[list[torch.Tensor]] = [[] for _ in kinds]
         sums: dict[nn.Parameter, torch.Tensor] = {}
@@ -162,7 +169,7 @@ class GradientPasses:
 
     def _gradients(self, batch: torch.Tensor) -> dict[nn.Parameter, torch.Tensor]:
         device = self._computation.device
-        inputs, targets = self._train.inputs[batch].to(device), self._train.targets[batch].to(device)
+        inputs, targets = moved(self._train.gather(batch), device)
         if self._augment is not None:
             inputs = self._augment(inputs)
         loss = self._loss(self._model, self._computation.inputs(inputs), targets)
@@ -362,17 +369,19 @@ def _untouched(model: nn.Module, device: torch.device, seed: int) -> Iterator[No
 Divisors = dict[nn.Parameter, Callable[[], torch.Tensor]]
 
 
-def _adam_divisors(optimizer: torch.optim.Optimizer) -> Divisors | None:
-    """Return √v̂ + ε of each parameter, made when it is called for; None where the optimizer keeps no second moments."""
+def _adam_divisors(optimizers: Sequence[torch.optim.Optimizer]) -> Divisors | None:
+    """Return √v̂ + ε of each parameter, made when it is called for; None where no optimizer keeps second moments."""
 
     def divisor(state: dict[str, torch.Tensor], beta2: float, epsilon: float) -> Callable[[], torch.Tensor]:
         return lambda: (state["exp_avg_sq"] / (1 - beta2 ** state["step"])).sqrt() + epsilon
 
     found = {
         parameter: divisor(optimizer.state[parameter], group["betas"][1], group["eps"])
+        for optimizer in optimizers
         for group in optimizer.param_groups
+        if {"betas", "eps"} <= group.keys()
         for parameter in group["params"]
-        if "exp_avg_sq" in optimizer.state.get(parameter, {})
+        if {"exp_avg_sq", "step"} <= optimizer.state.get(parameter, {}).keys()
     }
     return found or None
 

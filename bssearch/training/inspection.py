@@ -11,8 +11,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from bssearch.errors import WorkloadError
 from bssearch.records import ModelDescription, ParameterValue
 from bssearch.training.computation import NO_PARAMETERS, Computation
-from bssearch.training.trainer import measure, metric_value, seed_everything
+from bssearch.training.trainer import seed_everything
 from bssearch.workloads.base import Data, Workload
+from bssearch.workloads.evaluation import measure, metric_value
 
 
 def describe_model(

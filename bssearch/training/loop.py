@@ -165,7 +165,7 @@ class Trial:
             self._trainer = Trainer(
                 self._workload, request.configuration, self._data.train, self._computation, request.seed
             )
-            if self._computation.settings.measure_noise:
+            if self._computation.settings.measure_noise and self._trainer.has_noise:
                 self._noise = NoiseMeter(
                     self._workload,
                     self._computation,

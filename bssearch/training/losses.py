@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from bssearch.errors import WorkloadError
 from bssearch.records import Configuration, parameters_of_group
 from bssearch.workloads.base import WeightedLoss, Workload
 
@@ -16,9 +17,17 @@ Loss = Callable[[nn.Module, torch.Tensor, torch.Tensor], torch.Tensor | Weighted
 
 
 def loss_of(workload: Workload, configuration: Configuration) -> Loss:
-    """Return a workload's loss of (model, inputs, targets) with a configuration's own parameters."""
+    """Return a workload's loss of (model, inputs, targets) with a configuration's own parameters.
+
+    One with a training step of its own may have none: nothing calls it then.
+    """
     own: dict[str, Any] = parameters_of_group(configuration.parameters, "loss")
-    return partial(workload.loss, label_smoothing=configuration.label_smoothing, **own)
+    loss: Any = getattr(workload, "loss", _no_loss)
+    return partial(loss, label_smoothing=configuration.label_smoothing, **own)
+
+
+def _no_loss(*arguments: object, **settings: object) -> torch.Tensor:
+    raise WorkloadError("the workload has a training step of its own, and no loss()")
 
 
 class LossSum:

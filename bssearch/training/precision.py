@@ -46,10 +46,13 @@ def resolve_precision(wanted: str, device: torch.device) -> str:
     return wanted
 
 
-def autocast(precision: str, device: torch.device) -> AbstractContextManager[object]:
-    """Return what to put around a forward pass and its loss: nothing for fp32 and tf32."""
+def autocast(precision: str, device: torch.device, *, keep_casts: bool = True) -> AbstractContextManager[object]:
+    """Return what to put around a forward pass and its loss: nothing for fp32 and tf32.
+
+    With ``keep_casts`` the weights are cast once, and must not change inside.
+    """
     dtype = _AUTOCAST.get(precision)
-    return nullcontext() if dtype is None else torch.autocast(device.type, dtype=dtype)
+    return nullcontext() if dtype is None else torch.autocast(device.type, dtype=dtype, cache_enabled=keep_casts)
 
 
 def allow_tf32(allowed: bool) -> None:

@@ -14,15 +14,18 @@ import numpy as np
 import torch
 
 from bssearch.errors import BSSearchError, UsageError, WorkloadError
-from bssearch.records import Configuration, MetricInfo, parameters_of_group
-from bssearch.training.averaging import AveragedWeights, ema_decay_of
+from bssearch.records import Configuration, parameters_of_group
 from bssearch.training.batches import micro_batches, placement_of
 from bssearch.training.computation import Computation
 from bssearch.training.losses import LossSum, loss_of
 from bssearch.training.memory import is_out_of_memory
-from bssearch.training.optimizers import build_optimizer
-from bssearch.training.schedule import schedule_of
-from bssearch.workloads.base import Data, Part, WeightedLoss, Workload
+from bssearch.training.own.optimizers import built_optimizers, flat, ignored_learning_rate
+from bssearch.training.own.schedule import schedule_for
+from bssearch.training.own.step import OwnStep, own_training_step
+from bssearch.training.own.updates import Updates
+from bssearch.workloads.base import WeightedLoss, Workload
+from bssearch.workloads.data import Batch, BatchStream, Data, Part
+from bssearch.workloads.evaluation import measure, metric_value
 
 WARM_UP_STEPS = 2
 
@@ -32,7 +35,8 @@ class Trainer:
 
     Each epoch is a new permutation of the training part; its last, incomplete batch is dropped. ``dropped_samples``
     says how many samples that is, ``data_placement`` whether the training part lies on the ``device`` or on the
-    ``host``. Close it, or leave its ``with`` block, to end the processes that load the data of the latter.
+    ``host``. Close it, or leave its ``with`` block, to end the processes that load the data of the latter. Where the
+    workload makes its batches itself, their order is its own and ``dropped_samples`` is None.
     """
 
     def __init__(
@@ -41,27 +45,24 @@ class Trainer:
         _check(configuration, len(train))
         seed_everything(seed)
         self.steps = 0
-        self.dropped_samples = len(train) % configuration.batch_size
+        self.dropped_samples = None if isinstance(train, BatchStream) else len(train) % configuration.batch_size
         self.data_placement = placement_of(train, computation)
-        self.schedule = schedule_of(configuration, len(train))
+        self.schedule = schedule_for(workload, configuration, len(train))
         own = parameters_of_group(configuration.parameters, "model")
         self.model = computation.build_model(workload, configuration.dropout, own)
-        self.optimizer = build_optimizer(self.model, configuration, fused=computation.fused)
+        built = built_optimizers(workload, self.model, configuration, computation.fused)
+        self._updates = Updates(self.model, flat(built, self.model), configuration, computation)
+        take = own_training_step(workload, computation)
+        self._own_step = take and OwnStep(take, self.model, built, configuration, computation, self._updates)
         self._workload = workload
         self._augment = getattr(workload, "augment", None)
         self._loss = loss_of(workload, configuration)
         self._configuration = configuration
         self._computation = computation
         self._accumulation_steps = configuration.accumulation_steps
-        self._clip_norm = _clip_norm(configuration)
-        decay = ema_decay_of(configuration)
-        self._average = None if decay is None else AveragedWeights(self.model, decay)
-        self._scaler = computation.new_scaler()
-        self._skipped = torch.zeros((), device=computation.device)
         self._train = train
         self._seed = seed
         self._batches = micro_batches(train, configuration, computation, seed)
-        self._learning_rate = configuration.learning_rate
         self._losses = LossSum(computation.device)
 
     def __enter__(self) -> Self:
@@ -93,40 +94,40 @@ class Trainer:
 
         They count as steps all the same: the data were seen and the schedule moved on.
         """
-        return None if self._scaler is None else int(self._skipped.item())
+        return None if self._updates.scaler is None else int(self._updates.skipped.item())
+
+    @property
+    def optimizers(self) -> tuple[torch.optim.Optimizer, ...]:
+        """Return the optimizers, all that the workload built or bssearch's own one."""
+        return self._updates.optimizers
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """Return the first optimizer."""
+        return self._updates.optimizers[0]
+
+    @property
+    def has_noise(self) -> bool:
+        """Return whether the gradient of any samples can be taken: by ``loss``, of a part that has rows."""
+        return self._own_step is None and self._train.has_rows
 
     def step(self) -> None:
         """Run one optimizer step: all its micro-batches, then clipping, update and average once."""
-        self._set_learning_rate()
-        self.optimizer.zero_grad(set_to_none=True)
-        weights: list[torch.Tensor | float] = []
-        for _ in range(self._accumulation_steps):
-            inputs, targets = next(self._batches)
-            loss = self._micro_batch_loss(inputs, targets)
-            self._add_gradient(loss)
-            self._losses.add(loss)
-            if isinstance(loss, WeightedLoss):
-                weights.append(loss.weight)
-        if weights and self._accumulation_steps > 1:
-            self._divide_gradient(weights)
-        self.update()
+        self._updates.begin(self.schedule.factor(self.steps))
+        if self._own_step is None:
+            self._accumulate()
+            self.update()
+        else:
+            self._losses.add(self._own_step.run(self.steps, self._augmented()))
+            self._updates.end()
         self.steps += 1
 
     def update(self) -> None:
-        """Apply the gradient that lies there: clip, optimizer, average; once per step whatever the accumulation."""
-        if self._scaler is not None:
-            self._scaler.unscale_(self.optimizer)
-            for found in self._scaler._found_inf_per_device(self.optimizer).values():
-                self._skipped = self._skipped + found
-        if self._clip_norm is not None:
-            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self._clip_norm)
-        if self._scaler is None:
-            self.optimizer.step()
+        """Apply the gradient that lies there: clip, optimizers, average; once per step whatever the accumulation."""
+        if self._own_step is None:
+            self._updates.apply()
         else:
-            self._scaler.step(self.optimizer)
-            self._scaler.update()
-        if self._average is not None:
-            self._average.update()
+            self._updates.apply_each()
 
     def state(self) -> dict[str, Any]:
         """Return all that the next steps hang on but the random state, to be saved; the tensors are those in use."""
@@ -134,11 +135,7 @@ class Trainer:
             "steps": self.steps,
             "model": {name: tensor.detach() for name, tensor in _named_tensors(self.model)},
             "extra": _extra_state(self.model),
-            "optimizer": self.optimizer.state_dict(),
-            "learning_rate": self._learning_rate,
-            "average": None if self._average is None else self._average.state(),
-            "scaler": None if self._scaler is None else self._scaler.state_dict(),
-            "skipped": self._skipped,
+            **self._updates.state(),
             "losses": self._losses.state(),
         }
 
@@ -152,13 +149,7 @@ class Trainer:
         for name, tensor in state["model"].items():
             _put(self.model, name, tensor.to(self._computation.device))
         self.model.load_state_dict(state["extra"], strict=False)
-        self.optimizer.load_state_dict(state["optimizer"])
-        self._learning_rate = state["learning_rate"]
-        if self._average is not None:
-            self._average.restore(state["average"])
-        if self._scaler is not None:
-            self._scaler.load_state_dict(state["scaler"])
-        self._skipped = state["skipped"].to(self._computation.device)
+        self._updates.restore(state)
         self._losses.restore(state["losses"])
         self.steps = state["steps"]
         self._batches.close()
@@ -205,11 +196,30 @@ class Trainer:
         Where weights are averaged it is the metric of the average. Raises `WorkloadError` where the workload does not
         return that metric as a number.
         """
-        weights = nullcontext() if self._average is None else self._average.in_place()
+        weights = nullcontext() if self._updates.average is None else self._updates.average.in_place()
         with weights, self._computation.evaluating():
             return metric_value(self._workload, measure(self._workload, self.model, part), metric)
 
-    def _micro_batch_loss(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor | WeightedLoss:
+    def _accumulate(self) -> None:
+        """Add up the gradients of the step's micro-batches."""
+        weights: list[torch.Tensor | float] = []
+        for _ in range(self._accumulation_steps):
+            inputs, targets = next(self._batches)
+            loss = self._micro_batch_loss(inputs, targets)
+            self._add_gradient(loss)
+            self._losses.add(loss)
+            if isinstance(loss, WeightedLoss):
+                weights.append(loss.weight)
+        if weights and self._accumulation_steps > 1:
+            self._divide_gradient(weights)
+
+    def _augmented(self) -> Iterator[Batch]:
+        """Yield the micro-batches as the model takes them."""
+        for inputs, targets in self._batches:
+            augmented = inputs if self._augment is None else self._augment(inputs)
+            yield self._computation.inputs(augmented), targets
+
+    def _micro_batch_loss(self, inputs: Any, targets: Any) -> torch.Tensor | WeightedLoss:
         if self._augment is not None:
             inputs = self._augment(inputs)
         with self._computation.training():
@@ -236,9 +246,7 @@ class Trainer:
             share = loss.total / (self._configuration.batch_size if accumulates else loss.weight)
         else:
             share = loss / self._accumulation_steps if accumulates else loss
-        if self._scaler is not None:
-            share = self._scaler.scale(share)
-        share.backward()  # type: ignore[no-untyped-call]
+        self._updates.backward(share)
 
     def _divide_gradient(self, weights: list[torch.Tensor | float]) -> None:
         """Divide the gradient by the weight of the whole batch, in place of its number of samples."""
@@ -248,45 +256,6 @@ class Trainer:
         gradients = [parameter.grad for parameter in self.model.parameters() if parameter.grad is not None]
         factor = torch.as_tensor(self._configuration.batch_size / whole, dtype=gradients[0].dtype)
         torch._foreach_mul_(gradients, factor)
-
-    def _set_learning_rate(self) -> None:
-        learning_rate = self._configuration.learning_rate * self.schedule.factor(self.steps)
-        if learning_rate != self._learning_rate:
-            self._learning_rate = learning_rate
-            for group in self.optimizer.param_groups:
-                group["lr"] = learning_rate
-
-
-def measure(workload: Workload, model: torch.nn.Module, part: Part) -> Mapping[str, Any]:
-    """Return what a workload's ``evaluate`` says of a whole part, and leave the model in training mode.
-
-    Raises `WorkloadError` where that is no mapping; what is in it `metric_value` checks.
-    """
-    model.eval()
-    with torch.no_grad():
-        metrics = workload.evaluate(model, part)
-    model.train()
-    if not isinstance(metrics, Mapping):
-        raise WorkloadError(f"evaluate() returned a {type(metrics).__name__}; it must be a mapping of metrics")
-    return metrics
-
-
-def metric_value(workload: Workload, metrics: Mapping[str, Any], metric: str) -> float:
-    """Return one of the metrics as a float, which may be NaN.
-
-    Raises `WorkloadError` where it is missing, no number, or outside the bounds that the workload declares.
-    """
-    if metric not in metrics:
-        offered = ", ".join(sorted(metrics)) or "nothing"
-        raise WorkloadError(f"evaluate() returned no metric {metric!r}; it offers {offered}")
-    try:
-        value = float(metrics[metric])
-    except (TypeError, ValueError) as error:
-        raise WorkloadError(f"evaluate() returned {metrics[metric]!r} as {metric!r}: not a number") from error
-    info = workload.metrics.get(metric, MetricInfo())
-    if (info.low is not None and value < info.low) or (info.high is not None and value > info.high):
-        raise WorkloadError(f"evaluate() returned {metric} = {value:g}, outside the [{info.low}, {info.high}] declared")
-    return value
 
 
 def _named_tensors(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
@@ -349,6 +318,9 @@ def _take_first_steps(
         trainer.evaluate(data.validation, metric)
         for _ in range(WARM_UP_STEPS):
             trainer.step()
+        ignored = ignored_learning_rate(workload, trainer.model, configuration)
+        if ignored is not None:
+            computation.warn(ignored)
 
 
 def seed_everything(seed: int) -> None:
@@ -356,15 +328,6 @@ def seed_everything(seed: int) -> None:
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
-
-
-def _clip_norm(configuration: Configuration) -> float | None:
-    value = configuration.parameters.get("clip_norm")
-    if value is None:
-        return None
-    if isinstance(value, bool | str) or not value > 0 or not math.isfinite(value):
-        raise UsageError(f"clip_norm = {value!r} must be a number > 0, or none for no clipping")
-    return float(value)
 
 
 def _check(configuration: Configuration, train_samples: int) -> None:

@@ -14,10 +14,9 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
-import itertools
 import sys
 import traceback
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +25,8 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from bssearch.errors import UsageError, WorkloadError
 from bssearch.records import MetricInfo
+from bssearch.workloads.data import Data as Data
+from bssearch.workloads.data import Part as Part
 
 if TYPE_CHECKING:
     import torch
@@ -38,40 +39,6 @@ SHIPPED = {
 
 MAIN = "__main__"
 """The module of code that lies in no file which another process could load: a notebook, or the script that runs."""
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """One part of the data, whole: ``inputs`` (samples, …) and ``targets`` (samples, …), on one device."""
-
-    inputs: torch.Tensor
-    targets: torch.Tensor
-
-    def __len__(self) -> int:
-        return len(self.inputs)
-
-    @property
-    def bytes(self) -> int:
-        """Return the memory that the part takes."""
-        return self.inputs.nbytes + self.targets.nbytes
-
-    def to(self, device: torch.device) -> Part:
-        """Return the part on a device; itself where it is there already."""
-        return Part(self.inputs.to(device), self.targets.to(device))
-
-    def chunks(self, size: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Yield (inputs, targets) in order, ``size`` samples at a time; the last chunk may be smaller."""
-        for start in range(0, len(self), size):
-            yield self.inputs[start : start + size], self.targets[start : start + size]
-
-
-@dataclass(frozen=True, slots=True)
-class Data:
-    """Training, validation and test parts. The search sees train and validation; test is for the winner."""
-
-    train: Part
-    validation: Part
-    test: Part
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,13 +61,31 @@ BY_NAME = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWO
 class Workload(Protocol):
     """One training problem: data, model, loss and metrics. bssearch does the rest.
 
-    A sample is one row of ``inputs`` and ``targets``: there is nothing to collate. A workload may also have
+    A sample is one row of ``inputs`` and ``targets``: a tensor, or a nesting of dicts, lists and tuples of tensors.
+    ``load`` may also return samples to be collated; ``loss``, ``augment`` and ``evaluate`` get what collating made.
+    A workload may also have
 
+    * ``collate(samples: list) -> tuple[inputs, targets]``, which makes a batch of samples, such as by padding them; it
+      runs in the processes that load data. Without it PyTorch's ``default_collate`` does. What is no pair but a
+      mapping or a tensor is the inputs; targets are then None.
+    * ``train_batches(batch_size: int, seed: int) -> Iterable[tuple[inputs, targets]]``, which makes the training
+      batches itself, for an ``IterableDataset`` or a ``DataLoader`` of its own. It is called once per epoch, with the
+      micro-batch size and another seed each time. Each batch must have ``batch_size`` samples, the rows of its first
+      tensor; a shorter last one is left out. A paused trial that goes on makes the batches before anew, off the clock.
+    * ``train_samples: int``, the samples of an epoch of ``train_batches``, where ``load().train`` is None.
+    * ``build_optimizer(model: Module, configuration: Configuration) -> Optimizer``, instead of bssearch's own: one
+      optimizer, or a tuple, list or dict of them. The learning rate is ``configuration.learning_rate``; the schedule
+      multiplies the rate that each parameter group begins with.
+    * ``build_schedule(configuration, steps_per_epoch: int) -> Callable[[int], float]``, instead of bssearch's warm-up
+      and schedule: the factor on the learning rate at a step, counted from 0. A pure function. ``horizon_samples`` in
+      ``configuration.parameters``, where the space has it, still ends the trial.
+    * ``training_step(step: TrainingStep) -> Tensor``, instead of ``loss``: a whole optimizer step of its own, which
+      returns the loss to log. The gradient noise scale is not measured then.
     * ``tokens_per_sample: int``, for what is counted in tokens rather than samples: the tokens that one training
       sample predicts. Trials then tell the tokens that they have seen.
-    * ``augment(inputs: Tensor) -> Tensor``, called on the inputs of each training micro-batch, on the device and in the
-      time of training. Its random numbers come from PyTorch's global generators, which the trial's seed sets; it draws
-      for all samples at once, on ``inputs.device``. Evaluation sees the inputs as they are.
+    * ``augment(inputs) -> inputs``, called on the inputs of each training micro-batch, on the device and in the time of
+      training. Its random numbers come from PyTorch's global generators, which the trial's seed sets; it draws for all
+      samples at once, on the device of its inputs. Evaluation sees the inputs as they are.
     * ``checkpointed_modules(model: Module) -> Sequence[Module]``: the parts of the model whose activations may be
       computed again in the backward pass, under the setting ``activation_checkpointing``.
     """
@@ -128,8 +113,8 @@ class Workload(Protocol):
     def loss(
         self,
         model: torch.nn.Module,
-        inputs: torch.Tensor,
-        targets: torch.Tensor,
+        inputs: Any,
+        targets: Any,
         *,
         label_smoothing: float,
     ) -> torch.Tensor | WeightedLoss:
@@ -158,7 +143,7 @@ def check_takes(workload: Workload, names: Iterable[str]) -> None:
         group, _, name = full.partition(".")
         try:
             signature = inspect.signature(getattr(workload, TAKES[group]))
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, AttributeError):  # a training step of the workload's own reads its configuration
             continue
         kinds = {one.name: one.kind for one in signature.parameters.values()}
         takes_all = inspect.Parameter.VAR_KEYWORD in kinds.values()
@@ -168,59 +153,6 @@ def check_takes(workload: Workload, names: Iterable[str]) -> None:
                 hint=f"let {TAKES[group]}() take the keyword {name}, or **parameters for all, or leave it out of the "
                 "space",
             )
-
-
-def check_data(data: object) -> Data:
-    """Return what ``load`` returned; raise `WorkloadError` where it is not three parts of tensors with samples."""
-    for name in ("train", "validation", "test"):
-        part = getattr(data, name, None)
-        if not isinstance(part, Part):
-            raise WorkloadError(
-                f"load() returned a {type(data).__name__} whose {name} is a {type(part).__name__}; "
-                "it must return bssearch.Data of three bssearch.Part"
-            )
-        for field in ("inputs", "targets"):
-            _check_tensor(getattr(part, field), f"{name}.{field}")
-        if len(part.inputs) != len(part.targets) or not len(part):
-            raise WorkloadError(
-                f"load() returned {len(part.inputs)} inputs and {len(part.targets)} targets as {name}; "
-                "there must be as many of both, and at least one"
-            )
-    return cast(Data, data)
-
-
-def _check_tensor(value: object, place: str) -> None:
-    """Raise `WorkloadError` where the inputs or targets of a part are no tensor with a row for each sample."""
-    import torch
-
-    if isinstance(value, torch.Tensor) and value.ndim and not value.is_nested:
-        return
-    raise WorkloadError(
-        f"load() returned {_in_words(value)} as {place}; it must be one tensor of shape (samples, …)",
-        hint="a sample is a row: pad rows of unequal length, stack the parts of a sample into one tensor, or let "
-        "inputs be row numbers (torch.arange) that loss() and evaluate() look up",
-    )
-
-
-def _in_words(value: object) -> str:
-    """Return what a value is, as far as it tells why it is no tensor: its keys, or the element unlike the first."""
-    kind = type(value).__name__
-    if isinstance(value, Mapping):
-        fields = ", ".join(f"{name!r}: {kind_of(one)}" for name, one in itertools.islice(value.items(), 4))
-        return f"a {kind} ({fields}{', …' if len(value) > 4 else ''})"
-    if isinstance(value, Sequence) and not isinstance(value, str) and len(value):
-        first = kind_of(value[0])
-        unlike = next((index for index, one in enumerate(value) if kind_of(one) != first), None)
-        other = "" if unlike is None else f", [{unlike}] is {kind_of(value[unlike])}"
-        return f"a {kind} of {len(value)} ([0] is {first}{other})"
-    return kind_of(value)
-
-
-def kind_of(value: object) -> str:
-    """Return a value's type, and its shape where it has one."""
-    shape = None if getattr(value, "is_nested", False) else getattr(value, "shape", None)
-    nested = "nested " if getattr(value, "is_nested", False) else ""
-    return f"a {nested}{type(value).__name__}" + ("" if shape is None else f" of shape {tuple(shape)}")
 
 
 METHODS = ("load", "build_model", "loss", "evaluate")
@@ -272,7 +204,9 @@ def built(name: str, found: Any, settings: Mapping[str, Any]) -> Workload:
 
 def whole(name: str, found: object) -> Workload:
     """Return an object as a workload; raise `WorkloadError` naming the members that it lacks."""
-    missing = [method for method in METHODS if not callable(getattr(found, method, None))]
+    has_step = callable(getattr(found, "training_step", None))
+    methods = [method for method in METHODS if not (method == "loss" and has_step)]
+    missing = [method for method in methods if not callable(getattr(found, method, None))]
     if not isinstance(getattr(found, "metrics", None), Mapping):
         missing.insert(0, "metrics (a mapping of names to MetricInfo)")
     if missing:

@@ -16,7 +16,8 @@ from types import ModuleType
 from typing import Any
 
 from bssearch.errors import UsageError
-from bssearch.workloads.base import MAIN, SHIPPED, Workload, built, kind_of, whole
+from bssearch.workloads.base import MAIN, SHIPPED, Workload, built, whole
+from bssearch.workloads.check_data import kind_of
 
 INSTALLED = frozenset({"site-packages", "dist-packages"})
 """Folders of installed packages: what lies in them is named by its module, on every machine alike."""

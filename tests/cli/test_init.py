@@ -13,7 +13,8 @@ from bssearch.cli.init import TEMPLATES, Kind, check_free, class_name_of, write_
 from bssearch.errors import UsageError
 from bssearch.spec import load_spec
 from bssearch.spec.parts import PrunerSpec
-from bssearch.workloads.base import check_data, resolve
+from bssearch.workloads.base import resolve
+from bssearch.workloads.check_data import check_data
 from tests.cli.task import bssearch
 from tests.documents import DOCUMENTS, blocks
 

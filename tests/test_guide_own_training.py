@@ -1,0 +1,43 @@
+"""The guide's example of a tokenised text task runs as it stands."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.task import bssearch
+from tests.documents import DOCUMENTS, blocks
+
+TEXT = DOCUMENTS["own-training"]
+(EXAMPLE,) = (block for block in blocks(TEXT, "python") if "class MyText" in block)
+(SPEC,) = (block for block in blocks(TEXT, "yaml") if "my_text.py" in block)
+(STEP,) = (block for block in blocks(TEXT, "python") if "def training_step" in block)
+
+
+def run(folder: Path, code: str, *changes: str) -> Any:
+    (folder / "my_text.py").write_text(code)
+    (folder / "my_text.yaml").write_text(SPEC)
+    few = ["budget.trials=3", "confirm.runs=0", "executor.name=inline", "space.batch_size.low=64", *changes]
+    done = bssearch("run", "my_text.yaml", *(word for one in few for word in ("--set", one)), cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return json.loads(bssearch("best", "my-text", "--format", "json", cwd=folder).stdout)
+
+
+@pytest.mark.slow
+def test_ragged_texts_in_dicts_with_an_optimizer_of_their_own_are_searched(tmp_path: Path) -> None:
+    answer = run(tmp_path, EXAMPLE)
+    assert answer["optimal"]["batch_size"] in (32, 64, 128)
+    assert answer["optimal"]["time_to_target_s"]["median"] > 0
+    changes = ["--set", "executor.name=inline", "--set", "budget.trial_train_seconds=1"]
+    checked = bssearch("check", "my_text.yaml", *changes, "--format", "json", cwd=tmp_path)
+    assert json.loads(checked.stdout)["train_samples"] == 2000, checked.stderr
+
+
+@pytest.mark.slow
+def test_the_training_step_of_the_guide_takes_the_place_of_the_loss(tmp_path: Path) -> None:
+    step = "".join(f"    {line}\n" if line else "\n" for line in STEP.splitlines())
+    own = EXAMPLE.replace("    def loss(", step.replace("step.model(inputs)", "step.model(**inputs)") + "\n    def _(")
+    assert "def _(" in own and run(tmp_path, own)["optimal"]["time_to_target_s"]["median"] > 0

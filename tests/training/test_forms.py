@@ -1,0 +1,192 @@
+"""Every form of data, and a training step of one's own, train, pause and are measured like plain tensors."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from bssearch.errors import WorkloadError
+from bssearch.probes.memory import measure_memory
+from bssearch.probes.noise_scale import measure_noise
+from bssearch.probes.step_time import measure_step_time
+from bssearch.records import MemoryRequest, NoiseRequest, StepTimeRequest, Target, TrialState
+from bssearch.training.batches import micro_batches, place, placement_of
+from bssearch.training.gradient_noise import GradientPasses
+from bssearch.training.inspection import describe_model
+from bssearch.training.trainer import Trainer
+from bssearch.workloads.data import Data
+from tests.training.forms import FORMS, Datasets, Listed, Streams, Texts, TwoOptimizers, Weighed, loaded
+from tests.training.test_batches import META, computation_on
+from tests.training.toys import FakeTime, Run, configuration, on_cpu, request
+
+ACCUMULATED = configuration(24, micro_batch_size=8, accumulation_steps=3, learning_rate=0.05, dropout=0.2)
+every_form = pytest.mark.parametrize("form", FORMS)
+
+
+def weights_after(workload: Texts, steps: int, settings: dict[str, Any], split: Any = ACCUMULATED) -> torch.Tensor:
+    with Trainer(workload, split, loaded(workload).train, on_cpu(**settings), seed=3) as trainer:
+        for _ in range(steps):
+            trainer.step()
+    return nn.utils.parameters_to_vector(trainer.model.parameters()).detach()
+
+
+def run(form: type[Texts], data: Data, folder: Path, stop_after: int | None = None, **changes: Any) -> Run:
+    """Train for 25 calls of ``on_progress``, a second each, or pause after so many."""
+    time = FakeTime()
+    asked = request(ACCUMULATED, train_seconds_limit=25.0, checkpoint=str(folder / "trial"), **changes)
+
+    def stop() -> tuple[TrialState, str] | None:
+        late = stop_after is not None and time.seconds > stop_after
+        return (TrialState.PAUSED, "later") if late else None
+
+    return Run(
+        replace(asked, target=Target(metric="loss", value=1e9), stop_at_target=False),
+        form(),
+        data,
+        clock=time.clock(),
+        computation=on_cpu(loader_workers=0),
+        on_progress=lambda: time.pass_by(1.0),
+        stop=stop,
+    )
+
+
+@every_form
+def test_a_trial_of_every_form_learns_and_goes_on_from_a_pause_as_if_it_had_never_stopped(
+    form: type[Texts], tmp_path: Path
+) -> None:
+    data = loaded(form())
+    whole = run(form, data, tmp_path)
+    paused = run(form, data, tmp_path, stop_after=11)
+    rest = run(form, data, tmp_path, resumes=True)
+    seen = [(one.step, one.metric, one.loss) for one in [*paused.observations, *rest.observations]]
+    assert paused.outcome.state is TrialState.PAUSED and 0 < paused.outcome.steps < whole.outcome.steps
+    assert seen == [(one.step, one.metric, one.loss) for one in whole.observations][: len(seen)]
+    assert seen[-1][0] > paused.outcome.steps
+    assert whole.observations[-1].metric < whole.observations[0].metric
+    assert (whole.outcome.dropped_samples_per_epoch is None) == (form is Streams)
+
+
+def test_samples_that_are_collated_train_as_the_tensors_that_they_make() -> None:
+    assert torch.equal(weights_after(Texts(), 9, {}), weights_after(Listed(), 9, {"loader_workers": 0}))
+
+
+def test_the_seed_alone_gives_the_batches_of_a_dataset_that_draws_random_numbers() -> None:
+    in_process = weights_after(Datasets(), 9, {"loader_workers": 0})
+    assert torch.equal(in_process, weights_after(Datasets(), 9, {"loader_workers": 2}))
+
+
+def test_accumulation_is_exact_where_collated_micro_batches_hold_unequal_numbers_of_tokens() -> None:
+    split = replace(ACCUMULATED, dropout=0.0)
+    whole = replace(split, micro_batch_size=24, accumulation_steps=1)
+    settings = {"loader_workers": 0}
+    one, other = (weights_after(Weighed(), 6, settings, each) for each in (split, whole))
+    assert torch.allclose(one, other, atol=1e-6)
+
+
+@every_form
+def test_every_form_is_described_and_measured(form: type[Texts]) -> None:
+    workload, computation = form(), on_cpu(loader_workers=0)
+    data, _ = place(loaded(workload), computation)
+    assert describe_model(workload, data, computation).initial_metrics["accuracy"] is not None
+    assert len(data.train) == 100
+    memory = measure_memory(MemoryRequest(configuration=ACCUMULATED), workload, data, computation)
+    assert memory.fits
+    times = measure_step_time(
+        StepTimeRequest(configuration=ACCUMULATED, seconds_limit=0.05), workload, data, computation
+    )
+    assert times.step_seconds is not None and times.update_seconds is not None
+
+
+@every_form
+def test_the_noise_scale_is_measured_where_samples_can_be_drawn_and_else_refused(form: type[Texts]) -> None:
+    workload, computation = form(), on_cpu(loader_workers=0)
+    data = loaded(workload)
+    asked = NoiseRequest(
+        configuration=ACCUMULATED,
+        seed=0,
+        target=Target(metric="accuracy", value=0.7),
+        train_seconds_limit=0.2,
+        noise_seconds_limit=0.1,
+        eval_every_steps=3,
+    )
+    has_noise = form not in (Streams, TwoOptimizers)
+    with Trainer(workload, ACCUMULATED, data.train, computation, seed=0) as trainer:
+        assert trainer.has_noise == has_noise
+    if not has_noise:
+        with pytest.raises(WorkloadError, match=r"train_batches|training_step"):
+            measure_noise(asked, workload, data, computation)
+    else:
+        assert measure_noise(asked, workload, data, computation).noise.passes
+
+
+def test_a_pass_takes_the_gradients_of_the_same_rows_in_every_form() -> None:
+    def norms(workload: Texts) -> Any:
+        train, computation = loaded(workload).train, on_cpu(loader_workers=0)
+        split = replace(ACCUMULATED, dropout=0.0)
+        with Trainer(workload, split, train, computation, seed=3) as trainer:
+            return GradientPasses(workload, computation, trainer, split, train, seed=5).measure(2)
+
+    assert norms(Texts()) == norms(Listed())
+
+
+def test_a_nesting_lies_on_the_device_and_samples_stay_on_the_host() -> None:
+    for form, where in ((Texts, "device"), (Listed, "host")):
+        data = loaded(form())
+        placed, placement = place(data, computation_on(META), memory_bytes=10**12)
+        inputs, targets = next(placed.validation.chunks(7))
+        assert placement == where
+        assert inputs["text"]["ids"].device == targets.device == META
+        assert len(inputs["text"]["mask"]) == len(targets) == 7
+    nested = loaded(Texts()).train
+    assert nested.bytes == 100 * (6 * 8 + 6 * 1 + 8)
+    assert placement_of(loaded(Streams()).train, on_cpu()) == "host"
+
+
+class Sized(Streams):
+    """Makes batches of the sizes given."""
+
+    def __init__(self, *sizes: int) -> None:
+        self.sizes = sizes
+
+    def train_batches(self, batch_size: int, seed: int) -> Any:
+        return (padded_zeros(size) for size in self.sizes)
+
+
+def padded_zeros(size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.zeros(size, 3), torch.zeros(size)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "said"),
+    [
+        ((8, 8, 9), "a batch of 9 samples; it must have 8"),
+        ((8, 5, 8), "a batch of 5 samples; it must have 8"),
+        ((5,), "no batch of 8 samples"),
+        ((), "no batch of 8 samples"),
+    ],
+)
+def test_a_batch_of_another_size_is_an_error_with_both_sizes(sizes: tuple[int, ...], said: str) -> None:
+    workload = Sized(*sizes)
+    batches = micro_batches(loaded(workload).train, ACCUMULATED, on_cpu(), seed=0)
+    with pytest.raises(WorkloadError, match=said):
+        list(itertools.islice(batches, 4))
+
+
+def test_a_short_last_batch_is_left_out_and_each_epoch_has_another_seed() -> None:
+    seeds: list[int] = []
+
+    class Noted(Sized):
+        def train_batches(self, batch_size: int, seed: int) -> Any:
+            assert batch_size == 8
+            seeds.append(seed)
+            return super().train_batches(batch_size, seed)
+
+    batches = micro_batches(loaded(Noted(8, 8, 3)).train, ACCUMULATED, on_cpu(), seed=0)
+    assert [len(targets) for _, targets in itertools.islice(batches, 5)] == [8] * 5
+    assert len(seeds) == len(set(seeds)) == 3

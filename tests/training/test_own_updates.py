@@ -1,0 +1,240 @@
+"""A workload's own optimizers, schedule and training step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from bssearch.errors import UsageError, WorkloadError
+from bssearch.records import Configuration, TrialState
+from bssearch.training.own.step import own_training_step
+from bssearch.training.trainer import Trainer
+from bssearch.workloads.base import WeightedLoss, resolve
+from bssearch.workloads.training_step import TrainingStep
+from tests.training.toys import Run, Toy, configuration, on_cpu, request, toy_data
+
+Build = Callable[[nn.Module, Configuration], Any]
+DATA = toy_data()
+
+
+def built(build: Build) -> Toy:
+    toy: Any = Toy()
+    toy.build_optimizer = build
+    return toy  # type: ignore[no-any-return]
+
+
+def weights_after(
+    workload: Any, split: Configuration, steps: int = 7, *, scaled: bool = False, **settings: Any
+) -> torch.Tensor:
+    """Return the weights after some steps; ``scaled`` with the loss scaling of fp16."""
+    computation: Any = on_cpu(**settings)
+    if scaled:
+        computation.new_scaler = lambda: torch.amp.GradScaler("cpu", init_scale=1024.0)
+    with Trainer(workload, split, DATA.train, computation, seed=3) as trainer:
+        for _ in range(steps):
+            trainer.step()
+    return nn.utils.parameters_to_vector(trainer.model.parameters()).detach()
+
+
+def sgd(model: nn.Module, configuration: Configuration) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=configuration.learning_rate, momentum=0.9, nesterov=True)
+
+
+WARMED = configuration(20, warmup_epochs=1.0, parameters={"clip_norm": 0.5})
+
+
+def test_an_optimizer_of_ones_own_takes_the_steps_of_the_same_one_of_bssearchs() -> None:
+    assert torch.equal(weights_after(built(sgd), WARMED), weights_after(Toy(), WARMED))
+
+
+def test_groups_keep_their_ratio_to_the_learning_rate_of_the_schedule() -> None:
+    def two_rates(model: Any, configuration: Configuration) -> torch.optim.Optimizer:
+        rate = configuration.learning_rate
+        groups = [{"params": model[0].parameters(), "lr": rate / 10}, {"params": model[3].parameters()}]
+        return torch.optim.SGD(groups, lr=rate)
+
+    with Trainer(built(two_rates), WARMED, DATA.train, on_cpu(), seed=3) as trainer:
+        for step in range(7):
+            trainer.step()
+            low, high = (group["lr"] for group in trainer.optimizer.param_groups)
+            factor = min(1.0, (step + 1) / 6)
+            assert (low, high) == (pytest.approx(0.002 * factor), pytest.approx(0.02 * factor))
+            assert trainer.learning_rate == pytest.approx(high)
+
+
+def test_several_optimizers_step_together_and_are_clipped_as_one() -> None:
+    def halves(model: Any, configuration: Configuration) -> Any:
+        return [sgd(model[0], configuration), sgd(model[3], configuration)]
+
+    assert torch.equal(weights_after(built(halves), WARMED), weights_after(Toy(), WARMED))
+
+
+def test_a_trial_warns_of_an_optimizer_that_does_not_use_the_learning_rate() -> None:
+    def fixed(model: nn.Module, configuration: Configuration) -> torch.optim.Optimizer:
+        return torch.optim.SGD(model.parameters(), lr=0.5)
+
+    def warns(build: Build) -> bool:
+        warnings = Run(request(), built(build)).outcome.warnings
+        return any("does not use configuration.learning_rate: its rates are [0.5]" in one for one in warnings)
+
+    assert (warns(fixed), warns(sgd)) == (True, False)
+
+
+@pytest.mark.parametrize(
+    ("build", "said"),
+    [
+        (lambda model, _: model, "returned a Sequential; it must be a torch.optim.Optimizer"),
+        (lambda model, _: None, "returned a NoneType"),
+        (lambda model, configuration: [sgd(model, configuration), 1], "returned a int"),
+        (lambda model, _: {}, "an empty dict"),
+        (lambda model, configuration: sgd(nn.Linear(2, 2), configuration), "SGD over none of the model's parameters"),
+    ],
+)
+def test_what_is_no_optimizer_of_the_model_is_named(build: Build, said: str) -> None:
+    with pytest.raises(WorkloadError, match=said):
+        Trainer(built(build), WARMED, DATA.train, on_cpu(), seed=3)
+
+
+def scheduled(build: Any) -> Toy:
+    toy: Any = Toy()
+    toy.build_schedule = build
+    return toy  # type: ignore[no-any-return]
+
+
+def test_a_schedule_of_ones_own_replaces_warmup_and_schedule_until_the_horizon_ends_the_trial() -> None:
+    asked: list[Any] = []
+
+    def build(configuration: Configuration, steps_per_epoch: int) -> Callable[[int], float]:
+        asked.append((configuration.parameters["horizon_samples"], steps_per_epoch))
+        return lambda step: 1 / (1 + step)
+
+    split = configuration(20, warmup_epochs=2.0, parameters={"horizon_samples": 300})
+    run = Run(request(split, target=1.0, eval_every_steps=4), scheduled(build))
+    assert set(asked) == {(300, 5)}
+    assert (run.outcome.state, run.outcome.steps) == (TrialState.EXHAUSTED, 15)
+    rates = [one.learning_rate for one in run.observations]
+    assert rates == pytest.approx([0.02 / (1 + step) for step in (0, 3, 7, 11, 14)])
+
+
+@pytest.mark.parametrize(
+    ("build", "said"),
+    [
+        (lambda *_: 0.5, "build_schedule\\(\\) returned a float"),
+        (lambda *_: lambda step: float("nan"), "gave nan at step 0"),
+        (lambda *_: lambda step: -1.0, "gave -1.0 at step 0; it must be a number >= 0"),
+        (lambda *_: lambda step: None, "gave None at step 0"),
+    ],
+)
+def test_what_is_no_schedule_is_named(build: Any, said: str) -> None:
+    with (
+        pytest.raises(WorkloadError, match=said),
+        Trainer(scheduled(build), WARMED, DATA.train, on_cpu(), seed=3) as trainer,
+    ):
+        trainer.step()
+
+
+class Stepping(Toy):
+    """Takes the step of bssearch by itself."""
+
+    def training_step(self, step: TrainingStep) -> Any:
+        total = torch.zeros(())
+        for inputs, targets in step.micro_batches:
+            loss = functional.cross_entropy(step.model(inputs), targets) / step.accumulation_steps
+            step.backward(loss)
+            total += loss.detach()
+        step.update(step.optimizers)
+        return total
+
+
+ACCUMULATED = configuration(
+    30, micro_batch_size=10, accumulation_steps=3, warmup_epochs=1.0, parameters={"clip_norm": 0.5, "ema_decay": 0.9}
+)
+
+
+@pytest.mark.parametrize("settings", [{}, {"precision": "bf16"}, {"scaled": True}])
+def test_a_training_step_that_does_what_bssearch_does_trains_the_same(settings: dict[str, Any]) -> None:
+    own, usual = (weights_after(toy, ACCUMULATED, **settings) for toy in (Stepping(), Toy()))
+    assert torch.allclose(own, usual, rtol=0, atol=1e-7)  # the norm of the gradients is summed in another order
+
+
+def test_a_trial_by_a_training_step_is_that_of_the_loss() -> None:
+    runs = [Run(request(ACCUMULATED, target=0.8, metric="accuracy"), toy) for toy in (Stepping(), Toy())]
+    own_seen, seen = ([(one.step, one.metric, one.loss) for one in run.observations] for run in runs)
+    assert [one[:2] for one in own_seen] == [one[:2] for one in seen]
+    assert [one[2] for one in own_seen[1:]] == pytest.approx([one[2] for one in seen[1:]])
+
+
+@pytest.mark.parametrize(
+    ("step", "said"),
+    [
+        (lambda step: next(step.micro_batches)[0].sum(), "took 1 of 3 micro-batches"),
+        (lambda step: list(step.micro_batches) and None, "returned a NoneType; it must return the loss to log"),
+        (lambda step: next(zip(*step.micro_batches, strict=True))[0], "a Tensor of shape \\(10, 6\\)"),
+    ],
+)
+def test_a_training_step_that_is_none_is_named(step: Any, said: str) -> None:
+    toy: Any = Toy()
+    toy.training_step = step
+    with (
+        pytest.raises(WorkloadError, match=said),
+        Trainer(toy, ACCUMULATED, DATA.train, on_cpu(), seed=3) as trainer,
+    ):
+        trainer.step()
+
+
+def test_weights_that_changed_within_a_training_step_are_those_of_its_next_forward_pass() -> None:
+    outputs: list[torch.Tensor] = []
+
+    class Twice(Toy):
+        def training_step(self, step: TrainingStep) -> Any:
+            ((inputs, targets),) = step.micro_batches
+            for _ in range(2):
+                scores = step.model(inputs)
+                outputs.append(scores.detach())
+                loss = functional.cross_entropy(scores, targets)
+                step.backward(loss)
+                step.update(step.optimizers)
+            return loss
+
+    weights_after(Twice(), configuration(20, learning_rate=0.5), 1, precision="bf16")
+    assert outputs[0].dtype is torch.bfloat16
+    assert not torch.equal(*outputs)
+
+
+def test_a_first_loss_that_is_not_finite_ends_the_trial() -> None:
+    toy: Any = Toy()
+    toy.training_step = lambda step: WeightedLoss(torch.tensor(float(len(list(step.micro_batches)))), 0.0)
+    outcome = Run(request(ACCUMULATED), toy).outcome
+    assert outcome.state is TrialState.DIVERGED and "the loss of the first step is inf" in outcome.reason
+
+
+def test_a_training_step_is_refused_where_cuda_graphs_are_replayed() -> None:
+    replaying: Any = SimpleNamespace(replays_graphs=True)
+    with pytest.raises(UsageError, match="'reduce-overhead' must be 'default' or 'none'"):
+        own_training_step(Stepping(), replaying)
+
+
+WITHOUT_LOSS = """
+class Task:
+    metrics = {}
+    def load(self, device): ...
+    def build_model(self, *, dropout): ...
+    def evaluate(self, model, part): ...
+    def training_step(self, step): ...
+
+class Neither(Task):
+    training_step = None
+"""
+
+
+def test_a_workload_with_a_training_step_needs_no_loss(tmp_path: Any) -> None:
+    (tmp_path / "task.py").write_text(WITHOUT_LOSS)
+    assert resolve("task.py:Task", {}, tmp_path)
+    with pytest.raises(WorkloadError, match="lacks loss"):
+        resolve("task.py:Neither", {}, tmp_path)
