@@ -13,7 +13,7 @@ from bssearch.analysis.law.models import about_models
 from bssearch.analysis.optimum import Candidate, Verdict
 from bssearch.analysis.time_to_target import Estimate
 from bssearch.analysis.tried_rates import is_at_end
-from bssearch.records import Phase, ProbeRecord, Target, TrialRecord, TrialState
+from bssearch.records import Phase, ProbeRecord, SecondsBasis, Target, TrialRecord, TrialState
 from bssearch.spec import StudySpec
 
 NOISE = 0.10
@@ -100,6 +100,24 @@ def _about_confirmation(study: _Study) -> Iterator[tuple[str, str]]:
         yield "confirmation_missed", "no finalist reached the target in half of its confirmation runs or more"
     for one in plain_misses(trials, objective):
         yield "confirmation_stopped", f"{plainly_missed(one)}: it has had no more confirmation runs"
+
+
+def _about_the_seconds(study: _Study) -> Iterator[tuple[str, str]]:
+    """Yield whose seconds the times are, where bssearch did not measure them."""
+    bases = {trial.outcome.seconds_basis for trial in study.trials if trial.outcome is not None and trial.outcome.steps}
+    if SecondsBasis.WALL in bases:
+        yield (
+            "wall_seconds",
+            "times are by the wall clock from the program's first report on, its evaluations included; they do not "
+            "compare with measured ones",
+        )
+    if SecondsBasis.REPORTED in bases:
+        yield "reported_seconds", "times are the seconds of training that the program reports of itself"
+    if len(bases) > 1:
+        yield (
+            "seconds_mixed",
+            "some trials report seconds of their own and some do not: they do not compare, and both are in the answer",
+        )
 
 
 def _about_the_range(study: _Study) -> Iterator[tuple[str, str]]:
@@ -270,6 +288,7 @@ def _about_models(study: _Study) -> Iterator[tuple[str, str]]:
 NOTICES: tuple[Callable[[_Study], Iterator[tuple[str, str]]], ...] = (
     _unfinished,
     _about_confirmation,
+    _about_the_seconds,
     _about_the_range,
     _about_runs,
     _about_the_choice,

@@ -34,6 +34,7 @@ from bssearch.analysis.notices import about_generalisation, notices
 from bssearch.analysis.objectives.base import Objective, objective_of
 from bssearch.analysis.optimum import Candidate, Verdict, decide, median_steps, repeats, runs_to_settle
 from bssearch.analysis.settled import standing
+from bssearch.analysis.shape import Parameters
 from bssearch.analysis.time_to_target import coefficient_of_variation, ratio_interval
 from bssearch.analysis.trade_offs import about_trade_offs, front
 from bssearch.errors import TargetNotReachedError
@@ -115,7 +116,7 @@ def build_answer(
             torch_version=environment.torch_version,
             threads=verdict.optimal.runs[0].threads if environment.device_type == "cpu" else None,
         ),
-        optimal=_optimal(verdict.optimal),
+        optimal=_optimal(spec, verdict.optimal),
         flat_range=list(verdict.flat_range),
         tied=verdict.tied,
         worse=verdict.worse,
@@ -150,7 +151,15 @@ def _surer(by_law: Verdict, by_runs: Verdict, sure_of: Callable[[Verdict], Certa
     return by_runs if law and runs and law.within_5_percent < runs.within_5_percent else by_law
 
 
-def _optimal(candidate: Candidate) -> Optimal:
+def _told_of(spec: StudySpec, parameters: Parameters) -> Parameters:
+    """Return the parameters that mean something to what trains: a program has only what its study sets."""
+    if not spec.is_program:
+        return parameters
+    told = {"learning_rate", *spec.set_parameters}
+    return {name: value for name, value in parameters.items() if name in told}
+
+
+def _optimal(spec: StudySpec, candidate: Candidate) -> Optimal:
     configuration = candidate.configuration
     steps = steps_to_target(candidate)
     outcomes = [run.outcome for run in candidate.runs if run.outcome]
@@ -164,7 +173,7 @@ def _optimal(candidate: Candidate) -> Optimal:
         batch_size=configuration.batch_size,
         micro_batch_size=configuration.micro_batch_size,
         accumulation_steps=configuration.accumulation_steps,
-        parameters=parameters_of(configuration),
+        parameters=_told_of(spec, parameters_of(configuration)),
         time_to_target_s=time_of(candidate),
         objective_value=figure_of(candidate),
         steps_to_target=steps,

@@ -82,7 +82,7 @@ def about_trade_offs(batches: Sequence[Batch], optimal: Candidate, *, confirmed:
     parts = list(_cheaper(best, list(compared.values()), own, noun))
     if not parts:
         return []
-    among = ", among the batch sizes confirmed," if confirmed else ""
+    among = " among the batch sizes confirmed," if confirmed else ""
     message = f"batch {best.batch_size} is recommended for its {noun} alone:{among} {'; '.join(parts)}"
     return [Notice(code="trade_off", message=message)]
 

@@ -36,6 +36,14 @@ class Schema(StrEnum):
     BEST = "best"
 
 
+BASES = {
+    "steps_x_step_time": " (steps × step time: others disturbed it)",
+    "wall": " (by the wall clock, evaluations included)",
+    "reported": " (as the program reports)",
+}
+"""Whose seconds a time is, where bssearch did not measure it."""
+
+
 def studies(
     db: DatabaseOption = None,
     form: FormatOption = Format.TABLE,
@@ -84,7 +92,7 @@ def print_status(found: Status) -> None:
     out.print("" if found.search_ended is None else f"; search ended ({found.search_ended})")
     if found.fastest is not None:
         best = found.fastest
-        basis = "" if best.basis == "measured" else " (steps × step time: others disturbed it)"
+        basis = BASES.get(best.basis, "")
         out.print(f"{fastest}: {one} {best.trial}, batch {best.batch_size}, {cell(best.time_to_target_s)} s{basis}")
     rows = [
         {"phase": phase, "state": state, "trials": count}

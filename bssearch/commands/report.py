@@ -26,6 +26,7 @@ TRIALS_AT_ONCE = 200
 OTHER_OBJECTIVE = "other objective"
 OTHER_TARGET = "other target"
 OTHER_UNIT = "other unit of cost"
+OTHER_SECONDS = "other kind of seconds"
 
 
 class Comparison(BaseModel):
@@ -166,7 +167,15 @@ class _Compared:
             return OTHER_OBJECTIVE
         if self.study.target != first.study.target:
             return OTHER_TARGET
-        return None if self._unit == first._unit else OTHER_UNIT
+        if self._unit != first._unit:
+            return OTHER_UNIT
+        return None if self._clock == first._clock else OTHER_SECONDS
+
+    @property
+    def _clock(self) -> str | None:
+        """Return whose seconds they are, None where bssearch measured them."""
+        time = None if self.answer is None else self.answer.optimal.time_to_target_s
+        return time.basis if time is not None and time.basis in {"wall", "reported"} else None
 
     @property
     def _unit(self) -> str:

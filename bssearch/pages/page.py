@@ -125,7 +125,10 @@ def _curves(picture: StudyPicture) -> Section:
 def _about_seconds(answer: Answer) -> list[str]:
     """Return why curves end at other seconds than the times above, where they do."""
     times = [row.time_to_target_s for row in answer.batches]
-    if all(time is None or time.basis == "measured" for time in times):
+    bases = {time.basis for time in times if time is not None}
+    if "wall" in bases:
+        return ["In seconds of the wall clock from the program's first report on, its evaluations included."]
+    if "steps_x_step_time" not in bases:
         return []
     return [
         "In seconds as they passed, while something else used the device; the times to the target above are steps × "

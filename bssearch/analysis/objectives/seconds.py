@@ -8,10 +8,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal, Protocol
 
-from bssearch.records import Configuration, TrialRecord, TrialState, model_parameters
+from bssearch.records import Configuration, SecondsBasis, TrialRecord, TrialState, model_parameters
 from bssearch.step_times import Pace, PooledStepTime, StepSeconds, Timed, pool_paces, split, timed_as
 
-Basis = Literal["measured", "steps_x_step_time"]
+Basis = Literal["measured", "steps_x_step_time", "wall", "reported"]
+"""Whose seconds: measured by bssearch, steps × a step time, or of a program, by the wall clock or its own report."""
 
 FEW = 0.25
 """The largest share of a configuration's runs that may count by steps × step time beside measured ones: with a step
@@ -28,17 +29,20 @@ def seconds_to_target(trial: TrialRecord, basis: Basis | None = None) -> float |
     """
     if trial.outcome is None or trial.state is not TrialState.REACHED:
         return None
-    if (basis or trial_basis(trial)) == "measured":
-        return trial.outcome.time_to_target_s
-    return trial.steps_x_step_time_s
+    if (basis or trial_basis(trial)) == "steps_x_step_time":
+        return trial.steps_x_step_time_s
+    return trial.outcome.time_to_target_s
 
 
 def trial_basis(trial: TrialRecord) -> Basis:
     """Return whether a trial counts by its measured seconds or by steps × step time.
 
-    By the latter where something else used the device and nobody knows for how long the trial waited for it.
+    By the latter where something else used the device and nobody knows for how long the trial waited for it. The
+    seconds of a program are what they are.
     """
     outcome = trial.outcome
+    if outcome is not None and outcome.seconds_basis is not None:
+        return "wall" if outcome.seconds_basis is SecondsBasis.WALL else "reported"
     disturbed = outcome is not None and outcome.contended and outcome.undelayed_train_seconds is None
     return "steps_x_step_time" if disturbed and trial.steps_x_step_time_s is not None else "measured"
 
