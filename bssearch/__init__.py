@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from bssearch.commands.enqueue import enqueue
     from bssearch.commands.optuna_study import load_optuna_study
     from bssearch.commands.run import run_study
+    from bssearch.commands.study import Study
     from bssearch.commands.target import advise_target
     from bssearch.commands.trials import trials_frame
     from bssearch.errors import (
@@ -66,6 +67,7 @@ _HOMES = {
     "SchemaError": "bssearch.errors",
     "SpecError": "bssearch.errors",
     "Store": "bssearch.storage.repository",
+    "Study": "bssearch.commands.study",
     "StudySpec": "bssearch.spec",
     "TargetNotReachedError": "bssearch.errors",
     "TrialStopped": "bssearch.errors",
@@ -105,6 +107,7 @@ __all__ = [
     "SchemaError",
     "SpecError",
     "Store",
+    "Study",
     "StudySpec",
     "TargetNotReachedError",
     "TimeToTargetSampler",

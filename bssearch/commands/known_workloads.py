@@ -18,7 +18,7 @@ from bssearch.files import make_private_folder
 from bssearch.records import StudyRecord
 from bssearch.settings import state_folder
 from bssearch.spec import StudySpec
-from bssearch.spec.model import GIVEN_IN_PYTHON, OF_PROGRAMS
+from bssearch.spec.model import GIVEN_IN_PYTHON, OBJECTIVE, OF_PROGRAMS
 from bssearch.workloads.base import SHIPPED, lies_in_no_file
 
 
@@ -74,11 +74,12 @@ def refuse_where_in_no_file(spec: StudySpec) -> None:
             f"workload: the spec of study {spec.name!r} names none, and none is given",
             hint="`workload: my_task.py:MyTask` in the spec, or in Python bssearch.run_study(spec, workload=MyTask)",
         )
-    if lies_in_no_file(spec.workload):
+    if spec.workload == OBJECTIVE or lies_in_no_file(spec.workload):
         raise UsageError(
             f"the workload {spec.workload!r} of study {spec.name!r} lies in no file: it was given from a notebook, or "
             "from the script that ran",
-            hint="give it again from there, as in bssearch.confirm_study(spec, workload=MyTask)",
+            hint="give it again from there, as in bssearch.confirm_study(spec, workload=MyTask), or as the objective "
+            "of bssearch.Study(spec, objective=train)",
         )
 
 

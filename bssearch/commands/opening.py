@@ -116,7 +116,7 @@ def opened(spec: StudySpec, launch: Launch) -> Iterator[OpenStudy]:
     `DatabaseError`, and `QuestionChangedError` where the stored study of that name asks another question.
     """
     given, asked = launch.given, spec
-    spec = _named(checked(spec), given, launch.keeps_name)
+    spec = _named(checked(spec), given, launch)
     with (
         watched(launch.listener, launch.progress) as listener,
         _described(spec, launch, given) as (executor, found),
@@ -139,7 +139,7 @@ def described(spec: StudySpec, launch: Launch) -> Iterator[tuple[Executor, Workl
     spec asks for more than the workload has, `WorkloadError` and `LaunchError`.
     """
     given = launch.given
-    with _described(_named(checked(spec), given, launch.keeps_name), launch, given) as found:
+    with _described(_named(checked(spec), given, launch), launch, given) as found:
         yield found
 
 
@@ -206,15 +206,16 @@ def in_this_process(given: GivenWorkload) -> str:
     )
 
 
-def _named(spec: StudySpec, given: GivenWorkload | None, keeps_name: bool) -> StudySpec:
-    """Return a spec that names its workload: the one given, or with ``keeps_name`` its own where it has one.
+def _named(spec: StudySpec, given: GivenWorkload | None, launch: Launch) -> StudySpec:
+    """Return a spec that names its workload: the one given, or with ``launch.keeps_name`` its own where it has one.
 
     Raises `UsageError` where there is none, and where an object has other settings than the spec says.
     """
     if given is None:
-        refuse_where_in_no_file(spec)
+        if launch.make_executor is None:
+            refuse_where_in_no_file(spec)
         return spec
-    keeps_name = keeps_name and spec.workload != GIVEN_IN_PYTHON
+    keeps_name = launch.keeps_name and spec.workload != GIVEN_IN_PYTHON
     said = spec.workload_settings
     if given.settings is not None and given.settings != said and (said or keeps_name):
         raise UsageError(

@@ -9,12 +9,13 @@ import torch
 
 from bssearch.errors import TrialStopped, UsageError
 from bssearch.executors.loaded import failed, refused
-from bssearch.executors.messages import Assign, Describe, MeasureMemory, MeasureStepTime, Reply, Run, TrialEnded
+from bssearch.executors.messages import Describe, Reply, Run, TrialEnded
 from bssearch.integrations.alone import Alone
 from bssearch.integrations.line import TRIAL_VARIABLE, SocketLine
-from bssearch.integrations.measuring import DescribedLoop, Looked, MeasuredMemory, TimedLoop
+from bssearch.integrations.measuring import Looked
 from bssearch.integrations.own_loop import LoopTrial
 from bssearch.integrations.trial_run import TrialRun
+from bssearch.integrations.work import work_of
 from bssearch.records import Configuration, ParameterValue
 from bssearch.training.memory import limit_memory
 from bssearch.training.trainer import seed_everything
@@ -41,7 +42,7 @@ class Session:
             limit_memory(device, assign.memory_limit_bytes)
         if not isinstance(assign.work, Describe):
             torch.set_num_threads(assign.work.request.threads)
-        self.work = _work(assign, {**given, **assign.parameters}, self.line)
+        self.work = work_of(assign, {**given, **assign.parameters}, self.line)
         return self.work
 
     def ended(self, script: str, error: BaseException | None) -> None:
@@ -113,15 +114,3 @@ def current_trial(
         trial = found.trial = LoopTrial(found.take(parameters))
     seed_everything(trial.seed)
     return trial
-
-
-def _work(assign: Assign, parameters: dict[str, ParameterValue], line: SocketLine) -> TrialRun | Looked:
-    match assign.work:
-        case Run(request=request):
-            return TrialRun(request, parameters, assign.device, line, assign.revision)
-        case MeasureStepTime(request=request):
-            return TimedLoop(request, assign, line)
-        case MeasureMemory(request=request):
-            return MeasuredMemory(request, assign, line)
-        case _:
-            return DescribedLoop(assign, line)

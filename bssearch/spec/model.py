@@ -28,6 +28,9 @@ from bssearch.spec.parts import (
 
 OF_PROGRAMS = ("arguments", "command", "report")
 QUESTION_FIELDS = ("workload", "workload_settings", *OF_PROGRAMS, "target", "objective", "space", "default", "training")
+OBJECTIVE = "objective"
+"""Stands for the workload in the spec of a `bssearch.Study`, whose trials a function of the caller's own trains."""
+
 COMMAND = "command"
 """Stands for the workload in the spec of a study whose training is a command."""
 
@@ -151,8 +154,8 @@ class StudySpec(StrictModel):
 
     @property
     def is_program(self) -> bool:
-        """Return whether the training is a program of the user's own: a script or a command."""
-        return bool(self.command) or self.workload.endswith(".py")
+        """Return whether the training is the user's own: a script, a command, or the objective of a `Study`."""
+        return bool(self.command) or self.workload == OBJECTIVE or self.workload.endswith(".py")
 
     @property
     def _searched(self) -> tuple[str, ...]:

@@ -160,6 +160,6 @@ def _after(trial: TrialRecord) -> str:
     Of one that shared its device also what it counts with where nothing better is known: steps × step time.
     """
     measured = seconds_to_target(trial, "measured")
-    product = seconds_to_target(trial, "steps_x_step_time") if trial_basis(trial) != "measured" else None
+    product = seconds_to_target(trial, "steps_x_step_time") if trial_basis(trial) == "steps_x_step_time" else None
     text = "" if measured is None else f" after {measured:.4g} train seconds"
     return text if product is None else f"{text} (contended: steps × step time is {product:.4g} s)"

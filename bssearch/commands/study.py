@@ -1,0 +1,199 @@
+"""A study whose trials a function of the user's own trains, or a loop that asks for them: for notebooks and frameworks.
+
+::
+
+    study = bssearch.Study(spec, objective=train)  # def train(trial): the loop, as in a script
+    answer = study.run()
+
+    study = bssearch.Study(spec)
+    while (trial := study.ask()) is not None:
+        ...
+        study.tell(trial)
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from bssearch.commands.display.answer import Answer
+from bssearch.commands.opening import Launch, opened, program_of
+from bssearch.errors import TrialStopped, UsageError
+from bssearch.executors.base import Executor
+from bssearch.integrations.called import CalledExecutor, Piece
+from bssearch.integrations.own_loop import LoopTrial
+from bssearch.search.finding import answer
+from bssearch.search.listener import Listener
+from bssearch.spec import StudySpec, load_spec
+from bssearch.spec.model import GIVEN_IN_PYTHON, OBJECTIVE
+
+Objective = Callable[[LoopTrial], object]
+
+
+class Study:
+    """A study in this process; ``objective`` trains a trial, or the caller's own loop does: `ask`, train, `tell`.
+
+    ``spec`` is a spec, a dict, or the path of a file; it names no workload. ``db`` is a database URL (default:
+    ``BSSEARCH_DB_URL``, else a file here). Trials run one after the other, in the thread that calls. A run is shown in
+    a notebook, elsewhere with ``progress=True``; with a ``listener`` only that is told.
+    """
+
+    def __init__(
+        self,
+        spec: StudySpec | Mapping[str, Any] | str | Path,
+        objective: Objective | None = None,
+        *,
+        db: str | None = None,
+        allow_changed_workload: bool = False,
+        allow_busy: bool = False,
+        listener: Listener | None = None,
+        progress: bool | None = None,
+    ) -> None:
+        loaded = spec if isinstance(spec, StudySpec) else load_spec(spec)
+        if loaded.workload not in {GIVEN_IN_PYTHON, OBJECTIVE}:
+            raise UsageError(
+                f"the spec of study {loaded.name!r} names the workload {loaded.workload!r}; a Study's trials are "
+                "trained by its objective",
+                hint="bssearch.run_study(spec) runs a workload",
+            )
+        self.spec = loaded.model_copy(update={"workload": OBJECTIVE})
+        self._objective = objective
+        self._executor: CalledExecutor | None = None
+        self._allow_busy = allow_busy
+        self._launch = Launch(
+            db=db,
+            allow_changed_workload=allow_changed_workload,
+            listener=listener,
+            progress=progress,
+            make_executor=self._make_executor,
+        )
+        self._thread: threading.Thread | None = None
+        self._ready = threading.Event()
+        self._asked: Piece | None = None
+        self._answer: Answer | None = None
+        self._error: BaseException | None = None
+
+    def run(self) -> Answer:
+        """Call the objective for each trial until the study has ended, or on from where it stopped; return the answer.
+
+        Raises what `bssearch.run_study` raises, and `UsageError` where there is no objective. Ctrl-C ends the run;
+        every trial that had ended is stored.
+        """
+        if self._objective is None:
+            raise UsageError("study.run() calls an objective, and there is none", hint="Study(spec, objective=train)")
+        try:
+            while (trial := self.ask()) is not None:
+                try:
+                    self._objective(trial)
+                except TrialStopped:
+                    self.tell(trial)
+                except Exception as error:
+                    self.tell(trial, error)
+                else:
+                    self.tell(trial)
+        except BaseException:
+            self.close()
+            raise
+        return self.answer
+
+    def ask(self) -> LoopTrial | None:
+        """Return the next trial to train, with all random generators set to its seed; None once the study has ended.
+
+        The first are no trials of the search: they say what the loop is, and how long its steps take at each batch
+        size; train them like the others, until ``trial.should_stop``. Raises `UsageError` where the last one has not
+        been told, and whatever ends the study.
+        """
+        if self._asked is not None:
+            raise UsageError("ask() before tell(): one trial is trained at a time")
+        executor = self._started()
+        piece = executor.next_piece() if executor is not None else None
+        if piece is None:
+            self._end()
+            return None
+        self._asked = piece
+        return piece.begin()
+
+    def tell(self, trial: LoopTrial, error: BaseException | None = None) -> None:
+        """Say that a trial's training is over: by itself, or by an ``error``, with which it has failed.
+
+        Raises `UsageError` where it is not the trial that was asked for last.
+        """
+        if self._asked is None or self._asked.trial is not trial:
+            raise UsageError("tell() of a trial that is not the one asked for last")
+        piece, self._asked = self._asked, None
+        piece.end(error)
+
+    @property
+    def answer(self) -> Answer:
+        """Return the answer of the study once it has ended. Raises `UsageError` before."""
+        if self._answer is None:
+            raise UsageError(f"study {self.spec.name!r} has not ended", hint=f"bssearch.best({self.spec.name!r})")
+        return self._answer
+
+    def close(self) -> None:
+        """End the study where it is; every trial that had ended is stored. Nothing more where it has ended."""
+        if self._thread is None:
+            return
+        if self._thread.is_alive() and self._executor is not None:
+            self._executor.interrupt()
+        self._thread.join()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _started(self) -> CalledExecutor | None:
+        """Start the search in a thread of its own, where it has not been; return the executor that it uses."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._drive, name=f"bssearch study {self.spec.name}", daemon=True)
+            self._thread.start()
+        self._ready.wait()
+        return self._executor
+
+    def _drive(self) -> None:
+        try:
+            with opened(self.spec, self._launch) as study:
+                study.driver().run()
+                self._answer = Answer.of(answer(study.store, self.spec.name))
+        except BaseException as error:
+            self._error = error
+        finally:
+            if self._executor is not None:
+                self._executor.leave()
+            self._ready.set()
+
+    def _end(self) -> None:
+        """Raise what ended the study, if that was an error."""
+        assert self._thread is not None, "a study that has ended has begun"
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+
+    def _make_executor(self, spec: StudySpec, folder: Path) -> Executor:
+        program = program_of(spec)
+        assert program is not None, "an objective is a program of the user's own"
+        self._executor = CalledExecutor(
+            program, spec.executor.device, spec.executor.threads, _revision(self._objective), self._allow_busy
+        )
+        self._ready.set()
+        return self._executor
+
+
+def _revision(objective: Objective | None) -> str:
+    """Return 12 hex digits of the SHA-256 of an objective's source; of a loop that asks nothing is known."""
+    if objective is None:
+        return ""
+    try:
+        source = inspect.getsource(objective)
+    except (OSError, TypeError):
+        return ""
+    return hashlib.sha256(source.encode()).hexdigest()[:12]

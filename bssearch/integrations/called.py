@@ -1,0 +1,260 @@
+"""Trials that a function of the user's own trains, in the thread that calls it; the search drives from another."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from bssearch.errors import LaunchError, UsageError, WorkloadError
+from bssearch.executors.base import Ended, Event, Observed, Program
+from bssearch.executors.devices import choose_device
+from bssearch.executors.loaded import failed, refused
+from bssearch.executors.messages import (
+    Assign,
+    Describe,
+    Described,
+    MeasureMemory,
+    MeasureStepTime,
+    MemoryMeasured,
+    Refused,
+    Reply,
+    Run,
+    StepTimeMeasured,
+    TrialEnded,
+    TrialObserved,
+)
+from bssearch.executors.running_trial import RunningTrial
+from bssearch.integrations.measuring import Looked
+from bssearch.integrations.own_loop import LoopTrial
+from bssearch.integrations.trial_run import TrialRun
+from bssearch.integrations.work import work_of
+from bssearch.records import (
+    Configuration,
+    MemoryRequest,
+    MemoryUse,
+    NoiseMeasurement,
+    NoiseRequest,
+    Observation,
+    StepTime,
+    StepTimeRequest,
+    TrialOutcome,
+    TrialRequest,
+    TrialState,
+    WorkloadDescription,
+)
+from bssearch.training.trainer import seed_everything
+
+TICK_SECONDS = 0.05
+"""How often a wait looks whether somebody interrupted: a choice."""
+
+Answered = TypeVar("Answered", bound=Reply)
+
+
+class Piece:
+    """A piece of work for the user's code, and its line to the search; see `trial_run.Line`."""
+
+    def __init__(self, assign: Assign, post: Callable[[Piece, Reply], None]) -> None:
+        self.assign = assign
+        self.stop: tuple[TrialState, str] | None = None
+        self.is_dropped = False
+        self.trial: LoopTrial | None = None
+        self._work: TrialRun | Looked | None = None
+        self._post = post
+
+    def begin(self) -> LoopTrial:
+        """Return the trial to train with, in the thread that trains, all random generators set to its seed."""
+        self._work = work_of(self.assign, self.assign.parameters, self)
+        self.trial = LoopTrial(self._work)
+        seed_everything(self.trial.seed)
+        return self.trial
+
+    def end(self, error: BaseException | None = None) -> None:
+        """Say that the user's code is done with it, by itself or with an error."""
+        work, trial = self._work, self.trial
+        assert work is not None and trial is not None, "what ends has begun"
+        if error is None and not work.is_over:
+            try:
+                trial.close()
+            except UsageError as lacks:
+                error = lacks
+        if work.is_over:
+            work.finish()
+        elif error is not None and not work.failed(error):
+            self.send(self._failure(error))
+
+    def send(self, reply: Reply) -> None:
+        """Send a reply to the search; nothing where it has dropped this piece."""
+        if not self.is_dropped:
+            self._post(self, reply)
+
+    def observed(self, number: int, observation: Observation) -> None:
+        """Tell of an evaluation."""
+        self.send(TrialObserved(number=number, observation=observation))
+
+    def ended(self, number: int, outcome: TrialOutcome) -> None:
+        """Tell how the trial ended."""
+        self.send(TrialEnded(number=number, outcome=outcome))
+
+    def progressed(self) -> None:
+        """Nobody takes a trial of this process for hung."""
+
+    def asked_to_stop(self) -> tuple[TrialState, str] | None:
+        """Return how the trial is to end."""
+        return self.stop
+
+    def _failure(self, error: BaseException) -> Reply:
+        work = self.assign.work
+        if isinstance(work, Run):
+            return TrialEnded(number=work.request.number, outcome=failed(error))
+        return refused(error, None)
+
+
+class CalledExecutor:
+    """Has the user's thread run one piece of work after the other; see `bssearch.executors.base.Executor`.
+
+    The search's side is the executor; the user's takes each `Piece` by `next_piece`, begins it, trains, and ends it.
+    """
+
+    slots = 1
+    slots_apart = False
+
+    def __init__(self, program: Program, device: str, threads: int, revision: str, allow_busy: bool = False) -> None:
+        self._program = program
+        self._threads = threads
+        self._device = str(choose_device(device, 0, allow_busy))
+        self._revision = revision
+        self._pieces: queue.SimpleQueue[Piece | None] = queue.SimpleQueue()
+        self._replies: queue.SimpleQueue[tuple[Piece, Reply]] = queue.SimpleQueue()
+        self._trial: tuple[Piece, RunningTrial] | None = None
+        self._events: list[Event] = []
+        self._interrupted = threading.Event()
+
+    def next_piece(self) -> Piece | None:
+        """Wait for the next piece of work; None once the search has ended."""
+        while True:
+            try:
+                return self._pieces.get(timeout=TICK_SECONDS)  # with a limit, so that Ctrl-C is heard
+            except queue.Empty:
+                continue
+
+    def interrupt(self) -> None:
+        """Have the search end as at a second Ctrl-C."""
+        self._interrupted.set()
+
+    def leave(self) -> None:
+        """Let the user's thread go: there is no more work."""
+        self._pieces.put(None)
+
+    def describe(self) -> WorkloadDescription:
+        """Have the loop evaluate and take a step; raise `WorkloadError` where it fails."""
+        return self._ask(Describe(), self._program.default, Described).description
+
+    def measure_step_time(self, request: StepTimeRequest) -> StepTime:
+        """Time steps of the loop; raise `WorkloadError` where it fails."""
+        work = MeasureStepTime(request=request)
+        return self._ask(work, request.configuration, StepTimeMeasured).step_time
+
+    def measure_memory(self, request: MemoryRequest, *, reserve: bool = False) -> MemoryUse:
+        """Find out whether a micro-batch size fits, in this process."""
+        return self._ask(MeasureMemory(request=request), request.configuration, MemoryMeasured).memory
+
+    def measure_noise(self, request: NoiseRequest) -> NoiseMeasurement:
+        """Raise `WorkloadError`: only a workload's loss is known."""
+        raise WorkloadError("the gradient noise scale is measured of a workload: a loop keeps its loss to itself")
+
+    def submit(self, request: TrialRequest) -> None:
+        """Have the loop train a trial; raise `ValueError` where one is training."""
+        if self._trial is not None:
+            running = self._trial[1].request.number
+            raise ValueError(f"no slot is free for trial {request.number}: [{running}] are running")
+        piece = self._piece(Run(request=request), request.configuration)
+        self._trial = piece, RunningTrial(request)
+        self._pieces.put(piece)
+
+    def stop(self, number: int, state: TrialState, reason: str) -> None:
+        """Ask the running trial to end in ``state``: within one step. Others are ignored."""
+        if self._trial is not None and self._trial[1].request.number == number:
+            self._trial[0].stop = state, reason
+
+    def events(self, timeout: float) -> list[Event]:
+        """Return what has happened since the last call, waiting up to ``timeout`` seconds for the first."""
+        deadline = time.monotonic() + timeout
+        while not self._events:
+            self._raise_if_interrupted()
+            left = deadline - time.monotonic()
+            try:
+                self._take(*self._replies.get(timeout=max(0.0, min(left, TICK_SECONDS))))
+            except queue.Empty:
+                if left <= 0:
+                    break
+        while not self._replies.empty():
+            self._take(*self._replies.get())
+        events, self._events = self._events, []
+        return events
+
+    def kill(self) -> None:
+        """End the running trial as cancelled; what the user's code still says of it is not heard."""
+        if self._trial is None:
+            return
+        (piece, running), self._trial = self._trial, None
+        piece.stop, piece.is_dropped = (TrialState.CANCELLED, "killed: the run was stopped"), True
+        outcome = running.finished(TrialOutcome(state=TrialState.CANCELLED, reason="killed: the run was stopped"))
+        self._events.append(Ended(running.request.number, outcome))
+
+    def close(self) -> None:
+        """End what runs, as cancelled."""
+        self.kill()
+
+    def _piece(self, work: Describe | MeasureStepTime | MeasureMemory | Run, configuration: Configuration) -> Piece:
+        assign = Assign(
+            work=work,
+            configuration=configuration,
+            parameters=self._program.parameters(configuration),
+            metric=self._program.metric,
+            device=self._device,
+            revision=self._revision,
+        )
+        return Piece(assign, lambda piece, reply: self._replies.put((piece, reply)))
+
+    def _ask(
+        self,
+        work: Describe | MeasureStepTime | MeasureMemory,
+        configuration: Configuration,
+        kind: type[Answered],
+    ) -> Answered:
+        if self._trial is not None:
+            raise ValueError("nothing is measured while a trial runs")
+        piece = self._piece(work, configuration)
+        self._pieces.put(piece)
+        while True:
+            self._raise_if_interrupted()
+            try:
+                origin, reply = self._replies.get(timeout=TICK_SECONDS)
+            except queue.Empty:
+                continue
+            if origin is not piece:
+                continue
+            if isinstance(reply, Refused):
+                raise reply.as_error()
+            if not isinstance(reply, kind):
+                raise LaunchError(f"a {reply.kind} where a {kind.__name__} must come")
+            return reply
+
+    def _take(self, piece: Piece, reply: Reply) -> None:
+        if self._trial is None or piece is not self._trial[0]:
+            return
+        running = self._trial[1]
+        if isinstance(reply, TrialObserved):
+            running.observe(reply.observation)
+            self._events.append(Observed(reply.number, reply.observation))
+        elif isinstance(reply, TrialEnded):
+            self._trial = None
+            self._events.append(Ended(reply.number, running.finished(reply.outcome)))
+
+    def _raise_if_interrupted(self) -> None:
+        if self._interrupted.is_set():
+            self._interrupted.clear()
+            raise KeyboardInterrupt

@@ -1,0 +1,28 @@
+"""What a loop is asked to do, from the message that asks for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from bssearch.executors.messages import Assign, MeasureMemory, MeasureStepTime, Run
+from bssearch.integrations.measuring import AnswerLine, DescribedLoop, Looked, MeasuredMemory, TimedLoop
+from bssearch.integrations.trial_run import Line, TrialRun
+from bssearch.records import ParameterValue
+
+
+class WorkLine(Line, AnswerLine, Protocol):
+    """A line for trials and for answers."""
+
+
+def work_of(assign: Assign, parameters: Mapping[str, ParameterValue], line: WorkLine) -> TrialRun | Looked:
+    """Return what a loop is asked to do; ``parameters`` are all but batch size and learning rate, by bare names."""
+    match assign.work:
+        case Run(request=request):
+            return TrialRun(request, parameters, assign.device, line, assign.revision)
+        case MeasureStepTime(request=request):
+            return TimedLoop(request, assign, line)
+        case MeasureMemory(request=request):
+            return MeasuredMemory(request, assign, line)
+        case _:
+            return DescribedLoop(assign, line)
