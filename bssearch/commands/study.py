@@ -96,6 +96,10 @@ class Study:
                     self.tell(trial, error)
                 else:
                     self.tell(trial)
+        except KeyboardInterrupt:
+            self.close()
+            self._raise_error()
+            raise
         except BaseException:
             self.close()
             raise
@@ -137,6 +141,7 @@ class Study:
 
     def close(self) -> None:
         """End the study where it is; every trial that had ended is stored. Nothing more where it has ended."""
+        self._asked = None
         if self._thread is None:
             return
         if self._thread.is_alive() and self._executor is not None:
@@ -175,8 +180,11 @@ class Study:
         """Raise what ended the study, if that was an error."""
         assert self._thread is not None, "a study that has ended has begun"
         self._thread.join()
+        self._raise_error()
+
+    def _raise_error(self) -> None:
         if self._error is not None:
-            raise self._error
+            raise self._error from None
 
     def _make_executor(self, spec: StudySpec, folder: Path) -> Executor:
         program = program_of(spec)

@@ -184,6 +184,13 @@ def refused(error: BaseException, memory_limit_bytes: int | None) -> Refused:
     )
 
 
+def program_refused(error: BaseException, memory_limit_bytes: int | None) -> Refused:
+    """Return the answer where a program of the user's own failed: what it raises is its own, as a workload's is."""
+    traceback.print_exception(error)
+    found = refused(error, memory_limit_bytes)
+    return found if found.out_of_memory or isinstance(error, LaunchError) else replace(found, error="workload")
+
+
 def not_measured(error: BaseException, command: MeasureStepTime | MeasureMemory | MeasureNoise) -> Refused:
     """Return the answer where a measurement failed."""
     what = command.kind.removeprefix("measure_").replace("_", " ")

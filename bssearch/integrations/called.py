@@ -11,7 +11,7 @@ from typing import TypeVar
 from bssearch.errors import LaunchError, UsageError, WorkloadError
 from bssearch.executors.base import Ended, Event, Observed, Program
 from bssearch.executors.devices import choose_device
-from bssearch.executors.loaded import failed, refused
+from bssearch.executors.loaded import failed, program_refused
 from bssearch.executors.messages import (
     Assign,
     Describe,
@@ -109,7 +109,7 @@ class Piece:
         work = self.assign.work
         if isinstance(work, Run):
             return TrialEnded(number=work.request.number, outcome=failed(error))
-        return refused(error, None)
+        return program_refused(error, None)
 
 
 class CalledExecutor:
@@ -126,11 +126,11 @@ class CalledExecutor:
         self._threads = threads
         self._device = str(choose_device(device, 0, allow_busy))
         self._revision = revision
-        self._pieces: queue.SimpleQueue[Piece | None] = queue.SimpleQueue()
+        self._pieces: queue.SimpleQueue[Piece] = queue.SimpleQueue()
         self._replies: queue.SimpleQueue[tuple[Piece, Reply]] = queue.SimpleQueue()
         self._trial: tuple[Piece, RunningTrial] | None = None
         self._events: list[Event] = []
-        self._interrupted = threading.Event()
+        self._interrupted, self._has_left = threading.Event(), threading.Event()
 
     def next_piece(self) -> Piece | None:
         """Wait for the next piece of work; None once the search has ended."""
@@ -138,7 +138,8 @@ class CalledExecutor:
             try:
                 return self._pieces.get(timeout=TICK_SECONDS)  # with a limit, so that Ctrl-C is heard
             except queue.Empty:
-                continue
+                if self._has_left.is_set():
+                    return None
 
     def interrupt(self) -> None:
         """Have the search end as at a second Ctrl-C."""
@@ -146,7 +147,7 @@ class CalledExecutor:
 
     def leave(self) -> None:
         """Let the user's thread go: there is no more work."""
-        self._pieces.put(None)
+        self._has_left.set()
 
     def describe(self) -> WorkloadDescription:
         """Have the loop evaluate and take a step; raise `WorkloadError` where it fails."""

@@ -8,7 +8,7 @@ import traceback
 import torch
 
 from bssearch.errors import TrialStopped, UsageError
-from bssearch.executors.loaded import failed, refused
+from bssearch.executors.loaded import failed, program_refused
 from bssearch.executors.messages import Describe, Reply, Run, TrialEnded
 from bssearch.integrations.alone import Alone
 from bssearch.integrations.line import TRIAL_VARIABLE, SocketLine
@@ -77,8 +77,7 @@ class Session:
         asked = self.assign.work
         if isinstance(asked, Run):
             return TrialEnded(number=asked.request.number, outcome=failed(error))
-        traceback.print_exception(error)
-        return refused(error, self.assign.memory_limit_bytes)
+        return program_refused(error, self.assign.memory_limit_bytes)
 
 
 _session: Session | None = None

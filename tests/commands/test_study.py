@@ -1,0 +1,152 @@
+"""A study whose trials the caller's own code trains, in its own thread."""
+
+from __future__ import annotations
+
+import random
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import bssearch
+from bssearch.errors import InterruptedRunError, TrialStopped, UsageError, WorkloadError
+from bssearch.integrations.own_loop import LoopTrial
+from bssearch.records import TrialRecord, TrialState
+from bssearch.storage.repository import open_store
+
+SPEC: dict[str, Any] = {
+    "name": "own",
+    "target": {"metric": "accuracy", "value": 0.8},
+    "space": {
+        "batch_size": [8, 32],
+        "learning_rate": {"low": 0.01, "high": 1.0},
+        "model": {"hidden": [4, 8]},
+    },
+    "default": {"batch_size": 8, "learning_rate": 0.1, "model": {"hidden": 4}},
+    "budget": {"trials": 3, "trial_train_seconds": 30.0},
+    "confirm": {"top": 1, "runs": 1},
+    "executor": {"device": "cpu"},
+    "pruner": {"name": "none"},
+}
+
+
+def url(folder: Path) -> str:
+    return f"sqlite:///{folder / 'study.db'}"
+
+
+def trials_of(folder: Path) -> list[TrialRecord]:
+    with open_store(url(folder), write=False) as store:
+        return store.trials("own")
+
+
+def train(trial: LoopTrial) -> None:
+    """Reach the target after 160 samples."""
+    size = trial.batch_size
+    for _ in trial.batches(range(50), evaluate=lambda: {"accuracy": min(0.99, trial.steps * size / 200)}):
+        random.random()
+
+
+def test_an_objective_trains_the_trials_of_a_study(tmp_path: Path) -> None:
+    threads, seen = set(), []
+
+    def objective(trial: LoopTrial) -> None:
+        threads.add(threading.current_thread())
+        seen.append(trial.parameters["hidden"])
+        train(trial)
+
+    answer = bssearch.Study(SPEC, objective, db=url(tmp_path)).run()
+    trials = trials_of(tmp_path)
+    assert threads == {threading.main_thread()}
+    assert set(seen) <= {4, 8}
+    assert {trial.state for trial in trials} == {TrialState.REACHED}
+    assert answer.optimal.parameters == {
+        "learning_rate": answer.optimal.parameters["learning_rate"],
+        "model.hidden": answer.optimal.parameters["model.hidden"],
+    }
+    again = bssearch.Study(SPEC, objective, db=url(tmp_path)).run()
+    assert again.optimal == answer.optimal
+    assert len(trials_of(tmp_path)) == len(trials), "a study that has ended goes on with nothing"
+
+
+def test_a_loop_asks_and_tells(tmp_path: Path) -> None:
+    study = bssearch.Study(SPEC, db=url(tmp_path))
+    with pytest.raises(UsageError, match="has not ended"):
+        _ = study.answer
+    while (trial := study.ask()) is not None:
+        with pytest.raises(UsageError, match="ask"):
+            study.ask()
+        train(trial)
+        study.tell(trial)
+        with pytest.raises(UsageError, match="tell"):
+            study.tell(trial)
+    assert study.answer.optimal.batch_size in {8, 32}
+    assert study.ask() is None
+
+
+def test_a_trial_whose_objective_raises_has_failed_and_the_study_goes_on(tmp_path: Path) -> None:
+    failed: list[int] = []
+
+    def objective(trial: LoopTrial) -> None:
+        train(trial) if failed or not is_search(trial) else fail(trial)
+
+    def is_search(trial: LoopTrial) -> bool:
+        return "TrialRun" in type(trial._assignment).__name__
+
+    def fail(trial: LoopTrial) -> None:
+        failed.append(1)
+        raise RuntimeError("broken on purpose")
+
+    bssearch.Study(SPEC, objective, db=url(tmp_path)).run()
+    trials = trials_of(tmp_path)
+    assert [trial.number for trial in trials if trial.state is TrialState.FAILED] == [1]
+    assert trials[0].outcome is not None and "broken on purpose" in trials[0].outcome.reason
+
+
+def test_a_loop_that_cannot_be_looked_at_ends_the_study_before_anything_is_written(tmp_path: Path) -> None:
+    def never_steps(trial: LoopTrial) -> None:
+        assert trial.batch_size
+
+    with pytest.raises(WorkloadError, match="no step"):
+        bssearch.Study(SPEC, never_steps, db=url(tmp_path)).run()
+    assert not (tmp_path / "study.db").exists()
+
+
+def test_ctrl_c_ends_the_study_and_it_goes_on_later(tmp_path: Path) -> None:
+    def interrupted(trial: LoopTrial) -> None:
+        if type(trial._assignment).__name__ == "TrialRun":
+            raise KeyboardInterrupt
+        train(trial)
+
+    study = bssearch.Study(SPEC, interrupted, db=url(tmp_path))
+    with pytest.raises(InterruptedRunError):
+        study.run()
+    assert {trial.state for trial in trials_of(tmp_path)} == {TrialState.CANCELLED}
+    with pytest.raises(InterruptedRunError):
+        study.ask()
+    assert bssearch.Study(SPEC, train, db=url(tmp_path)).run().optimal.batch_size in {8, 32}
+
+
+def test_a_loop_that_goes_on_after_its_end_is_stopped(tmp_path: Path) -> None:
+    stopped: list[LoopTrial] = []
+
+    def goes_on(trial: LoopTrial) -> None:
+        assert trial.batch_size
+        try:
+            while True:
+                if trial.evaluation_due:
+                    trial.report(accuracy=min(0.99, trial.steps * trial.batch_size / 200))
+                trial.step()
+        except TrialStopped:
+            stopped.append(trial)
+            raise
+
+    bssearch.Study(SPEC, goes_on, db=url(tmp_path)).run()
+    assert len(stopped) > len(trials_of(tmp_path))
+
+
+def test_what_is_no_objectives_study_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="names the workload 'digits'"):
+        bssearch.Study({**SPEC, "workload": "digits"})
+    with pytest.raises(UsageError, match="there is none"):
+        bssearch.Study(SPEC, db=url(tmp_path)).run()
