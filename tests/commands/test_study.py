@@ -14,6 +14,7 @@ from bssearch.errors import InterruptedRunError, TrialStopped, UsageError, Workl
 from bssearch.integrations.own_loop import LoopTrial
 from bssearch.records import TrialRecord, TrialState
 from bssearch.storage.repository import open_store
+from tests.documents import DOCUMENTS, blocks
 
 SPEC: dict[str, Any] = {
     "name": "own",
@@ -143,6 +144,16 @@ def test_a_loop_that_goes_on_after_its_end_is_stopped(tmp_path: Path) -> None:
 
     bssearch.Study(SPEC, goes_on, db=url(tmp_path)).run()
     assert len(stopped) > len(trials_of(tmp_path))
+
+
+def test_the_guides_function_trains_a_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    section = DOCUMENTS["own-training"].split("## A function, or a loop that asks")[1].split("\n## ")[0]
+    (code,) = blocks(section, "python")
+    monkeypatch.chdir(tmp_path)
+    namespace: dict[str, Any] = {}
+    exec(compile(code, "guide", "exec"), namespace)
+    assert namespace["answer"].optimal.batch_size in {16, 32, 64}
+    assert namespace["answer"].optimal.parameters["model.hidden"] in {4, 16}
 
 
 def test_what_is_no_objectives_study_is_refused(tmp_path: Path) -> None:
