@@ -40,6 +40,9 @@ _TAIL_BYTES = 1 << 14
 
 _TICK_SECONDS = 0.05
 _CHUNK_BYTES = 1 << 16
+_MOST_CHUNKS_LEFT = 16
+"""Far more than a pipe holds: 64 KiB, where the user does not change that (pipe(7))."""
+
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # prctl(2)
 
 
@@ -112,6 +115,7 @@ class CommandProcess:
             finally:
                 self._end_what_is_left()
                 self._code = self._process.wait()
+                self._log_the_rest()
                 self._kept.close()
         return self._code
 
@@ -146,6 +150,12 @@ class CommandProcess:
             os.write(sys.stdout.fileno(), chunk[:left])
             if len(chunk) > left:
                 os.write(sys.stdout.fileno(), b"\n(the rest of what it prints is left out)\n")
+
+    def _log_the_rest(self) -> None:
+        """Log what a program that has ended left in its pipe, which holds little; none may still fill it."""
+        for _ in range(_MOST_CHUNKS_LEFT):
+            if not list(self._chunks(0.0)):
+                return
 
     def _terminate(self) -> None:
         """Ask the program to end, and give it some time; what it still prints is logged."""

@@ -22,7 +22,10 @@ from bssearch.errors import UsageError
 STEP, SECONDS, LOSS = "step", "seconds", "loss"
 
 LONGEST_LINE = 2**16
-"""Bytes of a line that is looked at: a choice; a longer one is passed over."""
+"""Bytes of a JSON line that is looked at: a choice; a longer one is passed over."""
+
+LONGEST_LOG_LINE = 2**12
+"""The same where expressions are searched in it: a choice; many take the square of its length."""
 
 LONGEST_NAME = 100
 """Characters of a metric's name: a choice; what has a longer one, or one that cannot be printed, is passed over."""
@@ -53,8 +56,9 @@ class ReportReader:
 
     def __init__(self, expressions: Mapping[str, str]) -> None:
         self._expressions = {name: re.compile(text) for name, text in expressions.items()}
+        self._longest = LONGEST_LOG_LINE if expressions else LONGEST_LINE
         self._found: dict[str, float] = {}
-        self._rest = b""
+        self._rest = bytearray()
         self._is_too_long = False
 
     def feed(self, chunk: bytes) -> Iterator[Report]:
@@ -64,13 +68,13 @@ class ReportReader:
         """
         *whole, rest = _ENDS_OF_LINES.split(chunk)
         for end in whole:
-            line, is_whole = self._rest + end, not self._is_too_long
-            self._rest, self._is_too_long = b"", False
-            if line and is_whole and len(line) <= LONGEST_LINE:
+            line, is_whole = bytes(self._rest) + end, not self._is_too_long
+            self._rest, self._is_too_long = bytearray(), False
+            if line and is_whole and len(line) <= self._longest:
                 yield from self._read(line.decode(errors="replace"))
         self._rest += rest
-        if len(self._rest) > LONGEST_LINE:
-            self._rest, self._is_too_long = b"", True
+        if len(self._rest) > self._longest:
+            self._rest, self._is_too_long = bytearray(), True
 
     def _read(self, line: str) -> Iterator[Report]:
         if not self._expressions:
