@@ -13,7 +13,7 @@ import shutil
 import sqlite3
 from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +21,14 @@ from bssearch.commands.enqueue import configuration_of
 from bssearch.commands.report import svg_of
 from bssearch.commands.status import status
 from bssearch.commands.trials import trial_table
-from bssearch.errors import BSSearchError
+from bssearch.errors import BSSearchError, UsageError
 from bssearch.executors.messages import Lines, decode_reply
+from bssearch.executors.reported_trial import ReportedTrial
+from bssearch.executors.reports import ReportReader
 from bssearch.importers.rcp import import_rcp
 from bssearch.importers.runs import import_runs
 from bssearch.recorded import read_table
+from bssearch.records import Configuration, Observation, Target, TrialRequest, TrialState, to_json
 from bssearch.search.finding import compute_answer
 from bssearch.settings import shipped_studies
 from bssearch.spec import load_spec
@@ -187,6 +190,39 @@ def _message(rng: random.Random, folder: Path) -> None:
             decode_reply(line)
 
 
+def _program_reports(rng: random.Random, folder: Path) -> None:
+    reader = ReportReader(rng.choice(({}, EXPRESSIONS)))
+    trial = ReportedTrial(program_request(), _as_json, 0.0)
+    content = in_bytes(rng, mutated(rng, rng.choice(PROGRAM_LOGS))) + b"\n"
+    content = content.replace(b"PAD", rng.choice((b"", b"x" * 70_000, b'{"a":' * 10_000, bytes(1000))))
+    try:
+        for index, start in enumerate(range(0, len(content), piece := rng.choice((7, 100, 1 << 16)))):
+            for report in reader.feed(content[start : start + piece]):
+                trial.take(report, index / 10)
+        trial.left(0)
+    except UsageError as error:
+        to_json(trial.failed(TrialState.FAILED, str(error)))
+        raise
+    to_json(trial.outcome())
+
+
+def _as_json(observation: Observation) -> None:
+    json.dumps(asdict(observation), allow_nan=False)
+
+
+def program_request() -> TrialRequest:
+    """Return the request of a trial of a program."""
+    return TrialRequest(
+        number=1,
+        configuration=Configuration(batch_size=32, micro_batch_size=32, learning_rate=0.1),
+        seed=0,
+        target=Target(metric="accuracy", value=0.9),
+        train_seconds_limit=100.0,
+        limit_state=TrialState.EXHAUSTED,
+        eval_every_steps=1,
+    )
+
+
 @dataclass(frozen=True)
 class StoredRows:
     """Rows of a study in a SQLite file, of which one value is changed behind bssearch's back."""
@@ -289,6 +325,17 @@ REPLIES = (
     '{"kind": "trial_ended", "number": 1, "outcome": {"state": "reached", "reason": "so", "steps": 5}}',
 )
 
+EXPRESSIONS = {"step": r"step (\S+)", "accuracy": r"acc=(\S+)", "seconds": r"(\S+) s$"}
+
+PROGRAM_LOGS = (
+    "".join(
+        f'{{"step": {10 * i}, "accuracy": {0.1 + 0.05 * i:.2f}, "seconds": {i}.5, "loss": 1}}\nPAD' for i in range(9)
+    ),
+    "".join(f'{{"step": {10 * i}, "accuracy": 0.{i}}}\r\nPAD\n' for i in range(9)),
+    "".join(f"PAD acc=0.{i}\nstep {10 * i}\r step {10 * i + 1} acc=0.{i} {i}.5 s\n" for i in range(9)),
+)
+"""What a program prints, before it is changed; PAD is where much is put."""
+
 KINDS = (
     Kind("specs", _spec),
     Kind("enqueued values", _enqueued),
@@ -296,4 +343,5 @@ KINDS = (
     Kind("reference points", _reference_points),
     Kind("recorded tables", _recorded),
     Kind("worker messages", _message),
+    Kind("program reports", _program_reports),
 )

@@ -128,7 +128,9 @@ BASE["default"] |= {"weight_decay": 0.0, "label_smoothing": 0.0}
 def test_yaml_blocks_are_parts_of_a_spec(name: str, tmp_path: Path) -> None:
     for number, block in enumerate(blocks(DOCUMENTS[name], "yaml")):
         path = tmp_path / f"{number}.yaml"
-        path.write_text(yaml.safe_dump({**BASE, **yaml.safe_load(block)}))
+        said = yaml.safe_load(block)
+        base = {key: value for key, value in BASE.items() if key != "workload" or "command" not in said}
+        path.write_text(yaml.safe_dump({**base, **said}))
         load_spec(path)
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 import tomllib
 import typing
 from collections.abc import Iterator
@@ -11,11 +13,20 @@ from typing import Any
 
 import optuna
 import pytest
+import yaml
 
 from bssearch import registry
+from bssearch.commands.opening import program_of
+from bssearch.executors.command import LoadedCommand
+from bssearch.executors.messages import Load
+from bssearch.records import SecondsBasis, TrialState
+from bssearch.settings import STATE_DIR_VARIABLE
+from bssearch.spec import load_spec
 from tests.cli.conftest import run_by_law
 from tests.cli.task import bssearch, write_task
-from tests.documents import DOCUMENTS, blocks
+from tests.documents import DOCUMENTS, blocks, spans
+from tests.executors.own_command import request
+from tests.executors.own_command import run as run_command
 from tests.packages import installed
 
 SECTION = DOCUMENTS["changing-the-code"].split("## To add one of a kind")[1].split("\n## ")[0]
@@ -112,3 +123,60 @@ def test_the_loop_around_the_sampler_of_the_guide_runs(capsys: pytest.CaptureFix
     assert len(study.trials) == 20
     done = [one for one in study.trials if one.state is optuna.trial.TrialState.COMPLETE]
     assert study.best_trial in done and study.best_value < done[0].value
+
+
+ANY_PROGRAM = DOCUMENTS["own-training"].split("## Any program")[1].split("\n## ")[0]
+
+
+@pytest.fixture
+def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a folder with the guide's two programs, and a spec of each."""
+    (shell,), (script,), (spec,) = (blocks(ANY_PROGRAM, one) for one in ("bash", "python", "yaml"))
+    (other_command,) = (one for one in spans(ANY_PROGRAM) if one.startswith("command: [python"))
+    (tmp_path / "train.sh").write_text(shell)
+    (tmp_path / "train.py").write_text(script)
+    (tmp_path / "toy.yaml").write_text(spec)
+    values = {key: value for key, value in yaml.safe_load(spec).items() if key != "report"}
+    (tmp_path / "lines.yaml").write_text(yaml.safe_dump({**values, **yaml.safe_load(other_command), "name": "lines"}))
+    monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=os.pathsep)
+    return tmp_path
+
+
+@pytest.mark.parametrize(("spec", "basis"), [("toy.yaml", SecondsBasis.WALL), ("lines.yaml", SecondsBasis.REPORTED)])
+def test_the_programs_of_the_guide_train_and_report(spec: str, basis: SecondsBasis, programs: Path) -> None:
+    read = load_spec(programs / spec)
+    command = LoadedCommand(
+        Load(
+            workload="command",
+            workload_settings={},
+            folder=str(programs),
+            device="cpu",
+            slot=0,
+            threads=1,
+            program=program_of(read),
+        )
+    )
+    assert command.describe().model.initial_metrics == {"accuracy": pytest.approx(0.1)}
+    outcome, observed = run_command(
+        command, request(target=read.record_target, configuration=read.default_configuration, seconds=20.0)
+    )
+    assert (outcome.state, outcome.seconds_basis, outcome.warnings) == (TrialState.REACHED, basis, ())
+    assert len(observed) > 10 and observed[0].step == 0
+
+
+@pytest.mark.slow
+def test_a_study_of_a_program_runs_answers_and_is_confirmed(programs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done = bssearch("run", "toy.yaml", "--set", "confirm.runs=2", "--set", "confirm.top=1", cwd=programs)
+    assert done.returncode == 0, done.stderr
+    answer = rows(programs, "best", "toy")
+    assert answer["optimal"]["batch_size"] in (32, 128)
+    trials = rows(programs, "trials", "toy")
+    assert {trial["state"] for trial in trials} <= {"reached", "capped", "pruned", "exhausted"}
+    more = bssearch("confirm", "toy", "--runs", "3", "--format", "json", cwd=programs)
+    assert more.returncode == 0, more.stderr
+    assert len(rows(programs, "trials", "toy")) > len(trials)
+    monkeypatch.setenv(STATE_DIR_VARIABLE, str(programs / "of another user"))
+    refused = bssearch("confirm", "toy", "--runs", "3", cwd=programs)
+    assert refused.returncode == 2 and "add --workload command" in refused.stderr
+    again = bssearch("confirm", "toy", "--runs", "3", "--workload", "command", cwd=programs)
+    assert again.returncode == 0, again.stderr

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path, PurePath
 
 from bssearch.errors import UsageError
-from bssearch.executors.command import files_of
+from bssearch.executors.command_files import digest_of, files_of
 from bssearch.files import make_private_folder
 from bssearch.records import StudyRecord
 from bssearch.settings import state_folder
@@ -101,7 +101,7 @@ def _text(spec: StudySpec, folder: Path) -> str:
     }
     if spec.is_program:
         told |= {name: getattr(spec, name) for name in OF_PROGRAMS}
-        told["files"] = {file.name: _digest(file) for file in files_of(spec.command, folder)}
+        told["files"] = {name: digest_of(file) for name, file in files_of(spec.command, folder).items()}
     return json.dumps(told, sort_keys=True) + "\n"
 
 

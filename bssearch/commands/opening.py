@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,7 +30,7 @@ from bssearch.search.finding import answer
 from bssearch.search.listener import Listener
 from bssearch.settings import DATA_DIR_VARIABLE, user_name
 from bssearch.spec import StudySpec, checked
-from bssearch.spec.model import GIVEN_IN_PYTHON
+from bssearch.spec.model import COMMAND, GIVEN_IN_PYTHON
 from bssearch.spec.stored import spec_of
 from bssearch.storage.repository import Store, open_store
 from bssearch.storage.starting import archived
@@ -209,12 +210,18 @@ def in_this_process(given: GivenWorkload) -> str:
 def _named(spec: StudySpec, given: GivenWorkload | None, launch: Launch) -> StudySpec:
     """Return a spec that names its workload: the one given, or with ``launch.keeps_name`` its own where it has one.
 
-    Raises `UsageError` where there is none, and where an object has other settings than the spec says.
+    Raises `UsageError` where there is none, where an object has other settings than the spec says, and where one is
+    given for a command.
     """
     if given is None:
         if launch.make_executor is None:
             refuse_where_in_no_file(spec)
         return spec
+    if spec.command and given.name != COMMAND:
+        raise UsageError(
+            f"the training of study {spec.name!r} is a command: no workload takes its place",
+            hint=f"--workload {COMMAND} runs the command, {shlex.join(spec.command)}",
+        )
     keeps_name = launch.keeps_name and spec.workload != GIVEN_IN_PYTHON
     said = spec.workload_settings
     if given.settings is not None and given.settings != said and (said or keeps_name):

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import hashlib
+import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bssearch.errors import UsageError, WorkloadError
-from bssearch.executors.base import Program
+from bssearch.executors.command_files import revision_of
 from bssearch.executors.command_process import CommandProcess
-from bssearch.executors.failures import describe_exit, judge_exit, kernel_memory_kills
+from bssearch.executors.failures import judge_exit, kernel_memory_kills, programs_words_of_no_memory
 from bssearch.executors.messages import (
     Load,
     Measured,
@@ -51,11 +52,20 @@ REPORTS_TIMED = 4
 SECONDS_TIMED = 1.0
 """Seconds of reports between which steps are timed, at least: a choice; the clock is that of another process."""
 
+SECONDS_ENOUGH = 10.0
+"""Seconds after which fewer reports tell the time of a step, too: a choice."""
+
 FEW_STEPS, MANY_STEPS = 2, 20
 """Steps between the evaluations of the two runs that tell the time of a step from that of an evaluation: a choice."""
 
 MEMORY_STEPS = 3
 """Steps after which a micro-batch size fits: those of bssearch's own loop."""
+
+MOST_METRICS = 100
+"""Metrics of a program that are taken note of: a choice."""
+
+LAST_LINES = 10
+"""Lines of what a program printed last that an error shows: a choice."""
 
 OWN = "own"
 """Stands for the precision and the compile mode of a program, which are its own business."""
@@ -84,6 +94,7 @@ class LoadedCommand:
         self._program = load.program
         self._folder = Path(load.folder)
         self._threads = load.threads
+        self._hang_seconds = load.hang_seconds
         self.memory_limit_bytes = load.memory_limit_bytes
         self.device = str(choose_device(load.device, load.slot, load.allow_busy))
         self.revision = revision_of(load.program, self._folder)
@@ -102,24 +113,28 @@ class LoadedCommand:
 
         from bssearch.training.environment import describe_device
 
-        metrics: dict[str, float] = {}
-        first: Report | None = None
-        for report in self._until_it_ends(self._program.default, evaluate_every=1):
-            first = first or report
-            metrics |= {name: value for name, value in report.values.items() if name != LOSS}
-            if self._program.metric in metrics:
-                break
-        if first is None:
-            raise WorkloadError(f"the command ended without a report{self._hint_of_reports()}")
-        if self._program.metric not in metrics:
-            offered = ", ".join(sorted(metrics)) or "no metric"
-            raise WorkloadError(f"the command reports {offered}; the study's target is of {self._program.metric!r}")
-        untrained = {name: value if is_metric(value) else None for name, value in metrics.items()}
+        metric, began = self._program.metric, time.monotonic()
+        offered: set[str] = set()
+        untrained: dict[str, float] = {}
+        with closing(self._until_it_ends(self._program.default, evaluate_every=1)) as reports:
+            for report in reports:
+                found = {name: value for name, value in report.values.items() if name != LOSS}
+                if metric in found or len(offered) < MOST_METRICS:
+                    offered |= found.keys()
+                    untrained |= found if report.step == 0 else {}
+                if metric in found:
+                    break
+                if time.monotonic() - began > self._hang_seconds:
+                    raise self._other_metric(offered, f" for {self._hang_seconds:g} s")
+            else:
+                raise self._other_metric(offered)
+        names = [metric, *sorted(offered - {metric})[: MOST_METRICS - 1]]
+        initial = {name: untrained[name] if is_metric(untrained[name]) else None for name in names if name in untrained}
         return WorkloadDescription(
             train_samples=None,
             validation_samples=None,
             test_samples=None,
-            metrics={name: MetricInfo() for name in metrics},
+            metrics={name: MetricInfo() for name in names},
             environment=describe_device(
                 torch.device(self.device),
                 precision=OWN,
@@ -127,9 +142,7 @@ class LoadedCommand:
                 memory_limit_bytes=self.memory_limit_bytes,
                 workload_revision=self.revision,
             ),
-            model=ModelDescription(
-                parameters=None, batch_norm_layers=0, initial_metrics=untrained if first.step == 0 else {}
-            ),
+            model=ModelDescription(parameters=None, batch_norm_layers=0, initial_metrics=initial),
         )
 
     def measure(self, command: MeasureStepTime | MeasureMemory | MeasureNoise) -> Measured:
@@ -155,10 +168,11 @@ class LoadedCommand:
 
         Raises `UsageError` where a batch takes several micro-batches and the command cannot be told.
         """
-        if configuration.accumulation_steps > 1 and "micro_batch_size" not in self._takes:
+        split = {"batch_size", "micro_batch_size", "accumulation_steps"}
+        if configuration.accumulation_steps > 1 and len(self._takes & split) < 2:
             raise UsageError(
                 f"batch size {configuration.batch_size} takes {configuration.accumulation_steps} micro-batches a step, "
-                "and the command does not take {micro_batch_size}"
+                "and the command does not take two of {batch_size}, {micro_batch_size} and {accumulation_steps}"
             )
         values = values_of(
             configuration,
@@ -168,25 +182,40 @@ class LoadedCommand:
             threads=threads,
             device=self.device,
         )
-        return CommandProcess(filled(self._program.command, values), self._folder, self._program.report, {})
+        return CommandProcess(filled(self._program.command, values), self._folder, self._program.report)
 
-    def failure(self, code: int, kernel_kills: int | None, steps: int) -> TrialOutcome:
-        """Return the outcome of a program that failed."""
-        state, reason = judge_exit(code, kernel_kills)
-        return TrialOutcome(state=state, reason=f"{reason.replace('worker', 'the command', 1)} after {steps} steps")
+    def _until_it_ends(self, configuration: Configuration, evaluate_every: int) -> Generator[Report, None, None]:
+        """Yield the reports of a run, which ends where this is closed.
 
-    def _until_it_ends(self, configuration: Configuration, evaluate_every: int) -> Iterator[Report]:
-        """Yield the reports of a run; raise `WorkloadError`, or `MemoryError`, where it fails."""
-        kills = kernel_memory_kills()
+        Raises `WorkloadError`, or `MemoryError`, where it fails, and where no report comes for as long as a trial would
+        count as hung.
+        """
+        kills, last = kernel_memory_kills(), time.monotonic()
         with self.started(configuration, seed=0, evaluate_every=evaluate_every, threads=self._threads) as process:
-            while process.exit_code is None or not process.has_said_all():
-                yield from process.reports(TICK_SECONDS)
-            code = process.exit_code
+            while process.goes_on():
+                for report in process.reports(TICK_SECONDS):
+                    yield report
+                    last = time.monotonic()
+                if time.monotonic() - last > self._hang_seconds:
+                    raise WorkloadError(
+                        f"the command made no report for {self._hang_seconds:g} s{self._hint_of_reports()}"
+                        f"{_shown(process.last_lines)}",
+                        hint="executor.hang_seconds is how long it may take",
+                    )
+            code = process.end()
         if code:
-            state, reason = judge_exit(code, kills)
+            state, reason = judge_command(code, kills, process.last_lines)
             if state is TrialState.OOM:
-                raise MemoryError(reason.replace("worker", "the command", 1))
-            raise WorkloadError(f"{describe_exit(code).replace('worker', 'the command', 1)}, see what it printed")
+                raise MemoryError(reason)
+            raise WorkloadError(f"{reason}{_shown(process.last_lines)}")
+
+    def _other_metric(self, offered: set[str], how_long: str = "") -> WorkloadError:
+        if not offered:
+            return WorkloadError(f"the command ended without a report{self._hint_of_reports()}")
+        names = ", ".join(sorted(offered)[:LAST_LINES])
+        return WorkloadError(
+            f"the command reports {names}{how_long}; the study's target is of {self._program.metric!r}"
+        )
 
     def _step_time(self, configuration: Configuration) -> StepTime:
         """Time steps by what is reported; where evaluations are in that time, by two runs that evaluate differently."""
@@ -198,7 +227,9 @@ class LoadedCommand:
                 many = self._pace(configuration, MANY_STEPS)
                 slope = 1 / FEW_STEPS - 1 / MANY_STEPS
                 evaluation = max(0.0, (few.seconds / few.steps - many.seconds / many.steps) / slope)
-                seconds = max(1e-9, many.seconds / many.steps - evaluation / MANY_STEPS)
+                # No less than if nearly all of it were evaluation: the two runs are not alike.
+                all_of_it = many.seconds / many.steps
+                seconds = max(all_of_it / MANY_STEPS, all_of_it - evaluation / MANY_STEPS)
         except MemoryError:
             return StepTime.where_memory_ran_out(configuration)
         return StepTime(
@@ -212,33 +243,33 @@ class LoadedCommand:
 
     def _pace(self, configuration: Configuration, evaluate_every: int) -> Pace:
         """Return how long the steps between some reports took. Raises `WorkloadError` where there are too few."""
-        began = 0.0
+        began, count, pace = 0.0, 0, None
         first: Report | None = None
-        count = 0
-        for report in self._until_it_ends(configuration, evaluate_every):
-            now = time.monotonic()
-            if first is None:
-                first, began = report, now
-                continue
-            count += 1
-            is_own = report.seconds is not None and first.seconds is not None
-            seconds = report.seconds - first.seconds if is_own else now - began  # type: ignore[operator]
-            steps = report.step - first.step
-            if steps > 0 and count >= REPORTS_TIMED and now - began >= SECONDS_TIMED and seconds > 0:
-                return Pace(seconds, steps, is_own)
-        if first is not None and count >= 1 and steps > 0 and seconds > 0:
-            return Pace(seconds, steps, is_own)
-        raise WorkloadError(
-            f"batch size {configuration.batch_size}: the command ended after {count + (first is not None)} reports, "
-            f"too few to time a step{self._hint_of_reports()}"
-        )
+        with closing(self._until_it_ends(configuration, evaluate_every)) as reports:
+            for report in reports:
+                now = time.monotonic()
+                if first is None:
+                    first, began = report, now
+                    continue
+                count += 1
+                pace = _pace_between(first, report, now - began) or pace
+                is_enough = count >= REPORTS_TIMED or now - began >= SECONDS_ENOUGH
+                if pace is not None and is_enough and now - began >= SECONDS_TIMED:
+                    break
+        if pace is None:
+            raise WorkloadError(
+                f"batch size {configuration.batch_size}: the command ended after {count + (first is not None)} "
+                f"reports, too few to time a step{self._hint_of_reports()}"
+            )
+        return pace
 
     def _memory(self, configuration: Configuration) -> MemoryUse:
         micro = configuration.micro_batch_size
         try:
-            for report in self._until_it_ends(configuration, evaluate_every=MEMORY_STEPS):
-                if report.step >= MEMORY_STEPS:
-                    break
+            with closing(self._until_it_ends(configuration, evaluate_every=MEMORY_STEPS)) as reports:
+                for report in reports:
+                    if report.step >= MEMORY_STEPS:
+                        break
         except MemoryError as error:
             return MemoryUse(micro_batch_size=micro, fits=False, peak_memory_bytes=None, reason=str(error))
         return MemoryUse(micro_batch_size=micro, fits=True, peak_memory_bytes=None)
@@ -271,45 +302,52 @@ class CommandTrial:
             evaluate_every=request.eval_every_steps,
             threads=request.threads,
         ) as process:
-            while process.exit_code is None or not process.has_said_all():
-                for report in process.reports(TICK_SECONDS):
-                    self._on_progress()
-                    trial.take(report, time.monotonic())
-                    if trial.ending is not None:
-                        break
-                trial.look(self._stop(), time.monotonic())
-                if trial.ending is not None:
-                    break
-            code = process.end()
+            try:
+                self._follow(process, trial)
+                code = process.end()
+                if trial.ending is None:
+                    trial.left(code)
+            except UsageError as error:
+                return trial.failed(TrialState.FAILED, str(error))
         if trial.ending is None:
-            trial.left(code)
-        if trial.ending is None:
-            return replace(self._command.failure(code, kills, trial.steps), wall_seconds=trial.wall_seconds)
+            state, reason = judge_command(code, kills, process.last_lines)
+            outcome = trial.failed(state, f"{reason} after {trial.steps} steps")
+            return replace(outcome, traceback=process.last_lines or None)
         return trial.outcome()
 
-
-def revision_of(program: Program, folder: Path) -> str:
-    """Return 12 hex digits of the SHA-256 of a command, how it is read, and the files in the folder that it names."""
-    told = hashlib.sha256("\0".join(program.command).encode())
-    told.update(repr(sorted(program.report.items())).encode())
-    for file in files_of(program.command, folder):
-        told.update(file.read_bytes())
-    return told.hexdigest()[:12]
-
-
-def files_of(command: Sequence[str], folder: Path) -> list[Path]:
-    """Return the files that a command names, relative to the folder."""
-    paths = (folder / token for token in command if token and len(token) < 1000)
-    return [path for path in paths if _is_file(path) and not _is_program(path, folder)]
+    def _follow(self, process: CommandProcess, trial: ReportedTrial) -> None:
+        """Take in what a program reports until it ends, or its trial does."""
+        while process.goes_on():
+            for report in process.reports(TICK_SECONDS):
+                self._on_progress()
+                trial.take(report, time.monotonic())
+                if trial.ending is not None:
+                    return
+            trial.look(self._stop(), time.monotonic())
+            if trial.ending is not None:
+                return
 
 
-def _is_file(path: Path) -> bool:
-    try:
-        return path.is_file()
-    except (OSError, ValueError):
-        return False
+def judge_command(code: int, kernel_kills: int | None, printed: str) -> tuple[TrialState, str]:
+    """Return the state and the reason of a command that failed, by its exit code and what it printed last.
+
+    A shell tells that its program was killed by 128 and the signal's number.
+    """
+    if code == 128 + signal.SIGKILL:
+        code = -signal.SIGKILL
+    state, reason = judge_exit(code, kernel_kills, programs_words_of_no_memory(printed))
+    return state, reason.replace("worker", "the command", 1)
 
 
-def _is_program(path: Path, folder: Path) -> bool:
-    """Return whether a file lies elsewhere, such as an interpreter: it is none of the user's code."""
-    return not path.resolve().is_relative_to(folder.resolve())
+def _pace_between(first: Report, last: Report, wall_seconds: float) -> Pace | None:
+    """Return how long the steps between two reports took, None where that cannot be told."""
+    is_own = first.seconds is not None and last.seconds is not None
+    seconds = last.seconds - first.seconds if is_own else wall_seconds  # type: ignore[operator]
+    steps = last.step - first.step
+    return Pace(seconds, steps, is_own) if steps > 0 and seconds > 0 else None
+
+
+def _shown(printed: str) -> str:
+    """Return the last lines of what a program printed, to stand under an error."""
+    lines = [line[:500] for line in printed.splitlines() if line.strip()][-LAST_LINES:]
+    return "; it printed:\n" + "\n".join(lines) if lines else "; it printed nothing"

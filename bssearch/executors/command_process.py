@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -19,6 +19,8 @@ from typing import Self
 import psutil
 
 from bssearch.errors import LaunchError, WorkloadError
+from bssearch.executors.lifeline import GroupWatcher
+from bssearch.executors.process import has_exited, report_folder_prefix
 from bssearch.executors.reports import Report, ReportReader
 
 REPORT_VARIABLE = "BSSEARCH_REPORT"
@@ -27,11 +29,20 @@ REPORT_VARIABLE = "BSSEARCH_REPORT"
 TERMINATE_SECONDS = 5.0
 """How long a program may take to end after SIGTERM, before it is killed: a choice."""
 
+KILL_SECONDS = 10.0
+"""How long what it left may take to end after SIGKILL: a choice; one that waits for a disk takes seconds."""
+
 MOST_LOGGED_BYTES = 2**24
 """Of what a program prints so much goes to the log: a choice."""
 
+_TAIL_BYTES = 1 << 14
+"""Of what a program printed last so much is kept to say why it failed: a choice."""
+
 _TICK_SECONDS = 0.05
 _CHUNK_BYTES = 1 << 16
+_MOST_CHUNKS_LEFT = 16
+"""Far more than a pipe holds: 64 KiB, where the user does not change that (pipe(7))."""
+
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # prctl(2)
 
 
@@ -41,39 +52,28 @@ class CommandProcess:
     Raises `WorkloadError` where there is no such command, and `LaunchError` where it cannot be started.
     """
 
-    def __init__(
-        self, command: Sequence[str], folder: Path, expressions: Mapping[str, str], environment: Mapping[str, str]
-    ) -> None:
+    def __init__(self, command: Sequence[str], folder: Path, expressions: Mapping[str, str]) -> None:
         _become_subreaper()
-        self._before = {one.pid for one in psutil.Process().children(recursive=True)}
-        self._place = tempfile.TemporaryDirectory(prefix="bssearch-report-")
-        pipe = Path(self._place.name) / "report"
-        os.mkfifo(pipe, 0o600)
-        # Also open to write: it is never at its end, however often the program opens and closes it.
-        self._pipe = os.open(pipe, os.O_RDWR | os.O_NONBLOCK)
-        self._readers = {self._pipe: ReportReader({})}
+        self._before = set(psutil.Process().children(recursive=True))
         self._logged = 0
-        try:
-            self._process = subprocess.Popen(
-                list(command),
-                cwd=folder,
-                env={**os.environ, **environment, REPORT_VARIABLE: str(pipe)},
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                bufsize=0,
-                process_group=0,
-                preexec_fn=_DieWithParent(os.getpid()),
-            )
-        except (FileNotFoundError, PermissionError, NotADirectoryError) as error:
-            self._close()
-            raise WorkloadError(f"command: {command[0]!r} cannot be run: {error.strerror}") from error
-        except (OSError, ValueError, subprocess.SubprocessError) as error:
-            self._close()
-            raise LaunchError(f"command: {command[0]!r} cannot be started: {error}") from error
-        assert self._process.stdout is not None, "it was asked for"
+        self._tail = b""
+        self._has_left = False
+        self._code: int | None = None
+        with ExitStack() as kept:
+            try:
+                pipe = self._open_pipe(kept)
+                self._process = _started(command, folder, pipe)
+                assert self._process.stdout is not None, "it was asked for"
+                kept.callback(self._process.stdout.close)
+                kept.callback(self._process.kill)
+                self._watcher = GroupWatcher(self._process.pid)
+            except (FileNotFoundError, PermissionError, NotADirectoryError) as error:
+                raise WorkloadError(f"command: {command[0]!r} cannot be run: {error.strerror}") from error
+            except (OSError, ValueError, subprocess.SubprocessError) as error:
+                raise LaunchError(f"command: {command[0]!r} cannot be started: {error}") from error
+            self._kept = kept.pop_all()
         self._stdout = self._process.stdout.fileno()
-        self._readers[self._stdout] = ReportReader(expressions)
+        self._readers = {self._pipe: ReportReader({}), self._stdout: ReportReader(expressions)}
 
     def __enter__(self) -> Self:
         return self
@@ -84,12 +84,54 @@ class CommandProcess:
         self.end()
 
     @property
-    def exit_code(self) -> int | None:
-        """Return its exit code once it has ended, negative for a signal."""
-        return self._process.poll()
+    def last_lines(self) -> str:
+        """Return the end of what the program has printed."""
+        return self._tail.decode(errors="replace")
+
+    def goes_on(self) -> bool:
+        """Return whether the program runs, or has said something that is yet to be read.
+
+        What it has started ends with it: something that prints on would keep the program's end from being told.
+        """
+        self._reap_orphans()
+        if not has_exited(self._process):
+            return True
+        self._end_what_is_left()
+        return bool(select.select(list(self._readers), [], [], 0.0)[0])
 
     def reports(self, seconds: float) -> Iterator[Report]:
-        """Yield what the program reports, waiting up to so many seconds for the first."""
+        """Yield what the program reports, waiting up to so many seconds for the first; raise as `ReportReader.feed`."""
+        for descriptor, chunk in self._chunks(seconds):
+            yield from self._readers[descriptor].feed(chunk)
+
+    def end(self) -> int:
+        """End the program: SIGTERM to its group, then SIGKILL to that and to all that it left; return its exit code.
+
+        A second time does nothing.
+        """
+        if self._code is None:
+            try:
+                self._terminate()
+            finally:
+                self._end_what_is_left()
+                self._code = self._process.wait()
+                self._log_the_rest()
+                self._kept.close()
+        return self._code
+
+    def _open_pipe(self, kept: ExitStack) -> Path:
+        """Make the pipe for reports; return its path."""
+        prefix = report_folder_prefix(os.getpid())
+        folder = kept.enter_context(tempfile.TemporaryDirectory(prefix=prefix, ignore_cleanup_errors=True))
+        pipe = Path(folder) / "report"
+        os.mkfifo(pipe, 0o600)
+        # Also open to write: it is never at its end, however often the program opens and closes it.
+        self._pipe = os.open(pipe, os.O_RDWR | os.O_NONBLOCK)
+        kept.callback(os.close, self._pipe)
+        return pipe
+
+    def _chunks(self, seconds: float) -> Iterator[tuple[int, bytes]]:
+        """Yield what the program says, by descriptor; what it prints is logged."""
         for descriptor in select.select(list(self._readers), [], [], seconds)[0]:
             chunk = os.read(descriptor, _CHUNK_BYTES)
             if not chunk:
@@ -97,27 +139,10 @@ class CommandProcess:
                 continue
             if descriptor == self._stdout:
                 self._log(chunk)
-            yield from self._readers[descriptor].feed(chunk)
-
-    def has_said_all(self) -> bool:
-        """Return whether nothing more is to be read of a program that has ended."""
-        return not select.select(list(self._readers), [], [], 0.0)[0]
-
-    def end(self) -> int:
-        """End the program: SIGTERM to its group, then SIGKILL to that and to all that it left; return its exit code."""
-        if self._process.poll() is None:
-            self._signal(signal.SIGTERM)
-            deadline = time.monotonic() + TERMINATE_SECONDS
-            while self._process.poll() is None and time.monotonic() < deadline:
-                for _ in self.reports(_TICK_SECONDS):
-                    pass
-        self._signal(signal.SIGKILL)
-        code = self._process.wait()
-        self._end_descendants()
-        self._close()
-        return code
+            yield descriptor, chunk
 
     def _log(self, chunk: bytes) -> None:
+        self._tail = (self._tail + chunk)[-_TAIL_BYTES:]
         left = MOST_LOGGED_BYTES - self._logged
         self._logged += len(chunk)
         if left > 0:
@@ -126,25 +151,69 @@ class CommandProcess:
             if len(chunk) > left:
                 os.write(sys.stdout.fileno(), b"\n(the rest of what it prints is left out)\n")
 
+    def _log_the_rest(self) -> None:
+        """Log what a program that has ended left in its pipe, which holds little; none may still fill it."""
+        for _ in range(_MOST_CHUNKS_LEFT):
+            if not list(self._chunks(0.0)):
+                return
+
+    def _terminate(self) -> None:
+        """Ask the program to end, and give it some time; what it still prints is logged."""
+        if has_exited(self._process):
+            return
+        self._signal(signal.SIGTERM)
+        deadline = time.monotonic() + TERMINATE_SECONDS
+        while not has_exited(self._process) and time.monotonic() < deadline:
+            for _ in self._chunks(_TICK_SECONDS):
+                pass
+
     def _signal(self, number: int) -> None:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, number)
 
-    def _end_descendants(self) -> None:
-        """Kill what the program started and left, in sessions of its own too: as orphans they are this process's."""
-        while left := [one for one in psutil.Process().children(recursive=True) if one.pid not in self._before]:
+    def _end_what_is_left(self) -> None:
+        """Kill the group and all else that the program started; until it is reaped the group's id is its own."""
+        if self._has_left:
+            return
+        self._has_left = True
+        self._signal(signal.SIGKILL)
+        self._watcher.dismiss()
+        deadline = time.monotonic() + KILL_SECONDS
+        while (left := self._descendants()) and time.monotonic() < deadline:
             for one in left:
                 with suppress(psutil.Error):
                     one.kill()
             psutil.wait_procs(left, timeout=1.0)
 
-    def _close(self) -> None:
-        with suppress(OSError):
-            os.close(self._pipe)
-        self._place.cleanup()
-        process = getattr(self, "_process", None)
-        if process is not None and process.stdout is not None:
-            process.stdout.close()
+    def _descendants(self) -> list[psutil.Process]:
+        """Return what the program started and left, in sessions of its own too: as orphans they are this process's."""
+        found = set(psutil.Process().children(recursive=True)) - self._before
+        return [one for one in found if one.pid != self._process.pid]
+
+    def _reap_orphans(self) -> None:
+        """Reap what the program left and has ended since: else a long trial would fill the table of processes."""
+        own = {self._process.pid, self._watcher.pid, *(one.pid for one in self._before)}
+        with suppress(ChildProcessError):
+            while hasattr(os, "waitid"):
+                ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+                if ended is None or ended.si_pid in own:
+                    return
+                os.waitpid(ended.si_pid, 0)
+
+
+def _started(command: Sequence[str], folder: Path, pipe: Path) -> subprocess.Popen[bytes]:
+    """Start a program; a Python one sends each line as it prints it."""
+    return subprocess.Popen(
+        list(command),
+        cwd=folder,
+        env={"PYTHONUNBUFFERED": "1", **os.environ, REPORT_VARIABLE: str(pipe)},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        bufsize=0,
+        process_group=0,
+        preexec_fn=_DieWithParent(os.getpid()),
+    )
 
 
 class _DieWithParent:

@@ -25,6 +25,13 @@ _WORDS_OF_NO_MEMORY = (
     "MemoryError",  # Python's, out of a thread or while it starts
 )
 
+_WORDS_OF_PROGRAMS = (
+    *_WORDS_OF_NO_MEMORY,
+    "CUDA out of memory",  # PyTorch
+    "CUDA_ERROR_OUT_OF_MEMORY",  # the CUDA driver
+    "RESOURCE_EXHAUSTED",  # TensorFlow and JAX
+)
+
 _PACKAGE = str(Path(__file__).resolve().parents[1]) + os.sep
 _SHIPPED_WORKLOADS = _PACKAGE + "workloads" + os.sep
 _LIBRARIES = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")})
@@ -96,8 +103,16 @@ def kernel_memory_kills() -> int | None:
 
 def words_of_no_memory(log: Path, start: int) -> str | None:
     """Return the last line of a log file from byte ``start`` on with which a library ends for want of memory."""
-    lines = reversed(_last_bytes(log, start).splitlines())
-    return next((line.strip() for line in lines if any(words in line for words in _WORDS_OF_NO_MEMORY)), None)
+    return _last_line_with(_WORDS_OF_NO_MEMORY, _last_bytes(log, start))
+
+
+def programs_words_of_no_memory(printed: str) -> str | None:
+    """Return the last line with which a program of any kind, as it seems, ended for want of memory."""
+    return _last_line_with(_WORDS_OF_PROGRAMS, printed)
+
+
+def _last_line_with(any_of: tuple[str, ...], text: str) -> str | None:
+    return next((line.strip() for line in reversed(text.splitlines()) if any(words in line for words in any_of)), None)
 
 
 def tail(log: Path, start: int) -> str:

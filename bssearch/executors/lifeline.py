@@ -7,7 +7,10 @@ Three strings, each for a case that the others miss when the driver is killed ou
 * a tiny shell in that process group holds the read end of a pipe whose only writer is the driver, and kills
   the group when it closes: the processes that the user's code started (data loaders, say) go too.
 
-A process that leaves the group, for a session of its own say, is out of reach.
+A command of the user's own leads a group of its own: it has a shell that kills that one (`GroupWatcher`).
+
+A process that leaves the group, for a session of its own say, is out of reach where the driver is killed. Where it
+lives it finds those too, before it kills a worker (`bssearch.executors.process`).
 """
 
 from __future__ import annotations
@@ -54,3 +57,30 @@ class Watcher:
         """End the shell alone."""
         self._shell.kill()
         self._shell.wait()
+
+
+class GroupWatcher:
+    """A shell that kills a process group when this process ends, however it does. ``pid`` is the shell's."""
+
+    def __init__(self, group: int) -> None:
+        read, self._write = os.pipe()
+        try:
+            self._shell = subprocess.Popen(
+                ["/bin/sh", "-c", f"read line; kill -9 -{group}"],
+                stdin=read,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        except OSError:
+            os.close(self._write)
+            raise
+        finally:
+            os.close(read)
+        self.pid = self._shell.pid
+
+    def dismiss(self) -> None:
+        """End the shell alone."""
+        self._shell.kill()
+        self._shell.wait()
+        os.close(self._write)

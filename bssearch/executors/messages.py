@@ -38,8 +38,8 @@ class Load:
     """Resolve and load a workload on a device (``auto``, ``cpu``, ``cuda`` or ``cuda:N``).
 
     ``memory_limit_bytes`` pretends a device with less memory; a busy device is refused unless ``allow_busy``. With a
-    ``revision`` the workload's file must be of that one. With a ``program`` that is what trains. ``own_parameters`` as
-    in `ExecutorSettings`.
+    ``revision`` the workload's file must be of that one. With a ``program`` that is what trains. ``own_parameters`` and
+    ``hang_seconds`` as in `ExecutorSettings`.
     """
 
     workload: str
@@ -54,6 +54,7 @@ class Load:
     revision: str | None = None
     program: Program | None = None
     own_parameters: Mapping[str, ParameterValue] = field(default_factory=dict)
+    hang_seconds: float = 300.0
     kind: Literal["load"] = "load"
 
     @classmethod
@@ -72,6 +73,7 @@ class Load:
             revision=revision,
             program=settings.program,
             own_parameters=settings.own_parameters,
+            hang_seconds=settings.hang_seconds,
         )
 
 

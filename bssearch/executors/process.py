@@ -6,14 +6,18 @@ import ctypes
 import os
 import queue
 import select
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+
+import psutil
 
 from bssearch.executors.messages import Command, Lines, Reply, decode_reply, encode
 from bssearch.settings import DATABASE_URL_VARIABLE
@@ -59,6 +63,9 @@ _SAID_CHARACTERS = 500
 _CHUNK_BYTES = 1 << 16
 """Bytes read at a time: the capacity of a pipe on Linux (pipe(7))."""
 
+_KILL_ROUNDS = 100
+"""How often it is looked for what a killed program has started meanwhile: a choice."""
+
 
 _PR_SET_DUMPABLE = 4  # prctl(2)
 
@@ -88,6 +95,38 @@ def worker_environment(environment: Mapping[str, str], threads: int) -> dict[str
     """Return the environment of a worker: without the database's secrets, with the thread count set."""
     scrubbed = {name: value for name, value in environment.items() if name not in SECRETS}
     return REPEATABLE_CUBLAS | scrubbed | dict.fromkeys(THREAD_VARIABLES, str(threads))
+
+
+def has_exited(process: subprocess.Popen[bytes]) -> bool:
+    """Return whether a child has ended, without reaping it: until then its id is no other process's."""
+    if not hasattr(os, "waitid"):
+        return process.poll() is not None
+    if process.returncode is not None:
+        return True
+    try:
+        return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    except ChildProcessError:  # someone else in this process reaped it
+        return True
+
+
+def report_folder_prefix(worker: int) -> str:
+    """Return how the folders of a worker's pipes for reports are named, by its process id."""
+    return f"bssearch-report-{worker}-"
+
+
+def _kill_descendants(worker: int) -> None:
+    """Kill all that a worker started, first stopping it: it could tell of their end, and lose sight of orphans."""
+    killed: set[psutil.Process] = set()
+    with suppress(psutil.Error, ProcessLookupError):
+        os.kill(worker, signal.SIGSTOP)
+        for _ in range(_KILL_ROUNDS):
+            fresh = set(psutil.Process(worker).children(recursive=True)) - killed
+            if not fresh:
+                break
+            for one in fresh:
+                with suppress(psutil.Error):
+                    one.kill()
+            killed |= fresh
 
 
 class WorkerProcess:
@@ -152,14 +191,7 @@ class WorkerProcess:
 
     def has_exited(self) -> bool:
         """Return whether the process has ended; leaves it to `bury` to reap it, so that its id stays ours."""
-        if hasattr(os, "waitid"):
-            if self._process.returncode is not None:
-                return True
-            try:
-                return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-            except ChildProcessError:  # someone else in this process reaped it
-                return True
-        return self._process.poll() is not None
+        return has_exited(self._process)
 
     def write_stack(self) -> None:
         """Have the worker write to its log where its main thread stands."""
@@ -168,18 +200,22 @@ class WorkerProcess:
         time.sleep(_STACK_SECONDS)
 
     def kill(self) -> None:
-        """Kill the worker and all that it started."""
+        """Kill the worker and all that it started, in sessions of their own too."""
+        if not self.has_exited():
+            _kill_descendants(self.pid)
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
 
     def bury(self) -> int:
-        """Kill what is left of the group, reap the worker, close its pipes; return its return code."""
+        """Kill what is left of the group, reap the worker, remove its pipes; return its return code."""
         self.kill()
         return_code = self._process.wait()
         self._listener.join()
         self._commands.close()
         self._replies.close()
         os.close(self._lifeline)
+        for folder in Path(tempfile.gettempdir()).glob(f"{report_folder_prefix(self.pid)}*"):
+            shutil.rmtree(folder, ignore_errors=True)
         return return_code
 
     def _listen(self) -> None:

@@ -20,6 +20,12 @@ from bssearch.records import (
 )
 from bssearch.training.course import Course, Ending
 
+MOST_OBSERVATIONS = 100_000
+"""Evaluations of a trial at most: a choice; all of them are stored, and a curve of a thousand is fine."""
+
+FEWEST_BURSTS = 4
+"""Reports come in bursts where one wait is longer than a share 1/4 of the time that twice so many took: a choice."""
+
 
 class ReportedTrial:
     """Takes in what a program reports; ``ending`` says how its trial is to end, None while it goes on.
@@ -41,6 +47,10 @@ class ReportedTrial:
         self._waiting: Report | None = None
         self._zero = 0.0
         self._seconds = 0.0
+        self._observations = 0
+        self._reports = 0
+        self._last_came = started
+        self._longest_wait = 0.0
 
     @property
     def wall_seconds(self) -> float:
@@ -50,11 +60,15 @@ class ReportedTrial:
     def take(self, report: Report, now: float) -> None:
         """Take in a report that came at a moment.
 
-        Raises `UsageError` where steps or seconds run backwards, and where the program reports its seconds at times.
+        Raises `UsageError` where steps or seconds run backwards, where the program reports its seconds at times, and
+        for more than `MOST_OBSERVATIONS` of the target's metric.
         """
         if self.ending is not None:
             return
         self._check(report)
+        if self._first is not None:
+            self._longest_wait = max(self._longest_wait, now - self._last_came)
+        self._reports, self._last_came = self._reports + 1, now
         if self._first is None:
             self._first = report, now
             self._basis = SecondsBasis.WALL if report.seconds is None else SecondsBasis.REPORTED
@@ -92,6 +106,12 @@ class ReportedTrial:
                 raise UsageError("the command ended without a report of the target's metric")
             self._end(Ending(TrialState.EXHAUSTED, f"the command ended at step {self.steps}"))
 
+    def failed(self, state: TrialState, reason: str) -> TrialOutcome:
+        """Return the outcome of a trial whose program failed, with what is known of it until then."""
+        self._observe_waiting()
+        self.ending, self._ended = Ending(state, reason, asked=True), time.monotonic()
+        return self.outcome()
+
     def outcome(self) -> TrialOutcome:
         """Return how the trial ended, and what is known of it."""
         assert self.ending is not None, "a trial that has ended has an ending"
@@ -107,8 +127,20 @@ class ReportedTrial:
             seconds_basis=self._basis,
             final_metric=None if progress.last is None else progress.last.metric,
             best_metric=progress.best,
+            warnings=self._warnings(),
         )
         return self._course.with_target(outcome)
+
+    def _warnings(self) -> tuple[str, ...]:
+        """Return what makes the wall clock coarse: reports that the program held back, to send many at once."""
+        if self._basis is not SecondsBasis.WALL or self._first is None or self._reports <= 2 * FEWEST_BURSTS:
+            return ()
+        if self._longest_wait <= (self._last_came - self._first[1]) / FEWEST_BURSTS:
+            return ()
+        return (
+            f"the command's reports came in bursts, up to {self._longest_wait:.3g} s apart, and the wall clock is as "
+            "coarse: it must flush each line, or report its own seconds",
+        )
 
     def _check(self, report: Report) -> None:
         if self._first is None:
@@ -124,11 +156,18 @@ class ReportedTrial:
         self.steps, self._seconds = report.step, seconds
         target, configuration = self._request.target, self._request.configuration
         loss = report.values.get(LOSS)
-        if target.metric in report.values:
-            metric = report.values[target.metric]
-            if not is_metric(metric) or (loss is not None and not math.isfinite(loss)):
-                self._end(Ending(TrialState.DIVERGED, self._not_finite(metric)))
+        metric = report.values.get(target.metric)
+        for name, value in ((target.metric, metric), ("the loss", loss)):
+            if value is not None and not is_metric(value):
+                self._end(Ending(TrialState.DIVERGED, self._not_finite(name, value)))
                 return
+        if metric is not None:
+            self._observations += 1
+            if self._observations > MOST_OBSERVATIONS:
+                raise UsageError(
+                    f"the command reports {target.metric} more than {MOST_OBSERVATIONS} times in a trial",
+                    hint="report it less often: {evaluate_every} has the steps between two evaluations",
+                )
             observation = Observation(
                 step=report.step,
                 samples=report.step * configuration.batch_size,
@@ -156,10 +195,9 @@ class ReportedTrial:
             self.ending = self._course.reached_before(ending)
             self._ended = time.monotonic()
 
-    def _not_finite(self, metric: float) -> str:
-        what = "the loss" if is_metric(metric) else self._request.target.metric
-        beyond = LARGEST_METRIC < abs(metric) < math.inf
-        how = f"= {metric:g} is beyond {LARGEST_METRIC:g}" if beyond else "is not finite"
+    def _not_finite(self, what: str, value: float) -> str:
+        beyond = LARGEST_METRIC < abs(value) < math.inf
+        how = f"= {value:g} is beyond {LARGEST_METRIC:g}" if beyond else "is not finite"
         configuration = self._request.configuration
         return (
             f"{what} {how}: batch size {configuration.batch_size}, learning rate {configuration.learning_rate:.4g}, "

@@ -17,12 +17,26 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from bssearch.errors import UsageError
+
 STEP, SECONDS, LOSS = "step", "seconds", "loss"
 
 LONGEST_LINE = 2**16
-"""Bytes of a line that is looked at: a choice; of a longer one the rest is passed over."""
+"""Bytes of a JSON line that is looked at: a choice; a longer one is passed over."""
 
-LARGEST_STEP = 2**53
+LONGEST_LOG_LINE = 2**12
+"""The same where expressions are searched in it: a choice; many take the square of its length."""
+
+LONGEST_NAME = 100
+"""Characters of a metric's name: a choice; what has a longer one, or one that cannot be printed, is passed over."""
+
+LARGEST_STEP = 2**40
+"""A choice: a step each microsecond for twelve days; its samples are kept in 64 bits."""
+
+LARGEST_SECONDS = 1e9
+"""A choice: thirty years."""
+
+_ENDS_OF_LINES = re.compile(rb"[\r\n]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,25 +56,29 @@ class ReportReader:
 
     def __init__(self, expressions: Mapping[str, str]) -> None:
         self._expressions = {name: re.compile(text) for name, text in expressions.items()}
+        self._longest = LONGEST_LOG_LINE if expressions else LONGEST_LINE
         self._found: dict[str, float] = {}
-        self._rest = b""
+        self._rest = bytearray()
         self._is_too_long = False
 
     def feed(self, chunk: bytes) -> Iterator[Report]:
-        """Yield the reports that this chunk completes."""
-        *whole, rest = chunk.split(b"\n")
+        """Yield the reports that this chunk completes; a carriage return ends a line, too.
+
+        Raises `UsageError` for a step or seconds out of their bounds.
+        """
+        *whole, rest = _ENDS_OF_LINES.split(chunk)
         for end in whole:
-            line, is_whole = self._rest + end, not self._is_too_long
-            self._rest, self._is_too_long = b"", False
-            if is_whole and len(line) <= LONGEST_LINE:
-                yield from self._read(line.decode(errors="replace").strip())
+            line, is_whole = bytes(self._rest) + end, not self._is_too_long
+            self._rest, self._is_too_long = bytearray(), False
+            if line and is_whole and len(line) <= self._longest:
+                yield from self._read(line.decode(errors="replace"))
         self._rest += rest
-        if len(self._rest) > LONGEST_LINE:
-            self._rest, self._is_too_long = b"", True
+        if len(self._rest) > self._longest:
+            self._rest, self._is_too_long = bytearray(), True
 
     def _read(self, line: str) -> Iterator[Report]:
         if not self._expressions:
-            found = _of_json(line)
+            found = _of_json(line.strip())
         else:
             for name, expression in self._expressions.items():
                 if (match := expression.search(line)) and (value := _number(match[1])) is not None:
@@ -81,7 +99,11 @@ def _of_json(line: str) -> dict[str, float] | None:
         return None
     if not isinstance(data, dict):
         return None
-    return {name: value for name, one in data.items() if (value := _number(one)) is not None}
+    return {name: value for name, one in data.items() if _is_name(name) and (value := _number(one)) is not None}
+
+
+def _is_name(text: str) -> bool:
+    return len(text) <= LONGEST_NAME and text.isprintable()
 
 
 def _number(value: object) -> float | None:
@@ -89,15 +111,19 @@ def _number(value: object) -> float | None:
         return None
     try:
         return float(value)
-    except (ValueError, OverflowError):
+    except ValueError:
         return None
+    except OverflowError:
+        return math.inf
 
 
 def _report(found: Mapping[str, float]) -> Report | None:
     step, seconds = found.get(STEP), found.get(SECONDS)
-    if step is None or not 0 <= step <= LARGEST_STEP or step != math.floor(step):
+    if step is None:
         return None
-    if seconds is not None and not 0 <= seconds < math.inf:
-        return None
+    if not 0 <= step <= LARGEST_STEP or step != math.floor(step):
+        raise UsageError(f"the command reports step {step:g}: a step is a whole number from 0 to {LARGEST_STEP:g}")
+    if seconds is not None and not 0 <= seconds <= LARGEST_SECONDS:
+        raise UsageError(f"the command reports {seconds:g} seconds: they must be from 0 to {LARGEST_SECONDS:g}")
     values = {name: value for name, value in found.items() if name not in {STEP, SECONDS}}
     return Report(int(step), values, seconds)

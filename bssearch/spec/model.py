@@ -84,6 +84,16 @@ class StudySpec(StrictModel):
     executor: ExecutorSpec = ExecutorSpec()
     _preset: str | None = PrivateAttr(default=None)
 
+    @field_validator("command", "arguments", mode="before")
+    @classmethod
+    def _is_a_list_of_texts(cls, given: Any) -> Any:
+        if isinstance(given, str):
+            raise ValueError("it must be a list with an item for each argument: there is no shell that splits it")
+        for one in given if isinstance(given, list | tuple) else ():
+            if not isinstance(one, str):
+                raise ValueError(f"{one!r} must be a text, in quotes: as in '5' and '{{batch_size}}'")
+        return given
+
     @field_validator("objective")
     @classmethod
     def _objective_is_known(cls, name: str) -> str:

@@ -2,8 +2,8 @@
 
 Run as ``python tests/benchmarks/hostile_input.py [--cases 10000] [--seeds 3] [--kind NAME]``: some forty minutes a seed
 on two cores, most of them for the rows. Of each kind in ``tests/hostile.py`` (specs, values to enqueue, run tables,
-reference points, recorded tables, worker messages, stored rows) so many cases are made at random and tried, in a
-process for each kind and seed.
+reference points, recorded tables, worker messages, program reports, stored rows) so many cases are made at random and
+tried, in a process for each kind and seed.
 
 Bar: nothing but an error of bssearch comes of one, none takes more than 2 s of CPU time, and no process grows by more
 than 500 MB while it tries them. Exits 1 where it is missed.

