@@ -186,9 +186,11 @@ class History:
     def feasible(self) -> tuple[int, ...]:
         """Return the batch sizes that may run, ascending.
 
-        Those of `untimed` may not yet. `FAILURES` failed trials, and more than ran, exclude a batch size.
+        Those of `untimed` may not yet; those that the user's program refuses, and which have no seconds, never.
+        `FAILURES` failed trials, and more than ran, exclude a batch size.
         """
-        return tuple(size for size in sorted(self.probes) if not self._is_broken(size))
+        timed = (size for size, probe in sorted(self.probes.items()) if probe.step_seconds is not None)
+        return tuple(size for size in timed if not self._is_broken(size))
 
     @property
     def untimed(self) -> tuple[int, ...]:

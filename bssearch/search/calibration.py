@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from bssearch.analysis.objectives.seconds import Kind, kind_of
-from bssearch.errors import LaunchError
+from bssearch.errors import LaunchError, WorkloadError
 from bssearch.executors.base import Executor
 from bssearch.probes.cadence import probe_record
 from bssearch.records import Environment, MemoryUse, ProbeRecord, StepTimeRequest, TrialRecord, TrialState
@@ -60,6 +60,8 @@ def missing_step_times(
 
     def is_missing(size: int) -> bool:
         micro = choose_micro_batch(size, spec.space.max_micro_batch_size, memory)
+        if size in known and known[size].step_seconds is None:
+            return False  # The user's program refuses it.
         if size not in known or (micro is not None and micro > known[size].micro_batch_size):
             return True
         if micro is None or micro < known[size].micro_batch_size:
@@ -102,12 +104,16 @@ def measure_step_times(
     visits: int = FIRST_VISITS,
     *,
     trials: Sequence[TrialRecord],
+    tell: Callable[[str], None] = lambda message: None,
 ) -> None:
     """Visit what `missing_step_times` names and store it, and with it each micro-batch size that ran out of memory.
 
     A batch size that has had some of the study's ``trials`` keeps their cadence; that of another follows from its first
     visit.
-    ``before_each`` is called between measurements, and may raise to end them. Raises `LaunchError` where nothing fits.
+    ``before_each`` is called between measurements, and may raise to end them. A batch size that a program of the user's
+    own refuses by an error is stored as one without a step time, of which nothing runs; ``tell`` gets a sentence on it.
+    Raises `LaunchError` where nothing fits, and `WorkloadError` where a workload fails, or a program at the default's
+    batch size, which is timed first.
     """
     cadences = {
         trial.configuration.batch_size: trial.eval_every_steps
@@ -123,15 +129,43 @@ def measure_step_times(
         if not missing:
             break
         visit = None
-        for size in missing:
+        for size in _in_order(spec, missing):
             before_each()
             memory = store.memory_boundary(spec.name, environment)
-            probe = measure_step_time_at(spec, executor, size, memory, on_too_large)
+            try:
+                probe = measure_step_time_at(spec, executor, size, memory, on_too_large)
+            except WorkloadError as error:
+                ran = size in store.probes(spec.name, environment)
+                if ran or not spec.is_program or size == spec.default_configuration.batch_size:
+                    raise
+                probe = _refused(spec, size, memory, str(error))
+                tell(f"batch size {size} is left out of this study, for the program fails there: {error}")
             if probe is None:
                 break
             probe = replace(probe, eval_every_steps=cadences.get(size, probe.eval_every_steps))
             visit = store.save_probe(spec.name, environment, probe, visit)
         refuse_where_nothing_fits(spec, store, environment)
+
+
+def _in_order(spec: StudySpec, sizes: Sequence[int]) -> list[int]:
+    """Return batch sizes in the order of timing: of a program that may refuse some, the default's first."""
+    default = spec.default_configuration.batch_size
+    return sorted(sizes, key=lambda size: (spec.is_program and size != default, size))
+
+
+def _refused(spec: StudySpec, batch_size: int, memory: MemoryBoundary, reason: str) -> ProbeRecord:
+    micro = choose_micro_batch(batch_size, spec.space.max_micro_batch_size, memory)
+    assert micro is not None, "a batch size was tried in some micro-batches"
+    return ProbeRecord(
+        batch_size=batch_size,
+        micro_batch_size=micro,
+        step_seconds=None,
+        evaluation_seconds=None,
+        steps_timed=0,
+        peak_memory_bytes=None,
+        reason=reason,
+        eval_every_steps=None,
+    )
 
 
 def _visits(probe: ProbeRecord) -> int:

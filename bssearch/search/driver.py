@@ -245,6 +245,7 @@ class Driver(Host):
                     self._raise_if_interrupted,
                     visits,
                     trials=trials,
+                    tell=self.listener.note,
                 )
         self._feed(events.Timed(self.store.probes(self.spec.name, self.environment)))
 

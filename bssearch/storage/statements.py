@@ -90,10 +90,16 @@ VISITS: Select[Any] = select(VisitRow.environment_id, *_columns(VisitRow, Visit)
     VisitRow.measured_at, VisitRow.id
 )
 
+IS_REFUSED = (
+    (ProbeRow.kind == ProbeKind.STEP_TIME) & ProbeRow.step_seconds.is_(None) & ProbeRow.out_of_memory.is_(False)
+)
+"""A batch size that a program of the user's own refuses: it says nothing of memory."""
+
 MICRO_BATCHES_PROBED: Select[int, bool, int | None] = (
     select(ProbeRow.micro_batch_size, ProbeRow.out_of_memory, EnvironmentRow.device_memory_bytes)
     .join(EnvironmentRow)
     .where(ProbeRow.kind.in_((ProbeKind.STEP_TIME, ProbeKind.MEMORY)))
+    .where(~IS_REFUSED)
     .distinct()
 )
 

@@ -9,14 +9,17 @@ from typing import Any
 
 import pytest
 
-from bssearch.errors import LaunchError
+from bssearch.errors import LaunchError, WorkloadError
+from bssearch.history import History
 from bssearch.records import (
     Configuration,
     Environment,
     Lease,
     MemoryUse,
     ProbeRecord,
+    StepTime,
     StepTimeError,
+    StepTimeRequest,
     TrialRecord,
     TrialState,
 )
@@ -183,6 +186,34 @@ def test_a_batch_size_that_has_had_trials_keeps_their_cadence(store: Store) -> N
     measure_step_times(SPEC, store, LawExecutor(), HERE, lambda: None, trials=store.trials("toy"))
     cadences = {size: one.eval_every_steps for size, one in store.probes("toy").items()}
     assert cadences[16] == 77 and 77 not in (cadences[8], cadences[32])
+
+
+class Picky(LawExecutor):
+    """A program that takes only some batch sizes."""
+
+    refuses: tuple[int, ...] = (8,)
+
+    def measure_step_time(self, request: StepTimeRequest) -> StepTime:
+        if request.configuration.batch_size in self.refuses:
+            raise WorkloadError(f"no batch of {request.configuration.batch_size}")
+        return super().measure_step_time(request)
+
+
+def test_a_batch_size_that_a_program_refuses_is_left_out_for_good_and_told(store: Store) -> None:
+    program = SPEC.model_copy(update={"workload": "train.py"})
+    told: list[str] = []
+    executor = Picky()
+    measure_step_times(program, store, executor, HERE, lambda: None, trials=[], tell=told.append)
+    assert [one.batch_size for one in executor.splits_timed][:2] == [32, 16], "the default's first"
+    assert len(told) == 1 and "batch size 8 is left out" in told[0] and "no batch of 8" in told[0]
+    probes = store.probes("toy", HERE)
+    assert History(program, (), probes).feasible == (16, 32) and History(program, (), probes).untimed == ()
+    assert store.memory_boundary("toy", HERE) == MemoryBoundary(fits=32), "it says nothing of memory"
+    assert missing_step_times(program, store, HERE, MOST_VISITS, trials=()) == [16, 32]
+    for spec, refuses in ((program, (32,)), (program, (16,)), (SPEC, (16,))):
+        executor.refuses = refuses
+        with pytest.raises(WorkloadError):
+            measure_step_times(spec, store, executor, HERE, lambda: None, visits=MOST_VISITS, trials=[])
 
 
 def test_each_micro_batch_size_that_runs_out_is_told_until_one_fits() -> None:
