@@ -152,8 +152,11 @@ def cpu_crowd(before: CpuUse, after: CpuUse, threads: int) -> str | None:
     return f"other processes used {others:.1f} of {after.cpus} CPUs"
 
 
-def cpu_use(stat: Path = Path("/proc/stat")) -> CpuUse | None:
-    """Return the use of the CPUs so far; None where the kernel keeps no such account."""
+def cpu_use(stat: Path = Path("/proc/stat"), parents: Iterable[int] | None = None) -> CpuUse | None:
+    """Return the use of the CPUs so far; None where the kernel keeps no such account.
+
+    ``parents`` are the processes that started this one and work for the same run, by default the one above it.
+    """
     try:
         lines = stat.read_text().splitlines()
     except OSError:
@@ -163,7 +166,7 @@ def cpu_use(stat: Path = Path("/proc/stat")) -> CpuUse | None:
         wall=time.perf_counter(),
         busy=_busy_ticks(lines, cpus) * _tick_seconds(),
         ours=time.process_time() + _children_seconds(os.getpid()),
-        parent=_process_seconds(os.getppid()),
+        parent=sum(map(_process_seconds, [os.getppid()] if parents is None else parents)),
         cpus=len(cpus),
     )
 
