@@ -298,6 +298,8 @@ def _open_study(
         listener.note(note)
     for _, sentence in batch_normalisation_caveats(spec, found):
         listener.note(sentence)
+    if found.notice is not None:
+        listener.note(found.notice)
     return spec
 
 

@@ -33,7 +33,7 @@ from bssearch.executors.messages import (
     decode_reply,
     encode,
 )
-from bssearch.executors.script_process import ProgramProcess, ScriptServer
+from bssearch.executors.script_process import ScriptProcess, ScriptServer
 from bssearch.records import Configuration, Observation, TrialOutcome, TrialRequest, TrialState, WorkloadDescription
 
 if TYPE_CHECKING:
@@ -63,34 +63,32 @@ class Conversation:
 class LoadedScript:
     """A program on a device, for a worker as `bssearch.executors.loaded.LoadedWorkload` is.
 
-    Raises `WorkloadError` where the script is not there, or has changed since the run began, and `LaunchError`.
+    A script goes on for at most ``leave_seconds`` after its trial has ended. Raises `WorkloadError` where the script is
+    not there, or has changed since the run began, and `LaunchError`.
     """
 
-    def __init__(self, load: Load) -> None:
+    def __init__(self, load: Load, *, leave_seconds: float = LEAVE_SECONDS) -> None:
         from bssearch.executors.devices import choose_device
 
         assert load.program is not None, "a worker loads a program where there is one"
         self._program = load.program
         self.memory_limit_bytes = load.memory_limit_bytes
         self.device = str(choose_device(load.device, load.slot, load.allow_busy))
-        script = Path(load.folder) / str(load.program.script)
-        if not script.is_file():
-            raise WorkloadError(f"workload {load.workload!r}: no file {script}")
-        self.revision = revision_of(script, load.program)
-        if load.revision not in {None, self.revision}:
-            raise WorkloadError(
-                f"the script {load.workload!r} has changed since the run began ({load.revision} → {self.revision}): "
-                "what it trains now does not compare with the trials before",
-                hint="undo the change and run it again, or give the study another name; "
-                "`run --allow-changed-workload` where the change does not matter",
-            )
-        self._server = ScriptServer(str(script), load.program.arguments)
+        self._script = Path(load.folder) / str(load.program.script)
+        self.leave_seconds = leave_seconds
+        self.revision = load.revision or self._revision_now()
+        self._refuse_changed()
+        self._server = ScriptServer(str(self._script), load.program.arguments)
+
+    def close(self) -> None:
+        """End the process that starts the script."""
+        self._server.close()
 
     def describe(self) -> WorkloadDescription:
         """Return what the program offers: it is evaluated, and takes a step. Raises `WorkloadError`."""
         answer = self._ask(Describe(), self._program.default)
         assert isinstance(answer, Described), "a program describes itself where it does not refuse"
-        return answer.description
+        return replace(answer.description, notice=self._server.notice)
 
     def measure(self, command: MeasureStepTime | MeasureMemory | MeasureNoise) -> Measured:
         """Measure what is asked; raise `WorkloadError` where the program fails, and for a gradient noise scale."""
@@ -115,7 +113,11 @@ class LoadedScript:
         stop: AskStop = lambda: None,
         take: Callable[[Reply], None] = lambda reply: None,
     ) -> Conversation:
-        """Have the program do a piece of work; ``take`` gets each of its replies. Raises `LaunchError`."""
+        """Have the program do a piece of work; ``take`` gets each of its replies.
+
+        Raises `LaunchError`, and `WorkloadError` where the script has changed: each piece of work reads it anew.
+        """
+        self._refuse_changed()
         assign = Assign(
             work=work,
             configuration=configuration,
@@ -129,9 +131,25 @@ class LoadedScript:
         process = self._server.start()
         with closing(process.line):
             number = work.request.number if isinstance(work, Run) else 0
-            talk = _Talk(process, number, stop, take)
+            talk = _Talk(process, number, stop, take, self.leave_seconds)
             talk.hold(assign)
             return Conversation(talk.last, talk.exit_code, kills, talk.overstayed)
+
+    def _revision_now(self) -> str:
+        try:
+            return revision_of(self._script, self._program)
+        except OSError as error:
+            raise WorkloadError(f"no file {self._script}: {error.strerror}") from error
+
+    def _refuse_changed(self) -> None:
+        now = self._revision_now()
+        if now != self.revision:
+            raise WorkloadError(
+                f"the script {self._script} has changed since the run began ({self.revision} → {now}): "
+                "what it trains now does not compare with the trials before",
+                hint="undo the change and run it again, or give the study another name; "
+                "`run --allow-changed-workload` where the change does not matter",
+            )
 
     def _ask(
         self, work: Describe | MeasureStepTime | MeasureMemory, configuration: Configuration
@@ -170,7 +188,7 @@ class ScriptTrial:
         found = self._program.converse(Run(request=self._request), self._request.configuration, self._stop, take)
         asked = self._stop()
         if isinstance(found.reply, TrialEnded):
-            return _with_end(found.reply.outcome, found)
+            return _with_end(found.reply.outcome, found, self._program.leave_seconds)
         if asked is not None:
             return TrialOutcome(
                 state=asked[0] if asked[0] is not TrialState.PAUSED else TrialState.PRUNED, reason=asked[1]
@@ -182,7 +200,14 @@ class ScriptTrial:
 class _Talk:
     """The talk with a program at work: its replies as they come, a stop where one is asked for."""
 
-    def __init__(self, process: ProgramProcess, number: int, stop: AskStop, take: Callable[[Reply], None]) -> None:
+    def __init__(
+        self,
+        process: ScriptProcess,
+        number: int,
+        stop: AskStop,
+        take: Callable[[Reply], None],
+        leave_seconds: float,
+    ) -> None:
         self.last: Reply | None = None
         self.exit_code = 0
         self.overstayed = False
@@ -190,15 +215,26 @@ class _Talk:
         self._number = number
         self._stop = stop
         self._take = take
+        self._leave_seconds = leave_seconds
         self._lines = Lines()
         self._has_stopped = False
         self._ended_at: float | None = None
 
     def hold(self, assign: Assign) -> None:
-        """Talk until the program has ended and all that it said is taken in."""
+        """Talk until the program has ended and all that it said is taken in; where that fails, end it."""
+        try:
+            self._hold(assign)
+        except BaseException:
+            self._process.kill()
+            while self._process.exit_code() is None:
+                time.sleep(TICK_SECONDS)
+            raise
+
+    def _hold(self, assign: Assign) -> None:
         self._send(assign)
         is_open = True
         while True:
+            self._stop_where_asked()
             code = self._process.exit_code()
             if is_open and select.select([self._process.line], [], [], 0.0 if code is not None else TICK_SECONDS)[0]:
                 is_open = self._hear()
@@ -208,8 +244,7 @@ class _Talk:
                 return
             if not is_open:
                 time.sleep(TICK_SECONDS)
-            self._stop_where_asked()
-            if self._ended_at is not None and time.monotonic() - self._ended_at > LEAVE_SECONDS:
+            if self._ended_at is not None and time.monotonic() - self._ended_at > self._leave_seconds:
                 self.overstayed = True
                 self._process.kill()
 
@@ -227,7 +262,6 @@ class _Talk:
                 else:
                     self._take(reply)
         except ValueError as error:
-            self._process.kill()
             raise UsageError(
                 f"what the program says on its line is no message: {str(error).splitlines()[0]}"
             ) from error
@@ -254,10 +288,10 @@ def revision_of(script: Path, program: Program) -> str:
     return told.hexdigest()[:12]
 
 
-def _with_end(outcome: TrialOutcome, found: Conversation) -> TrialOutcome:
+def _with_end(outcome: TrialOutcome, found: Conversation, leave_seconds: float) -> TrialOutcome:
     """Return an outcome with what came after it: a script that failed, or did not leave."""
     if found.overstayed:
-        warning = f"the script was killed: it still ran {LEAVE_SECONDS:.0f} s after its trial had ended"
+        warning = f"the script was killed: it still ran {leave_seconds:g} s after its trial had ended"
     elif found.exit_code != 0 and outcome.state is not TrialState.FAILED and outcome.state is not TrialState.OOM:
         warning = f"the script failed after its trial had ended: {_of_the_script(judge_exit(found.exit_code, None)[1])}"
     else:

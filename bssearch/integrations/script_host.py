@@ -1,8 +1,10 @@
 """The process in which a script of the user's own trains: ``python -m bssearch.integrations.script_host``.
 
 Started by a worker. With ``--serve`` it imports what the script imports and then forks a process for each trial, so
-that heavy imports are paid once; with ``--once`` it runs the script itself, once. A fork is safe only where nothing has
-begun to compute: no CUDA context, and no thread beside the main one.
+that heavy imports are paid once. A fork is safe only where nothing has begun to compute: no CUDA context, and no thread
+beside the main one. Where it is not this process begins anew, without those imports, and starts a process for each
+trial, which runs the script itself (``--once``). Either way it outlives its worker just long enough to end what it has
+started, in whichever group and session.
 """
 
 from __future__ import annotations
@@ -17,19 +19,28 @@ import importlib.util
 import json
 import os
 import runpy
+import select
 import signal
 import socket
 import sys
 import sysconfig
 import traceback
 from pathlib import Path
-from types import FrameType
+from typing import Any, NoReturn
 
+from bssearch.errors import TrialStopped
 from bssearch.executors.lifeline import die_with_parent
+from bssearch.executors.script_process import HOST
 from bssearch.integrations.line import TRIAL_VARIABLE
+
+PR_SET_PDEATHSIG = 1
+"""prctl(2): the signal that the kernel sends to this process when its parent ends."""
 
 PR_SET_CHILD_SUBREAPER = 36
 """prctl(2): orphans of this process's descendants become its own children."""
+
+TICK_SECONDS = 0.02
+"""How often a trial's process is looked after: a choice, small beside a trial; a look takes microseconds."""
 
 _PACKAGES = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 
@@ -39,6 +50,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Runs a training script; started by bssearch itself.")
     parser.add_argument("--parent", type=int, required=True)
     parser.add_argument("--serve", type=int, help="descriptor of the socket to the worker")
+    parser.add_argument("--anew", help="why no trial is forked")
     parser.add_argument("--once", type=int, help="descriptor of the line of one trial")
     parser.add_argument("script")
     parser.add_argument("arguments", nargs="*")
@@ -46,39 +58,87 @@ def main() -> None:
     die_with_parent(given.parent)
     if given.once is not None:
         os._exit(run_script(given.script, given.arguments, given.once))
-    serve(socket.socket(fileno=given.serve), given.script, given.arguments)
+    worker = socket.socket(fileno=given.serve)
+    if given.anew is None:
+        reason = prepare_to_fork(Path(given.script))
+        if reason is not None:
+            begin_anew(worker, reason)
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # The worker has ended.
+        serve(worker, given.script, given.arguments, given.anew)
 
 
-def serve(worker: socket.socket, script: str, arguments: list[str]) -> None:
-    """Say whether trials may be forked; then fork one for each line that comes, and say how each ended."""
-    become_subreaper()
+def prepare_to_fork(script: Path) -> str | None:
+    """Import what the trials of a script need; return why they are not to be forked after it, None where they are."""
+
     import bssearch.integrations.current  # noqa: F401 - with torch, which every trial needs
 
-    import_packages_of(Path(script))
-    reason = why_not_to_fork()
+    import_packages_of(script)
     gc.collect()
     gc.freeze()
-    worker.sendall(json.dumps({"forks": reason is None, "reason": reason}).encode() + b"\n")
-    if reason is not None:
-        return
+    return why_not_to_fork()
+
+
+def begin_anew(worker: socket.socket, reason: str) -> NoReturn:
+    """Let this process begin anew, so that it holds nothing of what it has imported."""
+    worker.set_inheritable(True)
+    os.execv(sys.executable, [sys.executable, "-P", "-m", HOST, "--anew", reason, *sys.argv[1:]])
+
+
+def serve(worker: socket.socket, script: str, arguments: list[str], anew: str | None) -> None:
+    """Run a trial for each line that comes, and say how each ended, until the worker hangs up."""
+    become_subreaper()
+    outlive_parent()
+    worker.set_inheritable(False)
+    _tell(worker, {"anew": anew})
     while True:
         message, descriptors, _, _ = socket.recv_fds(worker, 1, 1)
         if not message:
             return
-        child = os.fork()
-        if child == 0:
-            worker.close()
-            signal.signal(signal.SIGTERM, _leave)
-            os.setpgid(0, 0)
-            die_with_parent(os.getppid())
-            os._exit(run_script(script, arguments, descriptors[0]))
-        with contextlib.suppress(OSError):
-            os.setpgid(child, child)
-        os.close(descriptors[0])
-        worker.sendall(json.dumps({"pid": child}).encode() + b"\n")
-        _, status = os.waitpid(child, 0)
-        end_descendants(child)
-        worker.sendall(json.dumps({"exit": os.waitstatus_to_exitcode(status)}).encode() + b"\n")
+        (line,) = descriptors
+        child = _forked(worker, script, arguments, line) if anew is None else _started(script, arguments, line)
+        os.close(line)
+        try:
+            _tell(worker, {"pid": child})
+            status = _waited_for(child, worker)
+        finally:
+            end_descendants(child)
+        if status is None:
+            return
+        _tell(worker, {"exit": os.waitstatus_to_exitcode(status)})
+
+
+def _forked(worker: socket.socket, script: str, arguments: list[str], line: int) -> int:
+    server = os.getpid()
+    child = os.fork()
+    if child == 0:
+        worker.close()
+        os.setpgid(0, 0)
+        die_with_parent(server)
+        os._exit(run_script(script, arguments, line))
+    with contextlib.suppress(OSError):
+        os.setpgid(child, child)
+    return child
+
+
+def _started(script: str, arguments: list[str], line: int) -> int:
+    os.set_inheritable(line, True)
+    options = ["--parent", str(os.getpid()), "--once", str(line)]
+    command = [sys.executable, "-P", "-m", HOST, *options, script, "--", *arguments]
+    return os.posix_spawn(sys.executable, command, os.environ, setpgroup=0)
+
+
+def _waited_for(child: int, worker: socket.socket) -> int | None:
+    """Wait until a trial's process has ended; return its status, None where the worker has ended before."""
+    while True:
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            return status
+        if select.select([worker], [], [], TICK_SECONDS)[0] and not worker.recv(1, socket.MSG_PEEK):
+            return None
+
+
+def _tell(worker: socket.socket, message: dict[str, Any]) -> None:
+    worker.sendall(json.dumps(message).encode() + b"\n")
 
 
 def run_script(script: str, arguments: list[str], line: int) -> int:
@@ -98,7 +158,7 @@ def run_script(script: str, arguments: list[str], line: int) -> int:
         code = left.code if isinstance(left.code, int) else 0 if left.code is None else 1
         error = RuntimeError(f"the script left with exit code {left.code}") if code else None
     except BaseException as raised:
-        error, code = raised, 1
+        error, code = raised, 0 if isinstance(raised, TrialStopped) else 1
     with contextlib.suppress(OSError, ValueError):
         sys.stdout.flush()
         sys.stderr.flush()
@@ -141,6 +201,12 @@ def why_not_to_fork() -> str | None:
     return None if threads == 1 else f"its imports start {threads - 1} threads"
 
 
+def outlive_parent() -> None:
+    """Go on after the parent's end, which the socket to it tells (Linux)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, 0, 0, 0, 0)
+
+
 def become_subreaper() -> None:
     """Have orphans of this process's descendants become its children, so that they can be ended (Linux)."""
     if sys.platform == "linux":
@@ -157,9 +223,6 @@ def end_descendants(group: int, keep: frozenset[int] = frozenset()) -> None:
         for one in left:
             with contextlib.suppress(psutil.Error):
                 one.kill()
-        with contextlib.suppress(ChildProcessError):
-            for one in left:
-                os.waitpid(one.pid, 0)
         psutil.wait_procs(left, timeout=1.0)
 
 
@@ -169,11 +232,6 @@ def _is_installed(name: str) -> bool:
     except (ImportError, ValueError):
         return False
     return found is not None and (found.origin in {"built-in", "frozen"} or str(found.origin).startswith(_PACKAGES))
-
-
-def _leave(number: int, frame: FrameType | None) -> None:
-    """Leave at SIGTERM as at the end of the script: what it cleans up in ``finally`` is cleaned up."""
-    raise SystemExit(128 + number)
 
 
 if __name__ == "__main__":

@@ -103,7 +103,8 @@ class ModelDescription:
 class WorkloadDescription:
     """What a worker found when it loaded the workload; ``tokens_per_sample`` where the workload counts tokens.
 
-    A program of the user's own keeps the numbers of its samples to itself: None.
+    A program of the user's own keeps the numbers of its samples to itself: None. ``notice`` is a sentence on how its
+    trials run, where there is something to know.
     """
 
     train_samples: int | None
@@ -113,3 +114,4 @@ class WorkloadDescription:
     environment: Environment
     model: ModelDescription
     tokens_per_sample: int | None = None
+    notice: str | None = None

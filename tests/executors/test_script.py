@@ -1,0 +1,339 @@
+"""Scripts of the user's own in real processes: what goes well, and every way in which it does not."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from bssearch.errors import UsageError, WorkloadError
+from bssearch.executors.base import Ended, ExecutorSettings, Program
+from bssearch.executors.local import LocalExecutor
+from bssearch.executors.messages import Load, MeasureMemory, MeasureStepTime, MemoryMeasured, StepTimeMeasured
+from bssearch.executors.process import THREAD_VARIABLES
+from bssearch.executors.script import LoadedScript
+from bssearch.records import (
+    Configuration,
+    MemoryRequest,
+    Observation,
+    StepTimeRequest,
+    Target,
+    TrialOutcome,
+    TrialRequest,
+    TrialState,
+)
+from tests.executors.line_workload import outcomes, wait_for
+
+SCRIPT = """
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+import bssearch
+
+FOLDER = Path(__file__).parent
+behaviour = (FOLDER / "behaviour").read_text()
+if behaviour == "exit":
+    sys.exit(1)
+if behaviour == "no trial":
+    sys.exit()
+if behaviour == "garbage":
+    print("{" * 1_000_000)
+    os.write(1, b"\\\\x00\\\\xff" * 1000)
+trial = bssearch.current_trial(batch_size=4, learning_rate=0.1, depth=1)
+if behaviour == "twice":
+    bssearch.current_trial(batch_size=4, learning_rate=0.1)
+if behaviour == "picky" and trial.batch_size % 4:
+    raise ValueError(f"{trial.batch_size} is no multiple of 4")
+if behaviour == "grandchild":
+    child = subprocess.Popen(["sleep", "1000"], start_new_session=True)
+    (FOLDER / "grandchild").write_text(str(child.pid))
+size = trial.batch_size if behaviour == "ignores" else trial.micro_batch_size
+size = 3 if behaviour == "other size" else size
+weight = torch.zeros(1, requires_grad=True)
+optimizer = torch.optim.SGD([weight], lr=trial.learning_rate)
+loader = [] if behaviour == "empty" else [torch.ones(size, 1)] * 3
+evaluations = 0
+
+
+def evaluate():
+    global evaluations
+    evaluations += 1
+    if behaviour == "nan" and trial.steps:
+        return {"score": float("nan")}
+    if behaviour == "sometimes" and evaluations == 3:
+        return {"loss": 1.0}
+    return {"score": weight.item(), "other": 1.0}
+
+
+def step(batch):
+    if behaviour == "raise" and trial.steps == 3:
+        raise RuntimeError("the user's own mistake")
+    if behaviour == "memory" and trial.steps == 3:
+        raise MemoryError("no more of it")
+    if behaviour == "slow":
+        time.sleep(0.01)
+    optimizer.zero_grad()
+    (1 - weight * batch).square().mean().backward()
+    optimizer.step()
+
+
+if behaviour == "never steps":
+    while not trial.should_stop:
+        pass
+if behaviour == "swallows":
+    while True:
+        try:
+            step(loader[0])
+            trial.step()
+            if trial.evaluation_due:
+                trial.report(**evaluate())
+        except bssearch.TrialStopped:
+            time.sleep(0.01)
+for batch in trial.batches(loader, None if behaviour == "never evaluates" else evaluate):
+    step(batch)
+if behaviour == "fails late":
+    raise RuntimeError("after the end")
+"""
+AT = Configuration(batch_size=4, micro_batch_size=4, learning_rate=0.05)
+REQUEST = TrialRequest(
+    number=1,
+    configuration=AT,
+    seed=1,
+    target=Target(metric="score", value=0.9),
+    train_seconds_limit=30.0,
+    limit_state=TrialState.EXHAUSTED,
+    eval_every_steps=2,
+)
+NEVER = replace(REQUEST, target=Target(metric="score", value=2.0))
+PROGRAM = Program(default=AT, metric="score", script="train.py")
+
+
+@dataclass
+class Script:
+    """A script whose server is shared by the tests, and what it is to do."""
+
+    folder: Path
+    loaded: LoadedScript
+
+    def behaves(self, behaviour: str) -> None:
+        (self.folder / "behaviour").write_text(behaviour)
+
+    def run(self, behaviour: str = "", request: TrialRequest = REQUEST) -> tuple[TrialOutcome, list[Observation]]:
+        self.behaves(behaviour)
+        seen: list[Observation] = []
+        return self.loaded.trial(request, stop=lambda: None).run(seen.append), seen
+
+
+def load_of(folder: Path, **changes: Any) -> Load:
+    settings = {"workload": "train.py", "device": "cpu", "slot": 0, "threads": 1, "program": PROGRAM, **changes}
+    return Load(workload_settings={}, folder=str(folder), **settings)
+
+
+@contextmanager
+def single_threaded() -> Iterator[None]:
+    """Give what is started here the environment of a worker: libraries that start no threads."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in THREAD_VARIABLES:
+            patch.setenv(name, "1")
+        yield
+
+
+@pytest.fixture(scope="module")
+def script(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Script]:
+    folder = tmp_path_factory.mktemp("script")
+    (folder / "train.py").write_text(SCRIPT)
+    with single_threaded(), closing(LoadedScript(load_of(folder), leave_seconds=0.5)) as loaded:
+        assert loaded._server.notice is None, "torch alone is safe to fork"
+        yield Script(folder, loaded)
+
+
+def is_gone(pid: int, seconds: float = 10.0) -> bool:
+    """Return whether a process ends in time."""
+    deadline = time.monotonic() + seconds
+    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def test_a_trial_reaches_its_target_again_and_again_alike(script: Script) -> None:
+    first, seen = script.run()
+    again, seen_again = script.run("garbage")
+    for outcome in (first, again):
+        assert outcome.state is TrialState.REACHED and outcome.warnings in {(), outcome.warnings[:1]}
+        assert outcome.steps == 22 and outcome.samples == 88
+    assert [(one.step, one.metric) for one in seen] == [(one.step, one.metric) for one in seen_again]
+    assert seen[0].step == 0
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "reason"),
+    [
+        ("exit", "exit code 1"),
+        ("no trial", "ended without asking for its trial"),
+        ("twice", "current_trial() is called twice"),
+        ("raise", "RuntimeError: the user's own mistake ("),
+        ("sometimes", "the evaluation reports loss; the study's target is of 'score'"),
+        ("never evaluates", "no evaluation after step 2"),
+        ("never steps", "without trial.step()"),
+        ("empty", "the loader of batches() is empty"),
+    ],
+)
+def test_a_mistake_of_the_script_fails_its_trial_in_words_and_the_next_one_runs(
+    behaviour: str, reason: str, script: Script
+) -> None:
+    outcome, _ = script.run(behaviour)
+    assert outcome.state is TrialState.FAILED
+    assert reason in outcome.reason
+    assert outcome.traceback is not None
+
+
+@pytest.mark.parametrize(("behaviour", "state"), [("nan", TrialState.DIVERGED), ("memory", TrialState.OOM)])
+def test_what_is_no_mistake_is_an_end_of_its_own(behaviour: str, state: TrialState, script: Script) -> None:
+    assert script.run(behaviour)[0].state is state
+
+
+def test_a_script_that_fails_or_stays_after_its_end_has_reached_its_target_all_the_same(script: Script) -> None:
+    failed, _ = script.run("fails late")
+    assert failed.state is TrialState.REACHED
+    assert "failed after its trial had ended" in failed.warnings[-1]
+    stayed, _ = script.run("swallows")
+    assert stayed.state is TrialState.REACHED
+    assert stayed.warnings[-1] == "the script was killed: it still ran 0.5 s after its trial had ended"
+
+
+def test_a_loader_of_another_size_is_a_warning(script: Script) -> None:
+    warning = "the loader's first batch has 3 samples; trial.micro_batch_size is 4"
+    assert warning in script.run("other size")[0].warnings
+    assert warning not in script.run()[0].warnings
+
+
+def test_a_script_that_ignores_accumulation_is_refused(script: Script) -> None:
+    at = Configuration(batch_size=8, micro_batch_size=4, accumulation_steps=2, learning_rate=0.05)
+    for behaviour, missing in (("ignores", "trial.micro_batch_size"), ("", "trial.accumulation_steps")):
+        outcome, _ = script.run(behaviour, replace(REQUEST, configuration=at))
+        assert outcome.state is TrialState.FAILED and missing in outcome.reason
+
+
+def test_what_a_script_has_started_ends_with_its_trial_in_whichever_session(script: Script) -> None:
+    assert script.run("grandchild")[0].state is TrialState.REACHED
+    assert is_gone(int((script.folder / "grandchild").read_text()), 0.5)
+
+
+def test_a_script_is_described_and_measured(script: Script) -> None:
+    script.behaves("")
+    found = script.loaded.describe()
+    assert set(found.metrics) == {"score", "other"} and found.notice is None
+    assert found.model.initial_metrics == {"score": 0.0, "other": 1.0}
+    timed = script.loaded.measure(MeasureStepTime(request=StepTimeRequest(configuration=AT, seconds_limit=0.05)))
+    assert isinstance(timed, StepTimeMeasured) and timed.step_time.step_seconds is not None
+    fits = script.loaded.measure(MeasureMemory(request=MemoryRequest(configuration=AT)))
+    assert isinstance(fits, MemoryMeasured) and fits.memory.fits
+
+
+@pytest.mark.parametrize("behaviour", ["exit", "no trial", "raise", "never evaluates", "never steps", "empty"])
+def test_a_script_that_cannot_be_described_is_an_error_of_the_workload(behaviour: str, script: Script) -> None:
+    script.behaves(behaviour)
+    with pytest.raises(WorkloadError):
+        script.loaded.measure(MeasureStepTime(request=StepTimeRequest(configuration=AT, seconds_limit=0.05)))
+
+
+def test_a_batch_size_that_the_script_refuses_is_an_error_of_the_workload(script: Script) -> None:
+    script.behaves("picky")
+    at = replace(AT, batch_size=6, micro_batch_size=6)
+    with pytest.raises(WorkloadError, match="6 is no multiple of 4"):
+        script.loaded.measure(MeasureStepTime(request=StepTimeRequest(configuration=at, seconds_limit=0.05)))
+
+
+def test_a_stop_ends_a_trial_and_a_line_that_says_nonsense_is_no_trial(script: Script) -> None:
+    script.behaves("slow")
+    seen: list[Observation] = []
+    asked = TrialState.PRUNED, "far behind"
+    outcome = script.loaded.trial(NEVER, stop=lambda: asked if len(seen) > 2 else None).run(seen.append)
+    assert (outcome.state, outcome.reason) == asked
+    assert outcome.steps < 1000
+
+    def fails(observation: Observation) -> None:
+        raise UsageError("the driver is gone")
+
+    with pytest.raises(UsageError, match="the driver is gone"):
+        script.loaded.trial(NEVER, stop=lambda: None).run(fails)
+    assert script.run()[0].state is TrialState.REACHED, "its end was waited for"
+
+
+def test_a_server_that_has_died_is_started_anew(script: Script) -> None:
+    script.loaded._server._process.kill()
+    script.loaded._server._process.wait()
+    assert script.run()[0].state is TrialState.REACHED
+
+
+def test_a_script_that_is_not_there_or_changes_during_the_run_is_refused(script: Script, tmp_path: Path) -> None:
+    with pytest.raises(WorkloadError, match="no file"):
+        LoadedScript(load_of(tmp_path))
+    with pytest.raises(WorkloadError, match="has changed since the run began"):
+        LoadedScript(load_of(script.folder, revision="0" * 12))
+    path = script.folder / "train.py"
+    path.write_text(SCRIPT + "# changed\n")
+    try:
+        with pytest.raises(WorkloadError, match="has changed since the run began"):
+            script.run()
+    finally:
+        path.write_text(SCRIPT)
+    assert script.run()[0].state is TrialState.REACHED
+
+
+def test_a_script_whose_imports_start_threads_is_started_anew_for_each_trial_and_says_so(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    with single_threaded(), pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OPENBLAS_NUM_THREADS", "2")
+        with closing(LoadedScript(load_of(tmp_path))) as loaded:
+            assert "imports start 1 threads" in str(loaded._server.notice)
+            outcome, _ = Script(tmp_path, loaded).run("grandchild")
+    assert outcome.state is TrialState.REACHED
+    assert is_gone(int((tmp_path / "grandchild").read_text()), 0.5)
+
+
+@pytest.fixture
+def executor(script: Script) -> Iterator[LocalExecutor]:
+    settings = ExecutorSettings(workload="train.py", folder=script.folder, device="cpu", program=PROGRAM)
+    with closing(LocalExecutor(settings)) as made:
+        yield made
+
+
+def processes_below(executor: LocalExecutor) -> list[int]:
+    worker = executor._slots[0].worker
+    assert worker is not None
+    return [one.pid for one in psutil.Process(worker.pid).children(recursive=True)]
+
+
+@pytest.mark.parametrize("how", ["kill", "sigkill", "close"])
+def test_nothing_is_left_of_a_worker_that_ends_in_a_trial(how: str, script: Script, executor: LocalExecutor) -> None:
+    script.behaves("grandchild")
+    (script.folder / "grandchild").unlink(missing_ok=True)
+    executor.submit(NEVER)
+    wait_for(executor, lambda events: len(events) > 2)
+    below = [*processes_below(executor), int((script.folder / "grandchild").read_text())]
+    assert len(set(below)) >= 4, "the server, the script, its child, and the worker's shell"
+    worker = executor._slots[0].worker
+    assert worker is not None
+    if how == "sigkill":
+        os.kill(worker.pid, signal.SIGKILL)
+    else:
+        getattr(executor, how)()
+    ended = outcomes(wait_for(executor, lambda events: any(isinstance(one, Ended) for one in events)))[1]
+    assert ended.state is (TrialState.FAILED if how == "sigkill" else TrialState.CANCELLED)
+    assert all(is_gone(pid) for pid in below)
