@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -9,31 +10,37 @@ from typing import Any
 import torch
 
 from bssearch.errors import UsageError
-from bssearch.integrations.own_loop import Evaluate, Metrics
+from bssearch.integrations.assignment import Evaluate, Metrics
 from bssearch.records import Configuration, ParameterValue
 
 
 class Alone:
-    """The assignment of a script that nobody searches with; see `bssearch.integrations.own_loop.Assignment`.
+    """The assignment of a script that nobody searches with; see `bssearch.integrations.assignment.Assignment`.
 
-    It is evaluated after every ``evaluate_every`` steps (None: never), before the first one not.
+    It is evaluated after every ``evaluate_every`` steps (None: never), before the first one not, and ends after
+    ``steps`` of them (None: where the script's loop does).
     """
 
     cycles = False
-    is_over = False
 
     def __init__(
         self,
         configuration: Configuration,
         seed: int,
         parameters: Mapping[str, ParameterValue],
-        evaluate_every: int | None,
+        evaluate_every: int | None = None,
+        steps: int | None = None,
     ) -> None:
+        for name, value in (("evaluate_every", evaluate_every), ("steps", steps)):
+            if value is not None and value < 1:
+                raise UsageError(f"current_trial({name}={value}): must be >= 1, or None")
         self.configuration = configuration
         self.seed = seed
         self.parameters = parameters
         self.device = "cuda" if torch.cuda.is_available() else "cpu"
+        self.is_over = False
         self._every = evaluate_every
+        self._most_steps = math.inf if steps is None else steps
 
     def begin(self) -> None:
         """Nothing is timed."""
@@ -49,13 +56,19 @@ class Alone:
         """Nothing is timed."""
 
     def stepped(self, step: int) -> None:
-        """Nothing is counted."""
+        """End after the last step, where it is not evaluated."""
+        self.is_over = step >= self._most_steps and not self.is_due(step)
 
     def waited(self, seconds: float) -> None:
         """Nothing is timed."""
 
+    def warned(self, sentence: str) -> None:
+        """Print it."""
+        print(sentence, file=sys.stderr)
+
     def evaluated(self, step: int, metrics: Metrics, loss: float | None) -> None:
-        """Print an evaluation."""
+        """Print an evaluation; end after that of the last step."""
+        self.is_over = step >= self._most_steps
         if not isinstance(metrics, Mapping):
             raise UsageError(f"evaluate() returned a {type(metrics).__name__}; it must return a mapping of metrics")
         named = {**metrics, **({} if loss is None else {"loss": loss})}
@@ -69,9 +82,8 @@ class Alone:
         told = ", ".join(f"{name} {value}" for name, value in evaluate().items())
         print(f"test: {told}", file=sys.stderr)
 
-    def passes(self, in_order: bool) -> int:
+    def passes(self, in_order: bool) -> None:
         """Nothing was paused."""
-        return 0
 
     def skipped(self) -> None:
         """Nothing was paused."""

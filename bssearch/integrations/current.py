@@ -97,18 +97,23 @@ def current_trial(
     learning_rate: float,
     seed: int = 0,
     evaluate_every: int | None = None,
+    steps: int | None = None,
     **parameters: ParameterValue,
 ) -> LoopTrial:
     """Return the trial that this script is to train, and set all random generators to its seed.
 
-    Alone the script trains with the values given here, and is evaluated after every ``evaluate_every`` steps; under a
-    search with those of its trial. ``parameters`` are more of the script's own: where the study sets one of these names
-    ``trial.parameters`` has the study's value. Raises `UsageError` where it is called a second time under a search.
+    Alone the script trains with the values given here, is evaluated after every ``evaluate_every`` steps (None: never)
+    and ends after ``steps`` of them (None: where its loop does); under a search with those of its trial.
+    ``parameters`` are more of the script's own: where the study sets one of these names ``trial.parameters`` has the
+    study's value. Raises `UsageError` where it is called a second time under a search, and for a value that no training
+    can have.
     """
     found = session()
     if found is None:
+        if batch_size < 1:
+            raise UsageError(f"current_trial(batch_size={batch_size}): must be >= 1")
         configuration = Configuration(batch_size=batch_size, learning_rate=learning_rate, micro_batch_size=batch_size)
-        trial = LoopTrial(Alone(configuration, seed, parameters, evaluate_every))
+        trial = LoopTrial(Alone(configuration, seed, parameters, evaluate_every, steps))
     else:
         trial = found.trial = LoopTrial(found.take(parameters))
     seed_everything(trial.seed)

@@ -88,6 +88,8 @@ class SocketLine:
             chunk = self._socket.recv(_CHUNK_BYTES, socket.MSG_DONTWAIT)
         except BlockingIOError:
             return
+        except ConnectionResetError:
+            os._exit(1)
         if not chunk:
             os._exit(1)
         for line in self._lines.feed(chunk):

@@ -12,9 +12,8 @@ import torch
 
 from bssearch.errors import UsageError
 from bssearch.executors.messages import Assign, Described, MemoryMeasured, Reply, StepTimeMeasured
-from bssearch.integrations.loop_clock import HostClock, LoopClock
-from bssearch.integrations.own_loop import Evaluate, Metrics
-from bssearch.integrations.trial_run import number_of
+from bssearch.integrations.assignment import Evaluate, Metrics, number_of
+from bssearch.integrations.loop_clock import HostClock, LoopClock, contention_meter
 from bssearch.probes.cadence import eval_every_steps
 from bssearch.probes.step_time import (
     LEAST_SHARE,
@@ -35,7 +34,6 @@ from bssearch.records import (
     WorkloadDescription,
     is_metric,
 )
-from bssearch.training.contention import ContentionMeter
 from bssearch.training.core_pace import CorePace, ReferenceKernel
 from bssearch.training.environment import describe_device
 from bssearch.training.memory import peak_memory_bytes, peak_process_memory_bytes, reset_peak_memory
@@ -61,7 +59,7 @@ class AnswerLine(Protocol):
 
 
 class Looked:
-    """What the looks at a loop have in common; see `bssearch.integrations.own_loop.Assignment`."""
+    """What the looks at a loop have in common; see `bssearch.integrations.assignment.Assignment`."""
 
     cycles = True
 
@@ -104,9 +102,11 @@ class Looked:
     def test(self, evaluate: Evaluate) -> None:
         """Nothing is tested."""
 
-    def passes(self, in_order: bool) -> int:
+    def warned(self, sentence: str) -> None:
+        """What is looked at has no outcome to warn in."""
+
+    def passes(self, in_order: bool) -> None:
         """Nothing was paused."""
-        return 0
 
     def skipped(self) -> None:
         """Nothing was paused."""
@@ -152,7 +152,7 @@ class DescribedLoop(Looked):
         """Keep what the first evaluation reports, and tell it once there was a step."""
         super().evaluated(step, metrics, loss)
         if not self._metrics:
-            self._metrics = {str(name): number_of(metrics, name) for name in metrics}
+            self._metrics = {str(name): number_of(metrics, name) for name in metrics if _is_number(metrics[name])}
             self._first = step
         if self._steps:
             self._answer(Described(description=self._description()))
@@ -187,6 +187,14 @@ class DescribedLoop(Looked):
                 parameters=None, batch_norm_layers=0, initial_metrics=initial if self._first == 0 else {}
             ),
         )
+
+
+def _is_number(value: Any) -> bool:
+    try:
+        float(value)
+    except (TypeError, ValueError):
+        return False
+    return True
 
 
 class MeasuredMemory(Looked):
@@ -232,12 +240,14 @@ class _Row:
 class TimedLoop(Looked):
     """A loop whose steps are timed, between evaluations as often as in a trial; see `probes.step_time`."""
 
-    def __init__(self, request: StepTimeRequest, assign: Assign, line: AnswerLine) -> None:
+    def __init__(
+        self, request: StepTimeRequest, assign: Assign, line: AnswerLine, *, clock: HostClock | None = None
+    ) -> None:
         super().__init__(assign, line)
         self._request = request
-        self._clock = LoopClock(HostClock(self._torch_device))
+        self._clock = LoopClock(clock or HostClock(self._torch_device))
         self._core = CorePace() if self._torch_device.type == "cpu" else None
-        self._contention = ContentionMeter(self._torch_device, request.threads, self._core)
+        self._contention = contention_meter(self._torch_device, request.threads, self._core)
         self._reference = ReferenceKernel.where_it_tells(self._torch_device, request.threads)
         self._first: list[float] = []
         self._evaluations: list[float] = []

@@ -15,92 +15,20 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import MappingProxyType, TracebackType
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from bssearch.errors import TrialStopped, UsageError
+from bssearch.integrations.assignment import Assignment, Evaluate, Metrics
 from bssearch.integrations.sampler import SeededSampler
-from bssearch.records import Configuration, ParameterValue
+from bssearch.records import ParameterValue
 
 T = TypeVar("T")
 
-Metrics = Mapping[str, Any]
-Evaluate = Callable[[], Metrics]
-
-
-class Assignment(Protocol):
-    """What a loop is asked to do: to train a trial, to be timed, to say what it is, or nothing (it runs alone)."""
-
-    seed: int
-    device: str
-    parameters: Mapping[str, ParameterValue]
-
-    @property
-    def configuration(self) -> Configuration:
-        """Return the batch size, micro-batches and learning rate to train with."""
-        ...
-
-    @property
-    def is_over(self) -> bool:
-        """Return whether the loop is to end."""
-        ...
-
-    @property
-    def cycles(self) -> bool:
-        """Return whether the loop goes through its data again and again."""
-        ...
-
-    def begin(self) -> None:
-        """Begin the training's time; called once before the first step."""
-        ...
-
-    def is_due(self, step: int) -> bool:
-        """Return whether an evaluation is due after so many steps; 0 before the first."""
-        ...
-
-    def pause(self) -> None:
-        """Leave the training's time."""
-        ...
-
-    def resume(self) -> None:
-        """Go on with the training's time."""
-        ...
-
-    def stepped(self, step: int) -> None:
-        """Take note of an optimizer step that is done."""
-        ...
-
-    def waited(self, seconds: float) -> None:
-        """Take note of a wait for data within the training."""
-        ...
-
-    def evaluated(self, step: int, metrics: Metrics, loss: float | None) -> None:
-        """Take in an evaluation that was due."""
-        ...
-
-    def passes(self, in_order: bool) -> int:
-        """Begin a pass over the data; return how many of its micro-batches a paused trial has behind it.
-
-        They are to be skipped, then `skipped` called. Not so where the loader's order is bssearch's own.
-        """
-        ...
-
-    def skipped(self) -> None:
-        """Take note that what a paused trial had behind it has been skipped."""
-        ...
-
-    def looped(self, step: int) -> None:
-        """Take note that the loop ended by itself after so many steps."""
-        ...
-
-    def keep(self, objects: Mapping[str, Any]) -> int:
-        """Keep what the training goes on from where it is paused; return the steps that lie behind it."""
-        ...
-
-    def test(self, evaluate: Evaluate) -> None:
-        """Evaluate the test part, where it is asked for."""
-        ...
+READINGS_PER_MICRO_BATCH = 1000
+"""Times that ``should_stop`` may be read without a step, per micro-batch of one: a choice, far above any use."""
 
 
 class LoopTrial:
@@ -108,10 +36,12 @@ class LoopTrial:
 
     ``batch_size`` is that of an optimizer step, made of ``accumulation_steps`` micro-batches of ``micro_batch_size``.
     ``parameters`` has all else by name: what the script named when it asked for its trial, and what the study sets.
-    ``seed`` is the trial's; the global generators of random, numpy and torch are set to it.
+    ``seed`` is the trial's; the global generators of random, numpy and torch are set to it. ``now`` gives the seconds
+    by which waits for data are timed.
     """
 
-    def __init__(self, assignment: Assignment) -> None:
+    def __init__(self, assignment: Assignment, *, now: Callable[[], float] = time.perf_counter) -> None:
+        self._now = now
         self._assignment = assignment
         configuration = assignment.configuration
         self.learning_rate = configuration.learning_rate
@@ -124,10 +54,11 @@ class LoopTrial:
         self._has_begun = False
         self._is_in_batch = False
         self._is_looping = False
-        self._reads_batch_size = self._reads_micro_batches = False
-        self._has_sampler = False
-        self._evaluated_at = -1
-        self._announced_at = -1
+        self._reads_batch_size = self._reads_micro_batches = self._reads_accumulation = False
+        self._sampler: SeededSampler | None = None
+        self._counted = self._announced_at = self._evaluated_at = -1
+        self._readings = 0
+        self._put_random_numbers_back: Callable[[], None] = lambda: None
 
     @property
     def batch_size(self) -> int:
@@ -144,12 +75,23 @@ class LoopTrial:
     @property
     def accumulation_steps(self) -> int:
         """Return how many micro-batches make an optimizer step: divide the loss by it."""
+        self._reads_accumulation = True
         return self._configuration.accumulation_steps
 
     @property
     def should_stop(self) -> bool:
-        """Return whether the training is to end; the first reading begins its time."""
+        """Return whether the training is to end; the first reading begins its time.
+
+        Raises `UsageError` where a loop goes round and round without an optimizer step.
+        """
         self._begin()
+        self._readings += 1
+        most = READINGS_PER_MICRO_BATCH * self._configuration.accumulation_steps
+        if self._assignment.cycles and self._readings > most:
+            raise UsageError(
+                f"the loop went round {most} times after step {self.steps} without trial.step()",
+                hint="call trial.step() after each step of the optimizer",
+            )
         return self._assignment.is_over
 
     @property
@@ -164,15 +106,16 @@ class LoopTrial:
         self._begin()
         if self._announced_at != step:
             if self._is_in_batch:
-                self._assignment.stepped(step)
+                self._count(step)
             if self._assignment.is_over or not self._assignment.is_due(step):
                 return False
             self._announced_at = step
             self._assignment.pause()
+            self._put_random_numbers_back = _kept_random_numbers()
         return True
 
     def report(self, *, loss: float | None = None, **metrics: float) -> None:
-        """Say what an evaluation that was due has found; the training's time goes on.
+        """Say what an evaluation that was due has found; the training's time and its random numbers go on.
 
         Raises `UsageError` where none is due, and for a metric that is missing or is no number.
         """
@@ -185,6 +128,7 @@ class LoopTrial:
                 hint="if trial.evaluation_due: trial.report(accuracy=...), at the end of the loop's body",
             )
         self._evaluated_at = step
+        self._put_random_numbers_back()
         self._assignment.evaluated(step, metrics, loss)
         if not self._assignment.is_over:
             self._assignment.resume()
@@ -192,16 +136,17 @@ class LoopTrial:
     def step(self) -> None:
         """Say that an optimizer step is done, in a loop that does not go over `batches`.
 
-        Raises `TrialStopped` where the trial has ended and the loop goes on all the same.
+        Raises `TrialStopped` where the trial has ended and the loop goes on all the same, `UsageError` where it has
+        not evaluated when that was due.
         """
         if self._is_in_batch:
             raise UsageError("step() in the body of batches(), which counts the steps by itself")
         if self._assignment.is_over:
             raise TrialStopped("the trial has ended; the loop ends where trial.should_stop is true")
         self._begin()
-        self._check_reported(self.steps)
+        self._check_evaluated()
         self.steps += 1
-        self._assignment.stepped(self.steps)
+        self._count(self.steps)
 
     def batches(
         self, loader: Iterable[T], evaluate: Evaluate | None = None, *, test: Evaluate | None = None, epochs: int = 1
@@ -229,8 +174,9 @@ class LoopTrial:
         The same seed gives the same batches there and here. For a `DataLoader`'s ``sampler``, with
         ``batch_size=trial.micro_batch_size``.
         """
-        self._has_sampler = self._reads_batch_size = True
-        return SeededSampler(len(dataset), self._configuration.batch_size, self.seed, after_steps=self.steps)
+        size = self._configuration.batch_size
+        self._sampler = SeededSampler(len(dataset), size, self.seed, after_steps=self.steps)
+        return self._sampler
 
     def state(self, **objects: Any) -> None:
         """Name what the training goes on from: the model, the optimizer, whatever has a state_dict().
@@ -238,7 +184,7 @@ class LoopTrial:
         Optional: with it a trial can be paused, and goes on where it was, in another process; without, it is stopped.
         Call it once they are made, and before `sampler` and `batches`. Raises `UsageError` for what has no state.
         """
-        if self._has_begun or self._has_sampler:
+        if self._has_begun or self._sampler is not None:
             raise UsageError("state() comes too late: call it before sampler() and batches()")
         self.steps = self._assignment.keep(objects)
 
@@ -255,7 +201,7 @@ class LoopTrial:
     def close(self) -> None:
         """Say that the training is over, wherever it is; nothing more where the trial has ended."""
         if self._has_begun:
-            self._check_reported(self.steps)
+            self._check_evaluated()
         if not self._assignment.is_over:
             self._assignment.looped(self.steps)
 
@@ -270,12 +216,20 @@ class LoopTrial:
     def _is_over(self) -> bool:
         return self._assignment.is_over
 
+    def _count(self, step: int) -> None:
+        """Take note of a step once, whether the loop's body asks after it or the loop goes on."""
+        if self._counted == step:
+            return
+        self._counted, self._readings = step, 0
+        self._check_accumulates()
+        self._assignment.stepped(step)
+
     def _begin(self) -> None:
         if self._has_begun:
             return
         self._has_begun = True
         size, accumulation = self._configuration.batch_size, self._configuration.accumulation_steps
-        if not self._reads_batch_size and not self._reads_micro_batches:
+        if not self._reads_batch_size and not self._reads_micro_batches and self._sampler is None:
             raise UsageError(
                 "the script trains without having asked for trial.batch_size or trial.micro_batch_size",
                 hint="DataLoader(..., batch_size=trial.micro_batch_size)",
@@ -289,6 +243,17 @@ class LoopTrial:
             )
         self._assignment.begin()
 
+    def _check_accumulates(self) -> None:
+        """Raise `UsageError` where a script takes a step after each micro-batch, as far as that can be told."""
+        accumulation = self._configuration.accumulation_steps
+        knows = self._reads_accumulation or (self._reads_batch_size and self._reads_micro_batches)
+        if accumulation > 1 and not knows:
+            raise UsageError(
+                f"batch size {self._configuration.batch_size} takes {accumulation} micro-batches a step, and the "
+                "script has not asked for trial.accumulation_steps",
+                hint="an optimizer step after every trial.accumulation_steps micro-batches, their losses divided by it",
+            )
+
     def _looped(self, loader: Iterable[T], evaluate: Evaluate | None, epochs: int) -> Iterator[T]:
         first = self._first_pass(loader)
         self._begin()
@@ -296,23 +261,28 @@ class LoopTrial:
         passes = 0
         while not self._is_over() and (self._assignment.cycles or passes < epochs):
             if passes:
-                self._assignment.passes(self._has_sampler)
+                self._assignment.passes(self._sampler is not None)
             passes += 1
             before = self._micro_batches
             for batch in self._timed(first if passes == 1 else loader):
+                if self._micro_batches == 0:
+                    self._check_size(batch)
                 self._micro_batches += 1
                 self._is_in_batch = True
                 yield batch
                 self._after_batch(evaluate)
                 if self._is_over():
                     return
-            if self._micro_batches == before:
+            if self._micro_batches == before and (passes > 1 or first is loader):
                 raise UsageError("the loader of batches() is empty", hint="an iterator can be gone through only once")
 
     def _first_pass(self, loader: Iterable[T]) -> Iterable[T]:
-        """Return the first pass over a loader; of a trial that was paused, from where it was."""
-        behind = self._assignment.passes(self._has_sampler)
-        if not behind:
+        """Return the first pass over a loader; of a trial that was paused in a pass, from where it was.
+
+        A loader draws random numbers as a pass over it begins: those of the moment of the pause follow that.
+        """
+        behind = self._assignment.passes(self._sampler is not None)
+        if behind is None or (self._sampler is not None and self._sampler.is_at_start):
             return loader
         batches = iter(loader)
         for _ in range(behind):
@@ -322,11 +292,19 @@ class LoopTrial:
 
     def _timed(self, loader: Iterable[T]) -> Iterator[T]:
         """Yield a pass over the loader, whose waits are noted."""
-        entered = time.perf_counter()
+        entered = self._now()
         for batch in loader:
-            self._assignment.waited(time.perf_counter() - entered)
+            self._assignment.waited(self._now() - entered)
             yield batch
-            entered = time.perf_counter()
+            entered = self._now()
+
+    def _check_size(self, batch: Any) -> None:
+        """Warn of a first micro-batch that is not of the size asked for; its tensors tell, in either of two layouts."""
+        size = self._configuration.micro_batch_size
+        shapes = [tuple(one.shape[:2]) for one in tree_leaves(batch) if isinstance(one, torch.Tensor) and one.ndim]
+        if shapes and all(size not in shape for shape in shapes):
+            found = ", ".join(sorted({str(shape[0]) for shape in shapes}))
+            self._assignment.warned(f"the loader's first batch has {found} samples; trial.micro_batch_size is {size}")
 
     def _after_batch(self, evaluate: Evaluate | None) -> None:
         """Count a micro-batch whose body is done; evaluate where that is due."""
@@ -334,15 +312,13 @@ class LoopTrial:
         self._is_in_batch = False
         if step is None:
             return
-        has_stepped = self._announced_at == step or self._evaluated_at == step
         self.steps = step
-        if not has_stepped:
-            self._assignment.stepped(step)
+        self._count(step)
         self._evaluate_where_due(evaluate)
 
     def _evaluate_where_due(self, evaluate: Evaluate | None) -> None:
         if evaluate is None:
-            self._check_reported(self.steps)
+            self._check_evaluated()
             return
         if self.evaluation_due:
             self._evaluated_at = self.steps
@@ -351,24 +327,42 @@ class LoopTrial:
             if not self._assignment.is_over:
                 self._assignment.resume()
 
-    def _check_reported(self, step: int) -> None:
-        if self._announced_at == step and self._evaluated_at != step and not self._assignment.is_over:
+    def _check_evaluated(self) -> None:
+        """Raise `UsageError` where an evaluation is due after the last step and was not made; before the first it may.
+
+        A loop over `batches` has no place for one before the first step.
+        """
+        step = self.steps
+        if self._assignment.is_over or self._evaluated_at == step:
+            return
+        if self._announced_at == step:
             raise UsageError(
                 f"no report() after step {step}, where trial.evaluation_due was true",
                 hint="if trial.evaluation_due: trial.report(accuracy=...)",
+            )
+        if step > 0 and self._assignment.is_due(step):
+            raise UsageError(
+                f"no evaluation after step {step}, where one was due",
+                hint="batches(loader, evaluate=...), or after each step: if trial.evaluation_due: trial.report(...)",
             )
 
 
 def _unmoved(evaluate: Evaluate) -> Metrics:
     """Return what an evaluation finds; whatever it draws, the training's random numbers are those without it."""
+    put_back = _kept_random_numbers()
+    try:
+        return evaluate()
+    finally:
+        put_back()
+
+
+def _kept_random_numbers() -> Callable[[], None]:
+    """Return what puts the global random generators back to where they are now."""
     from bssearch.training.trial_checkpoint import RandomState
 
     states = RandomState(_device_of_generators())
     kept = states.state()
-    try:
-        return evaluate()
-    finally:
-        states.restore(kept)
+    return lambda: states.restore(kept)
 
 
 def _device_of_generators() -> torch.device:

@@ -28,6 +28,11 @@ class SeededSampler(Sampler[int]):
         for _ in range(passed):
             self._next_epoch()
 
+    @property
+    def is_at_start(self) -> bool:
+        """Return whether the next pass is a whole epoch."""
+        return self._seen == 0
+
     def __len__(self) -> int:
         return self._whole
 

@@ -12,8 +12,9 @@ from typing import Any, Protocol
 import torch
 
 from bssearch.errors import CheckpointError, UsageError
-from bssearch.integrations.loop_clock import HostClock, LoopClock
-from bssearch.integrations.own_loop import Evaluate, Metrics
+from bssearch.integrations.assignment import Evaluate, Metrics, number_of
+from bssearch.integrations.loop_clock import HostClock, LoopClock, contention_meter
+from bssearch.integrations.saved_parts import Attributes, LateRandomState, Pass, StateDict, refuse_unreadable
 from bssearch.records import (
     COULD_NOT_PAUSE,
     LARGEST_METRIC,
@@ -25,13 +26,13 @@ from bssearch.records import (
     TrialState,
     is_metric,
 )
-from bssearch.training.contention import ContentionMeter
+from bssearch.training.contention import Contention
 from bssearch.training.core_pace import CorePace, ReferenceKernel
 from bssearch.training.course import Course, Ending
 from bssearch.training.device_use import DeviceMeter
 from bssearch.training.loop import TESTED_STATES
 from bssearch.training.memory import is_out_of_memory, peak_memory_meter
-from bssearch.training.trial_checkpoint import Checkpoint, RandomState, Saved, first_line
+from bssearch.training.trial_checkpoint import Checkpoint, Saved, first_line
 
 NO_STATE = "the script has named no trial.state(...)"
 
@@ -57,12 +58,19 @@ class Line(Protocol):
 
 
 class TrialRun:
-    """The assignment to train one trial; see `bssearch.integrations.own_loop.Assignment`."""
+    """The assignment to train one trial; see `bssearch.integrations.assignment.Assignment`."""
 
     cycles = True
 
     def __init__(
-        self, request: TrialRequest, parameters: Mapping[str, ParameterValue], device: str, line: Line, revision: str
+        self,
+        request: TrialRequest,
+        parameters: Mapping[str, ParameterValue],
+        device: str,
+        line: Line,
+        revision: str,
+        *,
+        clock: HostClock | None = None,
     ) -> None:
         self.configuration: Configuration = request.configuration
         self.seed = request.seed
@@ -72,10 +80,10 @@ class TrialRun:
         self._line = line
         self._revision = revision
         self._torch_device = torch.device(device)
-        self._clock = LoopClock(HostClock(self._torch_device))
+        self._clock = LoopClock(clock or HostClock(self._torch_device))
         self._course = Course(request, None)
         core = CorePace() if self._torch_device.type == "cpu" else None
-        self._contention = ContentionMeter(self._torch_device, request.threads, core)
+        self._contention = contention_meter(self._torch_device, request.threads, core)
         self._device_meter = DeviceMeter(self._torch_device)
         self._reference = ReferenceKernel.where_it_tells(self._torch_device, request.threads)
         self._memory = peak_memory_meter(self._torch_device)
@@ -83,9 +91,9 @@ class TrialRun:
         self._ending: Ending | None = None
         self._has_ended = False
         self._steps = 0
-        self._data_seconds = 0.0
-        self._random = _LateRandomState(self._torch_device)
-        self._pass = _Pass(self._torch_device)
+        self._data_seconds: float | None = None
+        self._random = LateRandomState(self._torch_device)
+        self._pass = Pass(self._torch_device)
         self._test_metric: float | None = None
         self._memory.start()
 
@@ -97,7 +105,7 @@ class TrialRun:
     def begin(self) -> None:
         """Begin the training's time; what the script did before is no training."""
         clock = self._clock.clock
-        clock.book("other", clock.wall_seconds)
+        clock.book_rest("other")
         with clock.ledger("other"):
             self._device_meter.start()
             self._contention.start()
@@ -106,14 +114,15 @@ class TrialRun:
         self._random.apply()
         self._clock.train()
 
-    def passes(self, in_order: bool) -> int:
-        """Begin a pass over the data, see `bssearch.integrations.own_loop.Assignment`."""
-        if self._pass.restored and not in_order:
+    def passes(self, in_order: bool) -> int | None:
+        """Begin a pass over the data, see `bssearch.integrations.assignment.Assignment`."""
+        was_paused = self._pass.restored
+        if was_paused and not in_order:
             self._pass.rewind()
             return self._pass.micro_batches
         if self._request.checkpoint is not None:
             self._pass.begin()
-        return 0
+        return 0 if was_paused else None
 
     def skipped(self) -> None:
         """Go on with the random numbers of the moment of the pause."""
@@ -134,18 +143,26 @@ class TrialRun:
         self._clock.train()
 
     def stepped(self, step: int) -> None:
-        """Count a step; end the trial where it is asked to, or has trained past its limit, but where one evaluates."""
+        """Count a step; end the trial where it is asked to, or has trained past its limit.
+
+        Where an evaluation is due that is made first: a paused trial could not make up for it in the body of a loop.
+        """
         self._steps = step
         self._clock.stepped()
         self._line.progressed()
-        self._end_where_asked()
-        if not self.is_over and not self.is_due(step):
+        if not self.is_due(step):
+            self._end_where_asked()
             self._end_where_late()
 
     def waited(self, seconds: float) -> None:
         """Count a wait for data within the training."""
-        self._data_seconds += seconds
+        self._data_seconds = (self._data_seconds or 0.0) + seconds
         self._pass.micro_batches += 1
+
+    def warned(self, sentence: str) -> None:
+        """Keep a sentence for the outcome."""
+        if sentence not in self._course.progress.warnings:
+            self._course.progress.warnings.append(sentence)
 
     def evaluated(self, step: int, metrics: Metrics, loss: float | None) -> None:
         """Take in an evaluation, tell of it, and end the trial where it says so."""
@@ -162,7 +179,7 @@ class TrialRun:
             observation = Observation(
                 step=step,
                 samples=step * self.configuration.batch_size,
-                train_seconds=self._clock.train_seconds(self._request.threads),
+                train_seconds=self._clock.train_seconds(self._request.threads, is_hit=target.is_met_by(metric)),
                 metric=metric,
                 loss=loss,
                 learning_rate=self.configuration.learning_rate,
@@ -183,8 +200,8 @@ class TrialRun:
         """Evaluate the test part, where the request asks for it and the trial ended well."""
         if self._has_ended or not self._is_tested:
             return
-        with self._clock.clock.ledger("evaluation"):
-            metric = number_of(evaluate(), self._request.target.metric)
+        self._clock.evaluate()
+        metric = number_of(evaluate(), self._request.target.metric)
         self._test_metric = metric if is_metric(metric) else None
         self.finish()
 
@@ -232,6 +249,7 @@ class TrialRun:
         if self._ending is None or self._has_ended:
             return
         self._has_ended = True
+        self._clock.pause()
         self._line.ended(self._request.number, self._outcome(self._ending))
 
     @property
@@ -254,7 +272,9 @@ class TrialRun:
     def _end(self, ending: Ending) -> None:
         self._clock.pause()
         self._ending = self._paused(self._course.reached_before(ending))
-        if not self._is_tested:
+        if self._is_tested:
+            self._clock.rest()  # until the script tests, or ends
+        else:
             self.finish()
 
     def _paused(self, ending: Ending) -> Ending:
@@ -267,6 +287,8 @@ class TrialRun:
         if problem is None:
             self._course.progress.note_peak(self._memory.peak_bytes())
             try:
+                for one in self._objects.values():
+                    refuse_unreadable(one.state_dict())
                 self._checkpoint(self._request.checkpoint).save(*self._parts())
             except Exception as error:
                 problem = first_line(error)
@@ -289,11 +311,11 @@ class TrialRun:
         return Checkpoint(Path(path), identity, self._clock.clock, self._line.progressed)
 
     def _parts(self) -> tuple[dict[str, Saved], dict[str, Saved]]:
-        training: dict[str, Saved] = {f"own.{name}": _StateDict(one) for name, one in self._objects.items()}
+        training: dict[str, Saved] = {f"own.{name}": StateDict(one) for name, one in self._objects.items()}
         training["random"], training["pass"] = self._random, self._pass
         measured: dict[str, Saved] = {
             "clock": self._clock.clock,
-            "loop": _Attributes(self, ("_steps", "_data_seconds")),
+            "loop": Attributes(self, ("_steps", "_data_seconds")),
             "first_steps": self._clock,
             "contention": self._contention,
             "device_use": self._device_meter,
@@ -337,97 +359,17 @@ class TrialRun:
             peak_memory_bytes=progress.peak,
             peak_memory_basis=None if progress.peak is None else self._memory.basis,
             contended=contention.contended or clock.is_contended(threads),
-            warnings=() if contention.reason is None else (f"contended: {contention.reason}",),
+            warnings=self._warnings(contention),
             device_use=device_use,
         )
         return self._course.with_target(outcome)
 
-
-def number_of(metrics: Metrics, metric: str) -> float:
-    """Return one of the metrics that a loop reports as a float, which may be NaN.
-
-    Raises `UsageError` where it is missing or no number.
-    """
-    if not isinstance(metrics, Mapping):
-        raise UsageError(
-            f"evaluate() returned a {type(metrics).__name__}; it must return a mapping such as {{{metric!r}: 0.9}}"
-        )
-    if metric not in metrics:
-        offered = ", ".join(sorted(map(str, metrics))) or "nothing"
-        raise UsageError(f"the evaluation reports {offered}; the study's target is of {metric!r}")
-    try:
-        return float(metrics[metric])
-    except (TypeError, ValueError):
-        raise UsageError(f"the evaluation reports {metric} = {metrics[metric]!r}: not a number") from None
-
-
-class _LateRandomState:
-    """The random numbers of the moment of a pause, to be gone on with where the training does."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._state = RandomState(device)
-        self._saved: dict[str, Any] | None = None
-
-    def state(self) -> dict[str, Any]:
-        return self._state.state()
-
-    def restore(self, state: dict[str, Any]) -> None:
-        self._saved = state
-
-    def apply(self) -> None:
-        if self._saved is not None:
-            self._state.restore(self._saved)
-
-
-class _Pass:
-    """The pass over the data that a trial is in: the random numbers at its start, and the micro-batches behind it."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._random = RandomState(device)
-        self._at_start: dict[str, Any] = {}
-        self.micro_batches = 0
-        self.restored = False
-
-    def begin(self) -> None:
-        self._at_start, self.micro_batches, self.restored = self._random.state(), 0, False
-
-    def rewind(self) -> None:
-        """Draw as at the start of the pass."""
-        self._random.restore(self._at_start)
-        self.restored = False
-
-    def state(self) -> dict[str, Any]:
-        return {"at_start": self._at_start, "micro_batches": self.micro_batches}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        self._at_start, self.micro_batches = state["at_start"], state["micro_batches"]
-        self.restored = bool(self._at_start)
-
-
-class _StateDict:
-    """An object of the user's with ``state_dict`` and ``load_state_dict``."""
-
-    def __init__(self, owner: Any) -> None:
-        self._owner = owner
-
-    def state(self) -> dict[str, Any]:
-        state: dict[str, Any] = self._owner.state_dict()
-        return state
-
-    def restore(self, state: dict[str, Any]) -> None:
-        self._owner.load_state_dict(state)
-
-
-class _Attributes:
-    """Some attributes of an object, numbers."""
-
-    def __init__(self, owner: object, names: tuple[str, ...]) -> None:
-        self._owner = owner
-        self._names = names
-
-    def state(self) -> dict[str, Any]:
-        return {name: getattr(self._owner, name) for name in self._names}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        for name in self._names:
-            setattr(self._owner, name, state[name])
+    def _warnings(self, contention: Contention) -> tuple[str, ...]:
+        found = list(self._course.progress.warnings)
+        if contention.reason is not None:
+            found.append(f"contended: {contention.reason}")
+        clock = self._clock.clock
+        gap, wall = clock.unaccounted_seconds, clock.wall_seconds
+        if gap is not None:
+            found.append(f"{gap:.3g} s of the trial's {wall:.3g} s are in no ledger ({gap / wall:.1%})")
+        return tuple(found)

@@ -1,0 +1,109 @@
+"""What a loop of the user's own is asked to do, as it sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from bssearch.errors import UsageError
+from bssearch.records import Configuration, ParameterValue
+
+Metrics = Mapping[str, Any]
+Evaluate = Callable[[], Metrics]
+
+
+class Assignment(Protocol):
+    """What a loop is asked to do: to train a trial, to be timed, to say what it is, or nothing (it runs alone)."""
+
+    seed: int
+    device: str
+    parameters: Mapping[str, ParameterValue]
+
+    @property
+    def configuration(self) -> Configuration:
+        """Return the batch size, micro-batches and learning rate to train with."""
+        ...
+
+    @property
+    def is_over(self) -> bool:
+        """Return whether the loop is to end."""
+        ...
+
+    @property
+    def cycles(self) -> bool:
+        """Return whether the loop goes through its data again and again."""
+        ...
+
+    def begin(self) -> None:
+        """Begin the training's time; called once before the first step."""
+        ...
+
+    def is_due(self, step: int) -> bool:
+        """Return whether an evaluation is due after so many steps; 0 before the first."""
+        ...
+
+    def pause(self) -> None:
+        """Leave the training's time."""
+        ...
+
+    def resume(self) -> None:
+        """Go on with the training's time."""
+        ...
+
+    def stepped(self, step: int) -> None:
+        """Take note of an optimizer step that is done."""
+        ...
+
+    def waited(self, seconds: float) -> None:
+        """Take note of a wait for data within the training."""
+        ...
+
+    def warned(self, sentence: str) -> None:
+        """Take note of what makes the trial less than it seems."""
+        ...
+
+    def evaluated(self, step: int, metrics: Metrics, loss: float | None) -> None:
+        """Take in an evaluation that was due."""
+        ...
+
+    def passes(self, in_order: bool) -> int | None:
+        """Begin a pass over the data; return how many of its micro-batches a paused trial has behind it.
+
+        They are to be skipped, then `skipped` called. ``in_order`` says that the loader's order is bssearch's own,
+        which leaves them out by itself. None where the pass begins at its start.
+        """
+        ...
+
+    def skipped(self) -> None:
+        """Take note that what a paused trial had behind it has been skipped."""
+        ...
+
+    def looped(self, step: int) -> None:
+        """Take note that the loop ended by itself after so many steps."""
+        ...
+
+    def keep(self, objects: Mapping[str, Any]) -> int:
+        """Keep what the training goes on from where it is paused; return the steps that lie behind it."""
+        ...
+
+    def test(self, evaluate: Evaluate) -> None:
+        """Evaluate the test part, where it is asked for."""
+        ...
+
+
+def number_of(metrics: Metrics, metric: str) -> float:
+    """Return one of the metrics that a loop reports as a float, which may be NaN.
+
+    Raises `UsageError` where it is missing or no number.
+    """
+    if not isinstance(metrics, Mapping):
+        raise UsageError(
+            f"evaluate() returned a {type(metrics).__name__}; it must return a mapping such as {{{metric!r}: 0.9}}"
+        )
+    if metric not in metrics:
+        offered = ", ".join(sorted(map(str, metrics))) or "nothing"
+        raise UsageError(f"the evaluation reports {offered}; the study's target is of {metric!r}")
+    try:
+        return float(metrics[metric])
+    except (TypeError, ValueError):
+        raise UsageError(f"the evaluation reports {metric} = {metrics[metric]!r}: not a number") from None

@@ -1,0 +1,111 @@
+"""What a paused trial of a loop of the user's own goes on from; see `bssearch.training.trial_checkpoint.Saved`."""
+
+from __future__ import annotations
+
+import io
+from collections import OrderedDict
+from typing import Any
+
+import torch
+
+from bssearch.training.trial_checkpoint import RandomState
+
+
+class LateRandomState:
+    """The random numbers of the moment of a pause, to be gone on with where the training does."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._state = RandomState(device)
+        self._saved: dict[str, Any] | None = None
+
+    def state(self) -> dict[str, Any]:
+        """Return what is saved."""
+        return self._state.state()
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from what was saved."""
+        self._saved = state
+
+    def apply(self) -> None:
+        """Draw from now on what was saved; nothing where nothing was."""
+        if self._saved is not None:
+            self._state.restore(self._saved)
+
+
+class Pass:
+    """The pass over the data that a trial is in: the random numbers at its start, and the micro-batches behind it."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._random = RandomState(device)
+        self._at_start: dict[str, Any] = {}
+        self.micro_batches = 0
+        self.restored = False
+
+    def begin(self) -> None:
+        """Begin a pass."""
+        self._at_start, self.micro_batches, self.restored = self._random.state(), 0, False
+
+    def rewind(self) -> None:
+        """Draw as at the start of the pass."""
+        self._random.restore(self._at_start)
+        self.restored = False
+
+    def state(self) -> dict[str, Any]:
+        """Return what is saved."""
+        return {"at_start": self._at_start, "micro_batches": self.micro_batches}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from what was saved."""
+        self._at_start, self.micro_batches = state["at_start"], state["micro_batches"]
+        self.restored = bool(self._at_start)
+
+
+class StateDict:
+    """An object of the user's with ``state_dict`` and ``load_state_dict``."""
+
+    def __init__(self, owner: Any) -> None:
+        self._owner = owner
+
+    def state(self) -> dict[str, Any]:
+        """Return what is saved."""
+        state: dict[str, Any] = self._owner.state_dict()
+        return state
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from what was saved."""
+        self._owner.load_state_dict(state)
+
+
+class Attributes:
+    """Some attributes of an object, numbers."""
+
+    def __init__(self, owner: object, names: tuple[str, ...]) -> None:
+        self._owner = owner
+        self._names = names
+
+    def state(self) -> dict[str, Any]:
+        """Return what is saved."""
+        return {name: getattr(self._owner, name) for name in self._names}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from what was saved."""
+        for name in self._names:
+            setattr(self._owner, name, state[name])
+
+
+def refuse_unreadable(state: dict[str, Any]) -> None:
+    """Raise what reading a state raises where it holds more than tensors and plain values; tensors are not copied."""
+    file = io.BytesIO()
+    torch.save(_without_tensors(state), file)
+    file.seek(0)
+    torch.load(file, weights_only=True)
+
+
+def _without_tensors(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return None
+    if type(value) in (dict, OrderedDict):
+        return {name: _without_tensors(one) for name, one in value.items()}
+    if type(value) in (list, tuple):
+        return [_without_tensors(one) for one in value]
+    return value

@@ -1,0 +1,139 @@
+"""A loop that is looked at: what it is, how long its steps take, whether a micro-batch fits, and what it lacks."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from bssearch.errors import UsageError
+from bssearch.executors.messages import Describe, Described, MeasureMemory, MeasureStepTime, MemoryMeasured
+from bssearch.executors.messages import StepTimeMeasured as Timed
+from bssearch.integrations.alone import Alone
+from bssearch.integrations.measuring import MEMORY_STEPS, DescribedLoop, Looked, MeasuredMemory, TimedLoop
+from bssearch.integrations.own_loop import LoopTrial
+from bssearch.probes.step_time import SEGMENT_SECONDS, WARM_UP_STEPS
+from tests.integrations.loops import (
+    FORMS,
+    FakeLine,
+    Training,
+    assign,
+    clock_of,
+    memory_request,
+    step_time_request,
+)
+from tests.training.toys import FakeTime, configuration
+
+every_form = pytest.mark.parametrize("form", FORMS)
+
+
+def looked(kind: str, fake: FakeTime, line: FakeLine) -> Looked:
+    if kind == "describe":
+        return DescribedLoop(assign(Describe()), line)
+    if kind == "memory":
+        return MeasuredMemory(memory_request(), assign(MeasureMemory(request=memory_request())), line)
+    request = step_time_request(trial_train_seconds=400.0, seconds_limit=20.0)
+    return TimedLoop(request, assign(MeasureStepTime(request=request)), line, clock=clock_of(fake))
+
+
+def answer(kind: str, form: str, **settings: Any) -> tuple[Any, Training]:
+    """Return what a loop answers, and its training."""
+    fake, line = FakeTime(), FakeLine()
+    trial = LoopTrial(looked(kind, fake, line), now=lambda: fake.seconds)
+    training = Training(trial, fake, **settings)
+    training.go(form)
+    (reply,) = line.replies
+    return reply, training
+
+
+@every_form
+def test_a_loop_is_described_by_its_first_evaluation_and_a_step(form: str) -> None:
+    reply, training = answer("describe", form, metric=lambda step: math.nan if step == 0 else 0.5)
+    assert isinstance(reply, Described)
+    assert set(reply.description.metrics) == {"accuracy"}
+    assert reply.description.model.initial_metrics == {"accuracy": None}
+    assert reply.description.environment.workload_revision == "abc"
+    assert training.taken == 1
+
+
+@every_form
+def test_steps_are_timed_between_evaluations_and_without_them(form: str) -> None:
+    slow = {1: 31.0, 2: 9.0}
+    reply, training = answer("step-time", form, step_seconds=lambda step: slow.get(step, 2.0))
+    assert isinstance(reply, Timed)
+    assert reply.step_time.step_seconds == pytest.approx(2.0)
+    assert reply.step_time.evaluation_seconds == pytest.approx(100.0)
+    assert reply.step_time.steps_timed == training.taken - WARM_UP_STEPS
+    assert reply.step_time.settled
+
+
+@every_form
+def test_short_steps_are_timed_in_rows_each_step_once(form: str) -> None:
+    reply, training = answer("step-time", form, step_seconds=lambda step: SEGMENT_SECONDS / 50)
+    assert reply.step_time.step_seconds == pytest.approx(SEGMENT_SECONDS / 50)
+    assert reply.step_time.steps_timed == training.taken - WARM_UP_STEPS
+
+
+@every_form
+def test_a_micro_batch_fits_after_three_steps_and_an_evaluation(form: str) -> None:
+    reply, training = answer("memory", form)
+    assert isinstance(reply, MemoryMeasured) and reply.memory.fits
+    assert (training.taken, training.evaluated) == (MEMORY_STEPS, [MEMORY_STEPS])
+
+
+@pytest.mark.parametrize("kind", ["memory", "step-time"])
+def test_memory_that_runs_out_is_an_answer(kind: str) -> None:
+    line = FakeLine()
+    loop = looked(kind, FakeTime(), line)
+    LoopTrial(loop)
+    loop.begin()
+    assert not loop.failed(ValueError("no")) and loop.failed(MemoryError("full"))
+    (reply,) = line.replies
+    said: Any = reply
+    assert said.memory.fits is False if kind == "memory" else said.step_time.out_of_memory
+
+
+@pytest.mark.parametrize("kind", ["describe", "memory", "step-time"])
+def test_a_loop_that_lacks_something_is_told_what(kind: str) -> None:
+    fake = FakeTime()
+    trial = LoopTrial(looked(kind, fake, FakeLine()), now=lambda: fake.seconds)
+    training = Training(trial, fake)
+    with pytest.raises(UsageError, match="no evaluation after step"):
+        for batch in trial.batches(training.loader):
+            training.step(batch)
+    loop = looked(kind, fake, FakeLine())
+    with pytest.raises(UsageError, match="the loop"):
+        loop.looped(2)
+
+
+def alone(form: str = "while", **settings: Any) -> Training:
+    fake = FakeTime()
+    trial = LoopTrial(Alone(configuration(), 3, {"depth": 2}, **settings), now=lambda: fake.seconds)
+    return Training(trial, fake)
+
+
+@pytest.mark.parametrize("form", ["batches", "body"])
+def test_alone_a_loop_trains_its_epochs_and_evaluates_as_it_says(form: str, capsys: pytest.CaptureFixture[str]) -> None:
+    training = alone(evaluate_every=4)
+    training.go(form, epochs=3)
+    assert training.taken == 6
+    assert training.evaluated[:1] == [4]
+    told = capsys.readouterr()
+    assert told.out == "" and "step 4: accuracy 0.004" in told.err
+    assert ("test: accuracy 0.006" in told.err) is (form == "batches")
+    quiet = alone()
+    quiet.go(form, epochs=1)
+    assert (quiet.taken, quiet.trial.parameters) == (2, {"depth": 2})
+    assert quiet.evaluated == ([2] if form == "batches" else []), "the test part alone"
+
+
+def test_alone_a_loop_without_epochs_ends_after_its_steps() -> None:
+    training = alone(steps=6, evaluate_every=3)
+    training.go("while")
+    assert (training.taken, training.evaluated) == (6, [3, 6])
+    training = alone(steps=5, evaluate_every=3)
+    training.go("while")
+    assert (training.taken, training.evaluated) == (5, [3])
+    with pytest.raises(UsageError, match=r"steps=0\): must be >= 1"):
+        alone(steps=0)
