@@ -1,0 +1,144 @@
+"""How much time `trial.batches` adds to a plain PyTorch loop of the same steps.
+
+Run as ``python tests/benchmarks/own_loop_overhead.py``. Exits 1 where the median is above 2 %, for steps of at least
+5 ms.
+
+Both loops train the shipped digits at one batch size on one CPU thread, over the same `DataLoader`. They take turns in
+one process, segment by segment, in alternating order; a segment is what a trial runs between two evaluations, which are
+in neither's time. The trial's has its clock, its line to a worker (a real socket), its check of whether to stop and
+of its limit. Its first 23 steps, which are timed one by one, lie before the pairs. The A/A row is a second plain loop
+against the first: what it shows is the noise of the method.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import socket
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+from bssearch.integrations.line import SocketLine
+from bssearch.integrations.loop_clock import TIMED_STEPS
+from bssearch.integrations.own_loop import LoopTrial
+from bssearch.integrations.trial_run import TrialRun
+from bssearch.records import Configuration, Target, TrialRequest, TrialState
+from bssearch.workloads.digits import Digits
+from tests.benchmarks.loop_overhead import ratio
+
+BAR = 0.02
+SHORTEST_STEP = 0.005
+"""The bar is for steps of at least so many seconds."""
+
+
+class Training:
+    """The digits, a step at a time."""
+
+    def __init__(self, batch_size: int) -> None:
+        torch.manual_seed(1)
+        self.digits = Digits()
+        data = self.digits.load(torch.device("cpu"))
+        self.model = self.digits.build_model(dropout=0.0)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.02, momentum=0.9)
+        train = TensorDataset(data.train.inputs, data.train.targets)
+        self.loader: DataLoader[Any] = DataLoader(train, batch_size=batch_size, shuffle=True, drop_last=True)
+
+    def step(self, batch: Any) -> None:
+        """Take an optimizer step."""
+        inputs, targets = batch
+        loss = self.digits.loss(self.model, inputs, targets, label_smoothing=0.0)
+        self.optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.optimizer.step()
+
+
+def plain(batch_size: int, steps: int) -> Iterator[float]:
+    """Yield the seconds of each segment of a plain loop."""
+    training, done = Training(batch_size), 0
+    began = time.perf_counter()
+    while True:
+        for batch in training.loader:
+            training.step(batch)
+            done += 1
+            if done % steps == 0:
+                yield time.perf_counter() - began
+                began = time.perf_counter()
+
+
+def own_loop(batch_size: int, steps: int) -> Iterator[float]:
+    """Yield the seconds of each segment of a trial's loop, which ends where it would be evaluated."""
+    request = TrialRequest(
+        number=1,
+        configuration=Configuration(batch_size=batch_size, micro_batch_size=batch_size, learning_rate=0.02),
+        seed=1,
+        target=Target(metric="accuracy", value=2.0),
+        train_seconds_limit=math.inf,
+        limit_state=TrialState.EXHAUSTED,
+        eval_every_steps=10**9,
+    )
+    worker, script = socket.socketpair()  # The worker's end stays open, as long as the segments last.
+    trial = LoopTrial(TrialRun(request, {}, "cpu", SocketLine(script.detach()), "benchmark"))
+    assert trial.batch_size == batch_size
+    training = Training(batch_size)
+    began = 0.0
+    for done, batch in enumerate(trial.batches(training.loader, lambda: {"accuracy": 0.0})):
+        if done % steps == 0 and done:
+            yield time.perf_counter() - began
+        if done % steps == 0:
+            began = time.perf_counter()
+        training.step(batch)
+    worker.close()
+
+
+def measure(batch_size: int, steps: int, pairs: int) -> dict[str, Any]:
+    """Let the loops take turns ``pairs`` times, a segment of ``steps`` each."""
+    makers: dict[str, Callable[[int, int], Iterator[float]]] = {"bare": plain, "again": plain, "bssearch": own_loop}
+    loops = {name: make(batch_size, steps) for name, make in makers.items()}
+    times: dict[str, list[float]] = {name: [] for name in loops}
+    for _ in range(TIMED_STEPS // steps + 1):
+        for loop in loops.values():
+            next(loop)
+    for pair in range(pairs):
+        names = list(loops)[pair % 3 :] + list(loops)[: pair % 3]
+        for name in names if pair % 2 else reversed(names):
+            times[name].append(next(loops[name]))
+    return {
+        "batch_size": batch_size,
+        "step_seconds": statistics.median(times["bare"]) / steps,
+        "pairs": pairs,
+        "same_loop_again": ratio(times["again"], times["bare"]),
+        "bssearch": ratio(times["bssearch"], times["bare"]),
+    }
+
+
+def main() -> int:
+    """Measure, print and judge."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--batch-size", type=int, default=256)
+    parser.add_argument("--steps", type=int, default=4, help="per segment")
+    parser.add_argument("--pairs", type=int, default=150)
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    found = measure(arguments.batch_size, arguments.steps, arguments.pairs)
+    if arguments.json:
+        print(json.dumps(found))
+    else:
+        print(f"batch size {found['batch_size']}, {found['step_seconds'] * 1e3:.2f} ms a step, {found['pairs']} pairs")
+        for name, (median, low, high) in (("A/A", found["same_loop_again"]), ("trial.batches", found["bssearch"])):
+            print(f"{name:<14} {median - 1:+7.2%}   [{low - 1:+.2%}, {high - 1:+.2%}]")
+    if found["step_seconds"] < SHORTEST_STEP:
+        print(f"a step takes less than {SHORTEST_STEP * 1e3:g} ms: the bar does not apply", file=sys.stderr)
+        return 0
+    return int(found["bssearch"][0] > 1 + BAR)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
