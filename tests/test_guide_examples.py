@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import subprocess
 import sys
 import tomllib
 import typing
@@ -12,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import optuna
+import psutil
 import pytest
 import yaml
 
@@ -180,3 +183,66 @@ def test_a_study_of_a_program_runs_answers_and_is_confirmed(programs: Path, monk
     assert refused.returncode == 2 and "add --workload command" in refused.stderr
     again = bssearch("confirm", "toy", "--runs", "3", "--workload", "command", cwd=programs)
     assert again.returncode == 0, again.stderr
+
+
+OWN_LOOP = DOCUMENTS["own-training"].split("## A loop of your own")[1].split("\n## ")[0]
+
+
+def test_a_plain_script_becomes_a_trial_by_at_most_eight_lines() -> None:
+    (script,) = blocks(OWN_LOOP, "python")
+    changed = [line for line in script.splitlines() if line.endswith(("# added", "# changed"))]
+    others = [line for line in script.splitlines() if line not in changed]
+    assert len(changed) == 6 <= 8, changed
+    assert not any("trial" in line for line in others), "a line that is not marked"
+
+
+def test_the_loop_of_the_guide_trains_alone(tmp_path: Path) -> None:
+    (script,) = blocks(OWN_LOOP, "python")
+    (tmp_path / "train.py").write_text(script)
+    done = subprocess.run([sys.executable, "train.py"], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout == ""
+    assert [line.split(":")[0] for line in done.stderr.splitlines()] == ["step 50", "step 100", "step 150"]
+
+
+@pytest.mark.slow
+def test_the_loop_of_the_guide_is_a_study(tmp_path: Path) -> None:
+    (script,), (spec,) = blocks(OWN_LOOP, "python"), blocks(OWN_LOOP, "yaml")
+    script = script.replace(
+        "inputs = torch.randn",
+        """if trial.batch_size == 16:
+    raise ValueError("sixteen is not for this model")
+inputs = torch.randn""",
+    )
+    (tmp_path / "train.py").write_text(script)
+    (tmp_path / "own.yaml").write_text(spec)
+    done = bssearch("run", "own.yaml", "--set", "confirm.runs=0", "--set", "executor.device=cpu", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "batch size 16 is left out of this study" in done.stderr and "sixteen is not for this model" in done.stderr
+    trials = rows(tmp_path, "trials", "own-loop")
+    assert any(trial["state"] == "reached" for trial in trials)
+    assert {trial["batch_size"] for trial in trials} <= {32, 64}
+    again = bssearch("run", "own.yaml", "--set", "budget.trials=7", "--set", "confirm.runs=0", cwd=tmp_path)
+    assert again.returncode == 0 and "timing steps" not in again.stderr, "what is refused is known"
+
+
+@pytest.mark.slow
+def test_a_study_of_a_script_that_is_interrupted_is_stored_and_leaves_no_process(tmp_path: Path) -> None:
+    (script,), (spec,) = blocks(OWN_LOOP, "python"), blocks(OWN_LOOP, "yaml")
+    (tmp_path / "train.py").write_text(
+        script.replace("    optimizer.step()", "    optimizer.step(), __import__('time').sleep(.005)")
+    )
+    (tmp_path / "own.yaml").write_text(spec.replace("value: 0.95", "value: 1.5"))
+    command = [sys.executable, "-m", "bssearch.cli.app", "run", "own.yaml", "--set", "executor.device=cpu"]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as run:
+        assert run.stdout is not None
+        below: list[psutil.Process] = []
+        said: list[str] = []
+        for line in run.stdout:
+            said.append(line)
+            if "trial 1:" in line:
+                below = psutil.Process(run.pid).children(recursive=True)
+                run.send_signal(signal.SIGINT)
+    assert run.returncode == 130, said
+    assert len(below) >= 3, "the worker, the server, the script or the worker's shell"
+    assert not psutil.wait_procs(below, timeout=10.0)[1]
+    assert {trial["state"] for trial in rows(tmp_path, "trials", "own-loop")} <= {"exhausted", "cancelled", "paused"}
