@@ -153,7 +153,8 @@ class Worker:
     def _load(self, command: Load) -> None:
         self._memory_limit_bytes = command.memory_limit_bytes
         try:
-            _import_torch()
+            if command.program is None:  # another process trains it
+                _import_torch()
             self._loaded = _loaded(command)
             gc.freeze()  # what the workload imported and loaded stays, too
             self._channel.send(Loaded(device=self._loaded.device, revision=self._loaded.revision))

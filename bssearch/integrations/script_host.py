@@ -69,6 +69,7 @@ def main() -> None:
 
 def prepare_to_fork(script: Path) -> str | None:
     """Import what the trials of a script need; return why they are not to be forked after it, None where they are."""
+    import torch._dynamo  # noqa: F401 - the first optimizer would load it, seconds of every trial
 
     import bssearch.integrations.current  # noqa: F401 - with torch, which every trial needs
 
