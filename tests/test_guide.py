@@ -120,8 +120,9 @@ def test_options_of_a_row_of_the_table_of_commands_are_options_of_its_command(na
         assert set(re.findall(r"--[a-z-]+", second)) <= known, first
 
 
-BASE = yaml.safe_load(next(block for block in blocks(DOCUMENTS["README"], "yaml") if "schema_version" in block))
-BASE["default"] |= {"weight_decay": 0.0, "label_smoothing": 0.0}
+BASE = yaml.safe_load(next(block for block in blocks(DOCUMENTS["README"], "yaml") if "budget:" in block))
+BASE["default"] |= {"weight_decay": 0.0, "label_smoothing": 0.0, "warmup_epochs": 0.0, "dropout": 0.0}
+del BASE["default"]["model"], BASE["space"]["model"]
 
 
 @every_document

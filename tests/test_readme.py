@@ -17,7 +17,7 @@ from bssearch.pages.picture import svg
 from bssearch.settings import shipped_studies
 from bssearch.spec import load_spec
 from tests.cli.task import bssearch
-from tests.documents import GUIDE, README, ROOT, blocks
+from tests.documents import DOCUMENTS, GUIDE, README, ROOT, blocks
 
 ANSWER = Answer.model_validate_json((ROOT / "tests" / "data" / "digits.best.json").read_text(encoding="utf-8"))
 PICTURE = (GUIDE / "pictures" / "digits.svg").read_text(encoding="utf-8")
@@ -32,15 +32,27 @@ def test_the_readme_is_read_in_one_go() -> None:
 
 
 @pytest.mark.slow
-def test_the_workload_and_spec_of_the_readme_run_as_they_stand(tmp_path: Path) -> None:
-    (tmp_path / "my_task.py").write_text(next(block for block in blocks(README, "python") if "class MyTask" in block))
-    (tmp_path / "my_study.yaml").write_text(next(block for block in blocks(README, "yaml") if "my_task.py" in block))
+def test_the_workload_and_spec_of_the_guide_run_as_they_stand(tmp_path: Path) -> None:
+    section = DOCUMENTS["own-training"].split("## The workload")[1].split("\n## ")[0]
+    (tmp_path / "my_task.py").write_text(next(block for block in blocks(section, "python") if "class MyTask" in block))
+    (tmp_path / "my_study.yaml").write_text(next(block for block in blocks(section, "yaml") if "my_task.py" in block))
     changes = ["budget.trials=4", "confirm.runs=0", "executor.name=inline", "space.batch_size.low=64"]
     overrides = [word for one in changes for word in ("--set", one)]
     done = bssearch("run", "my_study.yaml", *overrides, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     answer = json.loads(bssearch("best", "my-task", "--format", "json", cwd=tmp_path).stdout)
     assert answer["optimal"]["batch_size"] in (64, 128, 256, 512)
+
+
+def test_the_script_and_spec_of_the_readme_are_right(tmp_path: Path) -> None:
+    (tmp_path / "my_study.yaml").write_text(next(block for block in blocks(README, "yaml") if "train.py" in block))
+    spec = load_spec(tmp_path / "my_study.yaml")
+    assert spec.is_program and "model.hidden" in spec.set_parameters
+    (script,) = (block for block in blocks(README, "python") if "current_trial" in block)
+    evaluated: list[float] = []
+    names = {"DataLoader": lambda data, batch_size, shuffle: range(len(data) // batch_size), "data": [0] * 256}
+    exec(script, {**names, "model": None, "accuracy": lambda model: evaluated.append(0.5) or 0.5})
+    assert evaluated == [], "alone it trains and is not evaluated unless it is asked to"
 
 
 def test_the_set_up_is_two_commands() -> None:

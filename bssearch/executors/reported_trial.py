@@ -143,6 +143,8 @@ class ReportedTrial:
         )
 
     def _check(self, report: Report) -> None:
+        if report.seconds == 0 and report.step > 0:
+            raise UsageError(f"the command reports 0 seconds of training after {report.step} steps")
         if self._first is None:
             return
         if report.step <= self.steps:

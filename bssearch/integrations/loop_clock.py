@@ -77,11 +77,13 @@ class LoopClock:
     """Books a loop's time: training goes on unless something else is timed.
 
     ``excess`` is by how much the first steps (`WARM_UP_STEPS`) took longer than the median of the later ones:
-    compilation, autotuning, caches. It is booked as warm-up, of each part of a trial that was paused.
+    compilation, autotuning, caches. It is booked as warm-up, of each part of a trial that was paused. All are the
+    seconds that count of a training on ``threads``, see `Clock.counted_train_seconds`.
     """
 
-    def __init__(self, clock: HostClock) -> None:
+    def __init__(self, clock: HostClock, threads: int) -> None:
         self.clock = clock
+        self._threads = threads
         self.excess = 0.0
         self._excess_before = 0.0
         self._opened: AbstractContextManager[None] | None = None
@@ -94,7 +96,7 @@ class LoopClock:
         """Go on timing the training; nothing changes where it is timed already."""
         if self._name != "train":
             self._enter("train")
-            self._step_began = self.clock.train_seconds_so_far
+            self._step_began = self._counted
 
     def evaluate(self) -> None:
         """Time an evaluation from now on."""
@@ -121,7 +123,7 @@ class LoopClock:
             return
         if self._name == "train":
             self.clock.wait()
-        now = self.clock.train_seconds_so_far
+        now = self._counted
         self._steps.append(now - self._step_began)
         self._step_began = now
         self.excess = self._excess_before + _excess(self._steps)
@@ -135,7 +137,11 @@ class LoopClock:
         self.excess = self._excess_before = state["excess"]
         self._told = state["told"]
 
-    def train_seconds(self, threads: int, *, is_hit: bool = False) -> float:
+    @property
+    def _counted(self) -> float:
+        return self.clock.counted_train_seconds(self._threads)
+
+    def train_seconds(self, *, is_hit: bool = False) -> float:
         """Return the train seconds that count, without the excess of the first steps; they never run backwards.
 
         While that excess is not known, in the first steps, they stand still: less than it was is a bound of when the
@@ -143,7 +149,7 @@ class LoopClock:
         """
         if len(self._steps) <= WARM_UP_STEPS and not is_hit:
             return self._told
-        self._told = max(self._told, self.clock.counted_train_seconds(threads) - self.excess)
+        self._told = max(self._told, self._counted - self.excess)
         return self._told
 
 

@@ -245,7 +245,7 @@ class TimedLoop(Looked):
     ) -> None:
         super().__init__(assign, line)
         self._request = request
-        self._clock = LoopClock(clock or HostClock(self._torch_device))
+        self._clock = LoopClock(clock or HostClock(self._torch_device), request.threads)
         self._core = CorePace() if self._torch_device.type == "cpu" else None
         self._contention = contention_meter(self._torch_device, request.threads, self._core)
         self._reference = ReferenceKernel.where_it_tells(self._torch_device, request.threads)

@@ -80,7 +80,7 @@ class TrialRun:
         self._line = line
         self._revision = revision
         self._torch_device = torch.device(device)
-        self._clock = LoopClock(clock or HostClock(self._torch_device))
+        self._clock = LoopClock(clock or HostClock(self._torch_device), request.threads)
         self._course = Course(request, None)
         core = CorePace() if self._torch_device.type == "cpu" else None
         self._contention = contention_meter(self._torch_device, request.threads, core)
@@ -179,7 +179,7 @@ class TrialRun:
             observation = Observation(
                 step=step,
                 samples=step * self.configuration.batch_size,
-                train_seconds=self._clock.train_seconds(self._request.threads, is_hit=target.is_met_by(metric)),
+                train_seconds=self._clock.train_seconds(is_hit=target.is_met_by(metric)),
                 metric=metric,
                 loss=loss,
                 learning_rate=self.configuration.learning_rate,
@@ -265,7 +265,7 @@ class TrialRun:
     def _end_where_late(self) -> None:
         if self.is_over or self._clock.clock.train_seconds_so_far <= self._request.train_seconds_limit:
             return
-        late = self._course.limited(self._clock.train_seconds(self._request.threads))
+        late = self._course.limited(self._clock.train_seconds())
         if late is not None:
             self._end(late)
 

@@ -187,3 +187,10 @@ def test_evaluations_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match="accuracy more than 3 times") as caught:
         told.takes(4.0, 4, accuracy=0.1)
     assert caught.value.hint is not None and "{evaluate_every}" in caught.value.hint
+
+
+def test_steps_that_took_no_time_are_refused() -> None:
+    told = Told()
+    told.takes(0.0, 0, 0.0, accuracy=0.1)
+    with pytest.raises(UsageError, match="0 seconds of training after 5 steps"):
+        told.takes(1.0, 5, 0.0, accuracy=0.5)

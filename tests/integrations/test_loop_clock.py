@@ -15,7 +15,7 @@ def stepped(clock: LoopClock, fake: FakeTime, *seconds: float) -> None:
 
 def test_training_is_what_nothing_else_is() -> None:
     fake = FakeTime()
-    clock = LoopClock(clock_of(fake))
+    clock = LoopClock(clock_of(fake), threads=1)
     fake.pass_by(7.0)
     clock.clock.book_rest("other")
     for begin in (clock.train, clock.evaluate, clock.train, clock.train, clock.rest):
@@ -28,35 +28,46 @@ def test_training_is_what_nothing_else_is() -> None:
 
 def test_seconds_stand_still_until_the_excess_of_the_first_steps_is_known_and_never_run_backwards() -> None:
     fake = FakeTime()
-    clock = LoopClock(clock_of(fake))
+    clock = LoopClock(clock_of(fake), threads=1)
     clock.train()
     told = []
     for seconds in (50.0, 9.0, 2.0, 2.0, 2.0, 6.0, 1.0):
         stepped(clock, fake, seconds)
-        told.append(clock.train_seconds(1))
+        told.append(clock.train_seconds())
     assert told[:WARM_UP_STEPS] == [0, 0, 0]
     assert told[3] == 8 and told == sorted(told)
     assert clock.excess == pytest.approx(48 + 7)
-    assert clock.train_seconds(1) == pytest.approx(72 - 55)
+    assert clock.train_seconds() == pytest.approx(72 - 55)
 
 
 def test_a_hit_in_the_first_steps_has_its_seconds() -> None:
     fake = FakeTime()
-    clock = LoopClock(clock_of(fake))
+    clock = LoopClock(clock_of(fake), threads=1)
     clock.train()
     stepped(clock, fake, 5.0, 2.0)
-    assert clock.train_seconds(1, is_hit=True) == 4
+    assert clock.train_seconds(is_hit=True) == 4
 
 
 def test_the_first_steps_of_each_process_are_warm_up() -> None:
     fake = FakeTime()
-    first = LoopClock(clock_of(fake))
+    first = LoopClock(clock_of(fake), threads=1)
     first.train()
     stepped(first, fake, 11.0, *[1.0] * 5)
-    second = LoopClock(clock_of(fake))
+    second = LoopClock(clock_of(fake), threads=1)
     second.restore(first.state())
     second.train()
-    assert second.train_seconds(1) == 0
+    assert second.train_seconds() == 0
     stepped(second, fake, 21.0, *[1.0] * 5)
     assert second.excess == 30
     assert second.state() == {"excess": 30.0, "told": 0.0}
+
+
+def test_waits_for_a_cpu_in_the_first_steps_are_no_excess() -> None:
+    fake = FakeTime()
+    clock = LoopClock(clock_of(fake), threads=1)
+    clock.train()
+    for waited in (0.0, 30.0, 50.0):
+        fake.waited_seconds += waited
+        stepped(clock, fake, 2.0 + waited)
+    assert clock.excess == 0
+    assert clock.train_seconds(is_hit=True) == 6
