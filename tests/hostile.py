@@ -11,9 +11,10 @@ import json
 import random
 import shutil
 import sqlite3
+import time
 from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +124,8 @@ class Kind:
 
     name: str
     attempt: Callable[[random.Random, Path], None]
+    seconds: list[float] | None = None
+    """The seconds of CPU that each question of a case took, where it has several."""
 
     def fails(self, seed: int, folder: Path) -> BaseException | None:
         """Return what one case raised that it must not, None where all is well."""
@@ -229,6 +232,8 @@ class StoredRows:
 
     database: Path
     study: str
+    seconds: list[float] = field(default_factory=list)
+    """The seconds of CPU that each question took."""
 
     def columns(self) -> list[tuple[str, str]]:
         """Return all tables with their columns."""
@@ -252,8 +257,10 @@ class StoredRows:
             connection.commit()
         for ask in ASKED:
             # Each in a store of its own: what went wrong is judged where it is closed.
+            began = time.process_time()
             with suppress(BSSearchError), open_store(f"sqlite:///{copy}", write=False) as store:
                 json.dumps(ask(store, self.study), default=str, allow_nan=False)
+            self.seconds.append(time.process_time() - began)
 
 
 def _curves(store: Any, name: str) -> object:

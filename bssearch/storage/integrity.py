@@ -53,6 +53,9 @@ LARGEST = 1e300
 LARGEST_WHOLE = 2**62
 """No number that bssearch counts is larger: a choice."""
 
+OF_SCALARS = frozenset({"parameters", "sampled"})
+"""The columns whose JSON objects hold booleans, numbers and texts, and nothing that lies in another."""
+
 LONGEST = 60
 """Characters of a value that an error shows: a choice."""
 
@@ -66,10 +69,10 @@ def first_fault(connection: Connection, study_id: int) -> str | None:
             query = select(label, value).select_from(table).where(scope, wrong).order_by(label)
             if (found := _first(connection, query)) is not None:
                 return f"{words} {found[0]}: {column.name} = {_shown(found[1])}"
-            if isinstance(_storage_type(column.type), JSON) and connection.dialect.name == "sqlite":
-                for known, text in connection.execute(select(label, value).select_from(table).where(scope)):
-                    if text is not None and not _is_ours(text):
-                        return f"{words} {known}: {column.name} = {_shown(text)}"
+            if isinstance(_storage_type(column.type), JSON):
+                for known, found in connection.execute(select(label, value).select_from(table).where(scope)):
+                    if found is not None and not _is_ours(found, column.name in OF_SCALARS):
+                        return f"{words} {known}: {column.name} = {_shown(found)}"
         for broken, rule in _rules(table):
             if (found := _first(connection, select(label).select_from(table).where(scope, broken))) is not None:
                 return f"{words} {found[0]}: {rule}"
@@ -156,12 +159,13 @@ def _first(connection: Connection, query: Select[Any]) -> tuple[Any, ...] | None
     return None if row is None else tuple(row)
 
 
-def _is_ours(text: str) -> bool:
+def _is_ours(found: Any, is_of_scalars: bool) -> bool:
+    """Return whether a JSON object, as text where a database gives that, is one that bssearch stores."""
     try:
-        from_json(text)
+        values = from_json(found) if isinstance(found, str) else found
     except ValueError:
         return False
-    return True
+    return not is_of_scalars or all(isinstance(value, bool | int | float | str) for value in values.values())
 
 
 def _shown(value: object) -> str:

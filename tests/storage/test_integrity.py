@@ -111,3 +111,13 @@ def test_a_file_of_ours_has_no_fault_on_any_database(url: str) -> None:
         store.save_finding("toy", "stamp", {"answer": None})
         with store._reading() as connection:
             assert first_fault(connection, store._study_id(connection, "toy")) is None
+
+
+def test_a_parameter_that_is_no_single_value_is_named_where_it_does_harm(file: Path) -> None:
+    change(file, f"UPDATE bss_trial SET parameters = '{{\"x\":[1]}}' WHERE {TOY} AND number = 1")
+    with (
+        pytest.raises(DatabaseError, match=r"trial 1: parameters = '{\"x\":\[1\]}'"),
+        open_store(f"sqlite:///{file}", write=False) as store,
+    ):
+        assert store.trials("toy")
+        raise ValueError("an answer is made of single values")
