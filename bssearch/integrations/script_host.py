@@ -26,7 +26,7 @@ from pathlib import Path
 from types import FrameType
 
 from bssearch.executors.lifeline import die_with_parent
-from bssearch.integrations.line import TRIAL_VARIABLE
+from bssearch.executors.messages import TRIAL_VARIABLE
 
 PR_SET_CHILD_SUBREAPER = 36
 """prctl(2): orphans of this process's descendants become its own children."""

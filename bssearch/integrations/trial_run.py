@@ -135,9 +135,7 @@ class TrialRun:
 
     def stepped(self, step: int) -> None:
         """Count a step; end the trial where it is asked to, or has trained past its limit, but where one evaluates."""
-        self._steps = step
-        self._clock.stepped()
-        self._line.progressed()
+        self._count(step)
         self._end_where_asked()
         if not self.is_over and not self.is_due(step):
             self._end_where_late()
@@ -233,6 +231,11 @@ class TrialRun:
             return
         self._has_ended = True
         self._line.ended(self._request.number, self._outcome(self._ending))
+
+    def _count(self, step: int) -> None:
+        self._steps = step
+        self._clock.stepped()
+        self._line.progressed()
 
     @property
     def _is_tested(self) -> bool:
