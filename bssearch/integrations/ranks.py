@@ -16,14 +16,14 @@ import torch
 from torch import distributed
 
 from bssearch.errors import UsageError
-from bssearch.executors.messages import Assign, Run
+from bssearch.executors.messages import Assign, MeasureStepTime, Run
 from bssearch.integrations.alone import Alone
-from bssearch.integrations.measuring import Looked
+from bssearch.integrations.measuring import AnswerLine, Looked, TimedLoop
 from bssearch.integrations.own_loop import Assignment, Evaluate, LoopTrial, Metrics
 from bssearch.integrations.sampler import RankSampler
-from bssearch.integrations.trial_run import TrialRun
+from bssearch.integrations.trial_run import Line, TrialRun
 from bssearch.integrations.work import WorkLine, work_of
-from bssearch.records import COULD_NOT_PAUSE, ParameterValue, TrialState
+from bssearch.records import COULD_NOT_PAUSE, ParameterValue, StepTimeRequest, TrialRequest, TrialState
 from bssearch.training.course import Ending
 
 T = TypeVar("T")
@@ -251,6 +251,12 @@ class Leader:
 class LedRun(TrialRun):
     """A trial of several ranks: it ends at an evaluation alone, and is stopped where it would be paused."""
 
+    def __init__(
+        self, request: TrialRequest, parameters: Mapping[str, ParameterValue], device: str, line: Line, revision: str
+    ) -> None:
+        super().__init__(request, parameters, device, line, revision)
+        self._contention.count_siblings()
+
     @property
     def awaits_test(self) -> bool:
         """Return whether the test part is to be evaluated."""
@@ -265,6 +271,14 @@ class LedRun(TrialRun):
             return ending
         reason = f"{ending.reason}; {COULD_NOT_PAUSE}: a trial of several ranks is not saved"
         return replace(ending, state=TrialState.PRUNED, reason=reason)
+
+
+class LedTimes(TimedLoop):
+    """The timing of steps of several ranks: none of them is other work on the machine."""
+
+    def __init__(self, request: StepTimeRequest, assign: Assign, line: AnswerLine) -> None:
+        super().__init__(request, assign, line)
+        self._contention.count_siblings()
 
 
 class SilentAlone(Alone):
@@ -333,6 +347,8 @@ def check_evaluated(word: Word, step: int) -> None:
 def _led_work(assign: Assign, parameters: Mapping[str, ParameterValue], line: WorkLine) -> TrialRun | Looked:
     if isinstance(assign.work, Run):
         return LedRun(assign.work.request, parameters, assign.device, line, assign.revision)
+    if isinstance(assign.work, MeasureStepTime):
+        return LedTimes(assign.work.request, replace(assign, parameters=parameters), line)
     return work_of(assign, parameters, line)
 
 
