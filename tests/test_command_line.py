@@ -36,12 +36,16 @@ def test_a_command_stands_for_the_workload() -> None:
     [
         ({"command": ["a", "{batch_size}", "{learning_rate}", "{rate}"]}, "{rate} is no name of this study; it has "),
         (
-            {"command": ["a", "{batch_size}"]},
+            {"report": LOG, "command": ["a", "{batch_size}"]},
             "learning_rate is searched, and the command does not take {learning_rate}",
         ),
-        ({"command": ["a", "{learning_rate}"]}, "batch_size is searched, and the command does not take {batch_size}"),
+        (
+            {"report": LOG, "command": ["a", "{learning_rate}"]},
+            "batch_size is searched, and the command does not take {batch_size}",
+        ),
         (
             {
+                "report": LOG,
                 "space": {**SPEC["space"], "loss": {"alpha": [0.1, 0.2]}},
                 "default": {**SPEC["default"], "loss": {"alpha": 0.1}},
             },

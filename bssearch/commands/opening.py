@@ -270,6 +270,7 @@ def program_of(spec: StudySpec) -> Program | None:
         default=spec.default_configuration,
         metric=spec.target.metric,
         names=spec.set_parameters,
+        searched=spec.searched,
     )
 
 

@@ -35,7 +35,8 @@ class Program:
 
     A script asks for its trial by `bssearch.current_trial`. Of a command ``report`` says how its progress is read (see
     `bssearch.executors.reports`). It is described with the configuration ``default``, and ``metric`` is the target's.
-    ``names`` are the parameters that the study sets; what it leaves out the program has its own values of.
+    ``names`` are the parameters that the study sets; what it leaves out the program has its own values of. Those
+    ``searched`` a command must have a place for, unless it asks for its trial as a script does.
     """
 
     default: Configuration
@@ -45,6 +46,7 @@ class Program:
     arguments: tuple[str, ...] = ()
     command: tuple[str, ...] = ()
     report: Mapping[str, str] = field(default_factory=dict)
+    searched: tuple[str, ...] = ()
 
     def parameters(self, configuration: Configuration) -> dict[str, ParameterValue]:
         """Return what the study sets in a configuration, beside batch size and learning rate, by bare names."""

@@ -2,29 +2,43 @@
 
 from __future__ import annotations
 
-import signal
 import time
 from collections.abc import Callable, Generator
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bssearch.errors import UsageError, WorkloadError
 from bssearch.executors.command_files import revision_of
-from bssearch.executors.command_process import CommandProcess
-from bssearch.executors.failures import judge_exit, kernel_memory_kills, programs_words_of_no_memory
+from bssearch.executors.command_process import LAST_LINES, CommandProcess
+from bssearch.executors.connected_command import (
+    ConnectedCommand,
+    Patience,
+    answer_of,
+    converse,
+    failure_of,
+    outcome_of,
+)
+from bssearch.executors.conversation import Work
+from bssearch.executors.failures import judge_command
 from bssearch.executors.messages import (
+    Assign,
+    Describe,
+    Described,
     Load,
     Measured,
     MeasureMemory,
     MeasureNoise,
     MeasureStepTime,
     MemoryMeasured,
+    Reply,
+    Run,
     StepTimeMeasured,
+    TrialObserved,
 )
 from bssearch.executors.reported_trial import ReportedTrial
-from bssearch.executors.reports import LOSS, Report
+from bssearch.executors.reports import LOSS, Pace, Report, pace_of
 from bssearch.records import (
     Configuration,
     MemoryUse,
@@ -38,22 +52,13 @@ from bssearch.records import (
     WorkloadDescription,
     is_metric,
 )
-from bssearch.spec.command_line import filled, places_of, values_of
+from bssearch.spec.command_line import check_places, filled, places_of, values_of
 
 if TYPE_CHECKING:
     from bssearch.training.loop import Stop
 
 TICK_SECONDS = 0.05
 """How often it is looked at whether a program is to stop: a choice, small beside a trial."""
-
-REPORTS_TIMED = 4
-"""Reports between which steps are timed, at least: a choice."""
-
-SECONDS_TIMED = 1.0
-"""Seconds of reports between which steps are timed, at least: a choice; the clock is that of another process."""
-
-SECONDS_ENOUGH = 10.0
-"""Seconds after which fewer reports tell the time of a step, too: a choice."""
 
 FEW_STEPS, MANY_STEPS = 2, 20
 """Steps between the evaluations of the two runs that tell the time of a step from that of an evaluation: a choice."""
@@ -64,20 +69,11 @@ MEMORY_STEPS = 3
 MOST_METRICS = 100
 """Metrics of a program that are taken note of: a choice."""
 
-LAST_LINES = 10
-"""Lines of what a program printed last that an error shows: a choice."""
-
 OWN = "own"
 """Stands for the precision and the compile mode of a program, which are its own business."""
 
-
-@dataclass(frozen=True, slots=True)
-class Pace:
-    """How long the steps of a run took, by its reports: all that it did, and whose seconds they are."""
-
-    seconds: float
-    steps: int
-    is_own: bool
+Reports = Generator[Report, None, None]
+Answer = Described | Measured
 
 
 class LoadedCommand:
@@ -109,6 +105,16 @@ class LoadedCommand:
 
     def describe(self) -> WorkloadDescription:
         """Run the default until it reports the target's metric; return what it offers. Raises `WorkloadError`."""
+
+        def read(reports: Reports) -> Described:
+            return Described(description=self._description(reports))
+
+        answer = self._asked(Describe(), self._program.default, 1, read)
+        assert isinstance(answer, Described), "a command describes itself where it does not refuse"
+        return answer.description
+
+    def _description(self, stream: Reports) -> WorkloadDescription:
+        """Return what the reports of the default offer."""
         import torch
 
         from bssearch.training.environment import describe_device
@@ -116,7 +122,7 @@ class LoadedCommand:
         metric, began = self._program.metric, time.monotonic()
         offered: set[str] = set()
         untrained: dict[str, float] = {}
-        with closing(self._until_it_ends(self._program.default, evaluate_every=1)) as reports:
+        with closing(stream) as reports:
             for report in reports:
                 found = {name: value for name, value in report.values.items() if name != LOSS}
                 if metric in found or len(offered) < MOST_METRICS:
@@ -147,11 +153,16 @@ class LoadedCommand:
 
     def measure(self, command: MeasureStepTime | MeasureMemory | MeasureNoise) -> Measured:
         """Measure what is asked; raise `WorkloadError` where the program fails, and for a gradient noise scale."""
+        answer = self._measured(command)
+        assert not isinstance(answer, Described), "what is measured is no description"
+        return answer
+
+    def _measured(self, command: MeasureStepTime | MeasureMemory | MeasureNoise) -> Answer:
         match command:
             case MeasureStepTime(request=request):
-                return StepTimeMeasured(step_time=self._step_time(request.configuration))
+                return self._step_time(command, request.configuration)
             case MeasureMemory(request=request):
-                return MemoryMeasured(memory=self._memory(request.configuration))
+                return self._memory(command, request.configuration)
             case _:
                 raise WorkloadError(
                     "the gradient noise scale is measured of a workload: a program of your own keeps its loss to itself"
@@ -164,16 +175,7 @@ class LoadedCommand:
         return CommandTrial(self, request, stop, on_progress)
 
     def started(self, configuration: Configuration, *, seed: int, evaluate_every: int, threads: int) -> CommandProcess:
-        """Start the command with a configuration's values.
-
-        Raises `UsageError` where a batch takes several micro-batches and the command cannot be told.
-        """
-        split = {"batch_size", "micro_batch_size", "accumulation_steps"}
-        if configuration.accumulation_steps > 1 and len(self._takes & split) < 2:
-            raise UsageError(
-                f"batch size {configuration.batch_size} takes {configuration.accumulation_steps} micro-batches a step, "
-                "and the command does not take two of {batch_size}, {micro_batch_size} and {accumulation_steps}"
-            )
+        """Start the command with a configuration's values."""
         values = values_of(
             configuration,
             self._program.parameters(configuration),
@@ -184,14 +186,56 @@ class LoadedCommand:
         )
         return CommandProcess(filled(self._program.command, values), self._folder, self._program.report)
 
-    def _until_it_ends(self, configuration: Configuration, evaluate_every: int) -> Generator[Report, None, None]:
-        """Yield the reports of a run, which ends where this is closed.
+    def check_places(self, configuration: Configuration) -> None:
+        """Raise `UsageError` where a command that does not ask for its trial has no place for what it must be told."""
+        check_places(self._takes, self._program.searched)
+        split = {"batch_size", "micro_batch_size", "accumulation_steps"}
+        if configuration.accumulation_steps > 1 and len(self._takes & split) < 2:
+            raise UsageError(
+                f"batch size {configuration.batch_size} takes {configuration.accumulation_steps} micro-batches a step, "
+                "and the command does not take two of {batch_size}, {micro_batch_size} and {accumulation_steps}"
+            )
+
+    def assigned(self, work: Work, configuration: Configuration) -> Assign:
+        """Return what the command is asked to do over its line, where it connects."""
+        return Assign(
+            work=work,
+            configuration=configuration,
+            parameters=self._program.parameters(configuration),
+            metric=self._program.metric,
+            device=self.device,
+            revision=self.revision,
+            memory_limit_bytes=self.memory_limit_bytes,
+        )
+
+    def _asked(
+        self,
+        work: Work,
+        configuration: Configuration,
+        evaluate_every: int,
+        read: Callable[[Reports], Measured | Described],
+    ) -> Answer:
+        """Have the command do a piece of work; return its answer over its line, or what ``read`` makes of its reports.
+
+        Raises as `_until_it_ends`, and `UsageError` where a command that reports lacks a place.
+        """
+        with self.started(configuration, seed=0, evaluate_every=evaluate_every, threads=self._threads) as process:
+            patience = Patience(self._hang_seconds, process.began)
+            connected = process.connected(patience.is_over)
+            if connected is not None:
+                return answer_of(connected, self.assigned(work, configuration), patience)
+            if process.has_reported:
+                self.check_places(configuration)
+            return read(self._until_it_ends(process))
+
+    def _until_it_ends(self, process: CommandProcess) -> Reports:
+        """Yield the reports of a program, which ends where this is closed.
 
         Raises `WorkloadError`, or `MemoryError`, where it fails, and where no report comes for as long as a trial would
         count as hung.
         """
-        kills, last = kernel_memory_kills(), time.monotonic()
-        with self.started(configuration, seed=0, evaluate_every=evaluate_every, threads=self._threads) as process:
+        last = process.began
+        with process:
             while process.goes_on():
                 for report in process.reports(TICK_SECONDS):
                     yield report
@@ -199,15 +243,12 @@ class LoadedCommand:
                 if time.monotonic() - last > self._hang_seconds:
                     raise WorkloadError(
                         f"the command made no report for {self._hang_seconds:g} s{self._hint_of_reports()}"
-                        f"{_shown(process.last_lines)}",
+                        f"{process.shown_lines}",
                         hint="executor.hang_seconds is how long it may take",
                     )
             code = process.end()
         if code:
-            state, reason = judge_command(code, kills, process.last_lines)
-            if state is TrialState.OOM:
-                raise MemoryError(reason)
-            raise WorkloadError(f"{reason}{_shown(process.last_lines)}")
+            raise failure_of(code, process)
 
     def _other_metric(self, offered: set[str], how_long: str = "") -> WorkloadError:
         if not offered:
@@ -217,21 +258,28 @@ class LoadedCommand:
             f"the command reports {names}{how_long}; the study's target is of {self._program.metric!r}"
         )
 
-    def _step_time(self, configuration: Configuration) -> StepTime:
-        """Time steps by what is reported; where evaluations are in that time, by two runs that evaluate differently."""
+    def _step_time(self, command: MeasureStepTime, configuration: Configuration) -> Answer:
+        def read(reports: Reports) -> StepTimeMeasured:
+            return StepTimeMeasured(step_time=self._reported_step_time(configuration, reports))
+
         try:
-            few = self._pace(configuration, FEW_STEPS)
-            evaluation = 0.0
-            seconds = few.seconds / few.steps
-            if not few.is_own and "evaluate_every" in self._takes:
-                many = self._pace(configuration, MANY_STEPS)
-                slope = 1 / FEW_STEPS - 1 / MANY_STEPS
-                evaluation = max(0.0, (few.seconds / few.steps - many.seconds / many.steps) / slope)
-                # No less than if nearly all of it were evaluation: the two runs are not alike.
-                all_of_it = many.seconds / many.steps
-                seconds = max(all_of_it / MANY_STEPS, all_of_it - evaluation / MANY_STEPS)
+            return self._asked(command, configuration, FEW_STEPS, read)
         except MemoryError:
-            return StepTime.where_memory_ran_out(configuration)
+            return StepTimeMeasured(step_time=StepTime.where_memory_ran_out(configuration))
+
+    def _reported_step_time(self, configuration: Configuration, reports: Reports) -> StepTime:
+        """Time steps by what is reported; where evaluations are in that time, by two runs that evaluate differently."""
+        few = self._pace(configuration, reports)
+        evaluation = 0.0
+        seconds = few.seconds / few.steps
+        if not few.is_own and "evaluate_every" in self._takes:
+            again = self.started(configuration, seed=0, evaluate_every=MANY_STEPS, threads=self._threads)
+            many = self._pace(configuration, self._until_it_ends(again))
+            slope = 1 / FEW_STEPS - 1 / MANY_STEPS
+            evaluation = max(0.0, (few.seconds / few.steps - many.seconds / many.steps) / slope)
+            # No less than if nearly all of it were evaluation: the two runs are not alike.
+            all_of_it = many.seconds / many.steps
+            seconds = max(all_of_it / MANY_STEPS, all_of_it - evaluation / MANY_STEPS)
         return StepTime(
             batch_size=configuration.batch_size,
             micro_batch_size=configuration.micro_batch_size,
@@ -241,38 +289,32 @@ class LoadedCommand:
             peak_memory_bytes=None,
         )
 
-    def _pace(self, configuration: Configuration, evaluate_every: int) -> Pace:
+    def _pace(self, configuration: Configuration, stream: Reports) -> Pace:
         """Return how long the steps between some reports took. Raises `WorkloadError` where there are too few."""
-        began, count, pace = 0.0, 0, None
-        first: Report | None = None
-        with closing(self._until_it_ends(configuration, evaluate_every)) as reports:
-            for report in reports:
-                now = time.monotonic()
-                if first is None:
-                    first, began = report, now
-                    continue
-                count += 1
-                pace = _pace_between(first, report, now - began) or pace
-                is_enough = count >= REPORTS_TIMED or now - began >= SECONDS_ENOUGH
-                if pace is not None and is_enough and now - began >= SECONDS_TIMED:
-                    break
+        with closing(stream) as reports:
+            pace, count = pace_of(reports)
         if pace is None:
             raise WorkloadError(
-                f"batch size {configuration.batch_size}: the command ended after {count + (first is not None)} "
+                f"batch size {configuration.batch_size}: the command ended after {count} "
                 f"reports, too few to time a step{self._hint_of_reports()}"
             )
         return pace
 
-    def _memory(self, configuration: Configuration) -> MemoryUse:
+    def _memory(self, command: MeasureMemory, configuration: Configuration) -> Answer:
         micro = configuration.micro_batch_size
-        try:
-            with closing(self._until_it_ends(configuration, evaluate_every=MEMORY_STEPS)) as reports:
+
+        def read(stream: Reports) -> MemoryMeasured:
+            with closing(stream) as reports:
                 for report in reports:
                     if report.step >= MEMORY_STEPS:
                         break
+            return MemoryMeasured(memory=MemoryUse(micro_batch_size=micro, fits=True, peak_memory_bytes=None))
+
+        try:
+            return self._asked(command, configuration, MEMORY_STEPS, read)
         except MemoryError as error:
-            return MemoryUse(micro_batch_size=micro, fits=False, peak_memory_bytes=None, reason=str(error))
-        return MemoryUse(micro_batch_size=micro, fits=True, peak_memory_bytes=None)
+            use = MemoryUse(micro_batch_size=micro, fits=False, peak_memory_bytes=None, reason=str(error))
+            return MemoryMeasured(memory=use)
 
     def _hint_of_reports(self) -> str:
         if self._program.report:
@@ -294,7 +336,7 @@ class CommandTrial:
 
     def run(self, on_observation: Callable[[Observation], None]) -> TrialOutcome:
         """Run to the end, whichever it is; the program is ended where its trial is."""
-        request, kills = self._request, kernel_memory_kills()
+        request = self._request
         trial = ReportedTrial(request, on_observation, time.monotonic())
         with self._command.started(
             request.configuration,
@@ -303,6 +345,10 @@ class CommandTrial:
             threads=request.threads,
         ) as process:
             try:
+                if (connected := process.connected(lambda: self._is_over(trial))) is not None:
+                    return self._talked(connected, on_observation)
+                if process.has_reported:
+                    self._command.check_places(request.configuration)
                 self._follow(process, trial)
                 code = process.end()
                 if trial.ending is None:
@@ -310,44 +356,32 @@ class CommandTrial:
             except UsageError as error:
                 return trial.failed(TrialState.FAILED, str(error))
         if trial.ending is None:
-            state, reason = judge_command(code, kills, process.last_lines)
+            state, reason = judge_command(code, process.kernel_kills, process.last_lines)
             outcome = trial.failed(state, f"{reason} after {trial.steps} steps")
             return replace(outcome, traceback=process.last_lines or None)
         return trial.outcome()
 
     def _follow(self, process: CommandProcess, trial: ReportedTrial) -> None:
         """Take in what a program reports until it ends, or its trial does."""
-        while process.goes_on():
+        while not self._is_over(trial) and process.goes_on():
             for report in process.reports(TICK_SECONDS):
                 self._on_progress()
                 trial.take(report, time.monotonic())
                 if trial.ending is not None:
                     return
-            trial.look(self._stop(), time.monotonic())
-            if trial.ending is not None:
-                return
 
+    def _is_over(self, trial: ReportedTrial) -> bool:
+        trial.look(self._stop(), time.monotonic())
+        return trial.ending is not None
 
-def judge_command(code: int, kernel_kills: int | None, printed: str) -> tuple[TrialState, str]:
-    """Return the state and the reason of a command that failed, by its exit code and what it printed last.
+    def _talked(self, connected: ConnectedCommand, on_observation: Callable[[Observation], None]) -> TrialOutcome:
+        """Run the trial of a command that asks for it over its line."""
 
-    A shell tells that its program was killed by 128 and the signal's number.
-    """
-    if code == 128 + signal.SIGKILL:
-        code = -signal.SIGKILL
-    state, reason = judge_exit(code, kernel_kills, programs_words_of_no_memory(printed))
-    return state, reason.replace("worker", "the command", 1)
+        def take(reply: Reply) -> None:
+            self._on_progress()
+            if isinstance(reply, TrialObserved):
+                on_observation(reply.observation)
 
-
-def _pace_between(first: Report, last: Report, wall_seconds: float) -> Pace | None:
-    """Return how long the steps between two reports took, None where that cannot be told."""
-    is_own = first.seconds is not None and last.seconds is not None
-    seconds = last.seconds - first.seconds if is_own else wall_seconds  # type: ignore[operator]
-    steps = last.step - first.step
-    return Pace(seconds, steps, is_own) if steps > 0 and seconds > 0 else None
-
-
-def _shown(printed: str) -> str:
-    """Return the last lines of what a program printed, to stand under an error."""
-    lines = [line[:500] for line in printed.splitlines() if line.strip()][-LAST_LINES:]
-    return "; it printed:\n" + "\n".join(lines) if lines else "; it printed nothing"
+        assign = self._command.assigned(Run(request=self._request), self._request.configuration)
+        found = converse(connected, assign, self._stop, take)
+        return outcome_of(found, self._request, self._stop(), connected.process.last_lines)

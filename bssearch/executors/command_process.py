@@ -6,12 +6,14 @@ import ctypes
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
+from itertools import chain
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -19,7 +21,10 @@ from typing import Self
 import psutil
 
 from bssearch.errors import LaunchError, WorkloadError
+from bssearch.executors.connected_command import ConnectedCommand, TrialSocket
+from bssearch.executors.failures import kernel_memory_kills
 from bssearch.executors.lifeline import GroupWatcher
+from bssearch.executors.messages import TRIAL_VARIABLE
 from bssearch.executors.process import has_exited, report_folder_prefix
 from bssearch.executors.reports import Report, ReportReader
 
@@ -35,6 +40,9 @@ KILL_SECONDS = 10.0
 MOST_LOGGED_BYTES = 2**24
 """Of what a program prints so much goes to the log: a choice."""
 
+LAST_LINES = 10
+"""Lines of what a program printed last that an error shows: a choice."""
+
 _TAIL_BYTES = 1 << 14
 """Of what a program printed last so much is kept to say why it failed: a choice."""
 
@@ -49,6 +57,8 @@ _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # prctl(2)
 class CommandProcess:
     """A started program; leave its ``with`` block to end it, and whatever it has started.
 
+    ``began`` is when, ``kernel_kills`` what `kernel_memory_kills` was then.
+
     Raises `WorkloadError` where there is no such command, and `LaunchError` where it cannot be started.
     """
 
@@ -59,10 +69,12 @@ class CommandProcess:
         self._tail = b""
         self._has_left = False
         self._code: int | None = None
+        self._first_reports: Iterator[Report] | None = None
+        self.began, self.kernel_kills = time.monotonic(), kernel_memory_kills()
         with ExitStack() as kept:
             try:
                 pipe = self._open_pipe(kept)
-                self._process = _started(command, folder, pipe)
+                self._process = _started(command, folder, pipe, self._socket.path)
                 assert self._process.stdout is not None, "it was asked for"
                 kept.callback(self._process.stdout.close)
                 kept.callback(self._process.kill)
@@ -88,6 +100,30 @@ class CommandProcess:
         """Return the end of what the program has printed."""
         return self._tail.decode(errors="replace")
 
+    @property
+    def has_reported(self) -> bool:
+        """Return whether the first sign, for which `connected` has waited, is a report."""
+        return self._first_reports is not None
+
+    @property
+    def shown_lines(self) -> str:
+        """Return the last lines of what the program printed, to stand under an error."""
+        lines = [line[:500] for line in self.last_lines.splitlines() if line.strip()][-LAST_LINES:]
+        return "; it printed:\n" + "\n".join(lines) if lines else "; it printed nothing"
+
+    def connected(self, is_over: Callable[[], bool]) -> ConnectedCommand | None:
+        """Wait for the program's first sign; return it where that is that it connects, None where it does not.
+
+        It does not where it reports first, where it ends, and where ``is_over`` says that nobody waits any more; it can
+        no more thereafter. Raises as `ReportReader.feed`.
+        """
+        while self._socket.line is None and self._first_reports is None and self.goes_on() and not is_over():
+            reports = self.reports(_TICK_SECONDS)
+            if (first := next(reports, None)) is not None:
+                self._first_reports = chain([first], reports)
+        self._socket.shut()
+        return None if self._socket.line is None else ConnectedCommand(self, self._socket.line)
+
     def goes_on(self) -> bool:
         """Return whether the program runs, or has said something that is yet to be read.
 
@@ -97,10 +133,14 @@ class CommandProcess:
         if not has_exited(self._process):
             return True
         self._end_what_is_left()
-        return bool(select.select(list(self._readers), [], [], 0.0)[0])
+        return self._first_reports is not None or bool(select.select(self._sources, [], [], 0.0)[0])
 
     def reports(self, seconds: float) -> Iterator[Report]:
         """Yield what the program reports, waiting up to so many seconds for the first; raise as `ReportReader.feed`."""
+        first, self._first_reports = self._first_reports, None
+        if first is not None:
+            yield from first
+            return
         for descriptor, chunk in self._chunks(seconds):
             yield from self._readers[descriptor].feed(chunk)
 
@@ -115,12 +155,12 @@ class CommandProcess:
             finally:
                 self._end_what_is_left()
                 self._code = self._process.wait()
-                self._log_the_rest()
+                self.log()
                 self._kept.close()
         return self._code
 
     def _open_pipe(self, kept: ExitStack) -> Path:
-        """Make the pipe for reports; return its path."""
+        """Make the pipe for reports, and the socket for those that ask for their trial; return the pipe's path."""
         prefix = report_folder_prefix(os.getpid())
         folder = kept.enter_context(tempfile.TemporaryDirectory(prefix=prefix, ignore_cleanup_errors=True))
         pipe = Path(folder) / "report"
@@ -128,11 +168,16 @@ class CommandProcess:
         # Also open to write: it is never at its end, however often the program opens and closes it.
         self._pipe = os.open(pipe, os.O_RDWR | os.O_NONBLOCK)
         kept.callback(os.close, self._pipe)
+        self._socket = TrialSocket(Path(folder) / "trial")
+        kept.callback(self._socket.close)
         return pipe
 
     def _chunks(self, seconds: float) -> Iterator[tuple[int, bytes]]:
         """Yield what the program says, by descriptor; what it prints is logged."""
-        for descriptor in select.select(list(self._readers), [], [], seconds)[0]:
+        for descriptor in select.select(self._sources, [], [], seconds)[0]:
+            if not isinstance(descriptor, int):
+                self._socket.accept()
+                continue
             chunk = os.read(descriptor, _CHUNK_BYTES)
             if not chunk:
                 del self._readers[descriptor]
@@ -140,6 +185,10 @@ class CommandProcess:
             if descriptor == self._stdout:
                 self._log(chunk)
             yield descriptor, chunk
+
+    @property
+    def _sources(self) -> list[int | socket.socket]:
+        return [*self._readers, *self._socket.listening]
 
     def _log(self, chunk: bytes) -> None:
         self._tail = (self._tail + chunk)[-_TAIL_BYTES:]
@@ -151,8 +200,8 @@ class CommandProcess:
             if len(chunk) > left:
                 os.write(sys.stdout.fileno(), b"\n(the rest of what it prints is left out)\n")
 
-    def _log_the_rest(self) -> None:
-        """Log what a program that has ended left in its pipe, which holds little; none may still fill it."""
+    def log(self) -> None:
+        """Log what the program has printed and nobody reads; a pipe holds little, unless it is filled meanwhile."""
         for _ in range(_MOST_CHUNKS_LEFT):
             if not list(self._chunks(0.0)):
                 return
@@ -201,12 +250,12 @@ class CommandProcess:
                 os.waitpid(ended.si_pid, 0)
 
 
-def _started(command: Sequence[str], folder: Path, pipe: Path) -> subprocess.Popen[bytes]:
+def _started(command: Sequence[str], folder: Path, pipe: Path, line: Path) -> subprocess.Popen[bytes]:
     """Start a program; a Python one sends each line as it prints it."""
     return subprocess.Popen(
         list(command),
         cwd=folder,
-        env={"PYTHONUNBUFFERED": "1", **os.environ, REPORT_VARIABLE: str(pipe)},
+        env={"PYTHONUNBUFFERED": "1", **os.environ, REPORT_VARIABLE: str(pipe), TRIAL_VARIABLE: str(line)},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

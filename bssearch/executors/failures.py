@@ -88,6 +88,17 @@ def judge_exit(
     return TrialState.FAILED, reason
 
 
+def judge_command(code: int, kernel_kills_before: int | None, printed: str) -> tuple[TrialState, str]:
+    """Return the state and the reason of a command that failed, by its exit code and what it printed last.
+
+    A shell tells that its program was killed by 128 and the signal's number.
+    """
+    if code == 128 + signal.SIGKILL:
+        code = -signal.SIGKILL
+    state, reason = judge_exit(code, kernel_kills_before, programs_words_of_no_memory(printed))
+    return state, reason.replace("worker", "the command", 1)
+
+
 def kernel_memory_kills() -> int | None:
     """Return how many processes the kernel has killed for want of memory; None if it does not say."""
     try:

@@ -260,6 +260,9 @@ def decode_reply(line: bytes) -> Reply:
     return _REPLIES.validate_json(line)
 
 
+TRIAL_VARIABLE = "BSSEARCH_TRIAL"
+"""Names the line to the search in a program's environment: a descriptor of a socket, or the path of one."""
+
 LONGEST_LINE_BYTES = 2**25
 """The longest message: a choice; a traceback of a deep recursion takes a megabyte."""
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -39,6 +40,16 @@ LARGEST_SECONDS = 1e9
 _ENDS_OF_LINES = re.compile(rb"[\r\n]")
 
 
+REPORTS_TIMED = 4
+"""Reports between which steps are timed, at least: a choice."""
+
+SECONDS_TIMED = 1.0
+"""Seconds of reports between which steps are timed, at least: a choice; the clock is that of another process."""
+
+SECONDS_ENOUGH = 10.0
+"""Seconds after which fewer reports tell the time of a step, too: a choice."""
+
+
 @dataclass(frozen=True, slots=True)
 class Report:
     """What a program says after so many optimizer steps; ``values`` are its metrics, and its loss, by name."""
@@ -46,6 +57,40 @@ class Report:
     step: int
     values: Mapping[str, float]
     seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How long the steps of a run took, by its reports: all that it did, and whose seconds they are."""
+
+    seconds: float
+    steps: int
+    is_own: bool
+
+
+def pace_of(reports: Iterator[Report]) -> tuple[Pace | None, int]:
+    """Return how long the steps between some reports took, None where they are too few to tell, and how many came."""
+    began, count, pace = 0.0, 0, None
+    first: Report | None = None
+    for report in reports:
+        now = time.monotonic()
+        count += 1
+        if first is None:
+            first, began = report, now
+            continue
+        pace = _pace_between(first, report, now - began) or pace
+        is_enough = count > REPORTS_TIMED or now - began >= SECONDS_ENOUGH
+        if pace is not None and is_enough and now - began >= SECONDS_TIMED:
+            break
+    return pace, count
+
+
+def _pace_between(first: Report, last: Report, wall_seconds: float) -> Pace | None:
+    """Return how long the steps between two reports took, None where that cannot be told."""
+    is_own = first.seconds is not None and last.seconds is not None
+    seconds = last.seconds - first.seconds if is_own else wall_seconds  # type: ignore[operator]
+    steps = last.step - first.step
+    return Pace(seconds, steps, is_own) if steps > 0 and seconds > 0 else None
 
 
 class ReportReader:

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import hashlib
-import select
-import time
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bssearch.errors import UsageError, WorkloadError
+from bssearch.errors import WorkloadError
 from bssearch.executors.base import Program
+from bssearch.executors.conversation import LEAVE_SECONDS, Conversation, Talk, Work, with_end
 from bssearch.executors.failures import judge_exit, kernel_memory_kills
 from bssearch.executors.messages import (
     Assign,
     Describe,
     Described,
-    Lines,
     Load,
     Measured,
     MeasureMemory,
@@ -27,37 +25,17 @@ from bssearch.executors.messages import (
     Refused,
     Reply,
     Run,
-    Stop,
     TrialEnded,
     TrialObserved,
-    decode_reply,
-    encode,
 )
-from bssearch.executors.script_process import ScriptProcess, ScriptServer
+from bssearch.executors.script_process import ScriptServer
 from bssearch.records import Configuration, Observation, TrialOutcome, TrialRequest, TrialState, WorkloadDescription
 
 if TYPE_CHECKING:
     from bssearch.training.loop import Stop as AskStop
 
-TICK_SECONDS = 0.05
-"""How often it is looked at whether a program is to stop: a choice, small beside a trial."""
-
-LEAVE_SECONDS = 30.0
-"""How long a program may go on after its trial has ended, to clean up, before it is killed: a choice."""
-
-_CHUNK_BYTES = 1 << 16
-
-Work = Describe | MeasureStepTime | MeasureMemory | Run
-
-
-@dataclass(frozen=True, slots=True)
-class Conversation:
-    """What came of a piece of work: the last reply (None: none that ends it), and how the program ended."""
-
-    reply: Reply | None
-    exit_code: int
-    kernel_kills: int | None
-    overstayed: bool
+THE_SCRIPT = "the script"
+"""What a program is called in what is said of it."""
 
 
 class LoadedScript:
@@ -131,7 +109,7 @@ class LoadedScript:
         process = self._server.start()
         with closing(process.line):
             number = work.request.number if isinstance(work, Run) else 0
-            talk = _Talk(process, number, stop, take, self.leave_seconds)
+            talk = Talk(process, number, stop, take, self.leave_seconds)
             talk.hold(assign)
             return Conversation(talk.last, talk.exit_code, kills, talk.overstayed)
 
@@ -188,96 +166,13 @@ class ScriptTrial:
         found = self._program.converse(Run(request=self._request), self._request.configuration, self._stop, take)
         asked = self._stop()
         if isinstance(found.reply, TrialEnded):
-            return _with_end(found.reply.outcome, found, self._program.leave_seconds)
+            return with_end(found.reply.outcome, found, THE_SCRIPT, self._program.leave_seconds)
         if asked is not None:
             return TrialOutcome(
                 state=asked[0] if asked[0] is not TrialState.PAUSED else TrialState.PRUNED, reason=asked[1]
             )
         state, reason = judge_exit(found.exit_code, found.kernel_kills)
         return TrialOutcome(state=state, reason=_of_the_script(reason))
-
-
-class _Talk:
-    """The talk with a program at work: its replies as they come, a stop where one is asked for."""
-
-    def __init__(
-        self,
-        process: ScriptProcess,
-        number: int,
-        stop: AskStop,
-        take: Callable[[Reply], None],
-        leave_seconds: float,
-    ) -> None:
-        self.last: Reply | None = None
-        self.exit_code = 0
-        self.overstayed = False
-        self._process = process
-        self._number = number
-        self._stop = stop
-        self._take = take
-        self._leave_seconds = leave_seconds
-        self._lines = Lines()
-        self._has_stopped = False
-        self._ended_at: float | None = None
-
-    def hold(self, assign: Assign) -> None:
-        """Talk until the program has ended and all that it said is taken in; where that fails, end it."""
-        try:
-            self._hold(assign)
-        except BaseException:
-            self._process.kill()
-            while self._process.exit_code() is None:
-                time.sleep(TICK_SECONDS)
-            raise
-
-    def _hold(self, assign: Assign) -> None:
-        self._send(assign)
-        is_open = True
-        while True:
-            self._stop_where_asked()
-            code = self._process.exit_code()
-            if is_open and select.select([self._process.line], [], [], 0.0 if code is not None else TICK_SECONDS)[0]:
-                is_open = self._hear()
-                continue
-            if code is not None:
-                self.exit_code = code
-                return
-            if not is_open:
-                time.sleep(TICK_SECONDS)
-            if self._ended_at is not None and time.monotonic() - self._ended_at > self._leave_seconds:
-                self.overstayed = True
-                self._process.kill()
-
-    def _hear(self) -> bool:
-        """Take in what the program says; return whether its line is open."""
-        try:
-            chunk = self._process.line.recv(_CHUNK_BYTES)
-        except ConnectionResetError:
-            return False
-        try:
-            for line in self._lines.feed(chunk):
-                reply = decode_reply(line)
-                if isinstance(reply, TrialEnded | Refused | Described | Measured):
-                    self.last, self._ended_at = reply, time.monotonic()
-                else:
-                    self._take(reply)
-        except ValueError as error:
-            raise UsageError(
-                f"what the program says on its line is no message: {str(error).splitlines()[0]}"
-            ) from error
-        return bool(chunk)
-
-    def _stop_where_asked(self) -> None:
-        asked = self._stop()
-        if asked is not None and not self._has_stopped:
-            self._has_stopped = True
-            self._send(Stop(number=self._number, state=asked[0], reason=asked[1]))
-
-    def _send(self, command: Assign | Stop) -> None:
-        try:
-            self._process.line.sendall(encode(command))
-        except (BrokenPipeError, ConnectionResetError):
-            return  # Its end is told by its exit code.
 
 
 def revision_of(script: Path, program: Program) -> str:
@@ -288,16 +183,5 @@ def revision_of(script: Path, program: Program) -> str:
     return told.hexdigest()[:12]
 
 
-def _with_end(outcome: TrialOutcome, found: Conversation, leave_seconds: float) -> TrialOutcome:
-    """Return an outcome with what came after it: a script that failed, or did not leave."""
-    if found.overstayed:
-        warning = f"the script was killed: it still ran {leave_seconds:g} s after its trial had ended"
-    elif found.exit_code != 0 and outcome.state is not TrialState.FAILED and outcome.state is not TrialState.OOM:
-        warning = f"the script failed after its trial had ended: {_of_the_script(judge_exit(found.exit_code, None)[1])}"
-    else:
-        return outcome
-    return replace(outcome, warnings=(*outcome.warnings, warning))
-
-
 def _of_the_script(reason: str) -> str:
-    return reason.replace("worker", "the script", 1)
+    return reason.replace("worker", THE_SCRIPT, 1)

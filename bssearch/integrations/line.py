@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import socket
 import time
+from typing import Self
 
+from bssearch.errors import LaunchError
 from bssearch.executors.messages import (
     Assign,
     Heartbeat,
@@ -18,9 +20,6 @@ from bssearch.executors.messages import (
     encode,
 )
 from bssearch.records import Observation, TrialOutcome, TrialState
-
-TRIAL_VARIABLE = "BSSEARCH_TRIAL"
-"""Names the descriptor of the line, in the environment of the program."""
 
 HEARTBEAT_SECONDS = 1.0
 """Between two heartbeats at least: a choice, small beside any time after which a trial counts as hung."""
@@ -41,6 +40,21 @@ class SocketLine:
         self._waiting: list[bytes] = []
         self._stop: tuple[TrialState, str] | None = None
         self._sent = self._looked = time.monotonic()
+
+    @classmethod
+    def at(cls, path: str) -> Self:
+        """Connect to the search that listens at a path; raise `LaunchError` where none does any more."""
+        line = socket.socket(socket.AF_UNIX)
+        try:
+            line.connect(path)
+        except OSError as error:
+            line.close()
+            raise LaunchError(
+                f"no search listens at {path}: {error}",
+                hint="one program of a command asks for its trial, once, and before it reports any progress; "
+                "where the path is too long, set TMPDIR to a shorter one",
+            ) from error
+        return cls(line.detach())
 
     def assignment(self) -> Assign:
         """Wait for what is asked of the program; raise `ValueError` where the line says something else."""

@@ -43,3 +43,26 @@ class SeededSampler(Sampler[int]):
 
     def _next_epoch(self) -> torch.Tensor:
         return torch.randperm(self._samples, generator=self._generator)
+
+
+class RankSampler(SeededSampler):
+    """One rank's share of what `SeededSampler` yields: of each micro-batch of all ranks ``share`` rows in a row.
+
+    So the samples of a batch are the same, however many ranks share it.
+    """
+
+    def __init__(
+        self, samples: int, batch_size: int, seed: int, *, share: int, rank: int, ranks: int, after_steps: int = 0
+    ) -> None:
+        super().__init__(samples, batch_size, seed, after_steps=after_steps)
+        self._share = share
+        self._rank = rank
+        self._ranks = ranks
+
+    def __len__(self) -> int:
+        return super().__len__() // self._ranks
+
+    def __iter__(self) -> Iterator[int]:
+        rows = list(super().__iter__())
+        for start in range(self._rank * self._share, len(rows), self._ranks * self._share):
+            yield from rows[start : start + self._share]

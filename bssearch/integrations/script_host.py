@@ -30,8 +30,8 @@ from typing import Any, NoReturn
 
 from bssearch.errors import TrialStopped
 from bssearch.executors.lifeline import die_with_parent
+from bssearch.executors.messages import TRIAL_VARIABLE
 from bssearch.executors.script_process import HOST
-from bssearch.integrations.line import TRIAL_VARIABLE
 
 PR_SET_PDEATHSIG = 1
 """prctl(2): the signal that the kernel sends to this process when its parent ends."""

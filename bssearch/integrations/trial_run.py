@@ -147,9 +147,7 @@ class TrialRun:
 
         Where an evaluation is due that is made first: a paused trial could not make up for it in the body of a loop.
         """
-        self._steps = step
-        self._clock.stepped()
-        self._line.progressed()
+        self._count(step)
         if not self.is_due(step):
             self._end_where_asked()
             self._end_where_late()
@@ -251,6 +249,11 @@ class TrialRun:
         self._has_ended = True
         self._clock.pause()
         self._line.ended(self._request.number, self._outcome(self._ending))
+
+    def _count(self, step: int) -> None:
+        self._steps = step
+        self._clock.stepped()
+        self._line.progressed()
 
     @property
     def _is_tested(self) -> bool:

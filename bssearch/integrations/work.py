@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Protocol
 
 from bssearch.executors.messages import Assign, MeasureMemory, MeasureStepTime, Run
@@ -17,6 +18,7 @@ class WorkLine(Line, AnswerLine, Protocol):
 
 def work_of(assign: Assign, parameters: Mapping[str, ParameterValue], line: WorkLine) -> TrialRun | Looked:
     """Return what a loop is asked to do; ``parameters`` are all but batch size and learning rate, by bare names."""
+    assign = replace(assign, parameters=parameters)
     match assign.work:
         case Run(request=request):
             return TrialRun(request, parameters, assign.device, line, assign.revision)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from bssearch.errors import UsageError
 from bssearch.records import Configuration, ParameterValue
@@ -52,16 +52,19 @@ def check_command(
     set_parameters: Sequence[str],
     searched: Sequence[str],
 ) -> None:
-    """Raise `ValueError` where a command has no place for what is searched, or its log is not read as it must be."""
+    """Raise `ValueError` for a place without a value, and where a log is not read as it must be.
+
+    A command whose log is read must have a place for what is searched. Another one may ask for its trial when it runs:
+    `check_places` is for one that does not.
+    """
     places = places_of(command)
     own = {name.rpartition(".")[2] for name in set_parameters}
     if unknown := places - own - set(OWN_PLACES):
         raise ValueError(
             f"command: {{{min(unknown)}}} is no name of this study; it has {', '.join(sorted({*own, *OWN_PLACES}))}"
         )
-    for name in searched:
-        if name not in places and not (name == "batch_size" and "micro_batch_size" in places):
-            raise ValueError(f"command: {name} is searched, and the command does not take {{{name}}}")
+    if report and (lacking := _lacking(places, searched)):
+        raise ValueError(lacking)
     for name, text in report.items():
         try:
             groups = re.compile(text).groups
@@ -72,6 +75,19 @@ def check_command(
     for name in ("step", metric):
         if report and name not in report:
             raise ValueError(f"report has no expression for {name}; it has {', '.join(report)}")
+
+
+def check_places(places: Collection[str], searched: Sequence[str]) -> None:
+    """Raise `UsageError` where a command that does not ask for its trial has no place for what is searched."""
+    if lacking := _lacking(places, searched):
+        raise UsageError(lacking, hint="or have the program ask: trial = bssearch.current_trial(...)")
+
+
+def _lacking(places: Collection[str], searched: Sequence[str]) -> str | None:
+    for name in searched:
+        if name not in places and not (name == "batch_size" and "micro_batch_size" in places):
+            return f"command: {name} is searched, and the command does not take {{{name}}}"
+    return None
 
 
 def values_of(

@@ -159,7 +159,7 @@ class StudySpec(StrictModel):
         if self.executor.name == "inline":
             raise ValueError("executor.name = inline runs a workload; a program runs in a process of its own")
         if self.command:
-            check_command(self.command, self.report, self.target.metric, self.set_parameters, self._searched)
+            check_command(self.command, self.report, self.target.metric, self.set_parameters, self.searched)
         return self
 
     @property
@@ -168,7 +168,7 @@ class StudySpec(StrictModel):
         return bool(self.command) or self.workload == OBJECTIVE or self.workload.endswith(".py")
 
     @property
-    def _searched(self) -> tuple[str, ...]:
+    def searched(self) -> tuple[str, ...]:
         """Return the names of what the space searches, as a command takes them."""
         found = [one.name.removeprefix("reference_").rpartition(".")[2] for one in self.space.dimensions()]
         return (*(["batch_size"] if len(self.batch_sizes) > 1 else []), *found)

@@ -12,7 +12,7 @@ import os
 import resource
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +83,10 @@ class ContentionMeter:
         self._looks: list[float] = []
         self._slow_before = self._looks_before = 0
         self._on_gpu_before: list[str] = []
+
+    def count_siblings(self) -> None:
+        """Count all that this process's parent has started as its own: the ranks of one trial; before `start`."""
+        self._read_cpu = cpu_use_of_siblings
 
     def start(self) -> None:
         """Begin to watch."""
@@ -169,6 +173,12 @@ def cpu_use(stat: Path = Path("/proc/stat"), parents: Iterable[int] | None = Non
         parent=sum(map(_process_seconds, [os.getppid()] if parents is None else parents)),
         cpus=len(cpus),
     )
+
+
+def cpu_use_of_siblings() -> CpuUse | None:
+    """Return the use of the CPUs so far, where the other children of this process's parent work for the same."""
+    use = cpu_use()
+    return None if use is None else replace(use, ours=_children_seconds(os.getppid()))
 
 
 def _busy_ticks(lines: Iterable[str], cpus: Iterable[int]) -> int:

@@ -96,8 +96,9 @@ print(json.dumps({"step": 0, "accuracy": 0.95}), file=open(os.environ["BSSEARCH_
     assert told == ["--lr=1e-05", "16/8x2", "7", "3", "1cpu", "{}", "$HOME; {seed!r}"]
     with pytest.raises(UsageError, match=r"command: \{size\} is no name of this study; it has accumulation_steps, "):
         run(loaded(tmp_path, "true {size}"))
-    with pytest.raises(UsageError, match="takes 2 micro-batches a step, and the command does not take two of"):
-        run(loaded(tmp_path, "true {batch_size}"), request(configuration=configuration))
+    outcome, _ = run(loaded(tmp_path, BEGINS + "true {batch_size}; SLEEP"), request(configuration=configuration))
+    assert outcome.state is TrialState.FAILED
+    assert "takes 2 micro-batches a step, and the command does not take two of" in str(outcome.reason)
 
 
 def test_a_command_that_is_not_there_or_cannot_be_started_is_named(tmp_path: Path) -> None:
@@ -181,7 +182,7 @@ def test_a_hundred_megabytes_of_prints_are_logged_to_a_bound(
 def test_a_program_ends_where_its_reports_are_no_longer_read(tmp_path: Path) -> None:
     command = loaded(tmp_path, LEAVES + BEGINS + "SLEEP")
     with pytest.raises(ZeroDivisionError):
-        for _ in command._until_it_ends(DEFAULT, 1):
+        for _ in command._until_it_ends(command.started(DEFAULT, seed=0, evaluate_every=1, threads=1)):
             _ = 1 / 0
     with pytest.raises(ZeroDivisionError), CommandProcess(["sleep", NAP], tmp_path, {}) as process:
         assert process.goes_on()

@@ -1,0 +1,1 @@
+"""Tests of loops of the user's own."""

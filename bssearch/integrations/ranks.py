@@ -1,0 +1,366 @@
+"""A loop in several processes, the ranks of torch.distributed: the first reports, and all stop at the same step.
+
+What the search says comes to the first rank alone. After each evaluation that one tells the others whether the trial is
+over, and after which step the next evaluation is due; between two evaluations the ranks go on without a word. So a stop
+or a limit takes effect at the next evaluation, and no rank waits for one that has left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from itertools import count
+from typing import Any, Protocol, TypeVar
+
+import torch
+from torch import distributed
+
+from bssearch.errors import UsageError
+from bssearch.executors.messages import Assign, MeasureStepTime, Run
+from bssearch.integrations.alone import Alone
+from bssearch.integrations.assignment import Assignment, Evaluate, Metrics
+from bssearch.integrations.measuring import AnswerLine, Looked, TimedLoop
+from bssearch.integrations.own_loop import LoopTrial
+from bssearch.integrations.sampler import RankSampler
+from bssearch.integrations.trial_run import Line, TrialRun
+from bssearch.integrations.work import WorkLine, work_of
+from bssearch.records import COULD_NOT_PAUSE, ParameterValue, StepTimeRequest, TrialRequest, TrialState
+from bssearch.training.course import Ending
+
+T = TypeVar("T")
+
+
+class Ranks(Protocol):
+    """The processes that train together, of which this is the one with the number ``rank``, from 0."""
+
+    rank: int
+    size: int
+
+    def share(self, said: T | None) -> T | None:
+        """Return to each rank what the first one says."""
+        ...
+
+    def wait(self) -> None:
+        """Wait for all ranks."""
+        ...
+
+    def device_of(self, device: str) -> str:
+        """Return the device of this rank, where the first one's is such."""
+        ...
+
+
+class DistributedRanks:
+    """The ranks of torch.distributed's default group; see `Ranks`."""
+
+    def __init__(self, local_rank: int) -> None:
+        self.rank = distributed.get_rank()
+        self.size = distributed.get_world_size()
+        self._local_rank = local_rank
+        self._uses_cuda = "nccl" in distributed.get_backend()
+        if self._uses_cuda:
+            torch.cuda.set_device(local_rank)
+
+    def share(self, said: T | None) -> T | None:
+        """Return to each rank what the first one says."""
+        box = [said]
+        distributed.broadcast_object_list(box, src=0)
+        return box[0]
+
+    def wait(self) -> None:
+        """Wait for all ranks."""
+        distributed.barrier(device_ids=[self._local_rank] if self._uses_cuda else None)
+
+    def device_of(self, device: str) -> str:
+        """Return the device of this rank: on CUDA the one with its number on this machine."""
+        return f"cuda:{self._local_rank}" if torch.device(device).type == "cuda" else device
+
+
+def ranks_of(environment: Mapping[str, str]) -> DistributedRanks | None:
+    """Return the ranks that a launcher such as torchrun has started; None where this process trains by itself.
+
+    Raises `UsageError` where ``WORLD_SIZE`` or ``LOCAL_RANK`` is no number, and where torch.distributed is not
+    initialised.
+    """
+    if _number(environment, "WORLD_SIZE", 1) <= 1:
+        return None
+    if not distributed.is_available() or not distributed.is_initialized():
+        raise UsageError(
+            f"WORLD_SIZE = {environment['WORLD_SIZE']}, and torch.distributed is not initialised",
+            hint='torch.distributed.init_process_group("gloo"), or "nccl", before bssearch.current_trial()',
+        )
+    return DistributedRanks(_number(environment, "LOCAL_RANK", 0))
+
+
+def _number(environment: Mapping[str, str], name: str, otherwise: int) -> int:
+    text = environment.get(name, str(otherwise))
+    if not text.isdecimal():
+        raise UsageError(f"{name} = {text!r} in the environment must be a whole number, from 0")
+    return int(text)
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """What the first rank tells the others: how the loop goes on.
+
+    ``due`` are the steps after which the next evaluation is due; the loop may pass over all but the last. ``tests``
+    says that a trial that is over evaluates its test part.
+    """
+
+    is_over: bool
+    due: tuple[int, ...]
+    tests: bool = False
+
+
+class Follower:
+    """The assignment of a rank that is not the first; see `bssearch.integrations.own_loop.Assignment`."""
+
+    cycles = True
+
+    def __init__(self, assign: Assign, parameters: Mapping[str, ParameterValue], ranks: Ranks) -> None:
+        self.configuration = assign.configuration
+        self.parameters = parameters
+        self.device = assign.device
+        self.seed = assign.work.request.seed if isinstance(assign.work, Run) else 0
+        self.is_over = False
+        self._ranks = ranks
+        self._word = _heard(ranks)
+
+    def begin(self) -> None:
+        """Wait until all ranks begin."""
+        self._ranks.wait()
+
+    def is_due(self, step: int) -> bool:
+        """Return whether an evaluation is due, as the first rank has said."""
+        return step in self._word.due
+
+    def pause(self) -> None:
+        """Nothing is timed."""
+
+    def resume(self) -> None:
+        """Nothing is timed."""
+
+    def stepped(self, step: int) -> None:
+        """Raise `UsageError` where an evaluation was passed over."""
+        check_evaluated(self._word, step)
+
+    def waited(self, seconds: float) -> None:
+        """Nothing is timed."""
+
+    def evaluated(self, step: int, metrics: Metrics, loss: float | None) -> None:
+        """Hear whether the trial is over; what this rank has found does not count."""
+        self._ranks.wait()
+        self._word = _heard(self._ranks)
+        self.is_over = self._word.is_over
+
+    def test(self, evaluate: Evaluate) -> None:
+        """Evaluate the test part with the first rank."""
+        if self._word.tests:
+            evaluate()
+
+    def warned(self, sentence: str) -> None:
+        """The first rank warns of it, too."""
+
+    def passes(self, in_order: bool) -> int | None:
+        """Nothing was paused."""
+        return None
+
+    def skipped(self) -> None:
+        """Nothing was paused."""
+
+    def keep(self, objects: Mapping[str, Any]) -> int:
+        """Nothing is saved."""
+        return 0
+
+    def looped(self, step: int) -> None:
+        """The first rank tells of it."""
+        self.is_over = True
+
+
+class Leader:
+    """The assignment of the first rank, which does the ``work``; see `bssearch.integrations.own_loop.Assignment`."""
+
+    cycles = True
+
+    def __init__(self, assign: Assign, parameters: Mapping[str, ParameterValue], line: WorkLine, ranks: Ranks) -> None:
+        self.work = _led_work(assign, parameters, line)
+        self.configuration = assign.configuration
+        self.parameters = parameters
+        self.device = assign.device
+        self.seed = self.work.seed
+        self.is_over = False
+        self._ranks = ranks
+        first = self._due_after(-1)
+        self._word = Word(False, (first, self._due_after(first)) if first == 0 else (first,))
+        ranks.share(self._word)
+
+    def begin(self) -> None:
+        """Begin the training's time once all ranks do."""
+        self._ranks.wait()
+        self.work.begin()
+
+    def is_due(self, step: int) -> bool:
+        """Return whether an evaluation is due, as the other ranks know it."""
+        return step in self._word.due
+
+    def pause(self) -> None:
+        """Leave the training's time."""
+        self.work.pause()
+
+    def resume(self) -> None:
+        """Go on with the training's time."""
+        self.work.resume()
+
+    def stepped(self, step: int) -> None:
+        """Count a step; raise `UsageError` where an evaluation was passed over."""
+        check_evaluated(self._word, step)
+        self.work.stepped(step)
+
+    def waited(self, seconds: float) -> None:
+        """Count a wait for data within the training."""
+        self.work.waited(seconds)
+
+    def evaluated(self, step: int, metrics: Metrics, loss: float | None) -> None:
+        """Take in an evaluation once all ranks have made it, and tell them whether the trial is over."""
+        self._ranks.wait()  # within the evaluation's time: the next step would wait for them
+        self.work.evaluated(step, metrics, loss)
+        self.is_over = self.work.is_over
+        tests = isinstance(self.work, LedRun) and self.work.awaits_test
+        self._word = Word(self.is_over, () if self.is_over else (self._due_after(step),), tests)
+        self._ranks.share(self._word)
+
+    def test(self, evaluate: Evaluate) -> None:
+        """Evaluate the test part, where it is asked for."""
+        self.work.test(evaluate)
+
+    def warned(self, sentence: str) -> None:
+        """Keep a sentence for the outcome."""
+        self.work.warned(sentence)
+
+    def passes(self, in_order: bool) -> int | None:
+        """Begin a pass over the data; nothing was paused."""
+        return self.work.passes(in_order)
+
+    def skipped(self) -> None:
+        """Nothing was paused."""
+
+    def keep(self, objects: Mapping[str, Any]) -> int:
+        """Nothing is saved."""
+        return 0
+
+    def looped(self, step: int) -> None:
+        """Take note that the loop ended by itself."""
+        self.work.looped(step)
+        self.is_over = self.work.is_over
+
+    def _due_after(self, step: int) -> int:
+        return next(later for later in count(step + 1) if self.work.is_due(later))
+
+
+class LedRun(TrialRun):
+    """A trial of several ranks: it ends at an evaluation alone, and is stopped where it would be paused."""
+
+    def __init__(
+        self, request: TrialRequest, parameters: Mapping[str, ParameterValue], device: str, line: Line, revision: str
+    ) -> None:
+        super().__init__(request, parameters, device, line, revision)
+        self._contention.count_siblings()
+
+    @property
+    def awaits_test(self) -> bool:
+        """Return whether the test part is to be evaluated."""
+        return self._is_tested and not self._has_ended
+
+    def stepped(self, step: int) -> None:
+        """Count a step."""
+        self._count(step)
+
+    def _paused(self, ending: Ending) -> Ending:
+        if ending.state is not TrialState.PAUSED:
+            return ending
+        reason = f"{ending.reason}; {COULD_NOT_PAUSE}: a trial of several ranks is not saved"
+        return replace(ending, state=TrialState.PRUNED, reason=reason)
+
+
+class LedTimes(TimedLoop):
+    """The timing of steps of several ranks: none of them is other work on the machine."""
+
+    def __init__(self, request: StepTimeRequest, assign: Assign, line: AnswerLine) -> None:
+        super().__init__(request, assign, line)
+        self._contention.count_siblings()
+
+
+class SilentAlone(Alone):
+    """The assignment of a rank that is not the first, of a loop that runs without a search: it prints nothing."""
+
+    def evaluated(self, step: int, metrics: Metrics, loss: float | None) -> None:
+        """The first rank prints it."""
+
+    def test(self, evaluate: Evaluate) -> None:
+        """Evaluate the test part with the first rank."""
+        evaluate()
+
+
+class RankTrial(LoopTrial):
+    """The trial of one of several ranks: ``batch_size`` is that of all together, ``micro_batch_size`` its own.
+
+    Raises `UsageError` where the ranks cannot share a micro-batch evenly.
+    """
+
+    def __init__(self, assignment: Assignment, ranks: Ranks) -> None:
+        super().__init__(assignment)
+        self._ranks = ranks
+        size, accumulation = self._configuration.batch_size, self._configuration.accumulation_steps
+        self._micro_batch_size, rest = divmod(size, accumulation * ranks.size)
+        if rest:
+            raise UsageError(
+                f"batch_size = {size} must be a multiple of {accumulation * ranks.size}: it takes {accumulation} "
+                f"micro-batches a step, each shared by {ranks.size} ranks"
+            )
+
+    @property
+    def micro_batch_size(self) -> int:
+        """Return how many samples go through the model of this rank at once."""
+        self._reads_micro_batches = True
+        return self._micro_batch_size
+
+    def sampler(self, dataset: Any) -> RankSampler:
+        """Return a sampler of this rank's share of each micro-batch; together the ranks have `LoopTrial.sampler`'s.
+
+        For a `DataLoader`'s ``sampler``, with ``batch_size=trial.micro_batch_size``.
+        """
+        self._has_sampler = self._reads_batch_size = True
+        return RankSampler(
+            len(dataset),
+            self._configuration.batch_size,
+            self.seed,
+            share=self._micro_batch_size,
+            rank=self._ranks.rank,
+            ranks=self._ranks.size,
+            after_steps=self.steps,
+        )
+
+
+def check_evaluated(word: Word, step: int) -> None:
+    """Raise `UsageError` where a step is done and an evaluation before it has been passed over.
+
+    The ranks would never hear that the trial is over.
+    """
+    if step > word.due[-1]:
+        raise UsageError(
+            f"no evaluation after step {word.due[-1]}, where one was due",
+            hint="every rank: batches(loader, evaluate=...), or: if trial.evaluation_due: trial.report(accuracy=...)",
+        )
+
+
+def _led_work(assign: Assign, parameters: Mapping[str, ParameterValue], line: WorkLine) -> TrialRun | Looked:
+    if isinstance(assign.work, Run):
+        return LedRun(assign.work.request, parameters, assign.device, line, assign.revision)
+    if isinstance(assign.work, MeasureStepTime):
+        return LedTimes(assign.work.request, replace(assign, parameters=parameters), line)
+    return work_of(assign, parameters, line)
+
+
+def _heard(ranks: Ranks) -> Word:
+    word: Word | None = ranks.share(None)
+    assert word is not None, "the first rank has said it"
+    return word
