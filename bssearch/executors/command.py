@@ -217,7 +217,7 @@ class LoadedCommand:
     ) -> Answer:
         """Have the command do a piece of work; return its answer over its line, or what ``read`` makes of its reports.
 
-        Raises as `_until_it_ends`, and `UsageError` where a command that reports lacks a place.
+        Raises as `_until_it_ends`, and where a command that reports lacks a place.
         """
         with self.started(configuration, seed=0, evaluate_every=evaluate_every, threads=self._threads) as process:
             patience = Patience(self._hang_seconds, process.began)

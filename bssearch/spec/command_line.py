@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping, Sequence
 
-from bssearch.errors import UsageError
+from bssearch.errors import UsageError, WorkloadError
 from bssearch.records import Configuration, ParameterValue
 
 PLACE = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)\}")
@@ -78,9 +78,9 @@ def check_command(
 
 
 def check_places(places: Collection[str], searched: Sequence[str]) -> None:
-    """Raise `UsageError` where a command that does not ask for its trial has no place for what is searched."""
+    """Raise `WorkloadError` where a command that does not ask for its trial has no place for what is searched."""
     if lacking := _lacking(places, searched):
-        raise UsageError(lacking, hint="or have the program ask: trial = bssearch.current_trial(...)")
+        raise WorkloadError(lacking, hint="or have the program ask: trial = bssearch.current_trial(...)")
 
 
 def _lacking(places: Collection[str], searched: Sequence[str]) -> str | None:

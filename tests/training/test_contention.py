@@ -185,3 +185,27 @@ def test_what_was_on_the_gpu_before_a_pause_is_told(monkeypatch: pytest.MonkeyPa
         second.start()
         second.restore(first.state())
     assert meters[-1].stop().reason == "process 41 (python) uses the device; process 42 (java) uses the device"
+
+
+SIBLINGS = """
+import subprocess, sys
+busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+try:
+    subprocess.run([sys.executable, "-c", sys.argv[1]], check=True)
+finally:
+    busy.kill()
+    busy.wait()
+"""
+LOOKS = """
+import time
+from bssearch.training.contention import cpu_use, cpu_use_of_siblings
+alone, together = cpu_use().ours, cpu_use_of_siblings().ours
+while cpu_use_of_siblings().ours - together < 0.3:
+    time.sleep(0.05)
+print(cpu_use().ours - alone < 0.15)
+"""
+
+
+def test_what_the_other_children_of_a_launcher_use_counts_as_ones_own() -> None:
+    done = subprocess.run([sys.executable, "-c", SIBLINGS, LOOKS], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "True\n", done.stderr
