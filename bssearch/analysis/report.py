@@ -55,6 +55,9 @@ from bssearch.step_times import step_seconds_of
 NEXT = 2
 """A batch size is the largest that fits where this many times as many samples do not: ladders double. A choice."""
 
+TOLD = 1.2
+"""At most one in so many, and what is less, says nothing of how many runs reach a target: a choice."""
+
 EASIER = "raise budget.trial_train_seconds, ask for an easier target under a new name, or widen the space"
 IMPORTED_EASIER = "import them with an easier target"
 
@@ -307,17 +310,27 @@ def _not_reached(study: StudyRecord, trials: Sequence[TrialRecord], objective: O
         f"none of {len(tried)} {one}s reached {target.metric} {target.value:g}; nearest came {one} {nearest.number} "
         f"(batch {nearest.configuration.batch_size}) with {nearest.outcome.best_metric:.4g} "
         f"after {nearest.outcome.train_seconds:.3g} s",
-        hint=IMPORTED_EASIER if nearest.is_imported else EASIER,
+        hint=_easier([one for *_, one in tried]),
     )
+
+
+def _easier(trials: Sequence[TrialRecord]) -> str:
+    """Return what to do where no trial reached the target."""
+    if all(trial.is_imported for trial in trials):
+        return IMPORTED_EASIER
+    if all(trial.state is TrialState.DIVERGED for trial in trials):
+        return "every one of them diverged: lower space.learning_rate and default.learning_rate, under a new name"
+    return EASIER
 
 
 def _refuted(study: StudyRecord, candidates: Sequence[Candidate]) -> TargetNotReachedError:
     """Return the error where what reached the target once did not again: at least half of its runs missed it."""
     best = max(candidates, key=lambda one: (one.estimate.reached / len(one.runs), len(one.runs)))
     reached, runs, target = best.estimate.reached, len(best.runs), study.target
+    one_in = 1 / at_most(reached, runs)
+    so = f"so that at most one in {one_in:.2g} does (95 % confidence)" if one_in >= TOLD else "too few runs to go by"
     return TargetNotReachedError(
         f"no configuration of study {study.name!r} reaches {target.metric} {target.value:g} in most of its runs: of "
-        f"the best, at batch {best.configuration.batch_size}, {reached} of {runs} did, so that at most one in "
-        f"{1 / at_most(reached, runs):.2g} does (95 % confidence)",
+        f"the best, at batch {best.configuration.batch_size}, {reached} of {runs} did, {so}",
         hint=IMPORTED_EASIER if best.runs[0].is_imported else EASIER,
     )

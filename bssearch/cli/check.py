@@ -93,7 +93,7 @@ def print_check(found: Check) -> None:
     )
     for line in (
         f"study {found.study}, {found.target}, on {found.device}: {_in_the_workload(found)}",
-        f"untrained: {untrained}",
+        f"untrained: {untrained or 'not told'}",
         f"the default (batch {trial.batch_size}), tried for up to {trial.limit_s:g} train seconds: "
         f"{trial.steps} steps, {trial.evaluations} evaluations, {reached}",
         f"a trial takes at most {duration(found.longest_trial_s)} of training and evaluation, the study "

@@ -17,6 +17,7 @@ from bssearch.space import split_batch
 from bssearch.space.batch_norm import batch_norm_caveats
 from bssearch.spec import StudySpec
 from bssearch.spec.changes import changed_fields
+from bssearch.spec.model import OBJECTIVE
 from bssearch.spec.parts import BudgetSpec
 from bssearch.spec.stored import spec_of
 from bssearch.storage.repository import Store
@@ -141,7 +142,8 @@ def refuse_changed_workload(study: StudyRecord, store: Store) -> None:
     """Raise `UsageError` where the study has trials of the earlier code that are not merely lost or failed."""
     if all(trial.state.is_missing for trial in store.trials(study.name)):
         return
-    where = "source" if lies_in_no_file(str(study.spec["workload"])) else "file"
+    name = str(study.spec["workload"])
+    where = "source" if name == OBJECTIVE or lies_in_no_file(name) else "file"
     raise UsageError(
         f"the {where} of workload {study.spec['workload']!r} has changed since the study {study.name!r} began: what it "
         "trains now does not compare with the trials that are stored",

@@ -60,13 +60,17 @@ def _about_the_metric(evidence: Evidence) -> Iterator[tuple[str, str]]:
     target = evidence.spec.record_target
     info = evidence.found.metrics[target.metric]
     untrained = evidence.found.model.initial_metrics.get(target.metric)
-    if info.chance is None:
+    if info.chance is None and evidence.found.train_samples is not None:  # a program has no way to declare it
         yield (
             "chance_unknown",
             f"the workload declares no chance level of {target.metric}, so trials that do not train are only stopped "
             f"at their limit" + ("" if untrained is None else f"; an untrained model has {untrained:.4g}"),
         )
-    elif untrained is not None and abs(untrained - info.chance) > CHANCE_TOLERANCE * abs(target.value - info.chance):
+    elif (
+        untrained is not None
+        and info.chance is not None
+        and abs(untrained - info.chance) > CHANCE_TOLERANCE * abs(target.value - info.chance)
+    ):
         yield (
             "chance_differs",
             f"an untrained model has {target.metric} = {untrained:.4g}, the workload declares chance = "

@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
+import torch
+
 from bssearch.errors import LaunchError, UsageError, WorkloadError
 from bssearch.executors.base import Ended, Event, Observed, Program
 from bssearch.executors.devices import choose_device
@@ -56,8 +58,10 @@ Answered = TypeVar("Answered", bound=Reply)
 class Piece:
     """A piece of work for the user's code, and its line to the search; see `trial_run.Line`."""
 
-    def __init__(self, assign: Assign, post: Callable[[Piece, Reply], None]) -> None:
+    def __init__(self, assign: Assign, threads: int, post: Callable[[Piece, Reply], None]) -> None:
         self.assign = assign
+        self._threads = threads
+        self._threads_before = threads
         self.stop: tuple[TrialState, str] | None = None
         self.is_dropped = False
         self.trial: LoopTrial | None = None
@@ -65,7 +69,9 @@ class Piece:
         self._post = post
 
     def begin(self) -> LoopTrial:
-        """Return the trial to train with, in the thread that trains, all random generators set to its seed."""
+        """Return the trial to train with, in the thread that trains: on its CPU threads, with its seed set."""
+        self._threads_before = torch.get_num_threads()
+        torch.set_num_threads(self._threads)
         self._work = work_of(self.assign, self.assign.parameters, self)
         self.trial = LoopTrial(self._work)
         seed_everything(self.trial.seed)
@@ -75,6 +81,7 @@ class Piece:
         """Say that the user's code is done with it, by itself or with an error."""
         work, trial = self._work, self.trial
         assert work is not None and trial is not None, "what ends has begun"
+        torch.set_num_threads(self._threads_before)
         if error is None and not work.is_over:
             try:
                 trial.close()
@@ -218,7 +225,7 @@ class CalledExecutor:
             device=self._device,
             revision=self._revision,
         )
-        return Piece(assign, lambda piece, reply: self._replies.put((piece, reply)))
+        return Piece(assign, self._threads, lambda piece, reply: self._replies.put((piece, reply)))
 
     def _ask(
         self,

@@ -274,7 +274,11 @@ class LoopTrial:
                 if self._is_over():
                     return
             if self._micro_batches == before and (passes > 1 or first is loader):
-                raise UsageError("the loader of batches() is empty", hint="an iterator can be gone through only once")
+                size = self._configuration.micro_batch_size
+                raise UsageError(
+                    f"the loader of batches() is empty, at a micro-batch size of {size}",
+                    hint="with drop_last it is so for fewer samples; an iterator can be gone through only once",
+                )
 
     def _first_pass(self, loader: Iterable[T]) -> Iterable[T]:
         """Return the first pass over a loader; of a trial that was paused in a pass, from where it was.

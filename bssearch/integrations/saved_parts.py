@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections import OrderedDict
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -109,3 +110,17 @@ def _without_tensors(value: Any) -> Any:
     if type(value) in (list, tuple):
         return [_without_tensors(one) for one in value]
     return value
+
+
+def first_non_finite(objects: Mapping[str, Any]) -> str | None:
+    """Return the name of the first parameter that is not finite in the models among some objects; waits for them."""
+    named = [
+        (f"the parameter {name} of {owner}", parameter.detach())
+        for owner, model in objects.items()
+        if isinstance(model, torch.nn.Module)
+        for name, parameter in model.named_parameters()
+    ]
+    if not named:
+        return None
+    finite = torch.stack([parameter.isfinite().all().cpu() for _, parameter in named]).tolist()
+    return next((name for (name, _), is_finite in zip(named, finite, strict=True) if not is_finite), None)

@@ -14,7 +14,14 @@ import torch
 from bssearch.errors import CheckpointError, UsageError
 from bssearch.integrations.assignment import Evaluate, Metrics, number_of
 from bssearch.integrations.loop_clock import HostClock, LoopClock, contention_meter
-from bssearch.integrations.saved_parts import Attributes, LateRandomState, Pass, StateDict, refuse_unreadable
+from bssearch.integrations.saved_parts import (
+    Attributes,
+    LateRandomState,
+    Pass,
+    StateDict,
+    first_non_finite,
+    refuse_unreadable,
+)
 from bssearch.records import (
     COULD_NOT_PAUSE,
     LARGEST_METRIC,
@@ -174,6 +181,10 @@ class TrialRun:
             if not is_metric(metric) or (loss is not None and not math.isfinite(loss)):
                 self._end(Ending(TrialState.DIVERGED, self._not_finite(metric, step)))
                 return
+            broken = first_non_finite(self._objects)
+            if broken is not None:
+                self._end(Ending(TrialState.DIVERGED, f"{broken} is not finite: {self._where(step)}"))
+                return
             observation = Observation(
                 step=step,
                 samples=step * self.configuration.batch_size,
@@ -329,11 +340,14 @@ class TrialRun:
         return training, measured
 
     def _not_finite(self, metric: float, step: int) -> str:
-        size, rate = self.configuration.batch_size, self.configuration.learning_rate
         what = "the loss" if is_metric(metric) else self._request.target.metric
         beyond = LARGEST_METRIC < abs(metric) < math.inf
         how = f"= {metric:g} is beyond {LARGEST_METRIC:g}" if beyond else "is not finite"
-        return f"{what} {how}: batch size {size}, learning rate {rate:.4g}, step {step}"
+        return f"{what} {how}: {self._where(step)}"
+
+    def _where(self, step: int) -> str:
+        size, rate = self.configuration.batch_size, self.configuration.learning_rate
+        return f"batch size {size}, learning rate {rate:.4g}, step {step}"
 
     def _outcome(self, ending: Ending) -> TrialOutcome:
         clock, threads, progress = self._clock.clock, self._request.threads, self._course.progress

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import bssearch
-from bssearch.errors import InterruptedRunError, TrialStopped, UsageError, WorkloadError
+from bssearch.errors import InterruptedRunError, TargetNotReachedError, TrialStopped, UsageError, WorkloadError
 from bssearch.integrations.own_loop import LoopTrial
 from bssearch.records import TrialRecord, TrialState
 from bssearch.storage.repository import open_store
@@ -126,6 +127,39 @@ def test_ctrl_c_ends_the_study_and_it_goes_on_later(tmp_path: Path) -> None:
     with pytest.raises(InterruptedRunError):
         study.ask()
     assert bssearch.Study(SPEC, train, db=url(tmp_path)).run().optimal.batch_size in {8, 32}
+
+
+def test_a_loop_trains_on_the_threads_of_the_study(tmp_path: Path) -> None:
+    seen, before = set(), torch.get_num_threads()
+
+    def objective(trial: LoopTrial) -> None:
+        seen.add(torch.get_num_threads())
+        train(trial)
+
+    torch.set_num_threads(2)
+    try:
+        bssearch.Study(SPEC, objective, db=url(tmp_path)).run()
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+    assert seen == {1}
+
+
+def test_a_model_that_is_not_finite_any_more_has_diverged(tmp_path: Path) -> None:
+    def objective(trial: LoopTrial) -> None:
+        model = torch.nn.Linear(1, 1)
+        trial.state(model=model)
+        metric = {"accuracy": 0.1}
+        for _ in trial.batches(range(trial.batch_size), evaluate=lambda: metric):
+            if type(trial._assignment).__name__ == "TrialRun":
+                model.bias.data.fill_(float("nan"))
+
+    with pytest.raises(TargetNotReachedError) as caught:
+        bssearch.Study(SPEC, objective, db=url(tmp_path)).run()
+    assert caught.value.hint is not None and "learning_rate" in caught.value.hint
+    reasons = {trial.outcome.reason for trial in trials_of(tmp_path) if trial.outcome is not None}
+    assert {trial.state for trial in trials_of(tmp_path)} == {TrialState.DIVERGED}
+    assert all("the parameter bias of model is not finite" in reason for reason in reasons)
 
 
 def test_a_loop_that_goes_on_after_its_end_is_stopped(tmp_path: Path) -> None:
