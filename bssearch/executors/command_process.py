@@ -200,6 +200,11 @@ class CommandProcess:
             if len(chunk) > left:
                 os.write(sys.stdout.fileno(), b"\n(the rest of what it prints is left out)\n")
 
+    @property
+    def has_been_ended(self) -> bool:
+        """Return whether `end` has ended it; its exit code is what that returns."""
+        return self._code is not None
+
     def log(self) -> None:
         """Log what the program has printed and nobody reads; a pipe holds little, unless it is filled meanwhile."""
         for _ in range(_MOST_CHUNKS_LEFT):

@@ -79,6 +79,8 @@ class ConnectedCommand:
 
     def exit_code(self) -> int | None:
         """Return its exit code once it has ended; what it prints meanwhile is logged."""
+        if self.process.has_been_ended:
+            return self.process.end()
         self.process.log()
         return None if self.process.goes_on() else self.process.end()
 

@@ -99,6 +99,7 @@ def trained(assigned: Assign, line: FakeLine, train: Callable[[LoopTrial, int], 
         try:
             make = Follower(assigned, {}, ranks) if rank else Leader(assigned, {}, line, ranks)
             trial = RankTrial(make, ranks)
+            assert trial.accumulation_steps == SPLIT.accumulation_steps
             train(trial, rank)
             return trial.steps
         except BaseException:
