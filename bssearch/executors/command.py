@@ -16,12 +16,11 @@ from bssearch.executors.connected_command import (
     ConnectedCommand,
     Patience,
     answer_of,
-    converse,
     failure_of,
     outcome_of,
 )
-from bssearch.executors.conversation import Work
-from bssearch.executors.failures import judge_command
+from bssearch.executors.conversation import TICK_SECONDS, Work, converse, relaying
+from bssearch.executors.failures import code_has_changed, judge_command, no_noise_scale
 from bssearch.executors.messages import (
     Assign,
     Describe,
@@ -32,33 +31,25 @@ from bssearch.executors.messages import (
     MeasureNoise,
     MeasureStepTime,
     MemoryMeasured,
-    Reply,
     Run,
     StepTimeMeasured,
-    TrialObserved,
 )
 from bssearch.executors.reported_trial import ReportedTrial
 from bssearch.executors.reports import LOSS, Pace, Report, pace_of
 from bssearch.records import (
     Configuration,
     MemoryUse,
-    MetricInfo,
-    ModelDescription,
     Observation,
     StepTime,
     TrialOutcome,
     TrialRequest,
     TrialState,
     WorkloadDescription,
-    is_metric,
 )
 from bssearch.spec.command_line import check_places, filled, places_of, values_of
 
 if TYPE_CHECKING:
     from bssearch.training.loop import Stop
-
-TICK_SECONDS = 0.05
-"""How often it is looked at whether a program is to stop: a choice, small beside a trial."""
 
 FEW_STEPS, MANY_STEPS = 2, 20
 """Steps between the evaluations of the two runs that tell the time of a step from that of an evaluation: a choice."""
@@ -68,9 +59,6 @@ MEMORY_STEPS = 3
 
 MOST_METRICS = 100
 """Metrics of a program that are taken note of: a choice."""
-
-OWN = "own"
-"""Stands for the precision and the compile mode of a program, which are its own business."""
 
 Reports = Generator[Report, None, None]
 Answer = Described | Measured
@@ -96,12 +84,7 @@ class LoadedCommand:
         self.revision = revision_of(load.program, self._folder)
         self._takes = places_of(load.program.command)
         if load.revision not in {None, self.revision}:
-            raise WorkloadError(
-                f"a file that the command names has changed since the run began ({load.revision} → {self.revision}): "
-                "what it trains now does not compare with the trials before",
-                hint="undo the change and run it again, or give the study another name; "
-                "`run --allow-changed-workload` where the change does not matter",
-            )
+            raise code_has_changed("a file that the command names", load.revision, self.revision)
 
     def describe(self) -> WorkloadDescription:
         """Run the default until it reports the target's metric; return what it offers. Raises `WorkloadError`."""
@@ -117,7 +100,7 @@ class LoadedCommand:
         """Return what the reports of the default offer."""
         import torch
 
-        from bssearch.training.environment import describe_device
+        from bssearch.training.environment import describe_program
 
         metric, began = self._program.metric, time.monotonic()
         offered: set[str] = set()
@@ -135,20 +118,12 @@ class LoadedCommand:
             else:
                 raise self._other_metric(offered)
         names = [metric, *sorted(offered - {metric})[: MOST_METRICS - 1]]
-        initial = {name: untrained[name] if is_metric(untrained[name]) else None for name in names if name in untrained}
-        return WorkloadDescription(
-            train_samples=None,
-            validation_samples=None,
-            test_samples=None,
-            metrics={name: MetricInfo() for name in names},
-            environment=describe_device(
-                torch.device(self.device),
-                precision=OWN,
-                compile_mode=OWN,
-                memory_limit_bytes=self.memory_limit_bytes,
-                workload_revision=self.revision,
-            ),
-            model=ModelDescription(parameters=None, batch_norm_layers=0, initial_metrics=initial),
+        return describe_program(
+            torch.device(self.device),
+            names,
+            {name: untrained[name] for name in names if name in untrained},
+            memory_limit_bytes=self.memory_limit_bytes,
+            revision=self.revision,
         )
 
     def measure(self, command: MeasureStepTime | MeasureMemory | MeasureNoise) -> Measured:
@@ -164,9 +139,7 @@ class LoadedCommand:
             case MeasureMemory(request=request):
                 return self._memory(command, request.configuration)
             case _:
-                raise WorkloadError(
-                    "the gradient noise scale is measured of a workload: a program of your own keeps its loss to itself"
-                )
+                raise no_noise_scale("a program of your own")
 
     def trial(
         self, request: TrialRequest, *, stop: Stop, on_progress: Callable[[], None] = lambda: None
@@ -196,13 +169,11 @@ class LoadedCommand:
                 "and the command does not take two of {batch_size}, {micro_batch_size} and {accumulation_steps}"
             )
 
-    def assigned(self, work: Work, configuration: Configuration) -> Assign:
+    def assigned(self, work: Work) -> Assign:
         """Return what the command is asked to do over its line, where it connects."""
-        return Assign(
-            work=work,
-            configuration=configuration,
-            parameters=self._program.parameters(configuration),
-            metric=self._program.metric,
+        return Assign.of(
+            self._program,
+            work,
             device=self.device,
             revision=self.revision,
             memory_limit_bytes=self.memory_limit_bytes,
@@ -223,7 +194,7 @@ class LoadedCommand:
             patience = Patience(self._hang_seconds, process.began)
             connected = process.connected(patience.is_over)
             if connected is not None:
-                return answer_of(connected, self.assigned(work, configuration), patience)
+                return answer_of(connected, self.assigned(work), patience)
             if process.has_reported:
                 self.check_places(configuration)
             return read(self._until_it_ends(process))
@@ -377,11 +348,6 @@ class CommandTrial:
     def _talked(self, connected: ConnectedCommand, on_observation: Callable[[Observation], None]) -> TrialOutcome:
         """Run the trial of a command that asks for it over its line."""
 
-        def take(reply: Reply) -> None:
-            self._on_progress()
-            if isinstance(reply, TrialObserved):
-                on_observation(reply.observation)
-
-        assign = self._command.assigned(Run(request=self._request), self._request.configuration)
-        found = converse(connected, assign, self._stop, take)
+        assign, take = self._command.assigned(Run(request=self._request)), relaying(self._on_progress, on_observation)
+        found = converse(connected, assign, self._stop, take, connected.process.kernel_kills)
         return outcome_of(found, self._request, self._stop(), connected.process.last_lines)

@@ -7,21 +7,19 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bssearch.errors import WorkloadError
-from bssearch.executors.conversation import Conversation, Talk, with_end
+from bssearch.executors.conversation import Conversation, answer_in, converse, stopped, with_end
 from bssearch.executors.failures import judge_command
-from bssearch.executors.messages import Assign, Described, Measured, Refused, Reply, Run, TrialEnded
+from bssearch.executors.messages import Assign, Described, Measured, Reply, TrialEnded
 from bssearch.records import TrialOutcome, TrialRequest, TrialState
 
 if TYPE_CHECKING:
     from bssearch.executors.command_process import CommandProcess
-    from bssearch.training.loop import Stop as AskStop
 
 THE_COMMAND = "the command"
 """What a program is called in what is said of it."""
@@ -84,10 +82,6 @@ class ConnectedCommand:
         self.process.log()
         return None if self.process.goes_on() else self.process.end()
 
-    def terminate(self) -> None:
-        """End the command and all that it started."""
-        self.process.end()
-
     def kill(self) -> None:
         """End the command and all that it started."""
         self.process.end()
@@ -120,25 +114,13 @@ class Patience:
             )
 
 
-def converse(connected: ConnectedCommand, assign: Assign, stop: AskStop, take: Callable[[Reply], None]) -> Conversation:
-    """Have a connected command do what it is assigned, and wait until it has ended; ``take`` gets each of its replies.
-
-    Raises `UsageError` where it says what is no message.
-    """
-    talk = Talk(connected, assign.work.request.number if isinstance(assign.work, Run) else 0, stop, take)
-    talk.hold(assign)
-    return Conversation(talk.last, talk.exit_code, connected.process.kernel_kills, talk.overstayed)
-
-
 def answer_of(connected: ConnectedCommand, assign: Assign, patience: Patience) -> Described | Measured:
     """Return a connected command's answer; raise `WorkloadError`, or `MemoryError`, where it fails."""
-    found = converse(connected, assign, patience.stop, patience.take)
-    if isinstance(found.reply, Refused):
-        raise found.reply.as_error()
-    if found.reply is None:
+    found = converse(connected, assign, patience.stop, patience.take, connected.process.kernel_kills)
+    answer = answer_in(found)
+    if answer is None:
         raise failure_of(found.exit_code, connected.process)
-    assert not isinstance(found.reply, TrialEnded), "no trial was asked for"
-    return found.reply  # type: ignore[return-value]
+    return answer
 
 
 def failure_of(code: int, process: CommandProcess) -> Exception:
@@ -157,7 +139,7 @@ def outcome_of(
     state, reason = judge_command(found.exit_code, found.kernel_kills, printed)
     if not isinstance(found.reply, TrialEnded):
         if asked is not None:
-            return TrialOutcome(state=TrialState.PRUNED if asked[0] is TrialState.PAUSED else asked[0], reason=asked[1])
+            return stopped(asked)
         return TrialOutcome(state=state, reason=reason, traceback=printed or None)
     outcome = found.reply.outcome
     left_early = outcome.state is TrialState.EXHAUSTED and outcome.train_seconds <= request.train_seconds_limit

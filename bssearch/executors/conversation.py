@@ -24,10 +24,11 @@ from bssearch.executors.messages import (
     Run,
     Stop,
     TrialEnded,
+    TrialObserved,
     decode_reply,
     encode,
 )
-from bssearch.records import TrialOutcome, TrialState
+from bssearch.records import Observation, TrialOutcome, TrialState
 
 if TYPE_CHECKING:
     from bssearch.training.loop import Stop as AskStop
@@ -64,7 +65,7 @@ class ProgramProcess(Protocol):
 class Conversation:
     """What came of a piece of work: the last reply (None: none that ends it), and how the program ended."""
 
-    reply: Reply | None
+    reply: TrialEnded | Refused | Described | Measured | None
     exit_code: int
     kernel_kills: int | None
     overstayed: bool
@@ -81,7 +82,7 @@ class Talk:
         take: Callable[[Reply], None],
         leave_seconds: float = LEAVE_SECONDS,
     ) -> None:
-        self.last: Reply | None = None
+        self.last: TrialEnded | Refused | Described | Measured | None = None
         self.exit_code = 0
         self.overstayed = False
         self._process = process
@@ -151,6 +152,50 @@ class Talk:
             self._process.line.sendall(encode(command))
         except (BrokenPipeError, ConnectionResetError):
             return  # Its end is told by its exit code.
+
+
+def converse(
+    process: ProgramProcess,
+    assign: Assign,
+    stop: AskStop,
+    take: Callable[[Reply], None],
+    kernel_kills: int | None,
+    leave_seconds: float = LEAVE_SECONDS,
+) -> Conversation:
+    """Have a program do what it is assigned, and wait until it has ended; ``take`` gets each of its replies.
+
+    ``kernel_kills`` is what `kernel_memory_kills` was when it began. Raises `UsageError` where it says what is no
+    message.
+    """
+    number = assign.work.request.number if isinstance(assign.work, Run) else 0
+    talk = Talk(process, number, stop, take, leave_seconds)
+    talk.hold(assign)
+    return Conversation(talk.last, talk.exit_code, kernel_kills, talk.overstayed)
+
+
+def answer_in(found: Conversation) -> Described | Measured | None:
+    """Return a program's answer, None where it ended without one; raise the error that it answered with."""
+    if isinstance(found.reply, Refused):
+        raise found.reply.as_error()
+    assert not isinstance(found.reply, TrialEnded), "no trial was asked for"
+    return found.reply
+
+
+def relaying(on_progress: Callable[[], None], on_observation: Callable[[Observation], None]) -> Callable[[Reply], None]:
+    """Return what takes a trial's replies while it runs."""
+
+    def take(reply: Reply) -> None:
+        on_progress()
+        if isinstance(reply, TrialObserved):
+            on_observation(reply.observation)
+
+    return take
+
+
+def stopped(asked: tuple[TrialState, str]) -> TrialOutcome:
+    """Return the outcome of a trial that ended as it was ``asked``, without a word: nothing of it was saved."""
+    state, reason = asked
+    return TrialOutcome(state=TrialState.PRUNED if state is TrialState.PAUSED else state, reason=reason)
 
 
 def with_end(

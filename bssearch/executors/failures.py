@@ -8,7 +8,7 @@ import sysconfig
 import traceback
 from pathlib import Path
 
-from bssearch.errors import BSSearchError
+from bssearch.errors import BSSearchError, WorkloadError
 from bssearch.records import TrialState
 
 _TAIL_BYTES = 64 * 1024
@@ -97,6 +97,21 @@ def judge_command(code: int, kernel_kills_before: int | None, printed: str) -> t
         code = -signal.SIGKILL
     state, reason = judge_exit(code, kernel_kills_before, programs_words_of_no_memory(printed))
     return state, reason.replace("worker", "the command", 1)
+
+
+def code_has_changed(what: str, before: str | None, now: str | None) -> WorkloadError:
+    """Return the error where code is another than when the run began, by its revisions (None: it has none)."""
+    return WorkloadError(
+        f"{what} has changed since the run began ({before} → {now or 'no file'}): what it trains now does not compare "
+        "with the trials before",
+        hint="undo the change and run it again, or give the study another name; "
+        "`run --allow-changed-workload` where the change does not matter",
+    )
+
+
+def no_noise_scale(what: str) -> WorkloadError:
+    """Return the error where the gradient noise scale is asked of what is no workload."""
+    return WorkloadError(f"the gradient noise scale is measured of a workload: {what} keeps its loss to itself")
 
 
 def kernel_memory_kills() -> int | None:

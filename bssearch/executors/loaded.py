@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bssearch.errors import BSSearchError, LaunchError, WorkloadError
-from bssearch.executors.failures import describe_exception
+from bssearch.executors.failures import code_has_changed, describe_exception
 from bssearch.executors.messages import (
     Load,
     Measured,
@@ -72,12 +72,7 @@ class LoadedWorkload:
             self._workload = made(load.workload, given, load.workload_settings)
         self.revision = workload_revision(self._workload)
         if load.revision not in {None, self.revision}:
-            raise WorkloadError(
-                f"the file of workload {load.workload!r} has changed since the run began ({load.revision} → "
-                f"{self.revision or 'no file'}): what it trains now does not compare with the trials before",
-                hint="undo the change and run it again, or give the study another name; "
-                "`run --allow-changed-workload` where the change does not matter",
-            )
+            raise code_has_changed(f"the file of workload {load.workload!r}", load.revision, self.revision)
         try:
             data = check_data(self._workload.load(torch.device("cpu")), self._workload)
         except BaseException as error:

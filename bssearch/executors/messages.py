@@ -150,6 +150,28 @@ class Assign:
     memory_limit_bytes: int | None = None
     kind: Literal["assign"] = "assign"
 
+    @classmethod
+    def of(
+        cls,
+        program: Program,
+        work: Describe | MeasureStepTime | MeasureMemory | Run,
+        *,
+        device: str,
+        revision: str,
+        memory_limit_bytes: int | None = None,
+    ) -> Assign:
+        """Return what a program is assigned; it describes itself with its default."""
+        configuration = program.default if isinstance(work, Describe) else work.request.configuration
+        return cls(
+            work=work,
+            configuration=configuration,
+            parameters=program.parameters(configuration),
+            metric=program.metric,
+            device=device,
+            revision=revision,
+            memory_limit_bytes=memory_limit_bytes,
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loaded:

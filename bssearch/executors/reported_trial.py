@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable
 
@@ -10,7 +9,6 @@ from bssearch.errors import UsageError
 from bssearch.executors.reports import LOSS, Report
 from bssearch.records import (
     COULD_NOT_PAUSE,
-    LARGEST_METRIC,
     Observation,
     SecondsBasis,
     TrialOutcome,
@@ -18,7 +16,7 @@ from bssearch.records import (
     TrialState,
     is_metric,
 )
-from bssearch.training.course import Course, Ending
+from bssearch.training.course import Course, Ending, not_finite
 
 MOST_OBSERVATIONS = 100_000
 """Evaluations of a trial at most: a choice; all of them are stored, and a curve of a thousand is fine."""
@@ -198,10 +196,8 @@ class ReportedTrial:
             self._ended = time.monotonic()
 
     def _not_finite(self, what: str, value: float) -> str:
-        beyond = LARGEST_METRIC < abs(value) < math.inf
-        how = f"= {value:g} is beyond {LARGEST_METRIC:g}" if beyond else "is not finite"
         configuration = self._request.configuration
         return (
-            f"{what} {how}: batch size {configuration.batch_size}, learning rate {configuration.learning_rate:.4g}, "
-            f"step {self.steps}"
+            f"{not_finite(what, value)}: batch size {configuration.batch_size}, "
+            f"learning rate {configuration.learning_rate:.4g}, step {self.steps}"
         )

@@ -87,8 +87,9 @@ def pace_of(reports: Iterator[Report]) -> tuple[Pace | None, int]:
 
 def _pace_between(first: Report, last: Report, wall_seconds: float) -> Pace | None:
     """Return how long the steps between two reports took, None where that cannot be told."""
-    is_own = first.seconds is not None and last.seconds is not None
-    seconds = last.seconds - first.seconds if is_own else wall_seconds  # type: ignore[operator]
+    is_own, seconds = False, wall_seconds
+    if first.seconds is not None and last.seconds is not None:
+        is_own, seconds = True, last.seconds - first.seconds
     steps = last.step - first.step
     return Pace(seconds, steps, is_own) if steps > 0 and seconds > 0 else None
 

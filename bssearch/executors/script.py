@@ -11,8 +11,17 @@ from typing import TYPE_CHECKING
 
 from bssearch.errors import WorkloadError
 from bssearch.executors.base import Program
-from bssearch.executors.conversation import LEAVE_SECONDS, Conversation, Talk, Work, with_end
-from bssearch.executors.failures import judge_exit, kernel_memory_kills
+from bssearch.executors.conversation import (
+    LEAVE_SECONDS,
+    Conversation,
+    Work,
+    answer_in,
+    converse,
+    relaying,
+    stopped,
+    with_end,
+)
+from bssearch.executors.failures import code_has_changed, judge_exit, kernel_memory_kills, no_noise_scale
 from bssearch.executors.messages import (
     Assign,
     Describe,
@@ -22,14 +31,12 @@ from bssearch.executors.messages import (
     MeasureMemory,
     MeasureNoise,
     MeasureStepTime,
-    Refused,
     Reply,
     Run,
     TrialEnded,
-    TrialObserved,
 )
 from bssearch.executors.script_process import ScriptServer
-from bssearch.records import Configuration, Observation, TrialOutcome, TrialRequest, TrialState, WorkloadDescription
+from bssearch.records import Observation, TrialOutcome, TrialRequest, TrialState, WorkloadDescription
 
 if TYPE_CHECKING:
     from bssearch.training.loop import Stop as AskStop
@@ -64,17 +71,15 @@ class LoadedScript:
 
     def describe(self) -> WorkloadDescription:
         """Return what the program offers: it is evaluated, and takes a step. Raises `WorkloadError`."""
-        answer = self._ask(Describe(), self._program.default)
+        answer = self._ask(Describe())
         assert isinstance(answer, Described), "a program describes itself where it does not refuse"
         return replace(answer.description, notice=self._server.notice)
 
     def measure(self, command: MeasureStepTime | MeasureMemory | MeasureNoise) -> Measured:
         """Measure what is asked; raise `WorkloadError` where the program fails, and for a gradient noise scale."""
         if isinstance(command, MeasureNoise):
-            raise WorkloadError(
-                "the gradient noise scale is measured of a workload: a program of your own keeps its loss to itself"
-            )
-        answer = self._ask(command, command.request.configuration)
+            raise no_noise_scale("a program of your own")
+        answer = self._ask(command)
         assert not isinstance(answer, Described), "what is measured is no description"
         return answer
 
@@ -87,7 +92,6 @@ class LoadedScript:
     def converse(
         self,
         work: Work,
-        configuration: Configuration,
         stop: AskStop = lambda: None,
         take: Callable[[Reply], None] = lambda reply: None,
     ) -> Conversation:
@@ -96,11 +100,9 @@ class LoadedScript:
         Raises `LaunchError`, and `WorkloadError` where the script has changed: each piece of work reads it anew.
         """
         self._refuse_changed()
-        assign = Assign(
-            work=work,
-            configuration=configuration,
-            parameters=self._program.parameters(configuration),
-            metric=self._program.metric,
+        assign = Assign.of(
+            self._program,
+            work,
             device=self.device,
             revision=self.revision,
             memory_limit_bytes=self.memory_limit_bytes,
@@ -108,10 +110,7 @@ class LoadedScript:
         kills = kernel_memory_kills()
         process = self._server.start()
         with closing(process.line):
-            number = work.request.number if isinstance(work, Run) else 0
-            talk = Talk(process, number, stop, take, self.leave_seconds)
-            talk.hold(assign)
-            return Conversation(talk.last, talk.exit_code, kills, talk.overstayed)
+            return converse(process, assign, stop, take, kills, self.leave_seconds)
 
     def _revision_now(self) -> str:
         try:
@@ -122,26 +121,17 @@ class LoadedScript:
     def _refuse_changed(self) -> None:
         now = self._revision_now()
         if now != self.revision:
-            raise WorkloadError(
-                f"the script {self._script} has changed since the run began ({self.revision} → {now}): "
-                "what it trains now does not compare with the trials before",
-                hint="undo the change and run it again, or give the study another name; "
-                "`run --allow-changed-workload` where the change does not matter",
-            )
+            raise code_has_changed(f"the script {self._script}", self.revision, now)
 
-    def _ask(
-        self, work: Describe | MeasureStepTime | MeasureMemory, configuration: Configuration
-    ) -> Described | Measured:
-        found = self.converse(work, configuration)
-        if isinstance(found.reply, Refused):
-            raise found.reply.as_error()
-        if found.reply is None:
+    def _ask(self, work: Describe | MeasureStepTime | MeasureMemory) -> Described | Measured:
+        found = self.converse(work)
+        answer = answer_in(found)
+        if answer is None:
             state, reason = judge_exit(found.exit_code, found.kernel_kills)
             if state is TrialState.OOM:
                 raise MemoryError(_of_the_script(reason))
             raise WorkloadError(f"the script ended without an answer: {_of_the_script(reason)}")
-        assert not isinstance(found.reply, TrialEnded), "no trial was asked for"
-        return found.reply  # type: ignore[return-value]
+        return answer
 
 
 class ScriptTrial:
@@ -157,20 +147,13 @@ class ScriptTrial:
 
     def run(self, on_observation: Callable[[Observation], None]) -> TrialOutcome:
         """Run to the end, whichever it is; raise `LaunchError` where the program cannot be started."""
-
-        def take(reply: Reply) -> None:
-            self._on_progress()
-            if isinstance(reply, TrialObserved):
-                on_observation(reply.observation)
-
-        found = self._program.converse(Run(request=self._request), self._request.configuration, self._stop, take)
+        take = relaying(self._on_progress, on_observation)
+        found = self._program.converse(Run(request=self._request), self._stop, take)
         asked = self._stop()
         if isinstance(found.reply, TrialEnded):
             return with_end(found.reply.outcome, found, THE_SCRIPT, self._program.leave_seconds)
         if asked is not None:
-            return TrialOutcome(
-                state=asked[0] if asked[0] is not TrialState.PAUSED else TrialState.PRUNED, reason=asked[1]
-            )
+            return stopped(asked)
         state, reason = judge_exit(found.exit_code, found.kernel_kills)
         return TrialOutcome(state=state, reason=_of_the_script(reason))
 

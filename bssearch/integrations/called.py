@@ -10,10 +10,10 @@ from typing import TypeVar
 
 import torch
 
-from bssearch.errors import LaunchError, UsageError, WorkloadError
+from bssearch.errors import LaunchError, UsageError
 from bssearch.executors.base import Ended, Event, Observed, Program
 from bssearch.executors.devices import choose_device
-from bssearch.executors.loaded import failed, program_refused
+from bssearch.executors.failures import no_noise_scale
 from bssearch.executors.messages import (
     Assign,
     Describe,
@@ -32,9 +32,8 @@ from bssearch.executors.running_trial import RunningTrial
 from bssearch.integrations.measuring import Looked
 from bssearch.integrations.own_loop import LoopTrial
 from bssearch.integrations.trial_run import TrialRun
-from bssearch.integrations.work import work_of
+from bssearch.integrations.work import failure_of, work_of
 from bssearch.records import (
-    Configuration,
     MemoryRequest,
     MemoryUse,
     NoiseMeasurement,
@@ -90,7 +89,7 @@ class Piece:
         if work.is_over:
             work.finish()
         elif error is not None and not work.failed(error):
-            self.send(self._failure(error))
+            self.send(failure_of(self.assign, error))
 
     def send(self, reply: Reply) -> None:
         """Send a reply to the search; nothing where it has dropped this piece."""
@@ -111,12 +110,6 @@ class Piece:
     def asked_to_stop(self) -> tuple[TrialState, str] | None:
         """Return how the trial is to end."""
         return self.stop
-
-    def _failure(self, error: BaseException) -> Reply:
-        work = self.assign.work
-        if isinstance(work, Run):
-            return TrialEnded(number=work.request.number, outcome=failed(error))
-        return program_refused(error, None)
 
 
 class CalledExecutor:
@@ -158,27 +151,26 @@ class CalledExecutor:
 
     def describe(self) -> WorkloadDescription:
         """Have the loop evaluate and take a step; raise `WorkloadError` where it fails."""
-        return self._ask(Describe(), self._program.default, Described).description
+        return self._ask(Describe(), Described).description
 
     def measure_step_time(self, request: StepTimeRequest) -> StepTime:
         """Time steps of the loop; raise `WorkloadError` where it fails."""
-        work = MeasureStepTime(request=request)
-        return self._ask(work, request.configuration, StepTimeMeasured).step_time
+        return self._ask(MeasureStepTime(request=request), StepTimeMeasured).step_time
 
     def measure_memory(self, request: MemoryRequest, *, reserve: bool = False) -> MemoryUse:
         """Find out whether a micro-batch size fits, in this process."""
-        return self._ask(MeasureMemory(request=request), request.configuration, MemoryMeasured).memory
+        return self._ask(MeasureMemory(request=request), MemoryMeasured).memory
 
     def measure_noise(self, request: NoiseRequest) -> NoiseMeasurement:
         """Raise `WorkloadError`: only a workload's loss is known."""
-        raise WorkloadError("the gradient noise scale is measured of a workload: a loop keeps its loss to itself")
+        raise no_noise_scale("a loop")
 
     def submit(self, request: TrialRequest) -> None:
         """Have the loop train a trial; raise `ValueError` where one is training."""
         if self._trial is not None:
             running = self._trial[1].request.number
             raise ValueError(f"no slot is free for trial {request.number}: [{running}] are running")
-        piece = self._piece(Run(request=request), request.configuration)
+        piece = self._piece(Run(request=request))
         self._trial = piece, RunningTrial(request)
         self._pieces.put(piece)
 
@@ -216,26 +208,18 @@ class CalledExecutor:
         """End what runs, as cancelled."""
         self.kill()
 
-    def _piece(self, work: Describe | MeasureStepTime | MeasureMemory | Run, configuration: Configuration) -> Piece:
-        assign = Assign(
-            work=work,
-            configuration=configuration,
-            parameters=self._program.parameters(configuration),
-            metric=self._program.metric,
-            device=self._device,
-            revision=self._revision,
-        )
+    def _piece(self, work: Describe | MeasureStepTime | MeasureMemory | Run) -> Piece:
+        assign = Assign.of(self._program, work, device=self._device, revision=self._revision)
         return Piece(assign, self._threads, lambda piece, reply: self._replies.put((piece, reply)))
 
     def _ask(
         self,
         work: Describe | MeasureStepTime | MeasureMemory,
-        configuration: Configuration,
         kind: type[Answered],
     ) -> Answered:
         if self._trial is not None:
             raise ValueError("nothing is measured while a trial runs")
-        piece = self._piece(work, configuration)
+        piece = self._piece(work)
         self._pieces.put(piece)
         while True:
             self._raise_if_interrupted()

@@ -12,14 +12,10 @@ from types import TracebackType
 import torch
 
 from bssearch.errors import TrialStopped, UsageError
-from bssearch.executors.loaded import failed, program_refused
 from bssearch.executors.messages import (
     TRIAL_VARIABLE,
     Assign,
     Describe,
-    Reply,
-    Run,
-    TrialEnded,
     decode_command,
     encode,
 )
@@ -29,7 +25,7 @@ from bssearch.integrations.measuring import Looked
 from bssearch.integrations.own_loop import LoopTrial
 from bssearch.integrations.ranks import Follower, Leader, Ranks, RankTrial, SilentAlone, ranks_of
 from bssearch.integrations.trial_run import TrialRun
-from bssearch.integrations.work import work_of
+from bssearch.integrations.work import failure_of, work_of
 from bssearch.records import Configuration, ParameterValue
 from bssearch.training.memory import limit_memory
 from bssearch.training.trainer import seed_everything
@@ -80,18 +76,12 @@ class Session:
         if work is not None and work.is_over:
             work.finish()
         elif error is not None and not (work is not None and work.failed(error)):
-            self.line.send(self._failure(error))
+            self.line.send(failure_of(self.assign, error))
 
     @property
     def steps(self) -> int:
         """Return the steps that the trial has taken."""
         return 0 if self.trial is None else self.trial.steps
-
-    def _failure(self, error: BaseException) -> Reply:
-        asked = self.assign.work
-        if isinstance(asked, Run):
-            return TrialEnded(number=asked.request.number, outcome=failed(error))
-        return program_refused(error, self.assign.memory_limit_bytes)
 
 
 _session: Session | None = None

@@ -15,6 +15,7 @@ from bssearch.executors.messages import Assign, Described, MemoryMeasured, Reply
 from bssearch.integrations.assignment import Evaluate, Metrics, number_of
 from bssearch.integrations.loop_clock import HostClock, LoopClock, contention_meter
 from bssearch.probes.cadence import eval_every_steps
+from bssearch.probes.memory import STEPS
 from bssearch.probes.step_time import (
     LEAST_SHARE,
     PATIENCE,
@@ -27,23 +28,14 @@ from bssearch.probes.step_time import (
 from bssearch.records import (
     MemoryRequest,
     MemoryUse,
-    MetricInfo,
-    ModelDescription,
     StepTime,
     StepTimeRequest,
     WorkloadDescription,
-    is_metric,
 )
 from bssearch.training.core_pace import CorePace, ReferenceKernel
-from bssearch.training.environment import describe_device
-from bssearch.training.memory import peak_memory_bytes, peak_process_memory_bytes, reset_peak_memory
+from bssearch.training.environment import describe_program
+from bssearch.training.memory import is_out_of_memory, peak_memory_bytes, peak_process_memory_bytes, reset_peak_memory
 from bssearch.training.trial_checkpoint import first_line
-
-MEMORY_STEPS = 3
-"""Whole steps after which a micro-batch size fits: those of bssearch's own loop."""
-
-OWN = "own"
-"""Stands for the precision and the compile mode of a program, which are its own business."""
 
 
 class AnswerLine(Protocol):
@@ -167,25 +159,12 @@ class DescribedLoop(Looked):
         )
 
     def _description(self) -> WorkloadDescription:
-        environment = describe_device(
+        return describe_program(
             self._torch_device,
-            precision=OWN,
-            compile_mode=OWN,
+            self._metrics,
+            self._metrics if self._first == 0 else {},
             memory_limit_bytes=self._memory_limit_bytes,
-            workload_revision=self._revision,
-        )
-        initial: dict[str, float | None] = {
-            name: value if is_metric(value) else None for name, value in self._metrics.items()
-        }
-        return WorkloadDescription(
-            train_samples=None,
-            validation_samples=None,
-            test_samples=None,
-            metrics={name: MetricInfo() for name in self._metrics},
-            environment=environment,
-            model=ModelDescription(
-                parameters=None, batch_norm_layers=0, initial_metrics=initial if self._first == 0 else {}
-            ),
+            revision=self._revision,
         )
 
 
@@ -206,7 +185,7 @@ class MeasuredMemory(Looked):
 
     def is_due(self, step: int) -> bool:
         """Return whether an evaluation is due: after the steps."""
-        return step >= MEMORY_STEPS
+        return step >= STEPS
 
     def evaluated(self, step: int, metrics: Metrics, loss: float | None) -> None:
         """Say that it fits, and the peak."""
@@ -215,8 +194,6 @@ class MeasuredMemory(Looked):
 
     def failed(self, error: BaseException) -> bool:
         """Say that it does not fit, where memory ran out."""
-        from bssearch.training.memory import is_out_of_memory
-
         if self.is_over or not is_out_of_memory(error):
             return False
         self._tell(fits=False, peak=None, reason=first_line(error))
@@ -253,10 +230,8 @@ class TimedLoop(Looked):
         self._evaluations: list[float] = []
         self._row = _Row()
         self._runs: list[tuple[float, int, float]] = []
-        self._step = 0
         self._last = 0.0
         self._cadence = 1
-        self._undelayed_before = 0.0
         reset_peak_memory(self._torch_device)
 
     def begin(self) -> None:
@@ -279,7 +254,6 @@ class TimedLoop(Looked):
     def stepped(self, step: int) -> None:
         """Time a step; of the first few the shortest says about how long one is."""
         super().stepped(step)
-        self._step = step
         guess = min(self._first, default=0.0)
         is_short_row = guess > 0 and (self._row.steps + 1) * guess < RUN_SECONDS and not self.is_due(step)
         if step > WARM_UP_STEPS and is_short_row:
@@ -310,8 +284,6 @@ class TimedLoop(Looked):
 
     def failed(self, error: BaseException) -> bool:
         """Say that memory ran out, where it did."""
-        from bssearch.training.memory import is_out_of_memory
-
         if self.is_over or not is_out_of_memory(error):
             return False
         self._clock.pause()

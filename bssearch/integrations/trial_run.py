@@ -24,7 +24,6 @@ from bssearch.integrations.saved_parts import (
 )
 from bssearch.records import (
     COULD_NOT_PAUSE,
-    LARGEST_METRIC,
     Configuration,
     Observation,
     ParameterValue,
@@ -35,7 +34,7 @@ from bssearch.records import (
 )
 from bssearch.training.contention import Contention
 from bssearch.training.core_pace import CorePace, ReferenceKernel
-from bssearch.training.course import Course, Ending
+from bssearch.training.course import Course, Ending, not_finite
 from bssearch.training.device_use import DeviceMeter
 from bssearch.training.loop import TESTED_STATES
 from bssearch.training.memory import is_out_of_memory, peak_memory_meter
@@ -341,9 +340,7 @@ class TrialRun:
 
     def _not_finite(self, metric: float, step: int) -> str:
         what = "the loss" if is_metric(metric) else self._request.target.metric
-        beyond = LARGEST_METRIC < abs(metric) < math.inf
-        how = f"= {metric:g} is beyond {LARGEST_METRIC:g}" if beyond else "is not finite"
-        return f"{what} {how}: {self._where(step)}"
+        return f"{not_finite(what, metric)}: {self._where(step)}"
 
     def _where(self, step: int) -> str:
         size, rate = self.configuration.batch_size, self.configuration.learning_rate

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Protocol
 
-from bssearch.executors.messages import Assign, MeasureMemory, MeasureStepTime, Run
+from bssearch.executors.loaded import failed, program_refused
+from bssearch.executors.messages import Assign, MeasureMemory, MeasureStepTime, Reply, Run, TrialEnded
 from bssearch.integrations.measuring import AnswerLine, DescribedLoop, Looked, MeasuredMemory, TimedLoop
 from bssearch.integrations.trial_run import Line, TrialRun
 from bssearch.records import ParameterValue
@@ -28,3 +29,10 @@ def work_of(assign: Assign, parameters: Mapping[str, ParameterValue], line: Work
             return MeasuredMemory(request, assign, line)
         case _:
             return DescribedLoop(assign, line)
+
+
+def failure_of(assign: Assign, error: BaseException) -> Reply:
+    """Return what is said of work in which the user's code has failed."""
+    if isinstance(assign.work, Run):
+        return TrialEnded(number=assign.work.request.number, outcome=failed(error))
+    return program_refused(error, assign.memory_limit_bytes)

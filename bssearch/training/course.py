@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from bssearch.curves import Crossing, crossing, with_crossing
-from bssearch.records import MetricInfo, Observation, TrialOutcome, TrialRequest, TrialState
+from bssearch.records import LARGEST_METRIC, MetricInfo, Observation, TrialOutcome, TrialRequest, TrialState
 
 CHANCE_MARGIN = 0.05
 """The share of the way from chance to the target within which a metric is no better than chance: a choice."""
@@ -56,6 +57,12 @@ class Progress:
         self.best, self.peaks, self.warnings = state["best"], state["peaks"], state["warnings"]
         self.crossing = None if crossing is None else Crossing(**crossing)
         self.reached = state.get("reached", "")
+
+
+def not_finite(what: str, value: float) -> str:
+    """Return that a metric or a loss is none that a trial can go on from: not finite, or too large."""
+    is_beyond = LARGEST_METRIC < abs(value) < math.inf
+    return f"{what} = {value:g} is beyond {LARGEST_METRIC:g}" if is_beyond else f"{what} is not finite"
 
 
 class Course:

@@ -7,15 +7,19 @@ import inspect
 import platform
 import re
 import subprocess
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import ModuleType
 
 import psutil
 import torch
 
-from bssearch.records import Environment
+from bssearch.records import Environment, MetricInfo, ModelDescription, WorkloadDescription, is_metric
 from bssearch.training.computation import Computation
 from bssearch.workloads.given import is_of_main
+
+OWN = "own"
+"""Stands for the precision and the compile mode of a program, which are its own business."""
 
 GIT_SECONDS = 5.0
 """What git does not say within this time is left unsaid."""
@@ -64,6 +68,35 @@ def describe_device(
         workload_revision=workload_revision,
         cudnn_version=cudnn_version() if is_cuda else None,
         git_revision=git_revision,
+    )
+
+
+def describe_program(
+    device: torch.device,
+    metrics: Iterable[str],
+    untrained: Mapping[str, float],
+    *,
+    memory_limit_bytes: int | None,
+    revision: str,
+) -> WorkloadDescription:
+    """Return what is known of a program of the user's own: its ``metrics``, and some of them before its first step."""
+    return WorkloadDescription(
+        train_samples=None,
+        validation_samples=None,
+        test_samples=None,
+        metrics={name: MetricInfo() for name in metrics},
+        environment=describe_device(
+            device,
+            precision=OWN,
+            compile_mode=OWN,
+            memory_limit_bytes=memory_limit_bytes,
+            workload_revision=revision,
+        ),
+        model=ModelDescription(
+            parameters=None,
+            batch_norm_layers=0,
+            initial_metrics={name: value if is_metric(value) else None for name, value in untrained.items()},
+        ),
     )
 
 

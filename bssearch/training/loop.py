@@ -30,7 +30,6 @@ from pathlib import Path
 from bssearch.errors import CheckpointError
 from bssearch.records import (
     COULD_NOT_PAUSE,
-    LARGEST_METRIC,
     GradientNoise,
     Observation,
     TrialOutcome,
@@ -43,7 +42,7 @@ from bssearch.training.clock import Clock
 from bssearch.training.computation import Computation
 from bssearch.training.contention import Contention, ContentionMeter
 from bssearch.training.core_pace import ReferenceKernel
-from bssearch.training.course import Course, Ending
+from bssearch.training.course import Course, Ending, not_finite
 from bssearch.training.device_use import DeviceMeter
 from bssearch.training.gradient_noise import NoiseBudget, NoiseMeter
 from bssearch.training.inspection import batch_norm_layers, tokens_per_sample
@@ -299,12 +298,10 @@ class Trial:
 
     def _not_finite(self, trainer: Trainer, loss: float | None, metric: float) -> Ending:
         what = "the training loss" if is_metric(metric) else self._request.target.metric
-        how = (
-            f"= {metric:g} is beyond {LARGEST_METRIC:g}" if LARGEST_METRIC < abs(metric) < math.inf else "is not finite"
-        )
         first = trainer.first_non_finite()
         return Ending(
-            TrialState.DIVERGED, f"{what} {how}: {self._where(trainer)}" + ("" if first is None else f"; {first}")
+            TrialState.DIVERGED,
+            f"{not_finite(what, metric)}: {self._where(trainer)}" + ("" if first is None else f"; {first}"),
         )
 
     def _out_of_memory(self, error: Exception) -> Ending:

@@ -11,8 +11,9 @@ from bssearch.errors import UsageError
 from bssearch.executors.messages import Describe, Described, MeasureMemory, MeasureStepTime, MemoryMeasured
 from bssearch.executors.messages import StepTimeMeasured as Timed
 from bssearch.integrations.alone import Alone
-from bssearch.integrations.measuring import MEMORY_STEPS, DescribedLoop, Looked, MeasuredMemory, TimedLoop
+from bssearch.integrations.measuring import DescribedLoop, Looked, MeasuredMemory, TimedLoop
 from bssearch.integrations.own_loop import LoopTrial
+from bssearch.probes.memory import STEPS
 from bssearch.probes.step_time import SEGMENT_SECONDS, WARM_UP_STEPS
 from tests.integrations.loops import (
     FORMS,
@@ -79,7 +80,7 @@ def test_short_steps_are_timed_in_rows_each_step_once(form: str) -> None:
 def test_a_micro_batch_fits_after_three_steps_and_an_evaluation(form: str) -> None:
     reply, training = answer("memory", form)
     assert isinstance(reply, MemoryMeasured) and reply.memory.fits
-    assert (training.taken, training.evaluated) == (MEMORY_STEPS, [MEMORY_STEPS])
+    assert (training.taken, training.evaluated) == (STEPS, [STEPS])
 
 
 @pytest.mark.parametrize("kind", ["memory", "step-time"])
