@@ -5,16 +5,15 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 
 from bssearch.errors import UsageError
-from bssearch.integrations.assignment import Evaluate, Metrics
+from bssearch.integrations.assignment import Evaluate, Metrics, Untimed
 from bssearch.records import Configuration, ParameterValue
 
 
-class Alone:
+class Alone(Untimed):
     """The assignment of a script that nobody searches with; see `bssearch.integrations.assignment.Assignment`.
 
     It is evaluated after every ``evaluate_every`` steps (None: never), before the first one not, and ends after
@@ -42,25 +41,13 @@ class Alone:
         self._every = evaluate_every
         self._most_steps = math.inf if steps is None else steps
 
-    def begin(self) -> None:
-        """Nothing is timed."""
-
     def is_due(self, step: int) -> bool:
         """Return whether the loop is to be evaluated."""
         return self._every is not None and step > 0 and step % self._every == 0
 
-    def pause(self) -> None:
-        """Nothing is timed."""
-
-    def resume(self) -> None:
-        """Nothing is timed."""
-
     def stepped(self, step: int) -> None:
         """End after the last step, where it is not evaluated."""
         self.is_over = step >= self._most_steps and not self.is_due(step)
-
-    def waited(self, seconds: float) -> None:
-        """Nothing is timed."""
 
     def warned(self, sentence: str) -> None:
         """Print it."""
@@ -82,22 +69,5 @@ class Alone:
         told = ", ".join(f"{name} {value}" for name, value in evaluate().items())
         print(f"test: {told}", file=sys.stderr)
 
-    def passes(self, in_order: bool) -> None:
-        """Nothing was paused."""
-
-    def skipped(self) -> None:
-        """Nothing was paused."""
-
-    def keep(self, objects: Mapping[str, Any]) -> int:
-        """Nothing is saved."""
-        return 0
-
     def looped(self, step: int) -> None:
         """The loop may end when it likes."""
-
-    def failed(self, error: BaseException) -> bool:
-        """Return whether an error is an answer: none is."""
-        return False
-
-    def finish(self) -> None:
-        """Nothing is told."""

@@ -91,6 +91,33 @@ class Assignment(Protocol):
         ...
 
 
+class Untimed:
+    """What an `Assignment` does that times nothing, and of which nothing is paused or saved."""
+
+    def begin(self) -> None:
+        """Nothing is timed."""
+
+    def pause(self) -> None:
+        """Nothing is timed."""
+
+    def resume(self) -> None:
+        """Nothing is timed."""
+
+    def waited(self, seconds: float) -> None:
+        """No wait is counted apart."""
+
+    def passes(self, in_order: bool) -> int | None:
+        """Nothing was paused."""
+        return None
+
+    def skipped(self) -> None:
+        """Nothing was paused."""
+
+    def keep(self, objects: Mapping[str, Any]) -> int:
+        """Nothing is saved."""
+        return 0
+
+
 def number_of(metrics: Metrics, metric: str) -> float:
     """Return one of the metrics that a loop reports as a float, which may be NaN.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -12,7 +11,7 @@ import torch
 
 from bssearch.errors import UsageError
 from bssearch.executors.messages import Assign, Described, MemoryMeasured, Reply, StepTimeMeasured
-from bssearch.integrations.assignment import Evaluate, Metrics, number_of
+from bssearch.integrations.assignment import Evaluate, Metrics, Untimed, number_of
 from bssearch.integrations.loop_clock import HostClock, LoopClock, contention_meter
 from bssearch.probes.cadence import eval_every_steps
 from bssearch.probes.memory import STEPS
@@ -50,7 +49,7 @@ class AnswerLine(Protocol):
         ...
 
 
-class Looked:
+class Looked(Untimed):
     """What the looks at a loop have in common; see `bssearch.integrations.assignment.Assignment`."""
 
     cycles = True
@@ -66,25 +65,13 @@ class Looked:
         self._torch_device = torch.device(assign.device)
         self._memory_limit_bytes = assign.memory_limit_bytes
 
-    def begin(self) -> None:
-        """Nothing is timed before the first step."""
-
     def is_due(self, step: int) -> bool:
         """Return whether an evaluation is due: before the first step and after each."""
         return True
 
-    def pause(self) -> None:
-        """Nothing is timed."""
-
-    def resume(self) -> None:
-        """Nothing is timed."""
-
     def stepped(self, step: int) -> None:
         """Take note of progress."""
         self._line.progressed()
-
-    def waited(self, seconds: float) -> None:
-        """A wait for data is part of the step."""
 
     def evaluated(self, step: int, metrics: Metrics, loss: float | None) -> None:
         """Check what is reported."""
@@ -96,16 +83,6 @@ class Looked:
 
     def warned(self, sentence: str) -> None:
         """What is looked at has no outcome to warn in."""
-
-    def passes(self, in_order: bool) -> None:
-        """Nothing was paused."""
-
-    def skipped(self) -> None:
-        """Nothing was paused."""
-
-    def keep(self, objects: Mapping[str, Any]) -> int:
-        """Nothing is saved."""
-        return 0
 
     def looped(self, step: int) -> None:
         """Raise `UsageError`: the loop was to go on."""

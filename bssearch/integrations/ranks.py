@@ -18,7 +18,7 @@ from torch import distributed
 from bssearch.errors import UsageError
 from bssearch.executors.messages import Assign, MeasureStepTime, Run
 from bssearch.integrations.alone import Alone
-from bssearch.integrations.assignment import Assignment, Evaluate, Metrics
+from bssearch.integrations.assignment import Assignment, Evaluate, Metrics, Untimed
 from bssearch.integrations.measuring import AnswerLine, Looked, TimedLoop
 from bssearch.integrations.own_loop import LoopTrial
 from bssearch.integrations.sampler import RankSampler
@@ -111,8 +111,8 @@ class Word:
     tests: bool = False
 
 
-class Follower:
-    """The assignment of a rank that is not the first; see `bssearch.integrations.own_loop.Assignment`."""
+class Follower(Untimed):
+    """The assignment of a rank that is not the first; see `bssearch.integrations.assignment.Assignment`."""
 
     cycles = True
 
@@ -133,18 +133,9 @@ class Follower:
         """Return whether an evaluation is due, as the first rank has said."""
         return step in self._word.due
 
-    def pause(self) -> None:
-        """Nothing is timed."""
-
-    def resume(self) -> None:
-        """Nothing is timed."""
-
     def stepped(self, step: int) -> None:
         """Raise `UsageError` where an evaluation was passed over."""
         check_evaluated(self._word, step)
-
-    def waited(self, seconds: float) -> None:
-        """Nothing is timed."""
 
     def evaluated(self, step: int, metrics: Metrics, loss: float | None) -> None:
         """Hear whether the trial is over; what this rank has found does not count."""
@@ -160,24 +151,13 @@ class Follower:
     def warned(self, sentence: str) -> None:
         """The first rank warns of it, too."""
 
-    def passes(self, in_order: bool) -> int | None:
-        """Nothing was paused."""
-        return None
-
-    def skipped(self) -> None:
-        """Nothing was paused."""
-
-    def keep(self, objects: Mapping[str, Any]) -> int:
-        """Nothing is saved."""
-        return 0
-
     def looped(self, step: int) -> None:
         """The first rank tells of it."""
         self.is_over = True
 
 
 class Leader:
-    """The assignment of the first rank, which does the ``work``; see `bssearch.integrations.own_loop.Assignment`."""
+    """The assignment of the first rank, which does the ``work``; see `bssearch.integrations.assignment.Assignment`."""
 
     cycles = True
 
