@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import select
 import signal
@@ -23,7 +22,7 @@ import psutil
 from bssearch.errors import LaunchError, WorkloadError
 from bssearch.executors.connected_command import ConnectedCommand, TrialSocket
 from bssearch.executors.failures import kernel_memory_kills
-from bssearch.executors.lifeline import GroupWatcher
+from bssearch.executors.lifeline import DieWithParent, GroupWatcher, become_subreaper
 from bssearch.executors.messages import TRIAL_VARIABLE
 from bssearch.executors.process import has_exited, report_folder_prefix
 from bssearch.executors.reports import Report, ReportReader
@@ -51,8 +50,6 @@ _CHUNK_BYTES = 1 << 16
 _MOST_CHUNKS_LEFT = 16
 """Far more than a pipe holds: 64 KiB, where the user does not change that (pipe(7))."""
 
-_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # prctl(2)
-
 
 class CommandProcess:
     """A started program; leave its ``with`` block to end it, and whatever it has started.
@@ -63,7 +60,7 @@ class CommandProcess:
     """
 
     def __init__(self, command: Sequence[str], folder: Path, expressions: Mapping[str, str]) -> None:
-        _become_subreaper()
+        become_subreaper()
         self._before = set(psutil.Process().children(recursive=True))
         self._logged = 0
         self._tail = b""
@@ -266,25 +263,5 @@ def _started(command: Sequence[str], folder: Path, pipe: Path, line: Path) -> su
         stderr=subprocess.STDOUT,
         bufsize=0,
         process_group=0,
-        preexec_fn=_DieWithParent(os.getpid()),
+        preexec_fn=DieWithParent(os.getpid()),
     )
-
-
-class _DieWithParent:
-    """Runs in the new process before the program: the kernel kills it when its parent ends."""
-
-    def __init__(self, parent: int) -> None:
-        self._parent = parent
-        self._prctl = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
-
-    def __call__(self) -> None:
-        if self._prctl is not None:
-            self._prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != self._parent:
-            os._exit(1)
-
-
-def _become_subreaper() -> None:
-    """Have orphans of this process's descendants become its children, so that they can be ended (Linux)."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)

@@ -7,7 +7,8 @@ Three strings, each for a case that the others miss when the driver is killed ou
 * a tiny shell in that process group holds the read end of a pipe whose only writer is the driver, and kills
   the group when it closes: the processes that the user's code started (data loaders, say) go too.
 
-A command of the user's own leads a group of its own: it has a shell that kills that one (`GroupWatcher`).
+A command of the user's own leads a group of its own: it has a shell that kills that one (`GroupWatcher`). What runs
+commands or scripts becomes the parent of the orphans that they leave (`become_subreaper`), and ends those too.
 
 A process that leaves the group, for a session of its own say, is out of reach where the driver is killed. Where it
 lives it finds those too, before it kills a worker (`bssearch.executors.process`).
@@ -23,6 +24,11 @@ import sys
 from typing import NoReturn
 
 _PR_SET_PDEATHSIG = 1
+"""prctl(2): the signal that the kernel sends to this process when the thread that started it ends."""
+
+_PR_SET_CHILD_SUBREAPER = 36
+"""prctl(2): orphans of this process's descendants become its own children."""
+
 _WATCH = "read line; kill -9 0"
 
 
@@ -31,10 +37,42 @@ def die_with_parent(parent: int) -> None:
 
     ``parent`` is the process id of the driver: where it is no longer our parent, it died before we could ask.
     """
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         end_group()
+
+
+def outlive_parent() -> None:
+    """Take back what `die_with_parent` has asked: this process goes on after its parent's end (Linux)."""
+    _prctl(_PR_SET_PDEATHSIG, 0)
+
+
+def become_subreaper() -> None:
+    """Have orphans of this process's descendants become its children, so that they can be ended (Linux)."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def _prctl(option: int, value: int) -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
+
+
+class DieWithParent:
+    """What a new process of ``parent`` runs before its program, so that the kernel kills it when its parent ends.
+
+    The system call is found before the fork, after which little is safe.
+    """
+
+    def __init__(self, parent: int) -> None:
+        self._parent = parent
+        self._prctl = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
+
+    def __call__(self) -> None:
+        """Ask the kernel; end where the parent has ended before."""
+        if self._prctl is not None:
+            self._prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != self._parent:
+            os._exit(1)
 
 
 def end_group() -> NoReturn:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import ast
 import contextlib
-import ctypes
 import gc
 import importlib
 import importlib.util
@@ -29,15 +28,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from bssearch.errors import TrialStopped
-from bssearch.executors.lifeline import die_with_parent
+from bssearch.executors.lifeline import become_subreaper, die_with_parent, outlive_parent
 from bssearch.executors.messages import TRIAL_VARIABLE
 from bssearch.executors.script_process import HOST
-
-PR_SET_PDEATHSIG = 1
-"""prctl(2): the signal that the kernel sends to this process when its parent ends."""
-
-PR_SET_CHILD_SUBREAPER = 36
-"""prctl(2): orphans of this process's descendants become its own children."""
 
 TICK_SECONDS = 0.02
 """How often a trial's process is looked after: a choice, small beside a trial; a look takes microseconds."""
@@ -88,7 +81,7 @@ def begin_anew(worker: socket.socket, reason: str) -> NoReturn:
 def serve(worker: socket.socket, script: str, arguments: list[str], anew: str | None) -> None:
     """Run a trial for each line that comes, and say how each ended, until the worker hangs up."""
     become_subreaper()
-    outlive_parent()
+    outlive_parent()  # its end is seen on the socket
     worker.set_inheritable(False)
     _tell(worker, {"anew": anew})
     while True:
@@ -202,25 +195,13 @@ def why_not_to_fork() -> str | None:
     return None if threads == 1 else f"its imports start {threads - 1} threads"
 
 
-def outlive_parent() -> None:
-    """Go on after the parent's end, which the socket to it tells (Linux)."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, 0, 0, 0, 0)
-
-
-def become_subreaper() -> None:
-    """Have orphans of this process's descendants become its children, so that they can be ended (Linux)."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-
-
-def end_descendants(group: int, keep: frozenset[int] = frozenset()) -> None:
-    """Kill what is left of a process group, and of this process's descendants, those to ``keep`` excepted."""
+def end_descendants(group: int) -> None:
+    """Kill what is left of a process group, and all of this process's descendants."""
     import psutil
 
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(group, signal.SIGKILL)
-    while left := [one for one in psutil.Process().children(recursive=True) if one.pid not in keep]:
+    while left := psutil.Process().children(recursive=True):
         for one in left:
             with contextlib.suppress(psutil.Error):
                 one.kill()
