@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, Dataset
 from bssearch.records import Configuration
 from bssearch.training.computation import Computation
 from bssearch.training.own.batches import CollatedSamples, streamed
-from bssearch.workloads.data import Batch, BatchStream, Data, DatasetPart, Part
+from bssearch.workloads.data import Batch, BatchStream, Data, DatasetPart, HostPart, Part
 from bssearch.workloads.nested import moved, tensors
 
 DATA_SHARE = 0.3
@@ -57,7 +57,7 @@ def fits_on_device(train: Part, device: torch.device, memory_bytes: int | None =
 
 def placement_of(train: Part, computation: Computation) -> Placement:
     """Return where a training part lies for a trial; on the CPU, whose memory is the device's, the setting says it."""
-    if isinstance(train, DatasetPart | BatchStream):
+    if isinstance(train, HostPart):
         return "host"
     if train.device.type != "cpu":
         return "device"

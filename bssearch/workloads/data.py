@@ -74,7 +74,23 @@ class Part:
             yield _cut(self.inputs, rows), _cut(self.targets, rows)
 
 
-class DatasetPart(Part):
+class HostPart(Part):
+    """A part that stays on the host, from where its batches are brought to the device."""
+
+    @property
+    def device(self) -> torch.device:
+        """Return the CPU."""
+        import torch
+
+        return torch.device("cpu")
+
+    @property
+    def bytes(self) -> int:
+        """Return 0: nothing of it lies on the device."""
+        return 0
+
+
+class DatasetPart(HostPart):
     """A part made of samples, which stay on the host; `chunks` brings collated batches to the device."""
 
     def __init__(self, samples: Any, collate: Collate | None = None, device: torch.device | None = None) -> None:
@@ -94,18 +110,6 @@ class DatasetPart(Part):
 
     def __len__(self) -> int:
         return len(self.samples)
-
-    @property
-    def device(self) -> torch.device:
-        """Return the CPU: samples are gathered there."""
-        import torch
-
-        return torch.device("cpu")
-
-    @property
-    def bytes(self) -> int:
-        """Return 0: nothing of it lies on the device."""
-        return 0
 
     def to(self, device: torch.device) -> DatasetPart:
         """Return the part with chunks on a device."""
@@ -138,7 +142,7 @@ class DatasetPart(Part):
         )
 
 
-class BatchStream(Part):
+class BatchStream(HostPart):
     """A training part whose batches the workload's ``train_batches`` makes; ``samples`` is how many an epoch has."""
 
     has_rows = False
@@ -149,18 +153,6 @@ class BatchStream(Part):
 
     def __len__(self) -> int:
         return self.samples
-
-    @property
-    def device(self) -> torch.device:
-        """Return the CPU, from where batches are brought to the device."""
-        import torch
-
-        return torch.device("cpu")
-
-    @property
-    def bytes(self) -> int:
-        """Return 0: nothing of it lies on the device."""
-        return 0
 
     def to(self, device: torch.device) -> BatchStream:
         """Return the part itself."""
