@@ -151,8 +151,9 @@ def test_what_a_program_started_ends_with_it(ignores: str, tmp_path: Path, monke
 
 
 def test_a_program_may_save_something_when_it_is_asked_to_end(tmp_path: Path) -> None:
-    script = "trap 'touch saved; exit 0' TERM; " + BEGINS + "while true; do sleep 0.05; done"
-    stopped, _ = run(loaded(tmp_path, script), stop=lambda: (TrialState.CANCELLED, "enough"))
+    script = "trap 'touch saved; exit 0' TERM; touch ready; " + BEGINS + "while true; do sleep 0.05; done"
+    ready, enough = tmp_path / "ready", (TrialState.CANCELLED, "enough")
+    stopped, _ = run(loaded(tmp_path, script), stop=lambda: enough if ready.exists() else None)
     assert (stopped.state, stopped.reason) == (TrialState.CANCELLED, "enough")
     assert (tmp_path / "saved").exists()
 
