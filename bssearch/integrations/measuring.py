@@ -22,7 +22,11 @@ from bssearch.probes.step_time import (
     RUNS,
     SEGMENT_SECONDS,
     WARM_UP_STEPS,
-    median_interval,
+    TimedRun,
+    at_full_pace,
+    is_settled,
+    timing_of,
+    why_contended,
 )
 from bssearch.records import (
     MemoryRequest,
@@ -206,7 +210,7 @@ class TimedLoop(Looked):
         self._first: list[float] = []
         self._evaluations: list[float] = []
         self._row = _Row()
-        self._runs: list[tuple[float, int, float]] = []
+        self._runs: list[TimedRun] = []
         self._last = 0.0
         self._cadence = 1
         reset_peak_memory(self._torch_device)
@@ -286,52 +290,37 @@ class TimedLoop(Looked):
         look = 0.0 if self._core is None else self._core.look()
         if self._reference is not None:
             self._reference.look()
-        self._runs.append((row.seconds / row.steps, row.steps, look))
+        self._runs.append(TimedRun(row.seconds / row.steps, row.steps, look))
         self._clock.train()
         self._last = self._clock.clock.train_seconds_so_far
 
     def _is_known(self) -> bool:
         """Return whether the median of the steps is known, or their time is up."""
         fewest, most = RUNS
-        times, limit = self._times(), self._request.seconds_limit
-        spent = sum(seconds * steps for seconds, steps, _ in self._runs)
+        counted, limit = at_full_pace(self._runs, self._core), self._request.seconds_limit
+        spent = sum(run.seconds * run.count for run in self._runs)
         if len(self._runs) >= most or (len(self._runs) >= fewest and spent >= PATIENCE * limit):
             return True
-        if len(times) < fewest or spent < LEAST_SHARE * limit:
+        if len(counted) < fewest or spent < LEAST_SHARE * limit:
             return False
-        low, high = median_interval(times)
-        return spent >= limit or high - low <= 2 * self._request.precision * statistics.median(times)
-
-    def _times(self) -> list[float]:
-        """Return the seconds of a step in the runs in which the core was not slow."""
-        slow_above = math.inf if self._core is None else self._core.slow_above
-        return [seconds for seconds, _, look in self._runs if look <= slow_above]
+        return spent >= limit or is_settled(counted, self._request.precision)
 
     def _tell(self) -> None:
         clock, threads = self._clock.clock, self._request.threads
         contention = self._contention.stop()
-        times, fewest = self._times(), RUNS[0]
-        slow = None
-        if len(times) < fewest:
-            slow = f"the core was slow in {len(self._runs) - len(times)} of {len(self._runs)} timings"
-            times = [seconds for seconds, _, _ in self._runs]
-        low, high = median_interval(times)
-        median = statistics.median(times)
+        step = timing_of(self._runs, self._core, self._request.precision)
         share = clock.undelayed_train_seconds(threads)
         total = clock.seconds("train")
-        reasons = [contention.reason, slow]
-        if clock.is_contended(threads) and contention.reason is None:
-            reasons.append("other work had the processor meanwhile")
-        reason = "; ".join(filter(None, reasons)) or None
+        reason = why_contended(contention, step.slow, clock, threads)
         measured = StepTime(
             batch_size=self.configuration.batch_size,
             micro_batch_size=self.configuration.micro_batch_size,
-            step_seconds=median,
-            step_seconds_low=low,
-            step_seconds_high=high,
-            settled=high - low <= 2 * self._request.precision * median,
-            steps_timed=sum(steps for _, steps, _ in self._runs),
-            undelayed_step_seconds=None if share is None or not total else median * min(1.0, share / total),
+            step_seconds=step.median,
+            step_seconds_low=step.low,
+            step_seconds_high=step.high,
+            settled=step.settled,
+            steps_timed=step.count_all,
+            undelayed_step_seconds=None if share is None or not total else step.median * min(1.0, share / total),
             reference_seconds=None if self._reference is None else self._reference.seconds,
             evaluation_seconds=statistics.median(self._evaluations[1:] or self._evaluations),
             peak_memory_bytes=peak_memory_bytes(self._torch_device),

@@ -12,7 +12,7 @@ from bssearch.probes.cadence import eval_every_steps
 from bssearch.records import StepTime, StepTimeRequest
 from bssearch.training.clock import Clock, Ledger, clock_for
 from bssearch.training.computation import Computation
-from bssearch.training.contention import ContentionMeter
+from bssearch.training.contention import Contention, ContentionMeter
 from bssearch.training.core_pace import CorePace, ReferenceKernel
 from bssearch.training.memory import is_out_of_memory, peak_memory_bytes, reset_peak_memory
 from bssearch.training.trainer import Trainer, warm_up
@@ -96,10 +96,7 @@ def _measure(request: StepTimeRequest, workload: Workload, data: Data, computati
         reference_seconds = None if reference is None else reference.seconds
         guess = _seconds(clock, "other", trainer.update)
         update = timer.time("other", trainer.update, guess, UPDATE_SHARE * request.seconds_limit)
-    reasons = [contention.reason, step.slow or update.slow]
-    if clock.is_contended(request.threads) and contention.reason is None:
-        reasons.append("other work had the processor meanwhile")
-    reason = "; ".join(filter(None, reasons)) or None
+    reason = why_contended(contention, step.slow or update.slow, clock, request.threads)
     return StepTime(
         batch_size=configuration.batch_size,
         micro_batch_size=configuration.micro_batch_size,
@@ -127,7 +124,19 @@ def _evaluation_seconds(clock: Clock, evaluate: Callable[[], object]) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class _Timing:
+class TimedRun:
+    """Work that was done ``count`` times in a row, each in so many ``seconds``.
+
+    ``look`` is the core's pace beside it, see `CorePace.look`; 0 where the work does not depend on that of a core.
+    """
+
+    seconds: float
+    count: int
+    look: float
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
     """The median seconds of a piece of work, with its interval; ``count`` is how often it was done at full pace.
 
     ``count_all`` counts what was done on a slow core, too; ``slow`` says so where little else was.
@@ -140,6 +149,49 @@ class _Timing:
     count: int
     count_all: int
     slow: str | None
+
+
+def timing_of(runs: Sequence[TimedRun], core: CorePace | None, precision: float) -> Timing:
+    """Return the median of the runs at full pace; that of all where fewer than six (`RUNS`) were at full pace.
+
+    Raises `ValueError` for fewer than six runs, see `median_interval`.
+    """
+    counted, slow = at_full_pace(runs, core), None
+    if len(counted) < RUNS[0]:
+        slow = f"the core was slow in {len(runs) - len(counted)} of {len(runs)} timings"
+        counted = list(runs)
+    times = [run.seconds for run in counted]
+    low, high = median_interval(times)
+    return Timing(
+        median=statistics.median(times),
+        low=low,
+        high=high,
+        settled=is_settled(counted, precision),
+        count=sum(run.count for run in counted),
+        count_all=sum(run.count for run in runs),
+        slow=slow,
+    )
+
+
+def at_full_pace(runs: Sequence[TimedRun], core: CorePace | None) -> list[TimedRun]:
+    """Return the runs in which the core was not slow."""
+    slow_above = math.inf if core is None else core.slow_above
+    return [run for run in runs if run.look <= slow_above]
+
+
+def is_settled(runs: Sequence[TimedRun], precision: float) -> bool:
+    """Return whether the 95 % interval of the median run is within the precision; see `median_interval`."""
+    times = [run.seconds for run in runs]
+    low, high = median_interval(times)
+    return high - low <= 2 * precision * statistics.median(times)
+
+
+def why_contended(contention: Contention, slow: str | None, clock: Clock, threads: int) -> str | None:
+    """Return why what was timed shared the machine; None where it did not. ``slow`` is what `Timing.slow` says."""
+    reasons = [contention.reason, slow]
+    if clock.is_contended(threads) and contention.reason is None:
+        reasons.append("other work had the processor meanwhile")
+    return "; ".join(filter(None, reasons)) or None
 
 
 class _Timer:
@@ -161,7 +213,7 @@ class _Timer:
         limit: float,
         between: Callable[[], object] | None = None,
         in_a_row: int | None = None,
-    ) -> _Timing:
+    ) -> Timing:
         """Time runs of a piece of work that takes about ``guess`` seconds until their median is known.
 
         ``between`` is done, on another ledger, before every ``in_a_row`` pieces of work; a run is made of whole rows,
@@ -185,16 +237,16 @@ class _Timer:
 
         return self._time(run, rows * in_a_row, limit)
 
-    def _time(self, run: Callable[[], float], per_run: int, limit: float) -> _Timing:
+    def _time(self, run: Callable[[], float], per_run: int, limit: float) -> Timing:
         fewest, most = RUNS
-        runs: list[tuple[float, float]] = []
-        times: list[float] = []
+        runs: list[TimedRun] = []
+        counted: list[TimedRun] = []
         spent = 0.0
         started = self._clock.wall_seconds
         before = 0.0
         while len(runs) < most:
             is_late = spent >= limit and len(runs) >= fewest
-            if len(times) < fewest:
+            if len(counted) < fewest:
                 is_late &= len(runs) >= 2 * fewest and self._clock.wall_seconds - started >= PATIENCE * limit
             if is_late:
                 break
@@ -203,37 +255,15 @@ class _Timer:
             if self._reference is not None:
                 self._reference.look()
             spent += seconds * per_run
-            runs.append((seconds, max(before, after)))
+            runs.append(TimedRun(seconds, per_run, max(before, after)))
             before = after
-            times = self._at_full_pace(runs)
-            if len(times) >= fewest and spent >= LEAST_SHARE * limit and self._is_settled(times):
+            counted = at_full_pace(runs, self._core)
+            if len(counted) >= fewest and spent >= LEAST_SHARE * limit and is_settled(counted, self._precision):
                 break
-        slow = None
-        if len(times) < fewest:
-            slow = f"the core was slow in {len(runs) - len(times)} of {len(runs)} timings"
-            times = [time for time, _ in runs]
-        low, high = median_interval(times)
-        return _Timing(
-            median=statistics.median(times),
-            low=low,
-            high=high,
-            settled=self._is_settled(times),
-            count=len(times) * per_run,
-            count_all=len(runs) * per_run,
-            slow=slow,
-        )
-
-    def _is_settled(self, times: Sequence[float]) -> bool:
-        low, high = median_interval(times)
-        return high - low <= 2 * self._precision * statistics.median(times)
+        return timing_of(runs, self._core, self._precision)
 
     def _look(self) -> float:
         return 0.0 if self._core is None else self._core.look()
-
-    def _at_full_pace(self, runs: Sequence[tuple[float, float]]) -> list[float]:
-        """Return the times of the runs before and after which the core was not slow."""
-        slow_above = math.inf if self._core is None else self._core.slow_above
-        return [time for time, look in runs if look <= slow_above]
 
 
 def _seconds(clock: Clock, ledger: Ledger, work: Callable[[], object]) -> float:

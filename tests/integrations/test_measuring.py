@@ -10,11 +10,15 @@ import pytest
 from bssearch.errors import UsageError
 from bssearch.executors.messages import Describe, Described, MeasureMemory, MeasureStepTime, MemoryMeasured
 from bssearch.executors.messages import StepTimeMeasured as Timed
+from bssearch.integrations import measuring
 from bssearch.integrations.alone import Alone
 from bssearch.integrations.measuring import DescribedLoop, Looked, MeasuredMemory, TimedLoop
 from bssearch.integrations.own_loop import LoopTrial
 from bssearch.probes.memory import STEPS
 from bssearch.probes.step_time import SEGMENT_SECONDS, WARM_UP_STEPS
+from bssearch.records import StepTime
+from bssearch.training.contention import ContentionMeter
+from bssearch.training.core_pace import CorePace
 from tests.integrations.loops import (
     FORMS,
     FakeLine,
@@ -24,7 +28,7 @@ from tests.integrations.loops import (
     memory_request,
     step_time_request,
 )
-from tests.training.toys import FakeTime, configuration
+from tests.training.toys import FakeTime, configuration, core_of_pace
 
 every_form = pytest.mark.parametrize("form", FORMS)
 
@@ -74,6 +78,24 @@ def test_short_steps_are_timed_in_rows_each_step_once(form: str) -> None:
     reply, training = answer("step-time", form, step_seconds=lambda step: SEGMENT_SECONDS / 50)
     assert reply.step_time.step_seconds == pytest.approx(SEGMENT_SECONDS / 50)
     assert reply.step_time.steps_timed == training.taken - WARM_UP_STEPS
+
+
+def timed_on(core: CorePace, monkeypatch: pytest.MonkeyPatch) -> StepTime:
+    """Return what is told of steps of two seconds, of which each fourth takes nine."""
+    monkeypatch.setattr(measuring, "CorePace", lambda: core)
+    monkeypatch.setattr(measuring, "contention_meter", lambda device, threads, core: ContentionMeter(device, threads))
+    reply, _ = answer("step-time", "while", step_seconds=lambda step: 2.0 if (step - WARM_UP_STEPS) % 4 != 3 else 9.0)
+    assert isinstance(reply, Timed)
+    return reply.step_time
+
+
+def test_steps_on_a_slow_core_are_left_out_unless_there_is_little_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    at_times = timed_on(core_of_pace(1.0, 1.0, 1.0, 1.7), monkeypatch)
+    assert (at_times.step_seconds, at_times.step_seconds_high) == pytest.approx((2.0, 2.0))
+    assert "the core was slow" not in (at_times.reason or "")
+    always = timed_on(core_of_pace(1.0, *[1.7] * 999), monkeypatch)
+    assert always.step_seconds == pytest.approx(2.0)
+    assert always.contended and "the core was slow in" in (always.reason or "")
 
 
 @every_form
