@@ -15,7 +15,6 @@ from bssearch.errors import BSSearchError, DatabaseError
 from bssearch.records import Environment, to_json
 from bssearch.storage import migrate
 from bssearch.storage.engine import create_engine_for, reading, writing
-from bssearch.storage.integrity import first_fault
 from bssearch.storage.lookups import no_study
 from bssearch.storage.models import EnvironmentRow, StudyRow
 from bssearch.storage.patience import Patience
@@ -74,6 +73,8 @@ class Database:
 
     def _refuse_faulty_rows(self, error: Exception) -> None:
         """Raise `DatabaseError` where an error is due to a row that nothing of ours has stored so."""
+        from bssearch.storage.integrity import first_fault
+
         asked = self._asked or self._all_studies()
         for name, study_id in asked.items():
             with self._reading() as connection:
