@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from bssearch.executors.command_process import CommandProcess
 
 THE_COMMAND = "the command"
-"""What a program is called in what is said of it."""
+"""What a command is called in what is said of it."""
 
 
 class TrialSocket:

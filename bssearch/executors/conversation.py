@@ -80,7 +80,7 @@ class Talk:
         number: int,
         stop: AskStop,
         take: Callable[[Reply], None],
-        leave_seconds: float = LEAVE_SECONDS,
+        leave_seconds: float,
     ) -> None:
         self.last: TrialEnded | Refused | Described | Measured | None = None
         self.exit_code = 0

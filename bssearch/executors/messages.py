@@ -1,6 +1,7 @@
 """What the driver and a worker say to each other: one JSON object a line, told by its ``kind``.
 
-The driver sends a `Command`, the worker answers with a `Reply`. Records travel as they are stored, through
+The driver sends a `Command`, the worker answers with a `Reply`. A worker sends a program of the user's own an `Assign`,
+and a `Stop` where it is to end; that answers with replies, too. Records travel as they are stored, through
 `bssearch.records.to_json`, which refuses NaN and infinities; decoding validates every field.
 """
 

@@ -66,7 +66,6 @@ _CHUNK_BYTES = 1 << 16
 _KILL_ROUNDS = 100
 """How often it is looked for what a killed program has started meanwhile: a choice."""
 
-
 _PR_SET_DUMPABLE = 4  # prctl(2)
 
 
@@ -77,9 +76,8 @@ def hide_secrets() -> None:
     variable out of `os.environ` leaves that as it was. The workers themselves begin anew and are open as ever. No
     protection from the superuser, whose workers read everything; nor elsewhere than on Linux.
     """
-    prctl = getattr(ctypes.CDLL(None), "prctl", None)
-    if prctl is not None and sys.platform == "linux" and SECRETS & {*os.environ, *_first_environment()}:
-        prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
+    if sys.platform == "linux" and SECRETS & {*os.environ, *_first_environment()}:
+        ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
 
 
 def _first_environment() -> set[str]:

@@ -50,11 +50,6 @@ class ReportedTrial:
         self._last_came = started
         self._longest_wait = 0.0
 
-    @property
-    def wall_seconds(self) -> float:
-        """Return for how long the trial has run."""
-        return time.monotonic() - self._started
-
     def take(self, report: Report, now: float) -> None:
         """Take in a report that came at a moment.
 

@@ -1,4 +1,4 @@
-"""A program of the user's own, loaded in a worker: described, measured and trained in processes that it starts."""
+"""A script of the user's own, loaded in a worker: described, measured and trained in processes that it starts."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ if TYPE_CHECKING:
     from bssearch.training.loop import Stop as AskStop
 
 THE_SCRIPT = "the script"
-"""What a program is called in what is said of it."""
+"""What a script is called in what is said of it."""
 
 
 class LoadedScript:
-    """A program on a device, for a worker as `bssearch.executors.loaded.LoadedWorkload` is.
+    """A script on a device, for a worker as `bssearch.executors.loaded.LoadedWorkload` is.
 
-    A script goes on for at most ``leave_seconds`` after its trial has ended. Raises `WorkloadError` where the script is
+    It goes on for at most ``leave_seconds`` after its trial has ended. Raises `WorkloadError` where the script is
     not there, or has changed since the run began, and `LaunchError`.
     """
 
@@ -70,13 +70,13 @@ class LoadedScript:
         self._server.close()
 
     def describe(self) -> WorkloadDescription:
-        """Return what the program offers: it is evaluated, and takes a step. Raises `WorkloadError`."""
+        """Return what the script offers: it is evaluated, and takes a step. Raises `WorkloadError`."""
         answer = self._ask(Describe())
         assert isinstance(answer, Described), "a program describes itself where it does not refuse"
         return replace(answer.description, notice=self._server.notice)
 
     def measure(self, command: MeasureStepTime | MeasureMemory | MeasureNoise) -> Measured:
-        """Measure what is asked; raise `WorkloadError` where the program fails, and for a gradient noise scale."""
+        """Measure what is asked; raise `WorkloadError` where the script fails, and for a gradient noise scale."""
         if isinstance(command, MeasureNoise):
             raise no_noise_scale("a program of your own")
         answer = self._ask(command)
@@ -95,7 +95,7 @@ class LoadedScript:
         stop: AskStop = lambda: None,
         take: Callable[[Reply], None] = lambda reply: None,
     ) -> Conversation:
-        """Have the program do a piece of work; ``take`` gets each of its replies.
+        """Have the script do a piece of work; ``take`` gets each of its replies.
 
         Raises `LaunchError`, and `WorkloadError` where the script has changed: each piece of work reads it anew.
         """
@@ -135,7 +135,7 @@ class LoadedScript:
 
 
 class ScriptTrial:
-    """One trial of a program."""
+    """One trial of a script."""
 
     def __init__(
         self, program: LoadedScript, request: TrialRequest, stop: AskStop, on_progress: Callable[[], None]
@@ -146,7 +146,7 @@ class ScriptTrial:
         self._on_progress = on_progress
 
     def run(self, on_observation: Callable[[Observation], None]) -> TrialOutcome:
-        """Run to the end, whichever it is; raise `LaunchError` where the program cannot be started."""
+        """Run to the end, whichever it is; raise `LaunchError` where the script cannot be started."""
         take = relaying(self._on_progress, on_observation)
         found = self._program.converse(Run(request=self._request), self._stop, take)
         asked = self._stop()

@@ -145,7 +145,7 @@ def current_trial(
 
     Under a launcher such as torchrun every rank calls it, once torch.distributed is initialised: the first one asks,
     all get the same trial, and are seeded alike. Raises `UsageError` where it is called a second time under a search,
-    where ``WORLD_SIZE`` is more than 1 and torch.distributed is not initialised, and for a batch that the ranks cannot
+    where ``WORLD_SIZE`` is more than 1 and torch.distributed is not initialised, for a batch that the ranks cannot
     share, and for a value that no training can have; `LaunchError` where the search that started it no longer listens.
     """
     if batch_size < 1:

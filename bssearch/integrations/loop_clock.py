@@ -21,7 +21,6 @@ WARM_UP_STEPS = 3
 TIMED_STEPS = WARM_UP_STEPS + 20
 """The steps that are timed one by one to tell that excess: a choice; on a GPU each of them is waited for."""
 
-
 RUN_PROCESSES = 3
 """The processes above that of a script which are its run's: its server, the worker and the driver."""
 

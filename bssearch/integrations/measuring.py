@@ -29,7 +29,6 @@ from bssearch.probes.step_time import (
     why_contended,
 )
 from bssearch.records import (
-    MemoryRequest,
     MemoryUse,
     StepTime,
     StepTimeRequest,
@@ -160,7 +159,7 @@ def _is_number(value: Any) -> bool:
 class MeasuredMemory(Looked):
     """A loop that takes three whole steps and an evaluation at a micro-batch size."""
 
-    def __init__(self, request: MemoryRequest, assign: Assign, line: AnswerLine) -> None:
+    def __init__(self, assign: Assign, line: AnswerLine) -> None:
         super().__init__(assign, line)
         reset_peak_memory(self._torch_device)
 

@@ -308,7 +308,7 @@ class RankTrial(LoopTrial):
 
         For a `DataLoader`'s ``sampler``, with ``batch_size=trial.micro_batch_size``.
         """
-        self._has_sampler = self._reads_batch_size = True
+        self._reads_batch_size = True
         return RankSampler(
             len(dataset),
             self._configuration.batch_size,

@@ -25,8 +25,8 @@ def work_of(assign: Assign, parameters: Mapping[str, ParameterValue], line: Work
             return TrialRun(request, parameters, assign.device, line, assign.revision)
         case MeasureStepTime(request=request):
             return TimedLoop(request, assign, line)
-        case MeasureMemory(request=request):
-            return MeasuredMemory(request, assign, line)
+        case MeasureMemory():
+            return MeasuredMemory(assign, line)
         case _:
             return DescribedLoop(assign, line)
 

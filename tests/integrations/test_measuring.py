@@ -37,7 +37,7 @@ def looked(kind: str, fake: FakeTime, line: FakeLine) -> Looked:
     if kind == "describe":
         return DescribedLoop(assign(Describe()), line)
     if kind == "memory":
-        return MeasuredMemory(memory_request(), assign(MeasureMemory(request=memory_request())), line)
+        return MeasuredMemory(assign(MeasureMemory(request=memory_request())), line)
     request = step_time_request(trial_train_seconds=400.0, seconds_limit=20.0)
     return TimedLoop(request, assign(MeasureStepTime(request=request)), line, clock=clock_of(fake))
 
