@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from importlib.metadata import version
 
 import pytest
 
@@ -48,3 +49,12 @@ def test_heavy_libraries_wait_until_they_are_needed() -> None:
     loaded = [set(line.split()[1:]) for line in done.stdout.splitlines() if line.startswith("LOADED")]
     for (what, allowed), found in zip(STAGES, loaded, strict=True):
         assert found <= set(allowed), what
+
+
+def test_python_m_is_the_command() -> None:
+    words = [sys.executable, "-m", "bssearch"]
+    done = subprocess.run([*words, "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout == f"bssearch {version('bssearch')}\n"
+    refused = subprocess.run([*words, "run", "no-such-study"], capture_output=True, text=True, check=False)
+    assert refused.returncode == 3
+    assert refused.stderr.startswith("error: ")

@@ -1,0 +1,6 @@
+"""``python -m bssearch``: the same as the command ``bssearch``."""
+
+from bssearch.cli import main
+
+if __name__ == "__main__":
+    main()
