@@ -58,7 +58,10 @@ NEXT = 2
 TOLD = 1.2
 """At most one in so many, and what is less, says nothing of how many runs reach a target: a choice."""
 
-EASIER = "raise budget.trial_train_seconds, ask for an easier target under a new name, or widen the space"
+EASIER = (
+    "raise budget.trial_train_seconds, ask for an easier target under a new name (`bssearch target` proposes one), or "
+    "widen the space"
+)
 IMPORTED_EASIER = "import them with an easier target"
 
 

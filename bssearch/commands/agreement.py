@@ -67,7 +67,10 @@ def check_target(spec: StudySpec, found: WorkloadDescription) -> None:
     low, high = metric.low, metric.high
     if (low is not None and target.value < low) or (high is not None and target.value > high):
         bound = f"[{'-∞' if low is None else f'{low:g}'}, {'∞' if high is None else f'{high:g}'}]"
-        raise SpecError(f"target.value = {target.value:g}: {target.metric} lies in {bound}")
+        raise SpecError(
+            f"target.value = {target.value:g}: {target.metric} lies in {bound}",
+            hint="`bssearch target` proposes one that the default configuration reaches",
+        )
     if target.metric not in found.model.initial_metrics:
         return  # A program that is evaluated after its first steps only.
     untrained = found.model.initial_metrics[target.metric]

@@ -77,7 +77,11 @@ def _about_the_metric(evidence: Evidence) -> Iterator[tuple[str, str]]:
             f"{info.chance:.4g}: the declared value may be wrong, or the model starts from more than nothing",
         )
     if target.value == (info.high if target.goal is Goal.MAXIMIZE else info.low):
-        yield "target_is_the_bound", f"target.value = {target.value:g} is the best {target.metric} there is"
+        yield (
+            "target_is_the_bound",
+            f"target.value = {target.value:g} is the best {target.metric} there is: `bssearch target` says what the "
+            "default can reach",
+        )
 
 
 def _about_the_trial(evidence: Evidence) -> Iterator[tuple[str, str]]:

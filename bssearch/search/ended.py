@@ -76,10 +76,11 @@ def _default_missed(trial: TrialRecord, history: History) -> str | None:
         return None
     target, best = spec.record_target, outcome.best_metric
     came = "" if best is None else f", its best {target.metric} {best:.4g}"
+    advice = "" if history.incumbent is not None else ": `bssearch target` says what it can reach"
     return (
         f"the default configuration (batch {trial.configuration.batch_size}) missed {target.metric} {target.goal.sign} "
         f"{target.value:g} in trial {trial.number}{came} after {outcome.train_seconds:.3g} of at most "
-        f"{spec.budget.trial_train_seconds:g} train seconds"
+        f"{spec.budget.trial_train_seconds:g} train seconds{advice}"
     )
 
 
