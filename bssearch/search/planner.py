@@ -126,7 +126,10 @@ class Planner:
     def _spent(self) -> str | None:
         budget = self.spec.budget
         if self._history.time_share >= 1:
-            return f"the budget of {budget.wall_seconds:g} seconds is spent"
+            return (
+                f"budget.wall_seconds = {budget.wall_seconds:g} is spent: search trials have been running for so many "
+                "seconds, over all runs of the study; run it with a larger one to go on"
+            )
         if self._history.spent >= budget.trials:
             return f"the budget of {budget.trials} trials is spent"
         return None

@@ -124,11 +124,16 @@ class ConfirmSpec(StrictModel):
 
 
 class BudgetSpec(StrictModel):
-    """The limits of the search; confirmation comes on top. ``wall_seconds`` counts the time trials were running.
+    """The limits of the search; confirmation comes on top.
 
-    It ends before that where no trial is expected to better the incumbent's time by a share of ``least_improvement``,
-    as far as the sampler can say: ``auto`` does. It does not end so before ``least_trials``: a study that ended by
-    itself and is given a larger budget has all of it there.
+    ``wall_seconds`` (None: no bound) are the seconds in which search trials run, evaluations included, over all runs of
+    the study and all its drivers; seconds in which several run count once. Step times, confirmation and the time
+    between two runs do not count. Once they are spent no search trial begins; those that run go on to their end, and
+    the confirmation follows. With more of them the study goes on.
+
+    The search ends before that where no trial is expected to better the incumbent's time by a share of
+    ``least_improvement``, as far as the sampler can say: ``auto`` does. It does not end so before ``least_trials``: a
+    study that ended by itself and is given a larger budget has all of it there.
     """
 
     trials: int = Field(ge=1, le=1_000_000)

@@ -317,7 +317,9 @@ def test_the_budget_of_wall_seconds_counts_while_trials_run() -> None:
     began = running.created_at.timestamp()
     assert Case(ran, running, spec=spec, now=began + 2.5).next() is not None
     ending = Case(ran, running, spec=spec, now=began + 3.0).ending()
-    assert ending == "the budget of 8 seconds is spent"
+    assert ending is not None and ending.startswith("budget.wall_seconds = 8 is spent"), "named as --set takes it"
+    larger = spec_of(budget={"wall_seconds": 8.5})
+    assert Case(ran, running, spec=larger, now=began + 3.0).next() is not None
 
 
 def test_a_trial_is_tried_again_in_as_many_attempts_as_it_may_have() -> None:
