@@ -7,7 +7,14 @@ from dataclasses import dataclass
 
 from bssearch.analysis.answer import Notice
 from bssearch.analysis.baseline import default_configuration
-from bssearch.analysis.confirmation_runs import begun_late, fewest_runs, plain_misses, plainly_missed, says_something
+from bssearch.analysis.confirmation_runs import (
+    ENOUGH_RUNS,
+    begun_late,
+    fewest_runs,
+    plain_misses,
+    plainly_missed,
+    says_something,
+)
 from bssearch.analysis.final_metrics import FinalMetrics, Gap, Generalisation
 from bssearch.analysis.law.models import about_models
 from bssearch.analysis.optimum import Candidate, Verdict
@@ -145,14 +152,10 @@ def _about_the_range(study: _Study) -> Iterator[tuple[str, str]]:
 def _about_runs(study: _Study) -> Iterator[tuple[str, str]]:
     """Yield an optimum with few runs, runs that missed, or seeds that differ."""
     spec, verdict, optimal = study.spec, study.verdict, study.optimal
-    if 0 < optimal.estimate.runs < 3 and verdict.confirmed:
-        yield (
-            "few_runs",
-            f"{optimal.estimate.runs} of 3 confirmation runs: no interval"
-            + ("" if spec.is_imported else "; raise confirm.runs"),
-        )
     known = optimal.estimate
-    if known.runs == known.reached >= 3 and known.low is None:
+    if 0 < known.runs < ENOUGH_RUNS and verdict.confirmed:
+        yield "few_runs", _few_runs(spec, known.runs)
+    if known.runs == known.reached >= ENOUGH_RUNS and known.low is None:
         yield (
             "equal_runs",
             f"the {known.runs} runs of the optimum are equal to the last digit, as where they are evaluated seldom: no "
@@ -168,6 +171,17 @@ def _about_runs(study: _Study) -> Iterator[tuple[str, str]]:
             f"the seeds of the optimum differ by {variation:.0%} (coefficient of variation); "
             f"differences below that are not settled by {optimal.estimate.runs} runs",
         )
+
+
+def _few_runs(spec: StudySpec, runs: int) -> str:
+    """Return that an optimum has too few runs for an interval, and what gives it one."""
+    made = f"the optimum has {runs} confirmation run{'s' if runs > 1 else ''}"
+    none = f"no interval, which takes {ENOUGH_RUNS}"
+    if spec.is_imported:
+        return f"{made}: {none}"
+    if spec.confirm.runs < ENOUGH_RUNS:
+        return f"{made}, as confirm.runs = {spec.confirm.runs} asks: {none}; `confirm.runs: {ENOUGH_RUNS}` gives one"
+    return f"{made} that ended by themselves: {none}; bssearch confirm adds runs"
 
 
 def _about_the_choice(study: _Study) -> Iterator[tuple[str, str]]:

@@ -401,8 +401,14 @@ def test_two_confirmation_runs_are_few_and_three_are_not() -> None:
     spec = make_spec(confirm={"runs": 2})
     two = build_answer(study(spec), spec, [*searched(), *confirmed(32, 1.0, 1.1)], {})
     assert "few_runs" in codes(two)
+    (note,) = (one.message for one in two.warnings if one.code == "few_runs")
+    assert "2 of 3" not in note and "confirmation_incomplete" not in codes(two), "all runs asked for were made"
+    assert "confirm.runs = 2 asks" in note and "`confirm.runs: 3`" in note
     one = make_spec(confirm={"runs": 1})
     assert "few_runs" in codes(build_answer(study(one), one, [*searched(), *confirmed(32, 1.0)], {}))
+    lost = make_trial(500, batch_size=32, state=TrialState.FAILED, phase=Phase.CONFIRM, seed=9, learning_rate=0.1)
+    short = answer([*searched(), *confirmed(32, 1.0, 1.1), lost]).warnings
+    assert [one.message for one in short if one.code == "few_runs" and "`confirm.runs" not in one.message]
     assert "few_runs" not in codes(answer([*searched(), *confirmed(32, 1.0, 1.1, 0.9)]))
     assert "few_runs" not in codes(answer(searched())), "nothing is confirmed: that is told, and graver"
 
