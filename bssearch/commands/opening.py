@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +22,7 @@ from bssearch.commands.agreement import (
 )
 from bssearch.commands.display.progress import watched
 from bssearch.commands.known_workloads import refuse_unknown, refuse_where_in_no_file, remember
-from bssearch.errors import UsageError
+from bssearch.errors import BSSearchError, UsageError, WorkloadError
 from bssearch.executors.base import Executor, ExecutorSettings, Program, make_executor
 from bssearch.history import History
 from bssearch.records import Environment, StudyRecord, WorkloadDescription
@@ -113,8 +113,9 @@ class OpenStudy:
 def opened(spec: StudySpec, launch: Launch) -> Iterator[OpenStudy]:
     """Give a spec's study, made in the store where it is new, with an executor; close both at the end.
 
-    Nothing is written before the spec has been checked against the workload. Raises what `described` raises,
-    `DatabaseError`, and `QuestionChangedError` where the stored study of that name asks another question.
+    Nothing is written before the spec has been checked against the workload, and a new study is deleted again where the
+    workload fails before anything of it is measured. Raises what `described` raises, `DatabaseError`, and
+    `QuestionChangedError` where the stored study of that name asks another question.
     """
     given, asked = launch.given, spec
     spec = _named(checked(spec), given, launch)
@@ -124,12 +125,14 @@ def opened(spec: StudySpec, launch: Launch) -> Iterator[OpenStudy]:
     ):
         check_target(spec, found)
         with open_store(launch.db, notify=listener.note) as store:
+            is_new = store.find_study(spec.name) is None
             spec = _open_study(spec, launch, store, found, listener)
             if given is None or (given.in_process is None and given.name == spec.workload):
                 remember(spec, store.study(spec.name), Path(launch.folder))
             elif given.in_process is not None and asked.executor.name != INLINE:
                 listener.note(in_this_process(given))
-            yield OpenStudy(spec, store, executor, found.environment, listener)
+            with _not_left_empty(store, spec.name) if is_new else nullcontext():
+                yield OpenStudy(spec, store, executor, found.environment, listener)
 
 
 @contextmanager
@@ -302,6 +305,21 @@ def _open_study(
     if found.notice is not None:
         listener.note(found.notice)
     return spec
+
+
+@contextmanager
+def _not_left_empty(store: Store, name: str) -> Iterator[None]:
+    """Delete a new study where the user's code fails inside before a trial began or a step was timed.
+
+    It stays where another driver is at work on it.
+    """
+    try:
+        yield
+    except WorkloadError:
+        with suppress(BSSearchError):
+            if not store.trials(name) and not store.probes(name):
+                store.delete_study(name)
+        raise
 
 
 def _create_study(spec: StudySpec, store: Store) -> StudyRecord:

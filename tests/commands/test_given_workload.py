@@ -168,3 +168,35 @@ def test_a_class_of_a_file_is_run_by_worker_processes(tmp_path: Path, monkeypatc
     assert log.strip() and str(os.getpid()) not in log.split()
     more = bssearch("confirm", "task", "--runs", "2", "--db", db, cwd=tmp_path)
     assert more.returncode == 0, more.stderr
+
+
+BREAKS = {"build_model": "dropout):\n", "loss": "label_smoothing):\n"}
+
+
+@pytest.mark.parametrize("lies_in_file", [True, False])
+@pytest.mark.parametrize("method", BREAKS)
+def test_code_that_fails_before_anything_is_measured_leaves_no_study_and_mended_code_runs_under_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, lies_in_file: bool
+) -> None:
+    begins = WORKLOAD.index(BREAKS[method], WORKLOAD.index(f"def {method}(")) + len(BREAKS[method])
+    broken = f"{WORKLOAD[:begins]}        raise RuntimeError('broken on purpose')\n{WORKLOAD[begins:]}"
+    db = f"sqlite:///{tmp_path / 'study.db'}"
+
+    def attempt(code: str, **changes: Any) -> Any:
+        module = classes(tmp_path, monkeypatch, "my_task", code)
+        monkeypatch.setattr(training_environment, "_source", lambda one: code)
+        given = module.Task if lies_in_file else in_main(module)
+        return run_study(load_spec({**FIELDS, **changes}), workload=given, folder=tmp_path, db=db)
+
+    with pytest.raises(WorkloadError, match="broken on purpose"):
+        attempt(broken)
+    open_store(db).close()
+    with open_store(db) as store:
+        assert store.studies() == []
+    # Another question: a study that was left behind would refuse it.
+    found = attempt(f"{WORKLOAD}\n# mended\n", target={"metric": "accuracy", "value": 0.85})
+    assert (found.study, found.optimal.batch_size) == ("task", 32)
+    with pytest.raises(BSSearchError):
+        attempt(broken, target={"metric": "accuracy", "value": 0.85})
+    with open_store(db) as store:
+        assert len(store.trials("task")) == 2, "what has trials stays"
