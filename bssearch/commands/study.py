@@ -19,7 +19,7 @@ import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from bssearch.commands.display.answer import Answer
 from bssearch.commands.opening import Launch, opened, program_of
@@ -28,9 +28,13 @@ from bssearch.executors.base import Executor
 from bssearch.integrations.called import CalledExecutor, Piece
 from bssearch.integrations.own_loop import LoopTrial
 from bssearch.search.finding import answer
+from bssearch.search.interrupts import Interrupts
 from bssearch.search.listener import Listener
 from bssearch.spec import StudySpec, load_spec
 from bssearch.spec.model import GIVEN_IN_PYTHON, OBJECTIVE
+
+if TYPE_CHECKING:
+    from bssearch.search.driver import Driver
 
 Objective = Callable[[LoopTrial], object]
 
@@ -73,6 +77,7 @@ class Study:
             make_executor=self._make_executor,
         )
         self._thread: threading.Thread | None = None
+        self._driver: Driver | None = None
         self._ready = threading.Event()
         self._asked: Piece | None = None
         self._answer: Answer | None = None
@@ -81,15 +86,24 @@ class Study:
     def run(self) -> Answer:
         """Call the objective for each trial until the study has ended, or on from where it stopped; return the answer.
 
-        Raises what `bssearch.run_study` raises, and `UsageError` where there is no objective. Ctrl-C ends the run;
-        every trial that had ended is stored.
+        The first Ctrl-C, SIGTERM, or interrupt of a notebook's kernel ends the run in good order, as that of `bssearch
+        run`: the trial that trains is paused at its next step, where it has named its `trial.state`, else cancelled;
+        all else is stored, and `InterruptedRunError` is raised. A new `Study` of the same spec and objective goes on
+        with it. The second one cancels the trial at once, as the first one does before the first trial or step time.
+        Outside the main thread, where Python takes no signals, they stay as they are.
+
+        Raises what `bssearch.run_study` raises, and `UsageError` where there is no objective.
         """
         if self._objective is None:
             raise UsageError("study.run() calls an objective, and there is none", hint="Study(spec, objective=train)")
+        with Interrupts(on_second=lambda: None, at_once=lambda: not self._stops_in_order()):
+            return self._run(self._objective)
+
+    def _run(self, objective: Objective) -> Answer:
         try:
             while (trial := self.ask()) is not None:
                 try:
-                    self._objective(trial)
+                    objective(trial)
                 except TrialStopped:
                     self.tell(trial)
                 except Exception as error:
@@ -144,6 +158,7 @@ class Study:
         self._asked = None
         if self._thread is None:
             return
+        self._ready.wait()
         if self._thread.is_alive() and self._executor is not None:
             self._executor.interrupt()
         self._thread.join()
@@ -156,6 +171,13 @@ class Study:
     ) -> None:
         self.close()
 
+    def _stops_in_order(self) -> bool:
+        """Have the search stop in good order; return whether it has begun, so that it can."""
+        if self._driver is None:
+            return False
+        self._driver.interrupts.ask()
+        return True
+
     def _started(self) -> CalledExecutor | None:
         """Start the search in a thread of its own, where it has not been; return the executor that it uses."""
         if self._thread is None:
@@ -167,7 +189,8 @@ class Study:
     def _drive(self) -> None:
         try:
             with opened(self.spec, self._launch) as study:
-                study.driver().run()
+                self._driver = study.driver()
+                self._driver.run()
                 self._answer = Answer.of(answer(study.store, self.spec.name))
         except BaseException as error:
             self._error = error

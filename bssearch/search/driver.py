@@ -102,7 +102,7 @@ class Driver(Host):
         # Trials begin by the database's clock; from here on this machine's own counts, which nobody sets.
         self._began = store.time().timestamp() - time.monotonic()
         self._looked = self._flushed = self._next_look = self._next_finding = time.monotonic()
-        self._interrupts = Interrupts(on_second=executor.kill, at_once=lambda: store.is_waiting)
+        self.interrupts = Interrupts(on_second=executor.kill, at_once=lambda: store.is_waiting)
 
     def run(self) -> None:
         """Search, then confirm. Raises `InterruptedRunError` on Ctrl-C, with every trial stored."""
@@ -137,7 +137,7 @@ class Driver(Host):
     def _ready(self) -> Iterator[None]:
         """Run trials inside: what dead drivers left is marked, interrupts are obeyed, the answer is kept at the end."""
         try:
-            with self._interrupts, living(self.owner), Heartbeat(self.store, self.spec.name, self.owner):
+            with self.interrupts, living(self.owner), Heartbeat(self.store, self.spec.name, self.owner):
                 self._take_over()
                 refuse_cap_beyond_memory(self.spec, self.store, self.environment)
                 self._refresh()
@@ -183,7 +183,7 @@ class Driver(Host):
     def _offer_slots(self) -> None:
         """Ask the engine what each free slot is for, where something may have changed since it had nothing to do."""
         while not self._is_done and self._error is None and len(self.engine.running) < self.executor.slots:
-            if time.monotonic() < self._next_look or self._interrupts.count:
+            if time.monotonic() < self._next_look or self.interrupts.count:
                 return
             self._refresh()
             self._feed(events.SlotFree(self._began + time.monotonic()))
@@ -389,7 +389,7 @@ class Driver(Host):
 
     def _stop_if_interrupted(self) -> None:
         """After Ctrl-C have the engine end in good order."""
-        if self._interrupts.count and not self._is_stopping:
+        if self.interrupts.count and not self._is_stopping:
             self._is_stopping = True
             self.listener.note("stopping; press Ctrl-C again to kill")
             self._feed(events.Interrupted())
@@ -401,7 +401,7 @@ class Driver(Host):
 
     def _raise_if_interrupted(self) -> None:
         """Raise where somebody interrupted while nothing runs here."""
-        if self._interrupts.count:
+        if self.interrupts.count:
             raise InterruptedRunError("stopped; every trial is stored", hint=CONTINUE)
 
     def _abandon(self) -> None:

@@ -33,6 +33,10 @@ class Interrupts:
         for number, handler in self._previous.items():
             signal.signal(number, handler)
 
+    def ask(self) -> None:
+        """Count one that came elsewhere: from a handler of another object of these, in any thread."""
+        self.count += 1
+
     def _handle(self, number: int, frame: FrameType | None) -> None:
         self.count += 1
         if self.count > 1:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import random
+import signal
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +130,53 @@ def test_ctrl_c_ends_the_study_and_it_goes_on_later(tmp_path: Path) -> None:
     with pytest.raises(InterruptedRunError):
         study.ask()
     assert bssearch.Study(SPEC, train, db=url(tmp_path)).run().optimal.batch_size in {8, 32}
+
+
+def test_the_first_interrupt_pauses_the_trial_and_a_study_of_the_same_objective_goes_on_with_it(tmp_path: Path) -> None:
+    resumed_at, interrupts = [], ["first"]
+
+    def objective(trial: LoopTrial) -> None:
+        size = trial.batch_size
+        trial.state(model=torch.nn.Linear(2, 1))
+        if trial.steps:
+            resumed_at.append(trial.steps)
+        for _ in trial.batches(range(50), evaluate=lambda: {"accuracy": min(0.99, trial.steps * size / 4000)}):
+            if type(trial._assignment).__name__ == "TrialRun" and interrupts:
+                if interrupts.pop() == "first":
+                    os.kill(os.getpid(), signal.SIGINT)
+                interrupts.append("waiting")
+                time.sleep(0.01)  # the search looks five times a second
+
+    handler = signal.getsignal(signal.SIGINT)
+    with pytest.raises(InterruptedRunError, match="every trial is stored"):
+        bssearch.Study(SPEC, objective, db=url(tmp_path)).run()
+    assert signal.getsignal(signal.SIGINT) is handler
+    (paused,) = trials_of(tmp_path)
+    assert paused.state is TrialState.PAUSED and paused.outcome is not None
+    interrupts.clear()
+    bssearch.Study(SPEC, objective, db=url(tmp_path)).run()
+    assert resumed_at == [paused.outcome.steps]
+    assert {trial.state for trial in trials_of(tmp_path)} == {TrialState.REACHED}
+
+
+def test_the_second_interrupt_ends_at_once_and_so_does_one_before_anything_has_begun(tmp_path: Path) -> None:
+    def twice(trial: LoopTrial) -> None:
+        if type(trial._assignment).__name__ == "TrialRun":
+            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(60)
+        train(trial)
+
+    def at_first(trial: LoopTrial) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(60)
+
+    with pytest.raises(KeyboardInterrupt):
+        bssearch.Study(SPEC, at_first, db=url(tmp_path)).run()
+    assert not (tmp_path / "study.db").exists()
+    with pytest.raises(InterruptedRunError, match="killed"):
+        bssearch.Study(SPEC, twice, db=url(tmp_path)).run()
+    assert {trial.state for trial in trials_of(tmp_path)} == {TrialState.CANCELLED}
 
 
 def test_a_loop_trains_on_the_threads_of_the_study(tmp_path: Path) -> None:

@@ -217,7 +217,7 @@ class InterruptedAfter(Listener):
     def ended(self, trial: TrialRecord, history: object) -> None:
         self.left -= 1
         if self.left == 0 and self.driver is not None:
-            self.driver._interrupts.count += 1
+            self.driver.interrupts.ask()
 
 
 def told(actions: Sequence[events.Action]) -> list[object]:
