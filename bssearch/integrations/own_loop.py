@@ -168,6 +168,22 @@ class LoopTrial:
         if test is not None:
             self._assignment.test(test)
 
+    def test(self, evaluate: Evaluate) -> None:
+        """Have the test part evaluated after a loop that does not go over `batches`, as its ``test`` does.
+
+        ``evaluate`` returns the metrics of the test part by their names. It is called once, where a recommended
+        configuration is confirmed, and alone; nowhere else. The training is over with this call. Raises `UsageError` in
+        the body of `batches`, where an evaluation that was due has not been made, and where the target's metric is
+        missing or is no number.
+        """
+        if self._is_looping:
+            raise UsageError(
+                "test() in the body of batches(), whose loop is not over",
+                hint="batches(loader, evaluate=..., test=...)",
+            )
+        self.close()
+        self._assignment.test(evaluate)
+
     def sampler(self, dataset: Any) -> SeededSampler:
         """Return a sampler in the order of bssearch's own loop: an epoch's last, incomplete batch is dropped.
 

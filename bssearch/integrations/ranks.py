@@ -209,8 +209,9 @@ class Leader:
         self._ranks.share(self._word)
 
     def test(self, evaluate: Evaluate) -> None:
-        """Evaluate the test part, where it is asked for."""
-        self.work.test(evaluate)
+        """Evaluate the test part, where it is asked for and the others do so too: not after a loop that they left."""
+        if self._word.tests:
+            self.work.test(evaluate)
 
     def warned(self, sentence: str) -> None:
         """Keep a sentence for the outcome."""

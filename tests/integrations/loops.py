@@ -165,6 +165,7 @@ class Training:
                         batch = next(batches)
                     self.step(batch)
                 trial.step()
+            trial.test(self.evaluate)
         return [parameter.detach().clone() for parameter in self.model.parameters()]
 
 

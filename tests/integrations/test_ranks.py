@@ -196,6 +196,26 @@ def test_the_test_part_is_evaluated_by_all_ranks_or_by_none() -> None:
         assert [one.test_metric for one in line.outcomes] == [0.5 if tested else None]
 
 
+def test_no_rank_tests_after_a_loop_that_all_have_left_before_its_end() -> None:
+    line, calls = FakeLine(), []
+
+    def left_early(trial: LoopTrial, rank: int) -> None:
+        assert trial.micro_batch_size
+        while not trial.should_stop and trial.steps < 1:
+            if trial.evaluation_due:
+                trial.report(accuracy=0.0)
+            trial.step()
+
+        def test() -> dict[str, float]:
+            calls.append(rank)
+            return {"accuracy": 0.5}
+
+        trial.test(test)
+
+    trained(assign(tested=True), line, left_early)
+    assert calls == []
+
+
 def test_the_shares_of_the_ranks_are_the_micro_batches_of_one_process() -> None:
     whole = SeededSampler(53, 12, 3)
     shares = [RankSampler(53, 12, 3, share=2, rank=rank, ranks=3) for rank in range(3)]

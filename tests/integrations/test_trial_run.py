@@ -241,21 +241,39 @@ def test_a_loop_that_goes_on_after_the_end_is_stopped_and_with_lets_it_through()
         started.trial.step()
 
 
+@pytest.mark.parametrize("form", ["batches", "while"])
 @pytest.mark.parametrize(
     ("evaluates_test", "target", "stop_at", "tested"),
     [(True, 0.005, None, 0.006), (False, 0.005, None, None), (True, 2.0, 3, None)],
 )
 def test_the_test_part_is_evaluated_once_where_it_is_asked_for_and_the_trial_ended_well(
-    evaluates_test: bool, target: float, stop_at: int | None, tested: float | None
+    form: str, evaluates_test: bool, target: float, stop_at: int | None, tested: float | None
 ) -> None:
     request = replace(asked(target=target), evaluate_test=evaluates_test)
-    started, training = trained("batches", request, stop_at=stop_at)
+    started, training = trained(form, request, stop_at=stop_at)
     assert started.line.outcome.test_metric == tested
     assert len(training.evaluated) == len(started.line.observations) + (tested is not None)
     ledgers = started.line.outcome
     assert ledgers.wall_seconds == pytest.approx(
         ledgers.train_seconds + ledgers.evaluation_seconds + ledgers.warmup_seconds + ledgers.other_seconds
     )
+
+
+def test_a_loop_that_tests_has_ended_wherever_it_is() -> None:
+    started = Started(replace(asked(), evaluate_test=True))
+    training = Training(started.trial, started.time)
+    with pytest.raises(UsageError, match=r"test\(\) in the body of batches\(\)"):
+        for _ in started.trial.batches(training.loader, training.evaluate):
+            started.trial.test(training.evaluate)
+    started = Started(replace(asked(), evaluate_test=True))
+    training, trial = Training(started.trial, started.time), started.trial
+    while not trial.should_stop and trial.steps < 3:
+        if trial.evaluation_due:
+            trial.report(**training.evaluate())
+        training.step(next(iter(training.loader)))
+        trial.step()
+    trial.test(lambda: {"accuracy": 0.25})
+    assert (started.line.outcome.state, started.line.outcome.test_metric) == (TrialState.EXHAUSTED, 0.25)
 
 
 def test_a_loop_that_never_tests_ends_with_the_script() -> None:
