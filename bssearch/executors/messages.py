@@ -139,7 +139,8 @@ class Exit:
 class Assign:
     """What a worker asks of a program of the user's own, in a process of its own: one piece of ``work``.
 
-    ``configuration`` is what to train with, ``parameters`` all else that the study sets, by bare names.
+    ``configuration`` is what to train with, ``parameters`` all else that the study sets, by bare names; ``searched``
+    names what it searches.
     """
 
     work: Annotated[Describe | MeasureStepTime | MeasureMemory | Run, Field(discriminator="kind")]
@@ -149,6 +150,7 @@ class Assign:
     device: str
     revision: str
     memory_limit_bytes: int | None = None
+    searched: tuple[str, ...] = ()
     kind: Literal["assign"] = "assign"
 
     @classmethod
@@ -171,6 +173,7 @@ class Assign:
             device=device,
             revision=revision,
             memory_limit_bytes=memory_limit_bytes,
+            searched=program.searched,
         )
 
 

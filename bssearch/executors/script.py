@@ -73,7 +73,8 @@ class LoadedScript:
         """Return what the script offers: it is evaluated, and takes a step. Raises `WorkloadError`."""
         answer = self._ask(Describe())
         assert isinstance(answer, Described), "a program describes itself where it does not refuse"
-        return replace(answer.description, notice=self._server.notice)
+        found = answer.description
+        return replace(found, notice="; ".join(filter(None, (self._server.notice, found.notice))) or None)
 
     def measure(self, command: MeasureStepTime | MeasureMemory | MeasureNoise) -> Measured:
         """Measure what is asked; raise `WorkloadError` where the script fails, and for a gradient noise scale."""

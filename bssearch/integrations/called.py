@@ -72,7 +72,7 @@ class Piece:
         self._threads_before = torch.get_num_threads()
         torch.set_num_threads(self._threads)
         self._work = work_of(self.assign, self.assign.parameters, self)
-        self.trial = LoopTrial(self._work)
+        self.trial = LoopTrial(self._work, searched=self.assign.searched)
         seed_everything(self.trial.seed)
         return self.trial
 

@@ -164,7 +164,7 @@ def _trial_of_one(alone: Alone, given: dict[str, ParameterValue]) -> LoopTrial:
     found = session()
     if found is None:
         return LoopTrial(alone)
-    found.trial = LoopTrial(found.take(given))
+    found.trial = LoopTrial(found.take(given), searched=found.assign.searched)
     return found.trial
 
 
@@ -183,5 +183,5 @@ def _trial_of_several(alone: Alone, given: dict[str, ParameterValue], ranks: Ran
         prepare(assign)
         return RankTrial(Follower(assign, {**given, **assign.parameters}, ranks), ranks)
     found.assign = assign
-    trial = found.trial = RankTrial(found.lead(given, ranks), ranks)
+    trial = found.trial = RankTrial(found.lead(given, ranks), ranks, searched=assign.searched)
     return trial

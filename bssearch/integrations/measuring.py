@@ -114,6 +114,11 @@ class DescribedLoop(Looked):
         self._revision = assign.revision
         self._metrics: Metrics = {}
         self._steps = 0
+        self._warnings: list[str] = []
+
+    def warned(self, sentence: str) -> None:
+        """Tell it with the description."""
+        self._warnings.append(sentence)
 
     def stepped(self, step: int) -> None:
         """End after a step, where the loop has been evaluated."""
@@ -145,6 +150,7 @@ class DescribedLoop(Looked):
             self._metrics if self._first == 0 else {},
             memory_limit_bytes=self._memory_limit_bytes,
             revision=self._revision,
+            notice="; ".join(self._warnings) or None,
         )
 
 

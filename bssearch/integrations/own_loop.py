@@ -13,17 +13,17 @@ Run alone the script trains with the values that it gives; under a search with t
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from types import MappingProxyType, TracebackType
+from collections.abc import Callable, Collection, Iterable, Iterator
+from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import torch
 from torch.utils._pytree import tree_leaves
 
 from bssearch.errors import TrialStopped, UsageError
+from bssearch.integrations.asked import Asked, AskedParameters
 from bssearch.integrations.assignment import Assignment, Evaluate, Metrics
 from bssearch.integrations.sampler import SeededSampler
-from bssearch.records import ParameterValue
 
 T = TypeVar("T")
 
@@ -37,24 +37,30 @@ class LoopTrial:
     ``batch_size`` is that of an optimizer step, made of ``accumulation_steps`` micro-batches of ``micro_batch_size``.
     ``parameters`` has all else by name: what the script named when it asked for its trial, and what the study sets.
     ``seed`` is the trial's; the global generators of random, numpy and torch are set to it. ``now`` gives the seconds
-    by which waits for data are timed.
+    by which waits for data are timed, ``searched`` the names of what the study searches: the loop must ask for the
+    learning rate, and is warned of others that it has not asked for, by the end of its first step.
     """
 
-    def __init__(self, assignment: Assignment, *, now: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(
+        self,
+        assignment: Assignment,
+        *,
+        now: Callable[[], float] = time.perf_counter,
+        searched: Collection[str] = (),
+    ) -> None:
         self._now = now
         self._assignment = assignment
         configuration = assignment.configuration
-        self.learning_rate = configuration.learning_rate
         self.seed = assignment.seed
         self.device = assignment.device
-        self.parameters: Mapping[str, ParameterValue] = MappingProxyType(dict(assignment.parameters))
+        self.parameters = AskedParameters(assignment.parameters)
         self.steps = 0
         self._configuration = configuration
         self._micro_batches = 0
         self._has_begun = False
         self._is_in_batch = False
         self._is_looping = False
-        self._reads_batch_size = self._reads_micro_batches = self._reads_accumulation = False
+        self._asked = Asked(configuration, searched)
         self._sampler: SeededSampler | None = None
         self._counted = self._announced_at = self._evaluated_at = -1
         self._readings = 0
@@ -63,20 +69,26 @@ class LoopTrial:
     @property
     def batch_size(self) -> int:
         """Return how many samples make an optimizer step."""
-        self._reads_batch_size = True
+        self._asked.batch_size = True
         return self._configuration.batch_size
 
     @property
     def micro_batch_size(self) -> int:
         """Return how many samples go through the model at once."""
-        self._reads_micro_batches = True
+        self._asked.micro_batch_size = True
         return self._configuration.micro_batch_size
 
     @property
     def accumulation_steps(self) -> int:
         """Return how many micro-batches make an optimizer step: divide the loss by it."""
-        self._reads_accumulation = True
+        self._asked.accumulation_steps = True
         return self._configuration.accumulation_steps
+
+    @property
+    def learning_rate(self) -> float:
+        """Return the learning rate to train with: its peak, where there is a schedule."""
+        self._asked.learning_rate = True
+        return self._configuration.learning_rate
 
     @property
     def should_stop(self) -> bool:
@@ -236,39 +248,19 @@ class LoopTrial:
         """Take note of a step once, whether the loop's body asks after it or the loop goes on."""
         if self._counted == step:
             return
+        if self._counted < 0:
+            for sentence in self._asked.first_step(self.parameters):
+                self._assignment.warned(sentence)
         self._counted, self._readings = step, 0
-        self._check_accumulates()
+        self._asked.check_accumulates()
         self._assignment.stepped(step)
 
     def _begin(self) -> None:
         if self._has_begun:
             return
         self._has_begun = True
-        size, accumulation = self._configuration.batch_size, self._configuration.accumulation_steps
-        if not self._reads_batch_size and not self._reads_micro_batches and self._sampler is None:
-            raise UsageError(
-                "the script trains without having asked for trial.batch_size or trial.micro_batch_size",
-                hint="DataLoader(..., batch_size=trial.micro_batch_size)",
-            )
-        if accumulation > 1 and not self._reads_micro_batches:
-            raise UsageError(
-                f"batch size {size} takes {accumulation} micro-batches a step, and the script has not asked for "
-                "trial.micro_batch_size",
-                hint="DataLoader(..., batch_size=trial.micro_batch_size), and an optimizer step after every "
-                "trial.accumulation_steps of them",
-            )
+        self._asked.check_begins(has_sampler=self._sampler is not None)
         self._assignment.begin()
-
-    def _check_accumulates(self) -> None:
-        """Raise `UsageError` where a script takes a step after each micro-batch, as far as that can be told."""
-        accumulation = self._configuration.accumulation_steps
-        knows = self._reads_accumulation or (self._reads_batch_size and self._reads_micro_batches)
-        if accumulation > 1 and not knows:
-            raise UsageError(
-                f"batch size {self._configuration.batch_size} takes {accumulation} micro-batches a step, and the "
-                "script has not asked for trial.accumulation_steps",
-                hint="an optimizer step after every trial.accumulation_steps micro-batches, their losses divided by it",
-            )
 
     def _looped(self, loader: Iterable[T], evaluate: Evaluate | None, epochs: int) -> Iterator[T]:
         first = self._first_pass(loader)

@@ -7,7 +7,7 @@ or a limit takes effect at the next evaluation, and no rank waits for one that h
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any, Protocol, TypeVar
@@ -287,8 +287,8 @@ class RankTrial(LoopTrial):
     Raises `UsageError` where the ranks cannot share a micro-batch evenly.
     """
 
-    def __init__(self, assignment: Assignment, ranks: Ranks) -> None:
-        super().__init__(assignment)
+    def __init__(self, assignment: Assignment, ranks: Ranks, *, searched: Collection[str] = ()) -> None:
+        super().__init__(assignment, searched=searched)
         self._ranks = ranks
         size, accumulation = self._configuration.batch_size, self._configuration.accumulation_steps
         self._micro_batch_size, rest = divmod(size, accumulation * ranks.size)
@@ -301,7 +301,7 @@ class RankTrial(LoopTrial):
     @property
     def micro_batch_size(self) -> int:
         """Return how many samples go through the model of this rank at once."""
-        self._reads_micro_batches = True
+        self._asked.micro_batch_size = True
         return self._micro_batch_size
 
     def sampler(self, dataset: Any) -> RankSampler:
@@ -309,7 +309,7 @@ class RankTrial(LoopTrial):
 
         For a `DataLoader`'s ``sampler``, with ``batch_size=trial.micro_batch_size``.
         """
-        self._reads_batch_size = True
+        self._asked.batch_size = True
         return RankSampler(
             len(dataset),
             self._configuration.batch_size,

@@ -78,8 +78,12 @@ def describe_program(
     *,
     memory_limit_bytes: int | None,
     revision: str,
+    notice: str | None = None,
 ) -> WorkloadDescription:
-    """Return what is known of a program of the user's own: its ``metrics``, and some of them before its first step."""
+    """Return what is known of a program of the user's own: its ``metrics``, and some of them before its first step.
+
+    ``notice`` is what there is to say of it.
+    """
     return WorkloadDescription(
         train_samples=None,
         validation_samples=None,
@@ -97,6 +101,7 @@ def describe_program(
             batch_norm_layers=0,
             initial_metrics={name: value if is_metric(value) else None for name, value in untrained.items()},
         ),
+        notice=notice,
     )
 
 

@@ -48,6 +48,7 @@ def trials_of(folder: Path) -> list[TrialRecord]:
 def train(trial: LoopTrial) -> None:
     """Reach the target after 160 samples."""
     size = trial.batch_size
+    assert trial.learning_rate > 0
     for _ in trial.batches(range(50), evaluate=lambda: {"accuracy": min(0.99, trial.steps * size / 200)}):
         random.random()
 
@@ -199,6 +200,7 @@ def test_a_model_that_is_not_finite_any_more_has_diverged(tmp_path: Path) -> Non
     def objective(trial: LoopTrial) -> None:
         model = torch.nn.Linear(1, 1)
         trial.state(model=model)
+        assert trial.learning_rate
         metric = {"accuracy": 0.1}
         for _ in trial.batches(range(trial.batch_size), evaluate=lambda: metric):
             if type(trial._assignment).__name__ == "TrialRun":
@@ -216,7 +218,7 @@ def test_a_loop_that_goes_on_after_its_end_is_stopped(tmp_path: Path) -> None:
     stopped: list[LoopTrial] = []
 
     def goes_on(trial: LoopTrial) -> None:
-        assert trial.batch_size
+        assert trial.batch_size and trial.learning_rate
         try:
             while True:
                 if trial.evaluation_due:

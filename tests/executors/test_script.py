@@ -63,7 +63,7 @@ if behaviour == "grandchild":
 size = trial.batch_size if behaviour == "ignores" else trial.micro_batch_size
 size = 3 if behaviour == "other size" else size
 weight = torch.zeros(1, requires_grad=True)
-optimizer = torch.optim.SGD([weight], lr=trial.learning_rate)
+optimizer = torch.optim.SGD([weight], lr=0.1 if behaviour == "own rate" else trial.learning_rate)
 loader = [] if behaviour == "empty" else [torch.ones(size, 1)] * 3
 evaluations = 0
 
@@ -118,7 +118,7 @@ REQUEST = TrialRequest(
     eval_every_steps=2,
 )
 NEVER = replace(REQUEST, target=Target(metric="score", value=2.0))
-PROGRAM = Program(default=AT, metric="score", script="train.py")
+PROGRAM = Program(default=AT, metric="score", script="train.py", searched=("batch_size", "learning_rate"))
 
 
 @dataclass
@@ -250,6 +250,12 @@ def test_a_script_that_cannot_be_described_is_an_error_of_the_workload(behaviour
     script.behaves(behaviour)
     with pytest.raises(WorkloadError):
         script.loaded.measure(MeasureStepTime(request=StepTimeRequest(configuration=AT, seconds_limit=0.05)))
+
+
+def test_a_script_that_ignores_the_learning_rate_that_is_searched_is_refused(script: Script) -> None:
+    script.behaves("own rate")
+    with pytest.raises(WorkloadError, match=r"searches learning_rate, .* trial\.learning_rate"):
+        script.loaded.describe()
 
 
 def test_a_batch_size_that_the_script_refuses_is_an_error_of_the_workload(script: Script) -> None:

@@ -147,7 +147,7 @@ def test_alone_a_loop_trains_its_epochs_and_evaluates_as_it_says(form: str, caps
     assert ("test: accuracy 0.006" in told.err) is (form == "batches")
     quiet = alone()
     quiet.go(form, epochs=1)
-    assert (quiet.taken, quiet.trial.parameters) == (2, {"depth": 2})
+    assert (quiet.taken, dict(quiet.trial.parameters)) == (2, {"depth": 2})
     assert quiet.evaluated == ([2] if form == "batches" else []), "the test part alone"
 
 

@@ -1,0 +1,86 @@
+"""What a loop has asked its trial for: what it does not ask for it ignores."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+
+from bssearch.errors import UsageError
+from bssearch.records import Configuration, ParameterValue
+
+
+class AskedParameters(Mapping[str, ParameterValue]):
+    """Values by name; ``asked`` are the names whose value has been read."""
+
+    def __init__(self, values: Mapping[str, ParameterValue]) -> None:
+        self.asked: set[str] = set()
+        self._values = dict(values)
+
+    def __getitem__(self, name: str) -> ParameterValue:
+        value = self._values[name]
+        self.asked.add(name)
+        return value
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._values
+
+    def __repr__(self) -> str:
+        return repr(self._values)
+
+
+class Asked:
+    """Which fields of its trial a loop has asked for; ``searched`` names what the study searches."""
+
+    def __init__(self, configuration: Configuration, searched: Collection[str]) -> None:
+        self.batch_size = self.micro_batch_size = self.accumulation_steps = self.learning_rate = False
+        self._configuration = configuration
+        self._searched = searched
+
+    def check_begins(self, *, has_sampler: bool) -> None:
+        """Raise `UsageError` where a loop is to begin that cannot have the batch size of its trial."""
+        if not self.batch_size and not self.micro_batch_size and not has_sampler:
+            raise UsageError(
+                "the script trains without having asked for trial.batch_size or trial.micro_batch_size",
+                hint="DataLoader(..., batch_size=trial.micro_batch_size)",
+            )
+        if self._configuration.accumulation_steps > 1 and not self.micro_batch_size:
+            raise UsageError(
+                f"{self._accumulation}, and the script has not asked for trial.micro_batch_size",
+                hint="DataLoader(..., batch_size=trial.micro_batch_size), and an optimizer step after every "
+                "trial.accumulation_steps of them",
+            )
+
+    def check_accumulates(self) -> None:
+        """Raise `UsageError` where a script takes a step after each micro-batch, as far as that can be told."""
+        knows = self.accumulation_steps or (self.batch_size and self.micro_batch_size)
+        if self._configuration.accumulation_steps > 1 and not knows:
+            raise UsageError(
+                f"{self._accumulation}, and the script has not asked for trial.accumulation_steps",
+                hint="an optimizer step after every trial.accumulation_steps micro-batches, their losses divided by it",
+            )
+
+    def first_step(self, parameters: AskedParameters) -> list[str]:
+        """Return a sentence on each parameter that is searched, and was not asked for by the end of the first step.
+
+        One of these may be asked for in some trials alone, by the value of another. The learning rate is not: raises
+        `UsageError` where that is searched and was not asked for.
+        """
+        if "learning_rate" in self._searched and not self.learning_rate:
+            raise UsageError(
+                "the study searches learning_rate, and the loop took a step without asking for trial.learning_rate",
+                hint="optimizer = torch.optim.SGD(model.parameters(), lr=trial.learning_rate)",
+            )
+        ignored = [name for name in self._searched if name in parameters and name not in parameters.asked]
+        return [
+            f"the study searches {name}, and the loop has not asked for trial.parameters[{name!r}]" for name in ignored
+        ]
+
+    @property
+    def _accumulation(self) -> str:
+        size, accumulation = self._configuration.batch_size, self._configuration.accumulation_steps
+        return f"batch size {size} takes {accumulation} micro-batches a step"
