@@ -57,6 +57,12 @@ FEW_STEPS, MANY_STEPS = 2, 20
 MEMORY_STEPS = 3
 """Steps after which a micro-batch size fits: those of bssearch's own loop."""
 
+UNREAD_LINES = 20
+"""A log of so many lines whose report is not found in any is not read as it is written: a choice."""
+
+UNREAD_SHARE = 0.1
+"""It is so after this share of ``hang_seconds``: a choice; what is printed before the training takes less."""
+
 MOST_METRICS = 100
 """Metrics of a program that are taken note of: a choice."""
 
@@ -89,23 +95,25 @@ class LoadedCommand:
     def describe(self) -> WorkloadDescription:
         """Run the default until it reports the target's metric; return what it offers. Raises `WorkloadError`."""
 
-        def read(reports: Reports) -> Described:
-            return Described(description=self._description(reports))
+        def read(process: CommandProcess) -> Described:
+            return Described(description=self._description(process))
 
         answer = self._asked(Describe(), self._program.default, 1, read)
         assert isinstance(answer, Described), "a command describes itself where it does not refuse"
         return answer.description
 
-    def _description(self, stream: Reports) -> WorkloadDescription:
+    def _description(self, process: CommandProcess) -> WorkloadDescription:
         """Return what the reports of the default offer."""
         import torch
 
         from bssearch.training.environment import describe_program
 
         metric, began = self._program.metric, time.monotonic()
+        # One that is told to evaluate after each step does so soon.
+        patience = self._hang_seconds * (UNREAD_SHARE if "evaluate_every" in self._takes else 1.0)
         offered: set[str] = set()
         untrained: dict[str, float] = {}
-        with closing(stream) as reports:
+        with closing(self._until_it_ends(process)) as reports:
             for report in reports:
                 found = {name: value for name, value in report.values.items() if name != LOSS}
                 if metric in found or len(offered) < MOST_METRICS:
@@ -113,10 +121,10 @@ class LoadedCommand:
                     untrained |= found if report.step == 0 else {}
                 if metric in found:
                     break
-                if time.monotonic() - began > self._hang_seconds:
-                    raise self._other_metric(offered, f" for {self._hang_seconds:g} s")
+                if time.monotonic() - began > patience:
+                    raise self._other_metric(offered, process, f" for {patience:g} s")
             else:
-                raise self._other_metric(offered)
+                raise self._other_metric(offered, process)
         names = [metric, *sorted(offered - {metric})[: MOST_METRICS - 1]]
         return describe_program(
             torch.device(self.device),
@@ -184,68 +192,79 @@ class LoadedCommand:
         work: Work,
         configuration: Configuration,
         evaluate_every: int,
-        read: Callable[[Reports], Measured | Described],
+        read: Callable[[CommandProcess], Measured | Described],
     ) -> Answer:
-        """Have the command do a piece of work; return its answer over its line, or what ``read`` makes of its reports.
+        """Have the command do a piece of work; return its answer over its line, or what ``read`` makes of it.
 
         Raises as `_until_it_ends`, and where a command that reports lacks a place.
         """
         with self.started(configuration, seed=0, evaluate_every=evaluate_every, threads=self._threads) as process:
             patience = Patience(self._hang_seconds, process.began)
-            connected = process.connected(patience.is_over)
+            connected = process.connected(lambda: patience.is_over() or self._is_unread(process))
             if connected is not None:
                 return answer_of(connected, self.assigned(work), patience)
             if process.has_reported:
                 self.check_places(configuration)
-            return read(self._until_it_ends(process))
+            return read(process)
 
     def _until_it_ends(self, process: CommandProcess) -> Reports:
         """Yield the reports of a program, which ends where this is closed.
 
-        Raises `WorkloadError`, or `MemoryError`, where it fails, and where no report comes for as long as a trial would
-        count as hung.
+        Raises `WorkloadError`, or `MemoryError`, where it fails, where no report comes for as long as a trial would
+        count as hung, or is found in a log that is long enough, and where it ends without one.
         """
-        last = process.began
+        last, has_reported = process.began, False
         with process:
             while process.goes_on():
                 for report in process.reports(TICK_SECONDS):
+                    has_reported = True
                     yield report
                     last = time.monotonic()
+                if not has_reported and self._is_unread(process):
+                    raise WorkloadError(
+                        f"the command makes no report{self._hint_of_reports(process)}",
+                        hint="where what it prints before its training takes long: a larger executor.hang_seconds, "
+                        "of which it may take a tenth",
+                    )
                 if time.monotonic() - last > self._hang_seconds:
                     raise WorkloadError(
-                        f"the command made no report for {self._hang_seconds:g} s{self._hint_of_reports()}"
-                        f"{process.shown_lines}",
+                        f"the command made no report for {self._hang_seconds:g} s{self._hint_of_reports(process)}",
                         hint="executor.hang_seconds is how long it may take",
                     )
             code = process.end()
         if code:
             raise failure_of(code, process)
+        if not has_reported:
+            raise WorkloadError(f"the command ended without a report{self._hint_of_reports(process)}")
 
-    def _other_metric(self, offered: set[str], how_long: str = "") -> WorkloadError:
-        if not offered:
-            return WorkloadError(f"the command ended without a report{self._hint_of_reports()}")
-        names = ", ".join(sorted(offered)[:LAST_LINES])
-        return WorkloadError(
-            f"the command reports {names}{how_long}; the study's target is of {self._program.metric!r}"
-        )
+    def _is_unread(self, process: CommandProcess) -> bool:
+        """Return whether a log is long enough to tell that its reports are not written as ``report`` has it."""
+        is_late = time.monotonic() - process.began > UNREAD_SHARE * self._hang_seconds
+        return bool(self._program.report) and is_late and process.log_reader.lines >= UNREAD_LINES
+
+    def _other_metric(self, offered: set[str], process: CommandProcess, how_long: str = "") -> WorkloadError:
+        metric = self._program.metric
+        names = ", ".join(sorted(offered)[:LAST_LINES]) or "no metric"
+        hint = self._hint_of_reports(process) if metric in process.log_reader.unmatched else ""
+        return WorkloadError(f"the command reports {names}{how_long}; the study's target is of {metric!r}{hint}")
 
     def _step_time(self, command: MeasureStepTime, configuration: Configuration) -> Answer:
-        def read(reports: Reports) -> StepTimeMeasured:
-            return StepTimeMeasured(step_time=self._reported_step_time(configuration, reports))
+        def read(process: CommandProcess) -> StepTimeMeasured:
+            return StepTimeMeasured(step_time=self._reported_step_time(configuration, process))
 
         try:
             return self._asked(command, configuration, FEW_STEPS, read)
         except MemoryError:
             return StepTimeMeasured(step_time=StepTime.where_memory_ran_out(configuration))
 
-    def _reported_step_time(self, configuration: Configuration, reports: Reports) -> StepTime:
+    def _reported_step_time(self, configuration: Configuration, process: CommandProcess) -> StepTime:
         """Time steps by what is reported; where evaluations are in that time, by two runs that evaluate differently."""
-        few = self._pace(configuration, reports)
+        few = self._pace(configuration, process)
         evaluation = 0.0
         seconds = few.seconds / few.steps
         if not few.is_own and "evaluate_every" in self._takes:
             again = self.started(configuration, seed=0, evaluate_every=MANY_STEPS, threads=self._threads)
-            many = self._pace(configuration, self._until_it_ends(again))
+            many = self._pace(configuration, again)
             slope = 1 / FEW_STEPS - 1 / MANY_STEPS
             evaluation = max(0.0, (few.seconds / few.steps - many.seconds / many.steps) / slope)
             # No less than if nearly all of it were evaluation: the two runs are not alike.
@@ -260,22 +279,22 @@ class LoadedCommand:
             peak_memory_bytes=None,
         )
 
-    def _pace(self, configuration: Configuration, stream: Reports) -> Pace:
+    def _pace(self, configuration: Configuration, process: CommandProcess) -> Pace:
         """Return how long the steps between some reports took. Raises `WorkloadError` where there are too few."""
-        with closing(stream) as reports:
+        with closing(self._until_it_ends(process)) as reports:
             pace, count = pace_of(reports)
         if pace is None:
             raise WorkloadError(
                 f"batch size {configuration.batch_size}: the command ended after {count} "
-                f"reports, too few to time a step{self._hint_of_reports()}"
+                "reports, too few to time a step"
             )
         return pace
 
     def _memory(self, command: MeasureMemory, configuration: Configuration) -> Answer:
         micro = configuration.micro_batch_size
 
-        def read(stream: Reports) -> MemoryMeasured:
-            with closing(stream) as reports:
+        def read(process: CommandProcess) -> MemoryMeasured:
+            with closing(self._until_it_ends(process)) as reports:
                 for report in reports:
                     if report.step >= MEMORY_STEPS:
                         break
@@ -287,11 +306,13 @@ class LoadedCommand:
             use = MemoryUse(micro_batch_size=micro, fits=False, peak_memory_bytes=None, reason=str(error))
             return MemoryMeasured(memory=use)
 
-    def _hint_of_reports(self) -> str:
-        if self._program.report:
-            return f": no line of it gave all of {', '.join(self._program.report)}"
+    def _hint_of_reports(self, process: CommandProcess) -> str:
+        reader = process.log_reader
+        if reader.unmatched:
+            said = ", ".join(f"report.{name} = {text!r}" for name, text in reader.unmatched.items())
+            return f": {said} found no number in any line{process.shown_lines}"
         example = f'{{"step": 100, "{self._program.metric}": 0.9}}'
-        return f": it must print lines such as {example}, or report: say how its log is read"
+        return f": it must print lines such as {example}, or report: say how its log is read{process.shown_lines}"
 
 
 class CommandTrial:

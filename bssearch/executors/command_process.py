@@ -54,7 +54,7 @@ _MOST_CHUNKS_LEFT = 16
 class CommandProcess:
     """A started program; leave its ``with`` block to end it, and whatever it has started.
 
-    ``began`` is when, ``kernel_kills`` what `kernel_memory_kills` was then.
+    ``began`` is when, ``kernel_kills`` what `kernel_memory_kills` was then. ``log_reader`` reads what it prints.
 
     Raises `WorkloadError` where there is no such command, and `LaunchError` where it cannot be started.
     """
@@ -82,7 +82,8 @@ class CommandProcess:
                 raise LaunchError(f"command: {command[0]!r} cannot be started: {error}") from error
             self._kept = kept.pop_all()
         self._stdout = self._process.stdout.fileno()
-        self._readers = {self._pipe: ReportReader({}), self._stdout: ReportReader(expressions)}
+        self.log_reader = ReportReader(expressions)
+        self._readers = {self._pipe: ReportReader({}), self._stdout: self.log_reader}
 
     def __enter__(self) -> Self:
         return self

@@ -97,12 +97,15 @@ def _pace_between(first: Report, last: Report, wall_seconds: float) -> Pace | No
 class ReportReader:
     """Reads reports from a stream of bytes, of which it keeps no more than a line.
 
-    ``expressions`` map names to regular expressions with one group, ``step`` among them; none: JSON lines.
+    ``expressions`` map names to regular expressions with one group, ``step`` among them; none: JSON lines. ``lines`` is
+    how many lines have come, ``unmatched`` which expressions have found no number in any of them.
     """
 
     def __init__(self, expressions: Mapping[str, str]) -> None:
         self._expressions = {name: re.compile(text) for name, text in expressions.items()}
         self._longest = LONGEST_LOG_LINE if expressions else LONGEST_LINE
+        self.lines = 0
+        self.unmatched = dict(expressions)
         self._found: dict[str, float] = {}
         self._rest = bytearray()
         self._is_too_long = False
@@ -116,6 +119,7 @@ class ReportReader:
         for end in whole:
             line, is_whole = bytes(self._rest) + end, not self._is_too_long
             self._rest, self._is_too_long = bytearray(), False
+            self.lines += bool(line)
             if line and is_whole and len(line) <= self._longest:
                 yield from self._read(line.decode(errors="replace"))
         self._rest += rest
@@ -129,6 +133,7 @@ class ReportReader:
             for name, expression in self._expressions.items():
                 if (match := expression.search(line)) and (value := _number(match[1])) is not None:
                     self._found[name] = value
+                    self.unmatched.pop(name, None)
             if STEP not in self._found:
                 return
             found, self._found = self._found, {}

@@ -61,6 +61,9 @@ def _nothing_is_left() -> Iterator[None]:
     assert open_descriptors() <= before
 
 
+EXPRESSIONS = {"step": r"step (\d+)", "accuracy": r"acc=([0-9.]+)"}
+
+
 def open_descriptors() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 
@@ -78,7 +81,7 @@ def test_json_lines_on_stdout_and_in_the_pipe_are_a_trial(tmp_path: Path) -> Non
 
 def test_a_log_is_read_by_its_expressions(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     script = "echo acc=0.5; echo step 5; echo 'step 9 acc=0.95'; echo bye >&2; SLEEP"
-    outcome, observed = run(loaded(tmp_path, script, {"step": r"step (\d+)", "accuracy": r"acc=([0-9.]+)"}))
+    outcome, observed = run(loaded(tmp_path, script, EXPRESSIONS))
     assert outcome.state is TrialState.REACHED and [one.metric for one in observed] == [0.5, 0.95]
     assert capfd.readouterr().out == "acc=0.5\nstep 5\nstep 9 acc=0.95\nbye\n"
 
@@ -231,6 +234,38 @@ def test_what_keeps_a_command_from_being_described_is_said(script: str, said: st
     with pytest.raises(UsageError) as caught:
         loaded(tmp_path, script, hang_seconds=0.5).describe()
     assert said in caught.value.message and len(caught.value.message) < 500
+
+
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        (
+            "echo 'Step 1 acc=0.5'",
+            "ended without a report: report.step = 'step (\\\\d+)' found no number in any line",
+        ),
+        (
+            "while true; do echo Step 1 acc=0.5; sleep 0.01; done",
+            "makes no report: report.step = 'step (\\\\d+)' found",
+        ),
+        (
+            "i=0; while true; do echo step $((i++)) ACC=0.5; sleep 0.01; done",
+            "no metric for 1 s; the study's target is",
+        ),
+    ],
+)
+def test_an_expression_that_finds_nothing_in_a_log_is_told_soon(script: str, said: str, tmp_path: Path) -> None:
+    command = loaded(tmp_path, script + "; : {evaluate_every}", EXPRESSIONS, hang_seconds=10.0)
+    began = time.monotonic()
+    with pytest.raises(WorkloadError) as caught:
+        command.describe()
+    assert time.monotonic() - began < 9.0, "long before it would count as hung"
+    assert said in caught.value.message and "it printed:" in caught.value.message
+    assert ("report.accuracy = " in caught.value.message) is ("ACC" in script)
+
+
+def test_a_log_may_be_silent_before_its_training(tmp_path: Path) -> None:
+    script = "sleep 1; " + "echo loading; " * 15 + "echo step 0 acc=0.1; SLEEP"
+    assert set(loaded(tmp_path, script, EXPRESSIONS, hang_seconds=5.0).describe().metrics) == {"accuracy"}
 
 
 def timed(command: LoadedCommand) -> StepTime:
