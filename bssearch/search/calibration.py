@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
@@ -61,7 +61,7 @@ def missing_step_times(
     def is_missing(size: int) -> bool:
         micro = choose_micro_batch(size, spec.space.max_micro_batch_size, memory)
         if size in known and known[size].step_seconds is None:
-            return False  # The user's program refuses it.
+            return False  # The user's code refuses it.
         if size not in known or (micro is not None and micro > known[size].micro_batch_size):
             return True
         if micro is None or micro < known[size].micro_batch_size:
@@ -110,16 +110,18 @@ def measure_step_times(
 
     A batch size that has had some of the study's ``trials`` keeps their cadence; that of another follows from its first
     visit.
-    ``before_each`` is called between measurements, and may raise to end them. A batch size that a program of the user's
-    own refuses by an error is stored as one without a step time, of which nothing runs; ``tell`` gets a sentence on it.
-    Raises `LaunchError` where nothing fits, and `WorkloadError` where a workload fails, or a program at the default's
-    batch size, which is timed first.
+    ``before_each`` is called between measurements, and may raise to end them. A batch size that the user's code refuses
+    by an error is stored as one without a step time, of which nothing runs; ``tell`` gets a sentence on it. Raises
+    `LaunchError` where nothing fits, and `WorkloadError` where the code fails at the default's batch size, which is
+    timed before any is left out, or at one that it has run at before.
     """
     cadences = {
         trial.configuration.batch_size: trial.eval_every_steps
         for trial in trials
         if trial.state is not TrialState.QUEUED
     }
+
+    default = spec.default_configuration.batch_size
 
     def on_too_large(memory: MemoryUse) -> None:
         store.save_memory(spec.name, environment, memory)
@@ -129,28 +131,26 @@ def measure_step_times(
         if not missing:
             break
         visit = None
-        for size in _in_order(spec, missing):
+        waiting = deque(missing)
+        while waiting:
+            size = waiting.popleft()
             before_each()
             memory = store.memory_boundary(spec.name, environment)
             try:
                 probe = measure_step_time_at(spec, executor, size, memory, on_too_large)
             except WorkloadError as error:
-                ran = size in store.probes(spec.name, environment)
-                if ran or not spec.is_program or size == spec.default_configuration.batch_size:
+                if size == default or size in store.probes(spec.name, environment):
                     raise
+                if default in waiting:
+                    waiting.append(size)
+                    continue
                 probe = _refused(spec, size, memory, str(error))
-                tell(f"batch size {size} is left out of this study, for the program fails there: {error}")
+                tell(f"batch size {size} is left out of this study, for the training fails there: {error}")
             if probe is None:
                 break
             probe = replace(probe, eval_every_steps=cadences.get(size, probe.eval_every_steps))
             visit = store.save_probe(spec.name, environment, probe, visit)
         refuse_where_nothing_fits(spec, store, environment)
-
-
-def _in_order(spec: StudySpec, sizes: Sequence[int]) -> list[int]:
-    """Return batch sizes in the order of timing: of a program that may refuse some, the default's first."""
-    default = spec.default_configuration.batch_size
-    return sorted(sizes, key=lambda size: (spec.is_program and size != default, size))
 
 
 def _refused(spec: StudySpec, batch_size: int, memory: MemoryBoundary, reason: str) -> ProbeRecord:

@@ -189,7 +189,7 @@ def test_a_batch_size_that_has_had_trials_keeps_their_cadence(store: Store) -> N
 
 
 class Picky(LawExecutor):
-    """A program that takes only some batch sizes."""
+    """Training whose code takes only some batch sizes."""
 
     refuses: tuple[int, ...] = (8,)
 
@@ -199,21 +199,30 @@ class Picky(LawExecutor):
         return super().measure_step_time(request)
 
 
-def test_a_batch_size_that_a_program_refuses_is_left_out_for_good_and_told(store: Store) -> None:
-    program = SPEC.model_copy(update={"workload": "train.py"})
+@pytest.mark.parametrize("workload", ["train.py", "my_task.py:MyTask"])
+def test_a_batch_size_that_the_users_code_refuses_is_left_out_for_good_and_told(workload: str, store: Store) -> None:
+    spec = SPEC.model_copy(update={"workload": workload})
     told: list[str] = []
     executor = Picky()
-    measure_step_times(program, store, executor, HERE, lambda: None, trials=[], tell=told.append)
-    assert [one.batch_size for one in executor.splits_timed][:2] == [32, 16], "the default's first"
+    measure_step_times(spec, store, executor, HERE, lambda: None, trials=[], tell=told.append)
     assert len(told) == 1 and "batch size 8 is left out" in told[0] and "no batch of 8" in told[0]
     probes = store.probes("toy", HERE)
-    assert History(program, (), probes).feasible == (16, 32) and History(program, (), probes).untimed == ()
+    assert History(spec, (), probes).feasible == (16, 32) and History(spec, (), probes).untimed == ()
     assert store.memory_boundary("toy", HERE) == MemoryBoundary(fits=32), "it says nothing of memory"
-    assert missing_step_times(program, store, HERE, MOST_VISITS, trials=()) == [16, 32]
-    for spec, refuses in ((program, (32,)), (program, (16,)), (SPEC, (16,))):
-        executor.refuses = refuses
-        with pytest.raises(WorkloadError):
+    assert missing_step_times(spec, store, HERE, MOST_VISITS, trials=()) == [16, 32]
+    for size in (16, 32):
+        executor.refuses = (size,)
+        with pytest.raises(WorkloadError, match=f"no batch of {size}"):
             measure_step_times(spec, store, executor, HERE, lambda: None, visits=MOST_VISITS, trials=[])
+
+
+def test_code_that_fails_at_the_defaults_batch_size_has_no_batch_size_left_out(store: Store) -> None:
+    told: list[str] = []
+    executor = Picky()
+    executor.refuses = (8, 16, 32)
+    with pytest.raises(WorkloadError, match="no batch of 32"):
+        measure_step_times(SPEC, store, executor, HERE, lambda: None, trials=[], tell=told.append)
+    assert told == [] and store.probes("toy", HERE) == {}
 
 
 def test_each_micro_batch_size_that_runs_out_is_told_until_one_fits() -> None:
