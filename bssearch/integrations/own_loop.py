@@ -61,6 +61,7 @@ class LoopTrial:
         self._is_in_batch = False
         self._is_looping = False
         self._asked = Asked(configuration, searched)
+        self._samples_at_once = configuration.micro_batch_size
         self._sampler: SeededSampler | None = None
         self._counted = self._announced_at = self._evaluated_at = -1
         self._readings = 0
@@ -74,9 +75,9 @@ class LoopTrial:
 
     @property
     def micro_batch_size(self) -> int:
-        """Return how many samples go through the model at once."""
+        """Return how many samples go through the model at once: of several ranks, that of each."""
         self._asked.micro_batch_size = True
-        return self._configuration.micro_batch_size
+        return self._samples_at_once
 
     @property
     def accumulation_steps(self) -> int:
@@ -282,9 +283,8 @@ class LoopTrial:
                 if self._is_over():
                     return
             if self._micro_batches == before and (passes > 1 or first is loader):
-                size = self._configuration.micro_batch_size
                 raise UsageError(
-                    f"the loader of batches() is empty, at a micro-batch size of {size}",
+                    f"the loader of batches() is empty, at a micro-batch size of {self._samples_at_once}",
                     hint="with drop_last it is so for fewer samples; an iterator can be gone through only once",
                 )
 
@@ -312,7 +312,7 @@ class LoopTrial:
 
     def _check_size(self, batch: Any) -> None:
         """Warn of a first micro-batch that is not of the size asked for; its tensors tell, in either of two layouts."""
-        size = self._configuration.micro_batch_size
+        size = self._samples_at_once
         shapes = [tuple(one.shape[:2]) for one in tree_leaves(batch) if isinstance(one, torch.Tensor) and one.ndim]
         if shapes and all(size not in shape for shape in shapes):
             found = ", ".join(sorted({str(shape[0]) for shape in shapes}))

@@ -21,7 +21,7 @@ from bssearch.integrations.alone import Alone
 from bssearch.integrations.assignment import Assignment, Evaluate, Metrics, Untimed
 from bssearch.integrations.measuring import AnswerLine, Looked, TimedLoop
 from bssearch.integrations.own_loop import LoopTrial
-from bssearch.integrations.sampler import RankSampler
+from bssearch.integrations.sampler import RankSampler, SeededSampler
 from bssearch.integrations.trial_run import Line, TrialRun
 from bssearch.integrations.work import WorkLine, work_of
 from bssearch.records import COULD_NOT_PAUSE, ParameterValue, StepTimeRequest, TrialRequest, TrialState
@@ -225,8 +225,8 @@ class Leader:
         """Nothing was paused."""
 
     def keep(self, objects: Mapping[str, Any]) -> int:
-        """Nothing is saved."""
-        return 0
+        """Take note of what is to stay finite; nothing is saved."""
+        return self.work.keep(objects)
 
     def looped(self, step: int) -> None:
         """Take note that the loop ended by itself."""
@@ -291,34 +291,28 @@ class RankTrial(LoopTrial):
         super().__init__(assignment, searched=searched)
         self._ranks = ranks
         size, accumulation = self._configuration.batch_size, self._configuration.accumulation_steps
-        self._micro_batch_size, rest = divmod(size, accumulation * ranks.size)
+        self._samples_at_once, rest = divmod(size, accumulation * ranks.size)
         if rest:
             raise UsageError(
                 f"batch_size = {size} must be a multiple of {accumulation * ranks.size}: it takes {accumulation} "
                 f"micro-batches a step, each shared by {ranks.size} ranks"
             )
 
-    @property
-    def micro_batch_size(self) -> int:
-        """Return how many samples go through the model of this rank at once."""
-        self._asked.micro_batch_size = True
-        return self._micro_batch_size
-
-    def sampler(self, dataset: Any) -> RankSampler:
+    def sampler(self, dataset: Any) -> SeededSampler:
         """Return a sampler of this rank's share of each micro-batch; together the ranks have `LoopTrial.sampler`'s.
 
         For a `DataLoader`'s ``sampler``, with ``batch_size=trial.micro_batch_size``.
         """
-        self._asked.batch_size = True
-        return RankSampler(
+        self._sampler = RankSampler(
             len(dataset),
             self._configuration.batch_size,
             self.seed,
-            share=self._micro_batch_size,
+            share=self._samples_at_once,
             rank=self._ranks.rank,
             ranks=self._ranks.size,
             after_steps=self.steps,
         )
+        return self._sampler
 
 
 def check_evaluated(word: Word, step: int) -> None:

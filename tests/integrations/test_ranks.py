@@ -10,6 +10,8 @@ from threading import Barrier, BrokenBarrierError
 from typing import Any, TypeVar
 
 import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
 
 from bssearch.errors import UsageError
 from bssearch.executors.messages import Assign, Reply, Run
@@ -154,6 +156,46 @@ def test_a_stop_and_a_pause_end_all_ranks_at_an_evaluation() -> None:
     assert trained(assign(), line, stopped) == [10, 10]
     (outcome,) = line.outcomes
     assert outcome.state is TrialState.PRUNED and str(outcome.reason).startswith("a better one first; ")
+
+
+def test_weights_that_are_not_finite_end_the_trial_as_diverged() -> None:
+    line = FakeLine()
+
+    def broken(trial: LoopTrial, rank: int) -> None:
+        model = torch.nn.Linear(1, 1)
+        trial.state(model=model)
+        for _ in trial.batches(loader(trial), evaluate=lambda: {"accuracy": 0.0}):
+            model.bias.data.fill_(float("nan"))
+
+    assert trained(assign(), line, broken) == [5, 5]
+    (outcome,) = line.outcomes
+    assert outcome.state is TrialState.DIVERGED and "bias of model is not finite" in str(outcome.reason)
+
+
+def test_a_ranks_batches_are_its_share_and_none_is_warned_of() -> None:
+    line = FakeLine()
+
+    def sampled(trial: LoopTrial, rank: int) -> None:
+        rows = torch.zeros(40, 1)
+        batches = DataLoader(TensorDataset(rows), batch_size=trial.micro_batch_size, sampler=trial.sampler(rows))
+        for _ in trial.batches(batches, evaluate=lambda: {"accuracy": trial.steps}):
+            pass
+
+    assert trained(assign(), line, sampled) == [10, 10]
+    assert not any("first batch" in one for one in line.outcomes[0].warnings)
+
+
+def test_a_rank_that_ignores_accumulation_is_refused() -> None:
+    def ignores(trial: LoopTrial, rank: int) -> None:
+        trial._asked.accumulation_steps = False
+        batches = DataLoader(
+            TensorDataset(torch.zeros(40, 1)), trial.micro_batch_size, sampler=trial.sampler(range(40))
+        )
+        for _ in trial.batches(batches, evaluate=lambda: {"accuracy": 0.0}):
+            pass
+
+    with pytest.raises(UsageError, match=r"has not asked for trial\.accumulation_steps"):
+        trained(assign(), FakeLine(), ignores)
 
 
 def test_a_loop_that_asks_in_its_body_passes_over_the_evaluation_before_its_first_step() -> None:

@@ -234,7 +234,8 @@ def predict_optimum(fit: LawFit, steps: Sequence[RunnableStep]) -> PredictedOpti
     steps_of_all = fit.steps_of_all(sizes)
     if steps_of_all is None:
         return optimum
-    by_law = steps_of_all * np.array([fastest[size].step_seconds for size in sizes])
+    with np.errstate(over="ignore"):  # a time beyond all numbers is infinite
+        by_law = steps_of_all * np.array([fastest[size].step_seconds for size in sizes])
     least = by_law.argmin(axis=1)
     near = (by_law <= FLAT_RATIO * by_law.min(axis=1, keepdims=True)).all(axis=0)
     sure = _around(sizes.index(best), near)
