@@ -16,7 +16,9 @@ from __future__ import annotations
 import hashlib
 import inspect
 import threading
+import weakref
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -44,7 +46,8 @@ class Study:
 
     ``spec`` is a spec, a dict, or the path of a file; it names no workload. ``db`` is a database URL (default:
     ``BSSEARCH_DB_URL``, else a file here). Trials run one after the other, in the thread that calls. A run is shown in
-    a notebook, elsewhere with ``progress=True``; with a ``listener`` only that is told.
+    a notebook, elsewhere with ``progress=True``; with a ``listener`` only that is told. One that nobody holds any more
+    ends as if it were closed.
     """
 
     def __init__(
@@ -67,21 +70,20 @@ class Study:
             )
         self.spec = loaded.model_copy(update={"workload": OBJECTIVE})
         self._objective = objective
-        self._executor: CalledExecutor | None = None
-        self._allow_busy = allow_busy
-        self._launch = Launch(
-            db=db,
-            allow_changed_workload=allow_changed_workload,
-            listener=listener,
-            progress=progress,
-            make_executor=self._make_executor,
+        self._search = _Search(
+            self.spec,
+            Launch(
+                db=db,
+                allow_changed_workload=allow_changed_workload,
+                allow_busy=allow_busy,
+                listener=listener,
+                progress=progress,
+            ),
+            _revision(objective),
         )
-        self._thread: threading.Thread | None = None
-        self._driver: Driver | None = None
-        self._ready = threading.Event()
         self._asked: Piece | None = None
-        self._answer: Answer | None = None
-        self._error: BaseException | None = None
+        # One that nobody holds any more ends: its trial would run for good, and other drivers of the study wait for it.
+        weakref.finalize(self, self._search.abandon).atexit = False
 
     def run(self) -> Answer:
         """Call the objective for each trial until the study has ended, or on from where it stopped; return the answer.
@@ -96,7 +98,7 @@ class Study:
         """
         if self._objective is None:
             raise UsageError("study.run() calls an objective, and there is none", hint="Study(spec, objective=train)")
-        with Interrupts(on_second=lambda: None, at_once=lambda: not self._stops_in_order()):
+        with Interrupts(on_second=lambda: None, at_once=lambda: not self._search.stops_in_order()):
             return self._run(self._objective)
 
     def _run(self, objective: Objective) -> Answer:
@@ -112,7 +114,7 @@ class Study:
                     self.tell(trial)
         except KeyboardInterrupt:
             self.close()
-            self._raise_error()
+            self._search.raise_error()
             raise
         except BaseException:
             self.close()
@@ -128,10 +130,10 @@ class Study:
         """
         if self._asked is not None:
             raise UsageError("ask() before tell(): one trial is trained at a time")
-        executor = self._started()
-        piece = executor.next_piece() if executor is not None else None
+        piece = self._search.next_piece()
         if piece is None:
-            self._end()
+            self._search.join()
+            self._search.raise_error()
             return None
         self._asked = piece
         return piece.begin()
@@ -149,19 +151,16 @@ class Study:
     @property
     def answer(self) -> Answer:
         """Return the answer of the study once it has ended. Raises `UsageError` before."""
-        if self._answer is None:
+        if self._search.answer is None:
             raise UsageError(f"study {self.spec.name!r} has not ended", hint=f"bssearch.best({self.spec.name!r})")
-        return self._answer
+        return self._search.answer
 
     def close(self) -> None:
         """End the study where it is; every trial that had ended is stored. Nothing more where it has ended."""
-        self._asked = None
-        if self._thread is None:
-            return
-        self._ready.wait()
-        if self._thread.is_alive() and self._executor is not None:
-            self._executor.interrupt()
-        self._thread.join()
+        asked, self._asked = self._asked, None
+        if asked is not None:
+            asked.let_go()
+        self._search.interrupt()
 
     def __enter__(self) -> Self:
         return self
@@ -171,27 +170,64 @@ class Study:
     ) -> None:
         self.close()
 
-    def _stops_in_order(self) -> bool:
+
+class _Search:
+    """The search of a study, in a thread of its own; it holds nothing of the `Study`, which may be let go meanwhile."""
+
+    def __init__(self, spec: StudySpec, launch: Launch, revision: str) -> None:
+        self.answer: Answer | None = None
+        self._spec = spec
+        self._launch = replace(launch, make_executor=self._make_executor)
+        self._revision = revision
+        self._thread: threading.Thread | None = None
+        self._executor: CalledExecutor | None = None
+        self._driver: Driver | None = None
+        self._ready = threading.Event()
+        self._error: BaseException | None = None
+
+    def next_piece(self) -> Piece | None:
+        """Start the search, where it has not been, and wait for the next piece of work; None once it has ended."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._drive, name=f"bssearch study {self._spec.name}", daemon=True)
+            self._thread.start()
+        self._ready.wait()
+        return None if self._executor is None else self._executor.next_piece()
+
+    def stops_in_order(self) -> bool:
         """Have the search stop in good order; return whether it has begun, so that it can."""
         if self._driver is None:
             return False
         self._driver.interrupts.ask()
         return True
 
-    def _started(self) -> CalledExecutor | None:
-        """Start the search in a thread of its own, where it has not been; return the executor that it uses."""
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._drive, name=f"bssearch study {self.spec.name}", daemon=True)
-            self._thread.start()
-        self._ready.wait()
-        return self._executor
+    def interrupt(self) -> None:
+        """Have the search end where it is, where it was started, and wait for its end."""
+        if self._thread is not None:
+            self._ready.wait()
+            self.abandon()
+            self.join()
+
+    def abandon(self) -> None:
+        """Have the search end where it is, as soon as it waits; nothing is waited for."""
+        if self._executor is not None:
+            self._executor.interrupt()
+
+    def join(self) -> None:
+        """Wait until the search has ended, where it was started."""
+        if self._thread is not None:
+            self._thread.join()
+
+    def raise_error(self) -> None:
+        """Raise what ended the study, if that was an error."""
+        if self._error is not None:
+            raise self._error from None
 
     def _drive(self) -> None:
         try:
-            with opened(self.spec, self._launch) as study:
+            with opened(self._spec, self._launch) as study:
                 self._driver = study.driver()
                 self._driver.run()
-                self._answer = Answer.of(answer(study.store, self.spec.name))
+                self.answer = Answer.of(answer(study.store, self._spec.name))
         except BaseException as error:
             self._error = error
         finally:
@@ -199,21 +235,11 @@ class Study:
                 self._executor.leave()
             self._ready.set()
 
-    def _end(self) -> None:
-        """Raise what ended the study, if that was an error."""
-        assert self._thread is not None, "a study that has ended has begun"
-        self._thread.join()
-        self._raise_error()
-
-    def _raise_error(self) -> None:
-        if self._error is not None:
-            raise self._error from None
-
     def _make_executor(self, spec: StudySpec, folder: Path) -> Executor:
         program = program_of(spec)
         assert program is not None, "an objective is a program of the user's own"
         self._executor = CalledExecutor(
-            program, spec.executor.device, spec.executor.threads, _revision(self._objective), self._allow_busy
+            program, spec.executor.device, spec.executor.threads, self._revision, self._launch.allow_busy
         )
         self._ready.set()
         return self._executor

@@ -6,6 +6,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TypeVar
 
 import torch
@@ -80,7 +81,7 @@ class Piece:
         """Say that the user's code is done with it, by itself or with an error."""
         work, trial = self._work, self.trial
         assert work is not None and trial is not None, "what ends has begun"
-        torch.set_num_threads(self._threads_before)
+        self.let_go()
         if error is None and not work.is_over:
             try:
                 trial.close()
@@ -90,6 +91,12 @@ class Piece:
             work.finish()
         elif error is not None and not work.failed(error):
             self.send(failure_of(self.assign, error))
+
+    def let_go(self) -> None:
+        """Give back what it took of the process: the CPU threads, and what measured its memory."""
+        torch.set_num_threads(self._threads_before)
+        if isinstance(self._work, TrialRun):
+            self._work.close()
 
     def send(self, reply: Reply) -> None:
         """Send a reply to the search; nothing where it has dropped this piece."""
@@ -134,12 +141,10 @@ class CalledExecutor:
 
     def next_piece(self) -> Piece | None:
         """Wait for the next piece of work; None once the search has ended."""
-        while True:
-            try:
+        while not self._has_left.is_set():
+            with suppress(queue.Empty):
                 return self._pieces.get(timeout=TICK_SECONDS)  # with a limit, so that Ctrl-C is heard
-            except queue.Empty:
-                if self._has_left.is_set():
-                    return None
+        return None
 
     def interrupt(self) -> None:
         """Have the search end as at a second Ctrl-C."""

@@ -260,6 +260,10 @@ class TrialRun:
         self._clock.pause()
         self._line.ended(self._request.number, self._outcome(self._ending))
 
+    def close(self) -> None:
+        """End what measures the memory, of a trial that may not have ended."""
+        self._memory.close()
+
     def _count(self, step: int) -> None:
         self._steps = step
         self._clock.stepped()

@@ -7,6 +7,7 @@ import random
 import signal
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,11 @@ import torch
 
 import bssearch
 from bssearch.errors import InterruptedRunError, TargetNotReachedError, TrialStopped, UsageError, WorkloadError
+from bssearch.integrations import trial_run
 from bssearch.integrations.own_loop import LoopTrial
 from bssearch.records import TrialRecord, TrialState
 from bssearch.storage.repository import open_store
+from bssearch.training.memory import SampledMemoryMeter
 from tests.documents import DOCUMENTS, blocks
 
 SPEC: dict[str, Any] = {
@@ -138,6 +141,7 @@ def test_the_first_interrupt_pauses_the_trial_and_a_study_of_the_same_objective_
 
     def objective(trial: LoopTrial) -> None:
         size = trial.batch_size
+        assert trial.learning_rate
         trial.state(model=torch.nn.Linear(2, 1))
         if trial.steps:
             resumed_at.append(trial.steps)
@@ -178,6 +182,62 @@ def test_the_second_interrupt_ends_at_once_and_so_does_one_before_anything_has_b
     with pytest.raises(InterruptedRunError, match="killed"):
         bssearch.Study(SPEC, twice, db=url(tmp_path)).run()
     assert {trial.state for trial in trials_of(tmp_path)} == {TrialState.CANCELLED}
+
+
+def test_a_study_that_nobody_holds_any_more_leaves_its_trial_to_the_next_one(tmp_path: Path) -> None:
+    def abandoned() -> None:
+        study = bssearch.Study(SPEC, db=url(tmp_path))
+        while (trial := study.ask()) is not None:
+            if type(trial._assignment).__name__ == "TrialRun":
+                return
+            train(trial)
+            study.tell(trial)
+
+    abandoned()
+    (thread,) = [one for one in threading.enumerate() if one.name == "bssearch study own"]
+    thread.join(20)
+    assert not thread.is_alive()
+    assert {trial.state for trial in trials_of(tmp_path)} == {TrialState.CANCELLED}
+    assert bssearch.Study(SPEC, train, db=url(tmp_path)).run().optimal.batch_size in {8, 32}
+
+
+def test_a_study_that_is_closed_gives_out_no_trial_any_more(tmp_path: Path) -> None:
+    study = bssearch.Study(SPEC, db=url(tmp_path))
+    trial = study.ask()
+    assert trial is not None
+    train(trial)
+    study.tell(trial)
+    assert study._search._executor is not None
+    while study._search._executor._pieces.empty():
+        time.sleep(0.01)
+    study.close()
+    with pytest.raises(InterruptedRunError):
+        study.ask()
+
+
+@pytest.mark.parametrize("raised", [KeyboardInterrupt, ValueError])
+def test_a_trial_that_raises_gives_back_what_it_took_of_the_process(
+    raised: type[BaseException], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trial_run, "peak_memory_meter", lambda device: SampledMemoryMeter())
+    failed: list[int] = []
+
+    def objective(trial: LoopTrial) -> None:
+        if type(trial._assignment).__name__ == "TrialRun" and not failed:
+            failed.append(1)
+            raise raised("on purpose")
+        train(trial)
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        with suppress(InterruptedRunError):
+            bssearch.Study(SPEC, objective, db=url(tmp_path)).run()
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+    time.sleep(0.1)
+    assert not [one for one in threading.enumerate() if one.name == "peak-memory"]
 
 
 def test_a_loop_trains_on_the_threads_of_the_study(tmp_path: Path) -> None:
