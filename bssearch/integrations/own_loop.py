@@ -58,8 +58,7 @@ class LoopTrial:
         self._configuration = configuration
         self._micro_batches = 0
         self._has_begun = False
-        self._is_in_batch = False
-        self._is_looping = False
+        self._is_in_batch = self._is_looping = self._has_state = False
         self._asked = Asked(configuration, searched)
         self._samples_at_once = configuration.micro_batch_size
         self._sampler: SeededSampler | None = None
@@ -211,11 +210,14 @@ class LoopTrial:
         """Name what the training goes on from: the model, the optimizer, whatever has a state_dict().
 
         Optional: with it a trial can be paused, and goes on where it was, in another process; without, it is stopped.
-        Call it once they are made, and before `sampler` and `batches`. Raises `UsageError` for what has no state.
+        Call it once, with all of them, before `sampler` and `batches`. Raises `UsageError` for what has no state.
         """
         if self._has_begun or self._sampler is not None:
             raise UsageError("state() comes too late: call it before sampler() and batches()")
+        if self._has_state:
+            raise UsageError("state() is called twice: name all objects in one call")
         self.steps = self._assignment.keep(objects)
+        self._has_state = True
 
     def __enter__(self) -> Self:
         return self

@@ -209,6 +209,13 @@ def test_state_takes_what_has_a_state(bad: dict[str, Any]) -> None:
         started.trial.state(model=training.model)
 
 
+def test_a_second_state_is_refused_for_it_would_take_the_place_of_the_first() -> None:
+    started = Started(asked())
+    training = Training(started.trial, started.time)
+    with pytest.raises(UsageError, match="called twice"):
+        started.trial.state(scheduler=training.optimizer)
+
+
 def test_a_loop_that_ends_by_itself_exhausts_its_trial_and_needs_a_step_and_an_evaluation() -> None:
     def looped(*, steps: int, evaluates: bool) -> Started:
         started = Started(asked(eval_every_steps=1 if evaluates else 100))
