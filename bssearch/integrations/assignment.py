@@ -66,8 +66,8 @@ class Assignment(Protocol):
         """Take in an evaluation that was due."""
         ...
 
-    def passes(self, in_order: bool) -> int | None:
-        """Begin a pass over the data; return how many of its micro-batches a paused trial has behind it.
+    def passes(self, loader: object, in_order: bool) -> int | None:
+        """Begin a pass over a loader; return how many of its micro-batches a paused trial has behind it.
 
         They are to be skipped, then `skipped` called. ``in_order`` says that the loader's order is bssearch's own,
         which leaves them out by itself. None where the pass begins at its start.
@@ -106,7 +106,7 @@ class Untimed:
     def waited(self, seconds: float) -> None:
         """No wait is counted apart."""
 
-    def passes(self, in_order: bool) -> int | None:
+    def passes(self, loader: object, in_order: bool) -> int | None:
         """Nothing was paused."""
         return None
 

@@ -272,7 +272,7 @@ class LoopTrial:
         passes = 0
         while not self._is_over() and (self._assignment.cycles or passes < epochs):
             if passes:
-                self._assignment.passes(self._sampler is not None)
+                self._assignment.passes(loader, self._sampler is not None)
             passes += 1
             before = self._micro_batches
             for batch in self._timed(first if passes == 1 else loader):
@@ -295,7 +295,7 @@ class LoopTrial:
 
         A loader draws random numbers as a pass over it begins: those of the moment of the pause follow that.
         """
-        behind = self._assignment.passes(self._sampler is not None)
+        behind = self._assignment.passes(loader, self._sampler is not None)
         if behind is None or (self._sampler is not None and self._sampler.is_at_start):
             return loader
         batches = iter(loader)

@@ -217,9 +217,9 @@ class Leader:
         """Keep a sentence for the outcome."""
         self.work.warned(sentence)
 
-    def passes(self, in_order: bool) -> int | None:
-        """Begin a pass over the data; nothing was paused."""
-        return self.work.passes(in_order)
+    def passes(self, loader: object, in_order: bool) -> int | None:
+        """Begin a pass over a loader; nothing was paused."""
+        return self.work.passes(loader, in_order)
 
     def skipped(self) -> None:
         """Nothing was paused."""

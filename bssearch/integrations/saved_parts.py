@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -34,31 +34,50 @@ class LateRandomState:
 
 
 class Pass:
-    """The pass over the data that a trial is in: the random numbers at its start, and the micro-batches behind it."""
+    """The pass over the data that a trial is in: the random numbers at its start, and the micro-batches behind it.
+
+    Those that a loader draws from generators of its own (`generators_of`) are kept beside the global ones.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._random = RandomState(device)
         self._at_start: dict[str, Any] = {}
+        self._own_at_start: list[torch.Tensor] = []
         self.micro_batches = 0
         self.restored = False
 
-    def begin(self) -> None:
-        """Begin a pass."""
+    def begin(self, own: Sequence[torch.Generator]) -> None:
+        """Begin a pass of a loader with generators of its own."""
         self._at_start, self.micro_batches, self.restored = self._random.state(), 0, False
+        self._own_at_start = [generator.get_state() for generator in own]
 
     def rewind(self) -> None:
         """Draw as at the start of the pass."""
         self._random.restore(self._at_start)
         self.restored = False
 
+    def rewind_own(self, own: Sequence[torch.Generator]) -> None:
+        """Let a loader's own generators draw as at the start of the pass."""
+        for generator, state in zip(own, self._own_at_start, strict=False):  # of an older file there are none
+            generator.set_state(state)
+
     def state(self) -> dict[str, Any]:
         """Return what is saved."""
-        return {"at_start": self._at_start, "micro_batches": self.micro_batches}
+        return {"at_start": self._at_start, "own_at_start": self._own_at_start, "micro_batches": self.micro_batches}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go on from what was saved."""
         self._at_start, self.micro_batches = state["at_start"], state["micro_batches"]
+        self._own_at_start = state.get("own_at_start", [])
         self.restored = bool(self._at_start)
+
+
+def generators_of(loader: object) -> list[torch.Generator]:
+    """Return the random generators of a `DataLoader` itself, and of its samplers, each once."""
+    batch_sampler = getattr(loader, "batch_sampler", None)
+    owners = (loader, getattr(loader, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None))
+    found = [getattr(owner, "generator", None) for owner in owners]
+    return list({id(one): one for one in found if isinstance(one, torch.Generator)}.values())
 
 
 class StateDict:

@@ -20,6 +20,7 @@ from bssearch.integrations.saved_parts import (
     Pass,
     StateDict,
     first_non_finite,
+    generators_of,
     refuse_unreadable,
 )
 from bssearch.records import (
@@ -120,14 +121,16 @@ class TrialRun:
         self._random.apply()
         self._clock.train()
 
-    def passes(self, in_order: bool) -> int | None:
-        """Begin a pass over the data, see `bssearch.integrations.assignment.Assignment`."""
-        was_paused = self._pass.restored
+    def passes(self, loader: object, in_order: bool) -> int | None:
+        """Begin a pass over a loader, see `bssearch.integrations.assignment.Assignment`."""
+        was_paused, generators = self._pass.restored, generators_of(loader)
+        if was_paused:
+            self._pass.rewind_own(generators)
         if was_paused and not in_order:
             self._pass.rewind()
             return self._pass.micro_batches
         if self._request.checkpoint is not None:
-            self._pass.begin()
+            self._pass.begin(generators)
         return 0 if was_paused else None
 
     def skipped(self) -> None:

@@ -102,6 +102,7 @@ class Training:
         time: FakeTime,
         *,
         sampler: bool = False,
+        own_generator: bool = False,
         step_seconds: Callable[[int], float] = lambda step: 1.0,
         metric: Callable[[int], Any] = lambda step: step / 1000,
         keeps_state: bool = True,
@@ -118,6 +119,8 @@ class Training:
         inputs = torch.randn(ROWS, 3, generator=torch.Generator().manual_seed(0))
         data = TensorDataset(inputs, inputs.sum(1, keepdim=True))
         order: dict[str, Any] = {"sampler": trial.sampler(data)} if sampler else {"shuffle": True}
+        if own_generator:
+            order["generator"] = torch.Generator().manual_seed(trial.seed)
         self.loader = DataLoader(data, batch_size=trial.micro_batch_size, drop_last=True, **order)
 
     def step(self, batch: Iterable[torch.Tensor]) -> None:

@@ -117,24 +117,24 @@ def test_memory_that_runs_out_is_an_end_and_other_errors_are_the_scripts(form: s
 
 
 @pytest.mark.parametrize("form", ["batches", "body"])
-@pytest.mark.parametrize("sampler", [True, False])
+@pytest.mark.parametrize("order", [{"sampler": True}, {}, {"own_generator": True}])
 @pytest.mark.parametrize("accumulation", [1, 5])
 @pytest.mark.parametrize("stops", [[3], [4, 7], [6], [1, 2, 3]])
 def test_a_trial_goes_on_bit_by_bit_where_it_was_paused(
-    form: str, sampler: bool, accumulation: int, stops: list[int], tmp_path: Path
+    form: str, order: dict[str, Any], accumulation: int, stops: list[int], tmp_path: Path
 ) -> None:
     """A pass is two steps of twenty of fifty rows, or with accumulation ten micro-batches and a half step over."""
     at = configuration(20, micro_batch_size=20 // accumulation, accumulation_steps=accumulation)
     whole = asked(tmp_path, configuration=at, target=0.013, eval_every_steps=2)
     reference = Started(whole)
-    expected = Training(reference.trial, reference.time, sampler=sampler).go(form)
+    expected = Training(reference.trial, reference.time, **order).go(form)
     seen: list[Observation] = []
     train_seconds: list[float] = []
     for stop in [*stops, None]:
         part = Started(replace(whole, resumes=bool(seen or train_seconds)))
         if stop is not None:
             part.stop_at(stop)
-        weights = Training(part.trial, part.time, sampler=sampler).go(form)
+        weights = Training(part.trial, part.time, **order).go(form)
         part.run.finish()
         assert part.line.outcome.state is (TrialState.REACHED if stop is None else TrialState.PAUSED)
         seen += part.line.observations
