@@ -66,6 +66,10 @@ class Assignment(Protocol):
         """Take in an evaluation that was due."""
         ...
 
+    def settle(self) -> None:
+        """End the trial between two steps, where it is asked to or is late; all of the last one has been done."""
+        ...
+
     def passes(self, loader: object, in_order: bool) -> int | None:
         """Begin a pass over a loader; return how many of its micro-batches a paused trial has behind it.
 
@@ -105,6 +109,9 @@ class Untimed:
 
     def waited(self, seconds: float) -> None:
         """No wait is counted apart."""
+
+    def settle(self) -> None:
+        """Nothing is asked between two steps."""
 
     def passes(self, loader: object, in_order: bool) -> int | None:
         """Nothing was paused."""

@@ -117,10 +117,10 @@ class LoopTrial:
             return False
         self._begin()
         if self._announced_at != step:
+            if not self._assignment.is_due(step):
+                return False
             if self._is_in_batch:
                 self._count(step)
-            if self._assignment.is_over or not self._assignment.is_due(step):
-                return False
             self._announced_at = step
             self._assignment.pause()
             self._put_random_numbers_back = _kept_random_numbers()
@@ -141,9 +141,7 @@ class LoopTrial:
             )
         self._evaluated_at = step
         self._put_random_numbers_back()
-        self._assignment.evaluated(step, metrics, loss)
-        if not self._assignment.is_over:
-            self._assignment.resume()
+        self._take_in(step, metrics, loss)
 
     def step(self) -> None:
         """Say that an optimizer step is done, in a loop that does not go over `batches`.
@@ -159,6 +157,7 @@ class LoopTrial:
         self._check_evaluated()
         self.steps += 1
         self._count(self.steps)
+        self._assignment.settle()
 
     def batches(
         self, loader: Iterable[T], evaluate: Evaluate | None = None, *, test: Evaluate | None = None, epochs: int = 1
@@ -329,6 +328,7 @@ class LoopTrial:
         self.steps = step
         self._count(step)
         self._evaluate_where_due(evaluate)
+        self._assignment.settle()
 
     def _evaluate_where_due(self, evaluate: Evaluate | None) -> None:
         if evaluate is None:
@@ -336,10 +336,15 @@ class LoopTrial:
             return
         if self.evaluation_due:
             self._evaluated_at = self.steps
-            metrics = _unmoved(evaluate)
-            self._assignment.evaluated(self.steps, metrics, None)
-            if not self._assignment.is_over:
-                self._assignment.resume()
+            self._take_in(self.steps, _unmoved(evaluate), None)
+
+    def _take_in(self, step: int, metrics: Metrics, loss: float | None) -> None:
+        """Tell what an evaluation has found; in a loop's body the trial can be paused only once that is done."""
+        self._assignment.evaluated(step, metrics, loss)
+        if not self._is_in_batch:
+            self._assignment.settle()
+        if not self._assignment.is_over:
+            self._assignment.resume()
 
     def _check_evaluated(self) -> None:
         """Raise `UsageError` where an evaluation is due after the last step and was not made; before the first it may.

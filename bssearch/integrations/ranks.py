@@ -217,6 +217,9 @@ class Leader:
         """Keep a sentence for the outcome."""
         self.work.warned(sentence)
 
+    def settle(self) -> None:
+        """Go on: the trial ends at an evaluation alone, where all ranks hear of it."""
+
     def passes(self, loader: object, in_order: bool) -> int | None:
         """Begin a pass over a loader; nothing was paused."""
         return self.work.passes(loader, in_order)
@@ -251,9 +254,10 @@ class LedRun(TrialRun):
         """Return whether the test part is to be evaluated."""
         return self._is_tested and not self._has_ended
 
-    def stepped(self, step: int) -> None:
-        """Count a step."""
-        self._count(step)
+    def evaluated(self, step: int, metrics: Metrics, loss: float | None) -> None:
+        """Take in an evaluation; end the trial where that says so, or where it is asked to or is late."""
+        super().evaluated(step, metrics, loss)
+        self.settle()
 
     def _paused(self, ending: Ending) -> Ending:
         if ending.state is not TrialState.PAUSED:

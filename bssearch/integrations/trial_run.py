@@ -152,12 +152,17 @@ class TrialRun:
         self._clock.train()
 
     def stepped(self, step: int) -> None:
-        """Count a step; end the trial where it is asked to, or has trained past its limit.
+        """Count a step."""
+        self._steps = step
+        self._clock.stepped()
+        self._line.progressed()
+
+    def settle(self) -> None:
+        """End the trial where it is asked to, or has trained past its limit.
 
         Where an evaluation is due that is made first: a paused trial could not make up for it in the body of a loop.
         """
-        self._count(step)
-        if not self.is_due(step):
+        if not self.is_over and not self.is_due(self._steps):
             self._end_where_asked()
             self._end_where_late()
 
@@ -203,9 +208,6 @@ class TrialRun:
             self._line.observed(self._request.number, observation)
         if ending is not None:
             self._end(ending)
-            return
-        self._end_where_asked()
-        self._end_where_late()
 
     def test(self, evaluate: Evaluate) -> None:
         """Evaluate the test part, where the request asks for it and the trial ended well."""
@@ -266,11 +268,6 @@ class TrialRun:
     def close(self) -> None:
         """End what measures the memory, of a trial that may not have ended."""
         self._memory.close()
-
-    def _count(self, step: int) -> None:
-        self._steps = step
-        self._clock.stepped()
-        self._line.progressed()
 
     @property
     def _is_tested(self) -> bool:

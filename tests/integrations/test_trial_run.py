@@ -150,6 +150,28 @@ def test_a_trial_goes_on_bit_by_bit_where_it_was_paused(
     )
 
 
+@pytest.mark.parametrize("stop_at", [3, 4])
+def test_a_trial_is_paused_once_all_of_a_loops_body_is_done(stop_at: int, tmp_path: Path) -> None:
+    """A scheduler may step after the report of an evaluation, which is due after each second step."""
+    scheduled = []
+    for part in (1, 2):
+        started = Started(replace(asked(tmp_path, train_seconds_limit=9.5), resumes=part == 2))
+        if part == 1:
+            started.stop_at(stop_at)
+        training = Training(started.trial, started.time, keeps_state=False)
+        scheduler = torch.optim.lr_scheduler.StepLR(training.optimizer, 1, 0.9)
+        started.trial.state(model=training.model, optimizer=training.optimizer, scheduler=scheduler)
+        for batch in started.trial.batches(training.loader):
+            training.step(batch)
+            if started.trial.evaluation_due:
+                started.trial.report(**training.evaluate())
+            scheduler.step()
+        started.run.finish()
+        assert started.line.outcome.state is (TrialState.PAUSED if part == 1 else TrialState.EXHAUSTED)
+        scheduled.append((started.line.outcome.steps, scheduler.last_epoch))
+    assert scheduled == [(stop_at, stop_at), (10, 10)]
+
+
 def test_the_time_before_the_first_step_and_after_the_last_is_in_the_books_of_a_trial_in_parts(tmp_path: Path) -> None:
     whole = asked(tmp_path, target=0.013)
     for part in (1, 2):
