@@ -33,9 +33,12 @@ from bssearch.records import (
 from tests.executors.line_workload import outcomes, wait_for
 
 SCRIPT = """
+import atexit
 import os
 import subprocess
 import sys
+import tempfile
+import threading
 import time
 from pathlib import Path
 
@@ -104,6 +107,11 @@ if behaviour == "swallows":
             time.sleep(0.01)
 for batch in trial.batches(loader, None if behaviour == "never evaluates" else evaluate):
     step(batch)
+if behaviour == "leaves":
+    kept, log = tempfile.TemporaryDirectory(dir=FOLDER, prefix="kept"), (FOLDER / "log").open("w")
+    log.write("the last line")
+    atexit.register((FOLDER / "exited").touch)
+    threading.Thread(target=lambda: time.sleep(0.2) or (FOLDER / "waited").touch()).start()
 if behaviour == "fails late":
     raise RuntimeError("after the end")
 """
@@ -214,6 +222,14 @@ def test_a_script_that_fails_or_stays_after_its_end_has_reached_its_target_all_t
     stayed, _ = script.run("swallows")
     assert stayed.state is TrialState.REACHED
     assert stayed.warnings[-1] == "the script was killed: it still ran 0.5 s after its trial had ended"
+
+
+def test_a_script_ends_as_an_interpreter_does(script: Script) -> None:
+    outcome, _ = script.run("leaves")
+    assert outcome.state is TrialState.REACHED and not [one for one in outcome.warnings if "script" in one]
+    assert (script.folder / "log").read_text() == "the last line"
+    assert (script.folder / "exited").exists() and (script.folder / "waited").exists()
+    assert not list(script.folder.glob("kept*"))
 
 
 def test_a_loader_of_another_size_is_a_warning(script: Script) -> None:
