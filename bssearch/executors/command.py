@@ -234,6 +234,9 @@ class LoadedCommand:
             code = process.end()
         if code:
             raise failure_of(code, process)
+        for report in process.log_reader.end():
+            has_reported = True
+            yield report
         if not has_reported:
             raise WorkloadError(f"the command ended without a report{self._hint_of_reports(process)}")
 
@@ -343,6 +346,9 @@ class CommandTrial:
                     self._command.check_places(request.configuration)
                 self._follow(process, trial)
                 code = process.end()
+                if trial.ending is None and code == 0:
+                    for report in process.log_reader.end():
+                        trial.take(report, time.monotonic())
                 if trial.ending is None:
                     trial.left(code)
             except UsageError as error:

@@ -126,6 +126,10 @@ class ReportReader:
         if len(self._rest) > self._longest:
             self._rest, self._is_too_long = bytearray(), True
 
+    def end(self) -> Iterator[Report]:
+        """Yield the report of a last line without a line end, of a program that has ended well; raise as `feed`."""
+        yield from self.feed(b"\n")
+
     def _read(self, line: str) -> Iterator[Report]:
         if not self._expressions:
             found = _of_json(line.strip())

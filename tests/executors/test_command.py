@@ -86,6 +86,17 @@ def test_a_log_is_read_by_its_expressions(tmp_path: Path, capfd: pytest.CaptureF
     assert capfd.readouterr().out == "acc=0.5\nstep 5\nstep 9 acc=0.95\nbye\n"
 
 
+@pytest.mark.parametrize(("code", "state"), [(0, TrialState.REACHED), (1, TrialState.FAILED)])
+def test_the_last_line_of_a_program_that_ended_well_needs_no_line_end(
+    code: int, state: TrialState, tmp_path: Path
+) -> None:
+    """That of one that failed may be cut off."""
+    ends = f"""printf '{{"step": 10, "accuracy": 0.95}}'; exit {code}"""
+    assert run(loaded(tmp_path, BEGINS + ends))[0].state is state
+    if code == 0:
+        assert "accuracy" in loaded(tmp_path, ends).describe().metrics
+
+
 def test_a_program_gets_the_values_of_its_trial_and_no_shell(tmp_path: Path) -> None:
     code = """import json, sys, os
 json.dump(sys.argv[1:], open("told.json", "w"))
