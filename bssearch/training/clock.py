@@ -156,9 +156,12 @@ class Clock:
     def is_contended(self, threads: int) -> bool:
         """Return whether another program took the processor from a single-threaded trial.
 
-        With more threads the main one also waits for the others, so its share says nothing: False.
+        Where the kernel tells the waits for a CPU, waits for data or a disk are none. With more threads the main one
+        also waits for the others, so its share says nothing: False.
         """
         share = self.cpu_share
+        if share is not None and self._knows_delays:
+            share = self._undelayed_seconds / self._host_train_seconds
         return threads == 1 and share is not None and share < MINIMUM_CPU_SHARE
 
     @contextmanager

@@ -67,7 +67,13 @@ def measure(monkeypatch: pytest.MonkeyPatch) -> Measure:
             time.pass_by(update)
 
         monkeypatch.setattr(Trainer, "update", slow_update)
-        toy = Toy(on_loss=lambda: time.pass_by(next(of_losses), cpu_share), on_evaluate=evaluated)
+
+        def lost() -> None:
+            seconds = next(of_losses)
+            time.pass_by(seconds * cpu_share)
+            time.wait_for_a_cpu(seconds * (1 - cpu_share))
+
+        toy = Toy(on_loss=lost, on_evaluate=evaluated)
         request = StepTimeRequest(configuration=probed or configuration(), precision=precision, seconds_limit=limit)
         computation = on_cpu()
         computation.core = core

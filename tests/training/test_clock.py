@@ -74,14 +74,26 @@ def test_wall_time_that_no_ledger_owns_is_told_where_it_is_more_than_a_hundredth
 @pytest.mark.parametrize(("cpu_share", "contended"), [(1.0, False), (0.92, False), (0.88, True), (0.5, True)])
 def test_one_thread_that_lost_the_processor_while_training_was_contended(cpu_share: float, contended: bool) -> None:
     time = FakeTime()
+    told = time.clock()
+    untold = Clock(now=lambda: time.seconds, cpu_now=lambda: time.cpu_seconds, delay_now=lambda: None)
+    with told.ledger("train"), untold.ledger("train"):
+        time.pass_by(2 * cpu_share)
+        time.wait_for_a_cpu(2 * (1 - cpu_share))
+    with told.ledger("evaluation"), untold.ledger("evaluation"):
+        time.pass_by(100, cpu_share=0)
+    for clock in (told, untold):
+        assert clock.cpu_share == pytest.approx(cpu_share)
+        assert clock.is_contended(threads=1) is contended
+        assert clock.is_contended(threads=2) is False
+
+
+def test_waits_for_data_are_no_contention_where_the_kernel_tells_those_for_a_cpu() -> None:
+    time = FakeTime()
     clock = time.clock()
     with clock.ledger("train"):
-        time.pass_by(2, cpu_share)
-    with clock.ledger("evaluation"):
-        time.pass_by(100, cpu_share=0)
-    assert clock.cpu_share == pytest.approx(cpu_share)
-    assert clock.is_contended(threads=1) is contended
-    assert clock.is_contended(threads=2) is False
+        time.pass_by(2)
+        time.pass_by(8, cpu_share=0)
+    assert clock.cpu_share == pytest.approx(0.2) and not clock.is_contended(threads=1)
 
 
 def test_a_trial_that_never_trained_was_not_contended() -> None:

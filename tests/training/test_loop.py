@@ -238,9 +238,10 @@ def test_a_sleep_that_no_ledger_owns_is_a_warning_in_the_record() -> None:
 
 def test_a_trial_that_lost_the_processor_is_marked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ContentionMeter, "stop", lambda meter: Contention(False))
-    for share, contended in ((1.0, False), (0.5, True)):
+    for contended in (False, True):
         time = FakeTime()
-        toy = Toy(on_loss=lambda time=time, share=share: time.pass_by(1.0, share))  # type: ignore[misc]
+        takes = time.wait_for_a_cpu if contended else time.pass_by
+        toy = Toy(on_loss=lambda takes=takes: takes(1.0))  # type: ignore[misc]
         outcome = Run(request(), toy, clock=time.clock()).outcome
         assert outcome.contended is contended
 
