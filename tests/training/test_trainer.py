@@ -246,6 +246,19 @@ def test_scaling_the_loss_changes_nothing_but_the_steps_it_leaves_out(clip_norm:
     assert torch.allclose(one, other, rtol=1e-6, atol=1e-8)
 
 
+def test_a_step_that_several_optimizers_leave_out_counts_once() -> None:
+    class Halves(Toy):
+        def build_optimizer(self, model: nn.Module, configuration: Configuration) -> list[torch.optim.Optimizer]:
+            return [torch.optim.SGD([one], lr=configuration.learning_rate) for one in model.parameters()]
+
+    trainer = Trainer(Halves(), configuration(20), toy_data().train, Scaled(2.0**126), seed=3)
+    assert len(trainer.optimizers) > 1
+    for parameter in trainer.model.parameters():
+        parameter.register_hook(lambda gradient: gradient * torch.inf)  # type: ignore[no-untyped-call]
+    trainer.step()
+    assert trainer.skipped_steps == 1
+
+
 def test_a_step_with_gradients_out_of_range_is_left_out_and_counted() -> None:
     class Steep(Toy):
         def loss(self, *arguments: Any, **settings: Any) -> torch.Tensor:

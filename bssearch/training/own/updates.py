@@ -19,7 +19,7 @@ from bssearch.training.own.optimizers import Optimizers, restore_states, states_
 class Updates:
     """The optimizers of a model, with fp16's loss scaling, clipping and the average of the weights around them.
 
-    ``skipped`` counts the updates that the loss scaling left out, on the device.
+    ``skipped`` counts the steps of which the loss scaling left out an update, on the device.
     """
 
     def __init__(
@@ -34,6 +34,7 @@ class Updates:
         self.average = None if decay is None else AveragedWeights(model, decay)
         self.scaler = computation.new_scaler()
         self.skipped = torch.zeros((), device=computation.device)
+        self._left_out = torch.zeros_like(self.skipped)
         self._was_scaled = False
 
     def begin(self, factor: float) -> None:
@@ -83,6 +84,8 @@ class Updates:
         """End a step: the loss scaling and the average take note of its updates."""
         if self.scaler is not None and self._was_scaled:
             self.scaler.update()
+            self.skipped = self.skipped + self._left_out
+            self._left_out = torch.zeros_like(self.skipped)
             self._was_scaled = False
         if self.average is not None:
             self.average.update()
@@ -99,7 +102,7 @@ class Updates:
         for optimizer in optimizers:
             self.scaler.unscale_(optimizer)
             for found in self.scaler._found_inf_per_device(optimizer).values():
-                self.skipped = self.skipped + found
+                self._left_out = torch.maximum(self._left_out, found)
 
     def state(self) -> dict[str, Any]:
         """Return what the next steps hang on, to be saved; the tensors are those in use."""
