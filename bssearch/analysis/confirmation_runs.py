@@ -15,6 +15,9 @@ from bssearch.records import Configuration, Phase, TrialRecord, TrialState
 ENOUGH_RUNS = 3
 """Confirmation runs of each configuration without which there is no interval, and so no verdict: a choice."""
 
+FEWEST_ALIKE = 3
+"""Runs that are like another one of their configuration, before their seeds count as ignored: a choice."""
+
 HALF = 0.5
 """The share of its runs in which a configuration must reach the target to have a median, and so to be recommended."""
 
@@ -53,6 +56,21 @@ def plain_misses(trials: Iterable[TrialRecord], objective: Objective = TIME) -> 
         if told and at_most(reached, len(told)) < HALF:
             found.append(PlainMiss(runs[0].configuration, reached, len(told)))
     return found
+
+
+def ignore_their_seeds(groups: Iterable[Sequence[TrialRecord]]) -> bool:
+    """Return whether runs of one configuration are alike whatever their seed: what trains makes nothing of it.
+
+    ``groups`` are the runs of each configuration. Alike are those with the same steps and metric to the last digit; it
+    takes three runs that are like another one, and none that is not.
+    """
+    alike = 0
+    for runs in groups:
+        ended = {run.seed: (run.outcome.steps, run.outcome.final_metric) for run in runs if run.outcome is not None}
+        if len(set(ended.values())) > 1:
+            return False
+        alike += max(0, len(ended) - 1)
+    return alike >= FEWEST_ALIKE
 
 
 def plainly_missed(miss: PlainMiss) -> str:

@@ -38,7 +38,7 @@ def _reaches(answer: Answer, figure: Figure) -> str:
     is_predicted = any(notice.code == "predicted" for notice in answer.warnings)
     reaches = f"{'is predicted to reach' if is_predicted else 'reaches'} {answer.target.in_words}"
     shown = with_interval(figure, objective.digits, objective.unit)
-    provisional = "Provisional: batch" if answer.provisional and answer.within_5_percent is not None else "Batch"
+    provisional = "Provisional: batch" if answer.provisional else "Batch"
     return f"{provisional} {answer.optimal.batch_size} {objective.sentence(answer.target.metric, reaches, shown)}"
 
 

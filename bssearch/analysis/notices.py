@@ -11,6 +11,7 @@ from bssearch.analysis.confirmation_runs import (
     ENOUGH_RUNS,
     begun_late,
     fewest_runs,
+    ignore_their_seeds,
     plain_misses,
     plainly_missed,
     says_something,
@@ -160,6 +161,12 @@ def _about_runs(study: _Study) -> Iterator[tuple[str, str]]:
             "equal_runs",
             f"the {known.runs} runs of the optimum are equal to the last digit, as where they are evaluated seldom: no "
             "interval",
+        )
+    if ignore_their_seeds(one.runs for one in verdict.by_batch.values() if one.is_confirmed):
+        yield (
+            "seeds_ignored",
+            "runs of one configuration with different seeds are equal in steps and metric: what trains ignores the "
+            "trial's seed, or sets one of its own, so how far seeds differ is not known",
         )
     missed = optimal.estimate.runs - optimal.estimate.reached
     if missed:

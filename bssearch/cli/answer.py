@@ -36,11 +36,13 @@ def print_answer(found: Answer) -> None:
     accumulated = found.optimal.accumulation_steps
     micro = f" ({accumulated} × {found.optimal.micro_batch_size})" if accumulated > 1 else ""
     out.print(f"Train with: batch_size {found.optimal.batch_size}{micro}{parameters and f', {parameters}'}")
+    is_predicted = any(warning.code == "predicted" for warning in found.warnings)
+    where = [] if is_predicted else [f"measured on {found.device.in_words}"]
     if found.optimal.test_metric is not None:
-        metric = f"{found.target.metric} {cell(found.optimal.test_metric)}"
-        is_predicted = any(warning.code == "predicted" for warning in found.warnings)
-        where = "" if is_predicted else f"; measured on {found.device.in_words}"
-        out.print(f"Test {metric} at the target{where}.")
+        where = [f"test {found.target.metric} {cell(found.optimal.test_metric)} at the target", *where]
+    if where:
+        told = "; ".join(where)
+        out.print(f"{told[0].upper()}{told[1:]}.")
     figure = _figure_column(found)
     columns = BATCH_COLUMNS if figure is None else (BATCH_COLUMNS[0], figure, *BATCH_COLUMNS[1:])
     print_table(batch_rows(found), columns)

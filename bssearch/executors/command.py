@@ -312,8 +312,10 @@ class LoadedCommand:
     def _hint_of_reports(self, process: CommandProcess) -> str:
         reader = process.log_reader
         if reader.unmatched:
-            said = ", ".join(f"report.{name} = {text!r}" for name, text in reader.unmatched.items())
-            return f": {said} found no number in any line{process.shown_lines}"
+            said = ", ".join(f"report.{name}: {text}" for name, text in reader.unmatched.items())
+            misread = [repr(reader.misread[name]) for name in reader.unmatched if name in reader.misread]
+            found = f", only {', '.join(misread)}" if misread else ""
+            return f": {said} found no number in any line{found}{process.shown_lines}"
         example = f'{{"step": 100, "{self._program.metric}": 0.9}}'
         return f": it must print lines such as {example}, or report: say how its log is read{process.shown_lines}"
 

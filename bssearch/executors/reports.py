@@ -98,7 +98,8 @@ class ReportReader:
     """Reads reports from a stream of bytes, of which it keeps no more than a line.
 
     ``expressions`` map names to regular expressions with one group, ``step`` among them; none: JSON lines. ``lines`` is
-    how many lines have come, ``unmatched`` which expressions have found no number in any of them.
+    how many lines have come, ``unmatched`` which expressions have found no number in any of them, and ``misread`` what
+    else they have found.
     """
 
     def __init__(self, expressions: Mapping[str, str]) -> None:
@@ -106,6 +107,7 @@ class ReportReader:
         self._longest = LONGEST_LOG_LINE if expressions else LONGEST_LINE
         self.lines = 0
         self.unmatched = dict(expressions)
+        self.misread: dict[str, str] = {}
         self._found: dict[str, float] = {}
         self._rest = bytearray()
         self._is_too_long = False
@@ -135,7 +137,11 @@ class ReportReader:
             found = _of_json(line.strip())
         else:
             for name, expression in self._expressions.items():
-                if (match := expression.search(line)) and (value := _number(match[1])) is not None:
+                if (match := expression.search(line)) is None:
+                    continue
+                if (value := _number(match[1])) is None:
+                    self.misread[name] = str(match[1])[:LONGEST_NAME]
+                else:
                     self._found[name] = value
                     self.unmatched.pop(name, None)
             if STEP not in self._found:

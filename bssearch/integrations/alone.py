@@ -16,8 +16,8 @@ from bssearch.records import Configuration, ParameterValue
 class Alone(Untimed):
     """The assignment of a script that nobody searches with; see `bssearch.integrations.assignment.Assignment`.
 
-    It is evaluated after every ``evaluate_every`` steps (None: never), before the first one not, and ends after
-    ``steps`` of them (None: where the script's loop does).
+    It is evaluated after every ``evaluate_every`` steps (None: after each pass of `batches`), before the first one not,
+    and ends after ``steps`` of them (None: where the script's loop does).
     """
 
     cycles = False
@@ -39,6 +39,7 @@ class Alone(Untimed):
         self.device = "cuda" if torch.cuda.is_available() else "cpu"
         self.is_over = False
         self._every = evaluate_every
+        self.evaluates_passes = evaluate_every is None
         self._most_steps = math.inf if steps is None else steps
 
     def is_due(self, step: int) -> bool:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Mapping
 
 from bssearch.errors import UsageError
 from bssearch.records import Configuration, ParameterValue
+
+MOST_RATES = 3
+"""Of an optimizer's learning rates so many are named: a choice."""
 
 
 class AskedParameters(Mapping[str, ParameterValue]):
@@ -64,11 +68,12 @@ class Asked:
                 hint="an optimizer step after every trial.accumulation_steps micro-batches, their losses divided by it",
             )
 
-    def first_step(self, parameters: AskedParameters) -> list[str]:
+    def first_step(self, parameters: AskedParameters, rates: Collection[float] = ()) -> list[str]:
         """Return a sentence on each parameter that is searched, and was not asked for by the end of the first step.
 
         One of these may be asked for in some trials alone, by the value of another. The learning rate is not: raises
-        `UsageError` where that is searched and was not asked for.
+        `UsageError` where that is searched and was not asked for. ``rates`` are those that optimizers have, where they
+        are known: a sentence says where none is the trial's.
         """
         if "learning_rate" in self._searched and not self.learning_rate:
             raise UsageError(
@@ -76,9 +81,14 @@ class Asked:
                 hint="optimizer = torch.optim.SGD(model.parameters(), lr=trial.learning_rate)",
             )
         ignored = [name for name in self._searched if name in parameters and name not in parameters.asked]
-        return [
+        found = [
             f"the study searches {name}, and the loop has not asked for trial.parameters[{name!r}]" for name in ignored
         ]
+        rate = self._configuration.learning_rate
+        if "learning_rate" in self._searched and rates and not any(math.isclose(one, rate) for one in rates):
+            has = ", ".join(f"{one:.4g}" for one in sorted(rates)[:MOST_RATES])
+            found.append(f"no optimizer of trial.state has the trial's learning rate {rate:.4g}, but {has}")
+        return found
 
     @property
     def _accumulation(self) -> str:

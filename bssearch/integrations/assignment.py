@@ -34,6 +34,11 @@ class Assignment(Protocol):
         """Return whether the loop goes through its data again and again."""
         ...
 
+    @property
+    def evaluates_passes(self) -> bool:
+        """Return whether the loop is evaluated after each pass over its data, whatever `is_due` says."""
+        ...
+
     def begin(self) -> None:
         """Begin the training's time; called once before the first step."""
         ...

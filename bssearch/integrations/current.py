@@ -138,8 +138,9 @@ def current_trial(
 ) -> LoopTrial:
     """Return the trial that this script is to train, and set all random generators to its seed.
 
-    Alone the script trains with the values given here, is evaluated after every ``evaluate_every`` steps (None: never)
-    and ends after ``steps`` of them (None: where its loop does); under a search with those of its trial.
+    Alone the script trains with the values given here, is evaluated after every ``evaluate_every`` steps (None: after
+    each pass of `LoopTrial.batches`) and ends after ``steps`` of them (None: where its loop does); under a search with
+    those of its trial.
     ``parameters`` are more of the script's own: where the study sets one of these names ``trial.parameters`` has the
     study's value.
 

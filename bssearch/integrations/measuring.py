@@ -56,6 +56,7 @@ class Looked(Untimed):
     """What the looks at a loop have in common; see `bssearch.integrations.assignment.Assignment`."""
 
     cycles = True
+    evaluates_passes = False
 
     def __init__(self, assign: Assign, line: AnswerLine) -> None:
         self.configuration = assign.configuration

@@ -64,6 +64,7 @@ class LoopTrial:
         self._sampler: SeededSampler | None = None
         self._counted = self._announced_at = self._evaluated_at = -1
         self._readings = 0
+        self._optimizers: list[torch.optim.Optimizer] = []
         self._put_random_numbers_back: Callable[[], None] = lambda: None
 
     @property
@@ -215,6 +216,7 @@ class LoopTrial:
             raise UsageError("state() comes too late: call it before sampler() and batches()")
         if self._has_state:
             raise UsageError("state() is called twice: name all objects in one call")
+        self._optimizers = [one for one in objects.values() if isinstance(one, torch.optim.Optimizer)]
         self.steps = self._assignment.keep(objects)
         self._has_state = True
 
@@ -243,6 +245,12 @@ class LoopTrial:
         is_last = self._micro_batches % self._configuration.accumulation_steps == 0
         return self.steps + 1 if is_last else None
 
+    @property
+    def _rates(self) -> set[float]:
+        """Return the learning rates of the optimizers that `state` has named, and those that schedules begin with."""
+        groups = [group for one in self._optimizers for group in one.param_groups]
+        return {float(group[name]) for group in groups for name in ("lr", "initial_lr") if name in group}
+
     def _is_over(self) -> bool:
         return self._assignment.is_over
 
@@ -251,7 +259,7 @@ class LoopTrial:
         if self._counted == step:
             return
         if self._counted < 0:
-            for sentence in self._asked.first_step(self.parameters):
+            for sentence in self._asked.first_step(self.parameters, self._rates):
                 self._assignment.warned(sentence)
         self._counted, self._readings = step, 0
         self._asked.check_accumulates()
@@ -282,7 +290,10 @@ class LoopTrial:
                 yield batch
                 self._after_batch(evaluate)
                 if self._is_over():
-                    return
+                    break
+            if evaluate is not None and self._assignment.evaluates_passes and self._evaluated_at != self.steps:
+                self._evaluated_at = self.steps
+                self._assignment.evaluated(self.steps, _unmoved(evaluate), None)
             if self._micro_batches == before and (passes > 1 or first is loader):
                 raise UsageError(
                     f"the loader of batches() is empty, at a micro-batch size of {self._samples_at_once}",

@@ -115,6 +115,7 @@ class Follower(Untimed):
     """The assignment of a rank that is not the first; see `bssearch.integrations.assignment.Assignment`."""
 
     cycles = True
+    evaluates_passes = False
 
     def __init__(self, assign: Assign, parameters: Mapping[str, ParameterValue], ranks: Ranks) -> None:
         self.configuration = assign.configuration
@@ -160,6 +161,7 @@ class Leader:
     """The assignment of the first rank, which does the ``work``; see `bssearch.integrations.assignment.Assignment`."""
 
     cycles = True
+    evaluates_passes = False
 
     def __init__(self, assign: Assign, parameters: Mapping[str, ParameterValue], line: WorkLine, ranks: Ranks) -> None:
         self.work = _led_work(assign, parameters, line)

@@ -68,6 +68,7 @@ class TrialRun:
     """The assignment to train one trial; see `bssearch.integrations.assignment.Assignment`."""
 
     cycles = True
+    evaluates_passes = False
 
     def __init__(
         self,

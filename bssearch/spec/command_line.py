@@ -69,9 +69,9 @@ def check_command(
         try:
             groups = re.compile(text).groups
         except (re.error, RecursionError, OverflowError) as error:
-            raise ValueError(f"report.{name} = {text!r} is no regular expression: {error}") from None
+            raise ValueError(f"report.{name}: {text} is no regular expression: {error}") from None
         if groups != 1:
-            raise ValueError(f"report.{name} = {text!r} must have one group, the value; it has {groups}")
+            raise ValueError(f"report.{name}: {text} must have one group, the value; it has {groups}")
     for name in ("step", metric):
         if report and name not in report:
             raise ValueError(f"report has no expression for {name}; it has {', '.join(report)}")

@@ -357,7 +357,7 @@ def test_a_loss_to_minimise_is_answered_the_right_way_round() -> None:
     with pytest.raises(TargetNotReachedError, match=r"nearest came trial 2 \(batch 32\) with 0.6"):
         build_answer(study(spec), spec, trials, {})
     found = build_answer(study(spec), spec, [*trials, make_trial(3, batch_size=64, best_metric=0.5)], {})
-    assert headline(found).startswith("Batch 64 reaches loss ≤ 0.5 in 1 s (1 run)")
+    assert headline(found).startswith("Provisional: batch 64 reaches loss ≤ 0.5 in 1 s (1 run)")
 
 
 def test_trials_that_measured_nothing_are_counted() -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+import torch
 
 from bssearch.errors import UsageError
 from bssearch.executors.messages import Describe, Described
@@ -66,3 +67,18 @@ def test_what_a_loop_ignores_is_told_with_its_description(searched: tuple[str, .
     assert isinstance(line.replies[0], Described)
     notice = line.replies[0].description.notice
     assert notice is None if told is None else (notice is not None and told in notice)
+
+
+@pytest.mark.parametrize(("rate", "is_told"), [(0.5, True), (None, False)])
+def test_an_optimizer_that_does_not_have_the_trials_learning_rate_is_told(rate: float | None, is_told: bool) -> None:
+    started = Started(asked())
+    run = TrialRun(started.request, {}, "cpu", started.line, "abc")
+    trial = LoopTrial(run, searched=SEARCHED)
+    model = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=rate or trial.learning_rate)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.1)
+    trial.state(model=model, optimizer=optimizer, schedule=schedule)
+    assert trial.learning_rate
+    for _ in trial.batches(range(trial.batch_size), evaluate=lambda: {"accuracy": trial.steps / 3}):
+        optimizer.step()
+    assert any("has the trial's learning rate" in one for one in started.line.outcome.warnings) is is_told

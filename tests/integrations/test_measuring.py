@@ -148,7 +148,7 @@ def test_alone_a_loop_trains_its_epochs_and_evaluates_as_it_says(form: str, caps
     quiet = alone()
     quiet.go(form, epochs=1)
     assert (quiet.taken, dict(quiet.trial.parameters)) == (2, {"depth": 2})
-    assert quiet.evaluated == ([2] if form == "batches" else []), "the test part alone"
+    assert quiet.evaluated == ([2, 2] if form == "batches" else []), "after its pass, and the test part"
 
 
 def test_alone_a_loop_without_epochs_ends_after_its_steps() -> None:
