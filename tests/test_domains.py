@@ -9,7 +9,8 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from bssearch.space.domains import LIMITS, Dimension, Domain, Range, bounds, describe, domain_kind, holds
-from bssearch.space.parts import BatchLadder, RelativeLearningRate, Schedule, Sgd
+from bssearch.space.optimizers import Sgd
+from bssearch.space.parts import BatchLadder, RelativeLearningRate, Schedule
 from bssearch.space.search_space import SearchSpace
 
 NEAR_ZERO, NEAR_ONE = 1e-12, 1 - 1e-12

@@ -12,7 +12,7 @@ from bssearch.errors import UsageError
 from bssearch.records import OWN_GROUPS, Configuration, ParameterValue, Phase, TrialPlan
 from bssearch.search.calibration import refuse_where_nothing_fits
 from bssearch.search.seeds import trial_seed
-from bssearch.space import OPTIMIZER_SETTINGS
+from bssearch.space import OPTIMIZER_SETTINGS, OPTIMIZERS
 from bssearch.spec import StudySpec
 from bssearch.spec.configuration import whole_configuration
 from bssearch.spec.parts import DefaultSpec
@@ -104,7 +104,7 @@ def _optimizer(spec: StudySpec, name: str) -> dict[str, Any]:
 
 
 def _name(problem: Any) -> str:
-    tags = {"sgd", "adamw", "optimizer", "fixed", "bool", "int", "float"}
+    tags = {*OPTIMIZERS, "optimizer", "fixed", "bool", "int", "float"}
     return ".".join(str(part) for part in problem["loc"] if part not in tags)
 
 

@@ -239,7 +239,7 @@ def local(data_dir: Path | str | None, allow_busy: bool, given: Any = None) -> E
     """Return what makes the executor that a spec names, on this machine; ``given`` is the code that lies in no file."""
 
     def make(spec: StudySpec, folder: Path) -> Executor:
-        default = spec.default_configuration.parameters
+        default = spec.default_configuration
         settings = ExecutorSettings(
             workload=spec.workload,
             workload_settings=spec.workload_settings,
@@ -251,7 +251,8 @@ def local(data_dir: Path | str | None, allow_busy: bool, given: Any = None) -> E
             training=spec.training.record,
             memory_limit_bytes=spec.executor.memory_limit_bytes,
             allow_busy=allow_busy,
-            own_parameters={name: default[name] for name in spec.space.own_domains},
+            own_parameters={name: default.parameters[name] for name in spec.space.own_domains},
+            optimizers=tuple(dict.fromkeys([*(one.name for one in spec.space.optimizers), default.optimizer])),
             environment={} if data_dir is None else {DATA_DIR_VARIABLE: str(data_dir)},
             program=program_of(spec),
             given=given,

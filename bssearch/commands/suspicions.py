@@ -24,9 +24,23 @@ DROPPED_SHARE = 0.2
 FINE_TUNING = "fine_tuning"
 """The preset of a training that begins with a pretrained model."""
 
-SCRATCH_RATES = {"sgd": 0.1, "adamw": 1e-3}
+SCRATCH_RATES = {
+    "sgd": 0.1,
+    "adam": 1e-3,
+    "adamw": 1e-3,
+    "adamax": 2e-3,
+    "nadam": 2e-3,
+    "radam": 1e-3,
+    "rmsprop": 1e-2,
+    "adagrad": 1e-2,
+    "adafactor": 1e-2,
+    "muon": 1e-3,
+    "lamb": 1e-3,
+    "lars": 1.0,
+}
 """Learning rates usual from scratch: with SGD and momentum 0.1 at batch 256 (Goyal et al. 2017, arXiv 1706.02677), with
-Adam 0.001 (Kingma & Ba 2015, arXiv 1412.6980, algorithm 1)."""
+Adam 0.001 and Adamax 0.002 (Kingma & Ba 2015, arXiv 1412.6980, algorithms 1 and 2), with the others the defaults of
+PyTorch and of timm."""
 
 FINE_TUNING_FACTOR = 10
 """Fine-tuning takes learning rates 10 to 100 times smaller, as the preset has them: at least so many times. A choice;
@@ -200,8 +214,9 @@ def _from_scratch(spec: StudySpec) -> Iterator[tuple[str, str]]:
     rates = spec.space.learning_rates
     middle = math.sqrt(rates[0] * rates[-1])
     for optimizer in spec.space.optimizers:
-        most = SCRATCH_RATES[optimizer.name] / FINE_TUNING_FACTOR
-        bound = f"{most:g}, a tenth of the {SCRATCH_RATES[optimizer.name]:g} usual with {optimizer.name} from scratch"
+        usual = SCRATCH_RATES[optimizer.name]
+        most = usual / FINE_TUNING_FACTOR
+        bound = f"{most:g}, a tenth of the {usual:g} usual with {optimizer.name} from scratch"
         if middle * optimizer.learning_rate_scale > most:
             yield (
                 "fine_tuning_learning_rate",

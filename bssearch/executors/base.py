@@ -67,7 +67,8 @@ class ExecutorSettings:
     ``program`` stands where the training is a program of the user's own, whose name is then the ``workload``.
     ``environment`` is added to the environment variables that the workload sees. What the workload prints comes with
     the end of each trial; where there is a ``log_folder`` all of it is kept there as well. ``own_parameters`` are the
-    user's own of the default, by ``model.NAME`` and ``loss.NAME``: the workload is described with these.
+    user's own of the default, by ``model.NAME`` and ``loss.NAME``: the workload is described with these. ``optimizers``
+    are the names of those that trials may have: what bssearch needs for them must be there.
     """
 
     workload: str
@@ -85,6 +86,7 @@ class ExecutorSettings:
     program: Program | None = None
     given: Any = None
     own_parameters: Mapping[str, ParameterValue] = field(default_factory=dict)
+    optimizers: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.slots < 1:

@@ -55,6 +55,7 @@ class LoadedWorkload:
         from bssearch.training.environment import workload_revision
         from bssearch.training.gradient_noise import NoiseBudget
         from bssearch.training.memory import is_out_of_memory, limit_memory
+        from bssearch.training.own.optimizers import check_libraries
         from bssearch.workloads.base import resolve
         from bssearch.workloads.check_data import check_data
         from bssearch.workloads.given import made
@@ -70,6 +71,7 @@ class LoadedWorkload:
             self._workload = resolve(load.workload, load.workload_settings, Path(load.folder))
         else:
             self._workload = made(load.workload, given, load.workload_settings)
+        check_libraries(self._workload, load.optimizers)
         self.revision = workload_revision(self._workload)
         if load.revision not in {None, self.revision}:
             raise code_has_changed(f"the file of workload {load.workload!r}", load.revision, self.revision)

@@ -39,8 +39,8 @@ class Load:
     """Resolve and load a workload on a device (``auto``, ``cpu``, ``cuda`` or ``cuda:N``).
 
     ``memory_limit_bytes`` pretends a device with less memory; a busy device is refused unless ``allow_busy``. With a
-    ``revision`` the workload's file must be of that one. With a ``program`` that is what trains. ``own_parameters`` and
-    ``hang_seconds`` as in `ExecutorSettings`.
+    ``revision`` the workload's file must be of that one. With a ``program`` that is what trains. ``own_parameters``,
+    ``optimizers`` and ``hang_seconds`` as in `ExecutorSettings`.
     """
 
     workload: str
@@ -55,6 +55,7 @@ class Load:
     revision: str | None = None
     program: Program | None = None
     own_parameters: Mapping[str, ParameterValue] = field(default_factory=dict)
+    optimizers: tuple[str, ...] = ()
     hang_seconds: float = 300.0
     kind: Literal["load"] = "load"
 
@@ -74,6 +75,7 @@ class Load:
             revision=revision,
             program=settings.program,
             own_parameters=settings.own_parameters,
+            optimizers=settings.optimizers,
             hang_seconds=settings.hang_seconds,
         )
 

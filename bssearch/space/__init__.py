@@ -16,10 +16,11 @@ from bssearch.space.domains import (
     within_limits,
 )
 from bssearch.space.micro_batches import UNKNOWN, MemoryBoundary, choose_micro_batch, in_force, split_batch
-from bssearch.space.parts import OPTIMIZER_SETTINGS, AdamW, Optimizer, Sgd
+from bssearch.space.optimizers import OPTIMIZER_SETTINGS, OPTIMIZERS, AdamW, Optimizer, OptimizerOptions, Sgd
 from bssearch.space.search_space import SearchSpace
 
 __all__ = [
+    "OPTIMIZERS",
     "OPTIMIZER_SETTINGS",
     "OPTIONAL",
     "TRAINING_PARAMETERS",
@@ -30,6 +31,7 @@ __all__ = [
     "Domain",
     "MemoryBoundary",
     "Optimizer",
+    "OptimizerOptions",
     "SearchSpace",
     "Sgd",
     "StrictModel",

@@ -130,11 +130,16 @@ def _is_number(value: Any) -> bool:
 def within_limits(domain: Domain | None, info: ValidationInfo) -> Domain | None:
     """Return the domain of a parameter; raise ValueError where it leaves what the parameter can be."""
     if domain is not None and info.field_name is not None:
-        low, high, rule = LIMITS[info.field_name]
-        for value in bounds(domain):
-            if not low <= value <= high:
-                raise ValueError(f"{value:g} {rule}")
+        check_bounds(domain, LIMITS[info.field_name])
     return domain
+
+
+def check_bounds(domain: Domain, limits: tuple[float, float, str]) -> None:
+    """Raise ValueError where a domain leaves the limits: least value, greatest value, and that in words."""
+    low, high, rule = limits
+    for value in bounds(domain):
+        if not low <= value <= high:
+            raise ValueError(f"{value:g} {rule}")
 
 
 @dataclass(frozen=True, slots=True)

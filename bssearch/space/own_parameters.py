@@ -13,7 +13,7 @@ from pydantic_core import PydanticCustomError
 
 from bssearch.records import ParameterValue
 from bssearch.space.domains import LIMITS, OPTIONAL, TRAINING_PARAMETERS, Domain, Range, domain_kind
-from bssearch.space.parts import AdamW, Sgd
+from bssearch.space.optimizers import AdamW, Sgd
 
 MOST_OWN = 32
 """Own parameters that a spec may have, ``model`` and ``loss`` together: a choice."""

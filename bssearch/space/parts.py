@@ -1,4 +1,4 @@
-"""The parts of a space that are more than a domain: ladder, relative learning rate, optimizers, schedule."""
+"""The parts of a space that are more than a domain: ladder, relative learning rate, schedule."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
 from bssearch.scaling import LearningRateRule
-from bssearch.space.domains import Domain, StrictModel, bounds, domain_kind, within_limits
+from bssearch.space.domains import Domain, StrictModel, domain_kind, within_limits
 
 
 class BatchLadder(StrictModel):
@@ -52,37 +52,6 @@ class RelativeLearningRate(StrictModel):
 PositiveRate = Annotated[float, Field(gt=0)]
 
 
-class Sgd(StrictModel):
-    """Stochastic gradient descent with (Nesterov) momentum."""
-
-    name: Literal["sgd"] = "sgd"
-    learning_rate_scale: float = Field(default=1.0, gt=0)
-    momentum: Domain = 0.9
-    nesterov: bool = True
-
-    _limits = field_validator("momentum")(within_limits)
-
-    @model_validator(mode="after")
-    def _momentum_for_nesterov(self) -> Self:
-        if self.nesterov and (low := bounds(self.momentum)[0]) <= 0:
-            raise ValueError(f"nesterov needs momentum > 0, not {low:g}; set nesterov: false")
-        return self
-
-
-class AdamW(StrictModel):
-    """Adam with decoupled weight decay."""
-
-    name: Literal["adamw"]
-    learning_rate_scale: float = Field(default=1.0, gt=0)
-    beta1: Domain = 0.9
-    beta2: Domain = 0.999
-    epsilon: Domain = 1e-8
-
-    _limits = field_validator("beta1", "beta2", "epsilon")(within_limits)
-
-
-Optimizer = Annotated[Sgd | AdamW, Field(discriminator="name")]
-OPTIMIZER_SETTINGS = {"name", "learning_rate_scale"}
 ScheduleName = Literal["constant", "cosine", "linear"]
 
 

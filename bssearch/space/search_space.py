@@ -26,18 +26,9 @@ from bssearch.space.domains import (
     within_limits,
 )
 from bssearch.space.micro_batches import split_batch
+from bssearch.space.optimizers import Optimizer, OptimizerOptions, Sgd
 from bssearch.space.own_parameters import OwnDomains, OwnRange, check_groups, from_coordinate
-from bssearch.space.parts import (
-    OPTIMIZER_SETTINGS,
-    AdamW,
-    BatchLadder,
-    BatchSize,
-    Optimizer,
-    PositiveRate,
-    RelativeLearningRate,
-    Schedule,
-    Sgd,
-)
+from bssearch.space.parts import BatchLadder, BatchSize, PositiveRate, RelativeLearningRate, Schedule
 
 REFERENCE_LEARNING_RATE = "reference_learning_rate"
 
@@ -93,7 +84,7 @@ class SearchSpace(StrictModel):
         }
 
     @property
-    def optimizers(self) -> tuple[Sgd | AdamW, ...]:
+    def optimizers(self) -> tuple[OptimizerOptions, ...]:
         """Return the optimizers to choose from."""
         return self.optimizer if isinstance(self.optimizer, tuple) else (self.optimizer,)
 
@@ -128,7 +119,7 @@ class SearchSpace(StrictModel):
         """Return the configuration to run at a batch size for sampled coordinates; the fixed ones are filled in."""
         values: dict[str, Any] = {name: sampled.get(name, domain) for name, domain in self._domains()}
         optimizer = self._optimizer(values["optimizer"])
-        parameters = {name: values[self._coordinate(optimizer, name)] for name in _parameters(optimizer)}
+        parameters = {name: values[self._coordinate(optimizer, name)] for name in optimizer.options}
         parameters["schedule"] = values["schedule"]
         if values["schedule"] != "constant":
             parameters["horizon_samples"] = round(values["horizon_samples"])
@@ -247,14 +238,14 @@ class SearchSpace(StrictModel):
     def _optimizer_names(self) -> tuple[str, ...]:
         return tuple(optimizer.name for optimizer in self.optimizers)
 
-    def _optimizer(self, name: str) -> Sgd | AdamW:
+    def _optimizer(self, name: str) -> OptimizerOptions:
         return next((optimizer for optimizer in self.optimizers if optimizer.name == name), self.optimizers[0])
 
-    def _coordinate(self, optimizer: Sgd | AdamW, parameter: str) -> str:
-        shared = len(self.optimizers) == 1 or parameter not in _parameters(optimizer)
+    def _coordinate(self, optimizer: OptimizerOptions, parameter: str) -> str:
+        shared = len(self.optimizers) == 1 or parameter not in optimizer.options
         return parameter if shared else f"{optimizer.name}.{parameter}"
 
-    def _learning_rate_factor(self, batch_size: int, optimizer: Sgd | AdamW) -> float:
+    def _learning_rate_factor(self, batch_size: int, optimizer: OptimizerOptions) -> float:
         rate = self.learning_rate
         if not isinstance(rate, RelativeLearningRate):
             return optimizer.learning_rate_scale
@@ -271,17 +262,12 @@ class SearchSpace(StrictModel):
             ("optimizer", self._optimizer_names),
         ]
         for optimizer in self.optimizers:
-            own = _parameters(optimizer).items()
+            own = optimizer.options.items()
             domains += [(self._coordinate(optimizer, name), domain) for name, domain in own]
         domains += [("schedule", self.schedule.names), ("horizon_samples", self.schedule.horizon_samples)]
         domains += self.own_domains.items()
         for name, domain in domains:
             yield name, domain[0] if isinstance(domain, tuple) and len(domain) == 1 else domain
-
-
-def _parameters(optimizer: Sgd | AdamW) -> dict[str, Any]:
-    names = [name for name in type(optimizer).model_fields if name not in OPTIMIZER_SETTINGS]
-    return {name: getattr(optimizer, name) for name in names}
 
 
 def _dimension(name: str, domain: Any) -> Dimension | None:

@@ -7,7 +7,6 @@ from typing import Any
 
 from bssearch.records import OWN_GROUPS, Configuration, ParameterValue
 from bssearch.space import (
-    OPTIMIZER_SETTINGS,
     OPTIONAL,
     TRAINING_PARAMETERS,
     Domain,
@@ -35,10 +34,8 @@ def whole_configuration(default: DefaultSpec, space: SearchSpace) -> Configurati
 
     optimizer = default.optimizer or _only(space.optimizers, "optimizer")
     parameters: dict[str, ParameterValue] = {}
-    for name in type(optimizer).model_fields:
-        if name not in OPTIMIZER_SETTINGS:
-            value = getattr(optimizer, name)
-            parameters[name] = value if isinstance(value, bool) else fixed(f"optimizer.{name}", None, value)
+    for name, value in optimizer.options.items():
+        parameters[name] = value if isinstance(value, bool) else fixed(f"optimizer.{name}", None, value)
     schedule = default.schedule or _only(space.schedule.names, "schedule")
     parameters["schedule"] = schedule
     if schedule != "constant":

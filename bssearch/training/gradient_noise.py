@@ -370,7 +370,7 @@ Divisors = dict[nn.Parameter, Callable[[], torch.Tensor]]
 
 
 def _adam_divisors(optimizers: Sequence[torch.optim.Optimizer]) -> Divisors | None:
-    """Return √v̂ + ε of each parameter, made when it is called for; None where no optimizer keeps second moments."""
+    """Return √v̂ + ε by parameter, each made when called for; None where no optimizer has it in all of its groups."""
 
     def divisor(state: dict[str, torch.Tensor], beta2: float, epsilon: float) -> Callable[[], torch.Tensor]:
         return lambda: (state["exp_avg_sq"] / (1 - beta2 ** state["step"])).sqrt() + epsilon
@@ -378,8 +378,8 @@ def _adam_divisors(optimizers: Sequence[torch.optim.Optimizer]) -> Divisors | No
     found = {
         parameter: divisor(optimizer.state[parameter], group["betas"][1], group["eps"])
         for optimizer in optimizers
+        if all({"betas", "eps"} <= group.keys() for group in optimizer.param_groups)
         for group in optimizer.param_groups
-        if {"betas", "eps"} <= group.keys()
         for parameter in group["params"]
         if {"exp_avg_sq", "step"} <= optimizer.state.get(parameter, {}).keys()
     }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +12,7 @@ from torch import nn
 from bssearch.errors import WorkloadError
 from bssearch.records import Configuration
 from bssearch.training.optimizers import build_optimizer
+from bssearch.training.optimizers.timm_optimizers import check_timm
 from bssearch.workloads.base import Workload
 
 Optimizers = tuple[torch.optim.Optimizer, ...]
@@ -20,12 +21,21 @@ Optimizers = tuple[torch.optim.Optimizer, ...]
 def built_optimizers(workload: Workload, model: nn.Module, configuration: Configuration, fused: bool) -> Any:
     """Return what the workload's ``build_optimizer`` returns, else bssearch's own optimizer.
 
-    Raises `UsageError` for an optimizer that bssearch does not have.
+    Raises `UsageError` for an optimizer that bssearch does not have, `LaunchError` where its library is missing.
     """
     build = getattr(workload, "build_optimizer", None)
     if build is None:
         return build_optimizer(model, configuration, fused=fused)
     return build(model, configuration)
+
+
+def check_libraries(workload: Workload, names: Iterable[str]) -> None:
+    """Import what the optimizers of these names need, unless the workload builds its own.
+
+    Raises `LaunchError` where a library is missing or too old.
+    """
+    if getattr(workload, "build_optimizer", None) is None:
+        check_timm(names)
 
 
 def flat(built: Any, model: nn.Module) -> Optimizers:

@@ -1,0 +1,55 @@
+"""A stand-in for torchvision where it is not installed: timm imports it, its optimizers do not use it."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import warnings
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+from unittest.mock import patch
+
+
+class _Named(type):
+    """A class that has whatever it is asked for, as the members of an enumeration."""
+
+    def __getattr__(cls, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return f"{cls.__name__}.{name}"
+
+
+class _StandIn(ModuleType):
+    """A package with a class of every name."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _Named(name, (), {})
+
+
+class _Finder(MetaPathFinder, Loader):
+    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        is_wanted = fullname.partition(".")[0] == "torchvision"
+        return ModuleSpec(fullname, self, is_package=True) if is_wanted else None
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        return _StandIn(spec.name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Leave it empty."""
+
+
+def import_timm() -> None:
+    """Import timm's optimizers; where torchvision is missing, with a stand-in that is gone again afterwards."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # timm's own
+        try:
+            importlib.import_module("torchvision")
+        except (ImportError, RuntimeError):
+            with patch.object(sys, "meta_path", [*sys.meta_path, _Finder()]):
+                importlib.import_module("timm.optim")
+            for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
+                del sys.modules[name]
