@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from bssearch.commands.suspicions import SCRATCH_RATES
+from bssearch.space import OPTIMIZERS
 from tests.cli.task import bssearch
 from tests.documents import DOCUMENTS, blocks
 
@@ -41,3 +44,16 @@ def test_the_training_step_of_the_guide_takes_the_place_of_the_loss(tmp_path: Pa
     step = "".join(f"    {line}\n" if line else "\n" for line in STEP.splitlines())
     own = EXAMPLE.replace("    def loss(", step.replace("step.model(inputs)", "step.model(**inputs)") + "\n    def _(")
     assert "def _(" in own and run(tmp_path, own)["optimal"]["time_to_target_s"]["median"] > 0
+
+
+def test_the_table_of_optimizers_has_their_options_their_defaults_and_their_usual_rates() -> None:
+    rows = re.findall(r"^\| `(\w+)` \| (`\w+` .*?) \| ([\d.]+) \|", TEXT, flags=re.MULTILINE)
+    table = {name: (dict(re.findall(r"`(\w+)` ([^,]+)", options)), float(rate)) for name, options, rate in rows}
+
+    def shown(value: Any) -> str:
+        return str(value).lower() if isinstance(value, bool | str) else f"{value:g}"
+
+    assert table == {
+        name: ({option: shown(value) for option, value in kind.option_defaults().items()}, SCRATCH_RATES[name])
+        for name, kind in OPTIMIZERS.items()
+    }

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from bssearch.records import Configuration
 from bssearch.scaling import LearningRateRule, learning_rate_factor
-from bssearch.space import SearchSpace, split_batch
+from bssearch.space import OPTIMIZERS, SearchSpace, split_batch
 
 WIDE: dict[str, Any] = {
     "batch_size": {"low": 4, "high": 1000},
@@ -123,9 +123,43 @@ def test_learning_rate_at_the_edge_of_its_range_is_noticed() -> None:
         assert one.at_edge(one.decode(256, {**values, "reference_learning_rate": rate})) is at_edge
 
 
+def searched_everywhere(name: str) -> dict[str, Any]:
+    """Return an optimizer with every option searched that can be: a range from its default, or both switches."""
+    options = OPTIMIZERS[name].option_defaults()
+    numbers = {
+        option: {"low": min(default, default * 1.0005), "high": max(default, default * 1.0005)}
+        for option, default in options.items()
+        if isinstance(default, float) and default
+    }
+    return {"name": name, **numbers, **{option: [True, False] for option, value in options.items() if value is False}}
+
+
+@pytest.mark.parametrize("together", [False, True], ids=["alone", "among the others"])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_the_options_of_every_optimizer_can_be_searched(name: str, together: bool) -> None:
+    each = [searched_everywhere(other) for other in OPTIMIZERS]
+    wide = space(optimizer=each if together else searched_everywhere(name))
+    sampled = {one.name: one.choices[-1] if one.choices else one.high for one in wide.dimensions()} | {
+        "optimizer": name
+    }
+    configuration = wide.decode(64, sampled)
+    back = wide.encode(configuration)
+    assert back is not None and wide.decode(64, back).parameters == configuration.parameters
+    assert set(OPTIMIZERS[name].option_defaults()) <= configuration.parameters.keys()
+    for option, domain in searched_everywhere(name).items():
+        if option != "name":
+            assert configuration.parameters[option] == (domain["high"] if isinstance(domain, dict) else False)
+
+
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
+        ("optimizer", {"name": "lars", "nesterov": [True, False], "momentum": 0}, "nesterov needs momentum > 0"),
+        ("optimizer", {"name": "adam", "momentum": 0.9}, "adam has no option 'momentum'; it has beta1, beta2, epsilon"),
+        ("optimizer", {"name": "adafactor", "beta2_decay": [-0.8, 0.1]}, "0.1 must be <= 0"),
+        ("optimizer", {"name": "adafactor", "clipping_threshold": 0.5}, "0.5 must be >= 1"),
+        ("optimizer", {"name": "lars", "trust_coefficient": 0}, "0 must be > 0"),
+        ("optimizer", {"name": "lamb", "beta1": 1}, "1 must be in [0, 1)"),
         ("batch_size", {"low": 33, "high": 60}, "no power of two between low = 33 and high = 60"),
         ("batch_size", [], "at least 1 item"),
         ("learning_rate", {"low": 1.0, "high": 0.1}, "low = 1 must be < high = 0.1"),

@@ -14,7 +14,7 @@ import pytest
 from bssearch.commands.check import check
 from bssearch.commands.confirm import confirm_study, with_confirmation
 from bssearch.commands.run import run_study
-from bssearch.errors import BSSearchError, UsageError, WorkloadError
+from bssearch.errors import BSSearchError, LaunchError, UsageError, WorkloadError
 from bssearch.search.listener import Listener
 from bssearch.spec import StudySpec, load_spec
 from bssearch.storage.repository import open_store
@@ -200,3 +200,19 @@ def test_code_that_fails_before_anything_is_measured_leaves_no_study_and_mended_
         attempt(broken, target={"metric": "accuracy", "value": 0.85})
     with open_store(db) as store:
         assert len(store.trials("task")) == 2, "what has trials stays"
+
+
+def test_a_library_that_an_optimizer_needs_is_asked_for_before_anything_is_stored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task, db = in_main(classes(tmp_path, monkeypatch, "my_task")), f"sqlite:///{tmp_path / 'study.db'}"
+    monkeypatch.setitem(sys.modules, "timm.optim", None)
+    both = [{"name": "sgd"}, {"name": "lars", "learning_rate_scale": 10}]
+    default = {**FIELDS["default"], "optimizer": {"name": "sgd"}}
+    spec = load_spec({**FIELDS, "space": {**FIELDS["space"], "optimizer": both}, "default": default})
+    for run in (lambda: run_study(spec, workload=task, db=db), lambda: check(spec, workload=task)):
+        with pytest.raises(LaunchError, match="optimizer = 'lars' needs timm") as caught:
+            run()
+        assert caught.value.hint == "pip install 'bssearch[optimizers]'"
+    with open_store(db) as store:
+        assert store.find_study("task") is None

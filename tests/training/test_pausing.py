@@ -22,8 +22,10 @@ from torch.nn import functional
 
 from bssearch.errors import CheckpointError
 from bssearch.records import Configuration, Goal, Observation, Target, TrialOutcome, TrialRequest, TrialState
+from bssearch.space import OPTIMIZERS
 from bssearch.training import gradient_noise, trial_checkpoint
 from bssearch.training.clock import LEDGERS, Clock
+from tests.torchvision import import_timm
 from tests.training.test_loop import timeless
 from tests.training.toys import FakeTime, Run, Toy, configuration, on_cpu, request
 
@@ -137,6 +139,16 @@ def test_a_paused_trial_goes_on_as_if_it_had_never_stopped(
     assert (paused.state, paused.reason) == (TrialState.PAUSED, "later")
     parts.run()
     assert len(whole.observations) > 5
+    assert trained(parts) == trained(whole)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_every_optimizer_goes_on_where_it_was(name: str, tmp_path: Path) -> None:
+    import_timm()
+    whole, parts = (Parts(asked(replace(ADAMW, optimizer=name), tmp_path)) for _ in range(2))
+    whole.run()
+    parts.run(stop_after=21)
+    parts.run()
     assert trained(parts) == trained(whole)
 
 

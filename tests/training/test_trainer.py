@@ -230,10 +230,15 @@ class Scaled(Computation):
         return torch.amp.GradScaler("cpu", init_scale=self.scale)
 
 
-@pytest.mark.parametrize("clip_norm", [None, 0.05])
-def test_scaling_the_loss_changes_nothing_but_the_steps_it_leaves_out(clip_norm: float | None) -> None:
+@pytest.mark.parametrize(("optimizer", "clip_norm"), [("sgd", None), ("sgd", 0.05), ("muon", 0.05)])
+def test_scaling_the_loss_changes_nothing_but_the_steps_it_leaves_out(optimizer: str, clip_norm: float | None) -> None:
     divided = configuration(
-        20, micro_batch_size=10, accumulation_steps=2, warmup_epochs=1.0, parameters={"clip_norm": clip_norm}
+        20,
+        micro_batch_size=10,
+        accumulation_steps=2,
+        warmup_epochs=1.0,
+        optimizer=optimizer,
+        parameters={"clip_norm": clip_norm},
     )
     train = toy_data().train
     plain = Trainer(Toy(), divided, train, on_cpu(), seed=3)
@@ -259,12 +264,14 @@ def test_a_step_that_several_optimizers_leave_out_counts_once() -> None:
     assert trainer.skipped_steps == 1
 
 
-def test_a_step_with_gradients_out_of_range_is_left_out_and_counted() -> None:
+@pytest.mark.parametrize("optimizer", ["sgd", "muon"])
+def test_a_step_with_gradients_out_of_range_is_left_out_and_counted(optimizer: str) -> None:
     class Steep(Toy):
         def loss(self, *arguments: Any, **settings: Any) -> torch.Tensor:
             return 64 * super().loss(*arguments, **settings)
 
-    trainer = Trainer(Steep(), configuration(20, warmup_epochs=2.0), toy_data().train, Scaled(2.0**126), seed=3)
+    warmed_up = configuration(20, warmup_epochs=2.0, optimizer=optimizer)
+    trainer = Trainer(Steep(), warmed_up, toy_data().train, Scaled(2.0**126), seed=3)
     before = nn.utils.parameters_to_vector(trainer.model.parameters()).detach().clone()
     trainer.step()
     assert trainer.first_step_problem() is None
