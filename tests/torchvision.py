@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import sys
 import warnings
 from importlib.abc import Loader, MetaPathFinder
@@ -44,15 +43,21 @@ class _Finder(MetaPathFinder, Loader):
 
 
 def import_timm() -> None:
-    """Import timm's optimizers; where torchvision is missing, with a stand-in that is gone again afterwards."""
+    """Import timm's optimizers; where torchvision does not import, with a stand-in that is gone again afterwards."""
     if "timm.optim" in sys.modules:
         return
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # timm's own
-        if importlib.util.find_spec("torchvision") is not None:
-            importlib.import_module("timm.optim")
-            return
-        with patch.object(sys, "meta_path", [*sys.meta_path, _Finder()]):
-            importlib.import_module("timm.optim")
-        for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
-            del sys.modules[name]
+        try:
+            importlib.import_module("torchvision")
+        except (ImportError, RuntimeError, OSError):
+            _forget_torchvision()
+            with patch.object(sys, "meta_path", [_Finder(), *sys.meta_path]):
+                importlib.import_module("timm.optim")
+            _forget_torchvision()
+        importlib.import_module("timm.optim")
+
+
+def _forget_torchvision() -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
+        del sys.modules[name]

@@ -31,7 +31,7 @@ def timm_optimizers(name: str) -> ModuleType:
     try:
         version = importlib.metadata.version("timm")
         optimizers = importlib.import_module("timm.optim")
-    except (ImportError, RuntimeError) as error:  # timm comes with torchvision, which may be of another PyTorch
+    except (ImportError, RuntimeError, OSError) as error:  # its torchvision may be of another PyTorch
         message = f"optimizer = {name!r} needs timm >= {oldest}, which cannot be imported: {error}"
         raise LaunchError(message, hint=hint) from error
     if tuple(map(int, re.findall(r"\d+", version)[:3])) < OLDEST:
