@@ -65,3 +65,25 @@ def timescale_weight_decay(
 def sqrt_dropout(dropout: float, batch_size: int, reference_batch: int) -> float:
     """Return p·√κ, no more than `LARGEST_DROPOUT`: folklore, by analogy with the noise of the gradient ∝ 1/√batch."""
     return min(LARGEST_DROPOUT, dropout * math.sqrt(batch_size / reference_batch))
+
+
+def half_life(decay: float, ratio: float) -> float:
+    """Return ρ^κ, the decay per step of an average whose half-life in samples stays as batches grow by κ = ``ratio``.
+
+    For the weights' average Busbridge et al. 2023 (arXiv 2307.13813), for Adam's β₂ Marek et al. 2025 (arXiv
+    2507.07101).
+    """
+    return float(decay**ratio)
+
+
+def sde_beta(beta: float, ratio: float) -> float:
+    """Return 1 − κ(1 − β), at least 0: Adam's β by the square root scaling rule of Malladi et al. 2022 (Definition 2).
+
+    arXiv 2205.10287; κ = ``ratio``. The learning rate goes by √κ, ε by `sde_epsilon`.
+    """
+    return max(0.0, 1 - ratio * (1 - beta))
+
+
+def sde_epsilon(epsilon: float, ratio: float) -> float:
+    """Return ε/√κ, which goes with `sde_beta`."""
+    return epsilon / math.sqrt(ratio)

@@ -227,3 +227,74 @@ def test_the_nearest_of_a_space_has_the_learning_rate_at_its_reference() -> None
     size, values = found.nearest(given)
     assert size == 16
     assert values["reference_learning_rate"] == pytest.approx(0.1)
+
+
+RELATIVE = {"reference_batch": 64, "low": 0.01, "high": 1.0, "rule": "sqrt"}
+
+
+def ruled(rules: dict[str, str], **changes: Any) -> SearchSpace:
+    fields: dict[str, Any] = {"optimizer": {"name": "adamw", "beta2": [0.99, 0.999]}, "schedule": {}, **changes}
+    return space(learning_rate=RELATIVE, weight_decay={"low": 0.01, "high": 0.1}, batch_rules=rules, **fields)
+
+
+@pytest.mark.parametrize(
+    ("rules", "name", "at_reference", "at_four_times"),
+    [
+        ({"betas": "half_life"}, "beta2", 0.999, 0.999**4),
+        ({"betas": "half_life"}, "beta1", 0.9, 0.9),
+        ({"betas": "sde"}, "beta2", 0.999, 0.996),
+        ({"betas": "sde"}, "beta1", 0.9, 0.6),
+        ({"betas": "sde"}, "epsilon", 1e-8, 5e-9),
+        ({"ema_decay": "half_life"}, "ema_decay", 0.99, 0.99**4),
+        ({"weight_decay": "sqrt"}, "weight_decay", 0.05, 0.1),
+        ({"weight_decay": "timescale"}, "weight_decay", 0.05, 0.05 * 4 / 2),
+    ],
+)
+def test_a_rule_carries_a_parameter_over_from_the_reference_batch_and_back(
+    rules: dict[str, str], name: str, at_reference: float, at_four_times: float
+) -> None:
+    one = ruled(rules)
+    sampled: dict[str, Any] = {dimension.name: dimension.any_value for dimension in one.dimensions()}
+    sampled |= {key: value for key, value in ((name, at_reference),) if key in sampled}
+    for batch_size, value in ((64, at_reference), (256, at_four_times)):
+        configuration = one.decode(batch_size, sampled)
+        found = configuration.parameters.get(name, getattr(configuration, name, None))
+        assert found == pytest.approx(value, rel=1e-12)
+        assert one.encode(configuration) == pytest.approx(sampled) and one.outside(configuration) == []
+
+
+def test_a_beta_that_the_rule_would_make_negative_is_zero() -> None:
+    one = ruled({"betas": "sde"}, batch_size=[64, 1024])
+    sampled = {dimension.name: dimension.any_value for dimension in one.dimensions()}
+    assert one.decode(1024, sampled).parameters["beta1"] == 0.0
+    assert one.encode(one.decode(1024, sampled)) is not None
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"batch_rules": {"betas": "half_life"}, "optimizer": {"name": "sgd"}}, "the space has no beta2"),
+        ({"batch_rules": {"ema_decay": "half_life"}, "ema_decay": None}, "the space has no ema_decay"),
+        ({"batch_rules": {"weight_decay": "sqrt"}, "weight_decay": 0.0}, "the space has no weight_decay"),
+        ({"batch_rules": {"weight_decay": "sqrt"}, "learning_rate": [0.1]}, "weight_decay = sqrt needs learning_rate"),
+        ({"batch_rules": {"betas": "sqrt"}}, "Input should be 'none', 'half_life' or 'sde'"),
+        ({"schedule": {"name": "cosine", "horizon_samples": 9, "decay_share": 0.1}}, "is of warmup_stable_decay"),
+        ({"schedule": {"name": "warmup_stable_decay", "horizon_samples": 9, "decay_share": 0}}, "must be in (0, 1]"),
+    ],
+)
+def test_wrong_rules_and_schedules_say_what_is_wrong(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError) as caught:
+        space(**changes)
+    assert message in str(caught.value)
+
+
+def test_a_decay_after_a_stable_rate_has_its_share_searched_or_given() -> None:
+    kind = {"name": "warmup_stable_decay", "horizon_samples": 1000}
+    plain = space(schedule=kind)
+    sampled = {dimension.name: dimension.any_value for dimension in plain.dimensions()}
+    assert plain.decode(64, sampled).parameters["decay_share"] == 0.2
+    searched = space(schedule={**kind, "decay_share": [0.1, 0.5]})
+    configuration = searched.decode(64, {**sampled, "decay_share": 0.5})
+    assert configuration.parameters["decay_share"] == 0.5
+    again = searched.encode(configuration)
+    assert again is not None and again["decay_share"] == 0.5

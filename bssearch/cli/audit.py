@@ -100,7 +100,8 @@ def _gives(one: RuleFinding) -> str | None:
     name = CHANGED_PARAMETER.get(one.rule)
     if name is None or one.configuration is None:
         return None
-    return f"{name.replace('_', ' ')} {one.configuration[name]:.4g}"
+    value = one.configuration[name]
+    return f"{name.replace('_', ' ')} {f'{value:.4g}' if isinstance(value, float) else value}"
 
 
 def _interval(regret: Regret | None) -> str | None:

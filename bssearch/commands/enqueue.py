@@ -85,8 +85,10 @@ def configuration_of(spec: StudySpec, values: Mapping[str, ParameterValue]) -> C
         raise UsageError("; ".join(problems.values())) from None
     except ValueError as error:
         raise UsageError(str(error)) from None
-    if values.get("horizon_samples") is not None and "horizon_samples" not in configuration.parameters:
-        raise UsageError(f"horizon_samples = {values['horizon_samples']}: a constant schedule takes none")
+    for name in ("horizon_samples", "decay_share"):
+        if values.get(name) is not None and name not in configuration.parameters:
+            schedule = configuration.parameters["schedule"]
+            raise UsageError(f"{name} = {values[name]}: a {schedule} schedule takes none")
     outside = spec.space.outside(configuration)
     if configuration.batch_size == base.batch_size:
         outside = [one for one in outside if not one.startswith("batch_size")]

@@ -5,6 +5,7 @@ at the reference batch, and the rule gives the one at the trial's batch, so that
 helps at the next. Every other parameter is fixed (a scalar), a range (``{low, high}``) or a list of choices.
 """
 
+from bssearch.space.batch_rules import BatchRules
 from bssearch.space.domains import (
     OPTIONAL,
     TRAINING_PARAMETERS,
@@ -17,9 +18,11 @@ from bssearch.space.domains import (
 )
 from bssearch.space.micro_batches import UNKNOWN, MemoryBoundary, choose_micro_batch, in_force, split_batch
 from bssearch.space.optimizers import OPTIMIZER_SETTINGS, OPTIMIZERS, AdamW, Optimizer, OptimizerOptions, Sgd
+from bssearch.space.parts import DECAY_SHARE, ScheduleName
 from bssearch.space.search_space import SearchSpace
 
 __all__ = [
+    "DECAY_SHARE",
     "OPTIMIZERS",
     "OPTIMIZER_SETTINGS",
     "OPTIONAL",
@@ -27,11 +30,13 @@ __all__ = [
     "UNKNOWN",
     "WORKLOAD_PARAMETERS",
     "AdamW",
+    "BatchRules",
     "Dimension",
     "Domain",
     "MemoryBoundary",
     "Optimizer",
     "OptimizerOptions",
+    "ScheduleName",
     "SearchSpace",
     "Sgd",
     "StrictModel",

@@ -80,6 +80,7 @@ LIMITS: dict[str, tuple[float, float, str]] = {
     "beta2": (0.0, math.nextafter(1.0, 0.0), "must be in [0, 1)"),
     "epsilon": (math.nextafter(0.0, 1.0), math.inf, "must be > 0"),
     "horizon_samples": (1.0, math.inf, "must be >= 1"),
+    "decay_share": (math.nextafter(0.0, 1.0), 1.0, "must be in (0, 1]"),
 }
 TRAINING_PARAMETERS = ("warmup_epochs", "weight_decay", "dropout", "label_smoothing")
 WORKLOAD_PARAMETERS = ("dropout", "label_smoothing")

@@ -52,22 +52,26 @@ class RelativeLearningRate(StrictModel):
 PositiveRate = Annotated[float, Field(gt=0)]
 
 
-ScheduleName = Literal["constant", "cosine", "linear"]
+ScheduleName = Literal["constant", "cosine", "linear", "one_cycle", "warmup_stable_decay"]
+DECAY_SHARE = 0.2
+"""The share of its horizon in which ``warmup_stable_decay`` decays, where none is given (Hägele et al. 2024)."""
 
 
 class Schedule(StrictModel):
-    """What the learning rate does after warmup.
+    """What the learning rate does after warmup; `bssearch.training.schedule.Schedule` has the formulas.
 
-    Under ``cosine`` and ``linear`` it falls to zero at ``horizon_samples``, where the trial ends; the horizon is in
-    samples, so that every batch size sees as much data.
+    But under ``constant`` it falls to zero, or nearly so, at ``horizon_samples``, where the trial ends; the horizon is
+    in samples, so that every batch size sees as much data. Under ``warmup_stable_decay`` it falls in the last
+    ``decay_share`` of them (default `DECAY_SHARE`).
     """
 
     name: (
         Annotated[ScheduleName, Tag("fixed")] | Annotated[tuple[ScheduleName, ...], Field(min_length=1), Tag("choices")]
     ) = Field(default="constant", discriminator=Discriminator(domain_kind))
     horizon_samples: Domain | None = None
+    decay_share: Domain | None = None
 
-    _limits = field_validator("horizon_samples")(within_limits)
+    _limits = field_validator("horizon_samples", "decay_share")(within_limits)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -81,4 +85,6 @@ class Schedule(StrictModel):
             raise ValueError(f"a {decays[0]} schedule needs horizon_samples")
         if not decays and self.horizon_samples is not None:
             raise ValueError("a constant schedule takes no horizon_samples")
+        if self.decay_share is not None and "warmup_stable_decay" not in decays:
+            raise ValueError(f"decay_share is of warmup_stable_decay; name is {', '.join(self.names)}")
         return self

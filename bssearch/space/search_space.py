@@ -11,6 +11,7 @@ from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
 from bssearch.records import OWN_GROUPS, Configuration, ParameterValue
 from bssearch.scaling import learning_rate_factor
+from bssearch.space.batch_rules import BatchRules
 from bssearch.space.domains import (
     OPTIONAL,
     TRAINING_PARAMETERS,
@@ -28,7 +29,14 @@ from bssearch.space.domains import (
 from bssearch.space.micro_batches import split_batch
 from bssearch.space.optimizers import Optimizer, OptimizerOptions, Sgd
 from bssearch.space.own_parameters import OwnDomains, OwnRange, check_groups, from_coordinate
-from bssearch.space.parts import BatchLadder, BatchSize, PositiveRate, RelativeLearningRate, Schedule
+from bssearch.space.parts import (
+    DECAY_SHARE,
+    BatchLadder,
+    BatchSize,
+    PositiveRate,
+    RelativeLearningRate,
+    Schedule,
+)
 
 REFERENCE_LEARNING_RATE = "reference_learning_rate"
 
@@ -58,6 +66,7 @@ class SearchSpace(StrictModel):
         Annotated[Optimizer, Tag("range")] | Annotated[tuple[Optimizer, ...], Field(min_length=1), Tag("choices")]
     ) = Field(default=Sgd(), discriminator=Discriminator(domain_kind))
     schedule: Schedule = Schedule()
+    batch_rules: BatchRules = BatchRules()
     max_micro_batch_size: int | None = Field(default=None, ge=1)
     model: OwnDomains = None
     loss: OwnDomains = None
@@ -69,6 +78,17 @@ class SearchSpace(StrictModel):
         names = [optimizer.name for optimizer in self.optimizers]
         if len(set(names)) < len(names):
             raise ValueError(f"optimizer lists {max(names, key=names.count)!r} twice")
+        return self
+
+    @model_validator(mode="after")
+    def _rules_apply(self) -> Self:
+        if self.batch_rules.followed and not isinstance(self.learning_rate, RelativeLearningRate):
+            name, rule = next(iter(self.batch_rules.followed.items()))
+            raise ValueError(f"batch_rules.{name} = {rule} needs learning_rate: {{reference_batch, low, high}}")
+        names = {name for optimizer in self.optimizers for name in optimizer.options}
+        names |= {name for name in OPTIONAL if getattr(self, name) is not None}
+        names |= {"weight_decay"} if bounds(self.weight_decay)[1] > 0 else set()
+        self.batch_rules.check(names)
         return self
 
     @model_validator(mode="after")
@@ -123,9 +143,12 @@ class SearchSpace(StrictModel):
         parameters["schedule"] = values["schedule"]
         if values["schedule"] != "constant":
             parameters["horizon_samples"] = round(values["horizon_samples"])
+        if values["schedule"] == "warmup_stable_decay":
+            parameters["decay_share"] = float(values["decay_share"])
         parameters |= {name: float(values[name]) for name in OPTIONAL if values[name] is not None}
         parameters |= {name: from_coordinate(values[name], domain) for name, domain in self.own_domains.items()}
-        regular: dict[str, Any] = {name: float(values[name]) for name in TRAINING_PARAMETERS}
+        parameters = self.carried(parameters, batch_size)
+        regular = self.carried({name: float(values[name]) for name in TRAINING_PARAMETERS}, batch_size)
         micro_batch_size, accumulation_steps = split_batch(batch_size, self.max_micro_batch_size)
         return Configuration(
             batch_size=batch_size,
@@ -146,9 +169,7 @@ class SearchSpace(StrictModel):
             return None
         sampled = self._nearest(self._coordinates(configuration))
         again = self.decode(configuration.batch_size, sampled)
-        same_rate = math.isclose(again.learning_rate, configuration.learning_rate, rel_tol=1e-9)
-        same = replace(again, learning_rate=configuration.learning_rate).trains_like(configuration)
-        return sampled if same_rate and same else None
+        return sampled if _is_alike(again, configuration) else None
 
     def with_all_regularisation(self, configuration: Configuration) -> Configuration:
         """Return a configuration in which dropout and label smoothing are on where the space can switch them on.
@@ -225,14 +246,25 @@ class SearchSpace(StrictModel):
 
     def _coordinates(self, configuration: Configuration) -> dict[str, ParameterValue]:
         """Return all of a configuration by the names of the space's coordinates; its optimizer must be offered."""
-        optimizer = self._optimizer(configuration.optimizer)
-        factor = self._learning_rate_factor(configuration.batch_size, optimizer)
+        optimizer, batch_size = self._optimizer(configuration.optimizer), configuration.batch_size
+        factor = self._learning_rate_factor(batch_size, optimizer)
+        regular = {name: getattr(configuration, name) for name in TRAINING_PARAMETERS}
+        own = self.carried(configuration.parameters, batch_size, back=True)
         return {
             REFERENCE_LEARNING_RATE: configuration.learning_rate / factor,
             "optimizer": configuration.optimizer,
-            **{name: getattr(configuration, name) for name in TRAINING_PARAMETERS},
-            **{self._coordinate(optimizer, name): value for name, value in configuration.parameters.items()},
+            **self.carried(regular, batch_size, back=True),
+            **{self._coordinate(optimizer, name): value for name, value in own.items()},
         }
+
+    def carried(self, values: Mapping[str, Any], batch_size: int, *, back: bool = False) -> dict[str, Any]:
+        """Return values at the reference batch as the rules have them at a batch size, or ``back``."""
+        rate = self.learning_rate
+        if not self.batch_rules.followed or not isinstance(rate, RelativeLearningRate):
+            return dict(values)
+        ratio = batch_size / rate.reference_batch
+        factor = learning_rate_factor(rate.rule, batch_size, rate.reference_batch)
+        return self.batch_rules.carried(values, 1 / ratio if back else ratio, 1 / factor if back else factor)
 
     @property
     def _optimizer_names(self) -> tuple[str, ...]:
@@ -264,10 +296,30 @@ class SearchSpace(StrictModel):
         for optimizer in self.optimizers:
             own = optimizer.options.items()
             domains += [(self._coordinate(optimizer, name), domain) for name, domain in own]
-        domains += [("schedule", self.schedule.names), ("horizon_samples", self.schedule.horizon_samples)]
+        schedule = self.schedule
+        domains += [("schedule", schedule.names), ("horizon_samples", schedule.horizon_samples)]
+        domains += [("decay_share", schedule.decay_share or DECAY_SHARE)]
         domains += self.own_domains.items()
         for name, domain in domains:
             yield name, domain[0] if isinstance(domain, tuple) and len(domain) == 1 else domain
+
+
+def _is_alike(one: Configuration, other: Configuration) -> bool:
+    """Return whether two configurations train the same, their numbers up to rounding, however they split a batch."""
+
+    def near(mine: Any, theirs: Any) -> bool:
+        both = isinstance(mine, float) and isinstance(theirs, float)
+        return math.isclose(mine, theirs, rel_tol=1e-9) if both else bool(mine == theirs)
+
+    if one.parameters.keys() != other.parameters.keys():
+        return False
+    rounded = {name: theirs for name, theirs in other.parameters.items() if near(one.parameters[name], theirs)}
+    numbers = {
+        name: getattr(other, name)
+        for name in ("learning_rate", *TRAINING_PARAMETERS)
+        if near(getattr(one, name), getattr(other, name))
+    }
+    return replace(one, parameters={**one.parameters, **rounded}, **numbers).trains_like(other)
 
 
 def _dimension(name: str, domain: Any) -> Dimension | None:

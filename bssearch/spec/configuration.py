@@ -7,6 +7,7 @@ from typing import Any
 
 from bssearch.records import OWN_GROUPS, Configuration, ParameterValue
 from bssearch.space import (
+    DECAY_SHARE,
     OPTIONAL,
     TRAINING_PARAMETERS,
     Domain,
@@ -14,12 +15,13 @@ from bssearch.space import (
     bounds,
     split_batch,
 )
+from bssearch.space.domains import Range
 from bssearch.space.own_parameters import OwnRange, as_in_domain
 from bssearch.spec.parts import DefaultSpec
 
 
 def whole_configuration(default: DefaultSpec, space: SearchSpace) -> Configuration:
-    """Return a default as a whole configuration: what it leaves out takes the space's fixed value.
+    """Return a default as a whole configuration: what it leaves out takes the space's fixed value at its batch size.
 
     Raises `ValueError` naming what the space searches and the default does not give.
     """
@@ -30,12 +32,14 @@ def whole_configuration(default: DefaultSpec, space: SearchSpace) -> Configurati
         low, high = bounds(domain)
         if low != high:
             raise ValueError(f"{name} is searched, so the default must give it")
-        return low
+        bare = name.rpartition(".")[2]
+        return space.carried({bare: low}, default.batch_size)[bare]
 
     optimizer = default.optimizer or _only(space.optimizers, "optimizer")
     parameters: dict[str, ParameterValue] = {}
     for name, value in optimizer.options.items():
-        parameters[name] = value if isinstance(value, bool) else fixed(f"optimizer.{name}", None, value)
+        given = value if default.optimizer is not None and not isinstance(value, Range | tuple) else None
+        parameters[name] = value if isinstance(value, bool) else fixed(f"optimizer.{name}", given, value)
     schedule = default.schedule or _only(space.schedule.names, "schedule")
     parameters["schedule"] = schedule
     if schedule != "constant":
@@ -43,6 +47,9 @@ def whole_configuration(default: DefaultSpec, space: SearchSpace) -> Configurati
         if horizon is None:
             raise ValueError(f"a {schedule} schedule needs horizon_samples")
         parameters["horizon_samples"] = round(horizon)
+    if schedule == "warmup_stable_decay":
+        share = fixed("decay_share", default.decay_share, space.schedule.decay_share or DECAY_SHARE)
+        parameters["decay_share"] = float(share)
     for name in OPTIONAL:
         value = fixed(name, getattr(default, name), getattr(space, name))
         if value is not None:

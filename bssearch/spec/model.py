@@ -12,7 +12,7 @@ from pydantic import Field, JsonValue, PrivateAttr, ValidationInfo, field_valida
 
 from bssearch import registry
 from bssearch.records import OWN_GROUPS, Configuration, ModelParameters, NewStudy, Target, model_parameters
-from bssearch.space import OPTIONAL, TRAINING_PARAMETERS, SearchSpace, StrictModel
+from bssearch.space import OPTIONAL, TRAINING_PARAMETERS, BatchRules, SearchSpace, StrictModel
 from bssearch.spec.command_line import check_command
 from bssearch.spec.configuration import whole_configuration
 from bssearch.spec.parts import (
@@ -183,7 +183,7 @@ class StudySpec(StrictModel):
         given = {name for name in fields if getattr(space, name) != fields[name].get_default(call_default_factory=True)}
         given |= {name for name, value in default if value is not None}
         names = [name for name in (*TRAINING_PARAMETERS, *OPTIONAL) if name in given]
-        schedule, own = {"schedule", "horizon_samples"}, self.default_configuration.parameters
+        schedule, own = {"schedule", "horizon_samples", "decay_share"}, self.default_configuration.parameters
         names += [name for name in schedule if "schedule" in given]
         names += [name for name in own if name.partition(".")[0] in OWN_GROUPS]
         if "optimizer" in given:
@@ -268,6 +268,11 @@ class StudySpec(StrictModel):
             for name in ("ema_decay", *OWN_GROUPS):
                 if part[name] is None:
                     del part[name]
+        if self.space.batch_rules == BatchRules():
+            del question["space"]["batch_rules"]
+        for part in (question["space"]["schedule"], question["default"]):
+            if part["decay_share"] is None:
+                del part["decay_share"]
         if self.training == TrainingSpec():
             del question["training"]
         for name in OF_PROGRAMS:

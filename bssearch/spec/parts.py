@@ -9,7 +9,7 @@ from pydantic import AfterValidator, Field, WithJsonSchema, field_validator, mod
 
 from bssearch import registry
 from bssearch.records import LARGEST_METRIC, Goal, TrainingSettings
-from bssearch.space import OPTIONAL, TRAINING_PARAMETERS, Optimizer, StrictModel, within_limits
+from bssearch.space import OPTIONAL, TRAINING_PARAMETERS, Optimizer, ScheduleName, StrictModel, within_limits
 from bssearch.space.own_parameters import OwnValues
 
 Positive = Annotated[float, Field(gt=0)]
@@ -60,12 +60,13 @@ class DefaultSpec(StrictModel):
     clip_norm: float | None = None
     ema_decay: float | None = None
     optimizer: Optimizer | None = None
-    schedule: Literal["constant", "cosine", "linear"] | None = None
+    schedule: ScheduleName | None = None
     horizon_samples: int | None = None
+    decay_share: float | None = None
     model: OwnValues = None
     loss: OwnValues = None
 
-    _limits = field_validator(*TRAINING_PARAMETERS, *OPTIONAL, "horizon_samples")(within_limits)
+    _limits = field_validator(*TRAINING_PARAMETERS, *OPTIONAL, "horizon_samples", "decay_share")(within_limits)
 
 
 class SamplerSpec(StrictModel):

@@ -8,13 +8,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import get_args
 
 from bssearch.errors import UsageError
 from bssearch.records import Configuration
+from bssearch.space import DECAY_SHARE, ScheduleName
 
-Kind = Literal["constant", "cosine", "linear"]
-KINDS: tuple[Kind, ...] = get_args(Kind)
+KINDS: tuple[ScheduleName, ...] = get_args(ScheduleName)
+
+ONE_CYCLE_RISE = 0.3
+"""The share of a one-cycle schedule in which the rate rises where no warmup is given, as `torch.optim.lr_scheduler`."""
+
+ONE_CYCLE_START, ONE_CYCLE_END = 1 / 25, 1 / 25e4
+"""The factors on the peak with which a one-cycle schedule begins and ends, as `torch.optim.lr_scheduler.OneCycleLR`."""
 
 
 def warmup_steps(warmup_epochs: float, train_samples: int, batch_size: int) -> int:
@@ -35,28 +41,53 @@ class Schedule:
     wasted and step w is the first at the peak. The decay runs from step w to the horizon h, with u = (s − w)/(h − w):
     1 − u for ``linear``, (1 + cos πu)/2 for ``cosine`` (Loshchilov & Hutter 2017, one cycle). The last step, h − 1,
     is still above zero. A horizon within the warmup cuts the warmup off.
+
+    ``warmup_stable_decay`` stays at the peak and decays in the last ``decay_share`` of the horizon, by 1 − √u with u
+    from 0 to 1 over the decay (Hägele et al. 2024, arXiv 2405.18392; Hu et al. 2024, arXiv 2404.06395).
+    ``one_cycle`` rises from a 25th of the peak within the warmup, or within 30 % of the horizon where there is none,
+    and falls to a 250,000th, by half a cosine each way (Smith & Topin 2018, arXiv 1708.07120), as PyTorch's OneCycleLR
+    step by step; the momentum stays.
     """
 
-    kind: Kind = "constant"
+    kind: ScheduleName = "constant"
     warmup_steps: int = 0
     horizon_steps: int | None = None
+    decay_share: float = DECAY_SHARE
 
     def factor(self, step: int) -> float:
         """Return the factor on the peak learning rate for a step, in 0 … 1."""
+        if self.kind == "one_cycle" and self.horizon_steps is not None:
+            return self._one_cycle(step, self.horizon_steps)
         if step < self.warmup_steps:
             return (step + 1) / (self.warmup_steps + 1)
         if self.kind == "constant" or self.horizon_steps is None or step >= self.horizon_steps:
             return 1.0 if self.kind == "constant" else 0.0
+        if self.kind == "warmup_stable_decay":
+            decay = self.decay_share * self.horizon_steps
+            return 1 - math.sqrt(max(0.0, 1 - (self.horizon_steps - step) / decay))
         progress = (step - self.warmup_steps) / (self.horizon_steps - self.warmup_steps)
-        return 1 - progress if self.kind == "linear" else (1 + math.cos(math.pi * progress)) / 2
+        return 1 - progress if self.kind == "linear" else _half_cosine(progress, 1.0, 0.0)
+
+    def _one_cycle(self, step: int, horizon: int) -> float:
+        if step >= horizon:
+            return 0.0
+        top, last = (self.warmup_steps or ONE_CYCLE_RISE * horizon) - 1, horizon - 1
+        if step < top:
+            return _half_cosine(step / top, ONE_CYCLE_START, 1.0)
+        return _half_cosine(min(1.0, (step - top) / max(1.0, last - top)), 1.0, ONE_CYCLE_END)
 
     def is_over(self, step: int) -> bool:
         """Return whether the horizon has come: this step is not run any more."""
         return self.horizon_steps is not None and step >= self.horizon_steps
 
 
+def _half_cosine(progress: float, start: float, end: float) -> float:
+    """Return where half a cosine from ``start`` to ``end`` is after a share of the way."""
+    return end + (start - end) * (1 + math.cos(math.pi * progress)) / 2
+
+
 def schedule_of(configuration: Configuration, train_samples: int) -> Schedule:
-    """Return the schedule of a configuration: its ``schedule`` (constant) and ``horizon_samples`` (none).
+    """Return the schedule of a configuration: ``schedule`` (constant), ``horizon_samples`` (none), ``decay_share``.
 
     Raises `UsageError` for an unknown schedule and for a decay without a horizon.
     """
@@ -70,4 +101,5 @@ def schedule_of(configuration: Configuration, train_samples: int) -> Schedule:
         kind=kind,
         warmup_steps=warmup_steps(configuration.warmup_epochs, train_samples, configuration.batch_size),
         horizon_steps=None if horizon is None else horizon_steps(float(horizon), configuration.batch_size),
+        decay_share=float(configuration.parameters.get("decay_share") or DECAY_SHARE),
     )

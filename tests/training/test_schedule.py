@@ -3,6 +3,7 @@ from __future__ import annotations
 import math
 
 import pytest
+import torch
 
 from bssearch.errors import UsageError
 from bssearch.training.schedule import Schedule, horizon_steps, schedule_of, warmup_steps
@@ -39,7 +40,29 @@ def test_cosine_decay_is_half_way_down_in_the_middle() -> None:
     assert schedule.factor(4) == pytest.approx((1 + math.cos(math.pi / 4)) / 2)
 
 
-@pytest.mark.parametrize("kind", ["constant", "cosine", "linear"])
+def test_a_decay_after_a_stable_rate_falls_by_the_square_root_in_its_share_of_the_horizon() -> None:
+    schedule = Schedule(kind="warmup_stable_decay", warmup_steps=2, horizon_steps=20, decay_share=0.4)
+    assert [schedule.factor(step) for step in (0, 2, 11, 12)] == pytest.approx([1 / 3, 1, 1, 1])
+    assert schedule.factor(14) == pytest.approx(1 - math.sqrt(0.25))
+    assert schedule.factor(19) > 0 == schedule.factor(20)
+
+
+@pytest.mark.parametrize(("warmup", "rise"), [(0, 0.3), (10, 0.1)])
+def test_one_cycle_is_that_of_torch_with_the_warmup_as_its_rise(warmup: int, rise: float) -> None:
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.5)
+    theirs = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, max_lr=0.5, total_steps=100, pct_start=rise, cycle_momentum=False
+    )
+    schedule = Schedule(kind="one_cycle", warmup_steps=warmup, horizon_steps=100)
+    for step in range(100):
+        (rate,) = theirs.get_last_lr()
+        assert 0.5 * schedule.factor(step) == pytest.approx(rate, rel=1e-12)
+        optimizer.step()
+        theirs.step()
+    assert schedule.is_over(100)
+
+
+@pytest.mark.parametrize("kind", ["constant", "cosine", "linear", "warmup_stable_decay"])
 @pytest.mark.parametrize("horizon", [2, 4, 5])
 def test_a_horizon_within_the_warmup_cuts_it_off(kind: str, horizon: int) -> None:
     schedule = schedule_of(

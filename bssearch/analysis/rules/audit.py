@@ -10,6 +10,7 @@ from bssearch.analysis.answer import Answer, parameters_of
 from bssearch.analysis.baseline import default_configuration
 from bssearch.analysis.objectives.base import objective_of
 from bssearch.analysis.optimum import Candidate, decide
+from bssearch.analysis.rules.large_batch import judge_layerwise, other_kind
 from bssearch.analysis.rules.regret import NONE, Finding, Judgement, Regret, judge
 from bssearch.analysis.rules.rule_book import RULES, Rule
 from bssearch.analysis.rules.rule_evidence import (
@@ -155,10 +156,11 @@ def _cases(
         default=answer.largest_that_fits.batch_size,
     )
     sizes = sorted({answer.optimal.batch_size, largest} - {base.batch_size})
+    rules = [*((rule, size) for rule in RULES for size in sizes), (Rule.LAYERWISE, max(sizes, default=0))]
     if not sizes:
         reason = "it changes nothing: the optimum and the largest with confirmation runs are the default's batch size"
-        return [Case(rule, base.batch_size, reason=reason) for rule in RULES]
-    return [_case(spec, base, rule, size, optima.get(size)) for rule in RULES for size in sizes]
+        return [Case(rule, base.batch_size, reason=reason) for rule in (*RULES, Rule.LAYERWISE)]
+    return [_case(spec, base, rule, size, optima.get(size), trials) for rule, size in rules]
 
 
 def tuned_optima(
@@ -241,7 +243,14 @@ def _slope(points: Sequence[tuple[float, float]]) -> tuple[float, float, float]:
     return slope - half, slope, slope + half
 
 
-def _case(spec: StudySpec, base: Configuration, rule: Rule, batch_size: int, tuned: Candidate | None) -> Case:
+def _case(
+    spec: StudySpec,
+    base: Configuration,
+    rule: Rule,
+    batch_size: int,
+    tuned: Candidate | None,
+    trials: Sequence[TrialRecord],
+) -> Case:
     if tuned is None:
         return Case(rule, batch_size, reason="no trial there says anything")
     if not tuned.is_confirmed:
@@ -249,9 +258,12 @@ def _case(spec: StudySpec, base: Configuration, rule: Rule, batch_size: int, tun
     if not math.isfinite(tuned.value):
         reached = f"{tuned.estimate.reached} of {tuned.estimate.runs}"
         return Case(rule, batch_size, reason=f"nothing to compare with: {reached} tuned runs there reached the target")
-    if not spec.default_is_known:
-        return Case(rule, batch_size, reason="nobody said what the default is (import … --default-batch)")
-    given = RULES[rule](spec.space, base, tuned.configuration)
+    if rule is Rule.LAYERWISE:
+        given = other_kind(trials, tuned)
+    elif not spec.default_is_known:
+        given = "nobody said what the default is (import … --default-batch)"
+    else:
+        given = RULES[rule](spec.space, base, tuned.configuration)
     if isinstance(given, str):
         return Case(rule, batch_size, reason=given)
     return Case(rule, batch_size, given, tuned)
@@ -294,7 +306,8 @@ def _of_runs(
     objective = case.tuned.objective
     tuned = Candidate(case.tuned.configuration, runs_of(spec, trials, case.tuned.configuration), objective)
     rule = Candidate(case.configuration, runs, objective)
-    judgement = judge(rule, tuned, step_seconds, wanted=wanted, limit=spec.budget.trial_train_seconds)
+    compare = judge_layerwise if case.rule is Rule.LAYERWISE else judge
+    judgement = compare(rule, tuned, step_seconds, wanted=wanted, limit=spec.budget.trial_train_seconds)
     why = f"{judgement.reason}; {_difference(case.configuration, tuned.configuration)}"
     if len(runs) < wanted and judgement.finding == "undecided":
         why += f"; {_why_in_vain(trials, case.configuration) or unmade}"
@@ -302,13 +315,17 @@ def _of_runs(
 
 
 def _difference(rule: Configuration, tuned: Configuration) -> str:
-    """Return the one parameter in which the rule differs from the tuned configuration."""
+    """Return the parameters in which the rule differs from the tuned configuration."""
     mine, theirs = parameters_of(rule), parameters_of(tuned)
     return ", ".join(
-        f"{name.replace('_', ' ')} {mine[name]:.3g} for {theirs[name]:.3g}"
+        f"{name.replace('_', ' ')} {_shown(mine[name])} for {_shown(theirs[name])}"
         for name in mine
-        if mine[name] != theirs[name]
+        if name in theirs and mine[name] != theirs[name]
     )
+
+
+def _shown(value: object) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
 def _why_in_vain(trials: Sequence[TrialRecord], configuration: Configuration) -> str:

@@ -7,12 +7,15 @@ from dataclasses import replace
 from enum import StrEnum
 
 from bssearch.analysis.answer import parameters_of
-from bssearch.records import Configuration
+from bssearch.records import Configuration, ParameterValue
 from bssearch.scaling import (
     WARMUP_RATIO,
     LearningRateRule,
+    half_life,
     is_said_to_need_warmup,
     learning_rate_factor,
+    sde_beta,
+    sde_epsilon,
     sqrt_dropout,
     sqrt_weight_decay,
     timescale_weight_decay,
@@ -29,6 +32,10 @@ class Rule(StrEnum):
     WEIGHT_DECAY = "weight decay ∝ √batch"
     TIMESCALE = "AdamW's timescale stays: weight decay ∝ batch / learning rate"
     DROPOUT = "dropout ∝ √batch"
+    BETA_HALF_LIFE = "Adam's β₂ keeps its half-life in samples"
+    SDE = "Adam's SDE stays: learning rate ∝ √batch, 1 − β ∝ batch, ε ∝ 1/√batch"
+    EMA_HALF_LIFE = "the weights' average keeps its half-life in samples"
+    LAYERWISE = "large batches need LARS or LAMB"
     MEMORY = "fill 80 % of memory"
     NOISE_SCALE = "the noise scale is the critical batch"
     GENERALISATION = "larger batches generalise worse by over 2 points"
@@ -108,6 +115,47 @@ def _sqrt_dropout(space: SearchSpace, base: Configuration, tuned: Configuration)
     return replace(tuned, dropout=sqrt_dropout(base.dropout, tuned.batch_size, base.batch_size))
 
 
+def _beta_half_life(space: SearchSpace, base: Configuration, tuned: Configuration) -> Configuration | str:
+    """Return the optimum with β₂^κ (Marek et al. 2025, arXiv 2507.07101)."""
+    if reason := _without_beta2(base, tuned):
+        return reason
+    beta2 = half_life(_number(base, "beta2"), tuned.batch_size / base.batch_size)
+    return replace(tuned, parameters={**tuned.parameters, "beta2": beta2})
+
+
+def _sde(space: SearchSpace, base: Configuration, tuned: Configuration) -> Configuration | str:
+    """Return the optimum with all of the square root scaling rule (Malladi et al. 2022, arXiv 2205.10287)."""
+    if reason := _without_beta2(base, tuned) or _unknown(base, tuned, "learning_rate"):
+        return reason
+    ratio = tuned.batch_size / base.batch_size
+    own: dict[str, ParameterValue] = {name: sde_beta(_number(base, name), ratio) for name in ("beta1", "beta2")}
+    if base.parameters.get("epsilon") is not None:
+        own["epsilon"] = sde_epsilon(_number(base, "epsilon"), ratio)
+    rate = base.learning_rate * learning_rate_factor(LearningRateRule.SQRT, tuned.batch_size, base.batch_size)
+    return replace(tuned, learning_rate=rate, parameters={**tuned.parameters, **own})
+
+
+def _ema_half_life(space: SearchSpace, base: Configuration, tuned: Configuration) -> Configuration | str:
+    """Return the optimum with ρ^κ (Busbridge et al. 2023, arXiv 2307.13813)."""
+    if base.parameters.get("ema_decay") is None or tuned.parameters.get("ema_decay") is None:
+        return "the default, or the optimum there, averages no weights"
+    decay = half_life(_number(base, "ema_decay"), tuned.batch_size / base.batch_size)
+    return replace(tuned, parameters={**tuned.parameters, "ema_decay": decay})
+
+
+def _without_beta2(base: Configuration, tuned: Configuration) -> str | None:
+    """Return that a rule about Adam's betas does not apply."""
+    if reason := _unknown(base, tuned, "optimizer") or _other_optimizer(base, tuned):
+        return reason
+    if any(one.parameters.get(name) is None for one in (base, tuned) for name in ("beta1", "beta2")):
+        return f"it is about Adam's betas, and the optimum trains with {tuned.optimizer}"
+    return None
+
+
+def _number(configuration: Configuration, name: str) -> float:
+    return float(configuration.parameters[name] or 0.0)
+
+
 RULES: Mapping[Rule, Callable[[SearchSpace, Configuration, Configuration], Configuration | str]] = {
     Rule.LINEAR_RATE: _linear_rate,
     Rule.SQRT_RATE: _sqrt_rate,
@@ -115,6 +163,9 @@ RULES: Mapping[Rule, Callable[[SearchSpace, Configuration, Configuration], Confi
     Rule.WEIGHT_DECAY: _sqrt_weight_decay,
     Rule.TIMESCALE: _timescale,
     Rule.DROPOUT: _sqrt_dropout,
+    Rule.BETA_HALF_LIFE: _beta_half_life,
+    Rule.SDE: _sde,
+    Rule.EMA_HALF_LIFE: _ema_half_life,
 }
 """What each rule makes of the default and the optimum at a batch size: a configuration, or why it gives none."""
 
@@ -125,5 +176,8 @@ CHANGED_PARAMETER: Mapping[Rule, str] = {
     Rule.WEIGHT_DECAY: "weight_decay",
     Rule.TIMESCALE: "weight_decay",
     Rule.DROPOUT: "dropout",
+    Rule.BETA_HALF_LIFE: "beta2",
+    Rule.EMA_HALF_LIFE: "ema_decay",
+    Rule.LAYERWISE: "optimizer",
 }
-"""The parameter in which what a rule gives may differ from the optimum."""
+"""The parameter in which what a rule gives may differ from the optimum; of several none is named."""
