@@ -59,16 +59,20 @@ class Alone(Untimed):
         self.is_over = step >= self._most_steps
         if not isinstance(metrics, Mapping):
             raise UsageError(f"evaluate() returned a {type(metrics).__name__}; it must return a mapping of metrics")
-        named = {**metrics, **({} if loss is None else {"loss": loss})}
-        told = ", ".join(
-            f"{name} {value:.6g}" if isinstance(value, float) else f"{name} {value}" for name, value in named.items()
-        )
-        print(f"step {step}: {told}", file=sys.stderr)
+        print_evaluation(step, {**metrics, **({} if loss is None else {"loss": loss})})
 
     def test(self, evaluate: Evaluate) -> None:
         """Print the metrics of the test part."""
         told = ", ".join(f"{name} {value}" for name, value in evaluate().items())
         print(f"test: {told}", file=sys.stderr)
 
-    def looped(self, step: int) -> None:
+    def looped(self, step: int, because: str = "") -> None:
         """The loop may end when it likes."""
+
+
+def print_evaluation(step: int, metrics: Metrics) -> None:
+    """Print what an evaluation has found, to stderr."""
+    told = ", ".join(
+        f"{name} {value:.6g}" if isinstance(value, float) else f"{name} {value}" for name, value in metrics.items()
+    )
+    print(f"step {step}: {told}", file=sys.stderr)

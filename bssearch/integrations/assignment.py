@@ -39,6 +39,11 @@ class Assignment(Protocol):
         """Return whether the loop is evaluated after each pass over its data, whatever `is_due` says."""
         ...
 
+    @property
+    def is_look(self) -> bool:
+        """Return whether the training is only looked at, so that nothing of it counts as a trial."""
+        ...
+
     def begin(self) -> None:
         """Begin the training's time; called once before the first step."""
         ...
@@ -87,8 +92,8 @@ class Assignment(Protocol):
         """Take note that what a paused trial had behind it has been skipped."""
         ...
 
-    def looped(self, step: int) -> None:
-        """Take note that the loop ended by itself after so many steps."""
+    def looped(self, step: int, because: str = "") -> None:
+        """Take note that the loop ended by itself after so many steps; ``because`` says what ended it."""
         ...
 
     def keep(self, objects: Mapping[str, Any]) -> int:
@@ -100,8 +105,15 @@ class Assignment(Protocol):
         ...
 
 
+def ended_by(because: str) -> str:
+    """Return what follows the sentence that a loop has ended by itself: what ended it, where that is known."""
+    return f": {because}" if because else ""
+
+
 class Untimed:
     """What an `Assignment` does that times nothing, and of which nothing is paused or saved."""
+
+    is_look = False
 
     def begin(self) -> None:
         """Nothing is timed."""

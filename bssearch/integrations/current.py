@@ -156,6 +156,13 @@ def current_trial(
     configuration = Configuration(batch_size=batch_size, learning_rate=learning_rate, micro_batch_size=batch_size)
     alone = kind(configuration, seed, parameters, evaluate_every, steps)
     trial = _trial_of_one(alone, parameters) if ranks is None else _trial_of_several(alone, parameters, ranks)
+    trial.given = {
+        "batch_size": batch_size,
+        "learning_rate": learning_rate,
+        "evaluate_every": evaluate_every,
+        "steps": steps,
+        **parameters,
+    }
     seed_everything(trial.seed)
     return trial
 

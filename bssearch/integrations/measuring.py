@@ -11,7 +11,7 @@ import torch
 
 from bssearch.errors import UsageError
 from bssearch.executors.messages import Assign, Described, MemoryMeasured, Reply, StepTimeMeasured
-from bssearch.integrations.assignment import Evaluate, Metrics, Untimed, number_of
+from bssearch.integrations.assignment import Evaluate, Metrics, Untimed, ended_by, number_of
 from bssearch.integrations.loop_clock import HostClock, LoopClock, contention_meter
 from bssearch.probes.cadence import eval_every_steps
 from bssearch.probes.memory import STEPS
@@ -57,6 +57,7 @@ class Looked(Untimed):
 
     cycles = True
     evaluates_passes = False
+    is_look = True
 
     def __init__(self, assign: Assign, line: AnswerLine) -> None:
         self.configuration = assign.configuration
@@ -88,10 +89,10 @@ class Looked(Untimed):
     def warned(self, sentence: str) -> None:
         """What is looked at has no outcome to warn in."""
 
-    def looped(self, step: int) -> None:
+    def looped(self, step: int, because: str = "") -> None:
         """Raise `UsageError`: the loop was to go on."""
         raise UsageError(
-            f"the loop ended by itself after {step} steps, before it was told to",
+            f"the loop ended by itself after {step} steps, before it was told to{ended_by(because)}",
             hint="while not trial.should_stop, or for batch in trial.batches(loader)",
         )
 
@@ -135,10 +136,10 @@ class DescribedLoop(Looked):
         if self._steps:
             self._answer(Described(description=self._description()))
 
-    def looped(self, step: int) -> None:
+    def looped(self, step: int, because: str = "") -> None:
         """Raise `UsageError` naming what the loop lacks."""
         if not step:
-            raise UsageError("the loop took no step")
+            raise UsageError(f"the loop took no step{ended_by(because)}")
         raise UsageError(
             f"the loop took {step} steps and was never evaluated",
             hint="batches(loader, evaluate=...), or: if trial.evaluation_due: trial.report(accuracy=...)",

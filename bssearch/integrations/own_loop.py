@@ -13,7 +13,7 @@ Run alone the script trains with the values that it gives; under a search with t
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -23,6 +23,7 @@ from torch.utils._pytree import tree_leaves
 from bssearch.errors import TrialStopped, UsageError
 from bssearch.integrations.asked import Asked, AskedParameters
 from bssearch.integrations.assignment import Assignment, Evaluate, Metrics
+from bssearch.integrations.random_numbers import kept_random_numbers, unmoved
 from bssearch.integrations.sampler import SeededSampler
 
 T = TypeVar("T")
@@ -38,7 +39,8 @@ class LoopTrial:
     ``parameters`` has all else by name: what the script named when it asked for its trial, and what the study sets.
     ``seed`` is the trial's; the global generators of random, numpy and torch are set to it. ``now`` gives the seconds
     by which waits for data are timed, ``searched`` the names of what the study searches: the loop must ask for the
-    learning rate, and is warned of others that it has not asked for, by the end of its first step.
+    learning rate, and is warned of others that it has not asked for, by the end of its first step. ``given`` is what
+    the script gave to `current_trial`, by its names.
     """
 
     def __init__(
@@ -50,6 +52,7 @@ class LoopTrial:
     ) -> None:
         self._now = now
         self._assignment = assignment
+        self.given: Mapping[str, Any] = {}
         configuration = assignment.configuration
         self.seed = assignment.seed
         self.device = assignment.device
@@ -92,6 +95,29 @@ class LoopTrial:
         return self._configuration.learning_rate
 
     @property
+    def is_searched(self) -> bool:
+        """Return whether a search has asked for the training; it runs alone where not."""
+        return self._assignment.cycles
+
+    @property
+    def is_look(self) -> bool:
+        """Return whether the training is only looked at: described, or measured."""
+        return self._assignment.is_look
+
+    @property
+    def is_over(self) -> bool:
+        """Return whether the trial has ended; unlike `should_stop` it begins nothing."""
+        return self._assignment.is_over
+
+    def has_asked(self, name: str) -> bool:
+        """Return whether the script has read the learning rate, or a value of ``parameters``."""
+        return self._asked.learning_rate if name == "learning_rate" else name in self.parameters.asked
+
+    def warn(self, sentence: str) -> None:
+        """Say what makes the trial less than it seems."""
+        self._assignment.warned(sentence)
+
+    @property
     def should_stop(self) -> bool:
         """Return whether the training is to end; the first reading begins its time.
 
@@ -124,7 +150,7 @@ class LoopTrial:
                 self._count(step)
             self._announced_at = step
             self._assignment.pause()
-            self._put_random_numbers_back = _kept_random_numbers()
+            self._put_random_numbers_back = kept_random_numbers()
         return True
 
     def report(self, *, loss: float | None = None, **metrics: float) -> None:
@@ -132,6 +158,10 @@ class LoopTrial:
 
         Raises `UsageError` where none is due, and for a metric that is missing or is no number.
         """
+        self.report_all(metrics, loss)
+
+    def report_all(self, metrics: Metrics, loss: float | None = None) -> None:
+        """Do what `report` does, of metrics by any name: also one called ``loss``."""
         step = self._step_at_hand
         if self._assignment.is_over:
             return
@@ -230,12 +260,15 @@ class LoopTrial:
             self.close()
         return isinstance(error, TrialStopped)
 
-    def close(self) -> None:
-        """Say that the training is over, wherever it is; nothing more where the trial has ended."""
+    def close(self, because: str = "") -> None:
+        """Say that the training is over, wherever it is; nothing more where the trial has ended.
+
+        ``because`` says what ended it, for the outcome's reason.
+        """
         if self._has_begun:
             self._check_evaluated()
         if not self._assignment.is_over:
-            self._assignment.looped(self.steps)
+            self._assignment.looped(self.steps, because)
 
     @property
     def _step_at_hand(self) -> int | None:
@@ -284,7 +317,7 @@ class LoopTrial:
             before = self._micro_batches
             for batch in self._timed(first if passes == 1 else loader):
                 if self._micro_batches == 0:
-                    self._check_size(batch)
+                    self.check_size(batch)
                 self._micro_batches += 1
                 self._is_in_batch = True
                 yield batch
@@ -293,7 +326,7 @@ class LoopTrial:
                     break
             if evaluate is not None and self._assignment.evaluates_passes and self._evaluated_at != self.steps:
                 self._evaluated_at = self.steps
-                self._assignment.evaluated(self.steps, _unmoved(evaluate), None)
+                self._assignment.evaluated(self.steps, unmoved(evaluate), None)
             if self._micro_batches == before and (passes > 1 or first is loader):
                 raise UsageError(
                     f"the loader of batches() is empty, at a micro-batch size of {self._samples_at_once}",
@@ -322,7 +355,7 @@ class LoopTrial:
             yield batch
             entered = self._now()
 
-    def _check_size(self, batch: Any) -> None:
+    def check_size(self, batch: Any) -> None:
         """Warn of a first micro-batch that is not of the size asked for; its tensors tell, in either of two layouts."""
         size = self._samples_at_once
         shapes = [tuple(one.shape[:2]) for one in tree_leaves(batch) if isinstance(one, torch.Tensor) and one.ndim]
@@ -347,7 +380,7 @@ class LoopTrial:
             return
         if self.evaluation_due:
             self._evaluated_at = self.steps
-            self._take_in(self.steps, _unmoved(evaluate), None)
+            self._take_in(self.steps, unmoved(evaluate), None)
 
     def _take_in(self, step: int, metrics: Metrics, loss: float | None) -> None:
         """Tell what an evaluation has found; in a loop's body the trial can be paused only once that is done."""
@@ -375,26 +408,3 @@ class LoopTrial:
                 f"no evaluation after step {step}, where one was due",
                 hint="batches(loader, evaluate=...), or after each step: if trial.evaluation_due: trial.report(...)",
             )
-
-
-def _unmoved(evaluate: Evaluate) -> Metrics:
-    """Return what an evaluation finds; whatever it draws, the training's random numbers are those without it."""
-    put_back = _kept_random_numbers()
-    try:
-        return evaluate()
-    finally:
-        put_back()
-
-
-def _kept_random_numbers() -> Callable[[], None]:
-    """Return what puts the global random generators back to where they are now."""
-    from bssearch.training.trial_checkpoint import RandomState
-
-    states = RandomState(_device_of_generators())
-    kept = states.state()
-    return lambda: states.restore(kept)
-
-
-def _device_of_generators() -> torch.device:
-    initialized = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-    return torch.device("cuda", torch.cuda.current_device()) if initialized else torch.device("cpu")

@@ -122,6 +122,7 @@ class Follower(Untimed):
         self.parameters = parameters
         self.device = assign.device
         self.seed = assign.work.request.seed if isinstance(assign.work, Run) else 0
+        self.is_look = not isinstance(assign.work, Run)
         self.is_over = False
         self._ranks = ranks
         self._word = _heard(ranks)
@@ -152,7 +153,7 @@ class Follower(Untimed):
     def warned(self, sentence: str) -> None:
         """The first rank warns of it, too."""
 
-    def looped(self, step: int) -> None:
+    def looped(self, step: int, because: str = "") -> None:
         """The first rank tells of it."""
         self.is_over = True
 
@@ -169,6 +170,7 @@ class Leader:
         self.parameters = parameters
         self.device = assign.device
         self.seed = self.work.seed
+        self.is_look = self.work.is_look
         self.is_over = False
         self._ranks = ranks
         first = self._due_after(-1)
@@ -233,9 +235,9 @@ class Leader:
         """Take note of what is to stay finite; nothing is saved."""
         return self.work.keep(objects)
 
-    def looped(self, step: int) -> None:
+    def looped(self, step: int, because: str = "") -> None:
         """Take note that the loop ended by itself."""
-        self.work.looped(step)
+        self.work.looped(step, because)
         self.is_over = self.work.is_over
 
     def _due_after(self, step: int) -> int:

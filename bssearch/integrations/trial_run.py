@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import torch
 
 from bssearch.errors import CheckpointError, UsageError
-from bssearch.integrations.assignment import Evaluate, Metrics, number_of
+from bssearch.integrations.assignment import Evaluate, Metrics, ended_by, number_of
 from bssearch.integrations.loop_clock import HostClock, LoopClock, contention_meter
 from bssearch.integrations.saved_parts import (
     Attributes,
@@ -69,6 +69,7 @@ class TrialRun:
 
     cycles = True
     evaluates_passes = False
+    is_look = False
 
     def __init__(
         self,
@@ -219,19 +220,19 @@ class TrialRun:
         self._test_metric = metric if is_metric(metric) else None
         self.finish()
 
-    def looped(self, step: int) -> None:
+    def looped(self, step: int, because: str = "") -> None:
         """End the trial where the loop ended by itself."""
         if self.is_over:
             return
         self._clock.pause()
         if step == 0:
-            raise UsageError("the loop ended before its first step")
+            raise UsageError(f"the loop ended before its first step{ended_by(because)}")
         if self._course.progress.last is None:
             raise UsageError(
                 f"the loop ended after {step} steps without an evaluation",
                 hint="batches(loader, evaluate=...), or: if trial.evaluation_due: trial.report(accuracy=...)",
             )
-        self._end(Ending(TrialState.EXHAUSTED, f"the script ended its loop at step {step}"))
+        self._end(Ending(TrialState.EXHAUSTED, f"the script ended its loop at step {step}{ended_by(because)}"))
 
     def failed(self, error: BaseException) -> bool:
         """End the trial where memory ran out; return whether that is what the error says."""
