@@ -15,7 +15,7 @@ from pathlib import Path, PurePath
 from bssearch.errors import UsageError
 from bssearch.executors.command_files import digest_of, files_of
 from bssearch.files import make_private_folder
-from bssearch.records import StudyRecord
+from bssearch.records import MAKE_TRAINER, StudyRecord
 from bssearch.settings import state_folder
 from bssearch.spec import StudySpec
 from bssearch.spec.model import GIVEN_IN_PYTHON, OBJECTIVE, OF_PROGRAMS
@@ -85,7 +85,7 @@ def refuse_where_in_no_file(spec: StudySpec) -> None:
 
 def _location(spec: StudySpec) -> str:
     """Return the file, or the module, of a spec's workload."""
-    return spec.workload if spec.is_program else spec.workload.rpartition(":")[0]
+    return spec.workload.removesuffix(MAKE_TRAINER) if spec.is_program else spec.workload.rpartition(":")[0]
 
 
 def _file(study: StudyRecord) -> Path:

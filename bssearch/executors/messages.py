@@ -142,7 +142,7 @@ class Assign:
     """What a worker asks of a program of the user's own, in a process of its own: one piece of ``work``.
 
     ``configuration`` is what to train with, ``parameters`` all else that the study sets, by bare names; ``searched``
-    names what it searches.
+    names what it searches, and ``default`` is its default: what code that has been written for one trial has.
     """
 
     work: Annotated[Describe | MeasureStepTime | MeasureMemory | Run, Field(discriminator="kind")]
@@ -153,6 +153,7 @@ class Assign:
     revision: str
     memory_limit_bytes: int | None = None
     searched: tuple[str, ...] = ()
+    default: Configuration | None = None
     kind: Literal["assign"] = "assign"
 
     @classmethod
@@ -176,6 +177,7 @@ class Assign:
             revision=revision,
             memory_limit_bytes=memory_limit_bytes,
             searched=program.searched,
+            default=program.default,
         )
 
 

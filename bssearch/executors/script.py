@@ -36,7 +36,7 @@ from bssearch.executors.messages import (
     TrialEnded,
 )
 from bssearch.executors.script_process import ScriptServer
-from bssearch.records import Observation, TrialOutcome, TrialRequest, TrialState, WorkloadDescription
+from bssearch.records import MAKE_TRAINER, Observation, TrialOutcome, TrialRequest, TrialState, WorkloadDescription
 
 if TYPE_CHECKING:
     from bssearch.training.loop import Stop as AskStop
@@ -59,11 +59,12 @@ class LoadedScript:
         self._program = load.program
         self.memory_limit_bytes = load.memory_limit_bytes
         self.device = str(choose_device(load.device, load.slot, load.allow_busy))
-        self._script = Path(load.folder) / str(load.program.script)
+        named = str(Path(load.folder) / str(load.program.script))
+        self._script = Path(named.removesuffix(MAKE_TRAINER))
         self.leave_seconds = leave_seconds
         self.revision = load.revision or self._revision_now()
         self._refuse_changed()
-        self._server = ScriptServer(str(self._script), load.program.arguments)
+        self._server = ScriptServer(named, load.program.arguments)
 
     def close(self) -> None:
         """End the process that starts the script."""

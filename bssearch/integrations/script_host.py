@@ -34,6 +34,7 @@ from bssearch.errors import TrialStopped
 from bssearch.executors.lifeline import become_subreaper, die_with_parent, outlive_parent
 from bssearch.executors.messages import TRIAL_VARIABLE
 from bssearch.executors.script_process import HOST
+from bssearch.records import MAKE_TRAINER
 
 TICK_SECONDS = 0.02
 """How often a trial's process is looked after: a choice, small beside a trial; a look takes microseconds."""
@@ -56,7 +57,7 @@ def main() -> None:
         os._exit(run_script(given.script, given.arguments, given.once))
     worker = socket.socket(fileno=given.serve)
     if given.anew is None:
-        reason = prepare_to_fork(Path(given.script))
+        reason = prepare_to_fork(Path(given.script.removesuffix(MAKE_TRAINER)))
         if reason is not None:
             begin_anew(worker, reason)
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # The worker has ended.
@@ -139,8 +140,12 @@ def _tell(worker: socket.socket, message: dict[str, Any]) -> None:
 
 
 def run_script(script: str, arguments: list[str], line: int) -> int:
-    """Run a script as ``python script arguments`` would, with its line to the search; return its exit code."""
+    """Run a script as ``python script arguments`` would, with its line to the search; return its exit code.
+
+    Of a ``file.py:make_trainer`` the trainer that it makes is fitted.
+    """
     from bssearch.integrations import current
+    from bssearch.integrations.made_trainer import train_made
 
     os.environ[TRIAL_VARIABLE] = str(line)
     session = current.session()
@@ -149,7 +154,10 @@ def run_script(script: str, arguments: list[str], line: int) -> int:
     sys.path.insert(0, str(Path(script).resolve().parent))
     code = 0
     try:
-        runpy.run_path(script, run_name="__main__")
+        if script.endswith(MAKE_TRAINER):
+            train_made(script, session.assign.default or session.assign.configuration)
+        else:
+            runpy.run_path(script, run_name="__main__")
         error: BaseException | None = None
     except SystemExit as left:
         code = left.code if isinstance(left.code, int) else 0 if left.code is None else 1

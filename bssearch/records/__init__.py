@@ -32,6 +32,7 @@ from bssearch.records.own_parameters import (
 from bssearch.records.plan import Lease, TrialPlan
 from bssearch.records.question import (
     LARGEST_METRIC,
+    MAKE_TRAINER,
     Configuration,
     Goal,
     ParameterValue,
@@ -56,6 +57,7 @@ from bssearch.records.stored import PLANNED, NewStudy, ProbeRecord, StudyRecord,
 __all__ = [
     "COULD_NOT_PAUSE",
     "LARGEST_METRIC",
+    "MAKE_TRAINER",
     "OWN_GROUPS",
     "PLANNED",
     "Configuration",

@@ -94,6 +94,9 @@ class Target:
         return self.shortfall(metric) <= 0
 
 
+MAKE_TRAINER = ":make_trainer"
+"""What follows the file in the name of a workload that is no script, but makes a trainer for each trial."""
+
 LARGEST_METRIC = 1e100
 """The largest absolute value of a metric: a choice; squares and sums of such stay finite in double precision."""
 

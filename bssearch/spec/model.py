@@ -11,7 +11,15 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, JsonValue, PrivateAttr, ValidationInfo, field_validator, model_validator
 
 from bssearch import registry
-from bssearch.records import OWN_GROUPS, Configuration, ModelParameters, NewStudy, Target, model_parameters
+from bssearch.records import (
+    MAKE_TRAINER,
+    OWN_GROUPS,
+    Configuration,
+    ModelParameters,
+    NewStudy,
+    Target,
+    model_parameters,
+)
 from bssearch.space import OPTIONAL, TRAINING_PARAMETERS, BatchRules, SearchSpace, StrictModel
 from bssearch.spec.command_line import check_command
 from bssearch.spec.configuration import whole_configuration
@@ -164,8 +172,8 @@ class StudySpec(StrictModel):
 
     @property
     def is_program(self) -> bool:
-        """Return whether the training is the user's own: a script, a command, or the objective of a `Study`."""
-        return bool(self.command) or self.workload == OBJECTIVE or self.workload.endswith(".py")
+        """Return whether the training is the user's own: a script, a `make_trainer`, a command, or a function."""
+        return bool(self.command) or self.workload == OBJECTIVE or self.workload.endswith((".py", f".py{MAKE_TRAINER}"))
 
     @property
     def searched(self) -> tuple[str, ...]:

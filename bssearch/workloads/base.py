@@ -182,7 +182,7 @@ def resolve(name: str, settings: Mapping[str, Any], folder: Path) -> Workload:
             hint="give it from there, as in bssearch.run_study(spec, workload=MyTask), or put it into a file",
         )
     is_file = location.endswith(".py")
-    module = _import_file(name, folder / location) if is_file else _import_module(name, location, folder)
+    module = import_file(name, folder / location) if is_file else _import_module(name, location, folder)
     try:
         found = getattr(module, attribute)
     except AttributeError:
@@ -249,7 +249,8 @@ def _import_module(name: str, module: str, folder: Path) -> ModuleType:
         raise WorkloadError(f"workload {name!r} does not import: {_own_line(error)}") from error
 
 
-def _import_file(name: str, path: Path) -> ModuleType:
+def import_file(name: str, path: Path) -> ModuleType:
+    """Return the module of a file; raise `WorkloadError` naming the workload where it is not there or fails."""
     if not path.is_file():
         raise WorkloadError(f"workload {name!r}: no file {path}")
     module_name = f"bssearch_workload_{path.stem}"
