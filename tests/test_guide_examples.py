@@ -204,6 +204,31 @@ def test_the_loop_of_the_guide_trains_alone(tmp_path: Path) -> None:
     assert [line.split(":")[0] for line in done.stderr.splitlines()] == ["step 50", "step 100", "step 150"]
 
 
+LIGHTNING = DOCUMENTS["own-training"].split("## Lightning")[1].split("\n## ")[0]
+
+
+def test_the_lightning_script_of_the_guide_takes_five_lines_and_trains_alone(tmp_path: Path) -> None:
+    (script,) = blocks(LIGHTNING, "python")
+    changed = [line for line in script.splitlines() if line.endswith(("# added", "# changed"))]
+    others = [line for line in script.splitlines() if line not in changed]
+    assert len(changed) == 5 and not any("trial" in line for line in others), changed
+    (tmp_path / "train.py").write_text(script)
+    done = subprocess.run([sys.executable, "train.py"], cwd=tmp_path, capture_output=True, text=True, check=True)
+    said = [line for line in done.stderr.splitlines() if line.startswith("step ")]
+    assert [line.split(":")[0] for line in said] == ["step 32", "step 64", "step 96", "step 128"]
+
+
+@pytest.mark.slow
+def test_the_lightning_script_of_the_guide_is_a_study(tmp_path: Path) -> None:
+    (script,), (spec,) = blocks(LIGHTNING, "python"), blocks(OWN_LOOP, "yaml")
+    (tmp_path / "train.py").write_text(script)
+    (tmp_path / "own.yaml").write_text(spec)
+    done = bssearch("run", "own.yaml", "--set", "confirm.runs=0", "--set", "executor.device=cpu", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "Trainer(max_epochs=4) ends a trial there" in done.stderr
+    assert any(trial["state"] == "reached" for trial in rows(tmp_path, "trials", "own-loop"))
+
+
 @pytest.mark.slow
 def test_the_loop_of_the_guide_is_a_study(tmp_path: Path) -> None:
     (script,), (spec,) = blocks(OWN_LOOP, "python"), blocks(OWN_LOOP, "yaml")

@@ -17,7 +17,7 @@ from tests.documents import DOCUMENTS, blocks
 TEXT = DOCUMENTS["own-training"]
 (EXAMPLE,) = (block for block in blocks(TEXT, "python") if "class MyText" in block)
 (SPEC,) = (block for block in blocks(TEXT, "yaml") if "my_text.py" in block)
-(STEP,) = (block for block in blocks(TEXT, "python") if "def training_step" in block)
+(STEP,) = (block for block in blocks(TEXT, "python") if "def training_step(self, step)" in block)
 
 
 def run(folder: Path, code: str, *changes: str) -> Any:
