@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -22,7 +23,7 @@ from bssearch.executors.loaded import LoadedWorkload
 from bssearch.executors.messages import Describe, Described, Load, MeasureMemory, MeasureStepTime
 from bssearch.executors.script import LoadedScript
 from bssearch.integrations.alone import Alone
-from bssearch.integrations.made_trainer import fit_made
+from bssearch.integrations.made_trainer import fit_made, train_made
 from bssearch.integrations.measuring import DescribedLoop, MeasuredMemory, TimedLoop
 from bssearch.integrations.own_loop import LoopTrial
 from bssearch.records import Configuration, MemoryRequest, StepTimeRequest, TrainingSettings, TrialState
@@ -381,6 +382,12 @@ def test_what_is_no_trainer_is_refused(made: Any) -> None:
         fit_made(started().trial, made)
 
 
+def test_a_file_without_the_function_is_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "other.py").write_text("trainer = None")
+    with pytest.raises(UsageError, match=r"other.py has no function make_trainer"):
+        train_made(f"{tmp_path}/other.py:make_trainer", configuration())
+
+
 def test_a_trainer_without_what_it_trains_is_refused() -> None:
     with pytest.raises(UsageError, match="must return"):
         fit_made(started().trial, trainer_of())
@@ -489,8 +496,12 @@ def test_a_make_trainer_is_a_program_and_its_file_is_what_a_database_may_not_nam
     assert not StudySpec.model_validate({**SPEC, "workload": "made.py:Other"}).is_program
 
 
-def test_importing_bssearch_imports_no_lightning() -> None:
-    import subprocess
-
-    code = "import sys, bssearch, bssearch.integrations.made_trainer; assert 'lightning' not in sys.modules"
+def test_the_library_is_imported_where_it_is_used_and_it_is_the_package_that_the_script_has() -> None:
+    code = """
+import sys, bssearch, bssearch.integrations.made_trainer
+assert not {"lightning", "pytorch_lightning"} & {*sys.modules}
+import pytorch_lightning
+from bssearch.integrations.lightning import TrialCallback
+assert issubclass(TrialCallback, pytorch_lightning.Callback) and "lightning.pytorch" not in sys.modules
+"""
     subprocess.run([sys.executable, "-c", code], check=True)
