@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -271,3 +272,31 @@ def test_a_study_of_a_script_that_is_interrupted_is_stored_and_leaves_no_process
     assert len(below) >= 3, "the worker, the server, the script or the worker's shell"
     assert not psutil.wait_procs(below, timeout=10.0)[1]
     assert {trial["state"] for trial in rows(tmp_path, "trials", "own-loop")} <= {"exhausted", "cancelled", "paused"}
+
+
+TRAINER = DOCUMENTS["own-training"].split("## Hugging Face Trainer")[1].split("\n## ")[0]
+
+
+def test_a_script_with_a_trainer_becomes_a_trial_by_at_most_five_lines() -> None:
+    (script,) = blocks(TRAINER, "python")
+    changed = [line for line in script.splitlines() if line.endswith(("# added", "# changed"))]
+    others = [line for line in script.splitlines() if line not in changed]
+    assert len(changed) == 5, changed
+    assert not any("trial" in line or "bssearch" in line for line in others), "a line that is not marked"
+
+
+@pytest.mark.slow
+def test_the_trainer_of_the_guide_trains_alone_and_is_a_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    (script,), (spec,) = blocks(TRAINER, "python"), blocks(TRAINER, "yaml")
+    (tmp_path / "train.py").write_text(script)
+    (tmp_path / "trainer.yaml").write_text(spec)
+    alone = subprocess.run([sys.executable, "train.py"], cwd=tmp_path, capture_output=True, text=True, check=True)
+    (told,) = re.findall(r"step (\d+): (.*)", alone.stderr)
+    assert told[0] == "50" and "accuracy " in told[1] and "eval_" not in told[1]
+    changes = ["confirm.runs=0", "executor.device=cpu", "budget.trials=3"]
+    done = bssearch("run", "trainer.yaml", *(word for one in changes for word in ("--set", one)), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    trials = rows(tmp_path, "trials", "trainer")
+    assert len(trials) == 3 and any(trial["state"] == "reached" for trial in trials)
+    assert all(trial["steps_to_target"] > 0 for trial in trials if trial["state"] == "reached")

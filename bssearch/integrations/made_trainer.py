@@ -25,6 +25,7 @@ from bssearch.workloads.base import import_file
 FITTERS = {
     ("lightning", "Trainer"): "bssearch.integrations.lightning",
     ("pytorch_lightning", "Trainer"): "bssearch.integrations.lightning",
+    ("transformers", "Trainer"): "bssearch.integrations.transformers",
 }
 """Of each library and class that a trainer may be of, the module whose ``fit_made(trial, made)`` trains with it."""
 
