@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
+
+from torch.optim import Optimizer
 
 from bssearch.errors import UsageError
 from bssearch.records import Configuration, ParameterValue
@@ -42,6 +44,7 @@ class Asked:
 
     def __init__(self, configuration: Configuration, searched: Collection[str]) -> None:
         self.batch_size = self.micro_batch_size = self.accumulation_steps = self.learning_rate = False
+        self.optimizers: Sequence[Optimizer] = ()
         self._configuration = configuration
         self._searched = searched
 
@@ -68,12 +71,12 @@ class Asked:
                 hint="an optimizer step after every trial.accumulation_steps micro-batches, their losses divided by it",
             )
 
-    def first_step(self, parameters: AskedParameters, rates: Collection[float] = ()) -> list[str]:
+    def first_step(self, parameters: AskedParameters) -> list[str]:
         """Return a sentence on each parameter that is searched, and was not asked for by the end of the first step.
 
         One of these may be asked for in some trials alone, by the value of another. The learning rate is not: raises
-        `UsageError` where that is searched and was not asked for. ``rates`` are those that optimizers have, where they
-        are known: a sentence says where none is the trial's.
+        `UsageError` where that is searched and was not asked for. A sentence says where no optimizer
+        that is known has it.
         """
         if "learning_rate" in self._searched and not self.learning_rate:
             raise UsageError(
@@ -84,11 +87,17 @@ class Asked:
         found = [
             f"the study searches {name}, and the loop has not asked for trial.parameters[{name!r}]" for name in ignored
         ]
-        rate = self._configuration.learning_rate
+        rate, rates = self._configuration.learning_rate, self._rates
         if "learning_rate" in self._searched and rates and not any(math.isclose(one, rate) for one in rates):
             has = ", ".join(f"{one:.4g}" for one in sorted(rates)[:MOST_RATES])
             found.append(f"no optimizer of trial.state has the trial's learning rate {rate:.4g}, but {has}")
         return found
+
+    @property
+    def _rates(self) -> set[float]:
+        """Return the learning rates of the optimizers, and those with which schedules have them begin."""
+        groups = [group for one in self.optimizers for group in one.param_groups]
+        return {float(group[name]) for group in groups for name in ("lr", "initial_lr") if name in group}
 
     @property
     def _accumulation(self) -> str:

@@ -7,7 +7,7 @@
     for batch in trial.batches(loader, evaluate=lambda: {"accuracy": accuracy(model)}):
         ...
 
-Run alone the script trains with the values that it gives; under a search with those of its trial.
+Alone it trains with the values that it gives, under a search with those of its trial.
 """
 
 from __future__ import annotations
@@ -67,7 +67,6 @@ class LoopTrial:
         self._sampler: SeededSampler | None = None
         self._counted = self._announced_at = self._evaluated_at = -1
         self._readings = 0
-        self._optimizers: list[torch.optim.Optimizer] = []
         self._put_random_numbers_back: Callable[[], None] = lambda: None
 
     @property
@@ -246,7 +245,7 @@ class LoopTrial:
             raise UsageError("state() comes too late: call it before sampler() and batches()")
         if self._has_state:
             raise UsageError("state() is called twice: name all objects in one call")
-        self._optimizers = [one for one in objects.values() if isinstance(one, torch.optim.Optimizer)]
+        self._asked.optimizers = [one for one in objects.values() if isinstance(one, torch.optim.Optimizer)]
         self.steps = self._assignment.keep(objects)
         self._has_state = True
 
@@ -261,10 +260,7 @@ class LoopTrial:
         return isinstance(error, TrialStopped)
 
     def close(self, because: str = "") -> None:
-        """Say that the training is over, wherever it is; nothing more where the trial has ended.
-
-        ``because`` says what ended it, for the outcome's reason.
-        """
+        """Say that the training is over, and ``because`` of what; nothing more where the trial has ended."""
         if self._has_begun:
             self._check_evaluated()
         if not self._assignment.is_over:
@@ -278,12 +274,6 @@ class LoopTrial:
         is_last = self._micro_batches % self._configuration.accumulation_steps == 0
         return self.steps + 1 if is_last else None
 
-    @property
-    def _rates(self) -> set[float]:
-        """Return the learning rates of the optimizers that `state` has named, and those that schedules begin with."""
-        groups = [group for one in self._optimizers for group in one.param_groups]
-        return {float(group[name]) for group in groups for name in ("lr", "initial_lr") if name in group}
-
     def _is_over(self) -> bool:
         return self._assignment.is_over
 
@@ -292,7 +282,7 @@ class LoopTrial:
         if self._counted == step:
             return
         if self._counted < 0:
-            for sentence in self._asked.first_step(self.parameters, self._rates):
+            for sentence in self._asked.first_step(self.parameters):
                 self._assignment.warned(sentence)
         self._counted, self._readings = step, 0
         self._asked.check_accumulates()
@@ -328,10 +318,8 @@ class LoopTrial:
                 self._evaluated_at = self.steps
                 self._assignment.evaluated(self.steps, unmoved(evaluate), None)
             if self._micro_batches == before and (passes > 1 or first is loader):
-                raise UsageError(
-                    f"the loader of batches() is empty, at a micro-batch size of {self._samples_at_once}",
-                    hint="with drop_last it is so for fewer samples; an iterator can be gone through only once",
-                )
+                said = f"the loader of batches() is empty, at a micro-batch size of {self._samples_at_once}"
+                raise UsageError(said, hint="drop_last leaves fewer samples out; an iterator can be gone through once")
 
     def _first_pass(self, loader: Iterable[T]) -> Iterable[T]:
         """Return the first pass over a loader; of a trial that was paused in a pass, from where it was.

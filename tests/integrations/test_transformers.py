@@ -18,11 +18,12 @@ from transformers import LlamaConfig, LlamaForCausalLM, TrainingArguments
 from bssearch.errors import UsageError
 from bssearch.executors.messages import Describe, Described, MeasureMemory, MeasureStepTime, StepTimeMeasured
 from bssearch.integrations.alone import Alone
+from bssearch.integrations.made_trainer import fit_made
 from bssearch.integrations.measuring import DescribedLoop, MeasuredMemory, TimedLoop
 from bssearch.integrations.own_loop import LoopTrial
 from bssearch.integrations.sampler import SeededSampler
 from bssearch.integrations.trainer_arguments import MOST_STEPS
-from bssearch.integrations.transformers import TrialCallback, both_names, fit, fit_made, training_arguments
+from bssearch.integrations.transformers import TrialCallback, both_names, fit, training_arguments
 from bssearch.probes.step_time import WARM_UP_STEPS
 from bssearch.records import Configuration, TrialState
 from tests.integrations.loops import FakeLine, Started, asked, assign, clock_of, memory_request, step_time_request
