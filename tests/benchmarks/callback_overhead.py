@@ -1,7 +1,7 @@
 """How much time a trial's callback adds to the bare fit of a library's own trainer.
 
-Run as ``python tests/benchmarks/callback_overhead.py [--library lightning]``. Exits 1 where the median is above 2 %,
-for steps of at least 5 ms.
+Run as ``python tests/benchmarks/callback_overhead.py [--library lightning|transformers]``. Exits 1 where the median is
+above 2 %, for steps of at least 5 ms.
 
 Both fits train the shipped digits at one batch size on one CPU thread, with the same trainer. They take turns in one
 process, segment by segment, in an order that changes: each fit runs in a thread of its own, and hands over after so
@@ -19,6 +19,7 @@ import math
 import socket
 import statistics
 import sys
+import tempfile
 import threading
 import time
 import warnings
@@ -110,7 +111,56 @@ def fit_lightning(batch_size: int, trial: LoopTrial | None, stepped: Stepped) ->
     trainer.fit(Module(), loader, DataLoader(TensorDataset(torch.zeros(1))))
 
 
-LIBRARIES: dict[str, Fit] = {"lightning": fit_lightning}
+def fit_transformers(batch_size: int, trial: LoopTrial | None, stepped: Stepped) -> None:
+    """Fit with a Hugging Face Trainer."""
+    import transformers
+
+    from bssearch.integrations.transformers import TrialCallback
+
+    digits = Digits()
+    data = digits.load(torch.device("cpu"))
+
+    class Module(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = digits.build_model(dropout=0.0)
+
+        def forward(self, inputs: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+            logits = self.model(inputs)
+            return {"loss": torch.nn.functional.cross_entropy(logits, labels), "logits": logits}
+
+    class Hand(transformers.TrainerCallback):  # type: ignore[misc]
+        def on_step_begin(self, *arguments: Any, **settings: Any) -> None:
+            stepped()  # the trial's own callback has seen the step before
+
+    rows = [
+        {"inputs": one, "labels": int(label)}
+        for one, label in zip(data.train.inputs, data.train.targets.tolist(), strict=True)
+    ]
+    settings: dict[str, Any] = {"use_cpu": True, "report_to": [], "disable_tqdm": True, "logging_strategy": "no"}
+    settings |= {
+        "eval_strategy": "no",
+        "save_strategy": "no",
+        "logging_nan_inf_filter": False,
+        "max_steps": 10**9,
+        "seed": 1,
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        args = transformers.TrainingArguments(
+            output_dir=folder, per_device_train_batch_size=batch_size, learning_rate=0.02, optim="sgd", **settings
+        )
+        trainer = transformers.Trainer(
+            model=Module(),
+            args=args,
+            train_dataset=rows,
+            eval_dataset=rows[:1],
+            compute_metrics=lambda prediction: {"accuracy": 0.0},
+            callbacks=[Hand(), *([TrialCallback(trial)] if trial else [])],
+        )
+        trainer.train()
+
+
+LIBRARIES: dict[str, Fit] = {"lightning": fit_lightning, "transformers": fit_transformers}
 
 
 def trial_of(batch_size: int) -> tuple[LoopTrial, socket.socket]:

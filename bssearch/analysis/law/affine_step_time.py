@@ -50,7 +50,8 @@ class StepTimeFit:
 def fit_step_time(probes: Sequence[StepTime]) -> StepTimeFit | None:
     """Fit the line to the step times without accumulation, by least squares of the relative error, with α ≥ 0.
 
-    None where fewer than three such sizes were timed, or where a larger batch is no slower (β ≤ 0).
+    None where fewer than three such sizes were timed, where a larger batch is no slower (β ≤ 0), and for times so short
+    that their inverse is beyond all numbers.
     """
     measured = {
         probe.batch_size: probe.step_seconds
@@ -60,7 +61,10 @@ def fit_step_time(probes: Sequence[StepTime]) -> StepTimeFit | None:
     if len(measured) < FEWEST_SIZES:
         return None
     sizes, seconds = np.array(list(measured), dtype=float), np.array(list(measured.values()))
-    terms = np.column_stack([1 / seconds, sizes / seconds])
+    with np.errstate(over="ignore"):
+        terms = np.column_stack([1 / seconds, sizes / seconds])
+    if not np.isfinite(terms).all():
+        return None
     alpha, beta = np.linalg.lstsq(terms, np.ones(len(sizes)))[0]
     if alpha < 0:
         alpha, beta = 0.0, terms[:, 1].sum() / (terms[:, 1] ** 2).sum()
