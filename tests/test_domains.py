@@ -26,6 +26,8 @@ def space_with(field: str, value: Any) -> SearchSpace:
         fields["optimizer"] = {"name": "adamw", field: value}
     elif field == "horizon_samples":
         fields["schedule"] = {"name": "cosine", "horizon_samples": value}
+    elif field == "decay_share":
+        fields["schedule"] = {"name": "warmup_stable_decay", "horizon_samples": 1000, "decay_share": value}
     else:
         fields[field] = value
     return SearchSpace.model_validate(fields)
