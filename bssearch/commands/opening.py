@@ -299,6 +299,8 @@ def _open_study(
         store.bind_environment(spec.name, found.environment, again=has_changed)
         store.update_spec(spec.name, spec.model_dump(mode="json"))
     listener.opened(study, store.masked_url, continued=stored is not None)
+    if stored is None and (outside := spec.space.outside(spec.default_configuration)):
+        listener.note(f"the default configuration lies outside the search space: {'; '.join(outside)}")
     for note in differences(spec, study, found):
         listener.note(note)
     for _, sentence in batch_normalisation_caveats(spec, found):
