@@ -145,7 +145,10 @@ def measure_step_times(
                     waiting.append(size)
                     continue
                 probe = _refused(spec, size, memory, str(error))
-                tell(f"batch size {size} is left out of this study, for the training fails there: {error}")
+                tell(
+                    f"batch size {size} is left out of this study, for the training fails there: {error} "
+                    f"(`bssearch probe step-time {spec.name}` tries it again)"
+                )
             if probe is None:
                 break
             probe = replace(probe, eval_every_steps=cadences.get(size, probe.eval_every_steps))
