@@ -1,16 +1,14 @@
 """How much time a trial's callback adds to the bare fit of a library's own trainer.
 
-Run as ``python tests/benchmarks/callback_overhead.py [--library lightning|transformers]``. Exits 1 where the mean is
+Run as ``python tests/benchmarks/callback_overhead.py [--library lightning|transformers]``. Exits 1 where the median is
 above 2 %, for steps of at least 5 ms.
 
-Both fits train the shipped digits at one batch size on one CPU thread, with the same trainer. They take turns in one
-process, segment by segment, in an order that changes: each fit runs in a thread of its own, and hands over after so
-many steps of the optimizer. Where a fit's memory lies makes it up to 7 % slower than another for as long as it runs, so
-there are several rounds of pairs, each with fits of its own, made in another order; the interval is over the rounds.
-
-A segment is what a trial runs between two evaluations, which are in neither's time. The trial's has its clock, its line
-to a worker (a real socket), its check of whether to stop and of its limit. Its first 23 steps, which are timed one by
-one, lie before the pairs. The A/A row is a second bare fit against the first: what it shows is the noise of the method.
+One fit trains the shipped digits at one batch size on one CPU thread. Segment by segment, in an order that changes, the
+callback's hooks of a step are called, or not. So the fit is the same, and its memory, which makes one fit up to 7 %
+slower than its twin. A segment is what a trial runs between two evaluations, which are in neither's time. The trial's
+has its clock, its line to a worker (a real socket), its check of whether to stop and of its limit. Its first 23 steps,
+which are timed one by one, lie before the segments. The A/A row is one kind of bare segments against another: what it
+shows is the noise of the method.
 """
 
 from __future__ import annotations
@@ -22,7 +20,6 @@ import socket
 import statistics
 import sys
 import tempfile
-import threading
 import time
 import warnings
 from collections.abc import Callable
@@ -35,48 +32,53 @@ from bssearch.integrations.line import SocketLine
 from bssearch.integrations.loop_clock import TIMED_STEPS
 from bssearch.integrations.own_loop import LoopTrial
 from bssearch.integrations.trial_run import TrialRun
-from bssearch.intervals import student_t
 from bssearch.records import Configuration, Target, TrialRequest, TrialState
 from bssearch.workloads.digits import Digits
+from tests.benchmarks.loop_overhead import ratio
 
 BAR = 0.02
 SHORTEST_STEP = 0.005
 """The bar is for steps of at least so many seconds."""
 
-Stepped = Callable[[], None]
-Fit = Callable[[int, LoopTrial | None, Stepped], None]
-"""Fits at a batch size, with a trial's callback where there is one, and calls what it is given after each step."""
+KINDS = ("bare", "again", "bssearch")
 
 
-class Turns:
-    """A fit in a thread of its own, which runs a segment of ``steps`` when it is asked to."""
+class Segments:
+    """Times a fit's segments of ``steps``; the callback is on in those of ``bssearch``, and before the first."""
 
-    def __init__(self, fit: Fit, batch_size: int, steps: int, trial: LoopTrial | None) -> None:
-        self._begin, self._done = threading.Semaphore(0), threading.Semaphore(0)
-        self._steps, self._taken = steps, 0
-        self._thread = threading.Thread(target=self._run, args=(fit, batch_size, trial), daemon=True)
-        self._thread.start()
-        self._done.acquire()  # it has taken its first step, and waits
+    def __init__(self, steps: int, rounds: int) -> None:
+        self.times: dict[str, list[float]] = {kind: [] for kind in KINDS}
+        self.is_on = True
+        self._steps, self._taken = steps, -(TIMED_STEPS + steps)
+        self._kinds = [kind for one in range(rounds) for kind in _turned(one)]
+        self._began = 0.0
 
-    def segment(self) -> float:
-        """Return the seconds of the next segment."""
-        began = time.perf_counter()
-        self._begin.release()
-        self._done.acquire()
-        return time.perf_counter() - began
+    @property
+    def total(self) -> int:
+        """Return how many steps the fit takes."""
+        return -self._taken + self._steps * len(self._kinds) + 1
 
-    def _run(self, fit: Fit, batch_size: int, trial: LoopTrial | None) -> None:
-        torch.set_num_threads(1)
-        fit(batch_size, trial, self._stepped)
-
-    def _stepped(self) -> None:
-        if self._taken % self._steps == 0:
-            self._done.release()
-            self._begin.acquire()
+    def stepped(self) -> None:
+        """Take note that a step begins, and all before it have ended."""
+        if self._taken >= 0 and self._taken % self._steps == 0:
+            segment, now = self._taken // self._steps, time.perf_counter()
+            if segment > 0:
+                self.times[self._kinds[segment - 1]].append(now - self._began)
+            self.is_on = segment < len(self._kinds) and self._kinds[segment] == "bssearch"
+            self._began = time.perf_counter()
         self._taken += 1
 
 
-def fit_lightning(batch_size: int, trial: LoopTrial | None, stepped: Stepped) -> None:
+def _turned(number: int) -> list[str]:
+    turned = [*KINDS[number % 3 :], *KINDS[: number % 3]]
+    return turned if number % 2 else turned[::-1]
+
+
+Fit = Callable[[int, LoopTrial, Segments], None]
+"""Fits at a batch size, with a trial's callback that the segments switch."""
+
+
+def fit_lightning(batch_size: int, trial: LoopTrial, segments: Segments) -> None:
     """Fit with a Lightning Trainer."""
     import lightning
 
@@ -101,19 +103,30 @@ def fit_lightning(batch_size: int, trial: LoopTrial | None, stepped: Stepped) ->
 
     class Hand(lightning.Callback):  # type: ignore[misc]
         def on_train_batch_start(self, *arguments: Any) -> None:
-            stepped()  # the trial's own callback has seen the step before
+            segments.stepped()  # the trial's own callback has seen the step before
 
     train = TensorDataset(data.train.inputs, data.train.targets)
     loader: DataLoader[Any] = DataLoader(train, batch_size=batch_size, shuffle=True, drop_last=True)
     quiet: dict[str, Any] = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
     quiet |= {"enable_model_summary": False, "num_sanity_val_steps": 0}
-    callbacks = [Hand(), *([TrialCallback(trial)] if trial else [])]
-    never: dict[str, Any] = {"check_val_every_n_epoch": 10**9, "max_epochs": -1}
-    trainer = lightning.Trainer(accelerator="cpu", callbacks=callbacks, **never, **quiet)
+
+    class Switched(TrialCallback):
+        def on_train_batch_start(self, *arguments: Any) -> None:
+            if segments.is_on:
+                super().on_train_batch_start(*arguments)
+
+        def on_train_batch_end(self, trainer: Any, *arguments: Any) -> None:
+            if segments.is_on:
+                super().on_train_batch_end(trainer, *arguments)
+            else:
+                self._steps, self._micro_batches = trainer.global_step, 0
+
+    never: dict[str, Any] = {"check_val_every_n_epoch": 10**9, "max_epochs": -1, "max_steps": segments.total}
+    trainer = lightning.Trainer(accelerator="cpu", callbacks=[Hand(), Switched(trial)], **never, **quiet)
     trainer.fit(Module(), loader, DataLoader(TensorDataset(torch.zeros(1))))
 
 
-def fit_transformers(batch_size: int, trial: LoopTrial | None, stepped: Stepped) -> None:
+def fit_transformers(batch_size: int, trial: LoopTrial, segments: Segments) -> None:
     """Fit with a Hugging Face Trainer."""
     import transformers
 
@@ -133,7 +146,7 @@ def fit_transformers(batch_size: int, trial: LoopTrial | None, stepped: Stepped)
 
     class Hand(transformers.TrainerCallback):  # type: ignore[misc]
         def on_step_begin(self, *arguments: Any, **settings: Any) -> None:
-            stepped()  # the trial's own callback has seen the step before
+            segments.stepped()  # the trial's own callback has seen the step before
 
     rows = [
         {"inputs": one, "labels": int(label)}
@@ -145,12 +158,25 @@ def fit_transformers(batch_size: int, trial: LoopTrial | None, stepped: Stepped)
         "eval_strategy": "no",
         "save_strategy": "no",
         "logging_nan_inf_filter": False,
-        "max_steps": 10**9,
         "seed": 1,
     }
+
+    class Switched(TrialCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+            if segments.is_on:
+                super().on_step_end(args, state, control, **others)
+                return
+            self._steps_of_pass += 1
+            control.should_epoch_stop = self._steps_of_pass >= self._steps_in_pass
+
     with tempfile.TemporaryDirectory() as folder:
         args = transformers.TrainingArguments(
-            output_dir=folder, per_device_train_batch_size=batch_size, learning_rate=0.02, optim="sgd", **settings
+            output_dir=folder,
+            per_device_train_batch_size=batch_size,
+            learning_rate=0.02,
+            optim="sgd",
+            max_steps=segments.total,
+            **settings,
         )
         trainer = transformers.Trainer(
             model=Module(),
@@ -158,7 +184,7 @@ def fit_transformers(batch_size: int, trial: LoopTrial | None, stepped: Stepped)
             train_dataset=rows,
             eval_dataset=rows[:1],
             compute_metrics=lambda prediction: {"accuracy": 0.0},
-            callbacks=[Hand(), *([TrialCallback(trial)] if trial else [])],
+            callbacks=[Hand(), Switched(trial)],
         )
         trainer.train()
 
@@ -183,48 +209,21 @@ def trial_of(batch_size: int) -> tuple[LoopTrial, socket.socket]:
     return trial, worker
 
 
-FITS = ("bare", "again", "bssearch")
-
-
-def measure(library: str, batch_size: int, steps: int, pairs: int, rounds: int) -> dict[str, Any]:
-    """Let new fits take turns ``pairs`` times in each round, a segment of ``steps`` each."""
-    made = [
-        times_of(LIBRARIES[library], batch_size, steps, pairs, list(FITS[one % 3 :] + FITS[: one % 3]))
-        for one in range(rounds)
-    ]
-    medians = [{name: statistics.median(times) for name, times in one.items()} for one in made]
+def measure(library: str, batch_size: int, steps: int, rounds: int) -> dict[str, Any]:
+    """Fit, and time the segments of so many rounds, each with one of every kind."""
+    trial, worker = trial_of(batch_size)
+    segments = Segments(steps, rounds)
+    LIBRARIES[library](batch_size, trial, segments)
+    worker.close()
+    times = segments.times
     return {
         "library": library,
         "batch_size": batch_size,
-        "step_seconds": statistics.median(one["bare"] for one in medians) / steps,
-        "pairs": pairs * rounds,
-        "same_fit_again": over_rounds([one["again"] / one["bare"] for one in medians]),
-        "bssearch": over_rounds([one["bssearch"] / one["bare"] for one in medians]),
+        "step_seconds": statistics.median(times["bare"]) / steps,
+        "pairs": rounds,
+        "same_fit_again": ratio(times["again"], times["bare"]),
+        "bssearch": ratio(times["bssearch"], times["bare"]),
     }
-
-
-def over_rounds(ratios: list[float]) -> tuple[float, float, float]:
-    """Return the geometric mean of ratios with its 95 % interval, by Student's t."""
-    logs = [math.log(one) for one in ratios]
-    mean = statistics.fmean(logs)
-    half = student_t(len(logs) - 1) * statistics.stdev(logs) / math.sqrt(len(logs))
-    return math.exp(mean), math.exp(mean - half), math.exp(mean + half)
-
-
-def times_of(fit: Fit, batch_size: int, steps: int, pairs: int, order: list[str]) -> dict[str, list[float]]:
-    """Return the seconds of each segment of new fits, which are made in an order."""
-    trial, worker = trial_of(batch_size)
-    fits = {name: Turns(fit, batch_size, steps, trial if name == "bssearch" else None) for name in order}
-    times: dict[str, list[float]] = {name: [] for name in fits}
-    for _ in range(TIMED_STEPS // steps + 1):
-        for one in fits.values():
-            one.segment()
-    for pair in range(pairs):
-        names = list(fits)[pair % 3 :] + list(fits)[: pair % 3]
-        for name in names if pair % 2 else reversed(names):
-            times[name].append(fits[name].segment())
-    worker.close()
-    return times
 
 
 def main() -> int:
@@ -233,15 +232,14 @@ def main() -> int:
     parser.add_argument("--library", choices=sorted(LIBRARIES), action="append", help="default: each")
     parser.add_argument("--batch-size", type=int, default=256)
     parser.add_argument("--steps", type=int, default=4, help="per segment")
-    parser.add_argument("--pairs", type=int, default=20, help="per round")
-    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--pairs", type=int, default=200)
     parser.add_argument("--json", action="store_true", help="print one JSON object a library")
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     misses = 0
     for library in arguments.library or sorted(LIBRARIES):
-        found = measure(library, arguments.batch_size, arguments.steps, arguments.pairs, arguments.rounds)
+        found = measure(library, arguments.batch_size, arguments.steps, arguments.pairs)
         misses += judged(found, as_json=arguments.json)
     return int(misses > 0)
 
