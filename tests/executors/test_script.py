@@ -224,7 +224,8 @@ def test_a_script_that_fails_or_stays_after_its_end_has_reached_its_target_all_t
     assert stayed.warnings[-1] == "the script was killed: it still ran 0.5 s after its trial had ended"
 
 
-def test_a_script_ends_as_an_interpreter_does(script: Script) -> None:
+def test_a_script_ends_as_an_interpreter_does(script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(script.loaded, "leave_seconds", 20.0)
     outcome, _ = script.run("leaves")
     assert outcome.state is TrialState.REACHED and not [one for one in outcome.warnings if "script" in one]
     assert (script.folder / "log").read_text() == "the last line"
