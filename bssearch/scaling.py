@@ -46,20 +46,18 @@ def is_said_to_need_warmup(batch_size: int, reference_batch: int) -> bool:
     return batch_size >= WARMUP_RATIO * reference_batch
 
 
-def sqrt_weight_decay(weight_decay: float, batch_size: int, reference_batch: int) -> float:
+def sqrt_weight_decay(weight_decay: float, ratio: float) -> float:
     """Return λ·√κ, the weight decay ∝ √batch of folklore; with AdamW it is `timescale_weight_decay` at η ∝ √κ."""
-    return weight_decay * math.sqrt(batch_size / reference_batch)
+    return weight_decay * math.sqrt(ratio)
 
 
-def timescale_weight_decay(
-    weight_decay: float, reference_rate: float, learning_rate: float, batch_size: int, reference_batch: int
-) -> float:
+def timescale_weight_decay(weight_decay: float, ratio: float, rate_ratio: float) -> float:
     """Return λ·κ·η0/η, which keeps AdamW's averaging time τ = B/(ηλN), in epochs.
 
-    ``reference_rate`` is η0, the learning rate at ``reference_batch``; ``learning_rate`` is η, that at ``batch_size``;
-    both > 0 (Wang & Aitchison 2024, arXiv 2405.13698; Bergsma et al. 2025, arXiv 2505.13738).
+    ``ratio`` is κ; ``rate_ratio`` is η0/η > 0, the learning rate at the reference batch over that at the batch (Wang &
+    Aitchison 2024, arXiv 2405.13698; Bergsma et al. 2025, arXiv 2505.13738).
     """
-    return weight_decay * (batch_size / reference_batch) * (reference_rate / learning_rate)
+    return weight_decay * ratio * rate_ratio
 
 
 def sqrt_dropout(dropout: float, batch_size: int, reference_batch: int) -> float:

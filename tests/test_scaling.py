@@ -36,7 +36,7 @@ def test_a_warmup_is_said_to_be_needed_from_eight_times_the_batch_on() -> None:
 def test_the_timescale_in_epochs_is_what_it_was(
     batch: int, reference: int, decay: float, old: float, new: float
 ) -> None:
-    scaled = timescale_weight_decay(decay, old, new, batch, reference)
+    scaled = timescale_weight_decay(decay, batch / reference, old / new)
     assert batch / (new * scaled) == pytest.approx(reference / (old * decay))
 
 
@@ -45,8 +45,8 @@ def test_weight_decay_by_the_root_is_the_timescale_where_the_rate_grows_by_the_r
     batch: int, reference: int, decay: float
 ) -> None:
     rate = 0.1 * learning_rate_factor(LearningRateRule.SQRT, batch, reference)
-    assert sqrt_weight_decay(decay, batch, reference) == pytest.approx(
-        timescale_weight_decay(decay, 0.1, rate, batch, reference)
+    assert sqrt_weight_decay(decay, batch / reference) == pytest.approx(
+        timescale_weight_decay(decay, batch / reference, 0.1 / rate)
     )
 
 

@@ -82,6 +82,20 @@ def plainly_missed(miss: PlainMiss) -> str:
     )
 
 
+def too_few_runs(runs: int, wanted: int | None) -> str:
+    """Return for people that so many runs give no interval, and what gives one.
+
+    ``wanted`` is how many the spec asks for; None where runs were made elsewhere.
+    """
+    made = f"the optimum has {runs} confirmation run{'s' if runs > 1 else ''}"
+    none = f"no interval, which takes {ENOUGH_RUNS}"
+    if wanted is None:
+        return f"{made}: {none}"
+    if wanted < ENOUGH_RUNS:
+        return f"{made}, as confirm.runs = {wanted} asks: {none}; `confirm.runs: {ENOUGH_RUNS}` gives one"
+    return f"{made} that ended by themselves: {none}; bssearch confirm adds runs"
+
+
 def says_something(trial: TrialRecord) -> bool:
     """Return whether a trial came to an end that tells of its configuration, paused ones left out."""
     ended = trial.state.is_finished and not trial.state.is_missing

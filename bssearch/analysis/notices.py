@@ -11,10 +11,10 @@ from bssearch.analysis.confirmation_runs import (
     ENOUGH_RUNS,
     begun_late,
     fewest_runs,
-    ignore_their_seeds,
     plain_misses,
     plainly_missed,
     says_something,
+    too_few_runs,
 )
 from bssearch.analysis.final_metrics import FinalMetrics, Gap, Generalisation
 from bssearch.analysis.law.models import about_models
@@ -155,14 +155,14 @@ def _about_runs(study: _Study) -> Iterator[tuple[str, str]]:
     spec, verdict, optimal = study.spec, study.verdict, study.optimal
     known = optimal.estimate
     if 0 < known.runs < ENOUGH_RUNS and verdict.confirmed:
-        yield "few_runs", _few_runs(spec, known.runs)
+        yield "few_runs", too_few_runs(known.runs, wanted=None if spec.is_imported else spec.confirm.runs)
     if known.runs == known.reached >= ENOUGH_RUNS and known.low is None:
         yield (
             "equal_runs",
             f"the {known.runs} runs of the optimum are equal to the last digit, as where they are evaluated seldom: no "
             "interval",
         )
-    if ignore_their_seeds(one.runs for one in verdict.by_batch.values() if one.is_confirmed):
+    if verdict.ignores_seeds:
         yield (
             "seeds_ignored",
             "runs of one configuration with different seeds are equal in steps and metric: what trains ignores the "
@@ -178,17 +178,6 @@ def _about_runs(study: _Study) -> Iterator[tuple[str, str]]:
             f"the seeds of the optimum differ by {variation:.0%} (coefficient of variation); "
             f"differences below that are not settled by {optimal.estimate.runs} runs",
         )
-
-
-def _few_runs(spec: StudySpec, runs: int) -> str:
-    """Return that an optimum has too few runs for an interval, and what gives it one."""
-    made = f"the optimum has {runs} confirmation run{'s' if runs > 1 else ''}"
-    none = f"no interval, which takes {ENOUGH_RUNS}"
-    if spec.is_imported:
-        return f"{made}: {none}"
-    if spec.confirm.runs < ENOUGH_RUNS:
-        return f"{made}, as confirm.runs = {spec.confirm.runs} asks: {none}; `confirm.runs: {ENOUGH_RUNS}` gives one"
-    return f"{made} that ended by themselves: {none}; bssearch confirm adds runs"
 
 
 def _about_the_choice(study: _Study) -> Iterator[tuple[str, str]]:

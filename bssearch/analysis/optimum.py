@@ -12,7 +12,7 @@ from typing import Literal
 
 import numpy as np
 
-from bssearch.analysis.confirmation_runs import ENOUGH_RUNS, begun_late, fewest_runs
+from bssearch.analysis.confirmation_runs import ENOUGH_RUNS, begun_late, fewest_runs, ignore_their_seeds
 from bssearch.analysis.objectives.base import Objective
 from bssearch.analysis.objectives.seconds import seconds_to_target
 from bssearch.analysis.objectives.time_to_target import TIME
@@ -158,6 +158,11 @@ class Verdict:
         None where no configuration has two confirmation runs that reached.
         """
         return pooled_deviation(one.estimate for one in self.by_batch.values() if one.is_confirmed)
+
+    @cached_property
+    def ignores_seeds(self) -> bool:
+        """Return whether the confirmation runs of a configuration are alike whatever their seed."""
+        return ignore_their_seeds(one.runs for one in self.by_batch.values() if one.is_confirmed)
 
     @property
     def is_noisy(self) -> bool:

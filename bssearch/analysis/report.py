@@ -25,7 +25,6 @@ from bssearch.analysis.answer import (
 from bssearch.analysis.baseline import default_configuration
 from bssearch.analysis.batches import batch_rows, figure_of, peak_memory, steps_to_target, time_of, tuning
 from bssearch.analysis.certainty import Certainty, certainty
-from bssearch.analysis.confirmation_runs import ignore_their_seeds
 from bssearch.analysis.generalisation import generalisation
 from bssearch.analysis.law.joint import fit_and_predict, predicted_figures, predicted_times
 from bssearch.analysis.law.models import timed_probes
@@ -108,7 +107,6 @@ def build_answer(
     batches = batch_rows(spec, trials, probes, verdict, tuned, noise_by_batch, times)
     largest = _largest(spec, verdict, batches, memory)
     environment = study.environment
-    ignores_seeds = ignore_their_seeds(one.runs for one in verdict.by_batch.values() if one.is_confirmed)
     # The curves of an easier target end at it.
     final = generalisation(trials, verdict, study.target) if study.target == spec.record_target else None
     return Answer(
@@ -135,7 +133,7 @@ def build_answer(
         measured=known,
         recommendation=Recommendation(rule=verdict.rule, least_batch_size=verdict.least.configuration.batch_size),
         imported=spec.is_imported,
-        provisional=sure is None or sure.is_provisional or ignores_seeds,
+        provisional=sure is None or sure.is_provisional or verdict.ignores_seeds,
         within_5_percent=None if sure is None else sure.within_5_percent,
         would_settle=None if sure is None or spec.is_imported else sure.settles,
         runs_to_settle=None if sure is None or spec.is_imported else sure.runs,

@@ -125,8 +125,7 @@ def opened(spec: StudySpec, launch: Launch) -> Iterator[OpenStudy]:
     ):
         check_target(spec, found)
         with open_store(launch.db, notify=listener.note) as store:
-            is_new = store.find_study(spec.name) is None
-            spec = _open_study(spec, launch, store, found, listener)
+            spec, is_new = _open_study(spec, launch, store, found, listener)
             if given is None or (given.in_process is None and given.name == spec.workload):
                 remember(spec, store.study(spec.name), Path(launch.folder))
             elif given.in_process is not None and asked.executor.name != INLINE:
@@ -280,10 +279,10 @@ def program_of(spec: StudySpec) -> Program | None:
 
 def _open_study(
     spec: StudySpec, launch: Launch, store: Store, found: WorkloadDescription, listener: Listener
-) -> StudySpec:
+) -> tuple[StudySpec, bool]:
     """Make or join the study, bind it to the device unless that is pretended, and tell what has changed.
 
-    Return the spec that it runs by from now on.
+    Return the spec that it runs by from now on, and whether the study is new.
     """
     stored = store.find_study(spec.name)
     study = stored or _create_study(spec, store)
@@ -307,7 +306,7 @@ def _open_study(
         listener.note(sentence)
     if found.notice is not None:
         listener.note(found.notice)
-    return spec
+    return spec, stored is None
 
 
 @contextmanager

@@ -316,7 +316,7 @@ class LoopTrial:
                     break
             if evaluate is not None and self._assignment.evaluates_passes and self._evaluated_at != self.steps:
                 self._evaluated_at = self.steps
-                self._assignment.evaluated(self.steps, unmoved(evaluate), None)
+                self._take_in(self.steps, unmoved(evaluate), None)
             if self._micro_batches == before and (passes > 1 or first is loader):
                 said = f"the loader of batches() is empty, at a micro-batch size of {self._samples_at_once}"
                 raise UsageError(said, hint="drop_last leaves fewer samples out; an iterator can be gone through once")

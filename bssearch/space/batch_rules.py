@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, Literal
 
-from bssearch.scaling import half_life, sde_beta, sde_epsilon
+from bssearch.scaling import half_life, sde_beta, sde_epsilon, sqrt_weight_decay, timescale_weight_decay
 from bssearch.space.domains import StrictModel
 
 
@@ -58,7 +57,7 @@ class BatchRules(StrictModel):
         if self.ema_decay == "half_life":
             found["ema_decay"] = lambda decay: half_life(decay, ratio)
         if self.weight_decay == "sqrt":
-            found["weight_decay"] = lambda decay: decay * math.sqrt(ratio)
+            found["weight_decay"] = lambda decay: sqrt_weight_decay(decay, ratio)
         if self.weight_decay == "timescale":
-            found["weight_decay"] = lambda decay: decay * ratio / rate_factor
+            found["weight_decay"] = lambda decay: timescale_weight_decay(decay, ratio, 1 / rate_factor)
         return found

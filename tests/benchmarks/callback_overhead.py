@@ -14,9 +14,6 @@ shows is the noise of the method.
 from __future__ import annotations
 
 import argparse
-import json
-import math
-import socket
 import statistics
 import sys
 import tempfile
@@ -28,17 +25,13 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from bssearch.integrations.line import SocketLine
 from bssearch.integrations.loop_clock import TIMED_STEPS
 from bssearch.integrations.own_loop import LoopTrial
-from bssearch.integrations.trial_run import TrialRun
-from bssearch.records import Configuration, Target, TrialRequest, TrialState
 from bssearch.workloads.digits import Digits
-from tests.benchmarks.loop_overhead import ratio
+from tests.benchmarks.loop_overhead import misses_bar, ratio, turned
+from tests.benchmarks.own_loop_overhead import script_trial
 
 BAR = 0.02
-SHORTEST_STEP = 0.005
-"""The bar is for steps of at least so many seconds."""
 
 KINDS = ("bare", "again", "bssearch")
 
@@ -50,7 +43,7 @@ class Segments:
         self.times: dict[str, list[float]] = {kind: [] for kind in KINDS}
         self.is_on = True
         self._steps, self._taken = steps, -(TIMED_STEPS + steps)
-        self._kinds = [kind for one in range(rounds) for kind in _turned(one)]
+        self._kinds = [kind for one in range(rounds) for kind in turned(KINDS, one)]
         self._began = 0.0
 
     @property
@@ -67,11 +60,6 @@ class Segments:
             self.is_on = segment < len(self._kinds) and self._kinds[segment] == "bssearch"
             self._began = time.perf_counter()
         self._taken += 1
-
-
-def _turned(number: int) -> list[str]:
-    turned = [*KINDS[number % 3 :], *KINDS[: number % 3]]
-    return turned if number % 2 else turned[::-1]
 
 
 Fit = Callable[[int, LoopTrial, Segments], None]
@@ -192,26 +180,9 @@ def fit_transformers(batch_size: int, trial: LoopTrial, segments: Segments) -> N
 LIBRARIES: dict[str, Fit] = {"lightning": fit_lightning, "transformers": fit_transformers}
 
 
-def trial_of(batch_size: int) -> tuple[LoopTrial, socket.socket]:
-    """Return a trial that is evaluated once, before its first step, and the worker's end of its line."""
-    request = TrialRequest(
-        number=1,
-        configuration=Configuration(batch_size=batch_size, micro_batch_size=batch_size, learning_rate=0.02),
-        seed=1,
-        target=Target(metric="accuracy", value=2.0),
-        train_seconds_limit=math.inf,
-        limit_state=TrialState.EXHAUSTED,
-        eval_every_steps=10**9,
-    )
-    worker, script = socket.socketpair()
-    trial = LoopTrial(TrialRun(request, {}, "cpu", SocketLine(script.detach()), "benchmark"))
-    assert (trial.batch_size, trial.learning_rate) == (batch_size, 0.02)
-    return trial, worker
-
-
 def measure(library: str, batch_size: int, steps: int, rounds: int) -> dict[str, Any]:
     """Fit, and time the segments of so many rounds, each with one of every kind."""
-    trial, worker = trial_of(batch_size)
+    trial, worker = script_trial(batch_size)
     segments = Segments(steps, rounds)
     LIBRARIES[library](batch_size, trial, segments)
     worker.close()
@@ -221,7 +192,7 @@ def measure(library: str, batch_size: int, steps: int, rounds: int) -> dict[str,
         "batch_size": batch_size,
         "step_seconds": statistics.median(times["bare"]) / steps,
         "pairs": rounds,
-        "same_fit_again": ratio(times["again"], times["bare"]),
+        "again": ratio(times["again"], times["bare"]),
         "bssearch": ratio(times["bssearch"], times["bare"]),
     }
 
@@ -240,22 +211,8 @@ def main() -> int:
     misses = 0
     for library in arguments.library or sorted(LIBRARIES):
         found = measure(library, arguments.batch_size, arguments.steps, arguments.pairs)
-        misses += judged(found, as_json=arguments.json)
+        misses += misses_bar(found, library, BAR, as_json=arguments.json)
     return int(misses > 0)
-
-
-def judged(found: dict[str, Any], *, as_json: bool) -> bool:
-    """Print what was found; return whether the bar is missed."""
-    if as_json:
-        print(json.dumps(found))
-    else:
-        print(f"batch size {found['batch_size']}, {found['step_seconds'] * 1e3:.2f} ms a step, {found['pairs']} pairs")
-        for name, (median, low, high) in (("A/A", found["same_fit_again"]), (found["library"], found["bssearch"])):
-            print(f"{name:<14} {median - 1:+7.2%}   [{low - 1:+.2%}, {high - 1:+.2%}]")
-    if found["step_seconds"] < SHORTEST_STEP:
-        print(f"a step takes less than {SHORTEST_STEP * 1e3:g} ms: the bar does not apply", file=sys.stderr)
-        return False
-    return bool(found["bssearch"][0] > 1 + BAR)
 
 
 if __name__ == "__main__":

@@ -22,9 +22,10 @@ import math
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -145,8 +146,7 @@ def measure(
         segment()
     times: dict[str, list[float]] = {name: [] for name in work}
     for pair in range(pairs):
-        names = list(work)[pair % 3 :] + list(work)[: pair % 3]
-        for name in names if pair % 2 else reversed(names):
+        for name in turned(list(work), pair):
             times[name].append(seconds_of(work[name]))
     step_seconds = statistics.median(times["bare"]) / steps
     on_cpu = computation.device.type == "cpu"
@@ -177,16 +177,37 @@ def ratio(mine: list[float], bare: list[float]) -> tuple[float, float, float]:
     return statistics.median(ratios), float(low), float(high)
 
 
+def turned(names: Sequence[str], number: int) -> list[str]:
+    """Return the names in the order of a round: each comes first as often as last."""
+    order = [*names[number % len(names) :], *names[: number % len(names)]]
+    return order if number % 2 else order[::-1]
+
+
+def print_rows(again: tuple[float, float, float], name: str, found: tuple[float, float, float]) -> None:
+    """Print ratios with their intervals: a bare loop against another, and what was measured."""
+    for row, (median, low, high) in (("A/A", again), (name, found)):
+        print(f"{row:<14} {median - 1:+7.2%}   [{low - 1:+.2%}, {high - 1:+.2%}]")
+
+
+def misses_bar(found: dict[str, Any], name: str, bar: float, *, as_json: bool) -> bool:
+    """Print what was found of a script's trial; return whether the bar is missed, for steps long enough."""
+    if as_json:
+        print(json.dumps(found))
+    else:
+        print(f"batch size {found['batch_size']}, {found['step_seconds'] * 1e3:.2f} ms a step, {found['pairs']} pairs")
+        print_rows(found["again"], name, found["bssearch"])
+    if found["step_seconds"] < SHORTEST_STEP:
+        print(f"a step takes less than {SHORTEST_STEP * 1e3:g} ms: the bar does not apply", file=sys.stderr)
+        return False
+    return bool(found["bssearch"][0] > 1 + bar)
+
+
 def print_table(found: Overhead, compiled: bool) -> None:
     print(
         f"batch size {found.batch_size}, {found.step_seconds * 1e3:.2f} ms a step, "
         f"{found.pairs} pairs of {found.steps} steps, 1 thread; weights bit-equal: {found.bit_equal}"
     )
-    for name, (median, low, high) in (
-        ("A/A", found.same_loop_again),
-        ("compiled" if compiled else "bssearch", found.bssearch),
-    ):
-        print(f"{name:<14} {median - 1:+7.2%}   [{low - 1:+.2%}, {high - 1:+.2%}]")
+    print_rows(found.same_loop_again, "compiled" if compiled else "bssearch", found.bssearch)
     if found.bar is None and not compiled:
         print(
             f"a step takes less than {SHORTEST_STEP * 1e3:g} ms: the bar does not apply; choose a larger --batch-size"

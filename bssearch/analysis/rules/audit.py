@@ -156,10 +156,10 @@ def _cases(
         default=answer.largest_that_fits.batch_size,
     )
     sizes = sorted({answer.optimal.batch_size, largest} - {base.batch_size})
-    rules = [*((rule, size) for rule in RULES for size in sizes), (Rule.LAYERWISE, max(sizes, default=0))]
     if not sizes:
         reason = "it changes nothing: the optimum and the largest with confirmation runs are the default's batch size"
         return [Case(rule, base.batch_size, reason=reason) for rule in (*RULES, Rule.LAYERWISE)]
+    rules = [*((rule, size) for rule in RULES for size in sizes), (Rule.LAYERWISE, sizes[-1])]
     return [_case(spec, base, rule, size, optima.get(size), trials) for rule, size in rules]
 
 

@@ -88,7 +88,7 @@ def _sqrt_weight_decay(space: SearchSpace, base: Configuration, tuned: Configura
         return reason
     if base.weight_decay == 0:
         return "the default has no weight decay"
-    return replace(tuned, weight_decay=sqrt_weight_decay(base.weight_decay, tuned.batch_size, base.batch_size))
+    return replace(tuned, weight_decay=sqrt_weight_decay(base.weight_decay, tuned.batch_size / base.batch_size))
 
 
 def _timescale(space: SearchSpace, base: Configuration, tuned: Configuration) -> Configuration | str:
@@ -100,10 +100,8 @@ def _timescale(space: SearchSpace, base: Configuration, tuned: Configuration) ->
         return _other_optimizer(base, tuned) or f"it is about AdamW, and the optimum trains with {tuned.optimizer}"
     if base.weight_decay == 0:
         return "the default has no weight decay"
-    decay = timescale_weight_decay(
-        base.weight_decay, base.learning_rate, tuned.learning_rate, tuned.batch_size, base.batch_size
-    )
-    return replace(tuned, weight_decay=decay)
+    ratio, rate_ratio = tuned.batch_size / base.batch_size, base.learning_rate / tuned.learning_rate
+    return replace(tuned, weight_decay=timescale_weight_decay(base.weight_decay, ratio, rate_ratio))
 
 
 def _sqrt_dropout(space: SearchSpace, base: Configuration, tuned: Configuration) -> Configuration | str:
