@@ -48,7 +48,7 @@ def test_what_the_rules_about_adam_are_not_about_is_not_run() -> None:
 
 
 def layerwise(
-    plain: tuple[float, ...], others: tuple[float, ...], size: int = 8192, *, best: str = "plain"
+    plain: tuple[float, ...], others: tuple[float, ...], size: int = 8192, *, best: str = "plain", default: int = 16
 ) -> RuleFinding:
     """Hold the belief against runs without and with LAMB; the ``best`` of them is the tuned optimum."""
     at = replace(adamw(), batch_size=size, micro_batch_size=size)
@@ -56,10 +56,11 @@ def layerwise(
     tuned, other = (at, lamb) if best == "plain" else (lamb, at)
     tuned_seconds, other_seconds = (plain, others) if best == "plain" else (others, plain)
     spec = make_spec(
-        space={**SPACE, "batch_size": [16, size], "optimizer": {"name": "adamw"}}, default={**DEFAULT, "batch_size": 16}
+        space={**SPACE, "batch_size": [16, size], "optimizer": {"name": "adamw"}},
+        default={**DEFAULT, "batch_size": default},
     )
     trials = [
-        make_trial(1, configuration=spec.default_configuration),
+        make_trial(1, configuration=spec.default_configuration, seconds=9.0),
         make_trial(2, configuration=other, seconds=1.0),
         *runs_of(tuned, *tuned_seconds, start=10),
         *runs_of(other, *other_seconds, start=20, phase=Phase.AUDIT),
@@ -80,6 +81,10 @@ def test_below_8192_samples_the_belief_is_undecided() -> None:
     one = layerwise((1.0, 1.2, 0.9), (0.5, 0.6, 0.45), 512, best="lamb")
     assert one.verdict == "undecided" and "batch 512 is below 8,192" in one.reason
     assert one.regret is not None and one.regret.value == pytest.approx(2.0, rel=0.01)
+
+
+def test_the_belief_is_held_against_a_study_of_the_largest_batch_alone() -> None:
+    assert layerwise((1.0, 1.2, 0.9), (0.5, 0.6, 0.45), best="lamb", default=8192).verdict == "held"
 
 
 def test_without_a_trial_of_the_other_kind_the_belief_is_not_run() -> None:

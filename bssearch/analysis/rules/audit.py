@@ -142,7 +142,7 @@ def cases(
     """Return every rule that gives a configuration, at the optimum's batch size and at the largest.
 
     The largest is that of the batch sizes with confirmation runs that run without accumulation. At the default's own
-    batch size no rule changes anything.
+    batch size no rule changes anything. The belief in LARS and LAMB is not about the default: it has the largest alone.
     """
     return _cases(spec, trials, answer, tuned_optima(spec, trials, step_times, memory))
 
@@ -156,11 +156,12 @@ def _cases(
         default=answer.largest_that_fits.batch_size,
     )
     sizes = sorted({answer.optimal.batch_size, largest} - {base.batch_size})
+    top = max(answer.optimal.batch_size, largest)
+    layerwise = _case(spec, base, Rule.LAYERWISE, top, optima.get(top), trials)
     if not sizes:
         reason = "it changes nothing: the optimum and the largest with confirmation runs are the default's batch size"
-        return [Case(rule, base.batch_size, reason=reason) for rule in (*RULES, Rule.LAYERWISE)]
-    rules = [*((rule, size) for rule in RULES for size in sizes), (Rule.LAYERWISE, sizes[-1])]
-    return [_case(spec, base, rule, size, optima.get(size), trials) for rule, size in rules]
+        return [*(Case(rule, base.batch_size, reason=reason) for rule in RULES), layerwise]
+    return [*(_case(spec, base, rule, size, optima.get(size), trials) for rule in RULES for size in sizes), layerwise]
 
 
 def tuned_optima(

@@ -21,19 +21,19 @@ def other_kind(trials: Sequence[TrialRecord], tuned: Candidate) -> Configuration
 
     Where no trial with one reached the target there, a sentence says so.
     """
-    is_layerwise = tuned.configuration.optimizer in LAYERWISE
+    size, is_layerwise = tuned.configuration.batch_size, tuned.configuration.optimizer in LAYERWISE
     found = [
         (figure, trial.number, trial.configuration)
         for trial in trials
         if trial.phase is Phase.SEARCH
         and trial.state is TrialState.REACHED
-        and trial.configuration.batch_size == tuned.configuration.batch_size
+        and trial.configuration.batch_size == size
         and (trial.configuration.optimizer in LAYERWISE) != is_layerwise
         if (figure := tuned.objective.figure(trial)) is not None
     ]
     if not found:
         wanted = "another optimizer than lars and lamb" if is_layerwise else "lars or lamb"
-        return f"no search trial there with {wanted} reached the target"
+        return f"no search trial there with {wanted} reached the target: a study of batch {size} alone would tune both"
     return min(found, key=lambda one: one[:2])[2]
 
 
