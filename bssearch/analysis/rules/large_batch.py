@@ -33,7 +33,10 @@ def other_kind(trials: Sequence[TrialRecord], tuned: Candidate) -> Configuration
     ]
     if not found:
         wanted = "another optimizer than lars and lamb" if is_layerwise else "lars or lamb"
-        return f"no search trial there with {wanted} reached the target: a study of batch {size} alone would tune both"
+        return (
+            f"no search trial there with {wanted} reached the target; bssearch enqueue STUDY batch_size={size} "
+            "optimizer=… learning_rate=… tries one to the full limit, whatever the search thinks of it"
+        )
     return min(found, key=lambda one: one[:2])[2]
 
 
