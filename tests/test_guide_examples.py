@@ -179,7 +179,7 @@ def test_the_programs_of_the_guide_train_and_report(spec: str, basis: SecondsBas
     outcome, observed = run_command(command, replace(asked, eval_every_steps=10))
     assert (outcome.state, outcome.seconds_basis, outcome.warnings) == (TrialState.REACHED, basis, ())
     assert len(observed) > 1 and observed[0].step == 0
-    assert 0 < untrained < 0.8, "the evaluation before the first step"
+    assert untrained is not None and 0 < untrained < 0.8, "the evaluation before the first step"
 
 
 @pytest.mark.slow

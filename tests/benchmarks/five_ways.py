@@ -1,10 +1,13 @@
-"""Whether the same training gives the same answer as a workload, as a loop of one's own, and as a command.
+"""Whether the same training gives the same answer in each of five ways.
 
-Run as ``python tests/benchmarks/three_ways.py [--trials 30] [--configurations 6]``: some ten minutes on a quiet
-machine. The digits model is trained by the shipped workload, by a script that asks for its trial, and by a program that
-takes options and prints JSON lines. Each obeys the seed, the order of the samples and the cadence of evaluations.
+Run as ``python tests/benchmarks/five_ways.py [--trials 30] [--configurations 6]``: some twenty minutes on a quiet
+machine. The digits model is trained by the shipped workload, by a script that asks for its trial, by a program that
+takes options and prints JSON lines, and by scripts with a Lightning Trainer and with a Hugging Face Trainer. Each obeys
+the seed, the order of the samples and the cadence of evaluations, and has the same groups of parameters. The Hugging
+Face Trainer's own clipping is off. Lightning logs the accuracy in single precision, where 342 of 360 are 0.94999999:
+the target, 0.949, lies between two accuracies that there are.
 
-Bars: configurations drawn at random reach the target in the same number of steps in all three ways; the batch sizes
+Bars: configurations drawn at random reach the target in the same number of steps in all five ways; the batch sizes
 that whole studies recommend are within one rung of each other. Exits 1 where one is missed.
 """
 
@@ -106,8 +109,91 @@ while True:
             report()
 """
 
+LIGHTNING = """
+import lightning
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+import bssearch
+from bssearch.integrations.lightning import TrialCallback
+from digits_model import accuracy, build, data, optimizer_of
+
+
+class Module(lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.model = build()
+
+    def training_step(self, rows, batch_idx):
+        return nn.functional.cross_entropy(self.model(data.train.inputs[rows]), data.train.targets[rows])
+
+    def validation_step(self, batch, batch_idx):
+        self.log("accuracy", accuracy(self.model))
+
+    def configure_optimizers(self):
+        return optimizer_of(self.model, 0.1)
+
+
+trial = bssearch.current_trial(batch_size=64, learning_rate=0.1)
+module = Module()
+rows, order = range(len(data.train)), trial.sampler(data.train)
+loader = DataLoader(rows, batch_size=trial.micro_batch_size, sampler=order, generator=torch.Generator())
+quiet = dict(logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False)
+trainer = lightning.Trainer(accelerator="cpu", max_epochs=-1, callbacks=[TrialCallback(trial)], **quiet)
+trainer.fit(module, loader, DataLoader([0]))
+"""
+
+TRAINER = """
+from torch import nn
+from transformers import Trainer
+
+import bssearch
+from bssearch.integrations.transformers import TrialCallback, training_arguments
+from digits_model import build, data, optimizer_of
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.model = build()
+
+    def forward(self, inputs, labels):
+        scores = self.model(inputs)
+        return {"loss": nn.functional.cross_entropy(scores, labels), "logits": scores}
+
+
+class Ordered(Trainer):
+    def _get_train_sampler(self, train_dataset=None):
+        return trial.sampler(self.train_dataset)
+
+
+def rows_of(part):
+    return [{"inputs": one, "labels": label} for one, label in zip(part.inputs, part.targets.tolist())]
+
+
+def accuracy(prediction):
+    return {"accuracy": (prediction.predictions.argmax(-1) == prediction.label_ids).mean()}
+
+
+trial = bssearch.current_trial(batch_size=64, learning_rate=0.1)
+model = Model()
+args = training_arguments(
+    trial, output_dir="out", max_grad_norm=0.0, logging_strategy="no", per_device_eval_batch_size=360
+)
+Ordered(
+    model=model,
+    args=args,
+    train_dataset=rows_of(data.train),
+    eval_dataset=rows_of(data.validation),
+    compute_metrics=accuracy,
+    optimizers=(optimizer_of(model, trial.learning_rate), None),
+    callbacks=[TrialCallback(trial)],
+).train()
+"""
+
 SPEC: dict[str, Any] = {
-    "target": {"metric": "accuracy", "value": 0.95},
+    "target": {"metric": "accuracy", "value": 0.949},
     "space": {
         "batch_size": {"low": 8, "high": 512},
         "learning_rate": {"reference_batch": 64, "low": 0.01, "high": 0.5, "rule": "sqrt"},
@@ -123,6 +209,15 @@ WAYS: dict[str, dict[str, Any]] = {
     "workload": {"workload": "digits"},
     "own loop": {"workload": "loop.py"},
     "command": {"command": COMMAND},
+    "lightning": {"workload": "lightning_script.py"},
+    "trainer": {"workload": "trainer_script.py"},
+}
+PROGRAMS = {
+    "digits_model.py": MODEL,
+    "loop.py": LOOP,
+    "program.py": PROGRAM,
+    "lightning_script.py": LIGHTNING,
+    "trainer_script.py": TRAINER,
 }
 
 
@@ -133,8 +228,8 @@ def spec_of(way: str, trials: int) -> StudySpec:
 
 
 def write_programs(folder: Path) -> None:
-    """Write the loop, the program and the model that both train."""
-    for name, text in (("digits_model.py", MODEL), ("loop.py", LOOP), ("program.py", PROGRAM)):
+    """Write the model, and the programs that train it."""
+    for name, text in PROGRAMS.items():
         (folder / name).write_text(text.lstrip())
 
 
@@ -177,7 +272,7 @@ def requests(count: int) -> list[TrialRequest]:
                 configuration=configuration,
                 seed=rng.randrange(2**31),
                 target=spec.record_target,
-                train_seconds_limit=60.0,
+                train_seconds_limit=300.0,
                 limit_state=TrialState.EXHAUSTED,
                 eval_every_steps=rng.choice((1, 3, 10)),
             )
