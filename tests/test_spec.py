@@ -135,6 +135,24 @@ def test_errors_name_file_line_and_field(tmp_path: Path, old: str, new: str, sai
     assert caught.value.exit_code == 2
 
 
+@pytest.mark.parametrize(
+    ("optimizer", "said"),
+    [
+        ("{name: lion}", "space.optimizer: name = 'lion' must be one of sgd, adam, adamw, adamax, nadam, "),
+        ("{momentum: 0.9}", "space.optimizer: must have a name"),
+        ("adamw", "space.optimizer = 'adamw': must be a mapping or a list"),
+        ("{name: adamw, momentum: 0.9}", "adamw has no option 'momentum'; it has beta1, beta2, epsilon"),
+    ],
+)
+def test_an_optimizer_that_there_is_not_is_named_with_those_that_there_are(
+    tmp_path: Path, optimizer: str, said: str
+) -> None:
+    path = write(tmp_path, GOOD)
+    with pytest.raises(SpecError) as caught:
+        load_spec(path, [f"space.optimizer={optimizer}"])
+    assert said in str(caught.value)
+
+
 def test_wrong_overrides_are_named_as_given(tmp_path: Path) -> None:
     path = write(tmp_path, GOOD)
     for override, said in [

@@ -91,7 +91,8 @@ class TrialCallback(Callback):  # type: ignore[misc]
         """Check a fit that is to begin, and have the Trainer accumulate as the trial says."""
         if stage != "fit":
             return
-        _refuse_what_decides_for_itself(trainer, pl_module)
+        _refuse_manual_optimization(pl_module)
+        _refuse_what_decides_for_itself(trainer)
         others = [one for one in trainer.callbacks if one is not self]
         if self._trial.is_searched:
             _refuse_other_devices(trainer, self._trial.device)
@@ -228,6 +229,7 @@ def fit_made(trial: LoopTrial, made: Any) -> None:
             "for training and for validation"
         )
     trainer, module, *data = made
+    _refuse_what_decides_for_itself(trainer)  # before a finder's own setup, which comes before the callback's
     if not any(isinstance(one, TrialCallback) for one in trainer.callbacks):
         trainer.callbacks.append(TrialCallback(trial))
     loaders = data[0] if data and isinstance(data[0], tuple) else data
@@ -239,18 +241,21 @@ def _kinds(callback: Any) -> set[str]:
     return {one.__name__ for one in type(callback).__mro__}
 
 
-def _refuse_what_decides_for_itself(trainer: Any, module: Any) -> None:
+def _refuse_manual_optimization(module: Any) -> None:
     if not module.automatic_optimization:
         raise UsageError(
             f"{type(module).__name__}.automatic_optimization = False: with manual optimization, as several optimizers "
             "need it, the Trainer does not know the steps",
             hint='a loop of your own, see "A loop of your own" in `bssearch guide own-training`',
         )
+
+
+def _refuse_what_decides_for_itself(trainer: Any) -> None:
     for one in trainer.callbacks:
         if DECIDES_FOR_ITSELF & _kinds(one):
             raise UsageError(
                 f"the Trainer has the callback {type(one).__name__}, which decides what the trial is to decide",
-                hint="leave it out",
+                hint="leave it out, and what adds it: Tuner(trainer).scale_batch_size and lr_find",
             )
 
 

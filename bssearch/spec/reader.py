@@ -18,6 +18,9 @@ from bssearch.errors import NotFoundError, SpecError, UsageError
 from bssearch.spec.model import StudySpec
 from bssearch.spec.yaml_values import MOST_BITS, MOST_LEVELS, is_unicode, read_yaml, shortened
 
+WRITTEN = {"fixed": "a value", "range": "a mapping", "choices": "a list"}
+"""How each kind of `bssearch.space.domains.domain_kind` is written."""
+
 Location = tuple[str | int, ...]
 SUFFIXES = (".yaml", ".yml", ".toml")
 MOST_BYTES = 2**20
@@ -283,7 +286,7 @@ def _explain(problem: Any, data: Any, origins: Mapping[Location, str], path: str
             continue
         location = (*location, part)
     field = ".".join(str(part) for part in location) or "spec"
-    message = problem["msg"].removeprefix("Value error, ")
+    message = _said(problem)
     shown = (
         f" = {shortened(value)}" if isinstance(value, str | int | float) and problem["type"] != "unknown_key" else ""
     )
@@ -295,3 +298,16 @@ def _explain(problem: Any, data: Any, origins: Mapping[Location, str], path: str
         if by.startswith("preset "):
             return f"{by} searches {searched[1]}: give default.{searched[1]} too ({place})"
     return f"{field}{shown}: {message[0].lower()}{message[1:]} ({place})"
+
+
+def _said(problem: Any) -> str:
+    """Return what a validation problem says; of what may be of several kinds, which there are."""
+    message: str = problem["msg"]
+    if problem["type"] not in ("union_tag_invalid", "union_tag_not_found"):
+        return message.removeprefix("Value error, ")
+    context = problem["ctx"]
+    expected = context.get("expected_tags", "").replace("'", "")
+    if context["discriminator"] == "domain_kind()":
+        return f"must be {' or '.join(WRITTEN[kind] for kind in expected.split(', '))}"
+    field = context["discriminator"].strip("'")
+    return f"{field} = {shortened(context['tag'])} must be one of {expected}" if expected else f"must have a {field}"

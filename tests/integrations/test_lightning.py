@@ -357,8 +357,20 @@ def test_a_callback_that_decides_what_the_trial_decides_is_refused(name: str) ->
     found = started()
     kind = getattr(lightning.pytorch.callbacks, name)
     trainer = trainer_of(kind({0: 2}) if name.startswith("Gradient") else kind())
-    with pytest.raises(UsageError, match=f"the Trainer has the callback {name}"):
-        fit_made(found.trial, (trainer, Tiny(found.time), Loaders(found.trial.micro_batch_size)))
+    for data in (Loaders(found.trial.micro_batch_size), (loader(found.trial), DataLoader(rows()))):
+        with pytest.raises(UsageError, match=f"the Trainer has the callback {name}"):
+            fit_made(found.trial, (trainer, Tiny(found.time), data))
+
+
+def test_lightnings_own_search_of_a_batch_size_with_the_trainer_of_a_trial_is_refused() -> None:
+    from lightning.pytorch.tuner import Tuner
+
+    found = started()
+    module = Tiny(found.time)
+    module.batch_size = 2
+    with pytest.raises(UsageError, match="the Trainer has the callback BatchSizeFinder") as caught:
+        Tuner(trainer_of(TrialCallback(found.trial))).scale_batch_size(module, datamodule=Loaders(2))
+    assert "Tuner" in str(caught.value.hint) and not module.seen
 
 
 def test_a_metric_that_validation_does_not_log_is_named_with_what_it_logs() -> None:

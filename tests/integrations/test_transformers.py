@@ -302,10 +302,25 @@ def test_a_trainer_without_an_evaluation_set_is_refused(tmp_path: Path) -> None:
         trainer_of(trial, tmp_path, eval_dataset=None).train()
 
 
-def test_plain_arguments_beside_the_callback_are_held_against_the_trial(tmp_path: Path) -> None:
-    plain = TrainingArguments(output_dir=str(tmp_path), use_cpu=True, remove_unused_columns=False)
-    with pytest.raises(UsageError, match="per_device_train_batch_size=8 contradicts the trial: must be 20"):
+@pytest.mark.parametrize(
+    ("own", "message"),
+    [
+        ({}, "per_device_train_batch_size=8 contradicts the trial: must be 20"),
+        (
+            {"per_device_train_batch_size": 20, "learning_rate": 0.02, "seed": 3, "auto_find_batch_size": True},
+            "auto_find_batch_size=True contradicts the trial: must be False",
+        ),
+    ],
+)
+def test_plain_arguments_beside_the_callback_are_held_against_the_trial(
+    own: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    plain = TrainingArguments(output_dir=str(tmp_path), use_cpu=True, remove_unused_columns=False, **own)
+    with pytest.raises(UsageError, match=message):
         trainer_of(started().trial, tmp_path, arguments=plain).train()
+
+
+def test_a_trainer_on_another_device_than_its_trial_is_refused(tmp_path: Path) -> None:
     trial = started().trial
     made = training_arguments(trial, output_dir=str(tmp_path), remove_unused_columns=False)
     trial.device = "cuda:1"
