@@ -118,6 +118,7 @@ class Restricted(Model):
 class Optimal(Model):
     """The recommended configuration, whole; tokens where the workload counts them.
 
+    ``further_metrics`` are those that the workload reports beside the target's, on the test part like ``test_metric``.
     ``peak_memory_basis`` says what the peak memory is the peak of: what tensors held on the ``device``, or the growth
     of the process's ``resident`` set.
     """
@@ -135,6 +136,7 @@ class Optimal(Model):
     peak_memory_bytes: int | None
     trial_numbers: list[int]
     peak_memory_basis: MemoryBasis | None = None
+    further_metrics: dict[str, Figure] = Field(default_factory=dict)
 
 
 class Largest(Model):

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from bssearch.analysis.answer import Batch, BestTrial, Figure, Restricted, StepsSlope, Time, parameters_of
-from bssearch.analysis.generalisation import over_seeds
+from bssearch.analysis.generalisation import LEAST_RUNS, over_seeds
 from bssearch.analysis.law.batch_model import rising
 from bssearch.analysis.law.models import are_of_one_model, is_timed, own_step_seconds
 from bssearch.analysis.law.points import LawPoint
@@ -21,6 +21,7 @@ from bssearch.analysis.objectives.time_to_target import TIME
 from bssearch.analysis.optimum import Candidate, Verdict, least_of, median_steps
 from bssearch.analysis.survival import survival
 from bssearch.analysis.tried_rates import is_at_end
+from bssearch.intervals import student_t
 from bssearch.records import MemoryBasis, Phase, ProbeRecord, TrialOutcome, TrialRecord, TrialState
 from bssearch.spec import StudySpec
 
@@ -133,6 +134,27 @@ def figure_of(candidate: Candidate) -> Figure | None:
     ends = [] if known.low is None or known.high is None else sorted([shown(known.low), shown(known.high)])
     low, high = ends or (None, None)
     return Figure(median=shown(known.median), low=low, high=high, runs=known.reached)
+
+
+def further_metrics(candidate: Candidate) -> dict[str, Figure]:
+    """Return the further metrics on the test part of the runs that reached the target, by name.
+
+    The 95 % interval is Student's t about the mean, widened to hold the median; null below three runs.
+    """
+    outcomes = [run.outcome for run in candidate.runs if run.outcome and run.outcome.state is TrialState.REACHED]
+    found: dict[str, list[float]] = defaultdict(list)
+    for outcome in outcomes:
+        for name, value in (outcome.further_test_metrics or {}).items():
+            found[name].append(value)
+    return {name: _over_seeds(values) for name, values in found.items()}
+
+
+def _over_seeds(values: Sequence[float]) -> Figure:
+    median, runs = statistics.median(values), len(values)
+    if runs < LEAST_RUNS:
+        return Figure(median=median, low=None, high=None, runs=runs)
+    mean, half = statistics.fmean(values), student_t(runs - 1) * statistics.stdev(values) / math.sqrt(runs)
+    return Figure(median=median, low=min(median, mean - half), high=max(median, mean + half), runs=runs)
 
 
 def bound_of(candidate: Candidate) -> float | None:

@@ -50,6 +50,12 @@ def _how_sure(answer: Answer) -> list[str]:
     return [f"It {how_sure(answer)}." if step is None else f"It {how_sure(answer)}; {step.why}: {step.command}."]
 
 
+def further_metrics(answer: Answer) -> str:
+    """Return the sentence on the metrics that the workload reports beside the target's; empty where it has none."""
+    told = [f"{name} {with_interval(figure)}" for name, figure in answer.optimal.further_metrics.items()]
+    return f"On the test part it also has {' and '.join(told)}." if told else ""
+
+
 def how_sure(answer: Answer) -> str:
     """Return the probability that the recommended batch size is within 5 % of the best, as the end of a sentence."""
     return f"is within 5 % of the best with a probability of {math.floor(100 * (answer.within_5_percent or 0.0))} %"

@@ -23,7 +23,15 @@ from bssearch.analysis.answer import (
     parameters_of,
 )
 from bssearch.analysis.baseline import default_configuration
-from bssearch.analysis.batches import batch_rows, figure_of, peak_memory, steps_to_target, time_of, tuning
+from bssearch.analysis.batches import (
+    batch_rows,
+    figure_of,
+    further_metrics,
+    peak_memory,
+    steps_to_target,
+    time_of,
+    tuning,
+)
 from bssearch.analysis.certainty import Certainty, certainty
 from bssearch.analysis.generalisation import generalisation
 from bssearch.analysis.law.joint import fit_and_predict, predicted_figures, predicted_times
@@ -189,6 +197,7 @@ def _optimal(spec: StudySpec, candidate: Candidate) -> Optimal:
         peak_memory_bytes=peak,
         peak_memory_basis=basis,
         trial_numbers=[run.number for run in candidate.runs],
+        further_metrics=further_metrics(candidate),
     )
 
 

@@ -71,6 +71,7 @@ def at_target(
         final_metric=hit.metric,
         best_metric=hit.metric,
         test_metric=None,
+        further_test_metrics=None,
     )
     product = None if step_seconds is None else found.steps * step_seconds
     return replace(trial, state=TrialState.REACHED, outcome=outcome, steps_x_step_time_s=product)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bssearch.analysis.answer import Answer, Ratio, objective_in
+from bssearch.analysis.answer import Answer, Figure, Ratio, objective_in
 from bssearch.analysis.law.fitted import Fit
 from bssearch.analysis.measured import NoiseAnswer
 from bssearch.analysis.numbers import ends, memory, number
@@ -36,12 +36,20 @@ def tiles_of(answer: Answer, spec: StudySpec) -> list[Tile]:
         tiles.append(_noise(answer.measured.noise_scale))
     if best.test_metric is not None:
         tiles.append(Tile(f"Test {answer.target.metric}", number(best.test_metric), "of the optimum, at the target"))
+    tiles += [_further(name, figure) for name, figure in best.further_metrics.items()]
     if best.peak_memory_bytes is not None:
         of = "of the optimum"
         if best.peak_memory_basis not in (None, MemoryBasis.DEVICE):
             of = "growth of the process over a trial of the optimum"
         tiles.append(Tile("Peak memory", memory(best.peak_memory_bytes), of))
     return tiles
+
+
+def _further(name: str, figure: Figure) -> Tile:
+    shown = ends(figure.low, figure.high).strip()
+    return Tile(
+        f"Test {name}", number(figure.median), f"of the optimum, at the target{shown and f', 95 % interval {shown}'}"
+    )
 
 
 def _default_tile(answer: Answer, spec: StudySpec) -> Tile:

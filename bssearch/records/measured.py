@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
@@ -101,8 +102,9 @@ class TrialOutcome:
     ``steps_to_target`` are interpolated inside it by the same fraction. Without a crossing the last miss is the last
     evaluation: all that is known of the time to the target is that it is longer. ``tokens`` are those of the samples
     seen, where the workload says how many a sample has. ``data_placement`` says where the training part lay,
-    ``device`` or ``host``; ``skipped_steps`` counts the steps that fp16's loss scaling left out, None in other
-    precisions; ``peak_memory_basis`` says what ``peak_memory_bytes`` is the peak of, None where there is no peak;
+    ``device`` or ``host``; ``further_test_metrics`` are those that the workload reports beside the target's, on the
+    test part, None where there are none; ``skipped_steps`` counts the steps that fp16's loss scaling left out, None in
+    other precisions; ``peak_memory_basis`` says what ``peak_memory_bytes`` is the peak of, None where there is no peak;
     ``data_seconds`` are those train seconds in which a loop of the user's own waited for data, and ``seconds_basis``
     says whose the train seconds are, None where bssearch measured them; ``warnings`` are sentences on what makes the
     figures less than they seem.
@@ -129,6 +131,7 @@ class TrialOutcome:
     final_metric: float | None = None
     best_metric: float | None = None
     test_metric: float | None = None
+    further_test_metrics: Mapping[str, float] | None = None
     peak_memory_bytes: int | None = None
     peak_memory_basis: MemoryBasis | None = None
     dropped_samples_per_epoch: int | None = None

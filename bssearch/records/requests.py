@@ -78,11 +78,15 @@ class NoiseRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricInfo:
-    """What is known of a metric: its bounds (None = unbounded) and the value that guessing gives."""
+    """What is known of a metric: its bounds (None = unbounded) and the value that guessing gives.
+
+    One that is ``reported`` is told beside the target's metric: of the recommended configuration, on the test part.
+    """
 
     low: float | None = None
     high: float | None = None
     chance: float | None = None
+    reported: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

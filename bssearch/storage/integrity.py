@@ -53,7 +53,7 @@ LARGEST = 1e300
 LARGEST_WHOLE = 2**62
 """No number that bssearch counts is larger: a choice."""
 
-OF_SCALARS = frozenset({"parameters", "sampled"})
+OF_SCALARS = frozenset({"parameters", "sampled", "further_test_metrics"})
 """The columns whose JSON objects hold booleans, numbers and texts, and nothing that lies in another."""
 
 LONGEST = 60

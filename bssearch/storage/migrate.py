@@ -17,10 +17,10 @@ from bssearch.storage.engine import copy_sqlite, create_engine_for, reading, wri
 from bssearch.storage.faults import missing_right
 from bssearch.storage.urls import parse_url, shown, sqlite_file
 
-REVISIONS: Final = ("0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008", "0009")
+REVISIONS: Final = ("0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008", "0009", "0010")
 """Every revision that this version knows, the oldest first."""
 
-SCHEMA_HEAD: Final = "0009"
+SCHEMA_HEAD: Final = "0010"
 VERSION_TABLE: Final = "bss_alembic_version"
 UPGRADE_COMMAND: Final = "bssearch db upgrade"
 

@@ -227,6 +227,7 @@ class TrialRow(Base):
     final_metric: Mapped[float | None]
     best_metric: Mapped[float | None]
     test_metric: Mapped[float | None]
+    further_test_metrics: Mapped[Mapping[str, float] | None] = mapped_column(JSON(none_as_null=True))
     peak_memory_bytes: Mapped[int | None]
     peak_memory_basis: Mapped[MemoryBasis | None] = mapped_column(enum(MemoryBasis, "peak_memory_basis"))
     dropped_samples_per_epoch: Mapped[int | None]

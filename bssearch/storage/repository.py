@@ -223,7 +223,7 @@ class Store(Findings, Measurements):
                 mark_changed(connection, study_id, [number])
             [stored] = self._timed(connection, study_id, [stored_trial(connection, study, study_id, number)])
             # Where it has not ended just now, an earlier try may have ended it.
-            if not ended and stored.outcome not in {outcome, replace(outcome, contended=True)}:
+            if not ended and stored.outcome not in (outcome, replace(outcome, contended=True)):
                 raise DatabaseError(
                     f"trial {number} of {study!r} cannot end as {outcome.state}: it is not running but {stored.state}"
                 )

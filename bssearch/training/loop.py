@@ -22,7 +22,7 @@ steps to the target, bit for bit: neither the clock nor the warm-up decides wher
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -95,6 +95,7 @@ class Trial:
         self._course = Course(request, workload.metrics.get(request.target.metric))
         self._progress = self._course.progress
         self._test_metric: float | None = None
+        self._further_test_metrics: Mapping[str, float] | None = None
 
     def run(self, on_observation: Callable[[Observation], None]) -> TrialOutcome:
         """Run to the end, whichever it is; raises what `observations` raises."""
@@ -142,9 +143,16 @@ class Trial:
             ending = self.train_segment(trainer) or (yield from self._evaluate(trainer))
         if self._request.evaluate_test and ending.state in TESTED_STATES:
             with self._clock.ledger("evaluation"):
-                metric = trainer.evaluate(self._data.test, self._request.target.metric)
-            self._test_metric = metric if is_metric(metric) else None
+                self._test(trainer)
         return ending
+
+    def _test(self, trainer: Trainer) -> None:
+        """Evaluate the test part: the target's metric, and those that the workload reports beside it."""
+        target, known = self._request.target.metric, self._workload.metrics
+        names = [target, *(name for name, info in known.items() if info.reported and name != target)]
+        found = {name: value for name, value in trainer.metrics(self._data.test, names).items() if is_metric(value)}
+        self._test_metric = found.pop(target, None)
+        self._further_test_metrics = found or None
 
     def prepare(self) -> Trainer:
         """Warm up on a throw-away model, then build the trial's own from its seed."""
@@ -361,6 +369,7 @@ class Trial:
             final_metric=None if last is None else last.metric,
             best_metric=self._progress.best,
             test_metric=self._test_metric,
+            further_test_metrics=self._further_test_metrics,
             peak_memory_bytes=self._progress.peak,
             peak_memory_basis=None if self._progress.peak is None else self._memory.basis,
             dropped_samples_per_epoch=None if trainer is None else trainer.dropped_samples,

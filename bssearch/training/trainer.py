@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from types import TracebackType
@@ -191,14 +191,19 @@ class Trainer:
         )
 
     def evaluate(self, part: Part, metric: str) -> float:
-        """Return a metric over a whole part, in evaluation mode and without gradients.
+        """Return a metric over a whole part; see `metrics`."""
+        return self.metrics(part, [metric])[metric]
 
-        Where weights are averaged it is the metric of the average. Raises `WorkloadError` where the workload does not
-        return that metric as a number.
+    def metrics(self, part: Part, names: Sequence[str]) -> dict[str, float]:
+        """Return metrics over a whole part by name, in evaluation mode and without gradients.
+
+        Where weights are averaged they are those of the average. Raises `WorkloadError` where the workload does not
+        return one of them as a number.
         """
         weights = nullcontext() if self._updates.average is None else self._updates.average.in_place()
         with weights, self._computation.evaluating():
-            return metric_value(self._workload, measure(self._workload, self.model, part), metric)
+            found = measure(self._workload, self.model, part)
+            return {name: metric_value(self._workload, found, name) for name in names}
 
     def _accumulate(self) -> None:
         """Add up the gradients of the step's micro-batches."""

@@ -570,3 +570,23 @@ def test_the_law_decides_only_where_it_is_no_less_sure_than_the_runs() -> None:
     assert found.fit is not None and found.fit.verdict == "fits"
     assert found.fit.predicted is not None and found.fit.predicted.batch_size < 64
     assert (found.optimal.batch_size, found.recommendation.rule) == (64, "least")
+
+
+def test_further_metrics_of_the_optimum_are_medians_with_the_interval_of_their_mean() -> None:
+    trials = [*searched(), *confirmed(32, 1.5, 1.6, 1.4), *confirmed(64, 1.0, 1.05, 1.1)]
+    values = {164: 0.1, 165: 0.2, 166: 0.6}
+
+    def told(metrics: dict[str, float], trial: TrialRecord) -> TrialRecord:
+        assert trial.outcome is not None
+        return replace(trial, outcome=replace(trial.outcome, further_test_metrics=metrics))
+
+    assert answer(trials).optimal.further_metrics == {}
+    reported = [told({"forgetting": values.get(one.number, 9.0)}, one) for one in trials]
+    found = answer(reported).optimal.further_metrics["forgetting"]
+    half = 4.302653 * 0.2645751 / 3**0.5  # Student's t of 2 degrees of freedom, standard deviation of the three
+    assert (found.median, found.runs) == (0.2, 3)
+    assert (found.low, found.high) == (pytest.approx(0.3 - half), pytest.approx(0.3 + half))
+    two = [told({"forgetting": 0.1}, one) if one.number < 166 else one for one in trials]
+    assert answer(two).optimal.further_metrics["forgetting"].model_dump() == {
+        "median": 0.1, "low": None, "high": None, "runs": 2
+    }  # fmt: skip

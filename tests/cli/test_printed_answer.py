@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from bssearch.analysis.answer import Figure
 from bssearch.cli.answer import print_answer
 from bssearch.records import GradientNoise, MemoryBasis
 from tests.analysis.test_report import answer, confirmed
@@ -38,6 +39,19 @@ def test_the_split_into_micro_batches_is_printed_where_there_is_one(
     split = {"micro_batch_size": micro, "accumulation_steps": 64 // micro}
     print_answer(found.model_copy(update={"optimal": found.optimal.model_copy(update=split)}))
     assert f"Train with: {told}" in capsys.readouterr().out
+
+
+def test_further_metrics_are_printed_where_the_workload_reports_some(capsys: pytest.CaptureFixture[str]) -> None:
+    found = answer(confirmed(64, 1.0, 1.1, 0.9))
+    print_answer(found)
+    assert "also has" not in capsys.readouterr().out
+    figures = {
+        "forgetting": Figure(median=0.031, low=0.028, high=0.036, runs=3),
+        "old_accuracy": Figure(median=0.9, low=None, high=None, runs=2),
+    }
+    print_answer(found.model_copy(update={"optimal": found.optimal.model_copy(update={"further_metrics": figures})}))
+    told = "On the test part it also has forgetting 0.031 [0.028, 0.036] and old_accuracy 0.9."
+    assert told in capsys.readouterr().out
 
 
 def test_no_trade_offs_are_printed_where_nothing_was_measured(capsys: pytest.CaptureFixture[str]) -> None:

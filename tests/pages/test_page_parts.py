@@ -120,6 +120,12 @@ def test_the_metric_on_the_test_part_and_the_memory_stand_where_they_are_known(w
     assert not {"Test accuracy", "Peak memory"} & set(unknown)
 
 
+def test_further_metrics_stand_with_their_intervals(whole: StudyPicture) -> None:
+    figures = {"forgetting": Figure(median=0.031, low=0.028, high=0.036, runs=3)}
+    tile = tiles(optimal(whole, further_metrics=figures))["Test forgetting"]
+    assert tile.value == "0.031" and "[0.028, 0.036]" in tile.note
+
+
 def test_a_batch_size_in_micro_batches_says_how_many_of_what_size(whole: StudyPicture) -> None:
     assert tiles(optimal(whole, accumulation_steps=1))["Optimal batch size"].note == ""
     found = tiles(optimal(whole, batch_size=4096, accumulation_steps=2, micro_batch_size=2048))["Optimal batch size"]

@@ -34,8 +34,8 @@ NEXT = """
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0010"
-down_revision = "0009"
+revision = "0011"
+down_revision = "0010"
 
 
 def upgrade() -> None:
@@ -69,10 +69,10 @@ def _next_version(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, then: str = "
     """Turn the code into a later version of itself, with a second revision that rebuilds a table."""
     folder = tmp_path / "later 100%"
     shutil.copytree(packaged_folder("migrations"), folder)
-    (folder / "versions" / "0010_note.py").write_text(NEXT.replace("FAIL", then))
+    (folder / "versions" / "0011_note.py").write_text(NEXT.replace("FAIL", then))
     monkeypatch.setattr(migrate, "packaged_folder", lambda name: folder)
-    monkeypatch.setattr(migrate, "REVISIONS", (*migrate.REVISIONS, "0010"))
-    monkeypatch.setattr(migrate, "SCHEMA_HEAD", "0010")
+    monkeypatch.setattr(migrate, "REVISIONS", (*migrate.REVISIONS, "0011"))
+    monkeypatch.setattr(migrate, "SCHEMA_HEAD", "0011")
 
 
 def _described(engine: Engine) -> dict[str, Any]:
@@ -182,7 +182,7 @@ class TestUpgrade:
             # The log of an open store holds what the file does not yet: the copy must have both.
             with monkeypatch.context() as patch:
                 _next_version(patch, tmp_path)
-                with pytest.raises(SchemaError, match="at revision 0009, this version needs 0010") as caught:
+                with pytest.raises(SchemaError, match="at revision 0010, this version needs 0011") as caught:
                     open_store(sqlite_url, write=False)
                 assert "bssearch db upgrade" in str(caught.value.hint)
                 assert not list(tmp_path.glob("*.bak"))
@@ -190,12 +190,12 @@ class TestUpgrade:
                 with open_store(sqlite_url, notify=told.append) as later:
                     assert later.study("toy").name == "toy"
                     assert [trial.number for trial in later.trials("toy")] == [1]
-                assert migrate.current(sqlite_url) == "0010"
-        copy = path.with_name(f"{path.name}.before-0010.bak")
-        assert told == [f"the schema of {path} went from 0009 to 0010 (the file as it was is kept as {copy})"]
+                assert migrate.current(sqlite_url) == "0011"
+        copy = path.with_name(f"{path.name}.before-0011.bak")
+        assert told == [f"the schema of {path} went from 0010 to 0011 (the file as it was is kept as {copy})"]
         assert copy.exists()
         assert not list(tmp_path.glob("*.part"))
-        assert migrate.current(f"sqlite:///{copy}") == "0009"
+        assert migrate.current(f"sqlite:///{copy}") == "0010"
         with open_store(f"sqlite:///{copy}", write=False) as old:
             assert [trial.number for trial in old.trials("toy")] == [1]
 
@@ -205,8 +205,8 @@ class TestUpgrade:
         migrate.upgrade(sqlite_url)
         _next_version(monkeypatch, tmp_path)
         done = migrate.upgrade(sqlite_url)
-        assert (done.before, done.after) == ("0009", "0010")
-        assert done.copy == path.with_name(f"{path.name}.before-0010.bak")
+        assert (done.before, done.after) == ("0010", "0011")
+        assert done.copy == path.with_name(f"{path.name}.before-0011.bak")
         assert str(done.copy) in str(done)
 
     @pytest.mark.parametrize("then", ["raise RuntimeError('half way')", "op.execute('DELETE FROM bss_study')"])
@@ -220,7 +220,7 @@ class TestUpgrade:
             _next_version(patch, tmp_path, then)
             with pytest.raises((RuntimeError, DatabaseError), match=r"half way|nothing was changed"):
                 migrate.upgrade(sqlite_url)
-        assert migrate.current(sqlite_url) == "0009"
+        assert migrate.current(sqlite_url) == "0010"
         with open_store(sqlite_url, write=False) as store:
             assert len(store.trials("toy")) == 1
 
@@ -244,13 +244,13 @@ class TestUpgrade:
             start(store)
         with monkeypatch.context() as patch:
             _next_version(patch, tmp_path)
-            for url, message in ((empty, "has no tables of bssearch"), (ours, "at revision 0009, .* needs 0010")):
+            for url, message in ((empty, "has no tables of bssearch"), (ours, "at revision 0010, .* needs 0011")):
                 for write in (True, False):
                     with pytest.raises(SchemaError, match=message) as caught:
                         open_store(url, write=write)
                     assert "`bssearch db upgrade`" in str(caught.value.hint)
                     assert caught.value.exit_code == 4
-            assert migrate.upgrade(ours) == migrate.Upgrade(before="0009", after="0010")
+            assert migrate.upgrade(ours) == migrate.Upgrade(before="0010", after="0011")
             with open_store(ours) as store:
                 assert [trial.number for trial in store.trials("toy")] == [1]
 
@@ -262,7 +262,7 @@ class TestUpgrade:
             _next_version(patch, tmp_path, "raise RuntimeError('half way')")
             with pytest.raises(RuntimeError, match="half way"):
                 migrate.upgrade(url)
-        assert migrate.current(url) == "0009"
+        assert migrate.current(url) == "0010"
         open_store(url).close()
 
 

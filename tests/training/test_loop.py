@@ -13,7 +13,7 @@ from torch import nn
 
 from bssearch.curves import crossing
 from bssearch.errors import WorkloadError
-from bssearch.records import Goal, GradientNoise, MemoryBasis, Observation, Target, TrialOutcome, TrialState
+from bssearch.records import Goal, GradientNoise, MemoryBasis, MetricInfo, Observation, Target, TrialOutcome, TrialState
 from bssearch.training import gradient_noise, loop
 from bssearch.training.contention import Contention, ContentionMeter
 from tests.training.toys import (
@@ -51,6 +51,24 @@ def test_the_target_ends_a_trial_at_the_first_evaluation_that_meets_it() -> None
     assert outcome.samples == 20 * outcome.steps
     assert outcome.test_metric is not None and 0.5 < outcome.test_metric <= 1
     assert outcome.peak_memory_bytes is not None and outcome.peak_memory_basis is MemoryBasis.RESIDENT
+
+
+def test_metrics_that_the_workload_reports_are_told_of_the_test_part_and_no_others() -> None:
+    toy, quiet = Toy(), Toy()
+    loss = MetricInfo(low=0.0, reported=True)
+    toy.metrics = {"accuracy": MetricInfo(reported=True), "loss": loss}
+    tested, untested = (Run(request(evaluate_test=tests), toy).outcome for tests in (True, False))
+    assert tested.further_test_metrics is not None and sorted(tested.further_test_metrics) == ["loss"]
+    assert 0 < tested.further_test_metrics["loss"] < 0.6 and tested.test_metric is not None
+    assert untested.further_test_metrics is None
+    assert Run(request(evaluate_test=True), quiet).outcome.further_test_metrics is None
+
+
+def test_a_reported_metric_that_is_no_number_is_left_out() -> None:
+    toy = Toy(on_evaluate=lambda metrics: {**metrics, "loss": math.nan})
+    toy.metrics = {"accuracy": MetricInfo(), "loss": MetricInfo(reported=True)}
+    outcome = Run(request(evaluate_test=True), toy).outcome
+    assert outcome.test_metric is not None and outcome.further_test_metrics is None
 
 
 def test_the_crossing_is_kept_as_an_interval_and_interpolated_inside_it() -> None:
