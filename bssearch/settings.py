@@ -46,10 +46,13 @@ def _url_from_file() -> str | None:
 def checkpoint_folder() -> Path:
     """Return where paused trials are kept: ``BSSEARCH_CHECKPOINT_DIR``, else in the user's cache."""
     given = os.environ.get(CHECKPOINT_DIR_VARIABLE)
-    if given:
-        return Path(given)
+    return Path(given) if given else cache_folder() / "checkpoints"
+
+
+def cache_folder() -> Path:
+    """Return where is kept what can be made anew: ``$XDG_CACHE_HOME/bssearch``, by default ``~/.cache/bssearch``."""
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(cache) / "bssearch" / "checkpoints"
+    return Path(cache).expanduser() / "bssearch"
 
 
 def state_folder() -> Path:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bssearch.settings import checkpoint_folder, packaged_folder, presets, shipped_studies, user_name
+from bssearch.settings import cache_folder, checkpoint_folder, packaged_folder, presets, shipped_studies, user_name
 
 
 def test_a_user_is_called_by_name_and_by_number_where_the_machine_has_no_name(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -30,6 +30,9 @@ def test_paused_trials_are_kept_where_the_user_says_else_in_the_cache(monkeypatc
     assert checkpoint_folder() == Path("/home/ada/.cache/bssearch/checkpoints")
     monkeypatch.setenv("XDG_CACHE_HOME", "/scratch")
     assert checkpoint_folder() == Path("/scratch/bssearch/checkpoints")
+    assert cache_folder() == Path("/scratch/bssearch")
+    monkeypatch.setenv("XDG_CACHE_HOME", "~/elsewhere")
+    assert cache_folder() == Path("/home/ada/elsewhere/bssearch")
     monkeypatch.setenv("BSSEARCH_CHECKPOINT_DIR", "/here")
     assert checkpoint_folder() == Path("/here")
 

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from bssearch.errors import WorkloadError
-from bssearch.settings import DATA_DIR_VARIABLE
+from bssearch.settings import DATA_DIR_VARIABLE, cache_folder
 
 DEBIAN_FOLDER = Path("/usr/share/datasets/fashion-mnist")
 FILES = (
@@ -52,7 +52,7 @@ def find_fashion_mnist(debian_folder: Path = DEBIAN_FOLDER) -> Mapping[str, Path
                 f"at; {WAYS}"
             )
         return found
-    cache = _cache_folder() / "fashion-mnist"
+    cache = cache_folder() / "fashion-mnist"
     return _first([debian_folder, cache]) or _downloaded(cache)
 
 
@@ -70,10 +70,6 @@ def _first(folders: list[Path]) -> dict[str, Path] | None:
 
 def _plain_or_compressed(plain: Path) -> Path | None:
     return next((path for path in (plain, plain.with_name(f"{plain.name}.gz")) if path.is_file()), None)
-
-
-def _cache_folder() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "bssearch"
 
 
 def _downloaded(folder: Path) -> dict[str, Path]:
