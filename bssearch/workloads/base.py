@@ -35,6 +35,8 @@ SHIPPED = {
     "char_lm": "bssearch.workloads.char_lm:CharLM",
     "digits": "bssearch.workloads.digits:Digits",
     "fashion_mnist": "bssearch.workloads.fashion_mnist:FashionMnist",
+    "finetune": "bssearch.workloads.finetune:FineTune",
+    "vit_tiny": "bssearch.workloads.vit_tiny:VitTiny",
 }
 
 MAIN = "__main__"

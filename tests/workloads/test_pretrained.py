@@ -1,0 +1,141 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from bssearch.settings import cache_folder
+from bssearch.workloads.pretrained import Weights, pretrained
+
+MADE_OF = [b"code", b"data"]
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+class Training:
+    """Makes weights at random, and counts how often."""
+
+    def __init__(self, meanwhile: Callable[[], object] = lambda: None) -> None:
+        self.times = 0
+        self.threads = 0
+        self._meanwhile = meanwhile
+
+    def __call__(self) -> Weights:
+        self.times += 1
+        self.threads = torch.get_num_threads()
+        self._meanwhile()
+        return {"layer.weight": torch.randn(3, 4), "layer.bias": torch.randn(3)}
+
+
+def equal(left: Weights, right: Weights) -> bool:
+    return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
+
+
+def kept() -> list[Path]:
+    return sorted((cache_folder() / "pretrained").iterdir())
+
+
+def test_weights_are_made_once_and_whatever_makes_them_has_a_file_of_its_own() -> None:
+    training = Training()
+    first = pretrained("toy", MADE_OF, training)
+    assert equal(pretrained("toy", MADE_OF, training), first) and training.times == 1
+    (path,) = kept()
+    assert path.name.startswith("toy-")
+    pretrained("toy", [b"code", b"other data"], training)
+    pretrained("toy", [b"codedata"], training)
+    assert training.times == len(kept()) == 3
+
+
+def test_another_version_of_pytorch_or_kind_of_cpu_makes_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    training = Training()
+    pretrained("toy", MADE_OF, training)
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "__version__", "0.0")
+        pretrained("toy", MADE_OF, training)
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "another")
+    pretrained("toy", MADE_OF, training)
+    assert training.times == len(kept()) == 3
+
+
+@pytest.mark.usefixtures("_one_thread")
+def test_they_are_the_same_whatever_the_process_drew_before_and_what_it_draws_next_stays() -> None:
+    torch.manual_seed(5)
+    torch.set_num_threads(2)
+    training = Training()
+    first = pretrained("toy", MADE_OF, training)
+    drawn = torch.rand(3)
+    assert (training.threads, torch.get_num_threads()) == (1, 2)
+    torch.manual_seed(5)
+    assert torch.equal(torch.rand(3), drawn)
+    kept()[0].unlink()
+    assert equal(pretrained("toy", MADE_OF, Training()), first)
+
+
+def other_weights(path: Path) -> None:
+    found = torch.load(path, weights_only=True)
+    found["weights"]["layer.bias"] += 1
+    torch.save(found, path)
+
+
+def other_recipe(path: Path) -> None:
+    found = torch.load(path, weights_only=True)
+    torch.save({**found, "recipe": "another"}, path)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda path: path.write_bytes(path.read_bytes()[:-100]),
+        lambda path: path.write_bytes(b""),
+        lambda path: path.write_bytes(b"something else"),
+        lambda path: torch.save([1, 2], path),
+        lambda path: torch.save(torch.nn.Linear(1, 1), path),
+        other_weights,
+        other_recipe,
+    ],
+    ids=["cut off", "empty", "no file of PyTorch", "a list", "an object", "other weights", "another recipe"],
+)
+def test_a_damaged_or_foreign_file_is_made_anew(damage: Callable[[Path], object]) -> None:
+    training = Training()
+    first = pretrained("toy", MADE_OF, training)
+    (path,) = kept()
+    damage(path)
+    assert equal(pretrained("toy", MADE_OF, training), first) and training.times == 2
+    pretrained("toy", MADE_OF, training)
+    assert training.times == 2 and kept() == [path]
+
+
+def test_two_that_make_them_at_once_do_not_disturb_each_other() -> None:
+    other = Training()
+    first = pretrained("toy", MADE_OF, Training(lambda: pretrained("toy", MADE_OF, other)))
+    assert other.times == 1
+    assert equal(pretrained("toy", MADE_OF, other), first) and other.times == 1
+    assert len(kept()) == 1
+
+
+@pytest.mark.parametrize("place", ["cache", "cache/bssearch/pretrained"])
+def test_where_nothing_can_be_kept_they_are_made_in_memory_and_that_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], place: str
+) -> None:
+    blocked = tmp_path / place
+    blocked.parent.mkdir(parents=True, exist_ok=True)
+    blocked.write_text("no folder")
+    training = Training()
+    first, second = (pretrained("toy", MADE_OF, training) for _ in range(2))
+    assert equal(first, second) and training.times == 2
+    said = capsys.readouterr().err
+    assert str(blocked) in said and "each process trains them anew" in said
+    assert blocked.read_text() == "no folder"
