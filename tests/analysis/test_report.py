@@ -573,7 +573,8 @@ def test_the_law_decides_only_where_it_is_no_less_sure_than_the_runs() -> None:
 
 
 def test_further_metrics_of_the_optimum_are_medians_with_the_interval_of_their_mean() -> None:
-    trials = [*searched(), *confirmed(32, 1.5, 1.6, 1.4), *confirmed(64, 1.0, 1.05, 1.1)]
+    missed = confirmed(64, 1.2, start=110, first_seed=9, state=TrialState.EXHAUSTED)
+    trials = [*searched(), *confirmed(32, 1.5, 1.6, 1.4), *confirmed(64, 1.0, 1.05, 1.1), *missed]
     values = {164: 0.1, 165: 0.2, 166: 0.6}
 
     def told(metrics: dict[str, float], trial: TrialRecord) -> TrialRecord:

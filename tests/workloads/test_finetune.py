@@ -99,6 +99,7 @@ def test_all_learns_but_the_old_head(loaded: tuple[FineTune, Data]) -> None:
     workload.loss(model, *data.train.gather(torch.arange(20)), label_smoothing=0.0).backward()  # type: ignore[no-untyped-call]
     without = {name for name, one in model.named_parameters() if one.grad is None or not one.grad.abs().sum()}
     assert without == {"old_head.weight", "old_head.bias"}
+    assert {name for name, one in model.named_parameters() if not one.requires_grad} == without
 
 
 def test_dropout_is_random_where_it_trains() -> None:

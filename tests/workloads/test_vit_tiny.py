@@ -73,6 +73,15 @@ def test_dropout_is_random_and_without_it_training_is_not() -> None:
     assert torch.equal(random.eval()(images), random(images))
 
 
+def test_dropout_is_after_the_embedding_and_every_dense_layer_but_that_of_queries_keys_and_values() -> None:
+    model, seen = build(dropout=0.5, depth=2), []
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.register_forward_hook(lambda _module, inputs, _output: seen.append(inputs[0].shape[-1]))
+    model(bright(2).inputs)
+    assert seen == [16, 16, 64, 16, 16, 64, 16]
+
+
 def test_every_other_image_of_a_batch_is_nothing_to_an_image() -> None:
     model, images = build(), bright(4).inputs
     torch.testing.assert_close(model(images)[:2], model(images[:2]))
