@@ -79,6 +79,7 @@ def test_an_untouched_network_has_forgotten_nothing_and_knows_the_old_classes_al
 def test_forgetting_is_what_the_accuracy_on_the_old_classes_has_lost(loaded: tuple[FineTune, Data]) -> None:
     workload, data = loaded
     model = workload.build_model(dropout=0.0).eval()
+    assert isinstance(model, TwoHeaded)
     with torch.no_grad():
         before = workload.evaluate(model, data.validation)
         for parameter in model.trunk.parameters():
