@@ -12,7 +12,7 @@ from typing import Any
 from bssearch.analysis.answer import Answer
 from bssearch.analysis.rules.audit import FULL_LIMIT_PHASES, Audit, Case, audit, cases, is_result, spent_train_seconds
 from bssearch.commands.opening import ExecutorFactory, Launch, OpenStudy, opened
-from bssearch.errors import UsageError
+from bssearch.errors import UsageError, WorkloadError
 from bssearch.history import History
 from bssearch.probes.cadence import probe_record
 from bssearch.records import Phase, TrialPlan, TrialRecord, TrialState
@@ -178,8 +178,8 @@ def seeds_of(spec: StudySpec, case: Case, runs: int) -> list[int]:
 def time_accumulation(study: OpenStudy, found: Answer) -> None:
     """Time the optimum's batch size and the largest that runs at once, both in micro-batches, and store the times.
 
-    It is a visit of its own; what was visited before is left out. Raises `LaunchError` where the worker
-    dies.
+    It is a visit of its own; what was visited before is left out, and all of it where the user's code refuses
+    micro-batches. Raises `LaunchError` where the worker dies.
     """
     spec = study.spec
     known = study.store.probes(spec.name, study.environment)
@@ -191,7 +191,11 @@ def time_accumulation(study: OpenStudy, found: Answer) -> None:
         count = next((count for count in MICRO_BATCHES if size % count == 0), None)
         if count is None or (size, size // count) in visited:
             continue
-        measured = study.executor.measure_step_time(default_at(spec, size, size // count, STEP_SECONDS))
+        try:
+            measured = study.executor.measure_step_time(default_at(spec, size, size // count, STEP_SECONDS))
+        except WorkloadError as error:  # a script may know no micro-batches
+            study.listener.note(f"the cost of accumulation is not timed: {error}")
+            return
         if measured.out_of_memory:
             continue
         probe = probe_record(measured, spec.budget.trial_train_seconds)

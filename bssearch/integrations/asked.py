@@ -103,3 +103,15 @@ class Asked:
     def _accumulation(self) -> str:
         size, accumulation = self._configuration.batch_size, self._configuration.accumulation_steps
         return f"batch size {size} takes {accumulation} micro-batches a step"
+
+
+def refuse_state(has_state: bool) -> None:
+    """Raise `UsageError` where a script with a library's Trainer has named a state.
+
+    The Trainer's own count of steps and its schedules would begin anew.
+    """
+    if has_state:
+        raise UsageError(
+            "trial.state(...) beside a Trainer: it trains a trial from its start, and cannot go on from a pause",
+            hint="leave trial.state(...) out: the trial is then stopped where others are paused",
+        )

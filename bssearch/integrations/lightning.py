@@ -25,6 +25,7 @@ import torch
 
 from bssearch.errors import UsageError
 from bssearch.integrations.alone import print_evaluation
+from bssearch.integrations.asked import refuse_state
 from bssearch.integrations.lightning_rates import adopt_learning_rate, adopt_weight_decay
 from bssearch.integrations.own_loop import LoopTrial
 
@@ -74,8 +75,9 @@ class TrialCallback(Callback):  # type: ignore[misc]
     is printed.
 
     ``metric`` must be among what validation logs; without it the study's target alone must.
-    Raises `UsageError` for manual optimization, for callbacks that choose batch sizes or learning rates themselves, for
-    a Trainer of several processes or on another device than the trial's, and where nothing is validated.
+    Raises `UsageError` for a trial with a state, for manual optimization, for callbacks that choose batch sizes or
+    learning rates themselves, for a Trainer of several processes or on another device than the trial's, and where
+    nothing is validated.
     """
 
     def __init__(self, trial: LoopTrial, metric: str | None = None) -> None:
@@ -91,6 +93,7 @@ class TrialCallback(Callback):  # type: ignore[misc]
         """Check a fit that is to begin, and have the Trainer accumulate as the trial says."""
         if stage != "fit":
             return
+        refuse_state(self._trial.has_state)
         _refuse_manual_optimization(pl_module)
         _refuse_what_decides_for_itself(trainer)
         others = [one for one in trainer.callbacks if one is not self]

@@ -139,7 +139,10 @@ class DescribedLoop(Looked):
     def looped(self, step: int, because: str = "") -> None:
         """Raise `UsageError` naming what the loop lacks."""
         if not step:
-            raise UsageError(f"the loop took no step{ended_by(because)}")
+            raise UsageError(
+                f"the loop took no step{ended_by(because)}",
+                hint="for batch in trial.batches(loader); a Trainer takes callbacks=[TrialCallback(trial)]",
+            )
         raise UsageError(
             f"the loop took {step} steps and was never evaluated",
             hint="batches(loader, evaluate=...), or: if trial.evaluation_due: trial.report(accuracy=...)",

@@ -61,7 +61,7 @@ class LoopTrial:
         self._configuration = configuration
         self._micro_batches = 0
         self._has_begun = False
-        self._is_in_batch = self._is_looping = self._has_state = False
+        self._is_in_batch = self._is_looping = self.has_state = False
         self._asked = Asked(configuration, searched)
         self._samples_at_once = configuration.micro_batch_size
         self._sampler: SeededSampler | None = None
@@ -243,11 +243,11 @@ class LoopTrial:
         """
         if self._has_begun or self._sampler is not None:
             raise UsageError("state() comes too late: call it before sampler() and batches()")
-        if self._has_state:
+        if self.has_state:
             raise UsageError("state() is called twice: name all objects in one call")
         self._asked.optimizers = [one for one in objects.values() if isinstance(one, torch.optim.Optimizer)]
         self.steps = self._assignment.keep(objects)
-        self._has_state = True
+        self.has_state = True
 
     def __enter__(self) -> Self:
         return self

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from enum import Enum
 from importlib import metadata
 from typing import Any
@@ -74,9 +74,10 @@ def training_arguments(
     where the study sets ``warmup_epochs``. ``arguments_class`` is the class to make, such as
     ``Seq2SeqTrainingArguments``. Without ``max_steps`` and ``num_train_epochs`` the learning rate is constant after its
     warmup, and the search ends the trial. Raises `UsageError`, naming the argument, for one of ``own`` that contradicts
-    the trial or needs ``max_steps``.
+    the trial or needs ``max_steps``, and for an optimizer or a schedule of the study that no argument stands for.
     """
     decided = decided_by(trial, train_samples)
+    _check_obeys(trial, own)
     for name, value in decided.items():
         if name in own:
             _check_agrees(name, own[name], value)
@@ -104,6 +105,7 @@ def fill(arguments: TrainingArguments, trial: LoopTrial, train_samples: int | No
         return
     defaults = {field.name: field.default for field in dataclasses.fields(arguments)}
     decided = decided_by(trial, train_samples)
+    _check_obeys(trial, {name for name, value in defaults.items() if getattr(arguments, name) != value})
     has_horizon = arguments.max_steps > 0 or arguments.num_train_epochs != defaults["num_train_epochs"]
     for name, value in decided.items():
         if getattr(arguments, name) != defaults[name]:
@@ -188,6 +190,20 @@ def _open(trial: LoopTrial, *, has_horizon: bool, is_new: bool) -> dict[str, Any
         if trial.is_searched:
             found["max_steps"] = MOST_STEPS
     return found
+
+
+def _check_obeys(trial: LoopTrial, own: Collection[str]) -> None:
+    """Raise `UsageError` for a parameter of the study that no argument stands for, and none of ``own`` is about."""
+    optimizer, schedule = trial.parameters.get("optimizer"), trial.parameters.get("schedule")
+    for name, value, known, argument in (
+        ("optimizer", optimizer, ("adamw", "sgd"), "optim"),
+        ("schedule", schedule, ("constant",), "lr_scheduler_type"),
+    ):
+        if value is not None and value not in known and argument not in own:
+            raise UsageError(
+                f"space.{name}: {value} has no argument of a Trainer that stands for it; {', '.join(known)} has",
+                hint=f"leave {name} out of the space, or give {argument}=... beside it",
+            )
 
 
 def _check_agrees(name: str, given: Any, value: Any) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 
 from bssearch.errors import UsageError
 from bssearch.integrations.accumulated_loss import check_counts_items
+from bssearch.integrations.asked import refuse_state
 from bssearch.integrations.own_loop import LoopTrial
 from bssearch.integrations.trainer_arguments import MOST_STEPS, check, fill, training_arguments, whole_steps
 
@@ -55,11 +56,12 @@ class TrialCallback(TrainerCallback):  # type: ignore[misc]
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: Any
     ) -> None:
         """Begin the trial's time; have the model evaluated where that is due before the first step."""
+        refuse_state(self._trial.has_state)
         check(args, self._trial)
         if state.global_step != self._trial.steps:
             raise UsageError(
                 f"the Trainer begins at step {state.global_step}, the trial at step {self._trial.steps}",
-                hint="a Trainer trains a trial from its start: no trial.state(...), no resume_from_checkpoint",
+                hint="a Trainer trains a trial from its start: no resume_from_checkpoint",
             )
         self._steps_in_pass = whole_steps(others["train_dataloader"], args)
         if args.gradient_accumulation_steps > 1:

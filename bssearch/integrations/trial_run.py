@@ -41,7 +41,7 @@ from bssearch.training.loop import TESTED_STATES
 from bssearch.training.memory import is_out_of_memory, peak_memory_meter
 from bssearch.training.trial_checkpoint import Checkpoint, Saved, first_line
 
-NO_STATE = "the script has named no trial.state(...)"
+NO_STATE = "the script has named no trial.state(...), which one with a Trainer does not"
 
 
 class Line(Protocol):

@@ -46,7 +46,7 @@ def pretrained(name: str, made_of: Sequence[bytes], make: Callable[[], Weights])
             path.parent.mkdir(parents=True, exist_ok=True)
         with replacing([path], binary=True) as (file,):
             torch.save({"recipe": recipe, "digest": _digest(weights), "weights": weights}, file)
-    except UsageError as error:
+    except (UsageError, OSError, RuntimeError) as error:  # PyTorch tells a full disk by a RuntimeError
         print(f"{name}: {error}; each process trains them anew", file=sys.stderr)
     return weights
 
@@ -75,7 +75,7 @@ def _digest(weights: Weights) -> str:
     digest = hashlib.sha256()
     for name, tensor in sorted(weights.items()):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(tensor.contiguous().numpy().tobytes())
+        digest.update(tensor.cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
 
 

@@ -527,3 +527,19 @@ def test_step_times_that_were_not_measured_alone_cost_nothing() -> None:
     one = of(judged([], step_times=[timed(128), timed(32)]), Rule.ACCUMULATION)
     assert one.verdict == "not_run"
     assert "in micro-batches of 32 it was timed while others used the device" in one.reason
+
+
+def test_a_study_that_sets_no_optimizer_has_a_slope_of_its_rate() -> None:
+    trials = [make_trial(1, configuration=SPEC.default_configuration, seconds=50.0)]
+    for number, size in enumerate((16, 32, 64, 128)):
+        one = replace(TUNED, batch_size=size, micro_batch_size=size, learning_rate=0.05 * (size / 16) ** 0.5)
+        for extra, dropout in ((0, 0.0), (1, 0.3)):
+            again = replace(one, dropout=dropout)
+            trials.append(
+                make_trial(10 * number + 10 + extra, configuration=again, seconds=1.0 + extra, steps=5000 // size)
+            )
+    document = answer_to(trials).model_dump()
+    for known in (document["optimal"], *(row["best"] for row in document["batches"] if row["best"] is not None)):
+        del known["parameters"]["optimizer"]
+    found = audit(SPEC, trials, Answer.model_validate(document)).learning_rate_slope
+    assert found is not None and found.estimate == pytest.approx(0.5)

@@ -18,11 +18,12 @@ from bssearch.analysis.rules.rule_book import Rule
 from bssearch.commands.audit import audit_stored, audit_study, missing_audit_runs, seeds_of
 from bssearch.commands.opening import stored_spec
 from bssearch.commands.run import run_study
-from bssearch.errors import InterruptedRunError, NotFoundError, TargetNotReachedError, UsageError
+from bssearch.errors import InterruptedRunError, NotFoundError, TargetNotReachedError, UsageError, WorkloadError
 from bssearch.executors.base import Event
 from bssearch.history import History
-from bssearch.records import Configuration, Phase, TrialPlan, TrialRecord, TrialState
+from bssearch.records import Configuration, Phase, StepTime, StepTimeRequest, TrialPlan, TrialRecord, TrialState
 from bssearch.search.finding import compute_answer
+from bssearch.search.listener import Listener
 from bssearch.search.seeds import trial_seed
 from bssearch.spec import StudySpec
 from bssearch.storage.repository import open_store
@@ -266,3 +267,21 @@ def test_a_rule_that_gives_the_tuned_configuration_takes_no_runs() -> None:
     assert case.tuned is not None
     same = replace(case, configuration=case.tuned.configuration)
     assert not list(missing_audit_runs(history, [same], 4))
+
+
+def test_code_that_knows_no_micro_batches_is_audited_without_the_cost_of_accumulation(studied: Path) -> None:
+    class Whole(LawExecutor):
+        def measure_step_time(self, request: StepTimeRequest) -> StepTime:
+            if request.configuration.accumulation_steps > 1:
+                raise WorkloadError("the script has not asked for trial.accumulation_steps")
+            return super().measure_step_time(request)
+
+    said: list[str] = []
+
+    class Hears(Listener):
+        def note(self, message: str) -> None:
+            said.append(message)
+
+    found = audit_study(SPEC, db=url(studied), listener=Hears(), make_executor=lambda *_: Whole())
+    assert any("accumulation is not timed: the script has not asked" in one for one in said)
+    assert any(one.verdict != "not_run" for one in found.rules)

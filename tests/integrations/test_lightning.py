@@ -334,6 +334,15 @@ def test_a_fit_that_cannot_be_a_trial_is_refused(module: type[Tiny], settings: d
         fit(found.trial, found.time, module=module(found.time), **settings)
 
 
+def test_a_state_beside_a_trainer_is_refused_for_its_schedules_would_begin_anew() -> None:
+    found = started()
+    module = Tiny(found.time)
+    found.trial.state(model=module)
+    with pytest.raises(UsageError, match=r"trial\.state\(\.\.\.\) beside a Trainer") as caught:
+        fit(found.trial, found.time, module=module)
+    assert "leave trial.state(...) out" in str(caught.value.hint)
+
+
 class Loaders(lightning.LightningDataModule):  # type: ignore[misc]
     def __init__(self, batch_size: int) -> None:
         super().__init__()

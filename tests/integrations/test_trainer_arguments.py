@@ -102,3 +102,28 @@ def test_an_argument_that_contradicts_the_trial_is_named(own: dict[str, Any], me
 def test_warmup_in_epochs_takes_the_number_of_samples() -> None:
     with pytest.raises(UsageError, match=r"warmup_epochs = 2\.0 takes the number"):
         training_arguments(trial_with(warmup_epochs=2.0))
+
+
+@pytest.mark.parametrize(
+    ("parameters", "own", "named"),
+    [
+        ({"optimizer": "adagrad"}, {}, "space.optimizer: adagrad"),
+        ({"optimizer": "adam"}, {}, "space.optimizer: adam"),
+        ({"schedule": "cosine", "horizon_samples": 6000.0}, {"max_steps": 300}, "space.schedule: cosine"),
+    ],
+)
+def test_what_no_argument_stands_for_is_refused_and_not_named_in_an_answer(
+    parameters: dict[str, Any], own: dict[str, Any], named: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError, match=named):
+        training_arguments(trial_with(**parameters), output_dir=str(tmp_path), **own)
+    with pytest.raises(UsageError, match=named):
+        trial = trial_with(**parameters)
+        fit(trainer_of(trial, tmp_path, arguments=TrainingArguments(output_dir=str(tmp_path), **own)), trial)
+
+
+def test_an_argument_of_ones_own_stands_for_it(tmp_path: Path) -> None:
+    trial = trial_with(optimizer="adagrad", schedule="cosine", horizon_samples=6000.0)
+    own: dict[str, Any] = {"optim": "adagrad", "lr_scheduler_type": "cosine", "max_steps": 300}
+    made = training_arguments(trial, output_dir=str(tmp_path), **own)
+    assert (made.optim, made.lr_scheduler_type, made.max_steps) == ("adagrad", "cosine", 300)

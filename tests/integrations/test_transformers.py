@@ -339,3 +339,10 @@ def test_a_trial_that_was_paused_does_not_go_on_from_a_trainers_start(tmp_path: 
     trial.steps = 4
     with pytest.raises(UsageError, match="the Trainer begins at step 0, the trial at step 4"):
         trainer_of(trial, tmp_path).train()
+
+
+def test_a_state_beside_a_trainer_is_refused_before_it_trains(tmp_path: Path) -> None:
+    trial, model = started().trial, classifier()
+    trial.state(model=model)
+    with pytest.raises(UsageError, match=r"trial\.state\(\.\.\.\) beside a Trainer"):
+        trainer_of(trial, tmp_path, model=model).train()

@@ -139,3 +139,22 @@ def test_where_nothing_can_be_kept_they_are_made_in_memory_and_that_is_said(
     said = capsys.readouterr().err
     assert str(blocked) in said and "each process trains them anew" in said
     assert blocked.read_text() == "no folder"
+
+
+def test_a_disk_that_is_full_while_they_are_kept_is_said_and_nothing_is_half_written(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(weights: object, file: object) -> None:
+        raise RuntimeError("unexpected pos 64 vs 0")
+
+    monkeypatch.setattr(torch, "save", full)
+    training = Training()
+    pretrained("toy", MADE_OF, training)
+    assert "unexpected pos 64" in capsys.readouterr().err
+    assert kept() == []
+
+
+def test_weights_of_every_type_are_kept() -> None:
+    made = {"half": torch.ones(2).bfloat16(), "count": torch.tensor(3), "flags": torch.tensor([True, False])}
+    first = pretrained("toy", MADE_OF, lambda: made)
+    assert equal(pretrained("toy", MADE_OF, Training()), first)

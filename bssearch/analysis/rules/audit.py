@@ -215,12 +215,12 @@ def learning_rate_slope(spec: StudySpec, answer: Answer) -> LearningRateSlope | 
     """
     if isinstance(spec.space.learning_rate, int | float):
         return None
-    optimizer = answer.optimal.parameters["optimizer"]
+    optimizer = answer.optimal.parameters.get("optimizer")
     points = [
         (math.log(row.batch_size), math.log(float(rate)))
         for row in answer.batches
-        if row.best is not None and not row.untuned and row.best.parameters["optimizer"] == optimizer
-        if (rate := row.best.parameters["learning_rate"]) is not None
+        if row.best is not None and not row.untuned and row.best.parameters.get("optimizer") == optimizer
+        if (rate := row.best.parameters.get("learning_rate")) is not None
     ]
     if len(points) < FEWEST_SIZES:
         return None
