@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Timer
 from typing import TYPE_CHECKING, Any
 
 from bssearch.commands.agreement import (
@@ -45,6 +46,9 @@ INLINE = "inline"
 
 ExecutorFactory = Callable[[StudySpec, Path], Executor]
 """Makes the executor of a spec; the workload's file is looked up in the folder."""
+
+TOLD_AFTER_S = 30.0
+"""Seconds after which it is said what is waited for: a choice, more than imports take."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +125,7 @@ def opened(spec: StudySpec, launch: Launch) -> Iterator[OpenStudy]:
     spec = _named(checked(spec), given, launch)
     with (
         watched(launch.listener, launch.progress) as listener,
-        _described(spec, launch, given) as (executor, found),
+        _described(spec, launch, given, listener) as (executor, found),
     ):
         check_target(spec, found)
         with open_store(launch.db, notify=listener.note) as store:
@@ -142,26 +146,45 @@ def described(spec: StudySpec, launch: Launch) -> Iterator[tuple[Executor, Workl
     spec asks for more than the workload has, `WorkloadError` and `LaunchError`.
     """
     given = launch.given
-    with _described(_named(checked(spec), given, launch), launch, given) as found:
+    listener = launch.listener or Listener()
+    with _described(_named(checked(spec), given, launch), launch, given, listener) as found:
         yield found
 
 
 @contextmanager
 def _described(
-    spec: StudySpec, launch: Launch, given: GivenWorkload | None
+    spec: StudySpec, launch: Launch, given: GivenWorkload | None, listener: Listener
 ) -> Iterator[tuple[Executor, WorkloadDescription]]:
-    """Give what `described` does, for a spec that has been checked."""
+    """Give what `described` does, for a spec that has been checked; ``listener`` hears of a script that takes long."""
     refuse_while_importing()
     if spec.is_imported:
         raise UsageError(f"study {spec.name!r} was imported: it has no workload to run, only runs made elsewhere")
     check_parts(spec)
     executor = launch.executor(spec, given)
     try:
-        found = executor.describe()
+        with _telling_of_a_wait(spec, listener):
+            found = executor.describe()
         check_against_workload(spec, found)
         yield executor, found
     finally:
         executor.close()
+
+
+@contextmanager
+def _telling_of_a_wait(spec: StudySpec, listener: Listener) -> Iterator[None]:
+    """Say what is waited for where a program of the user's own takes long to say what it is."""
+    told = (
+        f"still waiting for the first step and evaluation of {spec.workload}, for {TOLD_AFTER_S:g} s now: a loop goes "
+        "over trial.batches(loader, evaluate=...), a Trainer takes callbacks=[TrialCallback(trial)]"
+    )
+    timer = Timer(TOLD_AFTER_S, listener.note, [told])
+    timer.daemon = True
+    if spec.is_program and not spec.command:
+        timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def stored_spec(study: str, *, db: str | None = None, to_run: bool = False, runs_code: bool = False) -> StudySpec:

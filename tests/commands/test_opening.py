@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from threading import Event
 
+import pytest
+
+from bssearch.commands import opening
+from bssearch.commands.opening import Launch, opened
 from bssearch.commands.run import run_study
+from bssearch.records import WorkloadDescription
 from bssearch.search.listener import Listener
 from tests.factories import SPEC, make_spec
 from tests.search.law import LawExecutor
@@ -31,3 +37,25 @@ def test_a_new_study_says_where_its_default_lies_outside_the_space(tmp_path: Pat
         said.append([note for note in ear.notes if "outside the search space" in note])
     assert [len(one) for one in said] == [1, 0], "once, as the study is made"
     assert "batch_size = 24 is not one of" in said[0][0]
+
+
+def test_a_script_that_takes_no_step_is_told_after_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    heard = Event()
+
+    class Hears(Listener):
+        def note(self, message: str) -> None:
+            if "still waiting for the first step and evaluation of train.py" in message and "TrialCallback" in message:
+                heard.set()
+
+    class Slow(LawExecutor):
+        def describe(self) -> WorkloadDescription:
+            assert heard.wait(30), "nobody said what is waited for"
+            return super().describe()
+
+    (tmp_path / "train.py").write_text("import bssearch\n")
+    monkeypatch.setattr(opening, "TOLD_AFTER_S", 0.01)
+    launch = Launch(
+        db=f"sqlite:///{tmp_path / 'one.db'}", folder=tmp_path, listener=Hears(), make_executor=lambda *_: Slow()
+    )
+    with opened(make_spec(workload="train.py"), launch) as study:
+        assert study.spec.workload == "train.py"
