@@ -23,6 +23,7 @@ from bssearch.cli import (
     keep,
     price,
     query,
+    quick,
     registered,
     report,
     run,
@@ -64,6 +65,7 @@ app = typer.Typer(
 app.command("init")(init.init)
 app.command("check")(check.check)
 app.command("target")(check.target)
+app.command("quick")(quick.quick)
 app.command("run")(run.run)
 app.command("confirm")(confirm.confirm)
 app.command("enqueue")(enqueue.enqueue)

@@ -55,13 +55,27 @@ def save_finding(store: Store, name: str, search_end: SearchEnd | None = None) -
 
     Without ``search_end`` the one that is stored stays. Where there is neither, nothing is stored.
     """
-    stamp, end = store.stamp(name), search_end or SearchEnd.stored(store, name)
+    stamp, end, quick = store.stamp(name), search_end or SearchEnd.stored(store, name), stored_quick(store, name)
     found = None
     with suppress(TargetNotReachedError):
         found = compute_answer(store, name).model_dump(mode="json")
-    if found is not None or end is not None:
+    if found is not None or end is not None or quick is not None:
         known = None if end is None else end.document
-        store.save_finding(name, stamp, {"made_by": ANSWERS, "answer": found, "search_end": known})
+        store.save_finding(name, stamp, {"made_by": ANSWERS, "answer": found, "search_end": known, "quick": quick})
+
+
+def save_quick(store: Store, name: str, quick: Mapping[str, Any]) -> None:
+    """Store what `bssearch quick` has found of a study, as JSON values; its answer is made anew when it is read."""
+    end = SearchEnd.stored(store, name)
+    kept = {"made_by": ANSWERS, "answer": None, "search_end": None if end is None else end.document}
+    store.save_finding(name, store.stamp(name), {**kept, "quick": dict(quick)})
+
+
+def stored_quick(store: Store, name: str) -> Mapping[str, Any] | None:
+    """Return what `save_quick` has stored of a study, None where there is nothing."""
+    last = store.last_finding(name)
+    quick = last.get("quick") if isinstance(last, Mapping) else None
+    return quick if isinstance(quick, Mapping) else None
 
 
 def answer(store: Store, name: str, target: float | None = None) -> Answer:

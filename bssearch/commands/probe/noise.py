@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Annotated
@@ -49,7 +50,9 @@ def sentences(found: NoiseMeasurement, metric: str) -> Iterator[str]:
         yield f"note: that is not near the target: {found.reason}"
 
 
-def probe_noise(study: OpenStudy, seconds_limit: float = NOISE_SECONDS) -> NoiseMeasurement:
+def probe_noise(
+    study: OpenStudy, seconds_limit: float = NOISE_SECONDS, *, train_seconds_limit: float = math.inf
+) -> NoiseMeasurement:
     """Measure the noise scale near the target, store it with the study, and return it.
 
     The noise scale depends on the learning rate (Gray et al. 2024), so it is that of the configuration of the fastest
@@ -62,7 +65,7 @@ def probe_noise(study: OpenStudy, seconds_limit: float = NOISE_SECONDS) -> Noise
             configuration=configuration,
             seed=trial_seed(spec.seed, Phase.PROBE, 0),
             target=spec.record_target,
-            train_seconds_limit=spec.budget.trial_train_seconds,
+            train_seconds_limit=min(train_seconds_limit, spec.budget.trial_train_seconds),
             noise_seconds_limit=seconds_limit,
             eval_every_steps=eval_every_steps,
             threads=spec.executor.threads,
