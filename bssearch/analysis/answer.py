@@ -10,6 +10,7 @@ from pydantic import Field
 from bssearch.analysis.certainty import Settles
 from bssearch.analysis.final_metrics import Generalisation, MetricOverSeeds
 from bssearch.analysis.law.fitted import Fit
+from bssearch.analysis.law.promise import Promise
 from bssearch.analysis.law.regimes import Regime
 from bssearch.analysis.measured import BatchNoise, Measured
 from bssearch.analysis.objectives.base import Objective, make_objective
@@ -286,7 +287,7 @@ class Answer(Model):
     best confirmed batch size, pooled through the law where it fits; null without confirmation runs. The answer is
     ``provisional`` below 0.9; ``would_settle`` says what would tell most then, ``runs_to_settle`` how many runs of each
     batch size in all, where these would. ``next`` are the commands that would help most now. Costs are in the currency
-    of ``price_per_device_hour``; where it is null they are device-hours.
+    of ``price_per_device_hour``; where it is null they are device-hours. ``quick`` is what ``bssearch quick`` had said.
     """
 
     schema_version: Literal[1] = 1
@@ -314,6 +315,7 @@ class Answer(Model):
     next: list[NextStep] = Field(default_factory=list)
     imported: bool = False
     generalisation: Generalisation | None
+    quick: Promise | None = None
     warnings: list[Notice]
 
     @property

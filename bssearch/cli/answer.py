@@ -53,6 +53,8 @@ def print_answer(found: Answer) -> None:
         out.print(line)
     if found.generalisation is not None:
         print_generalisation(found.generalisation, found.target.metric)
+    if found.quick is not None:
+        out.print(f"{found.quick.in_words}.")
     for warning in found.warnings:
         out.print(f"note: {warning.message}")
     for step in found.next:

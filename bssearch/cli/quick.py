@@ -1,4 +1,4 @@
-"""``bssearch quick``: a batch size in a minute, unverified."""
+"""``bssearch quick``: a batch size in a minute, unverified; ``track-record``: how often such answers held."""
 
 from __future__ import annotations
 
@@ -12,13 +12,16 @@ from bssearch.cli.arguments import (
     DataDirOption,
     SetOption,
     SpecArgument,
+    store_to_read,
     workload_folder,
 )
 from bssearch.cli.output import Format, FormatOption, console, print_table, show_model
 
 if TYPE_CHECKING:
     from bssearch.analysis.law.quick import QuickAnswer
+    from bssearch.commands.track_record import TrackRecord
 
+KEPT_COLUMNS = ("study", "said", "interval", "found", "flat_range", "holds", "time_ratio")
 COLUMNS = ("trial", "batch_size", "learning_rate", "steps", "train_seconds")
 
 
@@ -78,3 +81,37 @@ def print_quick(found: QuickAnswer) -> None:
     for notice in found.warnings:
         out.print(f"note: {notice.message}")
     out.print("next: bssearch run SPEC searches from there  (the learning rate is the rule's: it is tuned there)")
+
+
+def track_record(db: DatabaseOption = None, form: FormatOption = Format.TABLE) -> None:
+    """Show how often the quick answers of a database held, once a search had found the optimum."""
+    from bssearch.commands.track_record import track_record as kept
+
+    with store_to_read(db) as store:
+        found = kept(store)
+    show_model(form, found, print_track_record, found.studies)
+
+
+def print_track_record(found: TrackRecord) -> None:
+    """Print a track record for people."""
+    out = console()
+    rows = [
+        {
+            "study": one.study,
+            "said": one.batch_size,
+            "interval": "{} to {}".format(*one.interval),
+            "found": one.found_batch_size,
+            "flat_range": "{} to {}".format(*one.found_flat_range),
+            "holds": "yes" if one.holds else "no",
+            "time_ratio": one.time_ratio,
+        }
+        for one in found.studies
+    ]
+    if rows:
+        print_table(rows, KEPT_COLUMNS)
+        ratio = "" if found.median_time_ratio is None else f"; the median time ratio is {found.median_time_ratio:.3g}"
+        out.print(f"{found.held} of {len(rows)} quick answers held{ratio}.")
+    else:
+        out.print("No quick answer has been held against a search yet.")
+    if found.waiting:
+        out.print(f"Without a confirmed search: {', '.join(found.waiting)}.")

@@ -128,7 +128,8 @@ def next_quick_run(seconds: float, began: float) -> Callable[[History], TrialPla
 def next_size(history: History) -> int | None:
     """Return the batch size to run next, None where the optimum is known well enough or nothing is left to run.
 
-    `STEP` times the default's, then as much below it; then the farthest of those around the expected optimum.
+    `STEP` times the default's, then as much below it; then the farthest from these within the optimum's interval, and
+    last what would be recommended.
     """
     feasible = history.feasible
     run = {trial.configuration.batch_size for trial in history.trials}
@@ -137,9 +138,12 @@ def next_size(history: History) -> int | None:
         near = min(feasible, key=lambda size: abs(math.log(size / wanted)))
         if near not in run and abs(math.log(near / default)) > math.log(STEP) / 2:
             return near
-    low, high = _expected(history, _points(history.trials), None)[1].interval
+    optimum = _expected(history, _points(history.trials), None)[1]
+    low, high = optimum.interval
     left = [size for size in feasible if size not in run and low <= size <= high]
-    return None if high <= CLOSE * low else max(left, key=lambda size: _gap(size, run), default=None)
+    if left and high > CLOSE * low:
+        return max(left, key=lambda size: _gap(size, run))
+    return None if optimum.step.batch_size in run else optimum.step.batch_size
 
 
 def _gap(size: int, run: set[int]) -> float:

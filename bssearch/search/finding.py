@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from bssearch.analysis.answer import NO_NEXT_STEP, Answer, Notice
+from bssearch.analysis.law.promise import Promise, promise_of
 from bssearch.analysis.notices import about_versions, retargeted
 from bssearch.analysis.objectives.base import objective_of
 from bssearch.analysis.report import build_answer
@@ -101,7 +102,8 @@ def compute_answer(store: Store, name: str, target: float | None = None) -> Answ
     if target is not None:
         refuse_another_target(objective_of(spec))
     if target is None or target == study.target.value:
-        return _with(build_answer(study, spec, trials, probes, memory, uses, noise), about_versions(versions))
+        found = _with(build_answer(study, spec, trials, probes, memory, uses, noise), about_versions(versions))
+        return found.model_copy(update={"quick": _promise(stored_quick(store, name), found)})
     if spec.is_imported:
         raise UsageError(
             f"the runs of study {name!r} were imported without learning curves: when they reached "
@@ -120,6 +122,13 @@ def compute_answer(store: Store, name: str, target: float | None = None) -> Answ
     found = build_answer(replace(study, target=easier), spec, moved, probes, memory, uses, noise)
     warnings = [retargeted(study.target), *found.warnings, *about_versions(versions)]
     return found.model_copy(update={"warnings": warnings, **NO_NEXT_STEP})
+
+
+def _promise(quick: Mapping[str, Any] | None, found: Answer) -> Promise | None:
+    try:
+        return None if quick is None else promise_of(quick, found)
+    except (KeyError, TypeError, ValueError):  # what something else has written there does not matter
+        return None
 
 
 def _with(found: Answer, notices: Sequence[Notice]) -> Answer:
