@@ -101,7 +101,7 @@ def quick_answer(study: OpenStudy, seconds: float) -> QuickAnswer:
     default = _default_run(history)
     if default is None or default.outcome is None:
         raise UsageError(f"the default configuration of study {study.spec.name!r} has not run to an end")
-    target = comparable_target(history, default)
+    target = comparable_target(study, default)
     runs = _at(study, history.trials, target)
     return _answer(study, history, runs, target, noise, warnings, time.monotonic() - began)
 
@@ -151,24 +151,24 @@ def _gap(size: int, run: set[int]) -> float:
     return min(abs(math.log(size / other)) for other in run)
 
 
-def comparable_target(history: History, default: TrialRecord) -> Target:
+def comparable_target(study: OpenStudy, default: TrialRecord) -> Target:
     """Return the study's target, or the part of the way to it that the default's run has come.
 
     Raises `UsageError` where the default does not train: it has diverged, or come nowhere.
     """
-    target = history.spec.record_target
+    target = study.spec.record_target
     if default.state is TrialState.REACHED:
         return target
-    curve = history.curves.get(default.number)
-    gains = [] if curve is None else [gain for gain in curve.gains if math.isfinite(gain)]
-    if default.state is TrialState.DIVERGED or not gains or gains[-1] <= gains[0]:
-        rate = history.spec.default_configuration.learning_rate
+    curve = study.store.curves(study.spec.name, [default.number])[default.number]
+    gains = [target.gain(one.metric) for one in curve if math.isfinite(one.metric)]
+    if default.state is TrialState.DIVERGED or not gains or max(gains) <= gains[0]:
+        rate = default.configuration.learning_rate
         raise UsageError(
             f"the default does not train: learning_rate = {rate:g} at batch {default.configuration.batch_size} "
             f"({default.outcome.reason if default.outcome else default.state})",
             hint=f"--set default.learning_rate={rate / 10:.3g}, then {rate * 10:.3g}; bssearch check tells more",
         )
-    reached = gains[0] + WAY * (gains[-1] - gains[0])
+    reached = gains[0] + WAY * (max(gains) - gains[0])
     return Target(metric=target.metric, value=target.gain(reached), goal=target.goal)
 
 

@@ -1,0 +1,69 @@
+"""The critical batch size and the optimum that a minute of measurements speaks for."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from bssearch.analysis.law.batch_model import RunnableStep
+from bssearch.analysis.law.critical_batch import critical_batch, expected_optimum
+from bssearch.analysis.law.points import LawPoint
+
+SIZES = [2**power for power in range(2, 11)]
+
+
+def steps(alpha: float = 0.01, beta: float = 0.0001) -> list[RunnableStep]:
+    return [RunnableStep(size, size, alpha + beta * size) for size in SIZES]
+
+
+def points(b_crit: float, *sizes: int) -> list[LawPoint]:
+    return [LawPoint(size, (1000 * (1 + size / b_crit),)) for size in sizes]
+
+
+def test_the_noise_scale_alone_tells_b_crit_within_its_own_doubt() -> None:
+    found = critical_batch(SIZES, 100.0)
+    low, high = found.interval
+    assert found.estimate == pytest.approx(100, rel=0.02)
+    assert (low, high) == (pytest.approx(100 / 2 ** (1.5 * 1.645), rel=0.03), pytest.approx(553, rel=0.03))
+
+
+def test_runs_outweigh_a_noise_scale_that_is_far_off() -> None:
+    found = critical_batch(SIZES, 1000.0, points(50.0, 4, 32, 256, 1024))
+    assert found.estimate == pytest.approx(50, rel=0.25)
+    low, high = found.interval
+    assert low < 50 < high < 150
+
+
+def test_a_larger_batch_that_missed_where_a_smaller_one_reached_bounds_b_crit_from_above() -> None:
+    reached = points(50.0, 16)
+    without = critical_batch(SIZES, None, reached).interval[1]
+    missed = [*reached, LawPoint(1024, (), missed_at=(10_000.0,))]
+    assert critical_batch(SIZES, None, missed).interval[1] < without / 2
+
+
+def test_the_optimum_is_where_steps_times_seconds_are_least() -> None:
+    b_crit, alpha, beta = 64.0, 0.01, 0.0001
+    posterior = critical_batch(SIZES, None, [LawPoint(size, (1e3 * (1 + size / b_crit),) * 40) for size in SIZES])
+    found = expected_optimum(posterior, steps(alpha, beta), SIZES)
+    best = math.sqrt(b_crit * alpha / beta)
+    assert found.step.batch_size == 64 and best == pytest.approx(80)
+    assert found.interval == (64, 64), "the nearest on the ladder, of all that can be run"
+    assert found.flat_range[0] <= 64 <= found.flat_range[1]
+    ratio = (1 + b_crit / 4) * (alpha + beta * 4) / ((1 + b_crit / 64) * (alpha + beta * 64))
+    assert found.relative_times[4] == pytest.approx(ratio, rel=0.1)
+
+
+def test_what_is_less_sure_has_the_wider_interval() -> None:
+    def width(noise: float | None, *sizes: int) -> float:
+        low, high = expected_optimum(critical_batch(SIZES, noise, points(64.0, *sizes)), steps(), SIZES).interval
+        return high / low
+
+    assert width(64.0, 4, 64, 1024) < width(64.0) < width(None)
+
+
+def test_only_the_ladder_is_recommended() -> None:
+    found = expected_optimum(critical_batch(SIZES, 64.0), steps(), [4, 1024])
+    assert found.step.batch_size == 1024 and found.interval[1] < 1024
+    with pytest.raises(ValueError, match="none of the batch sizes 5, 6 has a step time"):
+        expected_optimum(critical_batch(SIZES, 64.0), steps(), [5, 6])
