@@ -74,13 +74,17 @@ def print_quick(found: QuickAnswer) -> None:
     critical = found.b_crit
     noise = "not measured" if found.noise_scale is None else f"{found.noise_scale:.3g} samples"
     out.print(
-        f"It rests on {len(found.runs)} runs to {found.metric} {found.target:.4g} in {found.seconds:.0f} s; critical "
+        f"It rests on {_runs(len(found.runs))} to {found.metric} {found.target:.4g} in {found.seconds:.0f} s; critical "
         f"batch size {critical.estimate:.3g} [{critical.low:.3g}, {critical.high:.3g}], gradient noise scale {noise}."
     )
     print_table([one.model_dump() for one in found.runs], COLUMNS)
     for notice in found.warnings:
         out.print(f"note: {notice.message}")
     out.print("next: bssearch run SPEC searches from there  (the learning rate is the rule's: it is tuned there)")
+
+
+def _runs(count: int) -> str:
+    return "1 run" if count == 1 else f"{count} runs"
 
 
 def track_record(db: DatabaseOption = None, form: FormatOption = Format.TABLE) -> None:

@@ -71,7 +71,7 @@ def quick(
 ) -> QuickAnswer:
     """Return the batch size that a minute of measurements speaks for, and store it with the study.
 
-    ``seconds`` bounds the time in which runs begin and gradients are measured; the times of steps come first. Raises
+    ``seconds`` bounds the time in which runs begin and gradients are measured, once steps have been timed. Raises
     `UsageError` for a number that is not finite and above 0, and where the default does not train, else as `run_study`.
     """
     if not 0 < seconds < math.inf:
@@ -95,7 +95,7 @@ def quick(
 def quick_answer(study: OpenStudy, seconds: float) -> QuickAnswer:
     """Make the runs that a quick answer rests on, measure, and return it."""
     began = time.monotonic()
-    study.driver().run_planned(next_quick_run(seconds, began), Phase.SEARCH)
+    study.driver().run_planned(next_quick_run(seconds), Phase.SEARCH)
     noise, warnings = _noise_scale(study, NOISE_SHARE * seconds)
     history = study.history()
     default = _default_run(history)
@@ -106,15 +106,17 @@ def quick_answer(study: OpenStudy, seconds: float) -> QuickAnswer:
     return _answer(study, history, runs, target, noise, warnings, time.monotonic() - began)
 
 
-def next_quick_run(seconds: float, began: float) -> Callable[[History], TrialPlan | None]:
+def next_quick_run(seconds: float) -> Callable[[History], TrialPlan | None]:
     """Return the plan of a quick answer's runs, for `Driver.run_planned`: the default, then others at its rule.
 
-    None begins once ``seconds`` have passed since ``began``, by the monotonic clock, or where the optimum is known
-    within `CLOSE`.
+    None begins once most of the ``seconds`` have passed since the first did, or where the optimum is known within
+    `CLOSE`.
     """
+    began = math.inf
 
     def plan(history: History) -> TrialPlan | None:
-        spec = history.spec
+        nonlocal began
+        spec, began = history.spec, min(began, time.monotonic())
         if _default_run(history) is None:
             return _plan(history, spec.default_configuration, seconds)
         if time.monotonic() - began >= (1 - NOISE_SHARE - SHARE_OF_A_RUN) * seconds:

@@ -61,7 +61,7 @@ class ExpectedOptimum:
 
     ``step`` is that of it among the sizes to choose from; ``flat_range`` are the sizes around it whose expected time is
     within 5 %. ``interval`` holds the optimum with 90 % confidence, among all sizes, on the ladder or not.
-    ``gain`` is the time of another size over that of the optimum, by its size.
+    ``relative_times`` are the expected times over that of the optimum, by batch size.
     """
 
     step: RunnableStep
