@@ -36,6 +36,10 @@ from numpy.typing import NDArray
 from bssearch.intervals import student_t
 from bssearch.records import GradientNoise
 
+CRITICAL_BATCH_OCTAVES = 1.5
+"""A gradient noise scale tells the critical batch size within so many octaves, one standard deviation: the two are 1.5
+to 8 times apart in McCandlish et al. 2018 (arXiv 1812.06162, table 1)."""
+
 FEWEST_PASSES = 8
 """With fewer, an interval would rest on fewer than four blocks."""
 

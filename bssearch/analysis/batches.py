@@ -13,7 +13,7 @@ from bssearch.analysis.answer import Batch, BestTrial, Figure, Restricted, Steps
 from bssearch.analysis.generalisation import LEAST_RUNS, over_seeds
 from bssearch.analysis.law.batch_model import rising
 from bssearch.analysis.law.models import are_of_one_model, is_timed, own_step_seconds
-from bssearch.analysis.law.points import LawPoint
+from bssearch.analysis.law.points import LawPoint, law_point
 from bssearch.analysis.law.regimes import Slope, slopes
 from bssearch.analysis.measured import BatchNoise
 from bssearch.analysis.objectives.seconds import seconds_to_target
@@ -47,7 +47,7 @@ def tuning(spec: StudySpec, trials: Sequence[TrialRecord], verdict: Verdict) -> 
 
     In a study that only holds repeats of chosen configurations, as an imported one may, one of them is enough.
     """
-    points = [_law_point(size, candidate) for size, candidate in verdict.by_batch.items()]
+    points = [law_point(size, candidate.runs) for size, candidate in verdict.by_batch.items()]
     comparable = are_of_one_model(spec, verdict)
     up = rising(points) if comparable else ()
     slope_at = slopes(verdict.by_batch) if comparable else {}
@@ -220,14 +220,6 @@ def _of_candidate(candidate: Candidate | None, step_seconds: float | None) -> di
         ),
         "confirmed": candidate.is_confirmed,
     }
-
-
-def _law_point(batch_size: int, candidate: Candidate) -> LawPoint:
-    """Return the samples to the target of a candidate's runs; a run that was stopped needs more than it had seen."""
-    outcomes = [run.outcome for run in candidate.runs if run.outcome is not None]
-    reached = [one.steps_to_target * batch_size for one in outcomes if one.steps_to_target]
-    missed = [one.last_miss_step * batch_size for one in outcomes if one.state.is_censored and one.last_miss_step]
-    return LawPoint(batch_size, tuple(map(float, reached)), tuple(map(float, missed)))
 
 
 def _at(trials: Iterable[TrialRecord], batch_size: int) -> list[TrialRecord]:

@@ -23,7 +23,6 @@ from bssearch.cli import (
     keep,
     price,
     query,
-    quick,
     registered,
     report,
     run,
@@ -65,8 +64,8 @@ app = typer.Typer(
 app.command("init")(init.init)
 app.command("check")(check.check)
 app.command("target")(check.target)
-app.command("quick")(quick.quick)
-app.command("track-record")(quick.track_record)
+app.command("quick")(check.quick)
+app.command("track-record")(query.track_record)
 app.command("run")(run.run)
 app.command("confirm")(confirm.confirm)
 app.command("enqueue")(enqueue.enqueue)

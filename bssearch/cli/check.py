@@ -1,4 +1,4 @@
-"""``bssearch check`` and ``bssearch target``: what a study will be like, before it runs."""
+"""``bssearch check``, ``target`` and ``quick``: what a study will be like, before it runs."""
 
 from __future__ import annotations
 
@@ -7,15 +7,24 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bssearch.cli.arguments import AllowBusyOption, DataDirOption, SetOption, SpecArgument, workload_folder
+from bssearch.cli.arguments import (
+    AllowBusyOption,
+    DatabaseOption,
+    DataDirOption,
+    SetOption,
+    SpecArgument,
+    workload_folder,
+)
 from bssearch.cli.output import Format, FormatOption, cell, console, duration, print_table, show_model
 from bssearch.errors import UsageError
 
 if TYPE_CHECKING:
+    from bssearch.analysis.law.quick import QuickAnswer
     from bssearch.commands.check import Check
     from bssearch.commands.target import Advice, Run
 
 BATCH_COLUMNS = ("batch_size", "ms/step", "evaluation_s", "left_out")
+QUICK_COLUMNS = ("trial", "batch_size", "learning_rate", "steps", "train_seconds")
 TARGET_COLUMNS = ("target", "runs_that_reach_it", "time_to_target_s", "of_the_limit")
 
 
@@ -78,6 +87,35 @@ def target(
     show_model(form, advice, print_advice, advice.targets)
 
 
+def quick(
+    spec: SpecArgument,
+    seconds: Annotated[float, typer.Option(help="The time in which runs begin and gradients are measured.")] = 60.0,
+    db: DatabaseOption = None,
+    data_dir: DataDirOption = None,
+    overrides: SetOption = None,
+    allow_busy: AllowBusyOption = False,
+    form: FormatOption = Format.TABLE,
+) -> None:
+    """Say in a minute which batch size to train with, from a few runs and the noise of the gradient; no search."""
+    from bssearch.cli.live import watch
+    from bssearch.commands.quick.answer import quick as asked
+    from bssearch.spec import find_spec, load_spec
+
+    path = find_spec(spec)
+    study = load_spec(path, overrides or [])
+    with watch() as listener:
+        found = asked(
+            study,
+            seconds=seconds,
+            db=db,
+            folder=workload_folder(path),
+            data_dir=data_dir,
+            allow_busy=allow_busy,
+            listener=listener,
+        )
+    show_model(form, found, print_quick, found.runs)
+
+
 def print_check(found: Check) -> None:
     """Print a check for people."""
     out = console()
@@ -136,6 +174,39 @@ def print_advice(advice: Advice) -> None:
     for note in advice.notes:
         out.print(f"note: {note}")
     out.print(f"--set target.value={advice.proposed!r}, or write it into the spec")
+
+
+def print_quick(found: QuickAnswer) -> None:
+    """Print a quick answer for people."""
+    out = console()
+    best, low, high = found.optimal, *found.interval
+    split = (
+        "" if best.accumulation_steps == 1 else f", {best.accumulation_steps} micro-batches of {best.micro_batch_size}"
+    )
+    gain = (
+        "it is your default's"
+        if best.batch_size == found.default_batch_size
+        else f"expected {found.gain:.2g}× faster than your {found.default_batch_size}"
+    )
+    out.print(
+        f"Unverified: batch {best.batch_size} (lr {best.learning_rate:.3g}{split}) is expected to reach "
+        f"{found.metric} soonest; {gain}. The optimum lies between {low} and {high} (90 %); "
+        f"{found.flat_range[0]} to {found.flat_range[1]} are expected to be within 5 %."
+    )
+    critical = found.b_crit
+    noise = "not measured" if found.noise_scale is None else f"{found.noise_scale:.3g} samples"
+    out.print(
+        f"It rests on {_runs(len(found.runs))} to {found.metric} {found.target:.4g} in {found.seconds:.0f} s; critical "
+        f"batch size {critical.estimate:.3g} [{critical.low:.3g}, {critical.high:.3g}], gradient noise scale {noise}."
+    )
+    print_table([one.model_dump() for one in found.runs], QUICK_COLUMNS)
+    for notice in found.warnings:
+        out.print(f"note: {notice.message}")
+    out.print("next: bssearch run SPEC searches from there  (the learning rate is the rule's: it is tuned there)")
+
+
+def _runs(count: int) -> str:
+    return "1 run" if count == 1 else f"{count} runs"
 
 
 def _in_the_workload(found: Check) -> str:

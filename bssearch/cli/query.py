@@ -1,4 +1,4 @@
-"""The commands that show studies, ``studies``, ``status`` and ``best``, and ``schema``, the shape of their JSON."""
+"""The commands that show studies, ``studies``, ``status``, ``best``, ``track-record``, and ``schema`` of their JSON."""
 
 from __future__ import annotations
 
@@ -20,13 +20,17 @@ from bssearch.cli.output import (
     print_rows,
     print_table,
     show,
+    show_model,
     write,
 )
 from bssearch.cli.recommended import Export, exported, grave
 from bssearch.errors import UsageError
 
 if TYPE_CHECKING:
+    from bssearch.commands.quick.track_record import TrackRecord
     from bssearch.commands.status import Status
+
+KEPT_COLUMNS = ("study", "said", "interval", "found", "flat_range", "holds", "time_ratio")
 
 
 class Schema(StrEnum):
@@ -144,3 +148,37 @@ def schema(
         from bssearch.analysis.answer import Answer
 
         print_json(Answer.model_json_schema(mode="serialization"))
+
+
+def track_record(db: DatabaseOption = None, form: FormatOption = Format.TABLE) -> None:
+    """Show how often the quick answers of a database held, once a search had found the optimum."""
+    from bssearch.commands.quick.track_record import track_record as kept
+
+    with store_to_read(db) as store:
+        found = kept(store)
+    show_model(form, found, print_track_record, found.studies)
+
+
+def print_track_record(found: TrackRecord) -> None:
+    """Print a track record for people."""
+    out = console()
+    rows = [
+        {
+            "study": one.study,
+            "said": one.batch_size,
+            "interval": "{} to {}".format(*one.interval),
+            "found": one.found_batch_size,
+            "flat_range": "{} to {}".format(*one.found_flat_range),
+            "holds": "yes" if one.holds else "no",
+            "time_ratio": one.time_ratio,
+        }
+        for one in found.studies
+    ]
+    if rows:
+        print_table(rows, KEPT_COLUMNS)
+        ratio = "" if found.median_time_ratio is None else f"; the median time ratio is {found.median_time_ratio:.3g}"
+        out.print(f"{found.held} of {len(rows)} quick answers held{ratio}.")
+    else:
+        out.print("No quick answer has been held against a search yet.")
+    if found.waiting:
+        out.print(f"Without a confirmed search: {', '.join(found.waiting)}.")

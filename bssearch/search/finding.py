@@ -36,7 +36,11 @@ class SearchEnd:
     @classmethod
     def stored(cls, store: Store, name: str) -> SearchEnd | None:
         """Return what is stored of the end of a study's search, None where that never was."""
-        last = store.last_finding(name)
+        return cls.within(store.last_finding(name))
+
+    @classmethod
+    def within(cls, last: object) -> SearchEnd | None:
+        """Return the end that a stored finding tells."""
         known = last.get("search_end") if isinstance(last, Mapping) else None
         if not isinstance(known, Mapping):
             return None
@@ -56,7 +60,8 @@ def save_finding(store: Store, name: str, search_end: SearchEnd | None = None) -
 
     Without ``search_end`` the one that is stored stays. Where there is neither, nothing is stored.
     """
-    stamp, end, quick = store.stamp(name), search_end or SearchEnd.stored(store, name), stored_quick(store, name)
+    stamp, last = store.stamp(name), store.last_finding(name)
+    end, quick = search_end or SearchEnd.within(last), _quick_within(last)
     found = None
     with suppress(TargetNotReachedError):
         found = compute_answer(store, name).model_dump(mode="json")
@@ -74,7 +79,10 @@ def save_quick(store: Store, name: str, quick: Mapping[str, Any]) -> None:
 
 def stored_quick(store: Store, name: str) -> Mapping[str, Any] | None:
     """Return what `save_quick` has stored of a study, None where there is nothing."""
-    last = store.last_finding(name)
+    return _quick_within(store.last_finding(name))
+
+
+def _quick_within(last: object) -> Mapping[str, Any] | None:
     quick = last.get("quick") if isinstance(last, Mapping) else None
     return quick if isinstance(quick, Mapping) else None
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from bssearch.analysis.law.quick import QuickAnswer
-from bssearch.commands.quick import quick
+from bssearch.commands.quick.answer import quick
+from bssearch.commands.quick.track_record import track_record
 from bssearch.commands.run import run_study
-from bssearch.commands.track_record import track_record
 from bssearch.errors import UsageError, WorkloadError
 from bssearch.executors.base import Ended, Event, Observed
 from bssearch.records import GradientNoise, NoiseMeasurement, NoiseRequest, TrialOutcome, TrialState

@@ -213,20 +213,14 @@ def predict_optimum(fit: LawFit, steps: Sequence[RunnableStep]) -> PredictedOpti
     The fastest split of each batch size counts; of equally fast batch sizes the smallest is returned. With
     t(B) = α + β·B the optimum is √(B_crit·α/β). Raises ValueError for sizes below 1 and seconds not finite and above 0.
     """
-    fastest: dict[int, RunnableStep] = {}
-    for step in sorted(steps, key=lambda step: step.batch_size):
-        if min(step.batch_size, step.micro_batch_size) < 1 or not 0 < step.step_seconds < math.inf:
-            raise ValueError(f"{step} must have sizes >= 1 and finite step_seconds > 0")
-        known = fastest.get(step.batch_size)
-        if step.batch_size <= fit.largest_batch and (known is None or step.step_seconds < known.step_seconds):
-            fastest[step.batch_size] = step
+    fastest = {size: step for size, step in fastest_by_size(steps).items() if size <= fit.largest_batch}
     if not fastest:
         return None
     seconds = {size: fit.steps(size) * step.step_seconds for size, step in fastest.items()}
     sizes = list(seconds)
     best = min(sizes, key=seconds.__getitem__)
     times = np.array(list(seconds.values()))
-    flat = _around(sizes.index(best), times <= FLAT_RATIO * times.min())
+    flat = around(sizes.index(best), times <= FLAT_RATIO * times.min())
     assert flat is not None, "the best is within 5 % of itself"
     optimum = PredictedOptimum(
         best, fastest[best].micro_batch_size, seconds[best], (sizes[flat[0]], sizes[flat[1]]), seconds
@@ -238,7 +232,7 @@ def predict_optimum(fit: LawFit, steps: Sequence[RunnableStep]) -> PredictedOpti
         by_law = steps_of_all * np.array([fastest[size].step_seconds for size in sizes])
     least = by_law.argmin(axis=1)
     near = (by_law <= FLAT_RATIO * by_law.min(axis=1, keepdims=True)).all(axis=0)
-    sure = _around(sizes.index(best), near)
+    sure = around(sizes.index(best), near)
     return replace(
         optimum,
         interval=(sizes[least.min()], sizes[least.max()]),
@@ -246,7 +240,22 @@ def predict_optimum(fit: LawFit, steps: Sequence[RunnableStep]) -> PredictedOpti
     )
 
 
-def _around(index: int, holds: NDArray[np.bool_]) -> tuple[int, int] | None:
+def fastest_by_size(steps: Sequence[RunnableStep]) -> dict[int, RunnableStep]:
+    """Return the fastest split of each batch size, ascending.
+
+    Raises ValueError for sizes below 1 and seconds not finite and above 0.
+    """
+    fastest: dict[int, RunnableStep] = {}
+    for step in sorted(steps, key=lambda step: step.batch_size):
+        if min(step.batch_size, step.micro_batch_size) < 1 or not 0 < step.step_seconds < math.inf:
+            raise ValueError(f"{step} must have sizes >= 1 and finite step_seconds > 0")
+        known = fastest.get(step.batch_size)
+        if known is None or step.step_seconds < known.step_seconds:
+            fastest[step.batch_size] = step
+    return fastest
+
+
+def around(index: int, holds: NDArray[np.bool_]) -> tuple[int, int] | None:
     """Return the first and the last place of the run around an index at which something holds; None if not there."""
     if not holds[index]:
         return None

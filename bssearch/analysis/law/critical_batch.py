@@ -13,17 +13,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bssearch.analysis.law.batch_model import RunnableStep
+from bssearch.analysis.law.batch_model import RunnableStep, around, fastest_by_size
 from bssearch.analysis.law.likelihood import LawLikelihood, Numbers
 from bssearch.analysis.law.points import LawPoint
 from bssearch.intervals import FLAT_RATIO
+from bssearch.noise import CRITICAL_BATCH_OCTAVES
 
 BEYOND_OCTAVES = 4.0
 """How far outside the batch sizes that can be run B_crit may lie."""
-
-NOISE_OCTAVES = 1.5
-"""A gradient noise scale tells B_crit within so many octaves, one standard deviation: the two are 1.5 to 8 times apart
-in McCandlish et al. 2018 (arXiv 1812.06162, table 1)."""
 
 RUN_DEVIATION = 0.2
 """Standard deviation of the log samples of single runs about the law, whose learning rates follow a rule: a choice."""
@@ -81,7 +78,7 @@ def critical_batch(
     grid = np.linspace(low, high, GRID)
     logs = np.zeros(GRID)
     if noise_scale is not None:
-        logs -= 0.5 * ((grid - math.log(noise_scale)) / (NOISE_OCTAVES * math.log(2))) ** 2
+        logs -= 0.5 * ((grid - math.log(noise_scale)) / (CRITICAL_BATCH_OCTAVES * math.log(2))) ** 2
     if any(point.samples for point in points):
         logs -= 0.5 * LawLikelihood(points, RUN_DEVIATION).deviances(grid)
     weights = np.exp(logs - logs.max())
@@ -95,10 +92,8 @@ def expected_optimum(
 
     Raises ValueError where no size of the ladder has a step time.
     """
-    by_size: dict[int, RunnableStep] = {}
-    for step in sorted(steps, key=lambda one: (one.batch_size, one.step_seconds)):
-        by_size.setdefault(step.batch_size, step)
-    sizes = sorted(by_size)
+    by_size = fastest_by_size(steps)
+    sizes = list(by_size)
     choices = [size for size in sizes if size in set(ladder)]
     if not choices:
         raise ValueError(f"none of the batch sizes {', '.join(map(str, ladder))} has a step time")
@@ -106,12 +101,14 @@ def expected_optimum(
     law = np.logaddexp(0, posterior.log_b_crit[:, None] - np.log(np.array(sizes, dtype=float)))
     times = law + logs  # (values, sizes), up to the level of the law
     expected = posterior.weights @ (times - times.min(axis=1, keepdims=True))
-    at = {size: float(expected[index]) for index, size in enumerate(sizes)}
+    at = dict(zip(sizes, expected.tolist(), strict=True))
     best = min(choices, key=at.__getitem__)
+    flat = around(sizes.index(best), expected <= max(at[best], expected.min() + math.log(FLAT_RATIO)))
+    assert flat is not None, "the best is within 5 % of itself"
     return ExpectedOptimum(
         step=by_size[best],
         interval=_interval(posterior, times, sizes),
-        flat_range=_flat(at, best, sizes),
+        flat_range=(sizes[flat[0]], sizes[flat[1]]),
         relative_times={size: math.exp(at[size] - at[best]) for size in sizes},
     )
 
@@ -121,14 +118,3 @@ def _interval(posterior: CriticalBatchPosterior, times: Numbers, sizes: Sequence
     shares = np.bincount(times.argmin(axis=1), weights=posterior.weights, minlength=len(sizes)).cumsum()
     low, high = np.searchsorted(shares, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
     return sizes[int(low)], sizes[min(int(high), len(sizes) - 1)]
-
-
-def _flat(expected: dict[int, float], best: int, sizes: Sequence[int]) -> tuple[int, int]:
-    least = min(expected.values())
-    limit = max(expected[best], least + math.log(FLAT_RATIO))
-    low = high = sizes.index(best)
-    while low > 0 and expected[sizes[low - 1]] <= limit:
-        low -= 1
-    while high < len(sizes) - 1 and expected[sizes[high + 1]] <= limit:
-        high += 1
-    return sizes[low], sizes[high]

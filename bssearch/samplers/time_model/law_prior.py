@@ -17,6 +17,7 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
+from bssearch.noise import CRITICAL_BATCH_OCTAVES
 from bssearch.samplers.time_model.candidates import Points, latin_hypercube
 
 Numbers = NDArray[np.float64]
@@ -25,10 +26,8 @@ LAWS = 512
 BEYOND_OCTAVES = 2.0
 """How far outside the batch sizes of the space B_crit may lie."""
 
-NOISE_OCTAVES = 1.5
 UNINFORMED = 0.2
-"""A gradient noise scale tells B_crit within so many octaves, one standard deviation (McCandlish et al. 2018: the
-simple noise scale predicts it roughly); this share of the laws does without it."""
+"""The share of the laws that does without a gradient noise scale, which tells B_crit roughly."""
 
 KNEE_OCTAVES = 2.0
 """How far above B_crit the best learning rate may go on growing."""
@@ -104,7 +103,7 @@ def _spread(share: Numbers, low: float, high: float, noise_scale: float | None) 
         return low + (high - low) * share
     wide = low + (high - low) * share / UNINFORMED
     at = [NormalDist().inv_cdf(max(1e-6, one)) for one in (share - UNINFORMED) / (1 - UNINFORMED)]
-    return np.where(share < UNINFORMED, wide, math.log2(noise_scale) + NOISE_OCTAVES * np.array(at))
+    return np.where(share < UNINFORMED, wide, math.log2(noise_scale) + CRITICAL_BATCH_OCTAVES * np.array(at))
 
 
 def covariances(points: Points) -> tuple[Numbers, Numbers]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from bssearch.analysis.law.critical_batch import (
     expected_optimum,
 )
 from bssearch.analysis.law.joint import runnable_steps
-from bssearch.analysis.law.points import LawPoint
+from bssearch.analysis.law.points import LawPoint, law_point
 from bssearch.analysis.law.quick import QuickAnswer, QuickCriticalBatch, QuickOptimum, QuickRun
 from bssearch.analysis.retarget import at_target
 from bssearch.commands.enqueue import configuration_of
@@ -32,6 +33,7 @@ from bssearch.commands.probe.noise import probe_noise
 from bssearch.errors import LaunchError, UsageError, WorkloadError
 from bssearch.history import History
 from bssearch.records import Configuration, Phase, Target, TrialPlan, TrialRecord, TrialState
+from bssearch.search.confirmation import repeat
 from bssearch.search.finding import save_quick
 from bssearch.search.listener import Listener
 from bssearch.search.seeds import trial_seed
@@ -221,14 +223,9 @@ def _expected(
 
 def _points(runs: Sequence[TrialRecord]) -> list[LawPoint]:
     """Return the samples to the target of runs that follow the default's rule, by batch size."""
-    found = []
-    for size in sorted({run.configuration.batch_size for run in runs}):
-        outcomes = [run.outcome for run in runs if run.configuration.batch_size == size and run.outcome is not None]
-        reached = [one.steps_to_target * size for one in outcomes if one.steps_to_target]
-        missed = [one.last_miss_step * size for one in outcomes if not one.steps_to_target and one.last_miss_step]
-        if reached or missed:
-            found.append(LawPoint(size, tuple(map(float, reached)), tuple(map(float, missed))))
-    return found
+    sizes = sorted({run.configuration.batch_size for run in runs})
+    points = [law_point(size, [run for run in runs if run.configuration.batch_size == size]) for size in sizes]
+    return [point for point in points if point.samples or point.missed_at]
 
 
 def _at(study: OpenStudy, runs: Sequence[TrialRecord], target: Target) -> list[TrialRecord]:
@@ -272,17 +269,14 @@ def _plan(history: History, configuration: Configuration, seconds: float) -> Tri
     spec = history.spec
     full = spec.budget.trial_train_seconds
     limit = min(full, SHARE_OF_A_RUN * seconds)
-    return TrialPlan(
-        configuration=history.as_run(configuration),
-        sampled=spec.space.encode(configuration),
-        phase=Phase.SEARCH,
-        seed=trial_seed(spec.seed, Phase.SEARCH, history.length),
+    plan = repeat(
+        history, history.as_run(configuration), trial_seed(spec.seed, Phase.SEARCH, history.length), Phase.SEARCH
+    )
+    return replace(
+        plan,
         train_seconds_limit=limit,
         limit_state=TrialState.EXHAUSTED if limit >= full else TrialState.CAPPED,
-        eval_every_steps=history.probes[configuration.batch_size].eval_every_steps or 1,
-        threads=spec.executor.threads,
         uncapped=True,
-        after=history.length,
     )
 
 

@@ -1,0 +1,1 @@
+"""``quick``: a batch size in a minute, before any search, and how often such answers held."""
