@@ -16,6 +16,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from bssearch.commands.across.answers import best_across
     from bssearch.commands.audit import audit_study
     from bssearch.commands.best import best
     from bssearch.commands.check import check
@@ -23,6 +24,10 @@ if TYPE_CHECKING:
     from bssearch.commands.display.answer import Answer
     from bssearch.commands.enqueue import enqueue
     from bssearch.commands.optuna_study import load_optuna_study
+    from bssearch.commands.plan.learning_rate import plan_learning_rate
+    from bssearch.commands.plan.memory import plan_memory
+    from bssearch.commands.plan.scale import plan_scale
+    from bssearch.commands.rerun import rerun
     from bssearch.commands.run import run_study
     from bssearch.commands.study import Study
     from bssearch.commands.target import advise_target
@@ -43,6 +48,8 @@ if TYPE_CHECKING:
         WorkloadError,
     )
     from bssearch.integrations.current import current_trial
+    from bssearch.planning.accumulation import plan_accumulation
+    from bssearch.planning.start_spec import plan_start
     from bssearch.records import Configuration, MetricInfo
     from bssearch.samplers.time_model.optuna_sampler import TimeToTargetSampler
     from bssearch.spec import StudySpec, load_spec
@@ -80,6 +87,7 @@ _HOMES = {
     "advise_target": "bssearch.commands.target",
     "audit_study": "bssearch.commands.audit",
     "best": "bssearch.commands.best",
+    "best_across": "bssearch.commands.across.answers",
     "check": "bssearch.commands.check",
     "current_trial": "bssearch.integrations.current",
     "confirm_study": "bssearch.commands.confirm",
@@ -87,6 +95,12 @@ _HOMES = {
     "load_optuna_study": "bssearch.commands.optuna_study",
     "load_spec": "bssearch.spec",
     "open_store": "bssearch.storage.repository",
+    "plan_accumulation": "bssearch.planning.accumulation",
+    "plan_learning_rate": "bssearch.commands.plan.learning_rate",
+    "plan_memory": "bssearch.commands.plan.memory",
+    "plan_scale": "bssearch.commands.plan.scale",
+    "plan_start": "bssearch.planning.start_spec",
+    "rerun": "bssearch.commands.rerun",
     "run_study": "bssearch.commands.run",
     "trials_frame": "bssearch.commands.trials",
 }
@@ -120,6 +134,7 @@ __all__ = [
     "advise_target",
     "audit_study",
     "best",
+    "best_across",
     "check",
     "confirm_study",
     "current_trial",
@@ -127,6 +142,12 @@ __all__ = [
     "load_optuna_study",
     "load_spec",
     "open_store",
+    "plan_accumulation",
+    "plan_learning_rate",
+    "plan_memory",
+    "plan_scale",
+    "plan_start",
+    "rerun",
     "run_study",
     "trials_frame",
 ]

@@ -13,6 +13,9 @@ from typing import Any, BinaryIO
 
 from bssearch.errors import UsageError
 
+_SQLITE = b"SQLite format 3\0"
+"""What every database of SQLite's begins with (https://www.sqlite.org/fileformat.html)."""
+
 
 def check_file(path: Path) -> None:
     """Raise `UsageError` where a path cannot be that of a file."""
@@ -23,6 +26,16 @@ def check_file(path: Path) -> None:
         if path.exists() and not path.is_file():
             what = "a folder" if path.is_dir() else "no regular file"
             raise UsageError(f"{path} cannot be written: it is {what}")
+        _refuse_database(path)
+
+
+def _refuse_database(path: Path) -> None:
+    """Raise `UsageError` where a database lies: nothing that is written would be one, and studies would be gone."""
+    if not path.is_file():
+        return
+    with path.open("rb") as file:
+        if file.read(len(_SQLITE)) == _SQLITE:
+            raise UsageError(f"{path} cannot be written: a SQLite database lies there", hint="choose another file")
 
 
 def check_folder(path: Path, files: Sequence[str]) -> None:
@@ -83,6 +96,9 @@ def replacing(paths: Sequence[Path], *, binary: bool = False) -> Iterator[list[A
     naming the file that cannot be written.
     """
     targets = [_target(path) for path in paths]
+    for path in targets:
+        with naming(path):
+            _refuse_database(path)
     drafts = [_beside(target, "new") for target in targets]
     try:
         with ExitStack() as stack:

@@ -12,9 +12,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One parameter for people: its help, its least value, and how its value and its default are shown."""
+    """One parameter for people: its help, its least value, and how its value and its default are shown.
+
+    ``flag`` is what the option is called on the command line, where that is not the parameter's name.
+    """
 
     help: str
     min: float | None = None
     metavar: str | None = None
     shown_default: str | None = None
+    flag: str | None = None

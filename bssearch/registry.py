@@ -55,15 +55,21 @@ BUILT_IN: Mapping[Kind, Mapping[str, str]] = {
     "importers": {
         "runs": "bssearch.importers.runs:import_runs",
         "rcp": "bssearch.importers.rcp:import_rcp",
+        "study": "bssearch.importers.whole_study:import_study",
+        "optuna": "bssearch.importers.optuna_runs:import_optuna",
     },
     "exporters": {
-        "curves": "bssearch.commands.export:export_curves",
-        "optuna": "bssearch.commands.optuna_export:export_to_optuna",
+        "curves": "bssearch.commands.transfer.curves:export_curves",
+        "optuna": "bssearch.commands.transfer.optuna_export:export_to_optuna",
+        "csv": "bssearch.commands.transfer.tables:export_csv",
+        "parquet": "bssearch.commands.transfer.tables:export_parquet",
+        "study": "bssearch.commands.transfer.whole_study:export_study",
     },
     "probes": {
         "memory": "bssearch.commands.probe.memory:memory",
         "step-time": "bssearch.commands.probe.step_time:step_time",
         "noise": "bssearch.commands.probe.noise:noise",
+        "branch": "bssearch.commands.probe.branch:branch",
     },
 }
 """Of each kind the module and the attribute, ``module:attribute``, by name."""

@@ -31,6 +31,23 @@ def learning_rate_factor(rule: LearningRateRule, batch_size: int, reference_batc
             return 1.0
 
 
+RULES_OF_OPTIMIZERS = {
+    "sgd": LearningRateRule.LINEAR,
+    "lars": LearningRateRule.LINEAR,
+    "adam": LearningRateRule.SQRT,
+    "adamw": LearningRateRule.SQRT,
+    "rmsprop": LearningRateRule.SQRT,
+    "lamb": LearningRateRule.SQRT,
+}
+"""The rule of each optimizer of which the literature has one: Goyal et al. 2017 and You et al. 2017 (linear), Malladi
+et al. 2022 (arXiv 2205.10287) and You et al. 2020 (root)."""
+
+
+def rule_of_optimizer(name: str) -> LearningRateRule:
+    """Return how an optimizer's learning rate follows the batch size: by the square root where no rule is known."""
+    return RULES_OF_OPTIMIZERS.get(name, LearningRateRule.SQRT)
+
+
 WARMUP_RATIO = 8
 """Batch sizes from so many times the reference on are said to need a warmup."""
 

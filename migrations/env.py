@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from alembic import context
 
+import bssearch.storage.branches
+import bssearch.storage.specs  # noqa: F401 - both have a table
 from bssearch.storage.migrate import VERSION_TABLE, is_ours
 from bssearch.storage.models import Base
 

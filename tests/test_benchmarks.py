@@ -7,7 +7,7 @@ import math
 import pytest
 
 from bssearch.analysis.answer import Answer
-from tests.benchmarks import other_finders
+from tests.benchmarks import memory_plan, other_finders, quick_answers
 from tests.benchmarks.reconfirmation import meets_bar
 from tests.benchmarks.table_task import disagreements
 from tests.documents import ROOT
@@ -72,3 +72,25 @@ FIRST = answer_with([64, 256], 128, (1.0, 2.0))
 def test_answers_agree_within_each_others_flat_range_and_interval(other: Answer, count: int) -> None:
     assert len(disagreements(FIRST, other)) == count
     assert len(disagreements(other, FIRST)) == count
+
+
+def test_a_quick_answer_is_judged_by_steps_times_seconds() -> None:
+    truth = quick_answers.Truth(
+        by_rule={32: 100.0, 64: 60.0, 128: 40.0, 256: math.inf}, tuned={32: 49.0, 64: 30.0, 128: 20.5, 256: 20.0}
+    )
+    seconds = {32: 1.0, 64: 1.0, 128: 1.5, 256: 2.5}
+    found = quick_answers.judged(quick_answers.Found(32, (16, 64), 50.0, seconds), truth, seconds)
+    assert (found.by_rule, found.tuned, found.as_it_stands) == pytest.approx((100 / 60, 49 / 30, 100 / 30))
+    assert found.holds and found.width == 4
+    missed = quick_answers.judged(quick_answers.Found(256, (129, 300), 50.0, seconds), truth, seconds)
+    assert missed.by_rule == math.inf and not missed.holds, "64 and 128 are the best when tuned"
+
+
+@pytest.mark.parametrize(
+    ("predicted", "peak", "is_missed"),
+    [(1.14, 1.0, False), (0.84, 1.0, True), (0.6, 0.5, False), (0.65, 0.5, True), (2.2, 2.0, False), (1.69, 2.0, True)],
+)
+def test_a_peak_is_met_within_15_percent_from_a_gib_on_and_150_mib_below(
+    predicted: float, peak: float, is_missed: bool
+) -> None:
+    assert memory_plan.misses(round(predicted * 2**30), round(peak * 2**30)) is is_missed

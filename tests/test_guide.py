@@ -201,7 +201,7 @@ def test_the_search_ends_after_the_trials_that_the_guide_says() -> None:
 
 @every_document
 def test_python_names_exist(name: str) -> None:
-    for found in re.findall(r"(?<![\w:/])bssearch\.([A-Za-z_]+)", code(DOCUMENTS[name])):
+    for found in re.findall(r"(?<![\w:/.])bssearch\.([A-Za-z_]+)", code(DOCUMENTS[name])):
         if found in typing.get_args(registry.Kind):  # a group of entry points
             continue
         assert found in bssearch.__all__ or importlib.util.find_spec(f"bssearch.{found}"), f"bssearch.{found}"

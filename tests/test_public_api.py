@@ -33,7 +33,7 @@ STAGES = [
     ("from bssearch.cli.app import app; " + RUN.format(["--help"]), ()),
     *((RUN.format([name, "--help"]), ("pydantic",)) for name in ("report", "audit")),
     ("bssearch.Workload; bssearch.StudySpec", ("pydantic",)),
-    *((RUN.format(["import", *words, "--help"]), ("pydantic",)) for words in ([], ["runs"], ["rcp"])),
+    *((RUN.format(["import", *words, "--help"]), ("pydantic",)) for words in ([], ["runs"], ["rcp"], ["optuna"])),
     (
         "[getattr(bssearch, n) for n in bssearch.__all__ if n not in "
         "{'Study', 'TimeToTargetSampler', 'current_trial'}]",

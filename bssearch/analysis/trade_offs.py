@@ -88,17 +88,26 @@ def about_trade_offs(batches: Sequence[Batch], optimal: Candidate, *, confirmed:
 
 
 def _cheaper(best: Batch, rows: Sequence[Batch], own: str, noun: str) -> Iterator[str]:
-    """Yield for each resource but ``own`` the batch size that takes the least of it, where that is another."""
+    """Yield for each resource but ``own`` the batch size that takes the least of it, where that is another.
+
+    One that takes less of the objective too, by the medians of few runs, is no trade.
+    """
+    objective = RESOURCES.get(own)
     for name, resource in RESOURCES.items():
         mine = resource.amount(best)
         known = [(amount, row) for row in rows if (amount := resource.amount(row)) is not None]
         if name == own or mine is None or not known:
             continue
         least, row = min(known, key=lambda one: one[0])
-        if mine <= FLAT_RATIO * least:
+        if mine <= FLAT_RATIO * least or (objective and _takes_less(objective, row, best)):
             continue
         figures = f"{number(least)} against {number(mine)}{resource.unit}"
         yield f"batch {row.batch_size} takes {resource.least}, {figures}{_in_exchange(best, row, own, noun)}"
+
+
+def _takes_less(resource: _Resource, row: Batch, best: Batch) -> bool:
+    others, mine = resource.amount(row), resource.amount(best)
+    return others is not None and mine is not None and others < mine
 
 
 def _in_exchange(best: Batch, row: Batch, own: str, noun: str) -> str:

@@ -17,21 +17,26 @@ from bssearch.cli import (
     db,
     end_interrupted,
     enqueue,
-    export,
     guide,
     init,
     keep,
+    plan,
     price,
     query,
     registered,
     report,
+    rerun,
     run,
     simulate,
     trials,
 )
 from bssearch.cli.output import end_of_pipe
-from bssearch.errors import BSSearchError
-from bssearch.pages.words import visible
+from bssearch.cli.transfer import export, merge
+from bssearch.errors import BSSearchError, UsageError
+from bssearch.pages.words import visible, without_passwords
+
+_ClickError: Any = typer.BadParameter.__mro__[2]
+"""What Typer raises for words that it does not understand; it has no public name for it."""
 
 COLLECT_AFTER = 200_000
 """New objects after which garbage is looked for: a choice. Imports make as many, nearly all to stay, and to go through
@@ -42,14 +47,36 @@ class _Commands(TyperGroup):
     """All commands; what Typer says and does of its own accord is put right here."""
 
     def invoke(self, ctx: Any) -> Any:
-        """Run a command. Ctrl-C ends it with a line, and a wrong option is told without pydantic's prefix."""
+        """Run a command. Ctrl-C ends it with a line; a wrong option is told without pydantic's prefix and passwords."""
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:  # Typer would exit without a word
             end_interrupted()
-        except typer.BadParameter as error:
-            error.message = error.message.replace("Value error, ", "")
+        except _ClickError as error:
+            error.message = without_passwords(error.message.replace("Value error, ", ""))
             raise
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Return the command that is meant; of an option that is given twice Typer would take the last in silence."""
+        name, command, rest = super().resolve_command(ctx, args)
+        _refuse_repeated(ctx, command, list(rest))
+        return name, command, rest
+
+
+def _refuse_repeated(ctx: Any, command: Any, words: list[str]) -> None:
+    """Raise `UsageError` for an option that is given twice and has one value."""
+    if isinstance(command, TyperGroup):
+        if words and words[0] in command.commands:
+            _refuse_repeated(ctx, command.commands[words[0]], words[1:])
+        return
+    try:
+        _, _, given = command.make_parser(type(ctx)(command, parent=ctx)).parse_args(args=words)
+    except _ClickError:
+        return  # told by the command itself
+    for option in given:
+        takes_one = option.param_type_name == "option" and not (option.multiple or option.is_flag or option.count)
+        if takes_one and given.count(option) > 1:
+            raise UsageError(f"{option.opts[0]} is given {given.count(option)} times, and has one value")
 
 
 app = typer.Typer(
@@ -73,12 +100,14 @@ app.command("status")(query.status)
 app.command("studies")(query.studies)
 app.command("trials")(trials.trials)
 app.command("trial")(trials.trial)
+app.command("rerun")(rerun.rerun)
 app.command("best")(query.best)
 app.command("report")(report.report)
 app.command("compare")(report.compare)
 app.command("price")(price.price)
 app.command("audit")(audit.audit)
 app.command("export")(export.export)
+app.command("merge")(merge.merge)
 app.command("simulate")(simulate.simulate)
 app.command("rename")(keep.rename)
 app.command("archive")(keep.archive)
@@ -87,6 +116,7 @@ app.command("schema")(query.schema)
 app.command("guide")(guide.guide)
 app.add_typer(registered.probes, name="probe")
 app.add_typer(registered.importers, name="import")
+app.add_typer(plan.app, name="plan")
 app.add_typer(db.app, name="db")
 
 
@@ -114,9 +144,9 @@ def main() -> None:
     try:
         app()
     except BSSearchError as error:
-        sys.stderr.write(visible(f"error: {error}\n"))
+        sys.stderr.write(without_passwords(visible(f"error: {error}\n")))
         if error.hint:
-            sys.stderr.write(f"hint: {visible(error.hint)}\n")
+            sys.stderr.write(without_passwords(f"hint: {visible(error.hint)}\n"))
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         end_interrupted()

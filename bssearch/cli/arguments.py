@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bssearch.errors import NotFoundError, UsageError
 from bssearch.settings import DATA_DIR_VARIABLE, DATABASE_URL_VARIABLE
 
 if TYPE_CHECKING:
@@ -23,6 +23,26 @@ DatabaseOption = Annotated[
         show_default="sqlite:///bssearch.db",
         help="Database of the studies.",
     ),
+]
+DatabasesOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--db",
+        metavar="URL",
+        show_default=f"{DATABASE_URL_VARIABLE}, else sqlite:///bssearch.db",
+        help="Database of the studies; may be repeated.",
+    ),
+]
+WorkloadFilter = Annotated[
+    str | None,
+    typer.Option("--workload", metavar="NAME", help="Only studies of this workload: its name, file or class."),
+]
+DeviceFilter = Annotated[
+    str | None, typer.Option("--device", metavar="NAME", help="Only studies on a device with this in its name.")
+]
+ObjectiveFilter = Annotated[str | None, typer.Option("--objective", metavar="NAME", help="Only of this objective.")]
+PrecisionFilter = Annotated[
+    str | None, typer.Option("--precision", metavar="NAME", help="Only studies run in this precision, such as bf16.")
 ]
 DataDirOption = Annotated[
     Path | None,
@@ -70,22 +90,15 @@ def store_to_read(db: str | None) -> Store:
 
 def existing_store(db: str | None) -> Store:
     """Return the store to write to; where there is none yet, raise instead of making one."""
-    from bssearch.storage.repository import open_store
+    from bssearch.storage.repository import check_writable, open_store
 
+    check_writable(db)
     store_to_read(db).close()
     return open_store(db)
 
 
-def study_name(store: Store, given: str | None) -> str:
-    """Return the study that is named, or the only one there is. Raises `NotFoundError` and `UsageError`."""
-    if given is not None:
-        return given
-    found = store.studies()
-    names: Sequence[str] = [one.name for one in found if one.archived_at is None]
-    if not names:
-        if found:
-            raise NotFoundError("every study of the database is archived", hint="bssearch studies --all lists them")
-        raise NotFoundError("the database holds no study yet", hint="bssearch run SPEC makes one")
-    if len(names) > 1:
-        raise UsageError(f"name the study: {', '.join(names)}")
-    return names[0]
+def study_to_read(db: Sequence[str] | None, given: str | None) -> AbstractContextManager[tuple[Store, str]]:
+    """Give the store of the database that holds a study, and the study's name; see `found_study`."""
+    from bssearch.commands.across.databases import study_in
+
+    return study_in(db, given)

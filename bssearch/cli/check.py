@@ -17,6 +17,7 @@ from bssearch.cli.arguments import (
 )
 from bssearch.cli.output import Format, FormatOption, cell, console, duration, print_table, show_model
 from bssearch.errors import UsageError
+from bssearch.intervals import FLAT_RATIO
 
 if TYPE_CHECKING:
     from bssearch.analysis.law.quick import QuickAnswer
@@ -89,7 +90,7 @@ def target(
 
 def quick(
     spec: SpecArgument,
-    seconds: Annotated[float, typer.Option(help="The time in which runs begin and gradients are measured.")] = 60.0,
+    seconds: Annotated[float, typer.Option(help="About how long it may take in all.")] = 60.0,
     db: DatabaseOption = None,
     data_dir: DataDirOption = None,
     overrides: SetOption = None,
@@ -148,6 +149,8 @@ def print_check(found: Check) -> None:
         for one in found.batches
     ]
     print_table(rows, BATCH_COLUMNS)
+    for remark in found.notes:
+        out.print(f"note: {remark.message}")
     for finding in found.findings:
         out.print(f"suspicious: {finding.message}")
     if not found.findings:
@@ -183,26 +186,39 @@ def print_quick(found: QuickAnswer) -> None:
     split = (
         "" if best.accumulation_steps == 1 else f", {best.accumulation_steps} micro-batches of {best.micro_batch_size}"
     )
-    gain = (
-        "it is your default's"
-        if best.batch_size == found.default_batch_size
-        else f"expected {found.gain:.2g}× faster than your {found.default_batch_size}"
-    )
+    if best.batch_size == found.default_batch_size:
+        gain = "it is your default's"
+    elif found.gain < FLAT_RATIO:
+        gain = f"your {found.default_batch_size} is expected to be as fast within {FLAT_RATIO - 1:.0%}"
+    else:
+        gain = f"expected {found.gain:.2g}× faster than your {found.default_batch_size}"
     out.print(
         f"Unverified: batch {best.batch_size} (lr {best.learning_rate:.3g}{split}) is expected to reach "
-        f"{found.metric} soonest; {gain}. The optimum lies between {low} and {high} (90 %); "
+        f"{found.metric} {found.target:.4g} soonest; {gain}. The optimum lies between {low} and {high} (90 %); "
         f"{found.flat_range[0]} to {found.flat_range[1]} are expected to be within 5 %."
     )
     critical = found.b_crit
     noise = "not measured" if found.noise_scale is None else f"{found.noise_scale:.3g} samples"
     out.print(
-        f"It rests on {_runs(len(found.runs))} to {found.metric} {found.target:.4g} in {found.seconds:.0f} s; critical "
+        f"It rests on {_runs(len(found.runs))} in {found.seconds:.0f} s; critical "
         f"batch size {critical.estimate:.3g} [{critical.low:.3g}, {critical.high:.3g}], gradient noise scale {noise}."
     )
     print_table([one.model_dump() for one in found.runs], QUICK_COLUMNS)
+    rates = f"{found.learning_rate_range[0]:.2g} and {found.learning_rate_range[1]:.2g}"
+    if found.learning_rate_gain > 1:
+        out.print(
+            f"The learning rate by the rule took {found.learning_rate_gain:.2g}× as long there as "
+            f"{best.learning_rate:.3g} does in one run: retuned between {rates}, another batch size may be best."
+        )
+    else:
+        out.print(f"The learning rate is the default's, carried by the rule: retune it between {rates}.")
     for notice in found.warnings:
         out.print(f"note: {notice.message}")
-    out.print("next: bssearch run SPEC searches from there  (the learning rate is the rule's: it is tuned there)")
+    out.print(
+        "It speaks of the time to a target from scratch: not of what is best after a fixed number of epochs, nor of "
+        "what a fine-tuning forgets."
+    )
+    out.print("next: bssearch run SPEC searches from there, tunes and confirms")
 
 
 def _runs(count: int) -> str:

@@ -1,12 +1,50 @@
-"""``bssearch db``: the database's schema."""
+"""``bssearch db``: the database's schema, and the roles of a team's."""
 
 from __future__ import annotations
+
+from typing import Annotated
 
 import typer
 
 from bssearch.cli.arguments import DatabaseOption
+from bssearch.errors import UsageError
 
-app = typer.Typer(help="The database's schema: upgrade, current, check.", no_args_is_help=True)
+app = typer.Typer(help="The database's schema: init, upgrade, current, check.", no_args_is_help=True)
+
+
+@app.command()
+def init(
+    db: DatabaseOption = None,
+    roles: Annotated[
+        bool, typer.Option("--roles", help="PostgreSQL: make three roles with least rights: reader, writer, owner.")
+    ] = False,
+    prefix: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", show_default="bssearch", help="What the names of the roles begin with."),
+    ] = None,
+    printed: Annotated[bool, typer.Option("--print", help="Print the SQL for psql, and look at no database.")] = False,
+) -> None:
+    """Make the tables in a database, with --roles a team's roles too; what is there already stays as it is."""
+    from bssearch.settings import DEFAULT_DATABASE_URL, database_url
+    from bssearch.storage.access.grants import DEFAULT_PREFIX, Roles
+    from bssearch.storage.access.script import script
+    from bssearch.storage.migrate import refuse_roles_of_a_file
+    from bssearch.storage.migrate import upgrade as to_head
+    from bssearch.storage.urls import parse_url
+
+    if prefix is not None and not roles:
+        raise UsageError(f"--prefix {prefix} names roles, which are made with --roles alone")
+    asked = Roles(prefix or DEFAULT_PREFIX) if roles else None
+    url = parse_url(database_url(db))
+    if printed:
+        if database_url(db) != DEFAULT_DATABASE_URL:
+            refuse_roles_of_a_file(url)
+        typer.echo(script(asked), nl=False)
+        return
+    done = to_head(url, asked)
+    typer.echo(f"schema at {done}" + (", as it was" if done.before == done.after else ""))
+    if asked:
+        typer.echo(f"roles {', '.join(asked.names)}; a login is made a member with: GRANT {asked.writer} TO anna")
 
 
 @app.command()

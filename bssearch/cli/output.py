@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import csv
 import io
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TextIO, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
 
 import typer
 
+from bssearch.pages.csv_rows import Row, write_csv
 from bssearch.pages.words import visible
 
 if TYPE_CHECKING:
@@ -31,7 +31,6 @@ class Format(StrEnum):
 
 
 FormatOption = Annotated[Format, typer.Option("--format", "-f", help="How to print: for people or for programs.")]
-Row = Mapping[str, Any]
 Shown = TypeVar("Shown", bound="BaseModel")
 HEADINGS = {
     "number": "#",
@@ -43,9 +42,6 @@ HEADINGS = {
     "final_metric": "metric",
 }
 """Headings of columns whose names are too long for a table."""
-
-FORMULA = ("=", "+", "-", "@", "\t", "\r")
-"""With what a cell begins that a spreadsheet computes, or passes on (https://owasp.org/www-community/attacks/CSV_Injection)."""
 
 WIDE = 200
 """Characters of a line where no terminal limits them: a choice, wider than every table here."""
@@ -106,24 +102,6 @@ def print_rows(rows: Sequence[Row], columns: Sequence[str], form: Format) -> Non
         text = io.StringIO()
         write_csv(text, names, rows)
         write(text.getvalue())
-
-
-def write_csv(file: TextIO, columns: Sequence[str], rows: Sequence[Row]) -> None:
-    """Write rows as CSV with a head, of their values those that have a column; lists and mappings as JSON."""
-    writer = csv.writer(file, lineterminator="\n")
-    writer.writerow(map(_csv_cell, columns))
-    for row in rows:
-        writer.writerow(_csv_cell(row.get(column)) for column in columns)
-
-
-def _csv_cell(value: Any) -> Any:
-    """Return a value as a CSV cell; a text that a spreadsheet would take for a formula has a ' before it."""
-    if isinstance(value, dict | list | tuple):
-        return json.dumps(value, allow_nan=False)
-    if not isinstance(value, str):
-        return value
-    text = visible(value.replace("\r\n", "\n").replace("\r", "\n"))  # which the csv module does not quote
-    return f"'{text}" if value.startswith(FORMULA) else text
 
 
 def show(

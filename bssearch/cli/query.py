@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from bssearch.cli.answer import print_found
-from bssearch.cli.arguments import DatabaseOption, StudyArgument, store_to_read, study_name
+from bssearch.cli.arguments import (
+    DatabaseOption,
+    DatabasesOption,
+    DeviceFilter,
+    ObjectiveFilter,
+    PrecisionFilter,
+    StudyArgument,
+    WorkloadFilter,
+    store_to_read,
+    study_to_read,
+)
 from bssearch.cli.output import (
     Format,
     FormatOption,
@@ -27,6 +38,7 @@ from bssearch.cli.recommended import Export, exported, grave
 from bssearch.errors import UsageError
 
 if TYPE_CHECKING:
+    from bssearch.commands.across.matching import StudyFilter
     from bssearch.commands.quick.track_record import TrackRecord
     from bssearch.commands.status import Status
 
@@ -49,38 +61,38 @@ BASES = {
 
 
 def studies(
-    db: DatabaseOption = None,
+    db: DatabasesOption = None,
     form: FormatOption = Format.TABLE,
     everything: Annotated[bool, typer.Option("--all", help="The archived ones, too.")] = False,
+    workload: WorkloadFilter = None,
+    device: DeviceFilter = None,
+    target: Annotated[
+        str | None, typer.Option(metavar="VALUE|METRIC=VALUE", help="Only studies with this target.")
+    ] = None,
+    objective: ObjectiveFilter = None,
+    precision: PrecisionFilter = None,
 ) -> None:
-    """List the studies of a database."""
-    with store_to_read(db) as store:
-        rows = [
-            {
-                "name": one.name,
-                "workload": one.workload,
-                "target": one.target,
-                "objective": one.objective,
-                "trials": one.trials,
-                "reached": one.reached,
-                "running": one.running,
-                "created_by": one.created_by,
-                "created_at": one.created_at.isoformat(timespec="seconds"),
-                "archived_at": one.archived_at and one.archived_at.isoformat(timespec="seconds"),
-            }
-            for one in store.studies()
-            if everything or one.archived_at is None
-        ]
+    """List the studies of one database or several."""
+    from bssearch.commands.across.databases import open_databases
+    from bssearch.commands.across.matching import StudyFilter
+    from bssearch.commands.across.summaries import study_rows
+
+    asked = StudyFilter.of(workload=workload, device=device, target=target, objective=objective, precision=precision)
+    with open_databases(db) as stores:
+        rows = [row for store in stores for row in study_rows(store, asked, archived=everything)]
+        several = len(stores) > 1
     columns = ["name", "workload", "target", "trials", "reached", "running", "created_by", "created_at"]
+    columns[1:1] = ["database"] if several else []
+    columns[-5:-5] = ["device"] if device is not None else []
     print_rows(rows, [*columns, "archived_at"] if everything else columns, form)
 
 
-def status(study: StudyArgument = None, db: DatabaseOption = None, form: FormatOption = Format.TABLE) -> None:
+def status(study: StudyArgument = None, db: DatabasesOption = None, form: FormatOption = Format.TABLE) -> None:
     """Show how far a study is: trials by phase and state, the budget, the fastest trial so far."""
     from bssearch.commands.status import status as status_of
 
-    with store_to_read(db) as store:
-        found = status_of(store, study_name(store, study))
+    with study_to_read(db, study) as (store, name):
+        found = status_of(store, name)
     show(form, lambda: print_status(found), found.document, lambda: [found.document()])
 
 
@@ -114,20 +126,64 @@ def print_status(found: Status) -> None:
 
 def best(
     study: StudyArgument = None,
-    db: DatabaseOption = None,
+    db: DatabasesOption = None,
     form: FormatOption = Format.TABLE,
     export: Annotated[Export | None, typer.Option(help="Print only what to train with, for a program to read.")] = None,
     target: Annotated[
-        float | None, typer.Option(help="Answer for a target easier than the study's, from the stored curves.")
+        str | None,
+        typer.Option(
+            metavar="VALUE|METRIC=VALUE",
+            help="Of a study: answer for a target easier than its own, from the stored curves. "
+            "Across studies: only those with this target.",
+        ),
     ] = None,
+    workload: WorkloadFilter = None,
+    device: DeviceFilter = None,
+    objective: ObjectiveFilter = None,
+    precision: PrecisionFilter = None,
 ) -> None:
-    """Say which batch size is optimal, with which configuration, and how sure that is."""
-    from bssearch.search.finding import answer
+    """Say which batch size is optimal, with which configuration, and how sure that is.
+
+    With --workload, --device, --objective, --precision or --target METRIC=VALUE and no study: what all studies that
+    match have found, and whether they agree.
+    """
+    from bssearch.commands.across.matching import StudyFilter
 
     if export is not None and form is not Format.TABLE:
         raise UsageError(f"--export {export} and --format {form} exclude each other: leave one out")
-    with store_to_read(db) as store:
-        found = answer(store, study_name(store, study), target)
+    asked = StudyFilter.of(workload=workload, device=device, target=target, objective=objective, precision=precision)
+    about_many = asked.conditions.keys() - {"target"}
+    if study is not None and about_many:
+        raise UsageError(f"{study!r} is one study: {asked.in_words} says which of many", hint="leave one of both out")
+    if about_many or (study is None and asked.metric is not None):
+        if export is not None:
+            raise UsageError("--export writes what one study has found", hint="name it: bssearch best STUDY --export …")
+        best_of_all(db, asked, form)
+    else:
+        best_of_one(db, study, asked, form, export)
+
+
+def best_of_all(db: Sequence[str] | None, asked: StudyFilter, form: Format) -> None:
+    """Print what all studies that match have found."""
+    from bssearch.cli.across.answers import print_across
+    from bssearch.commands.across.answers import answers_in
+    from bssearch.commands.across.databases import open_databases
+
+    with open_databases(db) as stores:
+        found = answers_in(stores, asked)
+    print_across(found, form)
+
+
+def best_of_one(
+    db: Sequence[str] | None, study: str | None, asked: StudyFilter, form: Format, export: Export | None
+) -> None:
+    """Print what a study has found, or what to train with; where another target is asked for, for that."""
+    from bssearch.search.finding import answer
+
+    with study_to_read(db, study) as (store, name):
+        if asked.metric is not None and asked.metric != (metric := store.study(name).target.metric):
+            raise UsageError(f"--target {asked.metric}: the target of study {name!r} is of {metric}")
+        found = answer(store, name, asked.target)
     if export is not None:
         write(exported(found, export))
         for caveat in grave(found):

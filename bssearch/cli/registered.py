@@ -29,7 +29,7 @@ from bssearch.records import TrialState
 
 if TYPE_CHECKING:
     from bssearch.commands.probe.report import Probe
-    from bssearch.importers.importer import Importer, Studies
+    from bssearch.importers.importer import Importer, Studies, WholeStudies
 
 
 _ANYTHING = {"allow_extra_args": True, "ignore_unknown_options": True}
@@ -68,7 +68,13 @@ class _Importers(_Registered):
     @staticmethod
     def command_of(entry: Importer) -> Callable[..., None]:
         def command(*, db: str | None, form: Format, **given: Any) -> None:
-            _store(entry(**given), db, form)
+            from bssearch.importers.importer import WholeStudies
+
+            made = entry(**given)
+            if isinstance(made, WholeStudies):
+                _join(made, db, form)
+            else:
+                _store(made, db, form)
 
         return _with_parameters(command, entry, _parameters(entry), _IMPORT_OPTIONS)
 
@@ -147,9 +153,11 @@ def _annotation(parameter: inspect.Parameter) -> Any:
     option = next((note for note in notes if isinstance(note, Option)), None)
     if option is None:
         return parameter.annotation
-    make = typer.Option if parameter.kind is inspect.Parameter.KEYWORD_ONLY else typer.Argument
     shown: bool | str = True if option.shown_default is None else option.shown_default
-    return Annotated[kind, make(help=option.help, min=option.min, metavar=option.metavar, show_default=shown)]
+    flags: list[Any] = [option.flag] if option.flag else []
+    make: Any = typer.Option if parameter.kind is inspect.Parameter.KEYWORD_ONLY else typer.Argument
+    made = make(*flags, help=option.help, min=option.min, metavar=option.metavar, show_default=shown)
+    return Annotated[kind, made]
 
 
 def _with_parameters(
@@ -195,7 +203,27 @@ def _store(made: Studies, db: str | None, form: Format) -> None:
         print_rows(rows, ("study", "runs", "reached"), form)
 
 
-importers = typer.Typer(cls=_Importers, help="Make studies of runs that were made elsewhere.", no_args_is_help=True)
+def _join(made: WholeStudies, db: str | None, form: Format) -> None:
+    """Join studies with those of the database, all or none; print their names, and to stderr what was new."""
+    from bssearch.commands.transfer.merge import COLUMNS, sentence, told
+    from bssearch.storage.repository import open_store
+
+    try:
+        with open_store(db, notify=note) as store:
+            joined = store.join_studies(made.incoming, name=made.name)
+    finally:
+        made.incoming.close()
+    if form is Format.TABLE:
+        for one in joined:
+            note(sentence(one))
+        write("".join(f"{one.study}\n" for one in joined))
+    else:
+        print_rows([told(one) for one in joined], COLUMNS, form)
+
+
+importers = typer.Typer(
+    cls=_Importers, help="Take in studies, or make them of runs that were made elsewhere.", no_args_is_help=True
+)
 probes = typer.Typer(
     cls=_Probes,
     help="Measure memory, step time or gradient noise; searches reuse what is stored.",

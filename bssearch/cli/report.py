@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import csv
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TextIO
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from bssearch.cli.answer import print_answer
-from bssearch.cli.arguments import DatabaseOption, StudyArgument, study_name
+from bssearch.cli.arguments import DatabasesOption, StudyArgument, study_to_read
 from bssearch.cli.output import (
     Format,
     FormatOption,
@@ -19,10 +18,10 @@ from bssearch.cli.output import (
     console,
     print_table,
     show,
-    write_csv,
 )
 from bssearch.errors import UsageError
 from bssearch.files import check_file, check_folder, naming, replacing
+from bssearch.pages.csv_rows import write_csv
 
 if TYPE_CHECKING:
     from bssearch.commands.report import Comparison
@@ -73,14 +72,13 @@ def report(
             "--csv", parser=_path, metavar="FOLDER", help="Write trials.csv, batches.csv and observations.csv."
         ),
     ] = None,
-    db: DatabaseOption = None,
+    db: DatabasesOption = None,
 ) -> None:
     """Show a study as a whole: a page with its figures and tables, one picture, or all its rows as CSV."""
     from bssearch.commands.report import picture_of, svg_of
     from bssearch.pages.html import require_plots
     from bssearch.pages.page import render
     from bssearch.search.finding import answer
-    from bssearch.storage.repository import open_store
 
     if html is not None:
         require_plots()
@@ -89,8 +87,7 @@ def report(
         check_file(svg)
     if tables is not None:
         check_folder(tables, TABLES)
-    with open_store(db, write=False) as store:
-        name = study_name(store, study)
+    with study_to_read(db, study) as (store, name):
         if html is not None:
             page = render(picture_of(store, name))
             with replacing([html]) as (file,):
@@ -113,17 +110,17 @@ def compare(
     studies: Annotated[
         list[str], typer.Argument(metavar="STUDY STUDY…", help="The studies, the one to compare with first.")
     ],
-    db: DatabaseOption = None,
+    db: DatabasesOption = None,
     form: FormatOption = Format.TABLE,
 ) -> None:
     """Show studies side by side, of one task on several devices, models or precisions."""
     from bssearch.commands import report as reporting
-    from bssearch.storage.repository import open_store
+    from bssearch.commands.across.databases import found_study, open_databases
 
     if len(studies) < 2:
         raise UsageError(f"compare takes two studies or more, not only {studies[0]!r}")
-    with open_store(db, write=False) as store:
-        found = reporting.compare(store, studies)
+    with open_databases(db) as stores:
+        found = reporting.compare([found_study(stores, name) for name in studies])
     document = [one.model_dump(mode="json") for one in found]
     rows = [{**one, "warnings": [warning["code"] for warning in one["warnings"]]} for one in document]
     show(form, lambda: _print_comparison(found), lambda: document, lambda: rows)
@@ -131,7 +128,9 @@ def compare(
 
 def _print_comparison(found: Sequence[Comparison]) -> None:
     """Print studies side by side for people, with the caveats of each, and to stderr why one has no answer."""
-    print_table([_compared(one) for one in found], COMPARED)
+    several = len({one.database for one in found}) > 1
+    rows = [{**_compared(one), "database": one.database} for one in found]
+    print_table(rows, [COMPARED[0], "database", *COMPARED[1:]] if several else COMPARED)
     for one in found:
         for warning in one.warnings:
             console().print(f"note on {one.study}: {warning.message}")
@@ -172,6 +171,7 @@ def _ends(figure: Any) -> str:
 def _write_tables(store: Store, name: str, folder: Path) -> list[Path]:
     """Write a study's trials, batch sizes and observations, or none of them."""
     from bssearch.commands.report import observations_of
+    from bssearch.commands.transfer.tables import write_observations
     from bssearch.commands.trials import flat_table, trial_table
     from bssearch.search.finding import answer
 
@@ -187,17 +187,10 @@ def _write_tables(store: Store, name: str, folder: Path) -> list[Path]:
             with naming(paths[1]):
                 write_csv(files[1], *flat_table([row.model_dump(mode="json") for row in found.batches]))
             with naming(paths[2]):
-                _write_observations(files[2], observations_of(store, name, trials))
+                write_observations(files[2], observations_of(store, name, trials))
     except BaseException:
         if made:
             with suppress(OSError):
                 folder.rmdir()
         raise
     return paths
-
-
-def _write_observations(file: TextIO, observations: Iterable[tuple[int, Any]]) -> None:
-    columns = ("step", "samples", "train_seconds", "metric", "loss", "learning_rate")
-    writer = csv.writer(file, lineterminator="\n")
-    writer.writerow(("trial", *columns))
-    writer.writerows((number, *(getattr(one, column) for column in columns)) for number, one in observations)

@@ -30,6 +30,9 @@ def run(
         typer.Option("--allow-changed-workload", help="Go on although the workload's file is not what it was."),
     ] = False,
     allow_busy: AllowBusyOption = False,
+    from_quick: Annotated[
+        bool, typer.Option("--from-quick", help="Make the answer of bssearch quick first, where none is stored.")
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would run and how long; run nothing.")] = False,
     form: FormatOption = Format.TABLE,
 ) -> None:
@@ -56,6 +59,7 @@ def run(
             data_dir=data_dir,
             allow_changed_workload=allow_changed_workload,
             allow_busy=allow_busy,
+            from_quick=from_quick,
             listener=listener,
         )
     print_found(answer, form)

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bssearch.cli.arguments import DatabaseOption, StudyArgument, store_to_read, study_name
+from bssearch.cli.arguments import DatabasesOption, StudyArgument, study_to_read
 from bssearch.cli.output import Format, FormatOption, cell, console, print_rows, show, write
 from bssearch.errors import NotFoundError, UsageError
+from bssearch.pages.words import visible
 from bssearch.records import Environment, Observation, Phase, TrialRecord, TrialState
 
 if TYPE_CHECKING:
+    from bssearch.commands.reproduction import Reproduction
     from bssearch.storage.repository import Store
 
 LARGEST_NUMBER = 2**31 - 1
@@ -38,7 +40,7 @@ TRIAL_COLUMNS = (
 
 def trials(
     study: StudyArgument = None,
-    db: DatabaseOption = None,
+    db: DatabasesOption = None,
     form: FormatOption = Format.TABLE,
     phase: Annotated[Phase | None, typer.Option(help="Only this phase.")] = None,
     state: Annotated[TrialState | None, typer.Option(help="Only this state.")] = None,
@@ -47,8 +49,8 @@ def trials(
     """List the trials of a study."""
     from bssearch.commands.trials import trial_row
 
-    with store_to_read(db) as store:
-        found = store.trials(study_name(store, study))
+    with study_to_read(db, study) as (store, name):
+        found = store.trials(name)
     rows = [
         trial_row(trial)
         for trial in found
@@ -62,27 +64,39 @@ def trials(
 def trial(
     study_or_number: Annotated[str, typer.Argument(metavar="[STUDY] NUMBER", help="The trial, and its study.")],
     number: Annotated[int | None, typer.Argument(hidden=True)] = None,
-    db: DatabaseOption = None,
+    db: DatabasesOption = None,
     form: FormatOption = Format.TABLE,
     log: Annotated[bool, typer.Option("--log", help="Print only what the training code printed in it.")] = False,
+    repro: Annotated[
+        bool, typer.Option("--repro", help="Print only the command that runs it again, and to stderr what it takes.")
+    ] = False,
 ) -> None:
-    """Show one trial: its configuration, its curve, and why it ended."""
+    """Show one trial: its configuration, its curve, where it ran, and why it ended."""
+    if log and repro:
+        raise UsageError("--log and --repro contradict each other: each prints one thing alone")
     study = None if number is None else study_or_number
     if number is None:
         if not study_or_number.isdecimal():
             raise UsageError(f"trial {study_or_number!r}: it takes the number of a trial, after the name of its study")
         number = int(study_or_number)
-    with store_to_read(db) as store:
-        name = study_name(store, study)
+    with study_to_read(db, study) as (store, name):
         if number > LARGEST_NUMBER:
             raise NotFoundError(f"study {name!r} has no trial {number}")
         found = store.trial(name, number)
         if log:
             _print_log(store, name, found)
             return
+        if repro:
+            from bssearch.commands.reproduction import reproduction
+
+            found_again = reproduction(store, name, number, names_database=bool(db))
+            document = asdict(found_again)
+            show(form, lambda: _print_reproduction(found_again), lambda: document, lambda: [document])
+            return
         curve = store.observations(name, number)
         environment = store.environment_of(name, number)
-    row = _document(found, curve, environment) if form is not Format.TABLE else {}
+        spec = store.spec_at(name, number)
+    row = _document(found, curve, environment, spec) if form is not Format.TABLE else {}
     show(form, lambda: _print_trial(name, found, curve, environment), lambda: row, lambda: [row])
 
 
@@ -95,14 +109,29 @@ def _print_log(store: Store, study: str, found: TrialRecord) -> None:
         typer.echo(f"trial {found.number} of {study} {why}", err=True)
 
 
-def _document(found: TrialRecord, curve: Sequence[Observation], environment: Environment | None) -> dict[str, Any]:
-    """Return a trial with its curve and its device: the contract of ``trial --format json``."""
+def _print_reproduction(found: Reproduction) -> None:
+    """Print the command that runs a trial again, and to stderr, as comments, what must be the same."""
+    for line in found.notes:
+        typer.echo(f"# {visible(line)}", err=True)
+    write(f"{found.command}\n")
+
+
+def _document(
+    found: TrialRecord,
+    curve: Sequence[Observation],
+    environment: Environment | None,
+    spec: Mapping[str, object] | None,
+) -> dict[str, Any]:
+    """Return a trial with its curve, its device and the spec it was started by: ``trial --format json``."""
     from bssearch.commands.trials import traceback, trial_row
 
     return {
         **trial_row(found),
         "traceback": traceback(found),
-        "environment": None if environment is None else asdict(environment),
+        "environment": None
+        if environment is None
+        else {**asdict(environment), "libraries": environment.library_versions},
+        "spec": spec,
         "observations": [
             {"step": one.step, "train_seconds": one.train_seconds, "metric": one.metric, "loss": one.loss}
             for one in curve
@@ -124,7 +153,8 @@ def _print_trial(study: str, found: TrialRecord, curve: Sequence[Observation], e
         if key not in {"number", "phase", "state", "reason", "warnings"} and value is not None:
             out.print(f"  {key:22} {cell(value)}")
     if environment is not None:
-        where = ", ".join(f"{key} {cell(value)}" for key, value in asdict(environment).items() if value is not None)
+        known = {**asdict(environment), "libraries": ", ".join(environment.libraries) or None}
+        where = ", ".join(f"{key} {cell(value)}" for key, value in known.items() if value is not None)
         out.print(f"  environment            {where}")
     for warning in outcome.warnings if outcome else ():
         out.print(f"  warning: {warning}")

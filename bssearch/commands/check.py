@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from pydantic import Field
+
 from bssearch.analysis.answer import Notice
 from bssearch.analysis.shape import Model
 from bssearch.commands.agreement import check_target
@@ -14,6 +16,7 @@ from bssearch.commands.opening import ExecutorFactory, Launch, described
 from bssearch.commands.suspicions import Evidence, dropped_share, suspicions
 from bssearch.commands.unstored import run_default, step_time_of_default
 from bssearch.executors.base import Executor
+from bssearch.planning.claims import claims_of_spec
 from bssearch.records import TrialState, WorkloadDescription
 from bssearch.spec import StudySpec
 
@@ -46,7 +49,7 @@ class ShortTrial(Model):
 
 
 class Check(Model):
-    """What a study's spec and workload are like before it runs."""
+    """What a study's spec and workload are like before it runs; ``notes`` put right what such a spec may rely on."""
 
     study: str
     target: str
@@ -62,6 +65,7 @@ class Check(Model):
     longest_study_s: float
     likely_study_s: float | None
     findings: list[Notice]
+    notes: list[Notice] = Field(default_factory=list)
 
 
 def check(
@@ -137,4 +141,5 @@ def check_study(spec: StudySpec, executor: Executor, found: WorkloadDescription)
         longest_study_s=sum(longest_seconds(spec, longest)),
         likely_study_s=None if reached is None else pruned_seconds(spec, reached, longest),
         findings=[Notice(code=code, message=message) for code, message in suspicious],
+        notes=[Notice(code=claim.code, message=claim.message) for claim in claims_of_spec(spec)],
     )

@@ -54,6 +54,17 @@ def enqueue(store: Store, study: str, values: Mapping[str, ParameterValue]) -> t
 
 def configuration_of(spec: StudySpec, values: Mapping[str, ParameterValue]) -> Configuration:
     """Return the default with some values replaced; raise `UsageError` where the result is not in the space."""
+    configuration = any_configuration_of(spec, values)
+    outside = spec.space.outside(configuration)
+    if configuration.batch_size == spec.default.batch_size:
+        outside = [one for one in outside if not one.startswith("batch_size")]
+    if outside:
+        raise UsageError(f"outside the study's space: {'; '.join(outside)}")
+    return configuration
+
+
+def any_configuration_of(spec: StudySpec, values: Mapping[str, ParameterValue]) -> Configuration:
+    """Return the default with some values replaced, in the space or not; `UsageError` where one is unknown or wrong."""
     base = spec.default_configuration
     optimizer = _optimizer(spec, str(values.get("optimizer", base.optimizer)))
     names = [name for name in type(spec.default).model_fields if name not in {"optimizer", *OWN_GROUPS}]
@@ -89,11 +100,6 @@ def configuration_of(spec: StudySpec, values: Mapping[str, ParameterValue]) -> C
         if values.get(name) is not None and name not in configuration.parameters:
             schedule = configuration.parameters["schedule"]
             raise UsageError(f"{name} = {values[name]}: a {schedule} schedule takes none")
-    outside = spec.space.outside(configuration)
-    if configuration.batch_size == base.batch_size:
-        outside = [one for one in outside if not one.startswith("batch_size")]
-    if outside:
-        raise UsageError(f"outside the study's space: {'; '.join(outside)}")
     return configuration
 
 

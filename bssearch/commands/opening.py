@@ -33,7 +33,7 @@ from bssearch.settings import DATA_DIR_VARIABLE, user_name
 from bssearch.spec import StudySpec, checked
 from bssearch.spec.model import COMMAND, GIVEN_IN_PYTHON
 from bssearch.spec.stored import spec_of
-from bssearch.storage.repository import Store, open_store
+from bssearch.storage.repository import Store, check_writable, open_store
 from bssearch.storage.starting import archived
 from bssearch.workloads.base import refuse_while_importing
 from bssearch.workloads.given import GivenWorkload, given_workload
@@ -92,13 +92,17 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class OpenStudy:
-    """A stored study with the executor, the device and the listener of its runs."""
+    """A stored study with the executor, the device and the listener of its runs.
+
+    ``train_samples`` are those of an epoch, None where a program keeps them to itself.
+    """
 
     spec: StudySpec
     store: Store
     executor: Executor
     environment: Environment
     listener: Listener
+    train_samples: int | None = None
 
     def driver(self) -> Driver:
         """Return a driver of the study's trials."""
@@ -123,6 +127,7 @@ def opened(spec: StudySpec, launch: Launch) -> Iterator[OpenStudy]:
     """
     given, asked = launch.given, spec
     spec = _named(checked(spec), given, launch)
+    check_writable(launch.db)  # before a program of the user's own runs for minutes to be described
     with (
         watched(launch.listener, launch.progress) as listener,
         _described(spec, launch, given, listener) as (executor, found),
@@ -135,7 +140,7 @@ def opened(spec: StudySpec, launch: Launch) -> Iterator[OpenStudy]:
             elif given.in_process is not None and asked.executor.name != INLINE:
                 listener.note(in_this_process(given))
             with _not_left_empty(store, spec.name) if is_new else nullcontext():
-                yield OpenStudy(spec, store, executor, found.environment, listener)
+                yield OpenStudy(spec, store, executor, found.environment, listener, found.train_samples)
 
 
 @contextmanager

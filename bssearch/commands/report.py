@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -34,12 +35,13 @@ class Comparison(BaseModel):
 
     ``objective_value`` is in the unit of the objective: seconds, samples, cost, joules, or the metric;
     ``ratio_to_first`` is its median over that of the first study, without an interval for the first itself. The
-    critical batch size is null where too few batch sizes speak for the law.
+    critical batch size is null where too few batch sizes speak for the law. ``database`` is a URL without its password.
     """
 
     model_config = ConfigDict(frozen=True)
 
     study: str
+    database: str
     device: str | None
     precision: str | None
     workload: str
@@ -99,12 +101,15 @@ def observations_of(store: Store, name: str, trials: Sequence[TrialRecord]) -> I
                 yield number, observation
 
 
-def compare(store: Store, names: Sequence[str]) -> list[Comparison]:
+def compare(studies: Sequence[tuple[Store, str]]) -> list[Comparison]:
     """Return studies side by side, each on the device it is bound to, with its figure over that of the first.
 
-    Raises `NotFoundError` where one does not exist.
+    Each is named with the store that holds it, which is closed. Raises `NotFoundError` where one does not exist.
     """
-    found = [_Compared(store, name) for name in names]
+    with ExitStack() as stack:
+        for store in dict.fromkeys(store for store, _ in studies):
+            stack.enter_context(store)  # which names a row that cannot be used
+        found = [_Compared(store, name) for store, name in studies]
     return [one.beside(found[0]) for one in found]
 
 
@@ -112,6 +117,7 @@ class _Compared:
     """A study to compare, with its answer where there is one."""
 
     def __init__(self, store: Store, name: str) -> None:
+        self.database = store.masked_url
         self.study: StudyRecord = store.study(name)
         self.answer: Answer | None = None
         self.estimate: Estimate | None = None
@@ -135,6 +141,7 @@ class _Compared:
         target, environment = self.study.target, self.study.environment
         row = Comparison(
             study=self.study.name,
+            database=self.database,
             device=None if environment is None else environment.device_name,
             precision=None if environment is None else environment.precision,
             workload=str(self.study.spec["workload"]),

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
+from bssearch.analysis.objectives.base import objective_of
 from bssearch.commands.display.answer import Answer
-from bssearch.commands.opening import ExecutorFactory, Launch, opened
-from bssearch.search.finding import answer
+from bssearch.commands.opening import ExecutorFactory, Launch, OpenStudy, opened
+from bssearch.commands.quick.answer import SECONDS, stored_quick_answer
+from bssearch.commands.quick.plan import QuickPlan
+from bssearch.errors import UsageError
+from bssearch.search.finding import SearchEnd, answer, quick_prior, stored_quick
 from bssearch.search.listener import Listener
 from bssearch.spec import StudySpec
 
@@ -21,6 +26,7 @@ def run_study(
     data_dir: Path | str | None = None,
     allow_changed_workload: bool = False,
     allow_busy: bool = False,
+    from_quick: bool = False,
     listener: Listener | None = None,
     progress: bool | None = None,
     make_executor: ExecutorFactory | None = None,
@@ -34,12 +40,17 @@ def run_study(
     ``folder``, and ``data_dir`` is where the shipped workloads look for their data (default: ``BSSEARCH_DATA_DIR``).
     A run is shown while it goes on in a notebook, elsewhere with ``progress=True``, with False nowhere; where a
     ``listener`` is given, only that is told.
+    Where a quick answer is stored the search begins at it; ``from_quick`` makes one first where there is none, unless
+    the search has ended before.
     Several processes, on several machines, may run one study at once. A study whose workload's file has changed since
     its first run is refused unless ``allow_changed_workload``: trials of two codes do not compare; a GPU that another
     program computes on unless ``allow_busy``. Nothing is written before the spec has been checked against the workload.
-    Raises `SpecError`, `WorkloadError`, `DatabaseError`, `LaunchError`, `InterruptedRunError`, and
-    `TargetNotReachedError` where no trial reached the target.
+    Raises `SpecError`, `WorkloadError`, `DatabaseError`, `LaunchError`, `InterruptedRunError`, `UsageError` for
+    ``from_quick`` under an objective that is not one of seconds, and `TargetNotReachedError` where no trial reached the
+    target.
     """
+    if from_quick:
+        _refuse_without_seconds(spec)
     launch = Launch(
         db=db,
         workload=workload,
@@ -52,5 +63,32 @@ def run_study(
         make_executor=make_executor,
     )
     with opened(spec, launch) as study:
+        if from_quick and _is_without_quick_answer(study):
+            stored_quick_answer(study, QuickPlan(SECONDS, time.monotonic()), spec.preset)
+        _tell_of_quick_answer(study)
         study.driver().run()
         return Answer.of(answer(study.store, spec.name))
+
+
+def _refuse_without_seconds(spec: StudySpec) -> None:
+    if not objective_of(spec).trials_race:
+        raise UsageError(
+            f"objective = {spec.objective!r}: a quick answer tells the seconds to a target, and the search no seconds",
+            hint="run the study without --from-quick",
+        )
+
+
+def _is_without_quick_answer(study: OpenStudy) -> bool:
+    """Return whether a quick answer is still to be made: none is stored, and no search has ended."""
+    store, name = study.store, study.spec.name
+    return stored_quick(store, name) is None and SearchEnd.stored(store, name) is None
+
+
+def _tell_of_quick_answer(study: OpenStudy) -> None:
+    """Say where the search begins, where a quick answer is stored."""
+    prior = quick_prior(study.store, study.spec)
+    if prior is not None:
+        low, high = prior.interval
+        study.listener.note(
+            f"the search begins at what bssearch quick found: batch {prior.batch_size}, {low} to {high} with 90 %"
+        )

@@ -13,6 +13,7 @@ from bssearch.probes.cadence import EVALUATION_SHARE, FEWEST_EVALUATIONS
 from bssearch.records import Goal, Observation, ProbeRecord, TrialOutcome, TrialState, WorkloadDescription
 from bssearch.scaling import WARMUP_RATIO, is_said_to_need_warmup
 from bssearch.space import bounds, split_batch
+from bssearch.space.usual_rates import FINE_TUNING, FINE_TUNING_FACTOR, SCRATCH_RATES
 from bssearch.spec import StudySpec
 
 CHANCE_TOLERANCE = 0.1
@@ -20,31 +21,6 @@ CHANCE_TOLERANCE = 0.1
 
 DROPPED_SHARE = 0.2
 """A batch size that leaves out this share of the training samples in each epoch is suspicious: a choice."""
-
-FINE_TUNING = "fine_tuning"
-"""The preset of a training that begins with a pretrained model."""
-
-SCRATCH_RATES = {
-    "sgd": 0.1,
-    "adam": 1e-3,
-    "adamw": 1e-3,
-    "adamax": 2e-3,
-    "nadam": 2e-3,
-    "radam": 1e-3,
-    "rmsprop": 1e-2,
-    "adagrad": 1e-2,
-    "adafactor": 1e-2,
-    "muon": 1e-3,
-    "lamb": 1e-3,
-    "lars": 1.0,
-}
-"""Learning rates usual from scratch: with SGD and momentum 0.1 at batch 256 (Goyal et al. 2017, arXiv 1706.02677), with
-Adam 0.001 and Adamax 0.002 (Kingma & Ba 2015, arXiv 1412.6980, algorithms 1 and 2), with the others the defaults of
-PyTorch and of timm."""
-
-FINE_TUNING_FACTOR = 10
-"""Fine-tuning takes learning rates 10 to 100 times smaller, as the preset has them: at least so many times. A choice;
-BERT is fine-tuned at 2e-5 to 5e-5 with Adam (Devlin et al. 2019, arXiv 1810.04805, A.3), 20 to 50 times smaller."""
 
 FEW_STEPS = 50
 """With fewer steps in the limit of a trial hardly any learning rate shows its worth: a choice."""

@@ -91,6 +91,7 @@ def trial_row(trial: TrialRecord) -> dict[str, Any]:
         "seed": trial.seed,
         "uncapped": trial.uncapped,
         "retry_of": trial.retry_of,
+        "started_by": trial.started_by,
         "sampled": None if trial.sampled is None else dict(trial.sampled),
         "train_seconds_limit": trial.train_seconds_limit,
         "eval_every_steps": trial.eval_every_steps,

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bssearch.errors import UsageError, WorkloadError
-from bssearch.executors.command_files import revision_of
+from bssearch.executors.command_files import files_of, revision_of
 from bssearch.executors.command_process import LAST_LINES, CommandProcess
 from bssearch.executors.connected_command import (
     ConnectedCommand,
@@ -126,12 +126,14 @@ class LoadedCommand:
             else:
                 raise self._other_metric(offered, process)
         names = [metric, *sorted(offered - {metric})[: MOST_METRICS - 1]]
+        files = [path.resolve() for path in files_of(self._program.command, self._folder).values()]
         return describe_program(
             torch.device(self.device),
             names,
             {name: untrained[name] for name in names if name in untrained},
             memory_limit_bytes=self.memory_limit_bytes,
             revision=self.revision,
+            source=next((path for path in files if path.is_relative_to(self._folder.resolve())), None),
         )
 
     def measure(self, command: MeasureStepTime | MeasureMemory | MeasureNoise) -> Measured:

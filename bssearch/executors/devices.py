@@ -37,6 +37,17 @@ def choose_device(wanted: str, slot: int, allow_busy: bool = False) -> torch.dev
     return device
 
 
+def uuid_of(device: str) -> str | None:
+    """Return which one of all NVIDIA GPUs a device of this process is, as ``nvidia-smi -L`` names it; else None."""
+    if not device.startswith("cuda"):
+        return None
+    import torch
+
+    from bssearch.training.nvml import device_uuid
+
+    return device_uuid(torch.device(device))
+
+
 def _idle_one(devices: list[torch.device], slot: int, allow_busy: bool) -> torch.device:
     from bssearch.training.nvml import other_processes
 

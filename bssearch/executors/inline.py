@@ -22,6 +22,7 @@ from typing import IO, Any, TypeVar, cast
 
 from bssearch.errors import LaunchError, UsageError
 from bssearch.executors.base import Ended, Event, ExecutorSettings, Observed, check_threads
+from bssearch.executors.devices import uuid_of
 from bssearch.executors.failures import printed
 from bssearch.executors.loaded import LoadedWorkload, failed, not_measured, refused, trial_ended
 from bssearch.executors.local import LocalExecutor
@@ -137,7 +138,7 @@ class InlineExecutor:
             raise ValueError(f"no slot is free for trial {request.number}: [{running}] are running")
         loaded = self._load()
         self._stop = None
-        self._trial = RunningTrial(request, log_start=self._log.stat().st_size)
+        self._trial = RunningTrial(request, self._log.stat().st_size, loaded.device, uuid_of(loaded.device))
         self._observations = loaded.trial(request, stop=lambda: self._stop).observations()
 
     def stop(self, number: int, state: TrialState, reason: str) -> None:

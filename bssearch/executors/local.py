@@ -153,7 +153,8 @@ class LocalExecutor:
     def submit(self, request: TrialRequest) -> None:
         """Start a trial in a free slot; raise `LaunchError` if no worker can be started.
 
-        The first submission starts the workers of all slots: they load side by side, and not beside trials.
+        The first submission starts the workers of all slots and waits for all: they load side by side, and not beside
+        a trial, whose steps would take longer for it.
         """
         self._pump(0.0)
         running = [slot.trial.request.number for slot in self._slots if slot.trial]
@@ -164,6 +165,10 @@ class LocalExecutor:
         for slot in self._slots:
             if slot.state is SlotState.EMPTY:
                 self._start(slot)
+        if not running:
+            for slot in self._slots:
+                if slot.state is SlotState.LOADING:
+                    self._wait_until_ready(slot)
         slot = min(
             (slot for slot in self._slots if not slot.trial),
             key=lambda slot: (len(self._trials_on(slot.device)), slot.index),

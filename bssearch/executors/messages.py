@@ -183,10 +183,14 @@ class Assign:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loaded:
-    """The workload is loaded; ``device`` is the one it is on, ``revision`` that of its file, where it has one."""
+    """The workload is loaded; ``device`` is the one it is on, ``revision`` that of its file, where it has one.
+
+    ``device_uuid`` says which GPU that is (`bssearch.executors.devices.uuid_of`).
+    """
 
     device: str
     revision: str | None = None
+    device_uuid: str | None = None
     kind: Literal["loaded"] = "loaded"
 
 

@@ -13,11 +13,14 @@ from bssearch.records import Observation, TrialOutcome, TrialRequest
 class RunningTrial:
     """A trial in a slot: its last observation, its best metric, and where the slot's log stood when it began.
 
-    ``kernel_kills`` is the kernel's count of processes that it killed for want of memory, as of the start.
+    ``device`` and ``device_uuid`` are those of the slot. ``kernel_kills`` is the kernel's count of processes that it
+    killed for want of memory, as of the start.
     """
 
     request: TrialRequest
     log_start: int = 0
+    device: str | None = None
+    device_uuid: str | None = None
     started: float = field(default_factory=time.monotonic)
     kernel_kills: int | None = field(default_factory=kernel_memory_kills)
     contended: bool = False
@@ -32,8 +35,13 @@ class RunningTrial:
         self.last = observation
 
     def finished(self, outcome: TrialOutcome) -> TrialOutcome:
-        """Return the outcome with what is known here: contention, and how far a trial had come that failed."""
-        outcome = replace(outcome, contended=outcome.contended or self.contended)
+        """Return the outcome with what is known here: contention, the device, and how far a failed trial had come."""
+        outcome = replace(
+            outcome,
+            contended=outcome.contended or self.contended,
+            device=outcome.device or self.device,
+            device_uuid=outcome.device_uuid or self.device_uuid,
+        )
         if self.last is not None and outcome.final_metric is None:
             outcome = replace(
                 outcome,

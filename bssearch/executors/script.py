@@ -72,10 +72,17 @@ class LoadedScript:
 
     def describe(self) -> WorkloadDescription:
         """Return what the script offers: it is evaluated, and takes a step. Raises `WorkloadError`."""
+        from bssearch.training.environment import git_state
+
         answer = self._ask(Describe())
         assert isinstance(answer, Described), "a program describes itself where it does not refuse"
         found = answer.description
-        return replace(found, notice="; ".join(filter(None, (self._server.notice, found.notice))) or None)
+        revision, is_dirty = git_state(self._script.resolve())
+        return replace(
+            found,
+            environment=replace(found.environment, git_revision=revision, git_dirty=is_dirty),
+            notice="; ".join(filter(None, (self._server.notice, found.notice))) or None,
+        )
 
     def measure(self, command: MeasureStepTime | MeasureMemory | MeasureNoise) -> Measured:
         """Measure what is asked; raise `WorkloadError` where the script fails, and for a gradient noise scale."""

@@ -92,6 +92,7 @@ class Slot:
         self.state = SlotState.EMPTY
         self.worker: WorkerProcess | None = None
         self.device: str | None = None
+        self._device_uuid: str | None = None
         self.answer: Answer | None = None
         self.failure: Failure | None = None
         self.trial: RunningTrial | None = None
@@ -117,7 +118,7 @@ class Slot:
     def run(self, request: TrialRequest) -> RunningTrial:
         """READY → TRAINING: have the worker run a trial."""
         self._move(SlotState.TRAINING, SlotState.READY)
-        self.trial = RunningTrial(request, log_start=self.log.stat().st_size)
+        self.trial = RunningTrial(request, self.log.stat().st_size, self.device, self._device_uuid)
         self._living.send(Run(request=request))
         return self.trial
 
@@ -130,7 +131,7 @@ class Slot:
         """Take in what the worker said; return the event that follows for a trial."""
         match reply:
             case Loaded():
-                self.device = reply.device
+                self.device, self._device_uuid = reply.device, reply.device_uuid
                 self._has_done(SlotState.LOADING)
             case Described() | StepTimeMeasured() | MemoryMeasured() | NoiseMeasured():
                 self.answer = reply

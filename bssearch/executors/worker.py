@@ -23,6 +23,7 @@ import traceback
 from typing import NoReturn
 
 from bssearch.executors.command import LoadedCommand
+from bssearch.executors.devices import uuid_of
 from bssearch.executors.lifeline import Watcher, die_with_parent, end_group
 from bssearch.executors.loaded import LoadedWorkload, failed, not_measured, refused, trial_ended
 from bssearch.executors.messages import (
@@ -157,7 +158,8 @@ class Worker:
                 _import_torch()
             self._loaded = _loaded(command)
             gc.freeze()  # what the workload imported and loaded stays, too
-            self._channel.send(Loaded(device=self._loaded.device, revision=self._loaded.revision))
+            device = self._loaded.device
+            self._channel.send(Loaded(device=device, revision=self._loaded.revision, device_uuid=uuid_of(device)))
         except BaseException as error:
             self._refuse(error)
 

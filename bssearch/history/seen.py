@@ -10,6 +10,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 
+from bssearch.analysis.law.quick_prior import QuickPrior
 from bssearch.analysis.objectives.base import Objective, objective_of
 from bssearch.curves import Progress
 from bssearch.history.busy_time import BusyTime
@@ -45,7 +46,7 @@ class History:
     ``probes`` holds by batch size the step time of the split into micro-batches that its trials run in. ``curves``
     holds by number the best gains so far of each search trial that has been evaluated. ``all_trials`` are those of
     every phase, ``length`` is how many that are: the number of the newest. ``now`` is the moment of the last decision,
-    in seconds since 1970.
+    in seconds since 1970. ``quick`` is the quick answer that the search begins at, None without one.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class History:
         self._probes: Mapping[int, ProbeRecord] = {} if probes is None else probes
         self._step_seconds = step_seconds_of(self._probes.values(), self._timed_model)
         self.now = now
+        self.quick: QuickPrior | None = None
         self.curves: dict[int, Progress] = {}
         self.all_trials: list[TrialRecord] = []
         self.trials: list[TrialRecord] = []

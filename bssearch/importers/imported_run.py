@@ -9,7 +9,7 @@ from typing import Any
 
 from bssearch.errors import UsageError
 from bssearch.importers.cells import integer
-from bssearch.records import Configuration, ParameterValue
+from bssearch.records import Configuration, ParameterValue, TrialState
 from bssearch.space import TRAINING_PARAMETERS
 from bssearch.space.domains import LIMITS
 
@@ -24,15 +24,16 @@ class Run:
     """One run; None is what its table does not say.
 
     ``steps`` and ``train_seconds`` are those to the target, or all that it ran where it missed the target;
-    ``last_miss_step`` is that of the evaluation before the one at which it reached the target. Of the
-    configuration, what is not known has a placeholder in its field and None under its own name in ``parameters``.
-    ``origin`` says where the run stands, such as ``runs.csv:12``.
+    ``last_miss_step`` is that of the evaluation before the one at which it reached the target; ``missed``
+    is how it ended where it did not. Of the configuration, what is not known has a placeholder in its field and None
+    under its own name in ``parameters``. ``origin`` says where the run stands, such as ``runs.csv:12``.
     """
 
     origin: str
     configuration: Configuration
     seed: int | None = None
     reached: bool = True
+    missed: TrialState = TrialState.EXHAUSTED
     steps: int | None = None
     last_miss_step: int | None = None
     train_seconds: float | None = None

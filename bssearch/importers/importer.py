@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Protocol
 from bssearch.options import Option
 
 if TYPE_CHECKING:
-    from bssearch.storage.imports import FinishedStudy
+    from bssearch.storage.transfer.finished import FinishedStudy
+    from bssearch.storage.transfer.transfers import Incoming
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,8 +21,16 @@ class Studies:
     notes: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class WholeStudies:
+    """Studies that were stored by bssearch elsewhere, with everything; ``name`` is for the first where it is new."""
+
+    incoming: Incoming
+    name: str | None
+
+
 StudyName = Annotated[str | None, Option("Name of the study.", shown_default="the file's")]
-"""The option that every importer has."""
+"""The option of every importer that makes studies."""
 
 
 class Importer(Protocol):
@@ -31,5 +40,5 @@ class Importer(Protocol):
     its options on the command line.
     """
 
-    def __call__(self, file: Path, *, name: str | None = None) -> Studies:
+    def __call__(self, file: Path, *, name: str | None = None) -> Studies | WholeStudies:
         """Return the studies of a file, to be stored all or none. Raises `NotFoundError` and `UsageError`."""

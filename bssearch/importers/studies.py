@@ -19,8 +19,8 @@ from bssearch.settings import user_name
 from bssearch.space import TRAINING_PARAMETERS
 from bssearch.spec import StudySpec
 from bssearch.spec.model import IMPORTED
-from bssearch.storage.imports import FinishedStudy, FinishedTrial
 from bssearch.storage.keeping import check_name
+from bssearch.storage.transfer.finished import FinishedStudy, FinishedTrial
 
 UNKNOWN = "unknown"
 SLUG_LENGTH = 40
@@ -252,8 +252,9 @@ def _trial(one: _SeededRun, target: Target, limit: float) -> FinishedTrial:
     if not run.reached:
         outcome = replace(
             outcome,
-            state=TrialState.EXHAUSTED,
-            reason=f"ended without {wanted} (imported, {place})",
+            state=run.missed,
+            reason=f"{'ended' if run.missed is TrialState.EXHAUSTED else run.missed} without {wanted} "
+            f"(imported, {place})",
             time_to_target_s=None,
             steps_to_target=None,
             first_hit_step=None,

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from bssearch.errors import UsageError
 from bssearch.records import Configuration, ParameterValue
+
+if TYPE_CHECKING:
+    from bssearch.integrations.branching import RequestedBranch
 
 Metrics = Mapping[str, Any]
 Evaluate = Callable[[], Metrics]
@@ -22,6 +25,11 @@ class Assignment(Protocol):
     @property
     def configuration(self) -> Configuration:
         """Return the batch size, micro-batches and learning rate to train with."""
+        ...
+
+    @property
+    def branch(self) -> RequestedBranch | None:
+        """Return the branch of a longer run that is to be trained, None for a training from its start."""
         ...
 
     @property
@@ -114,6 +122,7 @@ class Untimed:
     """What an `Assignment` does that times nothing, and of which nothing is paused or saved."""
 
     is_look = False
+    branch: RequestedBranch | None = None
 
     def begin(self) -> None:
         """Nothing is timed."""

@@ -13,7 +13,7 @@ import torch
 
 from bssearch.errors import LaunchError, UsageError
 from bssearch.executors.base import Ended, Event, Observed, Program
-from bssearch.executors.devices import choose_device
+from bssearch.executors.devices import choose_device, uuid_of
 from bssearch.executors.failures import no_noise_scale
 from bssearch.executors.messages import (
     Assign,
@@ -176,7 +176,7 @@ class CalledExecutor:
             running = self._trial[1].request.number
             raise ValueError(f"no slot is free for trial {request.number}: [{running}] are running")
         piece = self._piece(Run(request=request))
-        self._trial = piece, RunningTrial(request)
+        self._trial = piece, RunningTrial(request, device=self._device, device_uuid=uuid_of(self._device))
         self._pieces.put(piece)
 
     def stop(self, number: int, state: TrialState, reason: str) -> None:

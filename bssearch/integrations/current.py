@@ -16,6 +16,7 @@ from bssearch.executors.messages import (
     TRIAL_VARIABLE,
     Assign,
     Describe,
+    Run,
     decode_command,
     encode,
 )
@@ -50,6 +51,8 @@ class Session:
 
     def lead(self, given: dict[str, ParameterValue], ranks: Ranks) -> Leader:
         """Return the work of several ranks, of which this is the first; see `take`."""
+        if isinstance(self.assign.work, Run) and self.assign.work.request.branch is not None:
+            raise UsageError("a training of several ranks cannot branch off a checkpoint: start it in one process")
         prepare(self.assign)
         leader = Leader(self.assign, {**given, **self.assign.parameters}, self.line, ranks)
         self.work = leader.work

@@ -108,6 +108,13 @@ class TrialCallback(Callback):  # type: ignore[misc]
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Set the rates, and evaluate before the first step where that is due."""
         self._steps = trainer.global_step
+        if self._steps and self._trial.checkpoint is not None:
+            raise UsageError(
+                f"the Trainer begins at step {self._steps}: fit(ckpt_path=...) restores the learning rate, the "
+                "schedule and the place in the data of the run, which are not the branch's",
+                hint="load the module's weights before fit(), and the optimizer in configure_optimizers() by "
+                "trial.load_optimizer()",
+            )
         if self._trial.is_searched:
             adopt_learning_rate(self._trial, trainer.optimizers, trainer.lr_scheduler_configs)
             adopt_weight_decay(self._trial, trainer.optimizers)

@@ -23,6 +23,7 @@ from torch.utils._pytree import tree_leaves
 from bssearch.errors import TrialStopped, UsageError
 from bssearch.integrations.asked import Asked, AskedParameters
 from bssearch.integrations.assignment import Assignment, Evaluate, Metrics
+from bssearch.integrations.branching import FromCheckpoint
 from bssearch.integrations.random_numbers import kept_random_numbers, unmoved
 from bssearch.integrations.sampler import SeededSampler
 
@@ -32,7 +33,7 @@ READINGS_PER_MICRO_BATCH = 1000
 """Times that ``should_stop`` may be read without a step, per micro-batch of one: a choice, far above any use."""
 
 
-class LoopTrial:
+class LoopTrial(FromCheckpoint):
     """The trial that a loop trains: what to train with, and where it says how far it is.
 
     ``batch_size`` is that of an optimizer step, made of ``accumulation_steps`` micro-batches of ``micro_batch_size``.

@@ -161,6 +161,7 @@ class Follower(Untimed):
 class Leader:
     """The assignment of the first rank, which does the ``work``; see `bssearch.integrations.assignment.Assignment`."""
 
+    branch = None
     cycles = True
     evaluates_passes = False
 

@@ -13,6 +13,7 @@ import torch
 
 from bssearch.errors import CheckpointError, UsageError
 from bssearch.integrations.assignment import Evaluate, Metrics, ended_by, number_of
+from bssearch.integrations.branching import RequestedBranch
 from bssearch.integrations.loop_clock import HostClock, LoopClock, contention_meter
 from bssearch.integrations.saved_parts import (
     Attributes,
@@ -86,6 +87,7 @@ class TrialRun:
         self.device = device
         self.parameters = parameters
         self._request = request
+        self.branch = RequestedBranch(request)
         self._line = line
         self._revision = revision
         self._torch_device = torch.device(device)
@@ -93,7 +95,7 @@ class TrialRun:
         self._course = Course(request, None)
         core = CorePace() if self._torch_device.type == "cpu" else None
         self._contention = contention_meter(self._torch_device, request.threads, core)
-        self._device_meter = DeviceMeter(self._torch_device)
+        self._clock.clock.meter = self._device_meter = DeviceMeter(self._torch_device)
         self._reference = ReferenceKernel.where_it_tells(self._torch_device, request.threads)
         self._memory = peak_memory_meter(self._torch_device)
         self._objects: dict[str, Any] = {}
@@ -113,6 +115,7 @@ class TrialRun:
 
     def begin(self) -> None:
         """Begin the training's time; what the script did before is no training."""
+        self.branch.check_asked()
         clock = self._clock.clock
         clock.book_rest("other")
         with clock.ledger("other"):
@@ -142,7 +145,8 @@ class TrialRun:
     def is_due(self, step: int) -> bool:
         """Return whether an evaluation is due; one that was made before a pause is not made again."""
         last = self._course.progress.last
-        return step % self._request.eval_every_steps == 0 and (last is None or last.step != step)
+        is_last = step == self.branch.last_step
+        return (is_last or step % self._request.eval_every_steps == 0) and (last is None or last.step != step)
 
     def pause(self) -> None:
         """Leave the training's time: an evaluation begins."""
@@ -202,7 +206,7 @@ class TrialRun:
                 loss=loss,
                 learning_rate=self.configuration.learning_rate,
             )
-            ending = self._course.observe(observation)
+            ending = self._course.observe(observation, is_over=step == self.branch.last_step)
             self._device_meter.sample()
             self._contention.look()
             if self._reference is not None:
@@ -358,7 +362,7 @@ class TrialRun:
             progress.note_peak(self._memory.peak_bytes())
             self._memory.close()
             contention = self._contention.stop()
-            device_use = self._device_meter.stop(clock.wall_seconds)
+            device_use = self._device_meter.stop()
         excess, undelayed = self._clock.excess, clock.undelayed_train_seconds(threads)
         outcome = TrialOutcome(
             state=ending.state,

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from bssearch.analysis.answer import Answer, Batch, objective_in
-from bssearch.analysis.generalisation import final_rows
 from bssearch.analysis.headline import headline, shares_of_speedup, with_interval
 from bssearch.analysis.law.fitted import Fit
 from bssearch.analysis.law.models import MODELS_DIFFER
@@ -20,6 +19,7 @@ from bssearch.analysis.shape import Parameters
 from bssearch.analysis.trade_offs import about_columns, trade_off_rows
 from bssearch.pages import plots, trial_plots
 from bssearch.pages.axes import Figure
+from bssearch.pages.comparisons import promised_and_found, trained_for_the_same_time
 from bssearch.pages.html import Row, Section, Table, html_page
 from bssearch.pages.reproduction import reproduction_of
 from bssearch.pages.tiles import tiles_of
@@ -77,7 +77,8 @@ def _sections(picture: StudyPicture) -> list[Section]:
         _front(picture),
         _learning_rate(picture),
         _device(answer),
-        _generalisation(answer),
+        trained_for_the_same_time(answer),
+        promised_and_found(answer),
         _audit(picture.audit),
     ]
     return [section for section in found if section is not None]
@@ -195,25 +196,6 @@ def _device(answer: Answer) -> Section:
 def _known_default(picture: StudyPicture) -> Configuration | None:
     """Return the default configuration; None where nobody said what it is."""
     return picture.spec.default_configuration if picture.spec.default_is_known else None
-
-
-def _generalisation(answer: Answer) -> Section | None:
-    """Return the final metric of each batch size in the same train seconds; None where none was trained so."""
-    found = answer.generalisation
-    if found is None:
-        return None
-    best = [one.batch_size for one in found.batches].index(found.best_batch_size)
-    return Section(
-        name="generalisation",
-        title="Trained for the same time",
-        text=f"Each batch size trained for {number(found.train_seconds)} s, whenever it reached the target: the median "
-        "final metrics, and by how much they are worse than the best, with a 95 % interval.",
-        figures={},
-        table=Table(
-            ["Batch", f"Validation {answer.target.metric}", f"Test {answer.target.metric}", "Worse by", "Runs"],
-            [Row(cells, index == best) for index, cells in enumerate(final_rows(found))],
-        ),
-    )
 
 
 def _drawn(**figures: Figure | None) -> dict[str, Figure]:

@@ -54,5 +54,6 @@ def _facts(environment: Environment | None) -> list[tuple[str, str]]:
         "Host": environment.host,
         "Workload’s digest": environment.workload_revision,
         "Git revision": environment.git_revision,
+        "Libraries": ", ".join(environment.libraries),
     }
     return [(name, str(value)) for name, value in known.items() if value]

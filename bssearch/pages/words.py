@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 NOTHING = "–"
 """What stands for a value that is not known."""
 
@@ -23,6 +25,11 @@ def in_words(value: object) -> str:
     if isinstance(value, float):
         return f"{value:.4g}"
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) and value >= 10_000 else str(value)
+
+
+def without_passwords(text: str) -> str:
+    """Return a text with the password of each URL in it as ``***``: people put URLs where no URL belongs."""
+    return re.sub(r"([A-Za-z][\w+.-]*:/{1,2}[^\s:/@]*):\S*@", r"\1:***@", text)
 
 
 def visible(text: str) -> str:

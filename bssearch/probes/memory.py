@@ -38,17 +38,20 @@ def measure_memory(
     """Run a trial of three optimizer steps, with its warm-up and evaluations; return whether memory sufficed.
 
     With ``memory_bytes`` the process has no more than that from here on. A size at which the GPU's allocator has to
-    give memory back and ask again counts as too large: it would thrash. ``peak_memory_bytes`` is that of a process
-    which has done nothing else. Exceptions of the workload that are not about memory go through.
+    give memory back and ask again, once its kernels are chosen, counts as too large: it would thrash.
+    ``peak_memory_bytes`` is that of a process which has done nothing else; on a GPU, as in a trial, without the
+    workspaces that were tried as kernels were chosen. Exceptions of the workload that are not about memory go through.
     """
     device = computation.device
     if memory_bytes is not None:
         limit_memory(device, memory_bytes)
-    reset_peak_memory(device)
-    before = allocation_retries(device)
     reason = None
     try:
-        _train_and_evaluate(request, workload, data, computation)
+        metric = next(iter(workload.metrics))
+        warm_up(workload, request.configuration, data, computation, metric, seed=0)
+        before = allocation_retries(device)
+        reset_peak_memory(device)
+        _train_and_evaluate(request, workload, data, computation, metric)
         retries = allocation_retries(device) - before
         if retries:
             reason = f"the allocator had to give memory back and ask again {retries} times in {STEPS} steps"
@@ -73,10 +76,10 @@ def bytes_within_reserve(device: torch.device, limit_bytes: int | None) -> int |
     return None if limit_bytes is None else max(0, limit_bytes - max(CPU_RESERVE_BYTES, int(RESERVE * limit_bytes)))
 
 
-def _train_and_evaluate(request: MemoryRequest, workload: Workload, data: Data, computation: Computation) -> None:
-    """Do what a trial does, its warm-up included: what that leaves behind is memory, too."""
-    metric = next(iter(workload.metrics))
-    warm_up(workload, request.configuration, data, computation, metric, seed=0)
+def _train_and_evaluate(
+    request: MemoryRequest, workload: Workload, data: Data, computation: Computation, metric: str
+) -> None:
+    """Do what a trial does after its warm-up."""
     with Trainer(workload, request.configuration, data.train, computation, seed=0) as trainer:
         trainer.evaluate(data.validation, metric)
         for _ in range(STEPS):

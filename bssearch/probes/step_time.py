@@ -15,6 +15,7 @@ from bssearch.training.computation import Computation
 from bssearch.training.contention import Contention, ContentionMeter
 from bssearch.training.core_pace import CorePace, ReferenceKernel
 from bssearch.training.memory import is_out_of_memory, peak_memory_bytes, reset_peak_memory
+from bssearch.training.nvml import is_power_capped
 from bssearch.training.trainer import Trainer, warm_up
 from bssearch.workloads.base import Data, Workload
 
@@ -39,6 +40,10 @@ PATIENCE = 4
 """Where the core was slow too often, timing goes on for up to this many times the limit, evaluations included: a
 choice."""
 
+SUSTAINED_SECONDS = 3.0
+"""Steps are taken for so long before they are timed once more where the device runs at its power limit: a choice. A
+cool chip holds a higher clock for a second or two, which a trial does not see."""
+
 UPDATE_SHARE = 0.1
 """The share of the limit for which the update alone is timed, at most: a choice."""
 
@@ -54,8 +59,9 @@ def measure_step_time(request: StepTimeRequest, workload: Workload, data: Data, 
     evaluations as in a trial: the first steps after one find the caches cold, and where evaluations are frequent that
     is a tenth of the time and more. They are timed in short runs (`RUN_SECONDS`) until the 95 % interval of the median
     run is within the asked precision, or the limit is reached. Runs in which the core was slow are left out, unless
-    there is little else: then the measurement is contended. The evaluation is that of the validation part. Out of
-    memory is an answer: ``out_of_memory`` without times. Other exceptions of the workload go through.
+    there is little else: then the measurement is contended. A device that is at its power limit then is timed once
+    more, at the clock that it keeps. The evaluation is that of the validation part. Out of memory is an answer:
+    ``out_of_memory`` without times. Other exceptions of the workload go through.
     """
     try:
         return _measure(request, workload, data, computation)
@@ -91,6 +97,9 @@ def _measure(request: StepTimeRequest, workload: Workload, data: Data, computati
             cadence = eval_every_steps(guess, evaluation, request.trial_train_seconds)
             steps = max(1, min(cadence, math.ceil(SEGMENT_SECONDS / guess)))
             step = timer.time("train", trainer.step, guess, request.seconds_limit, evaluate, steps)
+        if is_power_capped(device):
+            _sustain(clock, trainer.step)
+            step = timer.time("train", trainer.step, step.median, request.seconds_limit)
         contention = meter.stop()
         undelayed = clock.undelayed_train_seconds(request.threads)
         reference_seconds = None if reference is None else reference.seconds
@@ -113,6 +122,13 @@ def _measure(request: StepTimeRequest, workload: Workload, data: Data, computati
         contended=reason is not None,
         reason=reason,
     )
+
+
+def _sustain(clock: Clock, step: Callable[[], object]) -> None:
+    """Take steps until a device at its power limit has come to the clock that it keeps."""
+    seconds = 0.0
+    while seconds < SUSTAINED_SECONDS:
+        seconds += _seconds(clock, "warmup", step)
 
 
 def _evaluation_seconds(clock: Clock, evaluate: Callable[[], object]) -> float:

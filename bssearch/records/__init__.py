@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bssearch.records.measured import (
     COULD_NOT_PAUSE,
+    BranchMeasurement,
     DeviceUse,
     Environment,
     GradientNoise,
@@ -44,6 +45,7 @@ from bssearch.records.question import (
     to_json,
 )
 from bssearch.records.requests import (
+    Branch,
     MemoryRequest,
     MetricInfo,
     ModelDescription,
@@ -52,7 +54,7 @@ from bssearch.records.requests import (
     TrialRequest,
     WorkloadDescription,
 )
-from bssearch.records.stored import PLANNED, NewStudy, ProbeRecord, StudyRecord, TrialRecord
+from bssearch.records.stored import PLANNED, NewStudy, ProbeRecord, StudyRecord, TrialRecord, spec_digest
 
 __all__ = [
     "COULD_NOT_PAUSE",
@@ -60,6 +62,8 @@ __all__ = [
     "MAKE_TRAINER",
     "OWN_GROUPS",
     "PLANNED",
+    "Branch",
+    "BranchMeasurement",
     "Configuration",
     "DeviceUse",
     "Environment",
@@ -98,5 +102,6 @@ __all__ = [
     "outcome_fields",
     "own_parameters",
     "parameters_of_group",
+    "spec_digest",
     "to_json",
 ]

@@ -80,8 +80,8 @@ class GradientNoise:
 class DeviceUse:
     """What a device's own counters say of a trial; None where there are none, never 0.
 
-    ``energy_joules`` and ``mean_power_watts`` are of the whole device over the trial's wall time, ``mean_clock_mhz`` is
-    the mean of the streaming multiprocessors' clock at the evaluations, and ``throttle_reasons`` lists what slowed the
+    ``energy_joules`` and ``mean_power_watts`` are of the whole device in the train segments, ``mean_clock_mhz`` is the
+    mean of the streaming multiprocessors' clock at the evaluations, and ``throttle_reasons`` lists what slowed the
     device down (comma-separated; empty where nothing did).
     """
 
@@ -107,7 +107,8 @@ class TrialOutcome:
     other precisions; ``peak_memory_basis`` says what ``peak_memory_bytes`` is the peak of, None where there is no peak;
     ``data_seconds`` are those train seconds in which a loop of the user's own waited for data, and ``seconds_basis``
     says whose the train seconds are, None where bssearch measured them; ``warnings`` are sentences on what makes the
-    figures less than they seem.
+    figures less than they seem. ``device`` is where the trial's slot trained it, such as ``cuda:1``, and
+    ``device_uuid`` which one of all devices that is, as the driver of an NVIDIA GPU names it; None on the CPU.
     """
 
     state: TrialState
@@ -144,6 +145,8 @@ class TrialOutcome:
     traceback: str | None = None
     noise: GradientNoise = GradientNoise()
     device_use: DeviceUse = DeviceUse()
+    device: str | None = None
+    device_uuid: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -256,7 +259,9 @@ class Environment:
 
     ``device_memory_bytes`` is what the device has, or the smaller limit that was set. ``workload_revision`` is the
     digest of the workload's file, ``git_revision`` the commit of the repository it lies in (with ``+`` where that file
-    differs from it).
+    differs from it), and ``git_dirty`` says whether any file that the repository tracks does; None where nobody knows.
+    ``libraries`` are further versions, each ``name version`` in the order of their names: those that bssearch stands
+    on, and those that the workload imports and that decide what it trains; none where an older bssearch ran.
     """
 
     device_name: str
@@ -272,6 +277,13 @@ class Environment:
     workload_revision: str | None
     cudnn_version: str | None = None
     git_revision: str | None = None
+    git_dirty: bool | None = None
+    libraries: tuple[str, ...] = ()
+
+    @property
+    def library_versions(self) -> dict[str, str]:
+        """Return the versions of `libraries` by name."""
+        return {name: version for name, _, version in (one.partition(" ") for one in self.libraries)}
 
     @property
     def fingerprint(self) -> str:
@@ -284,3 +296,24 @@ def outcome_fields(outcome: TrialOutcome) -> dict[str, Any]:
     fields = asdict(outcome)
     noise, use = fields.pop("noise"), fields.pop("device_use")
     return {**fields, **{f"noise_{name}": value for name, value in noise.items()}, **use}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BranchMeasurement:
+    """How a branch of a longer run ended: the target's metric at the ``checkpoint``, and the mean at the branch's end.
+
+    ``metric`` is None where it diverged. ``digest`` is that of all that decides its end: the content of the checkpoint,
+    and the request. ``start_samples`` are those seen at the checkpoint, None where nobody says; ``samples`` those of
+    the branch; ``learning_rate`` is the peak, which a schedule multiplies.
+    """
+
+    digest: str
+    checkpoint: str
+    start_samples: int | None
+    samples: int
+    batch_size: int
+    micro_batch_size: int
+    learning_rate: float
+    seed: int
+    start_metric: float | None
+    metric: float | None

@@ -62,7 +62,13 @@ class TrialPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lease:
-    """Who runs a trial, and for how many seconds others believe it without a heartbeat."""
+    """Who runs a trial, and for how many seconds others believe it without a heartbeat.
+
+    ``user`` is the person who started the driver, ``spec`` the digest of the spec by which that runs (`spec_digest`);
+    None where nobody says.
+    """
 
     owner: str
     seconds: float
+    user: str | None = None
+    spec: str | None = None

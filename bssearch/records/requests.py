@@ -10,6 +10,20 @@ from bssearch.records.question import Configuration, Target, TrialState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Branch:
+    """A trial that goes on from a checkpoint of a longer run, for ``samples`` samples: whole steps of its batch size.
+
+    ``start_samples`` are those that the run had seen there, None where nobody says. Over the first ``rise_samples`` the
+    learning rate rises, for an optimizer that begins anew.
+    """
+
+    checkpoint: str
+    samples: int
+    start_samples: int | None = None
+    rise_samples: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TrialRequest:
     """All that a worker needs to run one trial.
 
@@ -18,7 +32,8 @@ class TrialRequest:
     it has reached the target, and its time-to-target is that of the first crossing.
 
     ``checkpoint`` is the file to which the trial is saved where it is stopped as `PAUSED`; without one it ends as
-    `PRUNED` then. With ``resumes`` it goes on from that file.
+    `PRUNED` then. With ``resumes`` it goes on from that file. A ``branch`` goes on from somebody's own file, and ends
+    with its samples.
     """
 
     number: int
@@ -33,6 +48,7 @@ class TrialRequest:
     threads: int = 1
     checkpoint: str | None = None
     resumes: bool = False
+    branch: Branch | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from datetime import datetime, timedelta
@@ -29,7 +30,8 @@ class TrialRecord:
 
     ``sampled`` is what the sampler chose, in the space's own coordinates (None for a configuration that lies outside
     the space); with ``uncapped`` no other trial's time ends it earlier; ``steps_x_step_time_s`` is steps-to-target
-    times the step time measured in isolation, by all visits until it was read.
+    times the step time measured in isolation, by all visits until it was read. ``started_by`` is the user whose driver
+    started it, ``spec_digest`` that of the spec by which it was started (`spec_digest`); None where nobody has said.
     """
 
     number: int
@@ -50,6 +52,8 @@ class TrialRecord:
     steps_x_step_time_s: float | None
     outcome: TrialOutcome | None
     expected_improvement: float | None = None
+    started_by: str | None = None
+    spec_digest: str | None = None
 
     @classmethod
     def planned(cls, plan: TrialPlan, *, number: int, lease: Lease | None, created_at: datetime) -> TrialRecord:
@@ -63,6 +67,8 @@ class TrialRecord:
             ended_at=None,
             steps_x_step_time_s=None,
             outcome=None,
+            started_by=None if lease is None else lease.user,
+            spec_digest=None if lease is None else lease.spec,
             **{name: getattr(plan, name) for name in PLANNED},
         )
 
@@ -106,6 +112,11 @@ class StudyRecord(NewStudy):
         """Return 16 hex digits that are this study's, however its database is addressed and whatever it is called."""
         told = f"{self.created_at.isoformat()} {self.created_by} {self.spec_hash}"
         return hashlib.sha256(told.encode()).hexdigest()[:16]
+
+
+def spec_digest(spec: Mapping[str, object]) -> str:
+    """Return 16 hex digits that two specs, as JSON values, share exactly when they are the same in every field."""
+    return hashlib.sha256(json.dumps(spec, sort_keys=True).encode()).hexdigest()[:16]
 
 
 PLANNED = tuple(sorted({one.name for one in fields(TrialPlan)} & {one.name for one in fields(TrialRecord)}))

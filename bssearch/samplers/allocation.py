@@ -11,6 +11,11 @@ In this order:
    speed-up over what nobody tuned: after all have their `FLOOR`, up to `EVIDENCE_TRIALS`;
 4. the rest in proportion to (incumbent's figure / batch size's best figure)², the incumbent's neighbours on the
    ladder at least half as often as itself: one lucky seed decides between them more easily than the truth.
+
+Where a quick answer is stored (`bssearch.analysis.law.quick_prior`), and the incumbent lies where it has the optimum,
+the ladder begins at the batch size that it recommends, and what brackets the optimum outside its interval gets one
+evidence trial; the default's batch size and the largest, of which speed-ups are quoted, get as many as ever. An
+incumbent elsewhere has shown it wrong: then all is as without one.
 """
 
 from __future__ import annotations
@@ -31,6 +36,9 @@ EVIDENCE_FROM = 0.5
 
 EVIDENCE_TRIALS = 3
 """Uncapped trials at each batch size that the answer compares with: the least that tunes a learning rate. A choice."""
+
+RULED_OUT_TRIALS = 1
+"""Of these at one that only brackets the optimum, and that a quick answer and the best trial rule out."""
 
 FIRST_SOURCES: tuple[Literal["transfer", "baseline", "sample"], ...] = ("transfer", "baseline", "sample")
 """Where a batch size that has not reached the target gets its parameters from, evidence trial by evidence trial."""
@@ -66,10 +74,10 @@ def propose(history: History) -> Proposal | None:
     default = propose_default(history)
     if default is not None or not history.feasible:
         return default
-    centre = _centre(history)
+    start = _start(history)
     counts = {size: history.count_at(size) for size in history.feasible}
     fewest = min(counts.values())
-    nearest = min((size for size in counts if counts[size] == fewest), key=lambda size: octaves(size, centre))
+    nearest = min((size for size in counts if counts[size] == fewest), key=lambda size: octaves(size, start))
     if fewest == 0:
         return Proposal(nearest, "transfer")
     wanted = evidence_sizes(history) if evidence_is_due(history) else []
@@ -114,9 +122,22 @@ def _first_evidence(history: History, wanted: Sequence[int]) -> Proposal | None:
 
 def _further_evidence(history: History, wanted: Sequence[int]) -> Proposal | None:
     for size in wanted:
-        if history.best_at(size) is not None and len(_evidence_at(history, size)) < EVIDENCE_TRIALS:
+        if history.best_at(size) is not None and len(_evidence_at(history, size)) < _enough_evidence(history, size):
             return Proposal(size, "sample", uncapped=True)
     return None
+
+
+def _enough_evidence(history: History, batch_size: int) -> int:
+    """Return how many trials tell the time of a batch size that the answer compares with."""
+    quick, quoted = history.quick, {history.spec.default.batch_size, history.largest}
+    is_ruled_out = quick is not None and not quick.holds(batch_size) and agrees_with_quick(history)
+    return RULED_OUT_TRIALS if is_ruled_out and batch_size not in quoted else EVIDENCE_TRIALS
+
+
+def agrees_with_quick(history: History) -> bool:
+    """Return whether the best trial lies where a quick answer has the optimum; False without either."""
+    quick, best = history.quick, history.incumbent
+    return quick is not None and best is not None and quick.holds(best.configuration.batch_size)
 
 
 def evidence_sizes(history: History) -> list[int]:
@@ -134,6 +155,14 @@ def _evidence_at(history: History, batch_size: int) -> list[TrialRecord]:
     """Return the evidence trials at a batch size that run, have run or have failed."""
     here = [trial for trial in history.trials if trial.configuration.batch_size == batch_size and trial.uncapped]
     return [trial for trial in here if trial.state not in TRIED_AGAIN]
+
+
+def _start(history: History) -> int:
+    """Return the batch size that the ladder begins at: what a quick answer recommends until trials have another one."""
+    quick = history.quick
+    if quick is not None and (history.incumbent is None or agrees_with_quick(history)):
+        return quick.batch_size
+    return _centre(history)
 
 
 def _centre(history: History) -> int:

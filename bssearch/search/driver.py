@@ -1,7 +1,8 @@
 """The driver of a study: it tells the engine what happens in the store and in the executor, and does what it asks for.
 
 Several drivers may share a study: each decides on what the store holds, and the store starts a trial only where no
-other has been started since. What a driver that dies leaves behind, the others try again.
+other has been started since. Where they are in each other's way they take turns. What a driver that dies leaves behind,
+the others try again.
 """
 
 from __future__ import annotations
@@ -12,14 +13,13 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from typing import assert_never
 
-from bssearch.errors import BSSearchError, DatabaseError, InterruptedRunError
+from bssearch.errors import BSSearchError, InterruptedRunError
 from bssearch.executors import base as executors
 from bssearch.executors.base import Executor
 from bssearch.pruners.checkpoints import Checkpoints
 from bssearch.records import (
     Environment,
     Lease,
-    Observation,
     Phase,
     ProbeRecord,
     TrialOutcome,
@@ -38,19 +38,19 @@ from bssearch.search.calibration import (
 )
 from bssearch.search.claims import Claims
 from bssearch.search.engine import CONTINUE, Engine, NextRun
-from bssearch.search.finding import SearchEnd, save_finding
+from bssearch.search.finding import SearchEnd, quick_prior
 from bssearch.search.heartbeat import HEARTBEAT_SECONDS, LEASE_SECONDS, Heartbeat
 from bssearch.search.host import Host
 from bssearch.search.interrupts import Interrupts
 from bssearch.search.lease_watch import LeaseWatch
 from bssearch.search.listener import Listener
 from bssearch.search.owner import is_alive, living, this_driver
+from bssearch.search.recorder import Recorder
+from bssearch.search.turns import Turns
+from bssearch.settings import user_name
 from bssearch.spec import StudySpec
 from bssearch.storage.repository import Store
 from bssearch.storage.revisions import Changes
-
-FLUSH_SECONDS = 1.0
-"""How long observations wait to be written together: the most that a crash loses. A choice."""
 
 TIMING = "time steps"
 """The name of the claim under which step times are measured: by one driver of a study at a time."""
@@ -60,9 +60,6 @@ POLL_SECONDS = 0.2
 
 LOOK_SECONDS = 1.0
 """How long after it found nothing to do a driver looks again at what the others have done. A choice."""
-
-FINDING_SHARE = 0.02
-"""The answer is made anew when a trial ends, unless that would take more than this share of the time. A choice."""
 
 
 class Driver(Host):
@@ -87,11 +84,13 @@ class Driver(Host):
         self.environment = environment
         self.listener = listener
         self.owner = this_driver()
+        self._spec_digest = store.keep_spec(spec.name, spec.model_dump(mode="json"))
         self.checkpoints = Checkpoints(store.study(spec.name))
         self._watch = LeaseWatch(store, spec.name)
         self._claims = Claims(store, spec.name, self.owner, self._watch)
+        self._turns = Turns(store, spec.name, self.owner)
+        self._recorder = Recorder(store, spec.name)
         super().__init__(self._engine(), journal)
-        self._unwritten: list[tuple[int, Observation]] = []
         self._revision = 0
         self._probes: dict[int, ProbeRecord] = {}
         self._saved = events.SavedTrials(frozenset())
@@ -101,7 +100,8 @@ class Driver(Host):
         self._told: set[str] = set()
         # Trials begin by the database's clock; from here on this machine's own counts, which nobody sets.
         self._began = store.time().timestamp() - time.monotonic()
-        self._looked = self._flushed = self._next_look = self._next_finding = time.monotonic()
+        self._looked = self._next_look = time.monotonic()
+        self._first_visits = FIRST_VISITS
         self.interrupts = Interrupts(on_second=executor.kill, at_once=lambda: store.is_waiting)
 
     def run(self) -> None:
@@ -115,11 +115,13 @@ class Driver(Host):
                     self._wait()
                 self._raise_if_failed()
 
-    def run_planned(self, next_run: NextRun, phase: Phase) -> None:
+    def run_planned(self, next_run: NextRun, phase: Phase, *, visits: int = FIRST_VISITS) -> None:
         """Make the runs of a plan, one trial at a time, and nothing else; raises what `run` raises.
 
-        The plan is asked again after each trial, until it has none.
+        The plan is asked again after each trial, until it has none. Steps of each batch size have had so many
+        ``visits`` before.
         """
+        self._first_visits = visits
         self.engine = self._engine(next_run, phase)
         self.run()
 
@@ -146,7 +148,7 @@ class Driver(Host):
                 if saves and not self.engine.pruning.can_wait and self.checkpoints.is_writable():
                     self._feed(events.CanSave())
                 yield
-                self._keep_finding(at_once=True)
+                self._recorder.keep_last_finding()
         except KeyboardInterrupt:
             raise InterruptedRunError("killed; every trial that had ended is stored", hint=CONTINUE) from None
         finally:
@@ -162,7 +164,7 @@ class Driver(Host):
                 self._note_wait(action)
                 self._next_look = time.monotonic() + LOOK_SECONDS
             case events.TimeSteps(to_compare):
-                self._time_steps(COMPARING_VISITS if to_compare else FIRST_VISITS)
+                self._time_steps(COMPARING_VISITS if to_compare else self._first_visits)
             case events.Claim():
                 self._feed(events.Claimed(self._claims.take(self._confirming)))
             case events.Release():
@@ -184,9 +186,14 @@ class Driver(Host):
         """Ask the engine what each free slot is for, where something may have changed since it had nothing to do."""
         while not self._is_done and self._error is None and len(self.engine.running) < self.executor.slots:
             if time.monotonic() < self._next_look or self.interrupts.count:
+                break
+            is_here = self._turns.is_here()
+            if self._turns.is_to_read:
+                self._refresh()
+            if not is_here:
                 return
-            self._refresh()
             self._feed(events.SlotFree(self._began + time.monotonic()))
+        self._turns.end()
 
     def _refresh(self) -> None:
         """Tell the engine what the store and the folder of checkpoints hold that it does not know."""
@@ -205,11 +212,13 @@ class Driver(Host):
             if trial.phase is Phase.SEARCH
             and (changes.is_rewritten or (trial.state.is_finished and trial.lease_owner != self.owner))
         ]
+        may_be_told = changes.has_new_probes or any(trial.state.is_finished for trial in changes.trials)
         return events.Changed(
             changes.trials,
             self.store.evaluations(self.spec.name, ended) if ended else {},
             self.store.probes(self.spec.name, self.environment) if changes.has_new_probes else None,
             changes.is_rewritten,
+            quick_prior(self.store, self.spec) if may_be_told else None,
         )
 
     def _forget_checkpoints(self, changes: Changes) -> None:
@@ -230,6 +239,7 @@ class Driver(Host):
 
     def _time_steps(self, visits: int) -> None:
         """Have every batch size visited so many times, by this driver or another, while nothing runs here."""
+        self._turns.end()  # It takes a while, and starts no trial.
         asked, trials = (self.spec, self.store, self.environment), self.engine.history.all_trials
         if missing_step_times(*asked, visits, trials=trials):
             refuse_where_nothing_fits(*asked)
@@ -278,7 +288,8 @@ class Driver(Host):
     def _search_ended(self, reason: str) -> None:
         """Say why the search has ended, and store it for `status`."""
         self._note_once(f"the search has ended: {reason}")
-        save_finding(self.store, self.spec.name, SearchEnd(reason, self.engine.history.spent, self.spec.budget))
+        end = SearchEnd(reason, self.engine.history.spent, self.spec.budget)
+        self._recorder.keep_last_finding(end)
         self.listener.search_ended(reason, self.engine.history)
 
     def _note_once(self, message: str) -> None:
@@ -288,25 +299,24 @@ class Driver(Host):
 
     def _wait(self) -> None:
         """Take in what has happened, and keep the store up to date."""
-        for event in self.executor.events(timeout=POLL_SECONDS):
+        for event in self.executor.events(timeout=min(POLL_SECONDS, self._turns.seconds_to_look)):
             match event:
                 case executors.Observed(number, observation):
-                    self._unwritten.append((number, observation))
+                    self._recorder.observe(number, observation)
                     self._feed(events.Evaluated(number, observation))
                 case executors.Ended(number, outcome, log):
                     self._end(number, outcome, log)
                     self._next_look = time.monotonic()
-        now = time.monotonic()
-        if now - self._flushed > FLUSH_SECONDS:
-            self._flush()
-        if now - self._looked > HEARTBEAT_SECONDS:
+        self._recorder.flush_if_due()
+        if time.monotonic() - self._looked > HEARTBEAT_SECONDS:
             self._take_over()
 
     def _start(self, plan: TrialPlan) -> None:
         """Start a trial, unless another driver has been faster: then the store tells something new."""
-        lease = Lease(owner=self.owner, seconds=LEASE_SECONDS)
+        lease = Lease(owner=self.owner, seconds=LEASE_SECONDS, user=user_name(), spec=self._spec_digest)
         trial = self.store.start(self.spec.name, plan, environment=self.environment, lease=lease)
         if trial is None:
+            self._turns.refused()
             self._feed(events.Refused(plan))
             return
         checkpoint = self._checkpoint(plan, trial.number)
@@ -324,9 +334,9 @@ class Driver(Host):
         return None if file is None else str(file)
 
     def _end(self, number: int, outcome: TrialOutcome, log: str) -> None:
-        self._flush()
+        self._recorder.flush()
         outcome = self.engine.as_stored(number, outcome)
-        trial = self._finish(number, outcome, log)
+        trial = self._recorder.finish(number, outcome, log, self.engine.step_seconds(number))
         if trial.state is not TrialState.PAUSED:
             self.checkpoints.forget(number)
         self._feed(events.Ended(trial))
@@ -335,23 +345,7 @@ class Driver(Host):
             return
         self.listener.ended(trial, self.engine.history)
         self._find_saved()
-        self._keep_finding()
-
-    def _finish(self, number: int, outcome: TrialOutcome, log: str) -> TrialRecord:
-        """Store how a trial ended; return it as it is stored: lost, where another driver has taken it over."""
-        step_seconds = self.engine.step_seconds(number)
-        product = None
-        if outcome.steps_to_target is not None and step_seconds is not None:
-            product = outcome.steps_to_target * step_seconds
-        if log.strip():
-            self.store.save_log(self.spec.name, number, log)
-        try:
-            return self.store.finish_trial(self.spec.name, number, outcome, steps_x_step_time_s=product)
-        except DatabaseError:
-            trial = self.store.trial(self.spec.name, number)
-            if trial.state is not TrialState.LOST:
-                raise
-            return trial
+        self._recorder.keep_finding()
 
     def _settle(self, action: events.Settle) -> None:
         """End those of some waiting trials that are of this machine; those that others go on with are theirs."""
@@ -372,25 +366,11 @@ class Driver(Host):
         alive = is_alive(trial.lease_owner)
         return alive is False or (alive is None and self.checkpoints.has(trial.number))
 
-    def _keep_finding(self, at_once: bool = False) -> None:
-        """Store the answer as it is now, for those who ask."""
-        started = time.monotonic()
-        if not at_once and started < self._next_finding:
-            return
-        save_finding(self.store, self.spec.name)
-        ended = time.monotonic()
-        self._next_finding = ended + (ended - started) / FINDING_SHARE
-
-    def _flush(self) -> None:
-        if self._unwritten:
-            self.store.append_observations(self.spec.name, self._unwritten)
-            self._unwritten = []
-        self._flushed = time.monotonic()
-
     def _stop_if_interrupted(self) -> None:
         """After Ctrl-C have the engine end in good order."""
         if self.interrupts.count and not self._is_stopping:
             self._is_stopping = True
+            self._turns.end()
             self.listener.note("stopping; press Ctrl-C again to kill")
             self._feed(events.Interrupted())
 
@@ -409,20 +389,12 @@ class Driver(Host):
         if self.engine.running:
             self.executor.kill()
         for number in self.engine.running:
-            last = self.engine.last_observation(number)
-            outcome = TrialOutcome(
-                state=TrialState.CANCELLED,
-                reason="the run ended before the trial did",
-                steps=last.step if last else 0,
-                samples=last.samples if last else 0,
-                train_seconds=last.train_seconds if last else 0.0,
-                final_metric=last.metric if last else None,
-            )
             try:
-                self._flush()
-                self.store.finish_trial(self.spec.name, number, outcome, steps_x_step_time_s=None)
+                self._recorder.cancel(number, self.engine.last_observation(number))
             except BSSearchError as error:
                 self.listener.note(f"trial {number} could not be stored as cancelled: {error}")
             self.checkpoints.forget(number)
+        with suppress(BSSearchError):
+            self._turns.end()
         with suppress(BSSearchError):
             self._claims.give_back(self._confirming)

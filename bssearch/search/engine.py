@@ -98,8 +98,8 @@ class Engine:
     """Decides for one driver of a study with ``slots``, ``slots_apart`` where each has a device of its own.
 
     It searches, then confirms; with ``next_run`` it makes the runs of that plan instead, of one ``phase``, one at a
-    time. ``sampler`` and ``pruner`` are those of the spec where none is given; another planner than a study's is for
-    simulations of what people do without one.
+    time, each to its own limit. ``sampler`` and ``pruner`` are those of the spec where none is given; another planner
+    than a study's is for simulations of what people do without one.
     """
 
     def __init__(
@@ -298,7 +298,7 @@ class Engine:
         self.history.observe(event.number, observation.train_seconds, observation.metric)
         if self.spec.record_target.is_met_by(observation.metric):
             return []  # Its end says when it got there.
-        is_exempt = running.plan.uncapped or running.stopping is not None
+        is_exempt = not self._searches or running.plan.uncapped or running.stopping is not None
         halt = self.pruning.judge(event.number, observation, uncapped=is_exempt)
         if halt is None:
             return []
@@ -322,6 +322,8 @@ class Engine:
             self._forget()
         if event.probes is not None:
             self.history.probes = dict(event.probes)
+        if event.quick is not None:
+            self.history.quick = event.quick
         for trial in event.trials:
             if trial.number in event.evaluations:
                 self.history.observe_all(trial.number, event.evaluations[trial.number])
@@ -335,9 +337,9 @@ class Engine:
 
     def _forget(self) -> None:
         """Begin a history anew, for what was known counts no more; whether trials can be saved is not of the store."""
-        can_wait = self.pruning.can_wait
+        can_wait, quick = self.pruning.can_wait, self.history.quick
         self._remember(History(self.spec, (), self.history.probes, now=self.history.now))
-        self.pruning.standings.can_wait = can_wait
+        self.pruning.standings.can_wait, self.history.quick = can_wait, quick
 
     def _remember(self, history: History) -> None:
         """Decide by a history from now on."""

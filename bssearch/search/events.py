@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from bssearch.analysis.law.quick_prior import QuickPrior
 from bssearch.errors import BSSearchError
 from bssearch.records import Observation, ProbeRecord, TrialPlan, TrialRecord, TrialState
 
@@ -21,13 +22,15 @@ class Changed:
     """The store holds something new: trials that have changed, the evaluations of those that ended, the step times.
 
     ``probes`` holds, by batch size, the step time of the split into micro-batches that its trials run in; None where
-    none has changed. ``is_rewritten``: what was known before counts no more.
+    none has changed. ``is_rewritten``: what was known before counts no more. ``quick`` is the quick answer
+    that is stored of the study; None where there is none, or it has been told.
     """
 
     trials: Sequence[TrialRecord] = ()
     evaluations: Mapping[int, Evaluations] = field(default_factory=dict)
     probes: Mapping[int, ProbeRecord] | None = None
     is_rewritten: bool = False
+    quick: QuickPrior | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,12 +11,14 @@ from pydantic import ValidationError
 
 from bssearch.analysis.answer import NO_NEXT_STEP, Answer, Notice
 from bssearch.analysis.law.promise import Promise, promise_of
+from bssearch.analysis.law.quick_prior import QuickPrior
 from bssearch.analysis.notices import about_versions, retargeted
 from bssearch.analysis.objectives.base import objective_of
 from bssearch.analysis.report import build_answer
 from bssearch.analysis.retarget import at_target, easier_target, refuse_another_target
 from bssearch.errors import TargetNotReachedError, UsageError
 from bssearch.records import Configuration, model_parameters
+from bssearch.spec import StudySpec
 from bssearch.spec.parts import BudgetSpec
 from bssearch.spec.stored import spec_of
 from bssearch.storage.repository import Store
@@ -80,6 +82,15 @@ def save_quick(store: Store, name: str, quick: Mapping[str, Any]) -> None:
 def stored_quick(store: Store, name: str) -> Mapping[str, Any] | None:
     """Return what `save_quick` has stored of a study, None where there is nothing."""
     return _quick_within(store.last_finding(name))
+
+
+def quick_prior(store: Store, spec: StudySpec) -> QuickPrior | None:
+    """Return what the search of a study begins with: its stored quick answer, where its objective is one of seconds.
+
+    A study has one question and one kind of device, and so has what is stored of it.
+    """
+    quick = stored_quick(store, spec.name) if objective_of(spec).trials_race else None
+    return None if quick is None else QuickPrior.of(quick)
 
 
 def _quick_within(last: object) -> Mapping[str, Any] | None:

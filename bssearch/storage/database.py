@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+import json
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from functools import wraps
 from types import TracebackType
@@ -14,7 +15,7 @@ from sqlalchemy import URL, Connection, Select, select
 from bssearch.errors import BSSearchError, DatabaseError
 from bssearch.records import Environment, to_json
 from bssearch.storage import migrate
-from bssearch.storage.engine import create_engine_for, reading, writing
+from bssearch.storage.engine import create_engine_for, looking, reading, writing
 from bssearch.storage.lookups import no_study
 from bssearch.storage.models import EnvironmentRow, StudyRow
 from bssearch.storage.patience import Patience
@@ -100,6 +101,12 @@ class Database:
         return masked(self._engine.url)
 
     @property
+    def has_secret(self) -> bool:
+        """Whether the URL holds what must not be printed."""
+        whole = self._engine.url.render_as_string(hide_password=False).replace("+psycopg:", ":", 1)
+        return self.masked_url != whole
+
+    @property
     def is_waiting(self) -> bool:
         """Whether a call waits for a server that is away, and so may take long."""
         return self._patience.is_waiting
@@ -107,6 +114,11 @@ class Database:
     @contextmanager
     def _reading(self) -> Iterator[Connection]:
         with reading(self._engine) as connection:
+            yield connection
+
+    @contextmanager
+    def _looking(self) -> Iterator[Connection]:
+        with looking(self._engine) as connection:
             yield connection
 
     @contextmanager
@@ -149,13 +161,36 @@ class Database:
     def _environment_id(self, connection: Connection, environment: Environment) -> int:
         if environment in self._environment_ids:
             return self._environment_ids[environment]
-        digest = hashlib.sha256(to_json(environment).encode()).hexdigest()
+        digest = environment_digest(environment)
         inserted = insert_if_absent(connection, EnvironmentRow, {"digest": digest, **to_columns(environment)})
         found = connection.execute(select(EnvironmentRow.id).where(EnvironmentRow.digest == digest)).scalar_one()
         if not inserted:
             # Only what another transaction committed is remembered: this one may yet be rolled back.
             self._environment_ids[environment] = found
         return found
+
+
+def environment_digest(environment: Environment) -> str:
+    """Return the digest that equal environments share; what came to environments later counts where it is known."""
+    return _digest(environment, unless_known=("git_dirty", "libraries"), named={})
+
+
+def is_digest_of(environment: Environment, digest: str) -> bool:
+    """Return whether a digest is that of an environment; one of before revision 0003, which renamed values, is too."""
+    unless_known = "git_dirty", "libraries", "cudnn_version", "git_revision"
+    first = _digest(environment, unless_known=unless_known, named={"fp32": "float32", "none": "off"})
+    return digest in (environment_digest(environment), first)
+
+
+def _digest(environment: Environment, *, unless_known: Collection[str], named: Mapping[str, str]) -> str:
+    """Return the digest of what is told of an environment, under other names of its precision and compile mode."""
+    told = json.loads(to_json(environment))
+    for name in unless_known:
+        if told[name] in (None, []):
+            del told[name]
+    for name in ("precision", "compile_mode"):
+        told[name] = named.get(told[name], told[name])
+    return hashlib.sha256(json.dumps(told, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 def _tell_nobody(message: str) -> None:

@@ -19,6 +19,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.pool import QueuePool
 
 from bssearch.errors import DatabaseError
+from bssearch.storage.access.mounts import refuse_network_file
 from bssearch.storage.faults import BUSY_TIMEOUT_S, OTHER_DATABASE_HINT, as_database_error, read_only
 from bssearch.storage.urls import parse_url, sqlite_file, without_secrets
 
@@ -86,6 +87,14 @@ def reading(engine: Engine) -> Iterator[Connection]:
 
 
 @contextmanager
+def looking(engine: Engine) -> Iterator[Connection]:
+    """Give a connection for statements that need not see one state: to a server it takes fewer messages."""
+    level = {"isolation_level": "AUTOCOMMIT"} if engine.dialect.name == "postgresql" else {}
+    with _translated(engine.url), engine.execution_options(**level).connect() as connection:
+        yield connection
+
+
+@contextmanager
 def writing(engine: Engine) -> Iterator[Connection]:
     """Give a transaction that is committed at the end, or rolled back by an exception."""
     with _translated(engine.url), engine.execution_options(**{_WRITES: True}).begin() as connection:
@@ -119,13 +128,19 @@ def _check_file(path: Path, *, write: bool) -> None:
         raise DatabaseError(f"{path} is not a SQLite database", hint=OTHER_DATABASE_HINT)
     if write and exists and not _is_writable(path):
         raise read_only(str(path))
-    if write and not os.access(path.parent, os.W_OK):
+    if write and not _is_writable(path.parent):
         raise read_only(f"the folder {path.parent.resolve()}")
+    if write:
+        refuse_network_file(path)
 
 
 def _is_writable(path: Path) -> bool:
-    """Return whether a file may be written; one without any write permission is not, even for root."""
-    return bool(path.stat().st_mode & 0o222) and os.access(path, os.W_OK)
+    """Return whether a file or folder may be written; one without any write permission is not, even for root."""
+    return _has_write_bit(path) and os.access(path, os.W_OK)
+
+
+def _has_write_bit(path: Path) -> bool:
+    return bool(path.stat().st_mode & 0o222)
 
 
 class _OpenFile:
@@ -209,11 +224,15 @@ def _enter_wal_mode(connection: sqlite3.Connection) -> None:
 
 
 def _open_for_reading(path: Path) -> sqlite3.Connection:
-    if _is_writable(path) and os.access(path.parent, os.W_OK):
+    if _is_writable(path) and _is_writable(path.parent):
         # A reader that could write takes the log away when it is the last to close; `query_only` keeps it a reader.
         connection = _open(path, "mode=rw")
         connection.execute("PRAGMA query_only = ON")
         return connection
+    log = path.with_name(path.name + "-wal")
+    if not log.exists() and not (_has_write_bit(path) and _has_write_bit(path.parent)):
+        # Nobody writes to it. As a reader root would leave a log and a shared-memory file there.
+        return _open(path, "mode=ro&immutable=1")
     connection = _open(path, "mode=ro")
     try:
         connection.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchall()
@@ -221,7 +240,6 @@ def _open_for_reading(path: Path) -> sqlite3.Connection:
         connection.close()
         # In WAL mode a reader makes a shared-memory file, which a folder that is read-only forbids. Where no
         # log is left to be read, the file alone is the whole database and cannot change under us.
-        log = path.with_name(path.name + "-wal")
         if log.exists() and log.stat().st_size:
             raise
         return _open(path, "mode=ro&immutable=1")

@@ -28,6 +28,9 @@ _GAVE_WAY = ("40001", "40P01")
 _NO_RIGHT = ("42501", "3F000")
 """No privilege; no schema to create in, which is what a role without rights on the schema is told."""
 
+MAKER_TRIGGER = "bss_study_maker"
+"""What refuses to rename, archive or delete the study of somebody else (revision 0012)."""
+
 _NOT_POSTGRESQL = re.compile(r"invalid response to \w+ negotiation|expected authentication request")
 _REFUSED = {
     # What libpq says of a connection that the server refused: it gives no SQLSTATE. Waiting would not help.
@@ -114,6 +117,9 @@ def _of_server(error: SQLAlchemyError, cause: str, where: str, url: URL) -> Data
 
 
 def _without_right(error: SQLAlchemyError, cause: str, where: str, url: URL) -> DatabaseError:
+    said = getattr(getattr(error, "orig", None), "diag", None)
+    if getattr(said, "constraint_name", None) == MAKER_TRIGGER:
+        return DatabaseError(f"{where}: {getattr(said, 'message_primary', cause)}", hint="ask one of them to do it")
     owned = re.search(r"must be owner of (\w+ \S+)", cause)
     if owned:
         return DatabaseError(
@@ -121,6 +127,10 @@ def _without_right(error: SQLAlchemyError, cause: str, where: str, url: URL) -> 
             hint="let its owner run `bssearch db upgrade`",
         )
     named = re.search(r"permission denied for (\w+ \S+)", cause)
+    if named is None and cause.startswith("permission denied"):  # to make a role, to let somebody into one
+        return DatabaseError(
+            f"{where}: {cause}", hint=f"the role {_role(url)!r} lacks the right: ask who runs the server"
+        )
     thing = named.group(1) if named else "schema public"
     return missing_right(_role(url), _right(getattr(error, "statement", None) or "", thing), thing, where)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -35,9 +36,17 @@ class Findings(Database):
         self._on_study(study, save)
 
     @patiently
+    def seconds_since_finding(self, study: str) -> float:
+        """Return how long ago an answer was stored, by the database's clock; infinite where none was."""
+        with self._looking() as connection:
+            query = select(FindingRow.found_at).where(FindingRow.study_id == self._study_id(connection, study))
+            found_at = connection.scalar(query)
+            return math.inf if found_at is None else (now(connection) - found_at).total_seconds()
+
+    @patiently
     def last_finding(self, study: str) -> Mapping[str, Any] | None:
         """Return what was stored last, whatever has changed since; None where there is nothing."""
-        with self._reading() as connection:
+        with self._looking() as connection:
             query = select(FindingRow.answer).where(FindingRow.study_id == self._study_id(connection, study))
             last: Mapping[str, Any] | None = connection.scalar(query)
             return last

@@ -36,6 +36,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.types import NullType, TypeEngine
 
+from bssearch.storage.branches import BranchRow
 from bssearch.storage.engine import from_json
 from bssearch.storage.models import (
     EnvironmentRow,
@@ -46,6 +47,7 @@ from bssearch.storage.models import (
     TrialRow,
     VisitRow,
 )
+from bssearch.storage.specs import SpecRow
 
 LARGEST = 1e300
 """No figure that bssearch measures is larger, or nearer to 0 than its inverse: a choice."""
@@ -54,10 +56,15 @@ LARGEST_WHOLE = 2**62
 """No number that bssearch counts is larger: a choice."""
 
 OF_SCALARS = frozenset({"parameters", "sampled", "further_test_metrics"})
-"""The columns whose JSON objects hold booleans, numbers and texts, and nothing that lies in another."""
+"""The columns whose JSON objects hold booleans, numbers and texts, or that a parameter is not known; nothing deeper."""
 
 LONGEST = 60
 """Characters of a value that an error shows: a choice."""
+
+
+def is_scalar(value: object) -> bool:
+    """Return whether a value may stand in a column of `OF_SCALARS`: a `bssearch.records.ParameterValue`."""
+    return value is None or isinstance(value, bool | int | float | str)
 
 
 def first_fault(connection: Connection, study_id: int) -> str | None:
@@ -104,10 +111,14 @@ def _rows_of(study_id: int) -> Iterator[tuple[Table, str, ColumnElement[Any], Co
     number = select(trial.c.number).where(trial.c.id == observation.c.trial_id).scalar_subquery()
     trials = select(TrialRow.id).where(TrialRow.study_id == study_id)
     yield observation, "an evaluation of trial", number, ObservationRow.trial_id.in_(trials)
-    for row, words in ((ProbeRow, "a probe of batch size"), (VisitRow, "a visit of batch size")):
-        yield row.__table__, words, row.__table__.c.batch_size, row.study_id == study_id
+    spec = SpecRow.__table__
+    yield spec, "the spec", spec.c.digest, SpecRow.study_id == study_id
+    measured = (ProbeRow, "a probe"), (VisitRow, "a visit"), (BranchRow, "a branch")
+    for row, words in measured:
+        yield row.__table__, f"{words} of batch size", row.__table__.c.batch_size, row.study_id == study_id
     finding = FindingRow.__table__
-    yield finding, "the answer of", finding.c.found_at, FindingRow.study_id == study_id
+    found_at = type_coerce(finding.c.found_at, NullType())  # what is stored there may be no moment
+    yield finding, "the answer of", found_at, FindingRow.study_id == study_id
 
 
 def _is_wrong(column: Column[Any], dialect: str) -> ColumnElement[bool]:
@@ -165,7 +176,7 @@ def _is_ours(found: Any, is_of_scalars: bool) -> bool:
         values = from_json(found) if isinstance(found, str) else found
     except ValueError:
         return False
-    return not is_of_scalars or all(isinstance(value, bool | int | float | str) for value in values.values())
+    return not is_of_scalars or all(map(is_scalar, values.values()))
 
 
 def _shown(value: object) -> str:

@@ -169,6 +169,19 @@ class Measurements(Database):
             return None if row is None else from_columns(Environment, row)
 
     @patiently
+    def environments(self, study: str) -> dict[int, Environment]:
+        """Return where each trial of a study ran, by its number, without those that have not started."""
+        with self._reading() as connection:
+            query = ENVIRONMENTS.add_columns(EnvironmentRow.id)
+            trials = select(TrialRow.number, TrialRow.environment_id).where(
+                TrialRow.study_id == self._study_id(connection, study), TrialRow.environment_id.is_not(None)
+            )
+            places = {number: place for number, place in connection.execute(trials.order_by(TrialRow.number))}
+            rows = connection.execute(query.where(EnvironmentRow.id.in_({*places.values()}))).mappings()
+            found = {row["id"]: from_columns(Environment, row) for row in rows}
+        return {number: found[place] for number, place in places.items()}
+
+    @patiently
     def torch_versions(self, study: str) -> list[str]:
         """Return the versions of torch that a study's trials ran with, the earliest trial's first."""
         with self._reading() as connection:

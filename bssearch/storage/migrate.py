@@ -6,21 +6,34 @@ import io
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from sqlalchemy import URL, Connection, Engine, inspect, text
 from sqlalchemy.exc import OperationalError, ProgrammingError
 
-from bssearch.errors import DatabaseError, SchemaError
+from bssearch.errors import DatabaseError, SchemaError, UsageError
 from bssearch.settings import packaged_folder
+from bssearch.storage.access.grants import Roles
+from bssearch.storage.access.roles import (
+    become_owner,
+    found_roles,
+    give_rights,
+    is_member,
+    make_roles,
+    refuse_without_reading,
+    refuse_without_writing,
+)
 from bssearch.storage.engine import copy_sqlite, create_engine_for, reading, writing
 from bssearch.storage.faults import missing_right
 from bssearch.storage.urls import parse_url, shown, sqlite_file
 
-REVISIONS: Final = ("0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008", "0009", "0010")
+if TYPE_CHECKING:
+    from alembic.config import Config
+
+REVISIONS: Final = tuple(f"{number:04d}" for number in range(1, 14))
 """Every revision that this version knows, the oldest first."""
 
-SCHEMA_HEAD: Final = "0010"
+SCHEMA_HEAD: Final = REVISIONS[-1]
 VERSION_TABLE: Final = "bss_alembic_version"
 UPGRADE_COMMAND: Final = "bssearch db upgrade"
 
@@ -51,10 +64,13 @@ def current(database: str | URL | Engine) -> str | None:
 
 def check(database: str | URL | Engine) -> None:
     """Raise `SchemaError` unless the schema is this version's."""
-    revision = current(database)
+    name = shown(database.url if isinstance(database, Engine) else parse_url(database))
+    _refuse_another(current(database), name)
+
+
+def _refuse_another(revision: str | None, name: str) -> None:
     if revision == SCHEMA_HEAD:
         return
-    name = shown(database.url if isinstance(database, Engine) else parse_url(database))
     if revision is None:
         raise SchemaError(
             f"{name} has no tables of bssearch", hint=f"`{UPGRADE_COMMAND}` makes them; is it the right --db?"
@@ -67,43 +83,75 @@ def check(database: str | URL | Engine) -> None:
 
 
 def prepare(engine: Engine, notify: Callable[[str], None]) -> None:
-    """Make a database fit for writing: upgrade a SQLite file; for a server raise `SchemaError` where it is behind.
+    """Make a database fit for writing: upgrade a SQLite file; of a server raise where it is not fit.
 
-    ``notify`` is told of an upgrade that changed a file which held something.
+    That is `SchemaError` where its schema is behind, and `DatabaseError` where the login lacks a right that running a
+    study takes. ``notify`` is told of an upgrade that changed a file which held something.
     """
+    if sqlite_file(engine.url) is None:
+        _refuse_another(_current(engine, to_write=True), shown(engine.url))
+        with reading(engine) as connection:
+            refuse_without_writing(connection, VERSION_TABLE)
+        return
     if current(engine) == SCHEMA_HEAD:
         return
-    if sqlite_file(engine.url) is None:
-        check(engine)
     done = upgrade(engine.url)
     if done.copy is not None:
         notify(f"the schema of {shown(engine.url)} went from {done.before} to {done}")
 
 
-def upgrade(url: str | URL) -> Upgrade:
+def upgrade(url: str | URL, roles: Roles | None = None) -> Upgrade:
     """Bring the schema to this version's, in one transaction; copy a SQLite file that holds a schema first.
 
-    Several processes may do so at once: one upgrades, the others wait and find it done. Raises `SchemaError`
-    where a newer version wrote the database.
+    With ``roles`` a server is given those roles, too; one that has roles gives each its rights on what is new. Several
+    processes may upgrade at once: one does, the others wait and find it done. Raises `SchemaError` where a newer
+    version wrote the database, `UsageError` for roles of a SQLite file, and `DatabaseError` where the login is not a
+    member of the role of owners, or may not make roles.
     """
     url = parse_url(url)
+    path = sqlite_file(url)
+    if roles:
+        refuse_roles_of_a_file(url)
     # Without foreign keys: rebuilding a table on SQLite drops the old one, which would cascade.
     engine = create_engine_for(url, foreign_keys=False)
-    path = sqlite_file(url)
     try:
         with writing(engine) as connection:
             _wait_for_others(connection)
             before = _revision(connection) if _has_version_table(connection) else None
             if before is not None:
                 _refuse_newer(before, shown(url))
-            if before == SCHEMA_HEAD:
-                return Upgrade(before=before, after=SCHEMA_HEAD)
-            copy = _copy_first(path) if path and before else None
-            _run_migrations(connection)
-            _check_references(connection)
+            if roles:
+                _refuse_other_roles(connection, roles)
+                make_roles(connection, roles)
+            copy = _copy_first(path) if path and before not in {None, SCHEMA_HEAD} else None
+            _upgrade(connection, before, roles)
         return Upgrade(before=before, after=SCHEMA_HEAD, copy=copy)
     finally:
         engine.dispose()
+
+
+def _upgrade(connection: Connection, before: str | None, roles: Roles | None) -> None:
+    """Run the migrations that are due, as the owner of what is there, and give roles their rights."""
+    there = found_roles(connection, VERSION_TABLE)
+    if before != SCHEMA_HEAD:
+        if there:
+            become_owner(connection, there)
+        _run_migrations(connection)
+        _check_references(connection)
+    if roles:
+        give_rights(connection, roles, VERSION_TABLE)
+    elif there and is_member(connection, there.owner):
+        give_rights(connection, there, VERSION_TABLE)
+
+
+def refuse_roles_of_a_file(url: URL) -> None:
+    """Raise `UsageError` for a SQLite file: it has no roles."""
+    path = sqlite_file(url)
+    if path is not None:
+        raise UsageError(
+            f"{path} has no roles: who may read and write a SQLite file, its own permissions say",
+            hint="give them with chmod and chgrp; roles are PostgreSQL's: --db postgresql://USER@HOST/NAME",
+        )
 
 
 def is_ours(name: str | None, kind: str, parents: object) -> bool:
@@ -111,13 +159,14 @@ def is_ours(name: str | None, kind: str, parents: object) -> bool:
     return kind != "table" or (name is not None and name.startswith("bss_") and name != VERSION_TABLE)
 
 
-def _current(engine: Engine) -> str | None:
+def _current(engine: Engine, *, to_write: bool = False) -> str | None:
     with reading(engine) as connection:
         try:
             return _revision(connection)
         except (OperationalError, ProgrammingError):
             connection.rollback()
             if _has_version_table(connection):
+                refuse_without_reading(connection, VERSION_TABLE, to_write=to_write)
                 return _revision(connection)  # Made by another process meanwhile, unless it fails again.
             _check_schema_is_visible(connection)
             return None
@@ -151,6 +200,16 @@ def _refuse_newer(revision: str, name: str) -> None:
         )
 
 
+def _refuse_other_roles(connection: Connection, roles: Roles) -> None:
+    """Raise `UsageError` where a database was given roles of another prefix: they would keep their rights."""
+    there = found_roles(connection, VERSION_TABLE)
+    if there not in {None, roles}:
+        raise UsageError(
+            f"{shown(connection.engine.url)} has the roles {', '.join(there.names if there else ())} already",
+            hint="leave --prefix as it was",
+        )
+
+
 def _wait_for_others(connection: Connection) -> None:
     """Let one process upgrade at a time; on SQLite the write transaction itself does."""
     if connection.dialect.name == "postgresql":
@@ -165,13 +224,27 @@ def _copy_first(path: Path) -> Path:
 
 def _run_migrations(connection: Connection) -> None:
     from alembic import command
+
+    config = _config()
+    config.attributes["connection"] = connection
+    command.upgrade(config, "head")
+
+
+def beside_tables() -> list[str]:
+    """Return the statements that make what PostgreSQL has beside tables: of each revision its ``POSTGRESQL``."""
+    from alembic.script import ScriptDirectory
+
+    revisions = reversed(list(ScriptDirectory.from_config(_config()).walk_revisions()))
+    return [statement for one in revisions for statement in getattr(one.module, "POSTGRESQL", ())]
+
+
+def _config() -> Config:
     from alembic.config import Config
 
     config = Config(stdout=io.StringIO())
     config.set_main_option("script_location", str(packaged_folder("migrations")).replace("%", "%%"))
     config.set_main_option("path_separator", "os")
-    config.attributes["connection"] = connection
-    command.upgrade(config, "head")
+    return config
 
 
 def _check_references(connection: Connection) -> None:

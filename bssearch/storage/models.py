@@ -48,11 +48,13 @@ class ProbeKind(StrEnum):
     NOISE_SCALE = "noise_scale"
 
 
-def _positive(*columns: str) -> list[CheckConstraint]:
+def positive(*columns: str) -> list[CheckConstraint]:
+    """Return the checks that columns are > 0."""
     return [CheckConstraint(f"{column} > 0", name=f"{column}_positive") for column in columns]
 
 
-def _not_negative(*columns: str) -> list[CheckConstraint]:
+def not_negative(*columns: str) -> list[CheckConstraint]:
+    """Return the checks that columns are >= 0."""
     return [CheckConstraint(f"{column} >= 0", name=f"{column}_not_negative") for column in columns]
 
 
@@ -80,6 +82,23 @@ class Base(DeclarativeBase):
     }
 
 
+class NoiseColumns:
+    """The columns of a gradient noise scale."""
+
+    noise_scale: Mapped[float | None]
+    noise_low: Mapped[float | None]
+    noise_high: Mapped[float | None]
+    noise_adam_scale: Mapped[float | None]
+    noise_adam_low: Mapped[float | None]
+    noise_adam_high: Mapped[float | None]
+    noise_passes: Mapped[int | None]
+    noise_trace: Mapped[float | None]
+    noise_square: Mapped[float | None]
+    noise_adam_trace: Mapped[float | None]
+    noise_adam_square: Mapped[float | None]
+    noise_seconds: Mapped[float | None]
+
+
 class EnvironmentRow(Base):
     """Where trials ran; ``digest`` is a hash of the whole record, so that equal ones share a row."""
 
@@ -101,14 +120,16 @@ class EnvironmentRow(Base):
     workload_revision: Mapped[str | None]
     cudnn_version: Mapped[str | None]
     git_revision: Mapped[str | None]
+    git_dirty: Mapped[bool | None]
+    libraries: Mapped[tuple[str, ...]] = mapped_column(Sentences, server_default="")
 
 
 class StudyRow(Base):
     """A question. ``environment_id`` is the first environment it ran in: what binds it to a kind of device.
 
     ``revision`` counts the changes of its trials and probes; ``rewritten_at_revision`` is the last one at which rows
-    were deleted or rewritten, ``probed_at_revision`` the last one at which a probe was stored.
-    """
+    were deleted or rewritten, ``probed_at_revision`` the last one at which a probe was stored. ``login`` made it on
+    PostgreSQL, which sets it, and lets nobody else but owners rename, archive or delete the study (revision 0012)."""
 
     __tablename__ = "bss_study"
     __table_args__ = (
@@ -132,12 +153,14 @@ class StudyRow(Base):
     revision: Mapped[int] = mapped_column(server_default=text("0"))
     rewritten_at_revision: Mapped[int] = mapped_column(server_default=text("0"))
     probed_at_revision: Mapped[int] = mapped_column(server_default=text("0"))
+    login: Mapped[str | None]
 
 
-class TrialRow(Base):
+class TrialRow(NoiseColumns, Base):
     """A trial: the configuration as run, its lease while it runs, then its outcome.
 
-    ``revision`` is the study's revision when the trial, or its observations, last changed.
+    ``revision`` is the study's revision when the trial, or its observations, last changed. ``spec_digest`` names the
+    row of `bssearch.storage.specs` with the spec by which it was started.
 
     Until a trial has ended its outcome columns hold the zeros of a `TrialOutcome`; one that was paused and runs again
     keeps the ``contended`` of its first part.
@@ -162,12 +185,12 @@ class TrialRow(Base):
             name="lease_when_running",
         ),
         CheckConstraint("state = 'queued' OR environment_id IS NOT NULL", name="environment_when_started"),
-        *_positive("number", "batch_size", "micro_batch_size", "accumulation_steps", "world_size"),
-        *_positive("learning_rate", "train_seconds_limit", "eval_every_steps", "threads"),
-        *_not_negative("warmup_epochs", "weight_decay", "steps", "samples", "train_seconds"),
-        *_not_negative("evaluation_seconds", "warmup_seconds", "other_seconds", "wall_seconds"),
-        *_not_negative("tokens", "time_to_target_s", "steps_to_target", "steps_x_step_time_s"),
-        *_not_negative(
+        *positive("number", "batch_size", "micro_batch_size", "accumulation_steps", "world_size"),
+        *positive("learning_rate", "train_seconds_limit", "eval_every_steps", "threads"),
+        *not_negative("warmup_epochs", "weight_decay", "steps", "samples", "train_seconds"),
+        *not_negative("evaluation_seconds", "warmup_seconds", "other_seconds", "wall_seconds"),
+        *not_negative("tokens", "time_to_target_s", "steps_to_target", "steps_x_step_time_s"),
+        *not_negative(
             "skipped_steps", "energy_joules", "mean_power_watts", "noise_passes", "noise_seconds", "data_seconds"
         ),
         *_share("dropout", "label_smoothing"),
@@ -206,6 +229,8 @@ class TrialRow(Base):
     ended_at: Mapped[datetime | None]
     steps_x_step_time_s: Mapped[float | None]
     expected_improvement: Mapped[float | None]
+    started_by: Mapped[str | None]
+    spec_digest: Mapped[str | None]
 
     reason: Mapped[str]
     steps: Mapped[int]
@@ -239,30 +264,19 @@ class TrialRow(Base):
     warnings: Mapped[tuple[str, ...]] = mapped_column(Sentences, server_default="")
     traceback: Mapped[str | None]
 
-    noise_scale: Mapped[float | None]
-    noise_low: Mapped[float | None]
-    noise_high: Mapped[float | None]
-    noise_adam_scale: Mapped[float | None]
-    noise_adam_low: Mapped[float | None]
-    noise_adam_high: Mapped[float | None]
-    noise_passes: Mapped[int | None]
-    noise_trace: Mapped[float | None]
-    noise_square: Mapped[float | None]
-    noise_adam_trace: Mapped[float | None]
-    noise_adam_square: Mapped[float | None]
-    noise_seconds: Mapped[float | None]
-
     energy_joules: Mapped[float | None]
     mean_power_watts: Mapped[float | None]
     mean_clock_mhz: Mapped[float | None]
     throttle_reasons: Mapped[str | None]
+    device: Mapped[str | None]
+    device_uuid: Mapped[str | None]
 
 
 class ObservationRow(Base):
     """One evaluation of a trial; append-only."""
 
     __tablename__ = "bss_observation"
-    __table_args__ = (*_not_negative("step", "samples", "train_seconds"),)
+    __table_args__ = (*not_negative("step", "samples", "train_seconds"),)
 
     trial_id: Mapped[int] = mapped_column(Integer, ForeignKey("bss_trial.id", ondelete="CASCADE"), primary_key=True)
     step: Mapped[int] = mapped_column(BigInteger, primary_key=True)
@@ -273,7 +287,7 @@ class ObservationRow(Base):
     learning_rate: Mapped[float]
 
 
-class ProbeRow(Base):
+class ProbeRow(NoiseColumns, Base):
     """A measurement of one batch size, run in micro-batches of one size, in one environment.
 
     A memory probe is about the micro-batch alone: its ``batch_size`` is that. Only a noise scale has ``step`` and
@@ -290,8 +304,8 @@ class ProbeRow(Base):
             "micro_batch_size",
             name="uq_bss_probe_measurement",  # the convention's name would be too long for PostgreSQL
         ),
-        *_positive("batch_size", "micro_batch_size", "step_seconds", "eval_every_steps"),
-        *_not_negative("evaluation_seconds", "steps_timed", "update_seconds", "step", "noise_passes", "noise_seconds"),
+        *positive("batch_size", "micro_batch_size", "step_seconds", "eval_every_steps"),
+        *not_negative("evaluation_seconds", "steps_timed", "update_seconds", "step", "noise_passes", "noise_seconds"),
     )
 
     id: Mapped[Id]
@@ -317,18 +331,6 @@ class ProbeRow(Base):
     reason: Mapped[str | None]
     step: Mapped[int | None]
     metric: Mapped[float | None]
-    noise_scale: Mapped[float | None]
-    noise_low: Mapped[float | None]
-    noise_high: Mapped[float | None]
-    noise_adam_scale: Mapped[float | None]
-    noise_adam_low: Mapped[float | None]
-    noise_adam_high: Mapped[float | None]
-    noise_passes: Mapped[int | None]
-    noise_trace: Mapped[float | None]
-    noise_square: Mapped[float | None]
-    noise_adam_trace: Mapped[float | None]
-    noise_adam_square: Mapped[float | None]
-    noise_seconds: Mapped[float | None]
 
 
 class VisitRow(Base):
@@ -344,7 +346,7 @@ class VisitRow(Base):
             "micro_batch_size",
             name="uq_bss_visit_measurement",  # the convention's name would be too long for PostgreSQL
         ),
-        *_positive("visit", "batch_size", "micro_batch_size", "step_seconds"),
+        *positive("visit", "batch_size", "micro_batch_size", "step_seconds"),
     )
 
     id: Mapped[Id]

@@ -24,9 +24,11 @@ from bssearch.records import (
     TrialState,
 )
 from bssearch.settings import database_url
-from bssearch.storage import imports, keeping, leases, starting
+from bssearch.storage import keeping, leases, migrate, starting
+from bssearch.storage.branches import Branches
 from bssearch.storage.clock import now
 from bssearch.storage.database import Notify, patiently
+from bssearch.storage.engine import create_engine_for
 from bssearch.storage.findings import Findings
 from bssearch.storage.leases import IsAlive
 from bssearch.storage.lookups import (
@@ -43,7 +45,12 @@ from bssearch.storage.measurements import Measurements
 from bssearch.storage.models import LogRow, ObservationRow, StudyRow, TrialRow
 from bssearch.storage.revisions import Changes, changes, mark_changed
 from bssearch.storage.rows import from_columns, to_columns
+from bssearch.storage.specs import Specs
 from bssearch.storage.statements import EVALUATIONS, OBSERVATIONS, STUDIES, STUDY, TRIALS, end_trial, insert_if_absent
+from bssearch.storage.transfer.finished import FinishedStudy, Import
+from bssearch.storage.transfer.transfers import Transfers
+from bssearch.storage.turns import Turns
+from bssearch.storage.urls import sqlite_file
 
 
 def open_store(url: str | URL | None = None, *, write: bool = True, notify: Notify | None = None) -> Store:
@@ -56,7 +63,17 @@ def open_store(url: str | URL | None = None, *, write: bool = True, notify: Noti
     return Store(url if isinstance(url, URL) else database_url(url), write=write, notify=notify)
 
 
-class Store(Findings, Measurements):
+def check_writable(url: str | None = None) -> None:
+    """Raise what `open_store` raises where a study could not be stored; nothing is made, and a file not opened."""
+    engine = create_engine_for(database_url(url))
+    try:
+        if sqlite_file(engine.url) is None:
+            migrate.prepare(engine, lambda message: None)
+    finally:
+        engine.dispose()
+
+
+class Store(Findings, Measurements, Branches, Specs, Transfers, Turns):
     """An open database. Every method may raise `DatabaseError`; those that take a study's name `NotFoundError`.
 
     Threads may share one. One that is open for writing waits for a server that is away (`Patience`).
@@ -76,9 +93,9 @@ class Store(Findings, Measurements):
 
         return self._patience.run(create)
 
-    def import_studies(self, studies: Sequence[imports.FinishedStudy]) -> None:
+    def import_studies(self, studies: Sequence[FinishedStudy]) -> None:
         """Store new studies with their finished trials, all or none; raise `UsageError` where a name is taken."""
-        batch = imports.Import(studies)
+        batch = Import(studies)
 
         def add() -> None:
             with self._writing() as connection:
@@ -123,6 +140,12 @@ class Store(Findings, Measurements):
         with self._reading() as connection:
             return [study_summary(row) for row in connection.execute(STUDIES).mappings()]
 
+    @patiently
+    def study_records(self) -> list[StudyRecord]:
+        """Return all studies, the oldest first, each with its spec and the device it is bound to."""
+        with self._reading() as connection:
+            return [study_record(row) for row in connection.execute(STUDY.order_by(StudyRow.id)).mappings()]
+
     def update_spec(self, name: str, spec: Mapping[str, object]) -> None:
         """Replace the spec of a study, of which the question is the same."""
         self._on_study(name, partial(keeping.update_spec, spec=spec))
@@ -142,9 +165,10 @@ class Store(Findings, Measurements):
         """Start a planned trial under a lease and return it as stored; None where another driver was faster.
 
         A new trial becomes the study's next, counted from 1, only where there is none newer than ``plan.after``: so
-        drivers decide one after the other, each knowing what the others started. A ``queued`` or ``resumed`` one runs
-        where it still waits; its time counts from now, and of its configuration only the micro-batches may differ from
-        those it was queued with. Raises `UsageError` where the study is archived.
+        drivers decide one after the other, each knowing what the others started. Where drivers stand in the queue
+        (`queue_up`) only the first of them starts one. A ``queued`` or ``resumed`` one runs where it still waits; its
+        time counts from now, and of its configuration only the micro-batches may differ from those it was queued with.
+        Raises `UsageError` where the study is archived.
         """
         trial = starting.Start(plan, lease)
 
@@ -337,7 +361,7 @@ class Store(Findings, Measurements):
     def evaluations(self, study: str, numbers: Collection[int]) -> dict[int, list[tuple[float, float]]]:
         """Return (train seconds, metric) of each evaluation of some trials, by trial and step: what pruning asks of."""
         found: dict[int, list[tuple[float, float]]] = {number: [] for number in numbers}
-        with self._reading() as connection:
+        with self._looking() as connection:
             query = EVALUATIONS.where(
                 TrialRow.study_id == self._study_id(connection, study), TrialRow.number.in_(found)
             )

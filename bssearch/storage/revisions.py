@@ -10,12 +10,16 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from sqlalchemy import Connection, select, update
+from sqlalchemy import Connection, bindparam, select, update
 
 from bssearch.records import TrialRecord, TrialState
 from bssearch.storage.lookups import no_study, trial_record
 from bssearch.storage.models import StudyRow, TrialRow
 from bssearch.storage.statements import TRIALS
+
+# Made once: SQLAlchemy looks through the many columns of a statement that it has not seen.
+_ALL = TRIALS.where(TrialRow.study_id == bindparam("study_id")).order_by(None)
+_NEWER = _ALL.where(TrialRow.revision > bindparam("since"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,11 +81,10 @@ def changes(connection: Connection, study: str, since: int) -> Changes:
     is_rewritten = since < row.rewritten_at_revision or since > row.revision
     trials: list[TrialRecord] = []
     if row.revision != since:
-        query = TRIALS.where(TrialRow.study_id == row.id).order_by(None)
-        if since > 0 and not is_rewritten:
-            query = query.where(TrialRow.revision > since)
+        query, values = (_ALL, {}) if since <= 0 or is_rewritten else (_NEWER, {"since": since})
+        rows = connection.execute(query, {"study_id": row.id, **values}).mappings()
         # Sorted here: for rows in the order of their numbers SQLite would walk through all trials of the study.
-        trials = sorted(map(trial_record, connection.execute(query).mappings()), key=lambda trial: trial.number)
+        trials = sorted(map(trial_record, rows), key=lambda trial: trial.number)
     return Changes(
         revision=row.revision,
         is_rewritten=is_rewritten,

@@ -17,6 +17,7 @@ from bssearch.storage.models import StudyRow, TrialRow
 from bssearch.storage.revisions import mark_changed, raise_revision
 from bssearch.storage.rows import to_columns
 from bssearch.storage.statements import TRIALS, is_running
+from bssearch.storage.turns import has_turn
 
 
 def newest(connection: Connection, study_id: int) -> int:
@@ -46,8 +47,10 @@ class Start:
     newest_at_first_try: int | None = None
 
     def run(self, connection: Connection, study_id: int, environment_id: int, lease: Lease) -> int | None:
-        """Store that the trial runs; return its number, None where another driver was faster."""
+        """Store that the trial runs; return its number, None where another driver was faster or has the turn."""
         plan = self.plan
+        if self._number is not None and not has_turn(connection, study_id, lease.owner):
+            return self._of_an_earlier_try(connection, study_id, lease.owner)
         if plan.resumed is not None:
             return _resume(connection, study_id, plan.resumed, plan, lease)
         if plan.queued is not None:
@@ -65,7 +68,7 @@ class Start:
             for trial in map(trial_record, connection.execute(query).mappings()):
                 if self._is_of_an_earlier_try(trial):
                     return trial.number
-        return self._insert(connection, study_id, environment_id)
+        return self._insert(connection, study_id, environment_id, newest(connection, study_id) + 1)
 
     def _is_of_an_earlier_try(self, trial: TrialRecord) -> bool:
         owner = None if self.lease is None else self.lease.owner
@@ -76,12 +79,22 @@ class Start:
     ) -> int | None:
         """Store the trial unless there is one newer than ``after``: then None, but for one that the owner runs."""
         if newest(connection, study_id) == after:
-            return self._insert(connection, study_id, environment_id)
-        # An earlier try may have been committed although its connection broke, and others have come after it.
-        return after + 1 if _runs_for(connection, study_id, after + 1, lease.owner) else None
+            return self._insert(connection, study_id, environment_id, after + 1)
+        return self._of_an_earlier_try(connection, study_id, lease.owner)
 
-    def _insert(self, connection: Connection, study_id: int, environment_id: int | None) -> int:
-        number = newest(connection, study_id) + 1
+    def _of_an_earlier_try(self, connection: Connection, study_id: int, owner: str) -> int | None:
+        """Return the number of the trial where the owner runs it: it was committed although its connection broke."""
+        number = self._number
+        return number if number is not None and _runs_for(connection, study_id, number, owner) else None
+
+    @property
+    def _number(self) -> int | None:
+        """Return the only number under which the trial may start, None where any will do."""
+        if self.plan.known_number is not None or self.plan.after is None:
+            return self.plan.known_number
+        return self.plan.after + 1
+
+    def _insert(self, connection: Connection, study_id: int, environment_id: int | None, number: int) -> int:
         trial = TrialRecord.planned(self.plan, number=number, lease=self.lease, created_at=now(connection))
         trial = replace(trial, outcome=TrialOutcome(state=trial.state, reason=""))
         place = {"study_id": study_id, "environment_id": environment_id}
@@ -100,6 +113,8 @@ def _start_queued(
         "accumulation_steps": plan.configuration.accumulation_steps,
         "eval_every_steps": plan.eval_every_steps,
         "threads": plan.threads,
+        "started_by": lease.user,
+        "spec_digest": lease.spec,
         "state": TrialState.RUNNING,
     }
     return _let_run(connection, study_id, number, TrialState.QUEUED, plan, lease, as_run)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from pathlib import Path
 
@@ -20,6 +21,10 @@ _DRIVERS = {
     "postgresql": "postgresql+psycopg",
     "postgresql+psycopg": "postgresql+psycopg",
 }
+_SECRETS = ("password", "passwd", "passphrase", "sslpassword")
+"""The options that hold a secret; one of a name like them may be one that was mistyped."""
+
+_LARGEST_PORT = 65535
 
 
 def masked(url: str | URL) -> str:
@@ -27,9 +32,24 @@ def masked(url: str | URL) -> str:
     text = url.render_as_string(hide_password=True).replace("+psycopg:", ":", 1) if isinstance(url, URL) else url
     if not isinstance(url, URL) or "@" in (url.host or ""):
         text = re.sub(r"^((?:[^:/@]*:?//)?[^:/@]*):.*@", r"\1:***@", text, flags=re.DOTALL)
+        # Where no host follows, what stands in its place may be the password.
+        text = re.sub(r"^([^:/@]*:?//[^:/@\[\]]*):(?!\d{1,5}(?:[/?]|$))[^@]*$", r"\1:***", text, flags=re.DOTALL)
     # Only in a URL is it certain where the value ends.
     rest = "[^&]*" if "://" in text else ".*"
-    return re.sub(rf"(password\s*=){rest}", r"\1***", text, flags=re.IGNORECASE | re.DOTALL)
+    return re.sub(rf"(\w+)(\s*=)({rest})", _masked_option, text, flags=re.DOTALL)
+
+
+def _masked_option(found: re.Match[str]) -> str:
+    name, equals, value = found.groups()
+    if _is_secret(name):
+        return f"{name}{equals}***"
+    # In the form of libpq other options follow: their names are looked at, too.
+    rest = re.sub(r"(\w+)(\s*=)(.*)", _masked_option, value, flags=re.DOTALL)
+    return f"{name}{equals}{rest}"
+
+
+def _is_secret(option: str) -> bool:
+    return bool(difflib.get_close_matches(option.lower(), _SECRETS, n=1, cutoff=0.75))
 
 
 def parse_url(text: str | URL) -> URL:
@@ -43,12 +63,15 @@ def parse_url(text: str | URL) -> URL:
     driver = _DRIVERS.get(url.drivername)
     if driver is None:
         raise UsageError(
-            f"{masked(text)!r} names a database that bssearch does not speak: {url.drivername}", hint=URL_FORMS
+            f"{masked(text)!r} names a database that bssearch does not speak: {url.drivername}",
+            hint=_nearest_driver(url.drivername) + URL_FORMS,
         )
     url = url.set(drivername=driver)
     if driver == "sqlite":
         return _checked_sqlite(url)
     _check_at_signs(text, url)
+    if url.port is not None and not 1 <= url.port <= _LARGEST_PORT:
+        raise UsageError(f"{masked(text)!r}: the port {url.port} must be from 1 to {_LARGEST_PORT}")
     try:
         url.get_dialect().import_dbapi()
     except ImportError as error:
@@ -67,7 +90,14 @@ def _form_for(text: object) -> str:
     # With a = it is libpq's own form, which may hold a password.
     if text and not set(text) & set(":@="):
         return f"for a file write sqlite:///{text}; {URL_FORMS}"
-    return URL_FORMS
+    return _nearest_driver(text) + URL_FORMS
+
+
+def _nearest_driver(text: str) -> str:
+    """Return how a text that is no URL may be meant to begin, as the start of a hint; nothing where none is near."""
+    [scheme] = re.findall(r"^[\w+]*", text.lstrip(" '\"").lower())
+    near = difflib.get_close_matches(scheme, _DRIVERS, n=1, cutoff=0.7)
+    return f"it may be meant to begin with {near[0]}://; " if near and not text.startswith(f"{near[0]}://") else ""
 
 
 def _check_at_signs(text: str | URL, url: URL) -> None:
@@ -102,7 +132,7 @@ def shown(url: URL) -> str:
 
 def without_secrets(text: str, url: URL) -> str:
     """Return the text with every password of the URL as ``***``."""
-    for secret in (url.password, *(value for key, value in url.query.items() if "password" in key.lower())):
+    for secret in (url.password, *(value for key, value in url.query.items() if _is_secret(key))):
         for one in (secret,) if isinstance(secret, str) else secret or ():
             text = text.replace(one, "***") if one else text
     return text

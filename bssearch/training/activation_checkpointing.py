@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -31,6 +31,11 @@ def checkpoint_activations(workload: Workload, model: nn.Module) -> None:
     modules: list[Any] = list(checkpointed_modules(model))
     if not modules:
         raise WorkloadError("checkpointed_modules(model) returned no module; it must name at least one")
+    checkpoint_modules(modules)
+
+
+def checkpoint_modules(modules: Iterable[Any]) -> None:
+    """Let each of these modules forget its activations until the backward pass, as `checkpoint_activations` says."""
     for module in modules:
         module.__class__ = _checkpointed_class(module.__class__)
 

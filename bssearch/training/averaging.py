@@ -30,6 +30,10 @@ class AveragedWeights:
         """Take the model's present weights into the average."""
         self._average(self._averages, self._weights, None)
 
+    def begin_again(self) -> None:
+        """Let the average be what the weights are now."""
+        _copy(self._weights, self._averages)
+
     def state(self) -> list[torch.Tensor]:
         """Return the averages themselves, to be saved."""
         return self._averages

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import torch
 
@@ -37,8 +37,18 @@ LOOKS = 10
 """How often the time is looked at until no wait for a CPU falls between it and the account of waits: a choice."""
 
 
+class SegmentMeter(Protocol):
+    """What is read at the two ends of each train segment, outside what is timed."""
+
+    def begin(self) -> None:
+        """Read before the segment."""
+
+    def end(self) -> None:
+        """Read after it, when the device has done its work."""
+
+
 class Clock:
-    """Times a trial on the CPU.
+    """Times a trial on the CPU; a ``meter`` is read at the ends of each train segment.
 
     ``now`` gives wall seconds, ``cpu_now`` the seconds of CPU this thread has had, ``delay_now`` those that it was
     ready and had none, None where the kernel does not tell.
@@ -53,6 +63,7 @@ class Clock:
         self._now = now
         self._cpu_now = cpu_now
         self._delay_now = delay_now or RUN_DELAY.seconds
+        self.meter: SegmentMeter | None = None
         self.start()
 
     def start(self) -> None:
@@ -166,6 +177,8 @@ class Clock:
 
     @contextmanager
     def _train(self) -> Iterator[None]:
+        if self.meter is not None:
+            self.meter.begin()
         device_start = self._mark()
         cpu_entered = self._cpu_now()
         entered, delay_entered = self._look()
@@ -185,6 +198,8 @@ class Clock:
             self._host_train_seconds += host_seconds
             self._train_entered = self._delay_entered = None
             self._seconds["train"] += self._between(device_start, device_end, host_seconds)
+            if self.meter is not None:
+                self.meter.end()
 
     def _look(self) -> tuple[float, float | None]:
         """Return the time, and the waits for a CPU up to that moment.

@@ -49,6 +49,8 @@ class Computation:
         torch.backends.cudnn.benchmark = not settings.deterministic
         if torch.are_deterministic_algorithms_enabled() != settings.deterministic:  # to set it loads the compiler
             torch.use_deterministic_algorithms(settings.deterministic)
+        # With deterministic algorithms PyTorch would fill every new tensor first, which nothing here reads.
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
     def build_model(
         self, workload: Workload, dropout: float, own: Mapping[str, ParameterValue] = NO_PARAMETERS

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from bssearch.training.core_pace import CorePace, are_too_many
-from bssearch.training.nvml import other_processes, throttle_reasons
+from bssearch.training.nvml import POWER_CAP, other_processes, throttle_reasons
 
 FULL_SHARE = 0.6
 """The share of all CPUs in use from which work slows other work: a choice. Caches, memory and boost clock are shared,
@@ -223,4 +223,5 @@ def _tick_seconds() -> float:
 
 def _on_gpu(device: torch.device) -> list[str]:
     others = [f"process {pid} ({name}) uses the device" for pid, name in other_processes(device)]
-    return others + [f"the device slows down: {reason}" for reason in throttle_reasons(device)]
+    slowdowns = [reason for reason in throttle_reasons(device) if reason != POWER_CAP]
+    return others + [f"the device slows down: {reason}" for reason in slowdowns]

@@ -7,7 +7,9 @@ import inspect
 import platform
 import re
 import subprocess
+import sys
 from collections.abc import Iterable, Mapping
+from importlib import metadata
 from pathlib import Path
 from types import ModuleType
 
@@ -20,6 +22,12 @@ from bssearch.workloads.given import is_of_main
 
 OWN = "own"
 """Stands for the precision and the compile mode of a program, which are its own business."""
+
+STOOD_ON = ("bssearch", "numpy", "optuna", "sqlalchemy")
+"""Libraries of bssearch itself whose versions are told; torch has a field of its own."""
+
+OF_WORKLOADS = ("accelerate", "lightning", "pytorch_lightning", "timm", "torchvision", "transformers")
+"""Libraries whose versions are told where a workload imports them: they decide what is trained."""
 
 GIT_SECONDS = 5.0
 """What git does not say within this time is left unsaid."""
@@ -38,7 +46,7 @@ def describe_environment(
         compile_mode=computation.settings.compile if computation.compiles else "none",
         memory_limit_bytes=memory_limit_bytes,
         workload_revision=None if workload is None else workload_revision(workload),
-        git_revision=None if workload is None else git_revision(workload),
+        source=None if workload is None else _source_file(workload),
     )
 
 
@@ -49,10 +57,14 @@ def describe_device(
     compile_mode: str,
     memory_limit_bytes: int | None = None,
     workload_revision: str | None = None,
-    git_revision: str | None = None,
+    source: Path | None = None,
 ) -> Environment:
-    """Return the environment of what computes on a device in a precision, with the versions of its code."""
+    """Return the environment of what computes on a device in a precision, with the versions of its code.
+
+    ``source`` is the file of that code, whose repository is asked for its revision.
+    """
     is_cuda = device.type == "cuda"
+    revision, is_dirty = (None, None) if source is None else git_state(source)
     memory = torch.cuda.get_device_properties(device).total_memory if is_cuda else psutil.virtual_memory().total
     return Environment(
         device_name=torch.cuda.get_device_name(device) if is_cuda else _processor_name(),
@@ -67,7 +79,9 @@ def describe_device(
         host=platform.node(),
         workload_revision=workload_revision,
         cudnn_version=cudnn_version() if is_cuda else None,
-        git_revision=git_revision,
+        git_revision=revision,
+        git_dirty=is_dirty,
+        libraries=library_versions(),
     )
 
 
@@ -79,10 +93,11 @@ def describe_program(
     memory_limit_bytes: int | None,
     revision: str,
     notice: str | None = None,
+    source: Path | None = None,
 ) -> WorkloadDescription:
     """Return what is known of a program of the user's own: its ``metrics``, and some of them before its first step.
 
-    ``notice`` is what there is to say of it.
+    ``notice`` is what there is to say of it, ``source`` the file whose repository is asked for its revision.
     """
     return WorkloadDescription(
         train_samples=None,
@@ -95,6 +110,7 @@ def describe_program(
             compile_mode=OWN,
             memory_limit_bytes=memory_limit_bytes,
             workload_revision=revision,
+            source=source,
         ),
         model=ModelDescription(
             parameters=None,
@@ -136,20 +152,36 @@ def _source(kind: type) -> str | None:
         return None
 
 
-def git_revision(workload: object) -> str | None:
-    """Return the commit, 12 hex digits, that the repository of the workload's file is at.
+def git_state(source: Path) -> tuple[str | None, bool | None]:
+    """Return the commit, 12 hex digits, that the repository of a file is at, and whether what lies there differs.
 
-    A ``+`` follows where the file is not as it is in that commit. None without git, outside of a repository, and for a
-    file that the repository ignores, such as one of an installed package.
+    A ``+`` follows the commit where the file itself is not as it is there; whether that or any file that the repository
+    tracks differs is the second value, None where git takes too long to say. None and None without git, outside of a
+    repository, and for a file that the repository ignores, such as one of an installed package.
     """
-    source = _source_file(workload)
-    if source is None:
-        return None
     commit = _git(source.parent, "rev-parse", "--verify", "HEAD")
     state = _git(source.parent, "status", "--porcelain", "--ignored", "--", source.name)
     if commit is None or state is None or state.startswith("!!"):
+        return None, None
+    changed = _git(source.parent, "status", "--porcelain", "--untracked-files=no")
+    return commit[:12] + ("+" if state else ""), None if changed is None else bool(state or changed)
+
+
+def library_versions() -> tuple[str, ...]:
+    """Return the versions of the libraries that decide what is trained here, each ``name version``, by name.
+
+    Those that bssearch stands on, and of those that a workload may import what this process has imported.
+    """
+    names = {*STOOD_ON, *(name for name in OF_WORKLOADS if name in sys.modules)}
+    return tuple(f"{name} {version}" for name in sorted(names) if (version := _version(name)) is not None)
+
+
+def _version(name: str) -> str | None:
+    """Return the version of a library; None where Python does not know it."""
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
         return None
-    return commit[:12] + ("+" if state else "")
 
 
 def _git(folder: Path, *arguments: str) -> str | None:

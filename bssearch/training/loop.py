@@ -3,7 +3,7 @@
 * the target is met at an evaluation                      → `REACHED`
 * the train seconds pass the request's limit              → the request's ``limit_state``
 * the caller says stop, asked after every step            → what it says; `PAUSED` once the trial is saved
-* the schedule's horizon ends                             → evaluated once more, then `EXHAUSTED`
+* the schedule's horizon, or a branch, ends               → evaluated once more, then `EXHAUSTED`
 * the loss or the metric is not finite at an evaluation   → `DIVERGED`
 * it never left chance in half of its whole budget        → `DIVERGED`
 * the loss of the first step is not finite                → `DIVERGED`
@@ -38,6 +38,7 @@ from bssearch.records import (
     is_metric,
 )
 from bssearch.space.batch_norm import batch_norm_caveats
+from bssearch.training.branches.continuation import continue_from
 from bssearch.training.clock import Clock
 from bssearch.training.computation import Computation
 from bssearch.training.contention import Contention, ContentionMeter
@@ -86,7 +87,7 @@ class Trial:
         self._stop = stop
         self._on_progress = on_progress
         self._contention = ContentionMeter(computation.device, request.threads, computation.core)
-        self._device_meter = DeviceMeter(computation.device)
+        clock.meter = self._device_meter = DeviceMeter(computation.device)
         self._reference = ReferenceKernel.where_it_tells(computation.device, request.threads)
         self._trainer: Trainer | None = None
         self._noise: NoiseMeter | None = None
@@ -155,7 +156,7 @@ class Trial:
         self._further_test_metrics = found or None
 
     def prepare(self) -> Trainer:
-        """Warm up on a throw-away model, then build the trial's own from its seed."""
+        """Warm up on a throw-away model, then build the trial's own from its seed, or put it where it branches off."""
         request = self._request
         with self._clock.ledger("warmup"):
             warm_up(
@@ -172,7 +173,9 @@ class Trial:
             self._trainer = Trainer(
                 self._workload, request.configuration, self._data.train, self._computation, request.seed
             )
-            if self._computation.settings.measure_noise and self._trainer.has_noise:
+            if request.branch is not None:
+                continue_from(self._trainer, request.branch, request.configuration.batch_size)
+            elif self._computation.settings.measure_noise and self._trainer.has_noise:
                 self._noise = NoiseMeter(
                     self._workload,
                     self._computation,
@@ -351,7 +354,7 @@ class Trial:
         with clock.ledger("other"):
             self._progress.note_peak(self._memory.peak_bytes())
             contention = self._contention.stop()
-            device_use = self._device_meter.stop(clock.wall_seconds)
+            device_use = self._device_meter.stop()
         samples, last = 0 if trainer is None else trainer.samples, self._progress.last
         outcome = TrialOutcome(
             state=ending.state,

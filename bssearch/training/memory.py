@@ -29,7 +29,20 @@ SAMPLING_SECONDS = 0.01
 """Between two samples of the resident set, where the kernel keeps no mark that can be reset: a choice. A sample takes
 some 20 µs, 0.2 % of it."""
 
-_PHRASES = ("can't allocate memory", "not enough memory", "out of memory", "STATUS_ALLOC_FAILED")
+_PHRASES = (
+    "can't allocate memory",
+    "not enough memory",
+    "out of memory",
+    "STATUS_ALLOC_FAILED",
+    "DEVICE_ALLOCATION_FAILED",
+    "HOST_ALLOCATION_FAILED",
+)
+_PHRASES_OF_A_FULL_DEVICE = ("unable to find an engine", "CUBLAS_STATUS_NOT_INITIALIZED")
+"""What cuDNN says where no kernel's workspace fits, and cuBLAS where its handle does not: with memory to spare either
+means something else, such as shapes that no kernel takes or a broken driver."""
+
+FULL_DEVICE = 0.1
+"""The share of a device's memory below which it is full for these phrases: a choice."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -39,7 +52,23 @@ def is_out_of_memory(error: BaseException) -> bool:
     """
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
-    return isinstance(error, RuntimeError) and any(phrase in str(error) for phrase in _PHRASES)
+    if not isinstance(error, RuntimeError):
+        return False
+    text = str(error)
+    if any(phrase in text for phrase in _PHRASES):
+        return True
+    return any(phrase in text for phrase in _PHRASES_OF_A_FULL_DEVICE) and _is_device_full()
+
+
+def _is_device_full() -> bool:
+    """Return whether next to nothing is free on the GPU that this process uses, or nobody can say."""
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return False
+    try:
+        free, total = torch.cuda.mem_get_info()
+    except RuntimeError:  # after some failures no call to the driver works
+        return True
+    return free < FULL_DEVICE * total
 
 
 def reset_peak_memory(device: torch.device) -> None:

@@ -16,8 +16,12 @@ import torch
 
 T = TypeVar("T")
 
+POWER_CAP = "power cap"
+"""A clock that the device's own power limit holds down: what matrix products in 16 bits bring a large GPU to by
+themselves, and no sign of anything else at work."""
+
 SLOWDOWNS = {
-    "nvmlClocksEventReasonSwPowerCap": "power cap",
+    "nvmlClocksEventReasonSwPowerCap": POWER_CAP,
     "nvmlClocksEventReasonHwSlowdown": "hardware slowdown",
     "nvmlClocksEventReasonSyncBoost": "sync boost group",
     "nvmlClocksEventReasonSwThermalSlowdown": "software thermal slowdown",
@@ -67,6 +71,11 @@ def known_throttle_reasons(device: torch.device) -> list[str] | None:
     return _ask(device, read)
 
 
+def is_power_capped(device: torch.device) -> bool:
+    """Return whether a device runs at its power limit at this moment."""
+    return POWER_CAP in throttle_reasons(device)
+
+
 def total_energy_joules(device: torch.device) -> float | None:
     """Return the energy that the whole device has taken since the driver was loaded."""
     millijoules = _ask(device, lambda library, handle: library.nvmlDeviceGetTotalEnergyConsumption(handle))
@@ -77,6 +86,14 @@ def clock_mhz(device: torch.device) -> float | None:
     """Return the clock of the streaming multiprocessors at this moment, in MHz."""
     megahertz = _ask(device, lambda library, handle: library.nvmlDeviceGetClockInfo(handle, library.NVML_CLOCK_SM))
     return float(megahertz) if megahertz else None
+
+
+def device_uuid(device: torch.device) -> str:
+    """Return the UUID of a CUDA device, such as ``GPU-8f6f…``; without NVML nobody tells a part of a GPU from one."""
+    told = _ask(device, lambda library, handle: library.nvmlDeviceGetUUID(handle))
+    if told is not None:
+        return told.decode() if isinstance(told, bytes) else str(told)
+    return f"GPU-{torch.cuda.get_device_properties(device).uuid}"
 
 
 def _ask(device: torch.device, read: Callable[[Any, Any], T]) -> T | None:

@@ -16,13 +16,15 @@ import torch
 from bssearch.errors import BSSearchError, UsageError, WorkloadError
 from bssearch.records import Configuration, parameters_of_group
 from bssearch.training.batches import micro_batches, placement_of
+from bssearch.training.branches.continuation import BranchSchedule
 from bssearch.training.computation import Computation
 from bssearch.training.losses import LossSum, loss_of
 from bssearch.training.memory import is_out_of_memory
 from bssearch.training.own.optimizers import built_optimizers, flat, ignored_learning_rate
-from bssearch.training.own.schedule import schedule_for
+from bssearch.training.own.schedule import OwnSchedule, schedule_for
 from bssearch.training.own.step import OwnStep, own_training_step
 from bssearch.training.own.updates import Updates
+from bssearch.training.schedule import Schedule
 from bssearch.workloads.base import WeightedLoss, Workload
 from bssearch.workloads.data import Batch, BatchStream, Data, Part
 from bssearch.workloads.evaluation import measure, metric_value
@@ -47,7 +49,7 @@ class Trainer:
         self.steps = 0
         self.dropped_samples = None if isinstance(train, BatchStream) else len(train) % configuration.batch_size
         self.data_placement = placement_of(train, computation)
-        self.schedule = schedule_for(workload, configuration, len(train))
+        self.schedule: Schedule | OwnSchedule | BranchSchedule = schedule_for(workload, configuration, len(train))
         own = parameters_of_group(configuration.parameters, "model")
         self.model = computation.build_model(workload, configuration.dropout, own)
         built = built_optimizers(workload, self.model, configuration, computation.fused)
@@ -156,6 +158,10 @@ class Trainer:
         self._batches = micro_batches(
             self._train, self._configuration, self._computation, self._seed, after_steps=self.steps
         )
+
+    def take_over(self, optimizer: Any, average: list[torch.Tensor] | None) -> None:
+        """Begin with another run's optimizer; see `bssearch.training.own.updates.Updates.take_over`."""
+        self._updates.take_over(optimizer, average)
 
     def take_mean_loss(self) -> float | None:
         """Return the mean training loss since the last call, None without a step. Waits for the device."""

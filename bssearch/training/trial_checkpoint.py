@@ -35,7 +35,9 @@ CHUNK_BYTES = 16 * 2**20
 
 FORMAT = 1
 
-_IDENTITY, _TRAINING, _MEASURED = "trial.json", "training.pt", "measured.json"
+IDENTITY, TRAINING, _MEASURED = "trial.json", "training.pt", "measured.json"
+"""The parts of the archive."""
+
 _SETTINGS = ("compile", "channels_last", "fused", "activation_checkpointing", "deterministic", "ghost_batch_size")
 
 State = dict[str, Any]
@@ -176,8 +178,8 @@ class _Draft:
         make_private_folder(self._part.parent)  # whoever has nothing left in it may have removed it
         self._file = new_private_file(self._part)
         self._archive = zipfile.ZipFile(self._file, "w")
-        self._archive.writestr(_IDENTITY, json.dumps(self._identity))
-        with self._archive.open(_TRAINING, "w", force_zip64=True) as member:
+        self._archive.writestr(IDENTITY, json.dumps(self._identity))
+        with self._archive.open(TRAINING, "w", force_zip64=True) as member:
             file = _InChunks(member, self._on_progress)
             try:
                 torch.save(state, cast("IO[bytes]", file))
@@ -197,10 +199,10 @@ def _read(path: Path, identity: Identity, on_progress: Callable[[], None]) -> tu
     """Return the states of the training, their tensors on the CPU, and of what was measured."""
     try:
         with zipfile.ZipFile(path) as archive:
-            saved = json.loads(archive.read(_IDENTITY))
+            saved = json.loads(archive.read(IDENTITY))
             measured = json.loads(archive.read(_MEASURED))
             _check(path, saved, identity)
-            with archive.open(_TRAINING) as member:
+            with archive.open(TRAINING) as member:
                 content = _whole(member, on_progress)
         return torch.load(content, map_location="cpu", weights_only=True), measured
     except CheckpointError:

@@ -183,14 +183,23 @@ def resolve(name: str, settings: Mapping[str, Any], folder: Path) -> Workload:
             f"workload {name!r} lies in no file: it was defined in a notebook, or in the script that ran",
             hint="give it from there, as in bssearch.run_study(spec, workload=MyTask), or put it into a file",
         )
+    found = found_attribute(target, folder)
+    return built(name, found, settings) if callable(found) else whole(name, found)
+
+
+def found_attribute(name: str, folder: Path) -> Any:
+    """Return what ``package.module:attribute`` or ``path/file.py:attribute`` names.
+
+    Relative files are looked up in ``folder``. Raises `WorkloadError` where it does not import or has no such member.
+    """
+    location, _, attribute = name.rpartition(":")
     is_file = location.endswith(".py")
     module = import_file(name, folder / location) if is_file else _import_module(name, location, folder)
     try:
-        found = getattr(module, attribute)
+        return getattr(module, attribute)
     except AttributeError:
         offered = ", ".join(sorted(key for key in vars(module) if not key.startswith("_"))) or "nothing"
         raise WorkloadError(f"workload {name!r}: no {attribute!r} in it; it has {offered}") from None
-    return built(name, found, settings) if callable(found) else whole(name, found)
 
 
 def built(name: str, found: Any, settings: Mapping[str, Any]) -> Workload:
@@ -242,8 +251,9 @@ def refuse_while_importing() -> None:
 
 
 def _import_module(name: str, module: str, folder: Path) -> ModuleType:
-    if str(folder) not in sys.path:
-        sys.path.append(str(folder))  # last: nothing in it stands for an installed package
+    place = str(folder.resolve())  # Python reads a relative one against the folder of its first use, whatever follows
+    if place not in sys.path:
+        sys.path.append(place)  # last: nothing in it stands for an installed package
     try:
         with _noted(name):
             return importlib.import_module(module)

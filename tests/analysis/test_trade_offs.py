@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from bssearch.analysis.answer import Answer
 from bssearch.analysis.generalisation import over_seeds
+from bssearch.analysis.objectives.time_to_target import TimeToTarget
 from bssearch.analysis.report import build_answer
-from bssearch.analysis.trade_offs import about_columns, trade_off_rows
+from bssearch.analysis.trade_offs import about_columns, about_trade_offs, trade_off_rows
 from bssearch.records import DeviceUse, MemoryBasis, Phase, TrialRecord
 from tests.analysis.test_report import answer, confirmed, study
 from tests.factories import make_probe, make_spec, make_trial
@@ -43,6 +45,13 @@ def test_a_batch_size_that_is_best_in_all_is_told_of_nothing_and_so_is_one_withi
     assert on_front(answer(best_in_all)) == [16]
     near = [*confirmed(32, 2.0, 2.1, 1.9, steps=100), *confirmed(64, 1.0, 1.05, 0.95, steps=52)]
     assert trade_offs(answer(near)) == []
+
+
+def test_what_takes_less_time_too_is_no_trade() -> None:
+    """By the medians of few runs another batch size may look better in all than the one that the law recommends."""
+    found = answer([*confirmed(16, 1.0, 1.1, 0.9, steps=100), *confirmed(64, 1.4, 1.5, 1.3, steps=90)])
+    other: Any = SimpleNamespace(objective=TimeToTarget(), configuration=SimpleNamespace(batch_size=64))
+    assert about_trade_offs(found.batches, other, confirmed=True) == []
 
 
 def test_under_another_objective_the_sentence_is_on_time_and_says_what_that_takes_more_of() -> None:

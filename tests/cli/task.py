@@ -123,6 +123,7 @@ def bssearch(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[s
         patch.setattr(typer.main, "get_command", _command_of)
         patch.chdir(cwd)
         patch.setattr(sys, "argv", ["bssearch", *words])
+        patch.setattr(sys, "path", [*sys.path])  # what a command adds to it ends with it
         patch.setenv("COLUMNS", "200")
         try:
             main()

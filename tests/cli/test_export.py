@@ -138,3 +138,35 @@ def test_export_and_format_exclude_each_other(folder: Path) -> None:
     assert (done.returncode, done.stdout) == (2, "")
     assert "--export yaml and --format json exclude each other" in done.stderr
     assert bssearch("best", "--export", "toml", cwd=folder).returncode == 2
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "export task --to csv --file {url}",
+        "export task --to study --file {url}",
+        "report task --html {url}",
+        "best {url}",
+        "studies {url}",
+        "import study {url}",
+        "price task --step-times {url}",
+        "simulate {url}",
+        "run {url}",
+    ],
+)
+def test_a_url_where_none_belongs_shows_no_password(folder: Path, words: str) -> None:
+    done = bssearch(*words.format(url="postgresql://anna:s3@cret@nohost/x").split(), cwd=folder)
+    assert done.returncode != 0
+    assert "s3" not in done.stderr + done.stdout and "cret" not in done.stderr + done.stdout
+
+
+@pytest.mark.parametrize(
+    "words", ["export task --to csv --file", "export task --to study --file", "report task --html"]
+)
+def test_a_database_is_not_overwritten(folder: Path, words: str) -> None:
+    database = folder / "bssearch.db"
+    before = database.read_bytes()
+    done = bssearch(*words.split(), database.name, cwd=folder)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "a SQLite database lies there" in done.stderr
+    assert database.read_bytes() == before

@@ -10,8 +10,9 @@ import pytest
 import yaml
 
 from bssearch.analysis.answer import Answer, Notice
-from bssearch.cli.output import note, write_csv
+from bssearch.cli.output import note
 from bssearch.cli.recommended import Export, exported
+from bssearch.pages.csv_rows import write_csv
 from tests.analysis.test_report import answer, confirmed
 
 

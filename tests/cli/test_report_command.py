@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from bssearch.cli import report
+from bssearch.commands.transfer import tables
 from bssearch.commands.trials import trials_frame
 from bssearch.errors import UsageError
 from bssearch.pages import html
@@ -215,7 +215,7 @@ def test_a_table_that_does_not_fit_on_the_disk_is_named(
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(report, "_write_observations", full)
+    monkeypatch.setattr(tables, "write_observations", full)
     done = bssearch("report", "toy", "--csv", tmp_path, cwd=folder)
     assert f"{tmp_path / 'observations.csv'} cannot be written: No space left" in done.stderr
     assert (done.returncode, files(tmp_path)) == (2, set())

@@ -240,3 +240,16 @@ def test_a_reader_that_has_had_enough_is_no_error(tmp_path: Path) -> None:
         process.stdout.close()
         _, errors = process.communicate(timeout=30)
         assert (process.returncode, errors) == (0, b"")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "delete mine --yes --db sqlite:///a.db --db sqlite:///b.db",
+        "run digits --db sqlite:///a.db --db=sqlite:///b.db",
+        "plan lr --from-batch 8 --from-batch 16 --learning-rate 1 --batch 8",
+    ],
+)
+def test_an_option_of_one_value_that_is_given_twice_is_refused(tmp_path: Path, words: str) -> None:
+    option = "--from-batch" if "plan" in words else "--db"
+    refuse(tmp_path, *words.split(), code=2, said=f"{option} is given 2 times, and has one value")

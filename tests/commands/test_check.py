@@ -222,3 +222,13 @@ def test_what_the_workload_cannot_give_is_refused_before_anything_runs(changes: 
         look(executor, **changes)
     assert str(caught.value).startswith(said)
     assert not executor.requests and not executor.splits_timed
+
+
+def test_what_such_a_spec_may_rely_on_is_put_right_beside_what_is_suspicious(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    found = look(LawExecutor(), space={**SPEC["space"], "max_micro_batch_size": 4})
+    assert [one.code for one in found.notes] == ["accumulation_not_stale", "eighty_percent_feasible"]
+    print_check(found)
+    assert "the weights do not move meanwhile" in capsys.readouterr().out
+    assert look(LawExecutor()).notes == []

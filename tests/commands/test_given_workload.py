@@ -90,11 +90,12 @@ def test_an_object_that_its_settings_do_not_make_again_is_run_itself(
 
 
 @pytest.mark.parametrize("given", [None, pytest])
-def test_what_is_no_workload_is_refused(given: Any) -> None:
+def test_what_is_no_workload_is_refused_before_anything_is_made(given: Any, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="must be a class, an object or a name"):
         given_workload(given, Path())
     with pytest.raises(WorkloadError, match="lacks metrics"):
-        run_study(load_spec(FIELDS), workload=object(), db="sqlite://")
+        run_study(load_spec(FIELDS), workload=object(), db=f"sqlite:///{tmp_path}/studies.db")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_class_of_main_is_run_here_said_once_and_refused_by_the_command_line(

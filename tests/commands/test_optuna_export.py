@@ -21,10 +21,11 @@ import pytest
 import sqlalchemy
 
 import bssearch
-from bssearch.commands import optuna_export
-from bssearch.commands.optuna_export import destination, write_study
 from bssearch.commands.optuna_study import OptunaStudy, quiet
+from bssearch.commands.transfer import optuna_export
+from bssearch.commands.transfer.optuna_export import write_study
 from bssearch.errors import DatabaseError, UsageError
+from bssearch.importers.optuna_database import optuna_database
 from bssearch.storage.repository import open_store
 from tests.cli.conftest import run_by_law
 from tests.cli.task import bssearch as command
@@ -89,7 +90,7 @@ def theirs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[optuna.Study]:
 
 def test_what_is_written_is_what_optuna_itself_would_write(url: str, theirs: optuna.Study) -> None:
     made = toy()
-    write_study(made, destination(url))
+    write_study(made, optuna_database(url))
     ours = loaded(url)
     assert ours.trials == theirs.trials
     assert (ours.direction, ours.metric_names) == (theirs.direction, theirs.metric_names)
@@ -98,12 +99,12 @@ def test_what_is_written_is_what_optuna_itself_would_write(url: str, theirs: opt
 
 
 def test_a_database_takes_several_studies_but_no_name_twice(url: str) -> None:
-    write_study(toy(), destination(url))
+    write_study(toy(), optuna_database(url))
     other = OptunaStudy.of(record(make_spec(name="other")), many(), {})
-    write_study(other, destination(url))
+    write_study(other, optuna_database(url))
     before = loaded(url).trials
     with pytest.raises(UsageError, match=r"already has an Optuna study 'toy'"):
-        write_study(toy(), destination(url))
+        write_study(toy(), optuna_database(url))
     assert sorted(studies_in(url)) == ["other", "toy"]
     assert loaded(url).trials == before
     assert len(loaded(url, "other").trials) == len(before)
@@ -122,13 +123,13 @@ def test_nothing_is_left_of_a_study_that_was_not_written_to_its_end(
 
     monkeypatch.setattr(optuna_export, "_curve", fails)
     with pytest.raises((KeyboardInterrupt, DatabaseError)):
-        write_study(toy(), destination(url))
+        write_study(toy(), optuna_database(url))
     if url.startswith("sqlite"):
         assert not Path(url.removeprefix("sqlite:///")).exists()
     else:
         assert studies_in(url) == []
     monkeypatch.undo()
-    write_study(toy(), destination(url))
+    write_study(toy(), optuna_database(url))
     assert len(loaded(url).trials) == len(many())
 
 
@@ -137,7 +138,7 @@ def test_a_database_of_our_own_is_refused(tmp_path: Path, postgres: Postgres) ->
     open_store(f"sqlite:///{file}").close()
     for url in (f"sqlite:///{file}", postgres.create_database()):
         with pytest.raises(UsageError, match="is a database of bssearch's own"):
-            write_study(toy(), destination(url))
+            write_study(toy(), optuna_database(url))
 
 
 def test_another_programs_tables_are_left_alone(tmp_path: Path) -> None:
@@ -146,35 +147,35 @@ def test_another_programs_tables_are_left_alone(tmp_path: Path) -> None:
         connection.cursor().execute("CREATE TABLE alembic_version (version_num TEXT)")
         connection.commit()
     with pytest.raises(UsageError, match="another program's table 'alembic_version'"):
-        write_study(toy(), destination(url))
+        write_study(toy(), optuna_database(url))
 
 
 def test_a_file_that_is_no_database_is_named_and_left_alone(tmp_path: Path) -> None:
     file = tmp_path / "notes.txt"
     file.write_text("no database " * 100)
     with pytest.raises(DatabaseError, match=r"notes\.txt: file is not a database"):
-        write_study(toy(), destination(str(file)))
+        write_study(toy(), optuna_database(str(file)))
     assert file.read_text().startswith("no database")
     with pytest.raises(DatabaseError, match="there is no folder"):
-        write_study(toy(), destination(str(tmp_path / "no" / "folder.db")))
+        write_study(toy(), optuna_database(str(tmp_path / "no" / "folder.db")))
     with pytest.raises(DatabaseError, match="cannot write to"):
-        write_study(toy(), destination(str(tmp_path)))
+        write_study(toy(), optuna_database(str(tmp_path)))
 
 
 def test_a_password_is_never_shown() -> None:
     secret = "hunter2"
     url = f"postgresql://me:{secret}@127.0.0.1:1/nowhere?connect_timeout=2"
     with pytest.raises(DatabaseError, match=r"me:\*\*\*@127\.0\.0\.1") as caught:
-        write_study(toy(), destination(url))
+        write_study(toy(), optuna_database(url))
     assert secret not in f"{caught.value} {caught.value.hint}"
     with pytest.raises(UsageError) as refused:
-        destination(f"mysql://me:{secret}@host/db")
+        optuna_database(f"mysql://me:{secret}@host/db")
     assert secret not in f"{refused.value} {refused.value.hint}"
 
 
 def test_a_bare_path_is_a_sqlite_file() -> None:
-    assert str(destination("folder/x.db")) == "sqlite:///folder/x.db"
-    assert str(destination("/tmp/x.db")) == "sqlite:////tmp/x.db"
+    assert str(optuna_database("folder/x.db")) == "sqlite:///folder/x.db"
+    assert str(optuna_database("/tmp/x.db")) == "sqlite:////tmp/x.db"
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -10,12 +12,17 @@ from typing import Any
 import pytest
 
 from bssearch.analysis.law.quick import QuickAnswer
+from bssearch.analysis.law.quick_prior import QuickPrior
 from bssearch.commands.quick.answer import quick
+from bssearch.commands.quick.plan import SLOWER
 from bssearch.commands.quick.track_record import track_record
 from bssearch.commands.run import run_study
 from bssearch.errors import UsageError, WorkloadError
 from bssearch.executors.base import Ended, Event, Observed
-from bssearch.records import GradientNoise, NoiseMeasurement, NoiseRequest, TrialOutcome, TrialState
+from bssearch.history import History
+from bssearch.records import GradientNoise, NoiseMeasurement, NoiseRequest, TrialOutcome, TrialRecord, TrialState
+from bssearch.search.finding import stored_quick
+from bssearch.search.listener import Listener
 from bssearch.storage.repository import open_store
 from tests.commands.probing import ProbedExecutor
 from tests.factories import make_spec
@@ -78,7 +85,7 @@ def test_a_few_runs_and_the_noise_scale_tell_the_batch_size(ask: Ask) -> None:
     assert found.b_crit.low < 30 < found.b_crit.high
     assert found.gain == pytest.approx(1.36, rel=0.15)
     assert {one.batch_size for one in found.runs} >= {64, 256, 16}
-    assert found.warnings == []
+    assert [one.code for one in found.warnings] == ["many_epochs"], "9.4 of them"
 
 
 def test_its_runs_are_search_trials_that_a_search_goes_on_from(ask: Ask, url: str) -> None:
@@ -108,7 +115,7 @@ def test_before_a_search_the_promise_waits(ask: Ask, url: str) -> None:
 def test_without_gradients_it_rests_on_the_runs_and_says_so(ask: Ask) -> None:
     found = ask(SilentExecutor())
     assert found.noise_scale is None
-    assert [one.code for one in found.warnings] == ["noise_not_measured"]
+    assert [one.code for one in found.warnings] == ["noise_not_measured", "many_epochs"]
     assert found.interval[0] <= BEST <= found.interval[1]
 
 
@@ -124,23 +131,236 @@ def test_a_default_that_does_not_get_there_is_compared_at_part_of_the_way(ask: A
     assert found.warnings[0].code == "easier_target"
 
 
-def test_a_default_that_does_not_train_is_refused_with_other_rates(ask: Ask) -> None:
-    @dataclass
-    class Dead(NoisyExecutor):
-        def events(self, timeout: float) -> list[Event]:
-            gone = TrialOutcome(state=TrialState.DIVERGED, reason="loss is nan")
-            return [
-                replace(one, outcome=gone) if isinstance(one, Ended) else one
-                for one in super().events(timeout)
-                if not isinstance(one, Observed)
-            ]
+@dataclass
+class Diverging(NoisyExecutor):
+    """Diverges with learning rates above a limit."""
 
-    with pytest.raises(UsageError, match=r"learning_rate = 0\.14 at batch 64 \(loss is nan\)") as error:
-        ask(Dead())
-    assert "0.014" in str(error.value.hint)
+    most: float = 0.0
+
+    def events(self, timeout: float) -> list[Event]:
+        gone = TrialOutcome(state=TrialState.DIVERGED, reason="loss is nan")
+        rates = {request.number: request.configuration.learning_rate for request in self.requests}
+        return [
+            replace(one, outcome=gone) if isinstance(one, Ended) and rates[one.number] > self.most else one
+            for one in super().events(timeout)
+            if not isinstance(one, Observed) or rates[one.number] <= self.most
+        ]
+
+
+def test_a_default_that_does_not_train_is_refused_with_a_rate_that_does(ask: Ask) -> None:
+    with pytest.raises(
+        UsageError, match=r"learning_rate = 0\.14 at batch 64 \(loss is nan\); with 0\.0156 it does"
+    ) as error:
+        ask(Diverging(most=0.1))
+    assert error.value.hint is not None
+    assert error.value.hint.startswith(f"--set default.learning_rate=0.0156 --set name={SPEC.name}-2,")
+
+
+def test_a_default_that_trains_at_no_rate_says_which_were_tried(ask: Ask) -> None:
+    with pytest.raises(UsageError, match=r"nor with 0\.0156 or 1\.26"):
+        ask(Diverging())
+
+
+def test_a_learning_rate_that_is_there_much_sooner_is_recommended(ask: Ask) -> None:
+    low = SPEC.model_copy(update={"default": SPEC.default.model_copy(update={"learning_rate": 0.014})})
+    found = ask(spec=low)
+    rule = 0.014 * (found.optimal.batch_size / 64) ** 0.5
+    assert found.optimal.learning_rate == pytest.approx(9 * rule), "the best of rule, 3 × and 9 × and 27 ×"
+    assert found.learning_rate_gain == pytest.approx(6.3, rel=0.1)
+    low_end, high_end = found.learning_rate_range
+    assert low_end <= 0.014 and high_end == pytest.approx(3 * found.optimal.learning_rate)
+    assert found.interval[0] <= BEST <= found.interval[1], "other rates are no runs of the rule"
+
+
+def test_a_default_outside_the_space_is_asked_about_all_the_same(ask: Ask) -> None:
+    outside = SPEC.model_copy(update={"default": SPEC.default.model_copy(update={"learning_rate": 2.0})})
+    assert ask(spec=outside).optimal.batch_size in {8, 16, 32}
+
+
+@pytest.mark.parametrize("low, high", [(0.0, 40.0), (20.0, None)])
+def test_a_noise_scale_whose_interval_reaches_zero_or_infinity_is_not_used(
+    ask: Ask, low: float, high: float | None
+) -> None:
+    @dataclass
+    class Unsure(NoisyExecutor):
+        def measure_noise(self, request: NoiseRequest) -> NoiseMeasurement:
+            noise = GradientNoise(scale=None if high is None else 1e-9, low=low, high=high, passes=64)
+            return replace(super().measure_noise(request), noise=noise)
+
+    found = ask(Unsure())
+    assert found.noise_scale is None
+    assert found.warnings[0].code == "noise_not_measured"
+    assert found.optimal.batch_size == 16, "the runs tell it"
+
+
+def test_what_it_is_not_made_for_is_told(ask: Ask) -> None:
+    decaying = SPEC.default.model_copy(update={"schedule": "cosine", "horizon_samples": 5000.0})
+    space = SPEC.space.model_copy(
+        update={"schedule": SPEC.space.schedule.model_copy(update={"name": "cosine", "horizon_samples": 5000.0})}
+    )
+    found = ask(spec=SPEC.model_copy(update={"default": decaying, "space": space}).from_preset("fine_tuning"))
+    assert {"fixed_horizon", "fine_tuning"} <= {one.code for one in found.warnings}
+
+
+def test_it_begins_no_run_that_would_leave_no_time_for_the_noise(ask: Ask, url: str) -> None:
+    executor = NoisyExecutor()
+    ask(executor, seconds=1e-3)
+    assert [request.configuration.batch_size for request in executor.requests] == [64], "the default alone"
 
 
 @pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan"), float("inf")])
 def test_a_time_that_is_none_is_refused(ask: Ask, seconds: float) -> None:
     with pytest.raises(UsageError, match="must be a finite number > 0"):
         ask(seconds=seconds)
+
+
+@dataclass
+class Told(Listener):
+    """Keeps what is said, and the quick answer that the search knows when a trial starts."""
+
+    notes: list[str]
+    known: list[QuickPrior | None]
+
+    def note(self, message: str) -> None:
+        self.notes.append(message)
+
+    def started(self, trial: TrialRecord, history: History) -> None:
+        self.known.append(history.quick)
+
+
+def run(url: str, spec: Any = SPEC, **options: Any) -> Told:
+    told = Told([], [])
+    run_study(spec, db=url, make_executor=lambda *_: NoisyExecutor(), listener=told, **options)
+    return told
+
+
+def test_a_search_begins_at_a_quick_answer_that_is_stored_and_every_run_of_it_finds_that_again(
+    ask: Ask, url: str
+) -> None:
+    found = ask()
+    expected = QuickPrior.of(found.model_dump(mode="json"))
+    assert expected is not None and expected.noise_scale == 30.0
+    first, again = run(url), run(url, SPEC.model_copy(update={"budget": SPEC.budget.model_copy(update={"trials": 16})}))
+    assert first.known and set(first.known) == {expected}
+    assert again.known and set(again.known) == {expected}
+    assert any("begins at what bssearch quick found: batch 16" in one for one in first.notes)
+
+
+def test_two_drivers_of_a_study_begin_at_the_same_quick_answer(ask: Ask, url: str) -> None:
+    expected = QuickPrior.of(ask().model_dump(mode="json"))
+    with ThreadPoolExecutor(2) as pool:
+        one, other = pool.map(run, [url, url])
+    known = [*one.known, *other.known]
+    assert known and set(known) == {expected}
+
+
+def test_from_quick_makes_the_answer_where_none_is_stored(url: str) -> None:
+    first = run(url, from_quick=True)
+    with open_store(url, write=False) as store:
+        made = stored_quick(store, SPEC.name)
+        assert made is not None
+        assert [one["trial"] for one in made["runs"]] == [*range(1, len(made["runs"]) + 1)]
+        assert first.known[-1] == QuickPrior.of(made)
+        run(url, from_quick=True)
+        assert stored_quick(store, SPEC.name) == made, "it is not made twice"
+
+
+def test_without_a_quick_answer_a_search_begins_at_none(url: str) -> None:
+    assert set(run(url).known) == {None}
+
+
+def test_from_quick_is_refused_where_the_objective_is_no_time(url: str) -> None:
+    samples = make_spec(objective="samples_to_target")
+    with pytest.raises(UsageError, match="objective = 'samples_to_target'"):
+        run(url, samples, from_quick=True)
+    with open_store(url) as store:
+        assert store.find_study(samples.name) is None
+
+
+def test_a_run_far_behind_the_fastest_does_not_take_the_time_of_a_quick_answer(ask: Ask, url: str) -> None:
+    ask()
+    with open_store(url, write=False) as store:
+        trials = store.trials(SPEC.name)
+    fastest = math.inf
+    for trial in trials:
+        assert trial.outcome is not None
+        assert trial.train_seconds_limit <= SLOWER * fastest
+        if trial.state is TrialState.REACHED:
+            fastest = min(fastest, trial.outcome.train_seconds)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"interval": [0, 4]}, {"b_crit": {}}, {"noise_scale": -1.0}, {"optimal": None}, {"interval": ["a", 3]}]
+)
+def test_what_is_no_quick_answer_is_no_prior(changes: dict[str, Any]) -> None:
+    b_crit = {"low": 10.0, "estimate": 20.0, "high": 40.0}
+    document = {"interval": [8, 32], "b_crit": b_crit, "noise_scale": 30.0, "optimal": {"batch_size": 16}}
+    assert QuickPrior.of(document) is not None
+    assert QuickPrior.of(document | changes) is None
+
+
+def test_a_default_that_had_too_little_time_runs_again_where_there_is_more(ask: Ask, url: str) -> None:
+    assert ask(seconds=1.0).target < SPEC.target.value
+    found = ask()
+    assert found.target == SPEC.target.value
+    assert "easier_target" not in [one.code for one in found.warnings]
+    with open_store(url, write=False) as store:
+        trials = store.trials(SPEC.name)
+    default = [one.state for one in trials if one.configuration.trains_like(SPEC.default_configuration)]
+    assert default == [TrialState.CAPPED, TrialState.REACHED]
+
+
+def test_a_run_that_diverges_does_not_tell_how_long_the_others_train(ask: Ask, url: str) -> None:
+    slow = SPEC.model_copy(update={"budget": SPEC.budget.model_copy(update={"trial_train_seconds": 0.3})})
+
+    @dataclass
+    class DivergingAtOnce(NoisyExecutor):
+        def events(self, timeout: float) -> list[Event]:
+            gone = TrialOutcome(state=TrialState.DIVERGED, reason="loss is nan", train_seconds=0.001)
+            sizes = {request.number: request.configuration.batch_size for request in self.requests}
+            return [
+                replace(one, outcome=gone) if isinstance(one, Ended) and sizes[one.number] == 256 else one
+                for one in super().events(timeout)
+            ]
+
+    ask(DivergingAtOnce(), slow)
+    with open_store(url, write=False) as store:
+        limits = {one.configuration.batch_size: one.train_seconds_limit for one in store.trials(SPEC.name)}
+    assert 256 in limits and len(limits) > 2
+    assert min(limits.values()) == pytest.approx(0.3)
+
+
+def test_a_quick_answer_after_the_search_is_no_promise(ask: Ask, url: str) -> None:
+    ask()
+    run(url)
+    with open_store(url, write=False) as store:
+        promised = stored_quick(store, SPEC.name)
+        assert "after_search" in [one.code for one in ask().warnings]
+        assert stored_quick(store, SPEC.name) == promised
+
+
+def test_from_quick_makes_no_answer_once_a_search_has_ended(url: str) -> None:
+    run(url)
+    with open_store(url, write=False) as store:
+        trials = len(store.trials(SPEC.name))
+        run(url, from_quick=True)
+        assert stored_quick(store, SPEC.name) is None
+        assert len(store.trials(SPEC.name)) == trials
+
+
+def test_a_default_that_had_too_little_time_to_train_is_told_to_take_more(ask: Ask) -> None:
+    @dataclass
+    class Still(NoisyExecutor):
+        def events(self, timeout: float) -> list[Event]:
+            return [one for one in super().events(timeout) if not isinstance(one, Observed)]
+
+    with pytest.raises(UsageError, match="does not train") as error:
+        ask(Still(), seconds=1e-3)
+    assert error.value.hint is not None and error.value.hint.startswith("more than --seconds 0.001 lets it train")
+
+
+def test_a_ladder_of_one_batch_size_has_a_quick_answer(ask: Ask) -> None:
+    space = SPEC.space.model_copy(update={"batch_size": [64]})
+    found = ask(spec=SPEC.model_copy(update={"space": space}))
+    assert (found.optimal.batch_size, found.interval) == (64, [64, 64])
+    assert "one_batch_size" in [one.code for one in found.warnings]

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from bssearch.errors import LaunchError
-from bssearch.executors.devices import choose_device
+from bssearch.executors.devices import choose_device, uuid_of
 from bssearch.training import nvml
+from tests.training.fake_nvml import FakeNvml
 
 Machine = Callable[..., list[torch.device]]
 
@@ -87,3 +88,10 @@ def test_busy_devices_are_taken_where_that_is_allowed(machine: Machine) -> None:
 def test_an_idle_device_is_preferred_even_where_busy_ones_are_allowed(machine: Machine) -> None:
     machine(2, busy={0: ONE})
     assert choose_device("auto", slot=0, allow_busy=True).index == 1
+
+
+def test_a_gpu_and_a_part_of_one_are_told_apart_by_uuid_and_the_cpu_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    FakeNvml(processes={"GPU-0": [], "MIG-1": []}).install(monkeypatch)
+    assert [uuid_of(name) for name in ("cuda:0", "cuda:1", "cpu")] == ["GPU-0", "MIG-1", None]
+    monkeypatch.setattr(nvml, "_library", lambda: None)
+    assert uuid_of("cuda:0") == "GPU-0", "without NVML it is torch's"

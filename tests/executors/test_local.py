@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -19,6 +20,8 @@ from bssearch.errors import LaunchError, WorkloadError
 from bssearch.executors.base import Ended, ExecutorSettings, Observed
 from bssearch.executors.inline import InlineExecutor
 from bssearch.executors.local import LocalExecutor
+from bssearch.executors.messages import Load, Loaded
+from bssearch.executors.slot import Slot, SlotState
 from bssearch.records import StepTimeRequest, TrialState
 from tests.executors.line_workload import (
     opened,
@@ -132,7 +135,31 @@ def test_a_trial_is_that_of_the_inline_executor_bit_for_bit(shared: LocalExecuto
         there.steps_to_target,
         there.final_metric,
     )
+    assert [(one.device, one.device_uuid) for one in (here, there)] == 2 * [("cpu", None)]
     assert here.contended or not any("in no ledger" in warning for warning in here.warnings)
+
+
+class Recording:
+    """A worker's process that is told things, and says nothing."""
+
+    log_start = 0
+
+    def send(self, command: object) -> None: ...
+    def kill(self) -> None: ...
+    def bury(self) -> int:
+        return -signal.SIGKILL
+
+
+def test_a_trial_is_told_with_the_gpu_of_its_slot_though_the_worker_died(tmp_path: Path) -> None:
+    (tmp_path / "log").touch()
+    slot = Slot(0, tmp_path / "log", keeps_log=True)
+    worker: Any = Recording()
+    slot.start(worker, Load.of(ExecutorSettings(workload="line.py:Line"), 0))
+    slot.take(Loaded(device="cuda:1", device_uuid="GPU-1"))
+    slot.run(request_trial(7))
+    ended = slot.bury()
+    assert ended is not None
+    assert (ended.outcome.state, ended.outcome.device, ended.outcome.device_uuid) == ("failed", "cuda:1", "GPU-1")
 
 
 def test_events_wait_no_longer_than_asked(shared: LocalExecutor) -> None:
@@ -244,6 +271,27 @@ def test_trials_that_share_a_device_are_contended_and_a_kill_cancels_them_at_onc
         assert states == {3: TrialState.CANCELLED, 4: TrialState.CANCELLED}
     assert (process.num_fds(), threading.active_count()) == before
     assert {child.pid for child in process.children()} == children, "a zombie"
+
+
+SLOW_BUT_FOR_THE_FIRST = """
+import os, time
+try:
+    os.close(os.open("first", os.O_CREAT | os.O_EXCL))
+except FileExistsError:
+    time.sleep(1.0)
+"""
+
+
+@pytest.mark.slow
+def test_no_trial_begins_while_another_slots_worker_still_loads(tmp_path: Path) -> None:
+    with opened(tmp_path, slots=2) as executor:
+        code = tmp_path / "line.py"
+        place = f"os.chdir({str(tmp_path)!r})"
+        code.write_text(SLOW_BUT_FOR_THE_FIRST.replace("try:", f"{place}\ntry:", 1) + code.read_text())
+        executor.submit(request_trial(1))
+        states = {slot.state for slot in executor._slots}
+        assert states == {SlotState.TRAINING, SlotState.READY}
+        assert outcomes(wait_for(executor, lambda events: 1 in outcomes(events)))[1].state is TrialState.REACHED
 
 
 def test_a_load_that_fails_shows_the_users_line_and_can_be_mended(tmp_path: Path) -> None:

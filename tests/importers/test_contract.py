@@ -1,4 +1,6 @@
-"""What holds for every importer: it makes studies of a file, all or none, and names the file that it cannot read.
+"""What holds for every importer of runs: it makes studies of a file, all or none, and names one that it cannot read.
+
+`import study` takes in studies that are made already: `tests/storage/transfer`.
 
 A new importer needs a file of its own kind here, or the first test fails.
 """
@@ -6,21 +8,45 @@ A new importer needs a file of its own kind here, or the first test fails.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import pytest
 
 from bssearch import registry
+from bssearch.commands.optuna_study import OptunaStudy
+from bssearch.commands.transfer.optuna_export import write_study
+from bssearch.importers.optuna_database import optuna_database
 from bssearch.records import StudyRecord, TrialRecord, TrialState
 from bssearch.spec import StudySpec
 from bssearch.storage.repository import open_store
 from tests.cli.task import bssearch
+from tests.factories import EPOCH, make_environment, make_spec, make_trial
+from tests.storage.transfer.copies import rows
 
-IMPORTERS = registry.names("importers") or ("runs", "rcp")
 
-FILES = {
+@cache
+def _optuna_database() -> bytes:
+    """Return what `export --to optuna` writes."""
+    trials = [
+        make_trial(3 * index + seed, batch_size=size, seconds=2.5 + seed, steps=100 + seed, seed=seed)
+        for index, size in enumerate((32, 64))
+        for seed in range(3)
+    ]
+    trials.append(make_trial(7, batch_size=128, state=TrialState.PRUNED, steps=500))
+    record = StudyRecord.created(make_spec(name="optuna").new_study("someone"), EPOCH, make_environment())
+    with TemporaryDirectory() as place:
+        path = Path(place, "optuna.db")
+        write_study(OptunaStudy.of(record, trials, {}), optuna_database(str(path)))
+        return path.read_bytes()
+
+
+IMPORTERS = tuple(name for name in registry.names("importers") if name != "study")
+
+FILES: dict[str, str | Callable[[], bytes]] = {
     "runs": "batch_size,seed,reached,steps,train_seconds,final_metric\n"
     + "".join(f"{size},{seed},true,{100 + seed},{2.5 + seed},0.9{seed}\n" for size in (32, 64) for seed in range(3))
     + "128,0,false,500,60,0.8\n",
@@ -35,15 +61,16 @@ FILES = {
             for size, epochs in ((1632, [34, 34, 35]), (3264, [36, 35, 37]))
         }
     ),
+    "optuna": _optuna_database,
 }
-"""For each importer a file of runs at two batch sizes or more, each with several seeds."""
+"""For each importer a file of runs at two batch sizes or more, each with several seeds, or what makes it."""
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A folder with a file of each importer's kind, and a database with nothing in it."""
-    for name, text in FILES.items():
-        (tmp_path / f"{name}.txt").write_text(text)
+    for name, content in FILES.items():
+        (tmp_path / f"{name}.txt").write_bytes(content.encode() if isinstance(content, str) else content())
     (tmp_path / "bssearch.db").write_bytes(_empty_database())
     return tmp_path
 
@@ -155,3 +182,35 @@ def test_its_help_says_what_file_it_takes(tmp_path: Path, importer: str) -> None
     shown = bssearch("import", importer, "--help", cwd=tmp_path)
     assert shown.returncode == 0
     assert "FILE" in shown.stdout and "--name" in shown.stdout
+
+
+def rows_of(folder: Path, database: str) -> dict[str, Any]:
+    with open_store(f"sqlite:///{folder}/{database}", write=False) as store:
+        return {one.name: rows(store, one.name) for one in store.studies()}
+
+
+@pytest.mark.parametrize("importer", IMPORTERS)
+def test_the_studies_go_into_other_databases_whole(folder: Path, importer: str) -> None:
+    do(folder, importer)
+    for words in (
+        ("export", importer, "--to", "study", "--file", "whole.gz"),
+        ("import", "study", "whole.gz", "--db", "sqlite:///through-a-file.db"),
+        ("merge", "sqlite:///bssearch.db", "--into", "sqlite:///merged.db"),
+    ):
+        done = bssearch(*words, cwd=folder)
+        assert done.returncode == 0, done.stderr
+    assert rows_of(folder, "bssearch.db") == rows_of(folder, "through-a-file.db") == rows_of(folder, "merged.db")
+
+
+def test_the_studies_of_one_file_stay_several_when_they_are_merged(folder: Path) -> None:
+    lines = FILES["runs"].splitlines()  # type: ignore[union-attr]
+    text = [f"device,{lines[0]}", *(f"{device},{line}" for device in ("A", "B") for line in lines[1:])]
+    (folder / "two.csv").write_text("\n".join(text))
+    assert bssearch("import", "runs", "two.csv", cwd=folder).returncode == 0
+    for is_new in (True, False):
+        done = bssearch(
+            "merge", "sqlite:///bssearch.db", "--into", "sqlite:///merged.db", "--format", "json", cwd=folder
+        )
+        found = [(row["study"], row["is_new"], row["is_changed"]) for row in json.loads(done.stdout)]
+        assert found == [("two-a", is_new, is_new), ("two-b", is_new, is_new)]
+    assert rows_of(folder, "bssearch.db") == rows_of(folder, "merged.db")

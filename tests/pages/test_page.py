@@ -21,10 +21,12 @@ import yaml
 from bssearch.analysis.answer import Notice
 from bssearch.analysis.final_metrics import FinalMetrics, Gap, Generalisation
 from bssearch.analysis.headline import headline
+from bssearch.analysis.law.promise import Promise
 from bssearch.analysis.report import build_answer
 from bssearch.analysis.trade_offs import about_columns, trade_off_rows
 from bssearch.errors import UsageError
 from bssearch.pages import html as pages
+from bssearch.pages.comparisons import promised_and_found
 from bssearch.pages.html import script_json
 from bssearch.pages.page import StudyPicture, render
 from bssearch.pages.trial_plots import curve_trials
@@ -446,3 +448,24 @@ def test_curves_in_other_seconds_than_the_times_are_said_to_be() -> None:
     ]
     products = found.answer.model_copy(update={"batches": rows})
     assert said in Elements(render(replace(found, answer=products))).text
+
+
+def test_what_a_quick_answer_promised_stands_beside_what_was_found(whole: StudyPicture) -> None:
+    promise = Promise(
+        batch_size=16,
+        interval=[8, 2048],
+        gain=1.36,
+        found_batch_size=64,
+        found_flat_range=[32, 64],
+        holds=True,
+        time_ratio=1.25,
+    )
+    told = whole.answer.model_copy(update={"quick": promise})
+    section = promised_and_found(told)
+    assert section is not None and section.table is not None
+    assert [row.cells for row in section.table.rows] == [
+        ["Promised", "16", "8 to 2,048", "1.25×"],
+        ["Found", "64", "32 to 64", "1×"],
+    ]
+    assert "Promised and found" in render(replace(whole, answer=told))
+    assert "Promised and found" not in render(whole)

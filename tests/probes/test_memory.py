@@ -49,9 +49,18 @@ def test_other_errors_of_the_workload_go_through() -> None:
 
 
 def test_an_allocator_that_thrashes_counts_as_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    retries = iter([3, 5])
-    monkeypatch.setattr("bssearch.probes.memory.allocation_retries", lambda device: next(retries))
-    use = measure_memory(REQUEST, Toy(), toy_data(), on_cpu())
+    steps: list[str] = []
+    of_kernels, of_training = 3, [4, 5]  # as kernels are chosen, and later on: 2 at the last step
+
+    def retries(device: torch.device) -> int:
+        trained = len(steps) - WARM_UP_STEPS
+        return of_kernels if trained == 0 else of_training[trained == STEPS]
+
+    monkeypatch.setattr("bssearch.probes.memory.allocation_retries", retries)
+    reset_at: list[int] = []
+    monkeypatch.setattr("bssearch.probes.memory.reset_peak_memory", lambda device: reset_at.append(len(steps)))
+    use = measure_memory(REQUEST, Toy(on_loss=lambda: steps.append("step")), toy_data(), on_cpu())
+    assert reset_at == [WARM_UP_STEPS], "the peak has no workspaces that were tried"
     assert not use.fits
     assert use.reason == "the allocator had to give memory back and ask again 2 times in 3 steps"
 

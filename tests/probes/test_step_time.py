@@ -125,6 +125,17 @@ def test_equal_steps_are_timed_for_a_fifth_of_the_limit_and_settled(measure: Mea
     assert measured.step_seconds_high == pytest.approx(0.05)
 
 
+def test_a_device_at_its_power_limit_is_timed_at_its_lasting_clock(
+    measure: Measure, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The chip holds its clock for 60 steps, and takes half as long again for each after them."""
+    steps = [0.02] * 60 + [0.03] * 1000
+    assert measure(steps, [0.1] * 3).step_seconds == pytest.approx(0.02)
+    monkeypatch.setattr(step_time, "is_power_capped", lambda device: True)
+    found = measure(steps, [0.1] * 3)
+    assert found.step_seconds == pytest.approx(0.03) == found.step_seconds_low
+
+
 def test_steps_that_scatter_are_timed_until_the_interval_is_narrow_enough(measure: Measure) -> None:
     scattered = np.random.default_rng(0).normal(0.1, 0.01, size=1000).tolist()
     coarse, fine = (measure(scattered, [0.7], limit=100.0, precision=precision) for precision in (0.04, 0.02))

@@ -2,9 +2,17 @@ from __future__ import annotations
 
 from collections import Counter
 
+from bssearch.analysis.law.quick_prior import QuickPrior
 from bssearch.history import ATTEMPTS, History
 from bssearch.records import ProbeRecord, TrialRecord, TrialState
-from bssearch.samplers.allocation import EVIDENCE_TRIALS, EVIDENCE_TRIES, evidence_sizes, propose
+from bssearch.samplers.allocation import (
+    EVIDENCE_TRIALS,
+    EVIDENCE_TRIES,
+    RULED_OUT_TRIALS,
+    evidence_sizes,
+    propose,
+    propose_evidence,
+)
 from tests.factories import make_probe, make_spec, make_trial
 
 SIZES = (8, 16, 32, 64, 128)
@@ -177,3 +185,48 @@ def test_a_small_budget_still_buys_evidence_before_second_trials() -> None:
     proposal = propose(History(spec, trials, {size: make_probe(size) for size in SIZES}))
     assert proposal is not None
     assert (proposal.batch_size, proposal.uncapped) == (128, True)
+
+
+def promised(size: int, low: int, high: int) -> QuickPrior:
+    return QuickPrior(size, (low, high), (float(low), float(size), float(high)), noise_scale=None)
+
+
+def ladder(quick: QuickPrior | None, *, at_32: float) -> list[int]:
+    """Return the batch sizes in the order of their trials, where the default takes ``at_32`` seconds, others 3."""
+    trials, order = [default_trial(seconds=at_32)], []
+    for number in range(1, 10):
+        known = history(*trials)
+        known.quick = quick
+        proposal = propose(known)
+        assert proposal is not None
+        order.append(proposal.batch_size)
+        trials.append(make_trial(number, batch_size=proposal.batch_size, seconds=3.0))
+    return order
+
+
+def test_the_ladder_begins_at_what_a_quick_answer_recommends_and_leaves_no_batch_size_out() -> None:
+    order = ladder(promised(128, 16, 128), at_32=2.0)
+    assert order[:4] == [128, 64, 16, 8]
+    assert Counter([32, *order]) == dict.fromkeys(SIZES, 2)
+
+
+def test_a_quick_answer_that_the_best_trial_contradicts_counts_no_more() -> None:
+    wrong = promised(128, 64, 128)
+    assert ladder(wrong, at_32=2.0) == ladder(None, at_32=2.0)
+
+
+def test_what_a_quick_answer_rules_out_has_less_evidence_unless_the_best_trial_contradicts_it() -> None:
+    def evidence(quick: QuickPrior | None) -> Counter[int]:
+        trials = [default_trial(seconds=1.0, uncapped=True)]
+        while True:
+            known = history(*trials)
+            known.quick = quick
+            proposal = propose_evidence(known)
+            if proposal is None:
+                return Counter(trial.configuration.batch_size for trial in trials[1:])
+            size = proposal.batch_size
+            trials.append(make_trial(len(trials), batch_size=size, seconds=3.0, uncapped=True))
+
+    assert evidence(None) == {8: EVIDENCE_TRIALS, 128: EVIDENCE_TRIALS}
+    assert evidence(promised(32, 16, 64)) == {8: RULED_OUT_TRIALS, 128: EVIDENCE_TRIALS}
+    assert evidence(promised(128, 64, 128)) == evidence(None)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from bssearch.analysis.law.quick_prior import QuickPrior
 from bssearch.history import History
 from bssearch.records import Configuration, GradientNoise, TrialRecord, TrialState
 from bssearch.samplers.base import Choice
@@ -182,6 +183,25 @@ def test_the_noise_scale_that_trials_measure_changes_what_is_tried_next() -> Non
         assert after is not None
         chosen.add((after.configuration.batch_size, after.configuration.learning_rate, after.expected_improvement))
     assert len(chosen) == 2
+
+
+def test_a_quick_answer_tells_the_noise_scale_until_trials_have_measured_it() -> None:
+    quick = QuickPrior(64, (32, 128), (30.0, 60.0, 120.0), noise_scale=500.0)
+    before, after = History(study_spec("auto")), History(study_spec("auto"), [with_noise(1, 30.0)])
+    before.quick = after.quick = quick
+    assert (_noise_scale(before), _noise_scale(after)) == (500.0, 30.0)
+
+
+@pytest.mark.parametrize(("size", "noise"), [(8, 4.0), (512, 4000.0)])
+def test_a_quick_answer_that_is_far_off_is_overcome_by_the_trials(size: int, noise: float) -> None:
+    """The optimum is at batch 64; the same trials find it that find it without a quick answer."""
+    study = study_of()
+    study.history.quick = QuickPrior(size, (size, size), (noise / 2, noise, 2 * noise), noise_scale=noise)
+    for _ in range(25):
+        study.step()
+    best = [Configuration(batch_size=size, micro_batch_size=size, learning_rate=0.2) for size in study.spec.batch_sizes]
+    assert study.history.incumbent_value == pytest.approx(min(map(seconds_near_64, best)), rel=0.05)
+    assert {trial.configuration.batch_size for trial in study.trials} >= {32, 64, 128}
 
 
 def test_without_a_batch_size_that_fits_nothing_is_chosen() -> None:

@@ -179,6 +179,18 @@ def test_measuring_ends_where_nothing_is_missing_and_each_round_is_one_visit(sto
     assert -1 not in asked
 
 
+def test_other_libraries_refuse_no_study_and_nothing_is_measured_again(store: Store) -> None:
+    store.bind_environment("toy", HERE)
+    store.save_memory("toy", HERE, too_large(32))
+    measure_step_times(SPEC, store, LawExecutor(), HERE, lambda: None, trials=[])
+    before = store.probes("toy", HERE)
+    upgraded = make_environment(libraries=("numpy 3.0", "timm 2.0"), git_dirty=True, torch_version="3.0.0")
+    store.bind_environment("toy", upgraded)
+    assert missing_step_times(SPEC, store, upgraded, trials=()) == []
+    assert store.probes("toy", upgraded) == before
+    assert store.memory("toy", upgraded) == store.memory("toy", HERE)
+
+
 def test_a_batch_size_that_has_had_trials_keeps_their_cadence(store: Store) -> None:
     at_16 = Configuration(batch_size=16, micro_batch_size=16, learning_rate=0.1)
     plan = make_plan(configuration=at_16, eval_every_steps=77)

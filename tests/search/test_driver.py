@@ -34,6 +34,7 @@ from bssearch.records import (
 )
 from bssearch.search.finding import SearchEnd
 from bssearch.search.listener import Listener
+from bssearch.settings import user_name
 from bssearch.spec import StudySpec
 from bssearch.storage.repository import open_store
 from tests.factories import SPEC, make_environment, make_spec
@@ -81,6 +82,20 @@ def test_it_finds_the_optimum_of_the_law(ran: Ran) -> None:
     confirming = [request for request in executor.requests if request.evaluate_test]
     assert len(confirming) == len(trials) - 40
     assert all(request.limit_state is TrialState.EXHAUSTED for request in confirming)
+
+
+def test_every_trial_keeps_who_started_it_and_its_spec_though_the_studys_changes(tmp_path: Path) -> None:
+    first = make_spec(**SHORT)
+    more = make_spec(**SHORT | {"budget": {**BUDGET, "trials": 12}})
+    run(first, tmp_path, LawExecutor())
+    run(more, tmp_path, LawExecutor(slots=2))
+    with open_store(f"sqlite:///{tmp_path / 'study.db'}", write=False) as store:
+        trials = store.trials("toy")
+        specs = [store.spec_at("toy", trial.number) for trial in trials]
+        study = store.study("toy")
+    assert {trial.started_by for trial in trials} == {user_name()}
+    assert specs[0] == first.model_dump(mode="json")
+    assert specs[-1] == study.spec and len({trial.spec_digest for trial in trials}) == 2
 
 
 def test_the_first_trial_is_the_default_and_evidence_runs_to_the_full_limit(ran: Ran) -> None:
@@ -148,7 +163,7 @@ def test_the_answer_is_kept_while_the_study_runs_and_takes_a_small_share_of_its_
             return super().events(timeout)
 
     monkeypatch.setattr("bssearch.search.driver.time.monotonic", lambda: now[0])
-    monkeypatch.setattr("bssearch.search.driver.save_finding", save)
+    monkeypatch.setattr("bssearch.search.recorder.save_finding", save)
     monkeypatch.setattr("bssearch.search.driver.Driver._take_over", lambda self: None)
     with pytest.raises(TargetNotReachedError):
         run(make_spec(**SHORT), tmp_path, TenSeconds(reachable=False))

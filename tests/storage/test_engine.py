@@ -63,6 +63,61 @@ class TestUrls:
         assert "%40" in str(caught.value.hint)
         assert "cret" not in str(caught.value) + str(caught.value.hint)
 
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "postgresql:/u:secret@h/d",
+            "postgresql:u:secret@h/d",
+            "postgres//u:secret@h/d",
+            "postgresql://u:secret",
+            "postgresql://u:secret/d",
+            "postgresql://u:secret?x=1",
+            "postgresql:///u:secret@h/d",
+            "'postgresql://u:secret@h/d'",
+            "psql postgresql://u:secret@h/d",
+            "postgers://u:secret@h/d",
+            "postgresql://u:secret@h:99999/d",
+            "postgresql://u:secret@h:0/d",
+        ],
+    )
+    def test_no_slip_shows_a_password(self, text: str) -> None:
+        with pytest.raises(UsageError) as caught:
+            parse_url(text)
+        shown = str(caught.value) + str(caught.value.hint) + "".join(traceback.format_exception(caught.value))
+        assert "secret" not in shown.replace(f'"{text}"', "")
+
+    @pytest.mark.parametrize("name", ["password", "pasword", "PASSWORD", "passwd", "pass_word", "sslpassword"])
+    def test_an_option_that_was_meant_to_be_the_password_is_masked(self, name: str) -> None:
+        url = parse_url(f"postgresql://h/d?user=u&{name}=secret&application_name=a")
+        assert masked(url).count("***") == 1
+        assert "secret" not in masked(url) + masked(f"host=h {name} = secret") + without_secrets("secret", url)
+        assert "application_name=a" in masked(url)
+
+    @pytest.mark.parametrize(
+        ("text", "near"),
+        [
+            ("postgers://h/d", "postgres://"),
+            ("PostgreSQL://h/d", "postgresql://"),
+            ("postgresql+psycopg2://h/d", "postgresql+psycopg://"),
+            ("sqllite:///a.db", "sqlite://"),
+            ("postgresql:/u@h/d", "postgresql://"),
+            ("postgres//u@h/d", "postgres://"),
+            ("mysql://h/d", None),
+            ("redis://h/d", None),
+            ("postgresql://h:port/d", None),
+        ],
+    )
+    def test_the_nearest_kind_of_database_is_named(self, text: str, near: str | None) -> None:
+        with pytest.raises(UsageError) as caught:
+            parse_url(text)
+        named = str(caught.value.hint).partition("; ")[0]
+        assert named == f"it may be meant to begin with {near}" if near else "meant" not in named
+
+    def test_a_port_has_its_bound(self) -> None:
+        with pytest.raises(UsageError, match="the port 99999 must be from 1 to 65535"):
+            parse_url("postgresql://h:99999/d")
+        assert parse_url("postgresql://h:65535/d").port == 65535
+
     def test_an_escaped_at_sign_and_space_around_a_url_are_taken(self) -> None:
         url = parse_url("\npostgresql://u:p%40ss@h/d?sslpassword=a%40b \n")
         assert (url.password, url.host, url.database, url.query["sslpassword"]) == ("p@ss", "h", "d", "a@b")

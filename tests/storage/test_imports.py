@@ -20,8 +20,8 @@ from bssearch.importers.imported_run import Run, make_configuration
 from bssearch.importers.runs import LARGEST_SEED
 from bssearch.importers.studies import make_studies
 from bssearch.records import Configuration, NewStudy, Phase, Target, TrialOutcome, TrialRecord, TrialState
-from bssearch.storage.imports import FinishedStudy, FinishedTrial, Import
 from bssearch.storage.repository import Store, open_store
+from bssearch.storage.transfer.finished import FinishedStudy, FinishedTrial, Import
 from tests.factories import make_environment
 from tests.storage.conftest import OUTCOME, add_study
 
@@ -120,16 +120,16 @@ class TestImports:
     def test_a_process_that_is_killed_in_the_middle_leaves_nothing(self, store: Store, url: str) -> None:
         code = f"""
 import os, signal
-from bssearch.storage import imports
+from bssearch.storage.transfer import finished
 from bssearch.storage.repository import open_store
 from tests.storage.test_imports import make_study
 
-def die(study, number, time, record=imports._record):
+def die(study, number, time, record=finished._record):
     if study.seed == 1 and studies[1].trials[1] is study:
         os.kill(os.getpid(), signal.SIGKILL)
     return record(study, number, time)
 
-imports._record = die
+finished._record = die
 studies = [make_study("first"), make_study("second")]
 open_store({url!r}).import_studies(studies)
 """

@@ -30,12 +30,16 @@ from tests.storage.conftest import add_study, start
 
 pytestmark = pytest.mark.usefixtures("migrations")
 
-NEXT = """
+HEAD = migrate.SCHEMA_HEAD
+LATER = f"{int(HEAD) + 1:04d}"
+"""The revision that a later version will add."""
+
+NEXT = f"""
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0011"
-down_revision = "0010"
+revision = "{LATER}"
+down_revision = "{HEAD}"
 
 
 def upgrade() -> None:
@@ -69,10 +73,10 @@ def _next_version(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, then: str = "
     """Turn the code into a later version of itself, with a second revision that rebuilds a table."""
     folder = tmp_path / "later 100%"
     shutil.copytree(packaged_folder("migrations"), folder)
-    (folder / "versions" / "0011_note.py").write_text(NEXT.replace("FAIL", then))
+    (folder / "versions" / f"{LATER}_note.py").write_text(NEXT.replace("FAIL", then))
     monkeypatch.setattr(migrate, "packaged_folder", lambda name: folder)
-    monkeypatch.setattr(migrate, "REVISIONS", (*migrate.REVISIONS, "0011"))
-    monkeypatch.setattr(migrate, "SCHEMA_HEAD", "0011")
+    monkeypatch.setattr(migrate, "REVISIONS", (*migrate.REVISIONS, LATER))
+    monkeypatch.setattr(migrate, "SCHEMA_HEAD", LATER)
 
 
 def _described(engine: Engine) -> dict[str, Any]:
@@ -108,7 +112,7 @@ class TestRevisions:
         with writing(engine) as connection:
             Base.metadata.create_all(connection)
         assert described == _described(engine)
-        assert len(described) == 9
+        assert len(described) == 11
         if engine.dialect.name == "sqlite":
             assert all(one["name"] for table in described.values() for one in table["check_constraints"])
 
@@ -182,7 +186,7 @@ class TestUpgrade:
             # The log of an open store holds what the file does not yet: the copy must have both.
             with monkeypatch.context() as patch:
                 _next_version(patch, tmp_path)
-                with pytest.raises(SchemaError, match="at revision 0010, this version needs 0011") as caught:
+                with pytest.raises(SchemaError, match=f"at revision {HEAD}, this version needs {LATER}") as caught:
                     open_store(sqlite_url, write=False)
                 assert "bssearch db upgrade" in str(caught.value.hint)
                 assert not list(tmp_path.glob("*.bak"))
@@ -190,12 +194,12 @@ class TestUpgrade:
                 with open_store(sqlite_url, notify=told.append) as later:
                     assert later.study("toy").name == "toy"
                     assert [trial.number for trial in later.trials("toy")] == [1]
-                assert migrate.current(sqlite_url) == "0011"
-        copy = path.with_name(f"{path.name}.before-0011.bak")
-        assert told == [f"the schema of {path} went from 0010 to 0011 (the file as it was is kept as {copy})"]
+                assert migrate.current(sqlite_url) == LATER
+        copy = path.with_name(f"{path.name}.before-{LATER}.bak")
+        assert told == [f"the schema of {path} went from {HEAD} to {LATER} (the file as it was is kept as {copy})"]
         assert copy.exists()
         assert not list(tmp_path.glob("*.part"))
-        assert migrate.current(f"sqlite:///{copy}") == "0010"
+        assert migrate.current(f"sqlite:///{copy}") == HEAD
         with open_store(f"sqlite:///{copy}", write=False) as old:
             assert [trial.number for trial in old.trials("toy")] == [1]
 
@@ -205,8 +209,8 @@ class TestUpgrade:
         migrate.upgrade(sqlite_url)
         _next_version(monkeypatch, tmp_path)
         done = migrate.upgrade(sqlite_url)
-        assert (done.before, done.after) == ("0010", "0011")
-        assert done.copy == path.with_name(f"{path.name}.before-0011.bak")
+        assert (done.before, done.after) == (HEAD, LATER)
+        assert done.copy == path.with_name(f"{path.name}.before-{LATER}.bak")
         assert str(done.copy) in str(done)
 
     @pytest.mark.parametrize("then", ["raise RuntimeError('half way')", "op.execute('DELETE FROM bss_study')"])
@@ -220,7 +224,7 @@ class TestUpgrade:
             _next_version(patch, tmp_path, then)
             with pytest.raises((RuntimeError, DatabaseError), match=r"half way|nothing was changed"):
                 migrate.upgrade(sqlite_url)
-        assert migrate.current(sqlite_url) == "0010"
+        assert migrate.current(sqlite_url) == HEAD
         with open_store(sqlite_url, write=False) as store:
             assert len(store.trials("toy")) == 1
 
@@ -244,13 +248,13 @@ class TestUpgrade:
             start(store)
         with monkeypatch.context() as patch:
             _next_version(patch, tmp_path)
-            for url, message in ((empty, "has no tables of bssearch"), (ours, "at revision 0010, .* needs 0011")):
+            for url, message in ((empty, "has no tables of bssearch"), (ours, f"at revision {HEAD}, .* needs {LATER}")):
                 for write in (True, False):
                     with pytest.raises(SchemaError, match=message) as caught:
                         open_store(url, write=write)
                     assert "`bssearch db upgrade`" in str(caught.value.hint)
                     assert caught.value.exit_code == 4
-            assert migrate.upgrade(ours) == migrate.Upgrade(before="0010", after="0011")
+            assert migrate.upgrade(ours) == migrate.Upgrade(before=HEAD, after=LATER)
             with open_store(ours) as store:
                 assert [trial.number for trial in store.trials("toy")] == [1]
 
@@ -262,7 +266,7 @@ class TestUpgrade:
             _next_version(patch, tmp_path, "raise RuntimeError('half way')")
             with pytest.raises(RuntimeError, match="half way"):
                 migrate.upgrade(url)
-        assert migrate.current(url) == "0010"
+        assert migrate.current(url) == HEAD
         open_store(url).close()
 
 

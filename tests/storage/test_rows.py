@@ -9,6 +9,7 @@ import typing
 import pytest
 
 from bssearch.records import (
+    BranchMeasurement,
     Environment,
     GradientNoise,
     Observation,
@@ -20,6 +21,7 @@ from bssearch.records import (
     TrialState,
     Visit,
 )
+from bssearch.storage.branches import BranchRow
 from bssearch.storage.models import Base, EnvironmentRow, ObservationRow, ProbeRow, StudyRow, TrialRow, VisitRow
 from bssearch.storage.rows import PREFIXES, column_names, from_columns, layout, to_columns
 from tests.factories import make_environment, make_trial
@@ -28,9 +30,14 @@ NOT_IN_THE_ROW = (Environment, StepTimeError)
 ONLY_OF_NOISE = {"step", "metric", *(f"noise_{name}" for name in column_names(GradientNoise))}
 TABLES: list[tuple[type[Base], type, set[str]]] = [
     (EnvironmentRow, Environment, {"id", "digest"}),
-    (StudyRow, StudyRecord, {"id", "environment_id", "revision", "rewritten_at_revision", "probed_at_revision"}),
+    (
+        StudyRow,
+        StudyRecord,
+        {"id", "environment_id", "revision", "rewritten_at_revision", "probed_at_revision", "login"},
+    ),
     (TrialRow, TrialRecord, {"id", "study_id", "environment_id", "revision"}),
     (ObservationRow, Observation, {"trial_id"}),
+    (BranchRow, BranchMeasurement, {"id", "study_id", "environment_id", "measured_at"}),
     (VisitRow, Visit, {"id", "study_id", "environment_id", "measured_at"}),
     (ProbeRow, ProbeRecord, {"id", "study_id", "environment_id", "kind", "measured_at", *ONLY_OF_NOISE}),
 ]

@@ -83,14 +83,12 @@ def test_a_role_that_may_only_read_reads(postgres: Postgres, role: str) -> None:
     postgres.execute("GRANT SELECT ON ALL TABLES IN SCHEMA public TO alice", database=database)
     with open_store(_with_password(url, role), write=False) as store:
         assert len(store.trials("toy")) == 1
+    error = _refused(lambda: open_store(_with_password(url, role)))
+    assert "the role 'alice' lacks the right INSERT on table bss_environment" in str(error), "before it runs anything"
+    assert error.hint is not None
+    for grant in error.hint.partition(": ")[2].split("; "):
+        postgres.execute(grant, database=database)
     with open_store(_with_password(url, role)) as store:
-        error = _refused(lambda: start(store))
-        assert "the role 'alice' lacks the right UPDATE on table bss_study" in str(error)
-        error = _refused(lambda: add_study(store, "other"))
-        assert "the role 'alice' lacks the right INSERT on table bss_study" in str(error)
-        assert error.hint is not None
-        for grant in error.hint.partition(": ")[2].split("; "):
-            postgres.execute(grant, database=database)
         add_study(store, "other")
         start(store)
         assert len(store.studies()) == 2, "the hint is enough to write"

@@ -61,6 +61,7 @@ class FakeNvml:
         module.NVML_CLOCK_SM = 1
         module.nvmlInit = init
         module.nvmlDeviceGetHandleByUUID = handle
+        module.nvmlDeviceGetUUID = lambda uuid: uuid
         module.nvmlDeviceGetComputeRunningProcesses = lambda uuid: [
             SimpleNamespace(pid=pid) for pid in self.processes[uuid]
         ]

@@ -229,3 +229,26 @@ def test_the_kernel_s_account_of_waits_is_read_or_is_not_there(tmp_path: Path) -
     assert RunDelay().seconds(tmp_path / "zero") is None, "a kernel that keeps no account"
     (tmp_path / "other").write_text("?\n")
     assert RunDelay().seconds(tmp_path / "other") is None
+
+
+def test_a_meter_is_read_at_the_ends_of_each_train_segment_and_its_own_seconds_are_not_training() -> None:
+    time = FakeTime()
+    clock = time.clock()
+    read: list[str] = []
+
+    class Slow:
+        def begin(self) -> None:
+            time.pass_by(3.0)
+            read.append("begin")
+
+        def end(self) -> None:
+            time.pass_by(5.0)
+            read.append("end")
+
+    clock.meter = Slow()
+    with pytest.raises(KeyError), clock.ledger("train"):
+        time.pass_by(1.0)
+        raise KeyError
+    with clock.ledger("evaluation"):
+        time.pass_by(1.0)
+    assert read == ["begin", "end"] and clock.seconds("train") == 1.0

@@ -97,6 +97,8 @@ def test_noise_is_measured_without_tf32_and_training_goes_on_with_it(monkeypatch
 def test_deterministic_sets_the_process_and_its_absence_sets_it_back() -> None:
     on_cpu(deterministic=True)
     assert torch.are_deterministic_algorithms_enabled() and not torch.backends.cudnn.benchmark
+    fills = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
+    assert not fills, "each new tensor would be written twice"
     on_cpu()
     assert not torch.are_deterministic_algorithms_enabled() and torch.backends.cudnn.benchmark
 

@@ -136,9 +136,11 @@ def test_processes_that_are_not_ours_are_noticed() -> None:
     assert found.reason is not None and found.reason.endswith(f"of {cpus} CPUs")
 
 
-def test_another_process_and_a_slowed_clock_on_the_gpu_are_contention(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_process_and_a_slowed_clock_on_the_gpu_are_contention_and_a_power_cap_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(contention, "other_processes", lambda device: [(41, "python")])
-    monkeypatch.setattr(contention, "throttle_reasons", lambda device: ["thermal limit"])
+    monkeypatch.setattr(contention, "throttle_reasons", lambda device: ["power cap", "thermal limit"])
     meter = ContentionMeter(torch.device("cuda"), 1, read_cpu=lambda: None)
     meter.start()
     assert meter.stop() == Contention(True, "process 41 (python) uses the device; the device slows down: thermal limit")

@@ -37,6 +37,25 @@ def answers(device: torch.device) -> list[object]:
 NOTHING: list[object] = [[], [], None, None]
 
 
+class Passing:
+    """A clock that goes on when told."""
+
+    seconds = 0.0
+
+    def __call__(self) -> float:
+        return self.seconds
+
+
+def segment(meter: DeviceMeter, fake: FakeNvml, time: Passing, *, joules: int, seconds: float) -> None:
+    """Have a device take so much energy in a train segment, and some before it that is not the training's."""
+    assert fake.millijoules is not None
+    fake.millijoules += 7_000
+    meter.begin()
+    fake.millijoules += 1000 * joules
+    time.seconds += seconds
+    meter.end()
+
+
 def test_the_cpu_is_not_asked(fake: FakeNvml) -> None:
     assert answers(CPU) == NOTHING
 
@@ -155,14 +174,16 @@ def test_numbers_of_another_namespace_mean_nothing(fake: FakeNvml, monkeypatch: 
 
 
 def test_the_meter_says_energy_power_clock_and_every_reason_once(fake: FakeNvml) -> None:
-    meter = DeviceMeter(CUDA)
+    time = Passing()
+    meter = DeviceMeter(CUDA, time)
     meter.start()
     fake.reasons = 0x4
+    segment(meter, fake, time, joules=20, seconds=0.2)
     meter.sample()
     fake.reasons, fake.megahertz = 0x24, 1_000
+    segment(meter, fake, time, joules=40, seconds=0.3)
     meter.sample()
-    fake.millijoules = 65_000
-    assert meter.stop(wall_seconds=0.5) == DeviceUse(
+    assert meter.stop() == DeviceUse(
         energy_joules=60.0,
         mean_power_watts=120.0,
         mean_clock_mhz=1490.0,
@@ -172,36 +193,38 @@ def test_the_meter_says_energy_power_clock_and_every_reason_once(fake: FakeNvml)
 
 def test_the_reasons_are_empty_where_nothing_slowed_the_device_and_none_before_a_look(fake: FakeNvml) -> None:
     meter = DeviceMeter(CUDA)
-    assert meter.stop(1.0).throttle_reasons is None
+    assert meter.stop().throttle_reasons is None
     meter.sample()
-    assert meter.stop(1.0).throttle_reasons == ""
+    assert meter.stop().throttle_reasons == ""
 
 
 def test_an_energy_counter_that_has_not_moved_is_no_zero(fake: FakeNvml) -> None:
-    meter = DeviceMeter(CUDA)
-    assert meter.stop(0.001) == DeviceUse()
+    meter, time = DeviceMeter(CUDA), Passing()
+    segment(meter, fake, time, joules=0, seconds=0.001)
+    assert meter.stop() == DeviceUse()
 
 
 def test_a_meter_on_the_cpu_says_nothing() -> None:
     meter = DeviceMeter(CPU)
     meter.start()
     meter.sample()
-    assert meter.stop(1.0) == DeviceUse()
+    assert meter.stop() == DeviceUse()
 
 
 def test_what_was_read_before_a_pause_counts_and_what_was_used_during_it_does_not(fake: FakeNvml) -> None:
-    before = DeviceMeter(CUDA)
+    time = Passing()
+    before = DeviceMeter(CUDA, time)
     fake.reasons = 0x4
+    segment(before, fake, time, joules=20, seconds=0.4)
     before.sample()
-    fake.millijoules = 25_000
     state = json.loads(json.dumps(before.state()))
-    fake.millijoules = 900_000
-    after = DeviceMeter(CUDA)
+    fake.millijoules, time.seconds = 900_000, 0.0
+    after = DeviceMeter(CUDA, time)
     after.restore(state)
     fake.reasons, fake.megahertz = 0x24, 1_000
+    segment(after, fake, time, joules=10, seconds=0.1)
     after.sample()
-    fake.millijoules = 910_000
-    assert after.stop(wall_seconds=0.5) == DeviceUse(
+    assert after.stop() == DeviceUse(
         energy_joules=30.0,
         mean_power_watts=60.0,
         mean_clock_mhz=1490.0,
@@ -213,7 +236,7 @@ def test_a_part_without_counters_adds_nothing(fake: FakeNvml) -> None:
     nothing = DeviceMeter(CPU).state()
     after = DeviceMeter(CUDA)
     after.restore(nothing)
-    assert after.stop(1.0) == DeviceUse()
+    assert after.stop() == DeviceUse()
     of_cpu = DeviceMeter(CPU)
     of_cpu.restore(after.state())
-    assert of_cpu.stop(1.0) == DeviceUse()
+    assert of_cpu.stop() == DeviceUse()

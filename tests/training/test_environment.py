@@ -3,6 +3,8 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import subprocess
+import sys
+from importlib import metadata
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -10,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from bssearch.training.environment import cudnn_version, describe_environment, git_revision, workload_revision
+from bssearch.training.environment import cudnn_version, describe_environment, library_versions, workload_revision
 from tests.training import toys
 from tests.training.toys import Toy, on_cpu
 
@@ -86,6 +88,10 @@ def module_from(file: Path) -> ModuleType:
     return module
 
 
+def git_revision(workload: object) -> str | None:
+    return describe_environment(on_cpu(), workload).git_revision
+
+
 def test_the_git_revision_is_the_commit_of_the_workloads_repository(tmp_path: Path) -> None:
     repository = Repository(tmp_path)
     workload = module_from(repository.file)
@@ -93,7 +99,39 @@ def test_the_git_revision_is_the_commit_of_the_workloads_repository(tmp_path: Pa
     assert git_revision(workload) == repository.commit
     repository.file.write_text("x = 2\n")
     assert git_revision(workload) == f"{repository.commit}+"
-    assert describe_environment(on_cpu(), workload).git_revision == f"{repository.commit}+"
+
+
+def test_a_repository_is_dirty_where_the_workload_or_any_file_that_it_tracks_differs(tmp_path: Path) -> None:
+    repository = Repository(tmp_path)
+    workload = module_from(repository.file)
+    helper = tmp_path / "helper.py"
+    helper.write_text("y = 2\n")
+
+    def state() -> tuple[str | None, bool | None]:
+        found = describe_environment(on_cpu(), workload)
+        return found.git_revision, found.git_dirty
+
+    assert state() == (repository.commit, False), "what it does not track is not looked at"
+    repository.git("add", ".")
+    assert state() == (repository.commit, True)
+    repository.git("rm", "--quiet", "--cached", "helper.py", "mine.py")
+    repository.git("-c", "user.name=A", "-c", "user.email=a@example.org", "commit", "--quiet", "-m", "None")
+    assert state() == (f"{repository.git('rev-parse', 'HEAD')[:12]}+", True), "the workload is not in it"
+    assert describe_environment(on_cpu()).git_dirty is None
+
+
+def test_the_libraries_are_those_that_bssearch_stands_on_and_those_that_the_workload_imported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("timm", "transformers"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.setattr(metadata, "version", lambda name: f"{name}-1")
+    monkeypatch.setitem(sys.modules, "timm", ModuleType("timm"))
+    found = library_versions()
+    assert {"bssearch bssearch-1", "numpy numpy-1", "sqlalchemy sqlalchemy-1", "timm timm-1"} <= set(found)
+    assert not any(one.startswith("transformers") for one in found)
+    assert list(found) == sorted(found)
+    assert describe_environment(on_cpu()).library_versions["timm"] == "timm-1"
 
 
 def test_a_file_that_was_never_committed_differs_and_one_that_is_ignored_has_no_revision(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from bssearch.training.memory import (
     PeakMemoryMeter,
     ResidentMemoryMeter,
     SampledMemoryMeter,
+    is_out_of_memory,
     peak_memory_meter,
 )
 
@@ -113,3 +114,30 @@ def test_the_thread_that_samples_ends_with_the_trial() -> None:
     meter.close()
     meter._thread.join(timeout=5)
     assert not meter._thread.is_alive()
+
+
+EDGE = "FIND was unable to find an engine to execute this computation"
+NO_HANDLE = "CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`"
+
+
+@pytest.mark.parametrize("text", [EDGE, f"GET was {EDGE[9:]}", NO_HANDLE])
+@pytest.mark.parametrize(("free", "is_one"), [(2**28, True), (2**35, False)])
+def test_at_the_edge_of_a_device_libraries_say_it_in_their_own_words(
+    monkeypatch: pytest.MonkeyPatch, text: str, free: int, is_one: bool
+) -> None:
+    assert not is_out_of_memory(RuntimeError(text)), "on the CPU"
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (free, 2**37))
+    assert is_out_of_memory(RuntimeError(text)) is is_one
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
+        "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+        "CUDA error: out of memory",
+    ],
+)
+def test_what_says_that_an_allocation_failed_is_out_of_memory_wherever_it_runs(text: str) -> None:
+    assert is_out_of_memory(RuntimeError(text)) and not is_out_of_memory(ValueError(text))

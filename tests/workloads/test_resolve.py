@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -32,8 +33,6 @@ def refused(name: str, folder: Path, **settings: int) -> str:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    import sys
-
     monkeypatch.setattr(sys, "path", list(sys.path))
     (tmp_path / "mine.py").write_text(WHOLE)
     return tmp_path
@@ -60,6 +59,14 @@ def test_an_object_that_is_no_class_is_taken_as_it_is(folder: Path) -> None:
 def test_a_name_of_no_known_form_is_refused_with_the_forms(name: str, folder: Path) -> None:
     shipped = ", ".join(sorted(SHIPPED))
     assert f"neither a shipped workload ({shipped}) nor of the form" in refused(name, folder)
+
+
+def test_modules_are_found_beside_the_spec_and_nowhere_else_once_the_folder_is_left(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    assert resolve("mine:ready", {}, Path()).width == 9  # type: ignore[attr-defined]
+    assert str(folder) in sys.path and "." not in sys.path
 
 
 def test_a_missing_file_is_named(folder: Path) -> None:

@@ -1,8 +1,10 @@
 """The critical batch size from what a minute tells: the gradient noise scale, and the steps of a few runs.
 
-A posterior over log B_crit on a grid. The prior is normal around the noise scale, or flat where that was not measured;
-the likelihood is that of the runs under the law E(B) = E_min (1 + B / B_crit), with E_min at its best for each B_crit
-(`bssearch.analysis.law.likelihood`). A run that missed the target says that it needs more.
+Samples to the target are E(B) = E_min (1 + B / B_crit), and a departure from this law: with learning rates by a rule,
+no training follows it exactly. The departure is a Gaussian process over log B, so that what a run shows holds for its
+neighbours too. The prior of log B_crit is normal around the noise scale, or flat where that was not measured; that of
+log E_min is flat. The posterior is drawn from: B_crit from its marginal on a grid, then the departures, which are
+normal given B_crit; a run that missed the target weighs each draw by the probability that it needs more.
 """
 
 from __future__ import annotations
@@ -12,9 +14,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from bssearch.analysis.law.batch_model import RunnableStep, around, fastest_by_size
-from bssearch.analysis.law.likelihood import LawLikelihood, Numbers
+from bssearch.analysis.law.likelihood import Numbers
 from bssearch.analysis.law.points import LawPoint
 from bssearch.intervals import FLAT_RATIO
 from bssearch.noise import CRITICAL_BATCH_OCTAVES
@@ -22,10 +25,25 @@ from bssearch.noise import CRITICAL_BATCH_OCTAVES
 BEYOND_OCTAVES = 4.0
 """How far outside the batch sizes that can be run B_crit may lie."""
 
-RUN_DEVIATION = 0.2
-"""Standard deviation of the log samples of single runs about the law, whose learning rates follow a rule: a choice."""
+RUN_DEVIATION = 0.15
+"""Standard deviation of the log samples between the seeds of a configuration: a choice."""
+
+DEPARTURE = 0.25
+DEPARTURE_OCTAVES = 1.5
+"""Standard deviation and length, in log2 of the batch size, of the departure from the law.
+
+The deviation is that of the sampler's prior, of a length between one octave and the sampler's two: choices."""
+
+LEVEL = 100.0
+"""Standard deviation of log E_min: as good as none."""
 
 GRID = 400
+NODES_PER_OCTAVE = 4
+"""Departures are drawn at so many batch sizes, and are linear in between: choices."""
+
+DRAWS = 2000
+SEED = 0
+"""The draws are the same for the same measurements."""
 
 CONFIDENCE = 0.90
 """Confidence of every interval here: a choice."""
@@ -33,9 +51,14 @@ CONFIDENCE = 0.90
 
 @dataclass(frozen=True)
 class CriticalBatchPosterior:
-    """The probability ``weights`` of the values ``log_b_crit``, both (values,)."""
+    """Laws drawn from the posterior: ``log_b_crit`` (draws,) and ``departures`` (draws, nodes) at ``log_nodes``.
+
+    ``weights`` (draws,) add up to 1.
+    """
 
     log_b_crit: Numbers
+    log_nodes: Numbers
+    departures: Numbers
     weights: Numbers
 
     @property
@@ -48,8 +71,16 @@ class CriticalBatchPosterior:
         """Return the 90 % interval of B_crit."""
         return self._quantile((1 - CONFIDENCE) / 2), self._quantile((1 + CONFIDENCE) / 2)
 
+    def log_steps(self, sizes: Sequence[int]) -> Numbers:
+        """Return the log steps to the target at batch sizes by each law, (draws, sizes), each up to a constant."""
+        logs = np.log(np.array(sizes, dtype=float))
+        law = np.logaddexp(0, self.log_b_crit[:, None] - logs)
+        steps: Numbers = law + _between(self.log_nodes, self.departures, logs)
+        return steps
+
     def _quantile(self, share: float) -> float:
-        return math.exp(float(np.interp(share, np.cumsum(self.weights), self.log_b_crit)))
+        order = np.argsort(self.log_b_crit)
+        return math.exp(float(np.interp(share, np.cumsum(self.weights[order]), self.log_b_crit[order])))
 
 
 @dataclass(frozen=True)
@@ -72,17 +103,64 @@ def critical_batch(
 ) -> CriticalBatchPosterior:
     """Return what the noise scale (samples) and the runs tell of B_crit, for batch ``sizes`` that can be run."""
     reach = BEYOND_OCTAVES * math.log(2)
-    low, high = math.log(min(sizes)) - reach, math.log(max(sizes)) + reach
+    low, high = math.log(min(sizes)), math.log(max(sizes))
+    least, most = low - reach, high + reach
     if noise_scale is not None:
-        low, high = min(low, math.log(noise_scale) - reach), max(high, math.log(noise_scale) + reach)
-    grid = np.linspace(low, high, GRID)
-    logs = np.zeros(GRID)
+        least, most = min(least, math.log(noise_scale) - reach), max(most, math.log(noise_scale) + reach)
+    grid = np.linspace(least, most, GRID)
+    runs = [(math.log(point.batch_size), math.log(samples)) for point in points for samples in point.samples]
+    at, samples = np.array(runs).reshape(-1, 2).T
+    octaves = max(1.0, (high - low) / math.log(2))  # a single batch size needs two nodes as well
+    nodes = np.linspace(low, low + octaves * math.log(2), round(NODES_PER_OCTAVE * octaves) + 1)
+    given = _covariance(at, at) + RUN_DEVIATION**2 * np.eye(len(at))
+    to_nodes = np.linalg.solve(given, _covariance(at, nodes)).T  # (nodes, runs)
+    bare = samples - np.logaddexp(0, at - grid[:, None])  # (values, runs)
+    logs = -0.5 * np.einsum("vr,vr->v", bare, np.linalg.solve(given, bare.T).T)
     if noise_scale is not None:
         logs -= 0.5 * ((grid - math.log(noise_scale)) / (CRITICAL_BATCH_OCTAVES * math.log(2))) ** 2
-    if any(point.samples for point in points):
-        logs -= 0.5 * LawLikelihood(points, RUN_DEVIATION).deviances(grid)
+    rng = np.random.default_rng(SEED)
+    chosen = _drawn(logs, rng)
+    left = _covariance(nodes, nodes) - to_nodes @ _covariance(at, nodes)
+    spread = rng.multivariate_normal(np.zeros(len(nodes)), left, size=DRAWS, method="eigh")
+    departures = bare[chosen] @ to_nodes.T + spread
+    weights = _needing_more(points, grid[chosen], nodes, departures) if len(at) else np.ones(DRAWS)
+    weights = weights + 1e-12
+    return CriticalBatchPosterior(grid[chosen], nodes, departures, weights / weights.sum())
+
+
+def _drawn(logs: Numbers, rng: np.random.Generator) -> NDArray[np.int64]:
+    """Return places drawn by the weights whose logs are given, evenly: (draws,)."""
     weights = np.exp(logs - logs.max())
-    return CriticalBatchPosterior(grid, weights / weights.sum())
+    shares = (np.arange(DRAWS) + 0.5) / DRAWS
+    return rng.permutation(np.searchsorted(weights.cumsum() / weights.sum(), shares))
+
+
+def _covariance(one: Numbers, other: Numbers) -> Numbers:
+    """Return the covariance of departures and the level at log batch sizes (n,) and (m,): (n, m)."""
+    apart = (one[:, None] - other) / (DEPARTURE_OCTAVES * math.log(2))
+    covariance: Numbers = LEVEL**2 + DEPARTURE**2 * np.exp(-0.5 * apart**2)
+    return covariance
+
+
+def _between(nodes: Numbers, values: Numbers, at: Numbers) -> Numbers:
+    """Return values (draws, nodes) at places between the nodes: (draws, places)."""
+    right = np.clip(np.searchsorted(nodes, at), 1, len(nodes) - 1)
+    share = (at - nodes[right - 1]) / (nodes[right] - nodes[right - 1])
+    between: Numbers = values[:, right - 1] * (1 - share) + values[:, right] * share
+    return between
+
+
+def _needing_more(points: Sequence[LawPoint], log_b_crit: Numbers, nodes: Numbers, departures: Numbers) -> Numbers:
+    """Return the probability of each draw (draws,) that the runs which missed the target need more than they had."""
+    from scipy.special import ndtr
+
+    likely = np.ones(len(log_b_crit))
+    for point in points:
+        log_size = math.log(point.batch_size)
+        law = np.logaddexp(0, log_size - log_b_crit) + _between(nodes, departures, np.array([log_size]))[:, 0]
+        for missed in point.missed_at:
+            likely = likely * ndtr((law - math.log(missed)) / RUN_DEVIATION)
+    return likely
 
 
 def expected_optimum(
@@ -98,8 +176,7 @@ def expected_optimum(
     if not choices:
         raise ValueError(f"none of the batch sizes {', '.join(map(str, ladder))} has a step time")
     logs = np.log([by_size[size].step_seconds for size in sizes])
-    law = np.logaddexp(0, posterior.log_b_crit[:, None] - np.log(np.array(sizes, dtype=float)))
-    times = law + logs  # (values, sizes), up to the level of the law
+    times = posterior.log_steps(sizes) + logs  # (draws, sizes), up to the level of the law
     expected = posterior.weights @ (times - times.min(axis=1, keepdims=True))
     at = dict(zip(sizes, expected.tolist(), strict=True))
     best = min(choices, key=at.__getitem__)

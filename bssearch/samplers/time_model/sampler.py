@@ -135,11 +135,14 @@ def _has_point(trial: TrialRecord, sizes: list[int]) -> bool:
 def _noise_scale(history: History) -> float | None:
     """Return the gradient noise scale that the trials which reached the target have measured beside their training.
 
-    That of the gradients as the optimizer takes them, the median over the trials; None before any has.
+    That of the gradients as the optimizer takes them, the median over the trials; before any has, that of a quick
+    answer, None without one.
     """
     measured = [trial.outcome.noise for trial in history.in_state(TrialState.REACHED) if trial.outcome is not None]
     scales = [scale for one in measured if (scale := one.adam_scale or one.scale) is not None and scale > 0]
-    return statistics.median(scales) if scales else None
+    if scales:
+        return statistics.median(scales)
+    return None if history.quick is None else history.quick.noise_scale
 
 
 def _step_seconds(history: History, batch_size: int) -> float:

@@ -103,3 +103,44 @@ def restore_states(optimizers: Optimizers, saved: Any) -> None:
     states = [saved] if len(optimizers) == 1 else saved
     for optimizer, state in zip(optimizers, states, strict=True):
         optimizer.load_state_dict(state)
+
+
+KIND_OPTIONS = ("betas", "momentum", "alpha", "beta2_decay", "ns_steps")
+"""Options by which one kind of optimizer is told from another: those without which its state means something else."""
+
+
+def take_over_states(optimizers: Optimizers, saved: Any, model: nn.Module | None = None) -> None:
+    """Give optimizers the states of another run, each group the options that it was built with.
+
+    A state in one group over the trained parameters of the ``model``, in their order, fits an optimizer of several.
+    Raises `ValueError` where the states are those of another number or kind of optimizers, or of other parameters.
+    """
+    states = saved if isinstance(saved, list | tuple) else [saved]
+    if len(states) != len(optimizers):
+        raise ValueError(f"{len(states)} states for {len(optimizers)} optimizers")
+    for optimizer, state in zip(optimizers, states, strict=True):
+        built = [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
+        _check_kind(optimizer, state["param_groups"])
+        optimizer.load_state_dict(state if model is None else _regrouped(optimizer, state, model))
+        for group, options in zip(optimizer.param_groups, built, strict=True):
+            group.update(options)
+
+
+def _regrouped(optimizer: torch.optim.Optimizer, state: Mapping[str, Any], model: nn.Module) -> dict[str, Any]:
+    """Return a state in the groups of an optimizer, where it has one group over the same parameters of the model."""
+    saved, groups = state["param_groups"], [group["params"] for group in optimizer.param_groups]
+    own = {id(parameter) for group in groups for parameter in group}
+    order = [id(parameter) for parameter in model.parameters() if id(parameter) in own]
+    if len(saved) != 1 or len(groups) == 1 or not len(saved[0]["params"]) == len(order) == len(own):
+        return dict(state)
+    places = dict(zip(order, saved[0]["params"], strict=True))
+    regrouped = [{**saved[0], "params": [places[id(parameter)] for parameter in group]} for group in groups]
+    return {**state, "param_groups": regrouped}
+
+
+def _check_kind(optimizer: torch.optim.Optimizer, saved: list[dict[str, Any]]) -> None:
+    for own, other in zip(optimizer.param_groups, saved, strict=False):
+        for name in KIND_OPTIONS:
+            if (name in own) != (name in other):
+                where = "the study's has" if name in own else "the checkpoint's has"
+                raise ValueError(f"{where} {name}, the other has not")

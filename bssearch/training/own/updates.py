@@ -13,7 +13,7 @@ from bssearch.errors import UsageError
 from bssearch.records import Configuration
 from bssearch.training.averaging import AveragedWeights, ema_decay_of
 from bssearch.training.computation import Computation
-from bssearch.training.own.optimizers import Optimizers, restore_states, states_of
+from bssearch.training.own.optimizers import Optimizers, restore_states, states_of, take_over_states
 
 
 class Updates:
@@ -113,6 +113,19 @@ class Updates:
             "scaler": None if self.scaler is None else self.scaler.state_dict(),
             "skipped": self.skipped,
         }
+
+    def take_over(self, optimizer: Any, average: list[torch.Tensor] | None) -> None:
+        """Begin with another run's state of the optimizers, None for none, and options of this one's own.
+
+        The average of the weights is that of the run, or else begins at its weights. Raises what an optimizer raises
+        whose state it is not.
+        """
+        if optimizer is not None:
+            take_over_states(self.optimizers, optimizer, self._model)
+        if self.average is not None and average is not None:
+            self.average.restore(average)
+        elif self.average is not None:
+            self.average.begin_again()
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go on from a saved state."""

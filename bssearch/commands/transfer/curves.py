@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
 
 from bssearch.analysis.answer import parameters_of
 from bssearch.commands.report import observations_of
+from bssearch.commands.transfer.exported import Exported
 from bssearch.errors import UsageError
 from bssearch.recorded import RecordedTable, RecordedTrial, write_table
 from bssearch.records import Observation, Phase, TrialRecord, TrialState
 from bssearch.spec.stored import spec_of
 from bssearch.storage.repository import Store
-
-
-@dataclass(frozen=True, slots=True)
-class Exported:
-    """What an export wrote, as lines for programs, and what there is to say about it, for people."""
-
-    written: Sequence[str]
-    notes: Sequence[str] = ()
 
 
 def export_curves(store: Store, name: str, file: str | None = None) -> Exported:

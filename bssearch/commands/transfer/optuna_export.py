@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import URL, Connection, create_engine, insert, inspect, select
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
-from bssearch.commands.export import Exported
 from bssearch.commands.optuna_study import OptunaStudy, quiet
-from bssearch.errors import DatabaseError, SchemaError, UsageError
+from bssearch.commands.transfer.exported import Exported
+from bssearch.errors import DatabaseError, UsageError
+from bssearch.importers.optuna_database import optuna_database, optuna_storage
 from bssearch.spec.stored import spec_of
 from bssearch.storage.repository import Store
-from bssearch.storage.urls import masked, parse_url, shown, sqlite_file, without_secrets
+from bssearch.storage.urls import masked, shown, sqlite_file, without_secrets
 
 if TYPE_CHECKING:
-    from optuna.storages import RDBStorage
     from optuna.trial import FrozenTrial
 
 
@@ -36,7 +36,7 @@ def export_to_optuna(store: Store, name: str, file: str | None = None) -> Export
     database is bssearch's own or another program's, or an Optuna study of that name is there already; `SchemaError`
     where the database is of another version of Optuna; `DatabaseError` where it cannot be opened or written.
     """
-    url = destination(file or f"{name}.optuna.db")
+    url = optuna_database(file or f"{name}.optuna.db")
     study = OptunaStudy.read(store, name)
     if not study.trials:
         imported = spec_of(store.study(name)).is_imported
@@ -49,12 +49,6 @@ def export_to_optuna(store: Store, name: str, file: str | None = None) -> Export
     return Exported([masked(url)], notes)
 
 
-def destination(file: str) -> URL:
-    """Return the URL of a database, or of the SQLite file at a path. Raises `UsageError` for any other text."""
-    is_url = ":" in file or "=" in file
-    return parse_url(file if is_url else URL.create("sqlite", database=file))
-
-
 def write_study(study: OptunaStudy, url: URL) -> None:
     """Write an Optuna study into a database, all or nothing; see `export_to_optuna`."""
     path = sqlite_file(url)
@@ -62,7 +56,7 @@ def write_study(study: OptunaStudy, url: URL) -> None:
     try:
         with _failures(url, study.name):
             _refuse_others(url)
-            with _storage(url) as storage, storage.engine.begin() as connection:
+            with quiet(), optuna_storage(url) as storage, storage.engine.begin() as connection:
                 _insert(connection, study)
     except BaseException:
         if is_new and path is not None:
@@ -110,26 +104,6 @@ def _refuse_others(url: URL) -> None:
     taken = sorted(tables & {"alembic_version", "studies", "trials"})
     if taken and "version_info" not in tables:
         raise UsageError(f"{shown(url)} has another program's table {taken[0]!r}, a name that Optuna needs", hint=hint)
-
-
-@contextmanager
-def _storage(url: URL) -> Iterator[RDBStorage]:
-    """Give Optuna's storage over a database, with its tables; close its connections at the end."""
-    import optuna
-
-    with quiet():
-        try:
-            storage = optuna.storages.RDBStorage(url.render_as_string(hide_password=False))
-        except RuntimeError as error:
-            raise SchemaError(
-                f"the Optuna tables of {shown(url)} are of another version: {without_secrets(str(error), url)}",
-                hint="upgrade them with: optuna storage upgrade --storage URL",
-            ) from None
-        try:
-            yield storage
-        finally:
-            storage.remove_session()
-            storage.engine.dispose()
 
 
 def _insert(connection: Connection, study: OptunaStudy) -> None:

@@ -1,0 +1,185 @@
+"""The local critical batch size of a run, from branches of it: the largest that loses nothing for the same samples.
+
+Branched training (Merrill et al. 2025, "Critical Batch Size Revisited", arXiv 2505.23971): from a checkpoint the run
+goes on at B, 2B, 4B, …, each for as many samples; a batch size holds where its end is no worse than that at B. Where
+the paper allows a fixed difference, here it is what branches at B itself, in other orders of the data, differ by.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from bssearch.errors import UsageError
+from bssearch.intervals import CONFIDENCE, student_t
+from bssearch.records import Goal
+
+FEWEST_REPEATS = 3
+"""Branches at B, and at each larger batch size: below, their spread is not known to within a factor of five."""
+
+FEWEST_STEPS = 8
+"""Optimizer steps of the shortest branch: a choice. A branch of fewer says nothing of an optimizer with momentum."""
+
+EVALUATIONS = 8
+"""Evaluations of a branch: a choice; `WINDOW` then has three of them."""
+
+WINDOW = 0.25
+"""The share of a branch, at its end, over which its metric is averaged: a choice."""
+
+Verdict = Literal["found", "at_least", "below", "cannot_tell"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BranchPlan:
+    """The batch sizes to branch with, B first, the samples of each branch, and those between two evaluations.
+
+    Every batch size makes whole steps of both, so all are evaluated at the same samples.
+    """
+
+    batch_sizes: tuple[int, ...]
+    samples: int
+    samples_between: int
+
+    def is_in_window(self, samples: int) -> bool:
+        """Return whether an evaluation after so many samples of a branch counts for its end."""
+        return samples >= (1 - WINDOW) * self.samples
+
+
+def plan_branches(batch_size: int, samples: int, octaves: int, *, largest: int | None = None) -> BranchPlan:
+    """Return the branches from B = ``batch_size`` on that fit into ``samples``, up to 2^``octaves`` B.
+
+    The largest takes at least `FEWEST_STEPS` steps; 2B is always among them. ``largest`` is the number of training
+    samples, which no batch may exceed. Raises `UsageError` where the samples, or the training part, are too few for 2B.
+    """
+    if octaves < 1:
+        raise UsageError(f"octaves = {octaves} must be >= 1: B and 2B are compared")
+    if samples < 2 * batch_size:
+        raise UsageError(
+            f"{samples} samples a branch must be >= {2 * batch_size}, one step of the batch size 2B = {2 * batch_size}"
+        )
+    if largest is not None and 2 * batch_size > largest:
+        raise UsageError(f"2B = {2 * batch_size} must be <= {largest}, the number of training samples")
+    bound = max(2 * batch_size, min(samples // FEWEST_STEPS, samples if largest is None else largest))
+    sizes = [batch_size * 2**octave for octave in range(octaves + 1) if batch_size * 2**octave <= bound]
+    units = samples // sizes[-1]
+    return BranchPlan(
+        batch_sizes=tuple(sizes),
+        samples=units * sizes[-1],
+        samples_between=max(1, units // EVALUATIONS) * sizes[-1],
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BranchedSize:
+    """The ends of the branches at a batch size, in the target's metric: the mean over the window; None: diverged."""
+
+    batch_size: int
+    ends: tuple[float | None, ...]
+
+    @property
+    def mean(self) -> float | None:
+        """Return the mean of the ends, None where a branch diverged."""
+        known = [end for end in self.ends if end is not None]
+        return statistics.fmean(known) if known and len(known) == len(self.ends) else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalCriticalBatch:
+    """The largest batch size that holds, and what is known of the critical one.
+
+    ``found``: it lies between ``low``, the last that holds, and ``high``, the first that does not. ``at_least``: all
+    held, and ``high`` is None. ``below``: not even 2B holds, and ``low`` is None; ``batch_size`` is then B, the largest
+    that is not known to lose. ``cannot_tell``, for the ``reason``: ``batch_size`` is None. ``bound`` is the worst mean
+    end that holds, ``spread`` the standard deviation of the ends at B.
+    """
+
+    verdict: Verdict
+    batch_size: int | None = None
+    low: int | None = None
+    high: int | None = None
+    mean: float | None = None
+    spread: float | None = None
+    bound: float | None = None
+    reason: str | None = None
+
+
+def holds(size: BranchedSize, bound: float, goal: Goal) -> bool:
+    """Return whether the mean end at a batch size is no worse than the bound; a branch that diverged is worse."""
+    mean = size.mean
+    return mean is not None and (mean <= bound if goal is Goal.MINIMIZE else mean >= bound)
+
+
+def bound_of(base: BranchedSize, repeats: int, goal: Goal) -> float | None:
+    """Return the one-sided 95 % bound of the mean end of ``repeats`` more branches that are as those at B.
+
+    That is mean ± t s √(1/n + 1/repeats) of n ends at B, with Student's t of n − 1 degrees of freedom. None where it is
+    not known: below `FEWEST_REPEATS`, where a branch diverged, and where all ends are the same.
+    """
+    ends = [end for end in base.ends if end is not None]
+    if len(ends) < max(FEWEST_REPEATS, len(base.ends)) or repeats < 1:
+        return None
+    spread = statistics.stdev(ends)
+    if spread == 0:
+        return None
+    width = student_t(len(ends) - 1, 2 * CONFIDENCE - 1) * spread * math.sqrt(1 / len(ends) + 1 / repeats)
+    return statistics.fmean(ends) + (width if goal is Goal.MINIMIZE else -width)
+
+
+def why_unknown(start: float, base: BranchedSize, goal: Goal) -> str | None:
+    """Return why branches at B can be no measure: one diverged, they do not differ, or they gain less than they differ.
+
+    ``start`` is the metric at the checkpoint. None where they can.
+    """
+    if None in base.ends:
+        return f"a branch at batch size {base.batch_size} itself diverged"
+    bound = bound_of(base, len(base.ends), goal)
+    if bound is None and len(base.ends) < FEWEST_REPEATS:
+        return f"there are {len(base.ends)} branches at batch size {base.batch_size}; there must be >= {FEWEST_REPEATS}"
+    if bound is None:
+        return f"the branches at batch size {base.batch_size} end exactly alike, whatever the order of the data"
+    still = BranchedSize(batch_size=base.batch_size, ends=(start,))
+    if holds(still, bound, goal):
+        return (
+            f"the branches at batch size {base.batch_size} do not improve beyond their spread: "
+            f"{start:.5g} at the checkpoint, {base.mean:.5g} at their end"
+        )
+    return None
+
+
+def local_critical_batch(start: float, sizes: Sequence[BranchedSize], goal: Goal) -> LocalCriticalBatch:
+    """Return what branches at B (the first of ``sizes``), 2B, 4B, … say; ``start`` is the metric at the checkpoint.
+
+    The first that does not hold ends the range, whatever larger ones do.
+    """
+    base = sizes[0]
+    bound = bound_of(base, len(base.ends), goal)  # a larger size has as many, or fewer where one diverged
+    ends = [end for end in base.ends if end is not None]
+    spread = statistics.stdev(ends) if len(ends) > 1 else None
+    reason = why_unknown(start, base, goal)
+    if reason is None and len(sizes) < 2:
+        reason = f"no batch size above {base.batch_size} was tried"
+    if reason is not None or bound is None:
+        return LocalCriticalBatch(verdict="cannot_tell", mean=base.mean, spread=spread, bound=bound, reason=reason)
+    holding = [base, *itertools.takewhile(lambda size: holds(size, bound, goal), sizes[1:])]
+    first_failing = sizes[len(holding)].batch_size if len(holding) < len(sizes) else None
+    largest = holding[-1].batch_size
+    is_below = first_failing is not None and len(holding) == 1
+    return LocalCriticalBatch(
+        verdict="below" if is_below else "at_least" if first_failing is None else "found",
+        batch_size=largest,
+        low=None if is_below else largest,
+        high=first_failing,
+        mean=base.mean,
+        spread=spread,
+        bound=bound,
+    )
+
+
+def is_rising(found: Sequence[LocalCriticalBatch]) -> bool | None:
+    """Return whether the batch sizes never fall from one checkpoint to the next; None below two that are known."""
+    known = [one.batch_size for one in found if one.batch_size is not None]
+    return None if len(known) < 2 else all(before <= after for before, after in itertools.pairwise(known))

@@ -1,0 +1,1 @@
+"""What is asked of all studies that match, in one database or several."""

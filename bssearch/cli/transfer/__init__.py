@@ -1,0 +1,1 @@
+"""The commands that take studies out of a database, and into another."""

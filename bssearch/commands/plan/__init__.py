@@ -1,0 +1,1 @@
+"""Plans, made before anything runs."""

@@ -1,0 +1,397 @@
+"""``rerun``: a stored trial trained again as it was, without storing it, and held against what is stored.
+
+::
+
+    found = bssearch.rerun("digits", 12, runs=3)
+    print(found.identical, found.steps_ratio, found.differences)
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+
+from bssearch.analysis.objectives.base import objective_of
+from bssearch.analysis.shape import Model
+from bssearch.commands.known_workloads import refuse_unknown
+from bssearch.commands.opening import ExecutorFactory, Launch, described
+from bssearch.commands.unstored import run_request
+from bssearch.errors import NotFoundError, UsageError
+from bssearch.executors.base import Executor
+from bssearch.records import (
+    PLANNED,
+    Environment,
+    Observation,
+    Phase,
+    StudyRecord,
+    TrialOutcome,
+    TrialPlan,
+    TrialRecord,
+    TrialRequest,
+    TrialState,
+)
+from bssearch.search.listener import Listener
+from bssearch.spec import StudySpec
+from bssearch.spec.stored import spec_of
+from bssearch.storage.repository import Store, open_store
+
+Known = str | int | float | bool | None
+"""What is compared of two environments; None where it is not there."""
+
+ENDS_BY_ITSELF = frozenset({TrialState.REACHED, TrialState.DIVERGED, TrialState.OOM, TrialState.FAILED})
+"""How a trial ends whoever runs it: by its target or a mishap. All others were stopped, by a limit or from outside."""
+
+FAILURES = ENDS_BY_ITSELF - {TrialState.REACHED}
+"""The ends that must be the same in a trial and its rerun, though neither reached the target."""
+
+
+LARGEST_NUMBER = 2**31 - 1
+"""The largest trial number that every database's integer column holds."""
+
+CODE = ("workload_revision", "git_revision", "git_dirty")
+"""The fields of an environment that are of the workload's code: told first, for that decides most."""
+
+
+class Compared(Model):
+    """The metric of one evaluation, as stored and as it came out again."""
+
+    step: int
+    then: float
+    now: float
+
+
+class Difference(Model):
+    """Something in which the two environments differ."""
+
+    name: str
+    then: Known
+    now: Known
+
+
+class Ran(Model):
+    """How a trial came out: its end, its steps, and seconds to the target, null where it did not get there."""
+
+    state: TrialState
+    reason: str
+    steps: int
+    train_seconds: float
+    steps_to_target: int | None
+    time_to_target_s: float | None
+    final_metric: float | None
+    contended: bool
+
+    @classmethod
+    def of(cls, outcome: TrialOutcome, state: TrialState) -> Ran:
+        """Return what is told of an outcome; ``state`` is its own, or that of the trial that it was stopped like."""
+        told = {name: getattr(outcome, name) for name in cls.model_fields if name != "state"}
+        return cls.model_validate({**told, "state": state})
+
+
+class RerunRun(Ran):
+    """One rerun beside what is stored.
+
+    ``identical``: the same end (state, steps, steps to the target, and of a failure its reason), and the same metric
+    to the last bit at every evaluation that one of both has; of a trial that was stopped, at all until there. Null
+    where nothing tells: neither has an evaluation. ``only_then`` and ``only_now`` are how many of these evaluations
+    one alone has. ``first_difference_step`` is the first evaluation whose metric differs, ``largest_difference`` the
+    largest difference of a metric; null where there is none.
+    """
+
+    identical: bool | None
+    evaluations: list[Compared]
+    only_then: int
+    only_now: int
+    first_difference_step: int | None
+    largest_difference: float | None
+    steps_ratio: float | None
+    time_ratio: float | None
+
+
+class Rerun(Model):
+    """The reruns of a trial: the contract of ``rerun --format json``.
+
+    ``then`` is the trial as stored. ``identical`` holds where it does of every run, and is false where it is of one.
+    ``steps_ratio`` is the median over the runs of the steps to the target, over those
+    stored; ``time_ratio`` that of the train seconds to the target, or where one of both has none, until the last
+    evaluation that both have. Null where nothing can be divided. ``differences`` are those of the two environments.
+    """
+
+    schema_version: int = 1
+    study: str
+    trial: int
+    batch_size: int
+    seed: int
+    then: Ran
+    runs: list[RerunRun] = Field(min_length=1)
+    identical: bool | None
+    steps_ratio: float | None
+    time_ratio: float | None
+    differences: list[Difference]
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """What is stored of a trial that can be run again; ``spec`` is the one by which it was started."""
+
+    study: StudyRecord
+    spec: StudySpec
+    trial: TrialRecord
+    outcome: TrialOutcome
+    curve: Sequence[Observation]
+    environment: Environment
+
+    @property
+    def until_step(self) -> int | None:
+        """Return the step at which a rerun is stopped, where the trial was stopped; None where it ended by itself."""
+        if self.outcome.state in ENDS_BY_ITSELF:
+            return None
+        return self.curve[-1].step
+
+    @property
+    def was_stopped(self) -> bool:
+        """Return whether a limit or somebody from outside ended the trial, at whatever step it then was."""
+        return self.outcome.state not in ENDS_BY_ITSELF or (
+            self.outcome.state is TrialState.REACHED and not self.request.stop_at_target
+        )
+
+    @property
+    def request(self) -> TrialRequest:
+        """Return what the trial's worker was asked to do, by the study's whole train seconds.
+
+        The trial's own limit may have been what the incumbent left it: on a slow day a rerun would end before its
+        trial did. Its steps decide, not its seconds.
+        """
+        trial, full = self.trial, self.spec.budget.trial_train_seconds
+        planned: dict[str, Any] = {name: getattr(trial, name) for name in PLANNED}
+        planned["train_seconds_limit"] = max(trial.train_seconds_limit, full)
+        is_full = trial.train_seconds_limit >= full
+        plan = TrialPlan(
+            **planned,
+            limit_state=TrialState.EXHAUSTED if is_full else TrialState.CAPPED,
+            stop_at_target=trial.phase is not Phase.TO_BUDGET and objective_of(self.spec).stops_at_target,
+        )
+        return plan.request(trial.number, self.study.target, checkpoint=None)
+
+
+def rerun(
+    study: str,
+    trial: int,
+    *,
+    runs: int = 1,
+    db: str | None = None,
+    folder: Path | str = ".",
+    data_dir: Path | str | None = None,
+    allow_busy: bool = False,
+    workload: Any = None,
+    listener: Listener | None = None,
+    make_executor: ExecutorFactory | None = None,
+) -> Rerun:
+    """Train a stored trial ``runs`` times again, as it was, and return how it came out; nothing is stored.
+
+    Its configuration, seed, evaluation cadence and threads are those of the trial, all else that of the spec by which
+    it was started. It runs in one slot, for at most the study's ``budget.trial_train_seconds``; where the trial was
+    stopped (pruned, paused, capped, …) a rerun is stopped at its last evaluation. The workload is taken as by
+    `confirm_study`: the stored one only where this user has run it on this machine, else ``workload`` names it. The
+    other arguments are those of `run_study`; ``listener`` is told what differs before anything runs.
+
+    Raises `UsageError` for fewer than 1 ``runs``, a trial that has not started, still runs, or ended before its first
+    evaluation, an imported study, and code that is not known; `NotFoundError`, `DatabaseError`, `WorkloadError`,
+    `LaunchError`, and `InterruptedRunError` on Ctrl-C.
+    """
+    if runs < 1:
+        raise UsageError(f"runs = {runs} must be >= 1")
+    with open_store(db, write=False) as store:
+        stored = stored_trial(store, study, trial)
+    if workload is None:
+        refuse_unknown(stored.spec, stored.study, Path(folder))
+    listener = listener or Listener()
+    launch = Launch(
+        folder=folder,
+        data_dir=data_dir,
+        allow_busy=allow_busy,
+        workload=workload,
+        keeps_name=True,
+        listener=listener,
+        make_executor=make_executor,
+    )
+    with described(_for_one_trial(stored), launch) as (executor, found):
+        _warn(stored, found.environment, listener)
+        made = [_run(stored, executor, index, runs, listener) for index in range(runs)]
+    return _compared(stored, made, found.environment)
+
+
+def stored_trial(store: Store, study: str, number: int) -> Stored:
+    """Return what is stored of a trial that can be run again.
+
+    Raises `NotFoundError`, and `UsageError` for a trial that cannot be run again.
+    """
+    record = store.study(study)
+    if number > LARGEST_NUMBER:
+        raise NotFoundError(f"study {study!r} has no trial {number}")
+    trial = store.trial(study, number)
+    spec = _spec_at(store, record, number)
+    environment, curve = store.environment_of(study, number), store.observations(study, number)
+    why_not = _why_not(spec, trial, curve)
+    if why_not is not None:
+        raise UsageError(f"trial {number} of {study!r} cannot be run again: {why_not}")
+    assert trial.outcome is not None and environment is not None, "the trial has ended"
+    return Stored(record, spec, trial, trial.outcome, curve, environment)
+
+
+def _spec_at(store: Store, record: StudyRecord, number: int) -> StudySpec:
+    """Return the spec by which a trial was started, the study's own where that was not kept, under its name of now."""
+    kept = store.spec_at(record.name, number)
+    return spec_of(record if kept is None else replace(record, spec={**kept, "name": record.name}))
+
+
+def _why_not(spec: StudySpec, trial: TrialRecord, curve: Sequence[Observation]) -> str | None:
+    if spec.is_imported:
+        return "it was made elsewhere and imported, so there is no workload to run"
+    if trial.state is TrialState.QUEUED:
+        return "it has not started yet; `bssearch run` starts it"
+    if trial.outcome is None:
+        return "it still runs"
+    if not curve and trial.outcome.state not in FAILURES:
+        return f"it ended before its first evaluation ({trial.state}: {trial.outcome.reason})"
+    return None
+
+
+def _for_one_trial(stored: Stored) -> StudySpec:
+    """Return the trial's spec with one slot of the threads that it had."""
+    executor = stored.spec.executor.model_copy(update={"slots": 1, "threads": stored.trial.threads})
+    return stored.spec.model_copy(update={"executor": executor})
+
+
+def _warn(stored: Stored, now: Environment, listener: Listener) -> None:
+    """Say before anything runs what makes a comparison worth less."""
+    then = stored.environment
+    if then.fingerprint != now.fingerprint:
+        listener.note(
+            f"trial {stored.trial.number} ran on {then.fingerprint}, this is {now.fingerprint}: seconds of two kinds "
+            "of device do not compare, and steps may differ"
+        )
+    if then.workload_revision != now.workload_revision:
+        listener.note(
+            f"the workload's file has changed since trial {stored.trial.number} ran "
+            f"({then.workload_revision} → {now.workload_revision}): it may train something else now"
+        )
+
+
+def _run(
+    stored: Stored, executor: Executor, index: int, runs: int, listener: Listener
+) -> tuple[TrialOutcome, list[Observation]]:
+    """Run the trial once more; one that was stopped where the stored one was has the state of that."""
+    configuration = stored.trial.configuration
+    listener.note(
+        f"run {index + 1} of {runs}: trial {stored.trial.number} of {stored.study.name}, "
+        f"batch {configuration.batch_size}, seed {stored.trial.seed}"
+    )
+    outcome, curve = run_request(executor, stored.request, until_step=stored.until_step)
+    if outcome.state is TrialState.CANCELLED:
+        reason = f"stopped at step {stored.until_step}, as far as trial {stored.trial.number} came"
+        outcome = replace(outcome, state=stored.outcome.state, reason=reason)
+    return outcome, curve
+
+
+def _compared(stored: Stored, made: Sequence[tuple[TrialOutcome, list[Observation]]], now: Environment) -> Rerun:
+    ran = [_against(stored, outcome, curve) for outcome, curve in made]
+    return Rerun(
+        study=stored.study.name,
+        trial=stored.trial.number,
+        batch_size=stored.trial.configuration.batch_size,
+        seed=stored.trial.seed,
+        then=Ran.of(stored.outcome, stored.outcome.state),
+        runs=ran,
+        identical=_all([one.identical for one in ran]),
+        steps_ratio=_median([one.steps_ratio for one in ran]),
+        time_ratio=_median([one.time_ratio for one in ran]),
+        differences=list(differences(stored, now, made[0][0])),
+    )
+
+
+def _against(stored: Stored, outcome: TrialOutcome, curve: Sequence[Observation]) -> RerunRun:
+    """Return a rerun beside the stored trial."""
+    then = {one.step: one for one in stored.curve}
+    both = [(then[one.step], one) for one in curve if one.step in then]
+    differing = [(old.step, abs(new.metric - old.metric)) for old, new in both if old.metric != new.metric]
+    last = stored.curve[-1].step if stored.was_stopped else math.inf
+    only_now = sum(one.step <= last and one.step not in then for one in curve)
+    only_then = len(then) - len(both)
+    is_same = _ended_alike(stored, outcome) and not (differing or only_then or only_now)
+    return RerunRun(
+        **Ran.of(outcome, outcome.state).model_dump(),
+        identical=None if is_same and not both else is_same,
+        evaluations=[Compared(step=old.step, then=old.metric, now=new.metric) for old, new in both],
+        only_then=only_then,
+        only_now=only_now,
+        first_difference_step=differing[0][0] if differing else None,
+        largest_difference=max((size for _, size in differing), default=None),
+        steps_ratio=_ratio(outcome.steps_to_target, stored.outcome.steps_to_target),
+        time_ratio=_time_ratio(stored.outcome, outcome, both),
+    )
+
+
+def _ended_alike(stored: Stored, outcome: TrialOutcome) -> bool:
+    """Return whether a rerun ended as the stored trial did; of one that was stopped its evaluations tell the rest.
+
+    The reason of want of memory names bytes that other processes left: it is not compared.
+    """
+    before = stored.outcome
+    if before.state not in ENDS_BY_ITSELF:
+        return outcome.state not in ENDS_BY_ITSELF
+    same = (before.state, before.steps_to_target) == (outcome.state, outcome.steps_to_target)
+    if stored.was_stopped:
+        return same
+    is_told_by_reason = before.state in FAILURES - {TrialState.OOM}
+    return same and before.steps == outcome.steps and (not is_told_by_reason or before.reason == outcome.reason)
+
+
+def _all(identical: Sequence[bool | None]) -> bool | None:
+    """Return whether all runs are identical; None where none differs and of some nothing tells."""
+    return False if False in identical else None if None in identical else True
+
+
+def _time_ratio(then: TrialOutcome, now: TrialOutcome, both: Sequence[tuple[Observation, Observation]]) -> float | None:
+    to_target = _ratio(now.time_to_target_s, then.time_to_target_s)
+    if to_target is not None or not both:
+        return to_target
+    old, new = both[-1]
+    return _ratio(new.train_seconds, old.train_seconds)
+
+
+def _ratio(now: float | None, then: float | None) -> float | None:
+    return None if now is None or not then else now / then
+
+
+def _median(ratios: Sequence[float | None]) -> float | None:
+    known = [one for one in ratios if one is not None]
+    return statistics.median(known) if known else None
+
+
+def differences(stored: Stored, now: Environment, outcome: TrialOutcome) -> Iterator[Difference]:
+    """Yield in what the environment of a rerun, and the GPU of its ``outcome``, differ from those of the trial.
+
+    What was not known then is left out: an older bssearch kept less.
+    """
+    then_known, now_known = _facts(stored.environment, stored.outcome), _facts(now, outcome)
+    for name, then in then_known.items():
+        if then is not None and then != now_known[name]:
+            yield Difference(name=name, then=then, now=now_known[name])
+    before, after = stored.environment.library_versions, now.library_versions
+    for name in sorted({*before, *after}) if before and after else ():
+        if before.get(name) != after.get(name):
+            yield Difference(name=name, then=before.get(name), now=after.get(name))
+
+
+def _facts(environment: Environment, outcome: TrialOutcome) -> dict[str, Known]:
+    """Return what is known of where a trial ran, what decides most first; libraries apart."""
+    told: dict[str, Any] = asdict(environment)
+    del told["libraries"]
+    first = {name: told.pop(name) for name in CODE}
+    return {**first, **told, "device_uuid": outcome.device_uuid, "contended": outcome.contended}

@@ -1,0 +1,296 @@
+"""The models that a plan of memory traces: the user's own, transformers' and timm's, with random weights.
+
+* ``package.module:attribute`` or ``path/file.py:attribute``: a function that returns a module, or a pair of a module
+  and a function ``loss(module, size)`` that returns the loss of a batch of so many samples.
+* ``transformers:Class``: a class of transformers with the configuration that is its default, or the path of a
+  ``config.json``.
+* ``timm:name``: a model of timm.
+
+Nothing is downloaded: what asks for the network is refused.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import socket
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn import functional
+
+from bssearch.errors import BSSearchError, UsageError
+from bssearch.training.activation_checkpointing import checkpoint_modules
+from bssearch.workloads.base import found_attribute
+
+TOKENS = 512
+"""Tokens a sample has where neither the model nor the command says: a choice."""
+
+Loss = Callable[[nn.Module, Any], tuple[torch.Tensor, torch.Tensor | None]]
+
+
+class NoBlocksError(UsageError):
+    """A model that has no blocks to compute twice."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelUnderPlan:
+    """A module, what makes a batch of so many samples for it, and its loss, with its output where that is known."""
+
+    module: nn.Module
+    batch: Callable[[int], Any]
+    loss: Loss
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelRequest:
+    """Which model: its name, settings for what builds it, and the inputs it takes.
+
+    ``input_shape`` is that of one sample, of floating-point numbers, or of tokens below ``vocabulary`` where that is
+    given. ``sequence`` is the tokens of a sample for models of transformers. Files are looked up in ``folder``.
+    """
+
+    name: str
+    settings: Mapping[str, Any]
+    input_shape: tuple[int, ...] | None = None
+    vocabulary: int | None = None
+    sequence: int | None = None
+    folder: Path = Path()
+
+
+def build_model(request: ModelRequest, mode: FakeTensorMode, dtype: torch.dtype | None = None) -> ModelUnderPlan:
+    """Return a model whose tensors are fake ones of ``mode``, in training mode; its weights of ``dtype``, if given.
+
+    Raises `UsageError` where the name says nothing, the model does not build, needs the network, or its inputs are not
+    known, and the errors of `found_attribute`.
+    """
+    with _without_network(request.name):
+        try:
+            with mode:
+                made = _maker(request)
+        except BSSearchError:
+            raise
+        except (Exception, SystemExit):  # it looks at values, which fake tensors have not: built for real, then
+            made = real_model(request)
+    _take_into(mode, made.module, dtype)
+    made.module.train()
+    return made
+
+
+def checkpoint_blocks(module: Any, name: str) -> None:
+    """Let a model compute its blocks twice: as it offers itself, else all modules that stand repeated in a list."""
+    try:
+        if hasattr(module, "activation_checkpointing_enable"):  # the name from transformers 5.23 on
+            module.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
+            return
+        if hasattr(module, "gradient_checkpointing_enable"):
+            module.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+            return
+        if hasattr(module, "set_grad_checkpointing"):
+            module.set_grad_checkpointing(True)
+            return
+    except Exception as error:  # some have the method to say that they cannot
+        raise NoBlocksError(f"--checkpointing: {name} does not offer it: {error}") from error
+    if blocks := list(_blocks(module)):
+        checkpoint_modules(blocks)
+    else:
+        raise NoBlocksError(
+            f"--checkpointing: {name} has no blocks to compute twice: neither gradient_checkpointing_enable(), nor "
+            "modules of one kind in an nn.ModuleList or nn.Sequential"
+        )
+
+
+def _blocks(module: nn.Module) -> Iterator[nn.Module]:
+    """Yield the outermost modules of which a list holds two of one kind or more, each with parts of its own."""
+    for child in module.children():
+        kinds = [type(one) for one in child.children()]
+        if isinstance(child, nn.ModuleList | nn.Sequential):
+            repeated = [one for one in child.children() if kinds.count(type(one)) > 1 and list(one.children())]
+            if repeated:
+                yield from repeated
+                continue
+        yield from _blocks(child)
+
+
+def real_model(request: ModelRequest) -> ModelUnderPlan:
+    """Return a model with real tensors, as it is built; raise as `build_model` does."""
+    try:
+        made = _maker(request)
+    except BSSearchError:
+        raise
+    except (Exception, SystemExit) as error:
+        lines = str(error).strip().splitlines() or [""]
+        raise UsageError(f"--model {request.name} does not build: {type(error).__name__}: {lines[0]}") from error
+    return made
+
+
+def _maker(request: ModelRequest) -> ModelUnderPlan:
+    kind, _, rest = request.name.partition(":")
+    makers = {"transformers": _of_transformers, "timm": _of_timm}
+    return makers.get(kind, _of_user)(request, rest)
+
+
+def _take_into(mode: FakeTensorMode, module: nn.Module, dtype: torch.dtype | None) -> None:
+    """Replace the tensors of a module by fake ones, each once: what is shared stays shared."""
+    fakes: dict[int, torch.Tensor] = {}
+    with mode:
+        for part in module.modules():
+            for tensors in (part._parameters, part._buffers):
+                for name, tensor in tensors.items():
+                    if tensor is not None:
+                        if id(tensor) not in fakes:
+                            fakes[id(tensor)] = _fake(mode, tensor, dtype)
+                        tensors[name] = fakes[id(tensor)]  # type: ignore[assignment]
+
+
+def _fake(mode: FakeTensorMode, tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
+    wanted = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
+    fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=wanted)
+    return nn.Parameter(fake, requires_grad=tensor.requires_grad) if isinstance(tensor, nn.Parameter) else fake
+
+
+def _of_user(request: ModelRequest, rest: str) -> ModelUnderPlan:
+    """Return what a function of the user's makes."""
+    if not rest:
+        raise UsageError(
+            f"--model {request.name!r} must be FILE.py:NAME, package.module:NAME, transformers:CLASS or timm:NAME"
+        )
+    found = found_attribute(request.name, request.folder)
+    made = found(**request.settings) if callable(found) and not isinstance(found, nn.Module) else found
+    if isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], nn.Module) and callable(made[1]):
+        module, loss = made
+        return ModelUnderPlan(module, lambda size: size, lambda model, size: (loss(model, size), None))
+    if not isinstance(made, nn.Module):
+        raise UsageError(
+            f"--model {request.name} returned {type(made).__name__}: it must be a torch.nn.Module, or a pair of one "
+            "and a function loss(module, size)"
+        )
+    if request.input_shape is None:
+        raise UsageError(
+            f"--model {request.name} needs --input, the shape of one sample as in 3x224x224 (with --vocabulary: of "
+            "tokens)"
+        )
+    return ModelUnderPlan(made, _batches(request.input_shape, request.vocabulary, made), _loss_of_output)
+
+
+def _batches(shape: tuple[int, ...], vocabulary: int | None, module: nn.Module) -> Callable[[int], Any]:
+    def batch(size: int) -> torch.Tensor:
+        if vocabulary is not None:
+            return torch.zeros(size, *shape, dtype=torch.long)
+        dtypes = [one.dtype for one in module.parameters() if one.is_floating_point()]
+        return torch.zeros(size, *shape, dtype=dtypes[0] if dtypes else None)
+
+    return batch
+
+
+def _loss_of_output(model: nn.Module, batch: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Return a loss of a model's output: the cross-entropy over its last dimension, or squared error for images."""
+    output = model(batch)
+    if hasattr(output, "values") and not isinstance(output, torch.Tensor):
+        output = next(iter(output.values()))
+    if isinstance(output, tuple | list):
+        output = output[0]
+    if output.ndim in (2, 3) and output.shape[-1] > 1:
+        targets = torch.zeros(output.shape[:-1], dtype=torch.long)
+        return functional.cross_entropy(output.flatten(0, -2), targets.flatten()), output
+    return functional.mse_loss(output, torch.zeros_like(output)), output
+
+
+def _of_timm(request: ModelRequest, rest: str) -> ModelUnderPlan:
+    """Return a model of timm, for the images that it is made for."""
+    timm = _library("timm", request.name)
+    if not timm.is_model(rest):
+        near = ", ".join(timm.list_models(f"*{rest.split('_')[0]}*")[:5]) or "none like it"
+        raise UsageError(f"--model {request.name}: timm has no model {rest!r}; it has {near}")
+    module = timm.create_model(rest, pretrained=False, **request.settings)
+    shape = request.input_shape or module.default_cfg["input_size"]
+    return ModelUnderPlan(module, _batches(shape, None, module), _loss_of_output)
+
+
+def _of_transformers(request: ModelRequest, rest: str) -> ModelUnderPlan:
+    """Return a model of transformers, from the default of its configuration or a file with one."""
+    library = _library("transformers", request.name)
+    path = request.folder / rest
+    path = path / "config.json" if path.is_dir() else path
+    if path.is_file():
+        document = json.loads(path.read_text(encoding="utf-8"))
+        rest = (document.get("architectures") or [""])[0]
+        configuration = library.AutoConfig.for_model(**{**document, **request.settings})
+    elif "/" in rest or not hasattr(library, rest) or not isinstance(getattr(library, rest), type):
+        raise UsageError(
+            f"--model {request.name}: transformers has no class {rest!r}, and there is no file {path}",
+            hint="nothing is downloaded: name a class, as transformers:BertForMaskedLM, or the path of a config.json",
+        )
+    else:
+        configuration = getattr(library, rest).config_class(**request.settings)
+    module = getattr(library, rest)(configuration)
+    return ModelUnderPlan(module, _batches_of(module, request), _loss_of_transformers)
+
+
+def _batches_of(module: Any, request: ModelRequest) -> Callable[[int], dict[str, torch.Tensor]]:
+    """Return what makes the keywords of a model of transformers: its inputs, and labels where it takes them."""
+    configuration, name = module.config, type(module).__name__
+    images = module.main_input_name == "pixel_values"
+    longest = getattr(configuration, "max_position_embeddings", None) or TOKENS
+    length = request.sequence or min(longest, TOKENS)
+    if length > longest:
+        raise UsageError(f"--sequence {length} must be at most {longest}, the positions of {request.name}")
+
+    def batch(size: int) -> dict[str, torch.Tensor]:
+        if images:
+            side, channels = configuration.image_size, configuration.num_channels
+            made = {"pixel_values": torch.zeros(size, channels, side, side, dtype=module.dtype)}
+        else:
+            made = {"input_ids": torch.zeros(size, length, dtype=torch.long)}
+        if name.endswith(("ForCausalLM", "ForMaskedLM", "LMHeadModel")):
+            made["labels"] = made["input_ids"]
+        elif name.endswith("Classification"):
+            made["labels"] = torch.zeros(size, dtype=torch.long)
+        return made
+
+    return batch
+
+
+def _loss_of_transformers(model: nn.Module, batch: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
+    output = model(**batch)
+    if getattr(output, "loss", None) is not None:
+        return output.loss, getattr(output, "logits", None)
+    first = next(iter(output.values()))
+    return first.float().mean(), None
+
+
+def _library(name: str, model: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except Exception as error:
+        raise UsageError(f"--model {model} needs {name}, which does not import: {error}") from error
+
+
+@contextmanager
+def _without_network(name: str) -> Iterator[None]:
+    """Refuse connections inside; raise `UsageError` where the model wanted one."""
+    wanted: list[str] = []
+
+    def refuse(*arguments: Any, **named: Any) -> Any:
+        wanted.append(str(arguments[0]))
+        raise OSError(f"bssearch plan memory uses no network (wanted: {arguments[0]})")
+
+    offline = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+    try:
+        with patch.object(socket, "getaddrinfo", refuse), patch.dict(os.environ, offline):
+            yield
+    except BSSearchError as error:
+        if wanted or "connect" in f"{error} {error.__cause__}":
+            raise UsageError(
+                f"--model {name} needs the network ({wanted[0] if wanted else 'it is off here'}); a plan uses none",
+                hint="build the model with random weights: from its configuration, without pretrained=True",
+            ) from error
+        raise

@@ -1,0 +1,208 @@
+"""A training step of a model with fake tensors: nothing is computed, and every storage is seen with its lifetime.
+
+Fake tensors have shapes and no values (``torch._subclasses.FakeTensorMode``). Autograd runs over them as over real
+ones, so that what the backward pass keeps is not guessed, and is freed when it would be.
+"""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
+
+from bssearch.planning.memory.kernels import CudaKernels
+from bssearch.planning.memory.lifetimes import CUDA_BLOCK_BYTES, Allocation, StepLifetimes, rounded
+
+_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+_CONVOLUTIONS = {
+    torch.ops.aten.convolution.default,
+    torch.ops.aten.convolution_backward.default,
+    torch.ops.aten.cudnn_convolution.default,
+    torch.ops.aten.mkldnn_convolution.default,
+}
+
+TERM_OF_PHASE = {
+    "build": "weights",
+    "inputs": "inputs",
+    "forward": "activations",
+    "backward": "activation_gradients",
+    "optimizer": "foreach_temporaries",
+}
+"""What a storage is that nothing else is known of."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """What is traced: ``batch(size)`` makes a batch, ``loss(model, batch)`` the loss and the model's output.
+
+    ``optimizer`` makes one of a model, or is None where no step is taken. ``autocast`` is bf16, fp16 or None.
+    ``is_cuda`` and ``has_flash`` say what the device is.
+    """
+
+    model: nn.Module
+    batch: Callable[[int], Any]
+    loss: Callable[[nn.Module, Any], tuple[torch.Tensor, torch.Tensor | None]]
+    optimizer: Callable[[nn.Module], torch.optim.Optimizer] | None
+    autocast: str | None = None
+    is_cuda: bool = True
+    has_flash: bool = True
+
+
+def trace(step: Step, micro_batch_size: int, mode: FakeTensorMode) -> StepLifetimes:
+    """Return the lifetimes of all storages of one training step, after the optimizer has made its state.
+
+    The model's tensors must be those of ``mode``. Its gradients are None when the step begins, as `zero_grad` leaves
+    them. The model's errors go through.
+    """
+    logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)  # the error itself goes through
+    model = step.model
+    recorder = _Recorder(CUDA_BLOCK_BYTES if step.is_cuda else 1)
+    with ExitStack() as stack:
+        stack.enter_context(mode)
+        if step.is_cuda:
+            stack.enter_context(CudaKernels(has_flash=step.has_flash))
+        stack.enter_context(recorder)
+        for tensor in [*model.parameters(), *model.buffers()]:
+            recorder.note(tensor, "weights")
+        optimizer = _with_state(step, recorder)
+        since = recorder.clock + 1
+        recorder.phase = "inputs"
+        batch = step.batch(micro_batch_size)
+        recorder.phase = "forward"
+        with _autocast(step.autocast):
+            loss, output = step.loss(model, batch)
+        logits = None if output is None or output.ndim not in (2, 3) else (output.shape[-1], output.numel())
+        del output
+        recorder.phase = "backward"
+        # Of an edge the modes stay in force inside, where blocks are computed again; of a tensor they would not.
+        torch.autograd.backward([torch.autograd.graph.get_gradient_edge(loss)], [torch.ones_like(loss)])
+        del loss
+        _note_gradients(model, recorder)
+        recorder.phase = "optimizer"
+        if optimizer is not None:
+            optimizer.step()
+        del batch
+    for parameter in model.parameters():
+        parameter.grad = None
+    return StepLifetimes(micro_batch_size, since, [_named(one, logits) for one in recorder.allocations])
+
+
+def _named(one: Allocation, logits: tuple[int, int] | None) -> Allocation:
+    """Return an allocation with its term; what has the size of the model's output is of its logits."""
+    if one.term is None and one.phase in ("forward", "backward") and logits is not None:
+        width, elements = logits
+        if one.width == width and 2 * one.elements > elements:
+            one.term = "logits"
+    one.term = one.term or TERM_OF_PHASE[one.phase]
+    return one
+
+
+def _with_state(step: Step, recorder: _Recorder) -> torch.optim.Optimizer | None:
+    """Return the optimizer after a step on zero gradients, which makes its state."""
+    if step.optimizer is None:
+        return None
+    recorder.phase = "optimizer"
+    optimizer = step.optimizer(step.model)
+    for group in optimizer.param_groups:
+        if step.is_cuda and "foreach" in group:
+            group["foreach"] = True  # PyTorch's own choice there
+    for parameter in step.model.parameters():
+        if parameter.requires_grad:
+            parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    for tensor in tree_iter([dict(state) for state in optimizer.state.values()]):
+        if isinstance(tensor, torch.Tensor):
+            recorder.note(tensor, "optimizer_state")
+    return optimizer
+
+
+def _note_gradients(model: nn.Module, recorder: _Recorder) -> None:
+    for parameter in model.parameters():
+        if parameter.grad is not None:
+            recorder.note(parameter.grad, "gradients")
+
+
+@contextmanager
+def _autocast(precision: str | None) -> Iterator[None]:
+    """Compute the forward pass as autocast does: 16-bit matrix products over fp32 weights."""
+    if precision is None:
+        yield
+        return
+    with torch.autocast("cpu", dtype=_DTYPES[precision]):
+        yield
+
+
+class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes each storage that an operation makes, and when it is freed."""
+
+    def __init__(self, block_bytes: int) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.clock = 0
+        self.phase = "build"
+        self.allocations: list[Allocation] = []
+        self._block_bytes = block_bytes
+        self._live: dict[int, tuple[Allocation, Any]] = {}
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Run an operation, and note what it returns."""
+        result = func(*args, **(kwargs or {}))
+        term = "autocast_copies" if func is torch.ops.aten._to_copy.default and self._is_weight(args[0]) else None
+        for tensor in tree_iter(result):
+            if isinstance(tensor, torch.Tensor):
+                self.note(tensor, term)
+        if func in _CONVOLUTIONS:
+            self._note_workspace(args, result)
+        return result
+
+    def note(self, tensor: torch.Tensor, term: str | None = None) -> None:
+        """Note the storage of a tensor, unless it lives already; ``term`` says what it is."""
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        known = self._live.get(key)
+        if known is None:
+            made = self._made(storage.nbytes(), tensor)
+            self._live[key] = (made, weakref.ref(storage, lambda _: self._freed(key, made)))
+            known = self._live[key]
+        if term is not None:
+            known[0].term = term
+
+    def _made(self, size: int, tensor: torch.Tensor) -> Allocation:
+        self.clock += 1
+        width = tensor.shape[-1] if tensor.ndim else 1
+        made = Allocation(self.clock, rounded(size, self._block_bytes), self.phase, tensor.numel(), width)
+        self.allocations.append(made)
+        return made
+
+    def _freed(self, key: int, made: Allocation) -> None:
+        self.clock += 1
+        made.end = self.clock
+        del self._live[key]
+
+    def _is_weight(self, tensor: torch.Tensor) -> bool:
+        known = self._live.get(tensor.untyped_storage()._cdata)
+        return known is not None and known[0].term == "weights"
+
+    def _note_workspace(self, args: tuple[Any, ...], result: Any) -> None:
+        """Note what a convolution needs while it runs: its input and its output in the layout of its kernel.
+
+        oneDNN on the CPU computes in blocked layouts, cuDNN's kernels for tensor cores in channels-last.
+        """
+        tensors = args[:2] if isinstance(result, tuple) else (args[0], result)
+        size = sum(one.numel() * one.element_size() for one in tensors)
+        made = self._made(size, tensors[0])
+        made.term = "workspaces"
+        self.clock += 1
+        made.end = self.clock

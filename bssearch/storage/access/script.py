@@ -1,0 +1,62 @@
+"""A new database, its tables and its roles, as SQL: for people who may not make it themselves."""
+
+from __future__ import annotations
+
+from sqlalchemy.dialects import postgresql
+from sqlalchemy.schema import CreateIndex, CreateTable, DDLElement
+
+import bssearch.storage.branches
+import bssearch.storage.specs  # noqa: F401 - both have a table
+from bssearch.storage.access.grants import Roles, right_statements, role_statements
+from bssearch.storage.migrate import SCHEMA_HEAD, UPGRADE_COMMAND, VERSION_TABLE, beside_tables
+from bssearch.storage.models import Base
+
+SCHEMA = "public"
+"""The schema that a script is about."""
+
+
+def script(roles: Roles | None) -> str:
+    """Return SQL that makes what `upgrade` makes of an empty database, with roles, as one transaction.
+
+    It is for PostgreSQL, and psql runs it as it is. Where there are tables of ours it changes nothing about them but
+    who has which rights; it fails as a whole where they are not of this version.
+    """
+    statements = [
+        "BEGIN",
+        f"SET LOCAL search_path TO {SCHEMA}",
+        *(role_statements(roles, SCHEMA) if roles else ()),
+        _refuse_other_revision(),
+        *_tables(),
+        *(right_statements(roles, SCHEMA, VERSION_TABLE) if roles else ()),
+        "COMMIT",
+    ]
+    return "".join(f"{statement.strip()};\n" for statement in statements)
+
+
+def _refuse_other_revision() -> str:
+    # EXECUTE: a table that is not there is not looked for.
+    return (
+        f"DO $$ DECLARE found text; BEGIN IF to_regclass('{VERSION_TABLE}') IS NOT NULL THEN "
+        f"EXECUTE 'SELECT version_num FROM {VERSION_TABLE}' INTO found; IF found <> '{SCHEMA_HEAD}' THEN "
+        f"RAISE 'the schema is at revision %, this is for {SCHEMA_HEAD}: `{UPGRADE_COMMAND}` first', found; "
+        "END IF; END IF; END $$"
+    )
+
+
+def _tables() -> list[str]:
+    """Return what makes our tables where they are not, and what stands beside them."""
+    tables = Base.metadata.sorted_tables
+    indexes = [index for table in tables for index in sorted(table.indexes, key=lambda one: str(one.name))]
+    return [
+        f"CREATE TABLE IF NOT EXISTS {VERSION_TABLE} "
+        f"(version_num VARCHAR(32) NOT NULL, CONSTRAINT {VERSION_TABLE}_pkc PRIMARY KEY (version_num))",
+        f"INSERT INTO {VERSION_TABLE} SELECT '{SCHEMA_HEAD}' WHERE NOT EXISTS (SELECT FROM {VERSION_TABLE})",
+        *(_sql(CreateTable(table, if_not_exists=True)) for table in tables),
+        *(_sql(CreateIndex(index, if_not_exists=True)) for index in indexes),
+        *beside_tables(),
+    ]
+
+
+def _sql(element: DDLElement) -> str:
+    # The dialect writes a % as the driver wants it, twice.
+    return str(element.compile(dialect=postgresql.dialect())).replace("%%", "%")  # type: ignore[no-untyped-call,unused-ignore]

@@ -1,0 +1,1 @@
+"""Studies that are stored whole, and read whole."""

@@ -1,0 +1,138 @@
+"""The checkpoint of somebody's own run: weights, and where they are in it the optimizer's state and the position.
+
+A file is what `torch.save` wrote of a dictionary with ``model``, a state_dict, and where there are ``optimizer``, the
+optimizer's state_dict (a list of them where there are several), ``step`` and ``samples``, whole numbers; or of a
+state_dict alone; or a paused trial's own file (`bssearch.training.trial_checkpoint`). No code in it is executed.
+"""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bssearch.errors import NotFoundError, UsageError
+from bssearch.training.trial_checkpoint import IDENTITY, TRAINING, first_line
+
+FORMAT_HINT = (
+    'torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step, "samples": samples}, '
+    "path) writes one"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavedRun:
+    """What a checkpoint holds; tensors lie on the CPU. None where it does not say.
+
+    ``model`` maps names to tensors, ``optimizer`` is a state_dict or a list of them, ``average`` the averaged weights
+    of a trial of bssearch. ``step`` counts optimizer steps, ``samples`` training samples.
+    """
+
+    model: Mapping[str, Any]
+    optimizer: Any = None
+    average: list[torch.Tensor] | None = None
+    step: int | None = None
+    samples: int | None = None
+
+    @property
+    def learning_rate(self) -> float | None:
+        """Return the largest learning rate that the optimizer had, None where none is saved."""
+        states = self.optimizer if isinstance(self.optimizer, list | tuple) else [self.optimizer]
+        groups = [group for one in states if isinstance(one, Mapping) for group in one.get("param_groups") or ()]
+        rates = [group.get("lr") for group in groups if isinstance(group, Mapping)]
+        return max((float(rate) for rate in rates if isinstance(rate, int | float | torch.Tensor)), default=None)
+
+    def samples_at(self, batch_size: int) -> int | None:
+        """Return the samples seen; where only the steps are known, those of a run at this batch size."""
+        if self.samples is not None or self.step is None:
+            return self.samples
+        return self.step * batch_size
+
+
+def read_checkpoint(path: Path) -> SavedRun:
+    """Return what a checkpoint holds.
+
+    Raises `NotFoundError` where there is no file, `UsageError` where it is no checkpoint, where a weight is not finite,
+    and where its step or samples are no whole number >= 0.
+    """
+    if not path.exists():
+        raise NotFoundError(f"checkpoint {path}: there is no such file")
+    if path.is_dir():
+        raise UsageError(f"checkpoint {path} is a folder; it must be a file", hint=FORMAT_HINT)
+    saved = _of_trial(path) or _of_run(path, _load(path))
+    for name, value in saved.model.items():
+        if isinstance(value, torch.Tensor) and value.is_floating_point() and not _is_finite(value):
+            raise UsageError(f"checkpoint {path}: {name} has values that are not finite")
+    return saved
+
+
+def _is_finite(value: torch.Tensor) -> bool:
+    """Return whether all values are finite; PyTorch does not ask that of numbers of eight bits."""
+    return bool((value.float() if value.element_size() == 1 else value).isfinite().all())
+
+
+def _load(path: Path) -> Any:
+    """Return the content, its tensors mapped from the file where its format allows that."""
+    try:
+        is_archive = zipfile.is_zipfile(path)
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=is_archive)
+    except Exception as error:
+        raise UsageError(
+            f"checkpoint {path} cannot be read as tensors and plain values: {first_line(error)}", hint=FORMAT_HINT
+        ) from error
+
+
+def _of_run(path: Path, content: Any) -> SavedRun:
+    if not isinstance(content, Mapping):
+        raise UsageError(f"checkpoint {path} holds a {type(content).__name__}, no dictionary", hint=FORMAT_HINT)
+    model = content.get("model")
+    if isinstance(model, Mapping):
+        return SavedRun(
+            model=model,
+            optimizer=content.get("optimizer"),
+            step=_count(path, content, "step"),
+            samples=_count(path, content, "samples"),
+        )
+    if content and all(isinstance(value, torch.Tensor) for value in content.values()):
+        return SavedRun(model=content)
+    found = ", ".join(sorted(str(name) for name in content)[:8]) or "nothing"
+    raise UsageError(
+        f"checkpoint {path} holds {found}; it must hold model, a state_dict, or be a state_dict", hint=FORMAT_HINT
+    )
+
+
+def _of_trial(path: Path) -> SavedRun | None:
+    """Return what the file of a paused trial holds, None where the file is none."""
+    if not zipfile.is_zipfile(path):
+        return None
+    try:
+        with zipfile.ZipFile(path) as archive:
+            if not {IDENTITY, TRAINING} <= set(archive.namelist()):
+                return None
+            configuration = json.loads(json.loads(archive.read(IDENTITY))["configuration"])
+            with archive.open(TRAINING) as member:
+                training = torch.load(member, map_location="cpu", weights_only=True)
+        trainer = training["trainer"]
+        return SavedRun(
+            model={**trainer["model"], **trainer["extra"]},
+            optimizer=trainer["optimizer"],
+            average=trainer["average"],
+            step=trainer["steps"],
+            samples=trainer["steps"] * configuration["batch_size"],
+        )
+    except Exception as error:
+        raise UsageError(f"checkpoint {path} of a trial cannot be read: {first_line(error)}") from error
+
+
+def _count(path: Path, content: Mapping[str, Any], name: str) -> int | None:
+    value = content.get(name)
+    if isinstance(value, torch.Tensor) and value.ndim == 0:
+        value = value.item()
+    if value is None or (type(value) is int and value >= 0):
+        return value
+    raise UsageError(f"checkpoint {path}: {name} = {value!r} must be a whole number >= 0")

@@ -1,0 +1,316 @@
+"""Many drivers that start trials of one study at once, beside as many workers on Optuna's RDBStorage.
+
+A driver is a process with the real `Driver`, a store of its own and an executor that ends each trial at once: what is
+measured is the whole sequence (see, choose, start, 20 observations written together, end) and nothing is trained. A
+worker of Optuna's asks, reports 20 values and tells. Both run on one PostgreSQL server, in turn, on the cores of one
+machine with the server: with fewer cores than drivers the rates are those of the processor time that a trial takes of
+all processes together. Processes are forked, so they share the memory of what is imported; connections, history and
+sampler are each one's own. Trials count from when each has started one. Samplers are compared with their like: ``tpe``
+with `TPESampler` as it comes, ``random`` with `RandomSampler`.
+
+Bars: no trial failed, lost or started twice; no slot that waits more than 5 s for its next trial; at least twice the
+trials per second of Optuna. Run: python tests/benchmarks/many_starters.py
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import optuna
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
+
+from bssearch.executors.base import Ended, Event, Observed
+from bssearch.history import History
+from bssearch.records import TrialRequest, TrialState
+from bssearch.search.driver import Driver
+from bssearch.search.listener import Listener
+from bssearch.spec import StudySpec
+from bssearch.storage.repository import Store, open_store
+from tests.factories import make_environment, make_spec
+from tests.postgres import running_postgres
+from tests.search import law
+
+OBSERVATIONS = 20
+FIRST = 5
+"""Trials of a study before all drivers begin."""
+LONGEST_WAIT_BAR_S, RATIO_BAR = 5.0, 2.0
+
+
+@dataclass(frozen=True)
+class Case:
+    """A kind of database, so many drivers, and the trials of all of them."""
+
+    kind: str
+    drivers: int
+    trials: int
+
+
+CASES = {
+    "postgresql-8": Case("postgresql", 8, 320),
+    "postgresql-64": Case("postgresql", 64, 512),
+    "sqlite-8": Case("sqlite", 8, 320),
+}
+
+OPTUNA = {"tpe": optuna.samplers.TPESampler, "random": optuna.samplers.RandomSampler}
+SPACE: dict[str, BaseDistribution] = {
+    "batch_size": IntDistribution(8, 128, log=True),
+    "learning_rate": FloatDistribution(0.01, 1.0, log=True),
+    "weight_decay": CategoricalDistribution([0.0, 1e-4, 1e-3]),
+    "dropout": FloatDistribution(0.0, 0.5),
+}
+CONNECTIONS = "max_connections = 400\nautovacuum = on\n"
+
+_processes = multiprocessing.get_context("fork")
+
+
+@dataclass(frozen=True)
+class Started:
+    """When a trial could begin to train, and for how long its slot had been free."""
+
+    at: float
+    wait_s: float
+
+
+@dataclass
+class EmptyTrials(law.LawExecutor):
+    """Ends each trial at once with 20 observations, and notes how long each slot waited for its next trial."""
+
+    free_since: float = field(default_factory=time.monotonic)
+    starts: list[Started] = field(default_factory=list)
+
+    def submit(self, request: TrialRequest) -> None:
+        now = time.monotonic()
+        self.starts.append(Started(now, now - self.free_since))
+        super().submit(request)
+
+    def events(self, timeout: float) -> list[Event]:
+        if not self.running:
+            time.sleep(timeout)
+            return []
+        request = self.running[0]
+        found = super().events(timeout)
+        total = law.steps_needed(request.configuration) * law.step_seconds(request.configuration.batch_size)
+        shares = [n / (OBSERVATIONS - 1) for n in range(OBSERVATIONS)]
+        self.free_since = time.monotonic()
+        assert isinstance(found[-1], Ended)
+        return [*(Observed(request.number, self.observe(request, share, total)) for share in shares), found[-1]]
+
+
+class SearchIsOverError(Exception):
+    """A driver has seen the end of the search: what follows is done by one at a time, and is not measured."""
+
+
+class UntilTheEnd(Listener):
+    """Stops a driver when the search has ended."""
+
+    def search_ended(self, reason: str, history: History) -> None:
+        raise SearchIsOverError
+
+
+@dataclass(frozen=True)
+class Rate:
+    """Trials per second of all drivers, the longest that one waited for a trial, and the fewest that one had."""
+
+    trials_per_second: float
+    longest_wait_s: float
+    median_wait_s: float
+    fewest: int
+    counted: int
+
+
+def spec_of(sampler: str, trials: int, name: str = "toy") -> StudySpec:
+    """Return a study that is searched to this many trials and not confirmed."""
+    return make_spec(
+        name=name,
+        sampler={"name": sampler},
+        pruner={"checkpoint_gib": 0},
+        confirm={"runs": 0},
+        budget={"trials": trials, "trial_train_seconds": 100.0},
+    )
+
+
+def in_processes(count: int, work: Callable[..., Any], *arguments: Any) -> list[Any]:
+    """Run ``work(barrier, index, *arguments)`` in forked processes; return what each returned."""
+    barrier, results = _processes.Barrier(count), _processes.SimpleQueue()
+    started = [
+        _processes.Process(target=_report, args=(results, work, barrier, index, *arguments)) for index in range(count)
+    ]
+    for process in started:
+        process.start()
+    found = [results.get() for _ in started]
+    for process in started:
+        process.join()
+    failures = [one for one in found if isinstance(one, BaseException)]
+    if failures:
+        raise failures[0]
+    return found
+
+
+def _report(results: Any, work: Callable[..., Any], *arguments: Any) -> None:
+    try:
+        results.put(work(*arguments))
+    except BaseException as error:
+        results.put(RuntimeError(repr(error)))
+        raise
+
+
+def drive(barrier: Any, index: int, url: str, sampler: str, trials: int) -> list[Started]:
+    """Run one driver; return the starts of its trials."""
+    executor, spec = EmptyTrials(), spec_of(sampler, trials)
+    with open_store(url) as store:
+        driver = Driver(spec, store, executor, make_environment(), UntilTheEnd())
+        barrier.wait()
+        executor.free_since = time.monotonic()
+        with suppress(SearchIsOverError):
+            driver.run()
+    return executor.starts
+
+
+def prepare(barrier: Any, index: int, url: str, sampler: str) -> None:
+    """Make the study, with its step times and its first trials."""
+    with open_store(url) as store:
+        make(store, spec_of(sampler, FIRST))
+
+
+def make(store: Store, spec: StudySpec) -> None:
+    """Make a study and run it alone."""
+    store.create_study(spec.new_study("benchmark"))
+    store.bind_environment(spec.name, make_environment())
+    Driver(spec, store, EmptyTrials(), make_environment(), Listener()).run()
+
+
+def ours(url: str, sampler: str, drivers: int, trials: int) -> Rate:
+    """Return the rate of so many drivers; fail where a trial failed, is lost, or was started twice."""
+    in_processes(1, prepare, url, sampler)
+    found = in_processes(drivers, drive, url, sampler, trials + FIRST)
+    [stored] = in_processes(1, read_back, url)
+    assert [number for number, _, _ in stored] == list(range(1, trials + FIRST + 1)), "a number twice, or one missing"
+    assert {state for _, state, _ in stored} <= {TrialState.REACHED, TrialState.CAPPED, TrialState.PRUNED}
+    assert all(observations for _, _, observations in stored)
+    assert sum(map(len, found)) == trials
+    return rate_of(found)
+
+
+def rate_of(found: Sequence[Sequence[Started]]) -> Rate:
+    """Return the rate from when each has started a trial: until then they compile their statements."""
+    began = max(own[0].at for own in found)
+    late = sorted((one for own in found for one in own if one.at > began), key=lambda one: one.at)
+    waits = [one.wait_s for one in late]
+    seconds = late[-1].at - began
+    return Rate(len(late) / seconds, max(waits), statistics.median(waits), min(map(len, found)), len(late))
+
+
+def read_back(barrier: Any, index: int, url: str) -> list[tuple[int, TrialState, int]]:
+    """Return number, state and count of observations of each stored trial."""
+    with open_store(url, write=False) as store:
+        trials = store.trials("toy")
+        curves = store.curves("toy", [trial.number for trial in trials])
+    return [(trial.number, trial.state, len(curves[trial.number])) for trial in trials]
+
+
+def optuna_worker(barrier: Any, index: int, url: str, sampler: str, trials: int, taken: Any) -> list[Started]:
+    """Ask, report and tell until so many trials are taken; return what `drive` returns."""
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    storage = optuna.storages.RDBStorage(url)
+    study = optuna.load_study(study_name="toy", storage=storage, sampler=OPTUNA[sampler](seed=index))
+    barrier.wait()
+    ended = time.monotonic()
+    starts: list[Started] = []
+    while True:
+        with taken.get_lock():
+            if taken.value >= trials:
+                return starts
+            taken.value += 1
+        asked = ask_report_tell(study)
+        starts.append(Started(asked, asked - ended))
+        ended = time.monotonic()
+
+
+def ask_report_tell(study: optuna.Study) -> float:
+    """Have one trial; return when it could have begun to train."""
+    trial = study.ask(SPACE)
+    asked = time.monotonic()
+    for step in range(OBSERVATIONS):
+        trial.report(step / OBSERVATIONS, step)
+    study.tell(trial, trial.params["learning_rate"])
+    return asked
+
+
+def prepare_optuna(barrier: Any, index: int, url: str) -> None:
+    """Make Optuna's study."""
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    optuna.create_study(study_name="toy", storage=optuna.storages.RDBStorage(url))
+
+
+def optunas(url: str, sampler: str, workers: int, trials: int) -> Rate:
+    """Return the rate of so many workers of Optuna's."""
+    in_processes(1, prepare_optuna, url)
+    taken = _processes.Value("i", 0)
+    found = in_processes(workers, optuna_worker, url, sampler, trials, taken)
+    return rate_of(found)
+
+
+def import_all() -> None:
+    """Have all imported that trials need, before processes are forked."""
+    with tempfile.TemporaryDirectory() as folder:
+        for sampler, kind in OPTUNA.items():
+            with open_store(f"sqlite:///{folder}/{sampler}.db") as store:
+                make(store, spec_of(sampler, 2 * FIRST + 10))
+            study = optuna.create_study(storage=f"sqlite:///{folder}/optuna-{sampler}.db", sampler=kind())
+            for _ in range(12):
+                ask_report_tell(study)
+
+
+def show(what: str, rate: Rate) -> None:
+    """Print a line of a rate."""
+    print(
+        f"  {what:16} {rate.trials_per_second:6.1f} trials/s, waits: median {rate.median_wait_s:.2f} s, longest "
+        f"{rate.longest_wait_s:.2f} s; fewest trials of one {rate.fewest}, counted {rate.counted}",
+        flush=True,
+    )
+
+
+def measured(case: Case, sampler: str) -> tuple[Rate, Rate]:
+    """Return the rate of bssearch and that of Optuna, one after the other on one server, and print both."""
+    with running_postgres(CONNECTIONS) as server, tempfile.TemporaryDirectory() as folder:
+        urls = [f"sqlite:///{folder}/ours.db", f"sqlite:///{folder}/optuna.db"]
+        if case.kind == "postgresql":
+            urls = [server.create_database(), server.create_database(schema=False)]
+        own = ours(urls[0], sampler, case.drivers, case.trials)
+        show("bssearch", own)
+        other = optunas(urls[1], sampler, case.drivers, case.trials)
+        show("Optuna", other)
+    return own, other
+
+
+def main() -> int:
+    """Measure and print; return 1 where a bar is missed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--case", action="append", choices=CASES, help="default: all")
+    parser.add_argument("--sampler", action="append", choices=OPTUNA, help="default: both")
+    options = parser.parse_args()
+    import_all()
+    is_met = True
+    for name in options.case or CASES:
+        for sampler in options.sampler or OPTUNA:
+            print(f"{name}, {CASES[name].trials} trials, {sampler}", flush=True)
+            own, other = measured(CASES[name], sampler)
+            ratio = own.trials_per_second / other.trials_per_second
+            print(
+                f"  ratio {ratio:.1f} (bar {RATIO_BAR:g}), longest wait {own.longest_wait_s:.2f} s (bar 5)", flush=True
+            )
+            is_met &= ratio >= RATIO_BAR and own.longest_wait_s <= LONGEST_WAIT_BAR_S
+    return 0 if is_met else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,220 @@
+"""``bssearch plan``: the same numbers as from Python, wrong input told in a line, and the questions of a first spec."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import bssearch as api
+from bssearch.spec import load_spec
+from tests.cli.task import bssearch
+
+CASES = 200
+
+Given = dict[str, Any]
+
+
+def learning_rate(rng: random.Random) -> Given:
+    given: Given = {
+        "from_batch": rng.randint(1, 4096),
+        "learning_rate": 10 ** rng.uniform(-5, 1),
+        "batch": rng.randint(1, 65536),
+        "optimizer": rng.choice(["sgd", "adamw", "lamb"]),
+        "warmup_epochs": rng.choice([0.0, 1.5]),
+        "weight_decay": 10 ** rng.uniform(-5, -1),
+        "dropout": rng.uniform(0, 0.9),
+    }
+    return given if rng.random() < 0.5 else {**given, "rule": rng.choice(["linear", "sde", "timescale"])}
+
+
+def accumulation(rng: random.Random) -> Given:
+    micro, steps, devices = rng.randint(1, 64), rng.randint(1, 40), rng.randint(1, 16)
+    key = rng.choice(["micro", "max_micro"])
+    return {"batch": micro * steps * devices, key: micro, "devices": devices}
+
+
+def scale(rng: random.Random) -> Given:
+    b_crit = rng.uniform(10, 1e5)
+    return {
+        "devices": rng.randint(1, 64),
+        rng.choice(["batch", "per_device_batch"]): rng.randint(1, 4096),
+        "alpha_s": rng.uniform(0, 0.1),
+        "beta_s": 10 ** rng.uniform(-6, -2),
+        "parameters": rng.randint(1, 10**10),
+        "bandwidth_gb_s": rng.uniform(1, 900),
+        "latency_us": rng.uniform(0, 50),
+        "overlap": rng.uniform(0, 1),
+        "b_crit": b_crit,
+        "b_crit_low": b_crit / 2,
+        "samples_to_target": rng.uniform(1e3, 1e9),
+    }
+
+
+def start(rng: random.Random) -> Given:
+    return {
+        "memory_gib": rng.uniform(16, 200),
+        "parameters": rng.randint(10**5, 10**9) // 2,
+        "devices": rng.choice([1, 2, 8]),
+        "start": rng.choice(["scratch", "fine_tuning"]),
+        "priority": rng.choice(["speed", "accuracy", "cost", "memory"]),
+        "optimizer": rng.choice(["sgd", "adamw", "muon"]),
+        "sample_mib": rng.uniform(1, 300),
+        "seconds": 10 ** rng.uniform(-1, 4),
+    }
+
+
+COMMANDS: dict[str, tuple[Callable[[random.Random], Given], Callable[..., Any], list[str]]] = {
+    "lr": (learning_rate, api.plan_learning_rate, []),
+    "accumulation": (accumulation, api.plan_accumulation, []),
+    "scale": (scale, api.plan_scale, []),
+    "start": (start, api.plan_start, ["--defaults"]),
+}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_command_line_and_python_give_the_same_numbers(name: str, tmp_path: Path) -> None:
+    make, call, more = COMMANDS[name]
+    rng = random.Random(name)
+    for _ in range(CASES // len(COMMANDS)):
+        given = make(rng)
+        words = [
+            word for key, value in given.items() for word in (f"--{key.replace('_', '-')}", repr(value).strip("'"))
+        ]
+        done = bssearch("plan", name, *words, *more, "--format", "json", cwd=tmp_path)
+        assert done.returncode == 0, f"{words}: {done.stderr}"
+        assert json.loads(done.stdout) == json.loads(json.dumps(call(**given).document())), words
+
+
+HOSTILE = [0, -1, 1, 7, 10**15, 10**400, 1e-320, 1e30, 1e308, math.nan, math.inf, -math.inf, 0.5, True, None, "x", ""]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_whatever_is_given_comes_to_finite_numbers_or_to_an_error_on_purpose(name: str) -> None:
+    make, call, _ = COMMANDS[name]
+    rng = random.Random(name)
+    for _ in range(CASES):
+        given = make(rng)
+        given |= {key: rng.choice(HOSTILE) for key in rng.sample(sorted(given), k=min(len(given), rng.randint(1, 2)))}
+        with suppress(api.BSSearchError):
+            json.dumps(call(**given).document(), allow_nan=False)
+
+
+def test_the_keys_that_programs_rely_on(tmp_path: Path) -> None:
+    words = ["--from-batch", "256", "--learning-rate", "0.1", "--batch", "512", "--rule", "linear", "--rule", "sqrt"]
+    rules = json.loads(bssearch("plan", "lr", *words, "--format", "json", cwd=tmp_path).stdout)["rules"]
+    assert list(rules) == ["linear", "sqrt"]
+    assert {"learning_rate", "warmup_epochs", "weight_decay"} <= rules["linear"].keys()
+    words = ["--batch", "512", "--micro", "16", "--devices", "4"]
+    split = json.loads(bssearch("plan", "accumulation", *words, "--format", "json", cwd=tmp_path).stdout)
+    assert {"micro_batch": 16, "accumulation_steps": 8, "devices": 4, "batch": 512}.items() <= split.items()
+
+
+SCALE = "--devices 32 --per-device-batch 32 --alpha-s 0.01 --beta-s 0.002 --parameters 1000 --bandwidth-gb-s 10"
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["lr", "--from-batch", "0", "--learning-rate", "1", "--batch", "8"], 2, "from_batch = 0 must be"),
+        (["lr", "--from-batch", "8", "--learning-rate", "nan", "--batch", "8"], 2, "learning_rate = nan must be"),
+        (["lr", "--from-batch", "8", "--learning-rate", "1", "--batch", "8", "--rule", "sqr"], 2, "did you mean sqrt"),
+        (["accumulation", "--batch", "100", "--micro", "64"], 2, "the nearest are 64 (1 step) and 128 (2 steps)"),
+        (["accumulation", "--batch", "8", "--micro", "4", "--max-micro", "4"], 2, "contradict each other"),
+        (["scale", "--devices", "2", "--batch", "8", "--per-device-batch", "8"], 2, "not given"),
+        (
+            ["scale", *SCALE.split(), "--b-crit", "300", "--price-per-device-hour", "2"],
+            2,
+            "price_per_device_hour = 2 needs samples_to_target",
+        ),
+        (["start", "--defaults", "--memory-gib", "-1"], 2, "memory_gib = -1 must be"),
+        (["start", "--defaults", "--parameters", "70000000000"], 6, "does not hold"),
+        (["start", "--defaults", "--out", "spec.json"], 2, "must end in .yaml"),
+    ],
+)
+def test_wrong_input_is_told_in_a_line(words: list[str], code: int, said: str, tmp_path: Path) -> None:
+    done = bssearch("plan", *words, cwd=tmp_path)
+    assert done.returncode == code
+    assert said in done.stderr and "Traceback" not in done.stderr
+    assert done.stdout == "" and list(tmp_path.iterdir()) == []
+
+
+def test_people_read_where_devices_stop_paying_and_what_is_put_right(tmp_path: Path) -> None:
+    words = [*SCALE.split(), "--b-crit", "300", "--b-crit-low", "200"]
+    shown = bssearch("plan", "scale", *words, cwd=tmp_path).stdout
+    assert "The batch passes B_crit = 300 at 10 [7, –] devices" in shown
+    shown = bssearch(
+        "plan", "lr", "--from-batch", "64", "--learning-rate", "0.1", "--batch", "8192", cwd=tmp_path
+    ).stdout
+    assert "23.74 ± 0.09 %" in shown and "LARS" in shown and "No audit of the database" in shown
+    shown = bssearch("plan", "accumulation", "--batch", "640", "--micro", "16", cwd=tmp_path).stdout
+    assert "micro-batches of 16 × 40 accumulation steps" in shown and "5e-16" in shown
+
+
+@pytest.mark.parametrize("form", ["csv", "jsonl"])
+@pytest.mark.parametrize(
+    ("name", "words", "rows"),
+    [
+        ("lr", "--from-batch 64 --learning-rate 0.1 --batch 640", 10),
+        ("accumulation", "--batch 64 --micro 16", 1),
+        ("scale", f"{SCALE} --b-crit 300", 32),
+    ],
+)
+def test_every_plan_has_rows_for_programs(name: str, words: str, rows: int, form: str, tmp_path: Path) -> None:
+    shown = bssearch("plan", name, *words.split(), "--format", form, cwd=tmp_path).stdout
+    assert len(shown.splitlines()) == rows + (form == "csv")
+
+
+def test_a_first_spec_is_written_to_a_new_file(tmp_path: Path) -> None:
+    done = bssearch("plan", "start", "--defaults", "--out", "mine.yaml", cwd=tmp_path)
+    assert done.returncode == 0 and done.stdout == ""
+    assert "next: bssearch check mine.yaml" in done.stderr
+    assert load_spec(tmp_path / "mine.yaml") == api.plan_start().spec
+    again = bssearch("plan", "start", "--defaults", "--out", "mine.yaml", cwd=tmp_path)
+    assert again.returncode == 2 and "nothing is overwritten" in again.stderr
+
+
+def test_on_a_terminal_what_no_option_says_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def answer(text: str, *, default: Any, err: bool) -> Any:
+        assert err, "stdout is for the spec"
+        asked.append(text)
+        if text.startswith("What comes first") and asked.count(text) == 1:
+            return "speeed"
+        return {"Devices to train on in the end": 4}.get(text, default)
+
+    monkeypatch.setattr("typer.prompt", answer)
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
+    done = bssearch("plan", "start", "--memory-gib", "80", "--format", "json", cwd=tmp_path)
+    assert json.loads(done.stdout) == api.plan_start(memory_gib=80.0, devices=4).document()
+    assert not any("Memory" in text for text in asked), "an option has said it"
+    assert asked[0] == "Parameters of the model"
+    assert asked.count("What comes first (speed, accuracy, cost, memory)") == 2, "a wrong word is asked again"
+    assert "'speeed' is none of speed, accuracy, cost, memory" in done.stderr
+
+
+def test_a_beta_that_a_rule_has_made_0_is_shown(tmp_path: Path) -> None:
+    words = ("--from-batch", "64", "--learning-rate", "1e-3", "--batch", "1024", "--rule", "sde")
+    assert "beta1" in bssearch("plan", "lr", *words, "--optimizer", "adamw", cwd=tmp_path).stdout
+    assert "beta" not in bssearch("plan", "lr", *words, "--optimizer", "sgd", cwd=tmp_path).stdout.splitlines()[2]
+
+
+def test_parameters_are_written_as_in_a_plan_of_memory(tmp_path: Path) -> None:
+    scaled = api.plan_scale(
+        devices=2, batch=64, alpha_s=0.1, beta_s=0.1, b_crit=9.0, parameters=25 * 10**6, bandwidth_gb_s=1.0
+    )
+    words = "--devices 2 --batch 64 --alpha-s 0.1 --beta-s 0.1 --b-crit 9 --parameters 25M --bandwidth-gb-s 1"
+    done = bssearch("plan", "scale", *words.split(), "--format", "json", cwd=tmp_path)
+    assert json.loads(done.stdout) == scaled.document()
+    done = bssearch("plan", "start", "--defaults", "--parameters", "0.3B", "--format", "json", cwd=tmp_path)
+    assert json.loads(done.stdout)["answers"]["parameters"] == 300_000_000
+    done = bssearch("plan", "start", "--defaults", "--parameters", "7GB", cwd=tmp_path)
+    assert done.returncode == 2 and "--parameters '7GB' must be a number" in done.stderr

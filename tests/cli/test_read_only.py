@@ -1,0 +1,239 @@
+"""Who may only look: every command that shows works, and leaves no trace; every command that writes names the role."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+
+from bssearch.commands.run import run_study
+from bssearch.settings import DATABASE_URL_VARIABLE
+from bssearch.spec import load_spec
+from bssearch.storage import migrate
+from bssearch.storage.access.grants import Roles
+from bssearch.storage.repository import open_store
+from tests.cli.conftest import run_by_law
+from tests.cli.task import bssearch, environment, write_task
+from tests.postgres import Postgres
+from tests.search.law import LawExecutor
+from tests.test_guide import leaves
+
+SEARCHED = {"budget": {"trials": 14, "trial_train_seconds": 2.0}, "confirm": {"top": 1, "runs": 3}}
+
+READS = {
+    "studies": "studies --all",
+    "status": "status task",
+    "best": "best task",
+    "trials": "trials task",
+    "trial": "trial task 1",
+    "report": "report task",
+    "report --html": "report task --html {to}/report.html --svg {to}/report.svg --csv {to}/tables",
+    "compare": "compare task other",
+    "price": "price task --step-times {out}/h100.csv",
+    "track-record": "track-record",
+    "audit": "audit task --no-run",
+    "export": "export task --to curves --file {to}/task.csv.gz",
+    "export --to optuna": "export task --to optuna --file {to}/task.optuna.db",
+    "plan lr": "plan lr --from-batch 32 --learning-rate 0.1 --batch 64",
+    "plan scale": "plan scale --devices 2 --per-device-batch 8 --study task --parameters 1M --bandwidth-gb-s 10",
+    "db current": "db current",
+    "db check": "db check",
+    "rerun": "rerun task 1 --workload {out}/task.py:Task",
+}
+WRITES = {
+    "run": "run {out}/task.yaml",
+    "confirm": "confirm task --runs 5 --workload task.py:Task",
+    "audit": "audit task --workload task.py:Task",
+    "enqueue": "enqueue task batch_size=64",
+    "quick": "quick {out}/other.yaml",
+    "probe memory": "probe memory {out}/task.yaml",
+    "import runs": "import runs {out}/runs.csv --name runs --metric accuracy --target 0.5",
+    "import study": "import study {out}/whole.jsonl.gz",
+    "merge": "merge sqlite:///{out}/else.db",
+    "rename": "rename task better",
+    "archive": "archive task",
+    "delete": "delete task --yes",
+}
+ALSO_WRITE = {
+    *("probe step-time", "probe noise", "probe branch"),
+    *("import rcp", "import optuna"),
+    *("db init", "db upgrade"),  # of the owner's role: tests/storage/test_roles.py
+}
+WITHOUT_A_DATABASE = {
+    *("init", "check", "target", "simulate", "schema", "guide"),
+    *("plan memory", "plan accumulation", "plan start"),
+}
+
+
+def test_of_every_command_it_is_known_whether_it_writes() -> None:
+    """Who adds a command says it here, and so how it does under a role that may only look."""
+    reads = {name.partition(" --")[0] for name in READS}
+    assert leaves() == reads | set(WRITES) | ALSO_WRITE | WITHOUT_A_DATABASE
+
+
+def make_studies(url: str, folder: Path) -> None:
+    """Store the studies task and other, and write beside them what commands are given."""
+    for name in ("other", "task"):
+        path = write_task(folder, name=name, budget={"trials": 14, "trial_train_seconds": 2.0})
+        path.rename(folder / f"{name}.yaml")
+        run_study(load_spec(folder / f"{name}.yaml"), db=url, folder=folder, make_executor=lambda *_: LawExecutor())
+    with open_store(url, write=False) as store:
+        store.write_study("other", folder / "whole.jsonl.gz")
+    open_store(f"sqlite:///{folder / 'else.db'}").close()
+    (folder / "h100.csv").write_text("batch_size,step_seconds\n" + "".join(f"{2**k},0.001\n" for k in range(3, 8)))
+    (folder / "runs.csv").write_text("batch_size,train_seconds,reached\n8,1.0,true\n16,2.0,true\n")
+
+
+def words(line: str, out: Path, to: Path | None = None) -> list[str]:
+    """Return a command's words; it finds files in ``out``, and writes some to ``to``."""
+    return shlex.split(line.format(out=out, to=to))
+
+
+@pytest.fixture
+def to(tmp_path: Path) -> Path:
+    return tmp_path
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Path:
+    """The folder at hand."""
+    folder = tmp_path / "here"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("out")
+
+
+@pytest.fixture(scope="module")
+def reader(postgres: Postgres, out: Path) -> str:
+    """The URL of a database with studies, for a login that may only look."""
+    url = postgres.create_database()
+    migrate.upgrade(url, Roles("looked_at"))
+    make_studies(url, out)
+    postgres.execute("CREATE ROLE lara LOGIN", "GRANT looked_at_reader TO lara")
+    return url.replace("postgres@", "lara@")
+
+
+@pytest.fixture(scope="module")
+def file(out: Path) -> Iterator[Path]:
+    """A SQLite file with studies that nobody may write, in a folder that nobody may write to, whom all may look at."""
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        made = folder / "team.db"
+        make_studies(f"sqlite:///{made}", out)
+        made.chmod(0o444)
+        folder.chmod(0o555)
+        yield made
+        folder.chmod(0o755)
+
+
+class TestLooking:
+    @pytest.mark.parametrize("line", READS.values(), ids=READS)
+    def test_as_a_reader(
+        self, reader: str, out: Path, to: Path, here: Path, monkeypatch: pytest.MonkeyPatch, line: str
+    ) -> None:
+        monkeypatch.setenv(DATABASE_URL_VARIABLE, reader)
+        done = bssearch(*words(line, out, to), cwd=here)
+        assert done.returncode == 0, done.stderr
+        assert list(here.iterdir()) == []
+
+    @pytest.mark.parametrize("line", READS.values(), ids=READS)
+    def test_at_a_file(
+        self, file: Path, out: Path, to: Path, here: Path, monkeypatch: pytest.MonkeyPatch, line: str
+    ) -> None:
+        monkeypatch.setenv(DATABASE_URL_VARIABLE, f"sqlite:///{file}")
+        before = file.read_bytes()
+        done = bssearch(*words(line, out, to), cwd=here)
+        assert done.returncode == 0, done.stderr
+        assert list(here.iterdir()) == []
+        assert [one.name for one in file.parent.iterdir()] == [file.name]
+        assert file.read_bytes() == before
+
+    def test_at_a_file_as_somebody_else(self, file: Path) -> None:
+        """Root may write where nobody may; who is not root may not."""
+        lines = [line for line in READS.values() if "{" not in line]
+        done = subprocess.run(
+            [sys.executable, "-c", AS_NOBODY, *lines],
+            env={
+                **environment(),
+                DATABASE_URL_VARIABLE: f"sqlite:///{file}",
+                "HOME": "/",
+                "PYTHONDONTWRITEBYTECODE": "1",
+            },
+            cwd=file.parent,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.stdout.splitlines()[-1] == str([0] * len(lines)), done.stderr
+        assert [one.name for one in file.parent.iterdir()] == [file.name]
+
+
+AS_NOBODY = """
+import os, shlex, sys
+from bssearch.cli.app import main
+
+def run(line):
+    sys.argv = ["bssearch", *shlex.split(line)]
+    try:
+        main()
+    except SystemExit as ending:
+        return ending.code or 0
+
+lines = sys.argv[1:]
+[run(line) for line in lines]  # nothing is left to import when the rights are gone
+if os.getuid() == 0:
+    os.setgid(65534)
+    os.setuid(65534)
+print()
+print([run(line) for line in lines])
+"""
+
+
+class TestWriting:
+    @pytest.fixture(autouse=True)
+    def _nothing_runs(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Not even what a workload or a script is, which takes running a step of it, is looked at."""
+
+        def describe(executor: LawExecutor) -> None:
+            raise AssertionError("the workload has been loaded")
+
+        run_by_law(monkeypatch)
+        monkeypatch.setattr(LawExecutor, "describe", describe)
+
+    @pytest.mark.parametrize("line", WRITES.values(), ids=WRITES)
+    def test_a_reader_is_told_of_the_role_before_anything_runs(
+        self, reader: str, out: Path, monkeypatch: pytest.MonkeyPatch, line: str
+    ) -> None:
+        monkeypatch.setenv(DATABASE_URL_VARIABLE, reader)
+        done = bssearch(*words(line, out), cwd=out)
+        assert (done.returncode, done.stdout) == (4, ""), done.stderr
+        assert "'lara' needs the role looked_at_writer" in done.stderr
+        assert 'GRANT looked_at_writer TO "lara"' in done.stderr
+
+    @pytest.mark.parametrize("line", WRITES.values(), ids=WRITES)
+    def test_a_file_that_may_not_be_written_is_named(
+        self, file: Path, out: Path, monkeypatch: pytest.MonkeyPatch, line: str
+    ) -> None:
+        monkeypatch.setenv(DATABASE_URL_VARIABLE, f"sqlite:///{file}")
+        done = bssearch(*words(line, out), cwd=out)
+        assert (done.returncode, done.stdout) == (4, ""), done.stderr
+        assert f"{file} is read-only" in done.stderr
+
+    def test_whose_study_it_is_says_the_command_line(self, reader: str, postgres: Postgres, out: Path) -> None:
+        postgres.execute("CREATE ROLE wim LOGIN", "GRANT looked_at_writer TO wim")
+        url = reader.replace("lara@", "wim@")
+        for line in ("rename task better", "archive task", "delete task --yes"):
+            done = bssearch(*words(line, out), "--db", url, cwd=out)
+            assert (done.returncode, done.stdout) == (4, ""), done.stderr
+            assert "the study 'task' may be renamed, archived or deleted by postgres, who made it" in done.stderr
+        with open_store(reader, write=False) as store:
+            assert [one.name for one in store.studies()] == ["other", "task"]

@@ -1,0 +1,180 @@
+"""From a few answers to a spec that runs."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from bssearch.commands.check import check
+from bssearch.commands.plan.memory import plan_memory
+from bssearch.errors import LaunchError, UsageError
+from bssearch.planning.start import STARTS, Answers, fixed_bytes
+from bssearch.planning.start_spec import StartPlan, plan_start
+from bssearch.records import WorkloadDescription
+from bssearch.space.usual_rates import SCRATCH_RATES
+from bssearch.spec import load_spec
+from tests.search.law import LawExecutor
+
+FINE_TUNING: dict[str, Any] = {"memory_gib": 24, "start": "fine_tuning", "parameters": 110_000_000}
+SCRATCH: dict[str, Any] = {
+    "memory_gib": 80,
+    "devices": 8,
+    "parameters": 1_300_000_000,
+    "sample_mib": 300.0,
+    "workload": "mine.py:Mine",
+    "train_samples": 50_000,
+}
+BOUND: dict[str, Any] = {"memory_gib": 8, "parameters": 350_000_000, "sample_mib": 150.0, "priority": "memory"}
+
+
+class Large(LawExecutor):
+    """Has the training samples that a plan was told of."""
+
+    def describe(self) -> WorkloadDescription:
+        return replace(super().describe(), train_samples=50_000)
+
+
+def codes(found: StartPlan) -> set[str]:
+    """Return what `bssearch check` finds suspicious of a plan's spec, its workload by a law."""
+    return {one.code for one in check(found.spec, make_executor=lambda *_: Large()).findings}
+
+
+def test_fine_tuning_on_24_gib_takes_small_batches_and_rates_a_tenth_of_those_from_scratch() -> None:
+    found = plan_start(**FINE_TUNING)
+    assert found.spec.preset == "fine_tuning"
+    assert found.spec.space.rungs == (8, 16, 32, 64)
+    assert [found.spec.default.batch_size, found.spec.default.learning_rate] == pytest.approx([16, 1e-4])
+    assert found.spec.space.max_micro_batch_size is None
+    assert "fine_tuning_learning_rate" not in codes(found)
+
+
+def test_from_scratch_on_eight_devices_of_80_gib_searches_what_they_make_together() -> None:
+    found = plan_start(**SCRATCH)
+    assert found.spec.space.rungs == (256, 512, 1024, 2048)
+    assert found.safe_micro_batch == math.floor((0.8 * 80 * 2**30 - 16 * 1.3e9) / (300 * 2**20))
+    assert found.spec.space.max_micro_batch_size == 64, "32 to 64 a device"
+    assert found.spec.default.learning_rate == pytest.approx(1e-3)
+    assert not codes(found) & {"learning_rate_fixed", "no_warmup", "default_outside_space"}
+
+
+def test_bound_by_memory_on_8_gib_accumulates_the_micro_batches_that_fit() -> None:
+    found = plan_start(**BOUND)
+    assert found.fixed_bytes == 16 * 350_000_000
+    assert found.safe_micro_batch == 8
+    assert found.spec.space.max_micro_batch_size == 8
+    assert found.spec.space.rungs[-1] > 8
+    assert "activation_checkpointing" in found.yaml
+    assert "default_outside_space" not in codes(found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("answers", [FINE_TUNING, {**SCRATCH, "workload": "digits", "train_samples": None}, BOUND])
+def test_with_the_stand_in_each_way_passes_a_real_check(answers: dict[str, Any]) -> None:
+    found = check(plan_start(**answers).spec)
+    assert found.trial.steps > 0
+    assert not {one.code for one in found.findings} & {"default_diverges", "metric_never_moves", "out_of_memory"}
+
+
+@pytest.mark.parametrize("start", STARTS)
+@pytest.mark.parametrize("priority", ["speed", "accuracy", "cost", "memory"])
+@pytest.mark.parametrize("devices", [1, 3, 8])
+@pytest.mark.parametrize("workload", ["digits", "train.py"])
+def test_every_way_comes_to_a_spec_that_loads_from_its_file(
+    start: str, priority: str, devices: int, workload: str, tmp_path: Path
+) -> None:
+    found = plan_start(start=start, priority=priority, devices=devices, workload=workload)
+    path = tmp_path / "spec.yaml"
+    path.write_text(found.yaml)
+    assert load_spec(path) == found.spec
+    assert found.spec.space.outside(found.spec.default_configuration) == []
+
+
+@pytest.mark.parametrize("optimizer", SCRATCH_RATES)
+def test_every_optimizer_has_its_usual_rate_and_rule(optimizer: str) -> None:
+    spec = plan_start(optimizer=optimizer, seconds=1e-5, target=1e-7).spec
+    assert spec.default.learning_rate == SCRATCH_RATES[optimizer]
+    assert spec.target.value == 1e-7
+    rate: Any = spec.space.learning_rate
+    assert rate.rule == ("linear" if optimizer in ("sgd", "lars") else "sqrt")
+    assert rate.low < spec.default.learning_rate < rate.high
+
+
+def test_every_line_with_a_choice_has_its_reason_beside_it() -> None:
+    found = plan_start(priority="accuracy", devices=4, train_samples=100_000)
+    without = [
+        line.strip().partition(":")[0] for line in found.yaml.splitlines() if "#" not in line and line.partition(":")[2]
+    ]
+    assert set(without) <= {"schema_version", "name", "optimizer", "pruner", "batch_size", *_zeros()}
+    assert {"batch_size", "learning_rate", "objective", "max_micro_batch_size", "confirm"} <= found.reasons.keys()
+
+
+def _zeros() -> set[str]:
+    return {"warmup_epochs", "weight_decay", "dropout", "label_smoothing"}
+
+
+def test_what_is_used_today_is_the_default_to_the_last_digit() -> None:
+    spec = plan_start(batch=48, learning_rate=0.00123456789).spec
+    assert (spec.default.batch_size, spec.default.learning_rate) == (48, 0.00123456789)
+
+
+def test_names_are_quoted_in_the_yaml() -> None:
+    found = plan_start(metric='a "b": {c}', workload="x y.py:Z", train_samples=5000)
+    assert yaml.safe_load(found.yaml)["target"]["metric"] == 'a "b": {c}'
+    assert found.spec.workload == "x y.py:Z"
+
+
+def test_what_does_not_depend_on_the_batch_is_that_of_plan_memory() -> None:
+    answers = plan_start(parameters=1000, memory_gib=24).answers
+    assert fixed_bytes(answers, "adamw") == plan_memory(parameters=1000, precision="bf16").fixed_bytes == 16_000
+    assert fixed_bytes(answers, "sgd") == 12_000, "with momentum"
+
+
+def test_a_model_that_does_not_fit_is_refused_with_what_would_hold_it() -> None:
+    with pytest.raises(LaunchError) as caught:
+        plan_start(memory_gib=24, parameters=7_000_000_000, devices=8)
+    assert "memory_gib = 24 does not hold 7,000,000,000 parameters in bf16 with adamw" in caught.value.message
+    hint = caught.value.hint or ""
+    assert "a device as h200" in hint and "ZeRO stage 3 over the 8 devices" in hint
+    with pytest.raises(LaunchError) as caught:
+        plan_start(memory_gib=24, parameters=1_300_000_000)
+    assert "the optimizer sgd" in (caught.value.hint or "") and "ZeRO" not in (caught.value.hint or "")
+    with pytest.raises(LaunchError, match="a sample 30"):
+        plan_start(memory_gib=24, sample_mib=30 * 1024)
+
+
+@pytest.mark.parametrize(
+    ("answers", "said"),
+    [
+        ({"memory_gib": 0}, "memory_gib = 0 must be"),
+        ({"memory_gib": math.nan}, "memory_gib = nan must be"),
+        ({"parameters": -1}, "parameters = -1 must be"),
+        ({"devices": 0}, "devices = 0 must be"),
+        ({"target": math.inf}, "target = inf must be a finite number"),
+        ({"workload": ""}, "workload = '' must be a text"),
+        ({"precision": "fp61"}, "precision = 'fp61' is not known; did you mean fp16"),
+        ({"optimizer": "adamx"}, "optimizer = 'adamx' is not known; did you mean adam"),
+        ({"priority": "spead"}, "did you mean speed"),
+        ({"start": "finetuning"}, "did you mean fine_tuning"),
+        ({"goal": "max"}, "goal = 'max' is not known"),
+        ({"priority": "speed", "price_per_device_hour": 2.0}, "contradicts priority = 'speed'"),
+        ({"batch": 512, "train_samples": 100}, "batch = 512 must be <= train_samples = 100"),
+        ({"batch": 4096}, "batch = 4096 must be <= 1077"),
+        ({"memmory_gib": 8}, "question = 'memmory_gib' is not known; did you mean memory_gib"),
+    ],
+)
+def test_wrong_answers_and_contradictions_are_refused(answers: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        plan_start(**answers)
+    assert said in caught.value.message
+
+
+def test_questions_have_the_defaults_of_the_answers() -> None:
+    from bssearch.planning.start import QUESTIONS
+
+    defaults = Answers()
+    assert {one.name: one.default for one in QUESTIONS} == {one.name: getattr(defaults, one.name) for one in QUESTIONS}

@@ -1,0 +1,192 @@
+"""Copies of one study as they may lie about: earlier and later states of it, and states of which parts are missing."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import event
+
+from bssearch.records import (
+    BranchMeasurement,
+    GradientNoise,
+    MemoryUse,
+    NoiseMeasurement,
+    TrialOutcome,
+    TrialState,
+)
+from bssearch.search.finding import save_quick
+from bssearch.spec import StudySpec
+from bssearch.storage.repository import Store, open_store
+from bssearch.storage.transfer.rows import travelling
+from bssearch.storage.transfer.transfers import Incoming
+from tests.factories import make_curve, make_environment, make_probe, make_spec
+from tests.storage.conftest import OUTCOME, enqueue, resume, start, start_queued
+
+REACHED = replace(OUTCOME, wall_seconds=5.0, further_test_metrics={"loss": 0.25}, warnings=("one", "two words"))
+PAUSED = TrialOutcome(state=TrialState.PAUSED, reason="others first", steps=10, train_seconds=1.5)
+OTHER = make_environment(host="other", torch_version="2.13.1")
+ELSEWHERE = "study 'toy' of elsewhere"
+
+
+def make_study(store: Store, spec: StudySpec | None = None) -> None:
+    """Make a study bound to a device."""
+    store.create_study((spec or make_spec()).new_study("someone"))
+    store.bind_environment("toy", make_environment())
+
+
+def append(store: Store, number: int, *points: tuple[float, float], first: int = 0) -> None:
+    curve = [replace(one, step=one.step + 10 * first) for one in make_curve(*points)]
+    store.append_observations("toy", [(number, one) for one in curve])
+
+
+def finish(store: Store, number: int, outcome: TrialOutcome = REACHED) -> None:
+    store.finish_trial("toy", number, outcome, steps_x_step_time_s=0.5)
+
+
+def larger_budget(store: Store, trials: int) -> None:
+    spec = make_spec(budget={"trials": trials, "trial_train_seconds": 10.0})
+    store.update_spec("toy", spec.model_dump(mode="json"))
+
+
+def noise(step: int) -> NoiseMeasurement:
+    scale = GradientNoise(scale=40.0 + step, low=30.0, high=50.0 + step, passes=4)
+    return NoiseMeasurement(batch_size=32, micro_batch_size=32, step=step, metric=0.8, noise=scale)
+
+
+def memory(*, fits: bool) -> MemoryUse:
+    return MemoryUse(micro_batch_size=8, fits=fits, peak_memory_bytes=None if fits else 7)
+
+
+def branch(digest: str) -> BranchMeasurement:
+    return BranchMeasurement(
+        digest=digest,
+        checkpoint="at 10",
+        start_samples=320,
+        samples=640,
+        batch_size=64,
+        micro_batch_size=32,
+        learning_rate=0.1,
+        seed=1,
+        start_metric=0.4,
+        metric=None,
+    )
+
+
+STEPS: tuple[Callable[[Store], object], ...] = (
+    make_study,
+    lambda store: store.save_probe("toy", make_environment(), make_probe(8), 1),
+    lambda store: store.save_probe("toy", make_environment(), make_probe(16), 1),
+    start,
+    lambda store: append(store, 1, (0.0, 0.1), (1.0, 0.5)),
+    lambda store: append(store, 1, (2.0, 0.9), first=2),
+    lambda store: finish(store, 1),
+    lambda store: store.save_log("toy", 1, "a log"),
+    lambda store: start(store, environment=OTHER, seed=1),
+    lambda store: append(store, 2, (0.0, -0.0)),
+    lambda store: finish(store, 2, PAUSED),
+    enqueue,
+    lambda store: store.save_memory("toy", OTHER, memory(fits=True)),
+    lambda store: resume(store, 2),
+    lambda store: append(store, 2, (1.0, 0.3), first=1),
+    lambda store: finish(store, 2, PAUSED),
+    lambda store: store.save_noise("toy", make_environment(), noise(10)),
+    lambda store: start_queued(store, 3, "driver"),
+    lambda store: larger_budget(store, 40),
+    lambda store: store.mark_lost("toy", is_alive=lambda owner: False),
+    lambda store: start(store, retry_of=3, seed=7),
+    lambda store: store.keep_spec("toy", {"name": "toy", "slots": 1}),
+    lambda store: store.keep_spec("toy", {"name": "toy", "slots": 2}),
+    lambda store: save_quick(store, "toy", {"study": "toy", "runs": [1, 2]}),
+    lambda store: store.save_branch("toy", OTHER, branch("a")),
+    lambda store: finish(store, 4),
+    lambda store: store.save_noise("toy", make_environment(), noise(20)),
+    lambda store: store.save_memory("toy", OTHER, memory(fits=False)),
+    lambda store: store.save_log("toy", 1, "a longer log"),
+    lambda store: store.save_probe("toy", make_environment(), make_probe(8), 2),
+    lambda store: store.settle_paused("toy"),
+)
+"""What happens to a study, one after the other."""
+
+
+def make_states(folder: Path) -> list[Path]:
+    """Make a SQLite file of each state of a study, from its first to its last."""
+    file, states = folder / "study.db", []
+    with open_store(f"sqlite:///{file}") as store:
+        for number, step in enumerate(STEPS):
+            step(store)
+            states.append(_copied(file, folder / f"state {number}.db"))
+    return states
+
+
+def _copied(file: Path, copy: Path) -> Path:
+    with closing(sqlite3.connect(file)) as source, closing(sqlite3.connect(copy)) as target:
+        source.backup(target)
+    return copy
+
+
+def thinned(rng: random.Random, state: Path, copy: Path) -> Path:
+    """Make a copy of a state that lacks some of its trials, observations and measurements."""
+    shutil.copy(state, copy)
+    with closing(sqlite3.connect(copy)) as connection:
+        connection.execute("PRAGMA foreign_keys = ON")
+        for table in ("bss_trial", "bss_observation", "bss_probe", "bss_visit", "bss_branch", "bss_finding", "bss_log"):
+            for (row,) in connection.execute(f"SELECT rowid FROM {table}").fetchall():
+                if rng.random() < 0.3:
+                    with suppress(sqlite3.IntegrityError):
+                        connection.execute(f"DELETE FROM {table} WHERE rowid = ?", [row])
+        connection.commit()
+    return copy
+
+
+def staged(state: Path) -> Incoming:
+    """Return the studies of a file, ready to be joined again and again."""
+    with open_store(f"sqlite:///{state}", write=False) as store:
+        incoming, _ = store.stage_studies(None, ELSEWHERE)
+    return incoming
+
+
+def rows(store: Store, name: str = "toy") -> list[Any]:
+    """Return all rows of a study that travel."""
+    with store._reading() as connection:
+        return list(travelling(connection, store._study_id(connection, name), name))
+
+
+def everything(store: Store) -> dict[str, list[Any]]:
+    """Return all rows of all tables as they are, ids and revisions included."""
+    from bssearch.storage.models import Base
+
+    with store._reading() as connection:
+        return {
+            table.name: [tuple(row) for row in connection.execute(table.select().order_by(*table.primary_key))]
+            for table in Base.metadata.sorted_tables
+        }
+
+
+class Interrupted(Exception):  # noqa: N818 - it is no error, but what a test injects
+    """What a test injects."""
+
+
+@contextmanager
+def interrupted_at(store: Store, statement: int) -> Iterator[None]:
+    """Raise `Interrupted` before a statement of a store's, counted from 0; where there are fewer, nothing is raised."""
+    seen = 0
+
+    def count(*_: object) -> None:
+        nonlocal seen
+        seen += 1
+        if seen > statement:
+            raise Interrupted
+
+    event.listen(store._engine, "before_cursor_execute", count)
+    try:
+        with suppress(Interrupted):
+            yield
+    finally:
+        event.remove(store._engine, "before_cursor_execute", count)

@@ -1,0 +1,196 @@
+"""A trial that branches off a checkpoint: what it goes on with, and which files are refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from bssearch.errors import BSSearchError, NotFoundError, UsageError
+from bssearch.records import Branch, TrialState
+from bssearch.training.branches.checkpoint import read_checkpoint
+from bssearch.training.branches.continuation import branch_schedule, load_weights
+from bssearch.training.schedule import Schedule
+from bssearch.training.trainer import Trainer
+from tests.training.toys import Run, Toy, configuration, on_cpu, request, toy_data
+
+RATE = 0.05
+
+
+def trained(steps: int, **changes: Any) -> Trainer:
+    trainer = Trainer(Toy(), configuration(learning_rate=RATE, **changes), toy_data().train, on_cpu(), seed=1)
+    for _ in range(steps):
+        trainer.step()
+    return trainer
+
+
+def saved(path: Path, steps: int = 30, **changes: Any) -> tuple[Path, Trainer]:
+    """Save a run's checkpoint, its learning rate another one by then."""
+    trainer = trained(steps)
+    state = trainer.optimizer.state_dict()
+    for group in state["param_groups"]:
+        group["lr"] = 7.0
+    content = {"model": trainer.model.state_dict(), "optimizer": state, "step": steps, "samples": steps * 20}
+    torch.save({**content, **changes}, path)
+    return path, trainer
+
+
+def branched(path: Path, *, batch_size: int = 20, samples: int = 200, **changes: Any) -> Run:
+    wanted = configuration(batch_size, learning_rate=RATE, **changes.pop("settings", {}))
+    branch = Branch(checkpoint=str(path), samples=samples, start_samples=600, **changes)
+    limits = {"stop_at_target": False, "limit_state": TrialState.CAPPED, "eval_every_steps": 1}
+    return Run(request(wanted, metric="loss", target=100.0, branch=branch, **limits))
+
+
+def by_hand(trainer: Trainer, steps: int, seed: int) -> nn.Module:
+    """Train on from a trainer's state with PyTorch alone, in the order that a fresh trial's seed gives."""
+    from bssearch.training.batches import micro_batches
+
+    batches = micro_batches(toy_data().train, configuration(), on_cpu(), seed)
+    for _ in range(steps):
+        inputs, targets = next(batches)
+        trainer.optimizer.zero_grad()
+        nn.functional.cross_entropy(trainer.model(inputs), targets).backward()  # type: ignore[no-untyped-call]
+        trainer.optimizer.step()
+    return trainer.model.eval()
+
+
+def test_a_branch_goes_on_with_weights_and_optimizer_of_the_run_in_an_order_of_its_own(tmp_path: Path) -> None:
+    path, trainer = saved(tmp_path / "c.pt")
+    run = branched(path)
+    at_checkpoint = trainer.evaluate(toy_data().validation, "loss")
+    assert run.observations[0].metric == pytest.approx(at_checkpoint, rel=1e-6)
+    trainer.model.train()
+    model = by_hand(trainer, 10, seed=3)
+    with torch.no_grad():
+        expected = Toy().evaluate(model, toy_data().validation)
+    assert run.observations[-1].metric == pytest.approx(expected["loss"], rel=1e-5)
+    assert (run.outcome.state, run.outcome.samples) == (TrialState.EXHAUSTED, 200)
+
+
+def test_its_learning_rate_is_its_own_and_not_the_one_that_was_saved(tmp_path: Path) -> None:
+    path, _ = saved(tmp_path / "c.pt")
+    run = branched(path, batch_size=50, rise_samples=100)
+    assert [one.samples for one in run.observations] == [0, 50, 100, 150, 200]
+    assert [one.learning_rate for one in run.observations[1:]] == pytest.approx([RATE / 3, RATE * 2 / 3, RATE, RATE])
+
+
+def test_without_an_optimizers_state_it_begins_anew(tmp_path: Path) -> None:
+    path, trainer = saved(tmp_path / "c.pt")
+    torch.save(trainer.model.state_dict(), tmp_path / "plain.pt")
+    plain = read_checkpoint(tmp_path / "plain.pt")
+    assert (plain.optimizer, plain.step, plain.samples) == (None, None, None)
+    assert branched(path).observations[0].metric == branched(tmp_path / "plain.pt").observations[0].metric
+    assert branched(path).observations[2].metric != branched(tmp_path / "plain.pt").observations[2].metric
+
+
+def test_a_paused_trials_own_file_is_a_checkpoint(tmp_path: Path) -> None:
+    stop = iter([None] * 12 + [(TrialState.PAUSED, "for later")] * 3)
+    paused = Run(
+        request(configuration(20, learning_rate=RATE), target=2.0, checkpoint=str(tmp_path / "t.trial")),
+        stop=lambda: next(stop),
+    )
+    assert paused.outcome.state is TrialState.PAUSED
+    found = read_checkpoint(tmp_path / "t.trial")
+    assert found.samples == paused.outcome.samples == 20 * paused.outcome.steps > 0
+    assert branched(tmp_path / "t.trial").outcome.state is TrialState.EXHAUSTED
+
+
+def test_the_average_of_the_weights_begins_at_those_of_the_run(tmp_path: Path) -> None:
+    path, trainer = saved(tmp_path / "c.pt")
+    run = branched(path, settings={"parameters": {"ema_decay": 0.9}})
+    assert run.observations[0].metric == pytest.approx(trainer.evaluate(toy_data().validation, "loss"), rel=1e-6)
+
+
+def test_the_schedule_of_a_branch_is_the_runs_from_the_checkpoint_on() -> None:
+    run = Schedule("linear", warmup_steps=4, horizon_steps=104)
+    branch = Branch(checkpoint="c.pt", samples=100, start_samples=540)
+    schedule = branch_schedule(run, branch, batch_size=10)
+    assert [schedule.factor(step) for step in range(3)] == [run.factor(54), run.factor(55), run.factor(56)]
+    assert not schedule.is_over(9) and schedule.is_over(10)
+    unknown = Branch(checkpoint="c.pt", samples=100)
+    assert branch_schedule(Schedule(warmup_steps=4), unknown, batch_size=10).factor(0) == 1.0
+    with pytest.raises(UsageError, match="says neither step nor samples"):
+        branch_schedule(run, unknown, batch_size=10)
+
+
+@pytest.mark.parametrize(
+    ("state", "message"),
+    [
+        ({"weight": torch.zeros(3, 2)}, r"bias of shape \(3,\) is missing"),
+        ({"weight": torch.zeros(2, 3), "bias": torch.zeros(3)}, r"weight of shape \(3, 2\) is of shape \(2, 3\)"),
+        ({"weight": torch.zeros(3, 2), "bias": torch.zeros(3), "head": torch.zeros(1)}, "which has no head"),
+    ],
+)
+def test_a_checkpoint_of_another_model_is_refused_by_its_first_difference(
+    state: dict[str, torch.Tensor], message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        load_weights(nn.Linear(2, 3), state, Path("c.pt"))
+
+
+def test_a_checkpoint_of_another_optimizer_is_refused(tmp_path: Path) -> None:
+    path, _ = saved(tmp_path / "c.pt")
+    with pytest.raises(UsageError, match=r"its optimizer is not that of the study: .* betas"):
+        branched(path, settings={"optimizer": "adamw"})
+    with pytest.raises(UsageError, match="its optimizer is not that of the study"):
+        branched(saved(tmp_path / "d.pt", optimizer=[])[0])
+
+
+def test_an_optimizers_state_in_one_group_as_plain_pytorch_saves_it_goes_on() -> None:
+    trainer = trained(0)
+    plain = torch.optim.SGD(trainer.model.parameters(), lr=RATE, momentum=0.9, nesterov=True)
+    assert len(trainer.optimizer.param_groups) == 2, "with and without weight decay"
+    for parameter in trainer.model.parameters():
+        parameter.grad = torch.rand_like(parameter)
+    plain.step()
+    trainer.take_over(plain.state_dict(), None)
+    for parameter in trainer.model.parameters():
+        momentum = trainer.optimizer.state[parameter]["momentum_buffer"]
+        assert torch.equal(momentum, plain.state[parameter]["momentum_buffer"])
+
+
+@pytest.mark.parametrize("groups", [None, [{"lr": "a"}], ["a"], [{"lr": None}]])
+def test_an_optimizers_state_that_says_no_learning_rate_is_read_without_one(tmp_path: Path, groups: Any) -> None:
+    assert read_checkpoint(saved(tmp_path / "c.pt", optimizer={"param_groups": groups})[0]).learning_rate is None
+
+
+def test_weights_of_eight_bits_are_read(tmp_path: Path) -> None:
+    weights = {"weight": torch.ones(2, dtype=torch.float8_e4m3fn)}
+    torch.save({"model": weights}, tmp_path / "c.pt")
+    assert read_checkpoint(tmp_path / "c.pt").model["weight"].dtype is torch.float8_e4m3fn
+
+
+class Code:
+    """What only code can read."""
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({"model": {"weight": torch.tensor([1.0, float("nan")])}}, "weight has values that are not finite"),
+        ({"model": {}, "step": -3}, "step = -3 must be a whole number >= 0"),
+        ({"model": {}, "samples": 1.5}, "samples = 1.5 must be a whole number >= 0"),
+        ({"weights": 1, "epoch": 2}, "holds epoch, weights; it must hold model"),
+        ([1, 2], "holds a list, no dictionary"),
+        ({"model": Code()}, "cannot be read as tensors and plain values"),
+    ],
+)
+def test_a_file_that_is_no_checkpoint_is_refused(tmp_path: Path, content: object, message: str) -> None:
+    torch.save(content, tmp_path / "c.pt")
+    with pytest.raises(UsageError, match=message):
+        read_checkpoint(tmp_path / "c.pt")
+
+
+def test_a_file_of_something_else_a_folder_and_no_file_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "c.pt").write_text("not a checkpoint")
+    with pytest.raises(UsageError, match="cannot be read as tensors"):
+        read_checkpoint(tmp_path / "c.pt")
+    with pytest.raises(UsageError, match="is a folder"):
+        read_checkpoint(tmp_path)
+    with pytest.raises(NotFoundError, match="there is no such file") as caught:
+        read_checkpoint(tmp_path / "none.pt")
+    assert isinstance(caught.value, BSSearchError)
