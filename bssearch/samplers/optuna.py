@@ -19,6 +19,8 @@ import math
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from copy import copy
+from functools import partial
 from typing import Any, Self
 
 import optuna
@@ -104,25 +106,59 @@ class OptunaSampler(ABC):
     def _told(self, history: History, trial: TrialRecord, reference: Progress | None) -> FrozenTrial | None:
         if trial.sampled is None or trial.state.is_missing:
             return None
-        told: dict[str, Any] = {
-            "params": {
-                dimension.name: to_optuna(dimension, trial.sampled[dimension.name]) for dimension in self.dimensions
-            },
-            "distributions": self.distributions,
-        }
+        params = {dimension.name: to_optuna(dimension, trial.sampled[dimension.name]) for dimension in self.dimensions}
+        told = partial(_Told.of, trial, params, self.distributions)
+        if not trial.state.is_finished:
+            return told(OptunaState.RUNNING)
         value = history.value(trial)
-        if trial.state.is_finished and math.isfinite(value):
-            told |= {"state": OptunaState.COMPLETE, "value": value}
-        elif not trial.state.is_finished:
-            told |= {"state": OptunaState.RUNNING}
-        elif trial.state is TrialState.OOM:
-            told |= {"state": OptunaState.PRUNED, "constraints": {"oom": 1.0}}
-        else:
-            shortfall = WORSE_THAN_ANY if trial.state is TrialState.DIVERGED else _shortfall(history, trial, reference)
-            told |= {"state": OptunaState.PRUNED, "intermediate_values": {CENSORED_STEP: shortfall}}
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-            return optuna.trial.create_trial(**told)
+        if math.isfinite(value):
+            return told(OptunaState.COMPLETE, value=value)
+        if trial.state is TrialState.OOM:
+            return told(OptunaState.PRUNED, violated="oom")
+        shortfall = WORSE_THAN_ANY if trial.state is TrialState.DIVERGED else _shortfall(history, trial, reference)
+        return told(OptunaState.PRUNED, intermediate_values={CENSORED_STEP: shortfall})
+
+
+class _Told(FrozenTrial):
+    """What Optuna is told of a trial. Nobody changes it: a study that takes it in copies nothing of what it refers to.
+
+    Copies of distributions and parameters would be most of what a choice costs.
+    """
+
+    @classmethod
+    def of(
+        cls,
+        trial: TrialRecord,
+        params: dict[str, Any],
+        distributions: dict[str, BaseDistribution],
+        state: OptunaState,
+        *,
+        value: float | None = None,
+        intermediate_values: dict[int, float] | None = None,
+        violated: str | None = None,
+    ) -> Self:
+        """Return a trial in Optuna's form, with the name of a constraint where it violated one."""
+        told = cls(
+            number=-1,  # This and its id are the study's to give.
+            trial_id=-1,
+            state=state,
+            value=value,
+            datetime_start=trial.created_at,
+            datetime_complete=(trial.ended_at or trial.created_at) if state.is_finished() else None,
+            params=params,
+            distributions=distributions,
+            user_attrs={},
+            system_attrs={},
+            intermediate_values=intermediate_values or {},
+        )
+        if violated is not None:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+                told.set_constraint(violated, 1.0)
+        return told
+
+    def __deepcopy__(self, memo: object) -> Self:
+        return copy(self)
 
 
 class TPE(OptunaSampler):
@@ -147,6 +183,10 @@ class GP(OptunaSampler):
 
 class Random(OptunaSampler):
     """Independent uniform draws, log-uniform where a range is."""
+
+    def study(self, history: History, trials: Sequence[TrialRecord]) -> optuna.Study:
+        """Return a study that holds no trial: none has a say in what is drawn."""
+        return super().study(history, ())
 
     def sampler(self, seed: int) -> optuna.samplers.BaseSampler:
         """Return Optuna's sampler with a seed."""

@@ -84,7 +84,8 @@ class Driver(Host):
         self.environment = environment
         self.listener = listener
         self.owner = this_driver()
-        self._spec_digest = store.keep_spec(spec.name, spec.model_dump(mode="json"))
+        digest = store.keep_spec(spec.name, spec.model_dump(mode="json"))
+        self._lease = Lease(owner=self.owner, seconds=LEASE_SECONDS, user=user_name(), spec=digest)
         self.checkpoints = Checkpoints(store.study(spec.name))
         self._watch = LeaseWatch(store, spec.name)
         self._claims = Claims(store, spec.name, self.owner, self._watch)
@@ -212,21 +213,19 @@ class Driver(Host):
             if trial.phase is Phase.SEARCH
             and (changes.is_rewritten or (trial.state.is_finished and trial.lease_owner != self.owner))
         ]
-        may_be_told = changes.has_new_probes or any(trial.state.is_finished for trial in changes.trials)
         return events.Changed(
             changes.trials,
             self.store.evaluations(self.spec.name, ended) if ended else {},
             self.store.probes(self.spec.name, self.environment) if changes.has_new_probes else None,
             changes.is_rewritten,
-            quick_prior(self.store, self.spec) if may_be_told else None,
+            quick_prior(self.store, self.spec) if changes.has_new_probes else None,
         )
 
     def _forget_checkpoints(self, changes: Changes) -> None:
         """Delete the checkpoints of trials that have ended for good, whoever ended them."""
         if changes.is_rewritten:
             self._saved = events.SavedTrials(frozenset())  # The engine has forgotten which there are.
-        over = {trial.number for trial in changes.trials if trial.state.is_finished}
-        over -= {trial.number for trial in changes.trials if trial.state is TrialState.PAUSED}
+        over = {one.number for one in changes.trials if one.state.is_finished and one.state is not TrialState.PAUSED}
         for number in over & self.checkpoints.saved() - {*self.engine.running}:
             self.checkpoints.forget(number)
 
@@ -313,12 +312,14 @@ class Driver(Host):
 
     def _start(self, plan: TrialPlan) -> None:
         """Start a trial, unless another driver has been faster: then the store tells something new."""
-        lease = Lease(owner=self.owner, seconds=LEASE_SECONDS, user=user_name(), spec=self._spec_digest)
-        trial = self.store.start(self.spec.name, plan, environment=self.environment, lease=lease)
+        is_last = self._turns.is_queued and len(self.engine.running) + 1 == self.executor.slots
+        trial = self.store.start(self.spec.name, plan, environment=self.environment, lease=self._lease, is_last=is_last)
         if trial is None:
             self._turns.refused()
             self._feed(events.Refused(plan))
             return
+        if is_last:
+            self._turns.ended()
         checkpoint = self._checkpoint(plan, trial.number)
         self._feed(events.Started(plan, trial, is_savable=checkpoint is not None))
         self.executor.submit(plan.request(trial.number, self.spec.record_target, checkpoint=checkpoint))
@@ -394,7 +395,6 @@ class Driver(Host):
             except BSSearchError as error:
                 self.listener.note(f"trial {number} could not be stored as cancelled: {error}")
             self.checkpoints.forget(number)
-        with suppress(BSSearchError):
-            self._turns.end()
-        with suppress(BSSearchError):
-            self._claims.give_back(self._confirming)
+        for leave in (self._turns.end, partial(self._claims.give_back, self._confirming)):
+            with suppress(BSSearchError):
+                leave()

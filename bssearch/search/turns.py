@@ -53,7 +53,7 @@ class Turns:
         self._rng = random.Random(owner)
         self._is_contended = False
         self._is_queued = self._has_looked = False
-        self._ahead = 0
+        self._ahead = self._behind = 0
         self._next_look = 0.0
         self._seconds_each = TURN_SECONDS
         self._moved = 0.0
@@ -82,8 +82,8 @@ class Turns:
             return self._ahead == 0
         was_queued = self._is_queued
         lease = PLACE_SECONDS + self._ahead * self._seconds_each
-        ahead = self._store.queue_up(self._study, self._owner, lease)
-        self._is_queued = True
+        standing = self._store.queue_up(self._study, self._owner, lease)
+        ahead, self._behind, self._is_queued = standing.ahead, standing.behind, True
         self._learn(now, ahead)
         self._next_look = time.monotonic() + min(self._wait(now, ahead), LONGEST_LOOK * lease)
         self._has_looked = ahead == 0 or ahead != before or not was_queued
@@ -94,11 +94,23 @@ class Turns:
         self._is_contended = True
         self._next_look = 0.0
 
+    @property
+    def is_queued(self) -> bool:
+        """Return whether this driver has a place in the queue."""
+        return self._is_queued
+
     def end(self) -> None:
         """Give the place in the queue up; where others stand in it this driver queues up the next time, too."""
         if self._is_queued:
-            self._is_queued, self._ahead = False, 0
-            self._is_contended = self._store.leave_queue(self._study, self._owner) > 0
+            self._left(self._store.leave_queue(self._study, self._owner))
+
+    def ended(self) -> None:
+        """Take note that the last trial that was to be started in this turn has given the place up."""
+        self._left(self._behind)
+
+    def _left(self, others: int) -> None:
+        self._is_queued, self._ahead = False, 0
+        self._is_contended = others > 0
 
     def _wait(self, now: float, ahead: int) -> float:
         """Return after how many seconds to look again."""

@@ -15,8 +15,9 @@ from typing import Any
 from urllib.parse import quote
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event
-from sqlalchemy.exc import SQLAlchemyError
-from sqlalchemy.pool import QueuePool
+from sqlalchemy.engine.interfaces import DBAPIConnection
+from sqlalchemy.exc import DisconnectionError, SQLAlchemyError
+from sqlalchemy.pool import ConnectionPoolEntry, PoolProxiedConnection, QueuePool
 
 from bssearch.errors import DatabaseError
 from bssearch.storage.access.mounts import refuse_network_file
@@ -37,7 +38,12 @@ SERVER_OPTIONS: dict[str, int] = {
 _MOST_DIGITS = 309
 """Digits of the largest double."""
 
+UNASKED_S = 0.1
+"""For how long after its last use a connection to a server is taken to be still there: no server is restarted so fast.
+A choice."""
+
 _WRITES = "bss_writes"
+_LAST_USE = "bss_last_use"
 _WAL_PAUSE_S = 0.02
 """Seconds between two tries to switch a file to write-ahead logging: a choice."""
 
@@ -57,13 +63,17 @@ def create_engine_for(url: str | URL, *, write: bool = True, foreign_keys: bool 
     url = parse_url(url)
     path = sqlite_file(url)
     if path is None:
-        return create_engine(
+        engine = create_engine(
             url,
             connect_args={name: value for name, value in SERVER_OPTIONS.items() if name not in url.query},
-            pool_pre_ping=True,
+            pool_size=1,  # one that is kept: a server has some hundred for all drivers of a team
+            max_overflow=9,
             json_serializer=_to_json,
             json_deserializer=from_json,
         )
+        event.listen(engine, "checkin", _note_use)
+        event.listen(engine, "checkout", partial(_ping_after_a_while, engine))
+        return engine
     _check_file(path, write=write)
     file = _OpenFile(path)
     engine = create_engine(
@@ -110,6 +120,29 @@ def _translated(url: URL) -> Iterator[None]:
         text = str(error)
         # The cause is shown with a traceback, so it goes where it names the password.
         raise fault from (error if text == without_secrets(text, url) else None)
+
+
+def _note_use(connection: DBAPIConnection | None, record: ConnectionPoolEntry) -> None:
+    record.info[_LAST_USE] = time.monotonic()
+
+
+def _ping_after_a_while(
+    engine: Engine, connection: DBAPIConnection, record: ConnectionPoolEntry, proxy: PoolProxiedConnection
+) -> None:
+    """Ask whether a connection is still there before it is used again, unless it was just now; make a new one if not.
+
+    SQLAlchemy's own ``pool_pre_ping`` asks each time, which is a good part of the messages of a driver.
+    """
+    used = record.info.get(_LAST_USE)
+    if used is not None and time.monotonic() - used > UNASKED_S and not _answers(engine, connection):
+        raise DisconnectionError
+
+
+def _answers(engine: Engine, connection: DBAPIConnection) -> bool:
+    try:
+        return engine.dialect.do_ping(connection)
+    except engine.dialect.loaded_dbapi.Error:
+        return False
 
 
 def _check_file(path: Path, *, write: bool) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from pydantic import ValidationError
-from sqlalchemy import Connection, delete, func, select
+from sqlalchemy import URL, Connection, bindparam, delete, func, select
 
 from bssearch.records import (
     Environment,
@@ -21,7 +21,7 @@ from bssearch.space import MemoryBoundary, in_force
 from bssearch.spec import StudySpec
 from bssearch.step_times import step_seconds_of, with_step_time, with_visits
 from bssearch.storage.clock import now
-from bssearch.storage.database import Database, patiently
+from bssearch.storage.database import Database, Notify, patiently
 from bssearch.storage.models import EnvironmentRow, ProbeKind, ProbeRow, StudyRow, TrialRow, VisitRow
 from bssearch.storage.revisions import mark_probed
 from bssearch.storage.rows import column_names, from_columns, to_columns
@@ -46,8 +46,18 @@ def _timed_model(spec: object) -> ModelParameters:
         return ()
 
 
+_MEASURED_AS_OF = select(StudyRow.created_at, StudyRow.probed_at_revision, StudyRow.rewritten_at_revision).where(
+    StudyRow.id == bindparam("study_id")
+)
+"""What changes with every measurement of a study, and with the study of an id."""
+
+
 class Measurements(Database):
     """The part of the store that keeps environments and probes."""
+
+    def __init__(self, url: str | URL, *, write: bool = True, notify: Notify | None = None) -> None:
+        self._known_step_times: dict[int, tuple[tuple[object, ...], list[ProbeRecord]]] = {}
+        super().__init__(url, write=write, notify=notify)
 
     def save_probe(self, study: str, environment: Environment, probe: ProbeRecord, visit: int | None = None) -> int:
         """Store the step time that a visit found at a batch size, and return the visit's number; all visits are kept.
@@ -108,12 +118,16 @@ class Measurements(Database):
     def step_times(self, study: str) -> list[ProbeRecord]:
         """Return the step time of every split that was measured for a study, in the order of measuring."""
         with self._reading() as connection:
-            return self._step_times(connection, self._study_id(connection, study))
+            return list(self._step_times(connection, self._study_id(connection, study)))
 
     def _step_times(self, connection: Connection, study_id: int) -> list[ProbeRecord]:
-        rows = connection.execute(PROBES.where(ProbeRow.study_id == study_id)).mappings()
-        timed = [from_columns(ProbeRecord, row, absent="error") for row in rows]
-        return with_visits(timed, self._visits(connection, study_id))
+        """Return what `step_times` returns; it is kept until something is measured, as it is asked for with trials."""
+        as_of = tuple(connection.execute(_MEASURED_AS_OF, {"study_id": study_id}).one())
+        if study_id not in self._known_step_times or self._known_step_times[study_id][0] != as_of:
+            rows = connection.execute(PROBES.where(ProbeRow.study_id == study_id)).mappings()
+            timed = [from_columns(ProbeRecord, row, absent="error") for row in rows]
+            self._known_step_times[study_id] = as_of, with_visits(timed, self._visits(connection, study_id))
+        return self._known_step_times[study_id][1]
 
     def _timed(self, connection: Connection, study_id: int, trials: Sequence[TrialRecord]) -> list[TrialRecord]:
         """Return trials with steps × the step time of all visits so far, in the place of the one at their end.

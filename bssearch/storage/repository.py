@@ -43,13 +43,13 @@ from bssearch.storage.lookups import (
 )
 from bssearch.storage.measurements import Measurements
 from bssearch.storage.models import LogRow, ObservationRow, StudyRow, TrialRow
-from bssearch.storage.revisions import Changes, changes, mark_changed
+from bssearch.storage.revisions import Changes, changes, mark_changed, mark_observed
 from bssearch.storage.rows import from_columns, to_columns
 from bssearch.storage.specs import Specs
 from bssearch.storage.statements import EVALUATIONS, OBSERVATIONS, STUDIES, STUDY, TRIALS, end_trial, insert_if_absent
 from bssearch.storage.transfer.finished import FinishedStudy, Import
 from bssearch.storage.transfer.transfers import Transfers
-from bssearch.storage.turns import Turns
+from bssearch.storage.turns import Turns, give_place_up
 from bssearch.storage.urls import sqlite_file
 
 
@@ -161,13 +161,16 @@ class Store(Findings, Measurements, Branches, Specs, Transfers, Turns):
 
         self._on_study(name, bind)
 
-    def start(self, study: str, plan: TrialPlan, *, environment: Environment, lease: Lease) -> TrialRecord | None:
+    def start(
+        self, study: str, plan: TrialPlan, *, environment: Environment, lease: Lease, is_last: bool = False
+    ) -> TrialRecord | None:
         """Start a planned trial under a lease and return it as stored; None where another driver was faster.
 
         A new trial becomes the study's next, counted from 1, only where there is none newer than ``plan.after``: so
         drivers decide one after the other, each knowing what the others started. Where drivers stand in the queue
-        (`queue_up`) only the first of them starts one. A ``queued`` or ``resumed`` one runs where it still waits; its
-        time counts from now, and of its configuration only the micro-batches may differ from those it was queued with.
+        (`queue_up`) only the first of them starts one, and leaves it with the one that ``is_last``. A ``queued`` or
+        ``resumed`` one runs where it still waits; its time counts from now, and of its configuration only the
+        micro-batches may differ from those it was queued with.
         Raises `UsageError` where the study is archived.
         """
         trial = starting.Start(plan, lease)
@@ -176,7 +179,11 @@ class Store(Findings, Measurements, Branches, Specs, Transfers, Turns):
             if plan.known_number is None:
                 starting.refuse_archived(connection, study_id, study)
             number = trial.run(connection, study_id, self._environment_id(connection, environment), lease)
-            return None if number is None else stored_trial(connection, study, study_id, number)
+            if number is None:
+                return None
+            if is_last:
+                give_place_up(connection, study_id, lease.owner)
+            return stored_trial(connection, study, study_id, number)
 
         return self._on_study(study, start)
 
@@ -198,7 +205,7 @@ class Store(Findings, Measurements, Branches, Specs, Transfers, Turns):
 
     @patiently
     def append_observations(self, study: str, rows: Sequence[tuple[int, Observation]]) -> None:
-        """Store observations with the numbers of their trials, all or none.
+        """Store observations with the numbers of their trials, all or none; for a trial that runs that is no change.
 
         Raises `DatabaseError` for a step twice, unless all are stored already as they are: an earlier try made it.
         """
@@ -213,7 +220,7 @@ class Store(Findings, Measurements, Branches, Specs, Transfers, Turns):
                     insert(ObservationRow.__table__),
                     [{"trial_id": ids[number], **to_columns(one)} for number, one in rows],
                 )
-                mark_changed(connection, study_id, numbers)
+                mark_observed(connection, study_id, numbers)
         except DatabaseError as error:
             if not isinstance(error.__cause__, IntegrityError):
                 raise

@@ -1,8 +1,9 @@
-"""The revision of a study: a counter that every change of its trials, their observations and its probes raises.
+"""The revision of a study: a counter that every change of its trials and its probes raises.
 
 It is raised in the transaction of the change, under the lock of the study's row, which is held until the commit. So
 changes are committed in the order of their revisions, and a reader that has seen one has seen all with a smaller one.
-A heartbeat is no change: the end of a running trial's lease is as old as the trial's last change.
+A heartbeat is no change: the end of a running trial's lease is as old as the trial's last change. Nor are observations
+of a running trial: many drivers that write some each second would have all others read all running trials again.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ _NEWER = _ALL.where(TrialRow.revision > bindparam("since"))
 class Changes:
     """The trials of a study that have changed since a revision, by number, and the ``revision`` that they lead to.
 
-    A trial has changed where it was stored, started, resumed or ended, or where observations were appended to it. With
-    ``is_rewritten`` rows have been deleted or rewritten since: ``trials`` are all there are, and the reader forgets
-    those it had. ``has_new_probes``: step times, memory or noise scales have been measured since, or a trial ran out
-    of memory, so that the step times in force are others.
+    A trial has changed where it was stored, started, resumed or ended, or where observations came to it after its end:
+    those of one that runs concern nobody but its driver. With ``is_rewritten`` rows have been deleted or rewritten
+    since: ``trials`` are all there are, and the reader forgets those it had. ``has_new_probes``: step times, memory or
+    noise scales have been measured since, or a trial ran out of memory, so that the step times in force are others.
     """
 
     revision: int
@@ -49,6 +50,14 @@ def mark_changed(connection: Connection, study_id: int, numbers: Collection[int]
     if numbers:
         changed = update(TrialRow).where(TrialRow.study_id == study_id, TrialRow.number.in_(numbers))
         connection.execute(changed.values(revision=raise_revision(connection, study_id)))
+
+
+def mark_observed(connection: Connection, study_id: int, numbers: Collection[int]) -> None:
+    """Mark as changed those of some trials, to which observations were appended, that do not run any more."""
+    ended = select(TrialRow.number).where(
+        TrialRow.study_id == study_id, TrialRow.number.in_(numbers), TrialRow.state != TrialState.RUNNING
+    )
+    mark_changed(connection, study_id, connection.scalars(ended).all())
 
 
 def mark_probed(connection: Connection, study_id: int) -> None:

@@ -31,42 +31,51 @@ RENEWED_BELOW = 0.5
 
 IS_PLACE: ColumnElement[bool] = ClaimRow.name.startswith(PLACE)
 
-_COLUMNS = ClaimRow.name, ClaimRow.owner, ClaimRow.expires_at
-_PLACES = select(*_COLUMNS).where(ClaimRow.study_id == bindparam("study_id"), IS_PLACE).order_by(ClaimRow.name)
-_PLACES_NOW = (
-    select(*_COLUMNS, database_now().label("time"))
-    .join(StudyRow)
-    .where(StudyRow.name == bindparam("study"), IS_PLACE)
+_PLACES = (
+    select(ClaimRow.name, ClaimRow.owner, ClaimRow.expires_at, database_now().label("time"))
+    .where(IS_PLACE)
     .order_by(ClaimRow.name)
 )
+_OF_STUDY = _PLACES.where(ClaimRow.study_id == bindparam("study_id"))
+_OF_NAMED = _PLACES.join(StudyRow).where(StudyRow.name == bindparam("study"))
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How many drivers stand before one in the queue of a study, and how many behind it."""
+
+    ahead: int
+    behind: int
 
 
 @dataclass(frozen=True, slots=True)
 class _Place:
+    """A place in a queue, as it was at a ``time`` of the database's clock."""
+
     name: str
     owner: str
     expires_at: datetime
+    time: datetime
 
-    def counts(self, time: datetime, seconds_left: float = 0.0) -> bool:
-        """Return whether more than so many seconds of its lease are left at a moment of the database's clock."""
-        return seconds_left < (self.expires_at - time).total_seconds() <= LONGEST_LEASE_S
+    def counts(self, seconds_left: float = 0.0) -> bool:
+        """Return whether more than so many seconds of its lease were left."""
+        return seconds_left < (self.expires_at - self.time).total_seconds() <= LONGEST_LEASE_S
 
 
 class Turns(Database):
     """The part of the store that has drivers start trials one after the other."""
 
     @patiently
-    def queue_up(self, study: str, owner: str, lease_seconds: float) -> int:
-        """Stand in a study's queue, last or where the owner stands already; return how many stand before it.
+    def queue_up(self, study: str, owner: str, lease_seconds: float) -> Standing:
+        """Stand in a study's queue, last or where the owner stands already; return who else stands there.
 
         The place counts for ``lease_seconds``, at most `LONGEST_LEASE_S`; asking again renews it.
         """
         with self._looking() as connection:
-            rows = connection.execute(_PLACES_NOW, {"study": study}).all()
-        places = [_Place(*row[:3]) for row in rows]
+            places = [_Place(*row) for row in connection.execute(_OF_NAMED, {"study": study})]
         own = next((place for place in places if place.owner == owner), None)
-        if own is not None and own.counts(time := rows[0].time, RENEWED_BELOW * lease_seconds):
-            return _before(places, own, time)
+        if own is not None and own.counts(RENEWED_BELOW * lease_seconds):
+            return _standing(places, own.name)
         with self._writing() as connection:
             study_id = self._lock_study(connection, study)
             return _take_place(connection, study_id, owner, lease_seconds)
@@ -75,47 +84,48 @@ class Turns(Database):
         """Give the owner's place up, if it has one; return how many others stand in the queue."""
 
         def leave(connection: Connection, study_id: int) -> int:
-            connection.execute(delete(ClaimRow).where(ClaimRow.study_id == study_id, IS_PLACE, ClaimRow.owner == owner))
-            time = now(connection)
-            return sum(place.counts(time) for place in _places(connection, study_id))
+            give_place_up(connection, study_id, owner)
+            return sum(place.counts() for place in _places(connection, study_id))
 
         return self._on_study(study, leave)
 
 
+def give_place_up(connection: Connection, study_id: int, owner: str) -> None:
+    """Take an owner out of the queue of a study, if it stands there."""
+    connection.execute(delete(ClaimRow).where(ClaimRow.study_id == study_id, IS_PLACE, ClaimRow.owner == owner))
+
+
 def has_turn(connection: Connection, study_id: int, owner: str) -> bool:
     """Return whether an owner may start a trial: it is the first in the queue, or nobody stands there."""
-    places = _places(connection, study_id)
-    if not places:
-        return True
-    time = now(connection)
-    return next((place.owner == owner for place in places if place.counts(time)), True)
+    return next((place.owner == owner for place in _places(connection, study_id) if place.counts()), True)
 
 
 def _places(connection: Connection, study_id: int) -> list[_Place]:
     """Return the places of a study's queue in their order, those that have lapsed too."""
-    return [_Place(*row) for row in connection.execute(_PLACES, {"study_id": study_id})]
+    return [_Place(*row) for row in connection.execute(_OF_STUDY, {"study_id": study_id})]
 
 
-def _before(places: list[_Place], own: _Place, time: datetime) -> int:
-    return sum(place.name < own.name and place.counts(time) for place in places)
+def _standing(places: list[_Place], own: str) -> Standing:
+    others = [place.name < own for place in places if place.name != own and place.counts()]
+    return Standing(ahead=sum(others), behind=len(others) - sum(others))
 
 
-def _take_place(connection: Connection, study_id: int, owner: str, lease_seconds: float) -> int:
-    """Renew an owner's place, or give it the last; return how many stand before it."""
+def _take_place(connection: Connection, study_id: int, owner: str, lease_seconds: float) -> Standing:
+    """Renew an owner's place, or give it the last; return who else stands in the queue."""
     time = now(connection)
     expires_at = time + timedelta(seconds=min(lease_seconds, LONGEST_LEASE_S))
     _forget_lapsed(connection, study_id, time)
     places = _places(connection, study_id)
-    own = next((place for place in places if place.owner == owner), None)
+    own = next((place.name for place in places if place.owner == owner), None)
     if own is None:
         number = int(places[-1].name.removeprefix(PLACE)) + 1 if places else 1
-        own = _Place(f"{PLACE}{number:0{_DIGITS}}", owner, expires_at)
-        row = {"study_id": study_id, "name": own.name, "owner": owner, "expires_at": expires_at}
+        own = f"{PLACE}{number:0{_DIGITS}}"
+        row = {"study_id": study_id, "name": own, "owner": owner, "expires_at": expires_at}
         connection.execute(insert(ClaimRow), row)
     else:
-        place = ClaimRow.study_id == study_id, ClaimRow.name == own.name
+        place = ClaimRow.study_id == study_id, ClaimRow.name == own
         connection.execute(update(ClaimRow).where(*place).values(expires_at=expires_at))
-    return _before(places, own, time)
+    return _standing(places, own)
 
 
 def _forget_lapsed(connection: Connection, study_id: int, time: datetime) -> None:

@@ -81,7 +81,7 @@ def test_who_finds_nobody_behind_it_asks_for_no_turn_the_next_time(url: str) -> 
         first.end()
         second.end()
         assert second.is_here()
-        assert store.queue_up(SPEC.name, "c", 60.0) == 0, "nobody stands there"
+        assert store.queue_up(SPEC.name, "c", 60.0).ahead == 0, "nobody stands there"
 
 
 def test_drivers_in_each_others_way_try_no_configuration_twice_and_are_all_served(url: str) -> None:
@@ -126,7 +126,7 @@ def test_a_driver_gives_its_place_up_where_it_is_interrupted_or_fails(
     class Fails(LawExecutor):
         def submit(self, request: object) -> None:
             with open_store(url) as store:
-                assert store.queue_up(SPEC.name, "other", 60.0) == 1, "it has the turn"
+                assert store.queue_up(SPEC.name, "other", 60.0).ahead == 1, "it has the turn"
             raise RuntimeError("on purpose")
 
     def refused_at_first(self: Turns) -> bool:
@@ -136,6 +136,6 @@ def test_a_driver_gives_its_place_up_where_it_is_interrupted_or_fails(
     is_here = Turns.is_here
     monkeypatch.setattr(turns.Turns, "is_here", refused_at_first)
     with pytest.raises(RuntimeError, match="on purpose"):
-        run_study(SPEC, db=url, make_executor=lambda *_: Fails())
+        run_study(SPEC, db=url, make_executor=lambda *_: Fails(slots=2))
     with open_store(url) as store:
-        assert store.queue_up(SPEC.name, "other", 60.0) == 0
+        assert store.queue_up(SPEC.name, "other", 60.0).ahead == 0

@@ -13,11 +13,11 @@ from tests.storage.conftest import add_study, enqueue, start_after, start_queued
 
 def test_only_the_first_in_the_queue_starts_a_trial_and_they_follow_in_the_order_of_their_coming(store: Store) -> None:
     add_study(store)
-    assert [store.queue_up("toy", owner, 60.0) for owner in ("a", "b", "c")] == [0, 1, 2]
+    assert [store.queue_up("toy", owner, 60.0).ahead for owner in ("a", "b", "c")] == [0, 1, 2]
     assert [start_after(store, 0, owner) for owner in ("newcomer", "c", "b", "a")] == [None, None, None, 1]
-    assert store.queue_up("toy", "a", 60.0) == 0, "it keeps its turn until it gives it up"
+    assert store.queue_up("toy", "a", 60.0).ahead == 0, "it keeps its turn until it gives it up"
     assert store.leave_queue("toy", "a") == 2
-    assert store.queue_up("toy", "a", 60.0) == 2, "who comes back is the last"
+    assert store.queue_up("toy", "a", 60.0).ahead == 2, "who comes back is the last"
     assert [start_after(store, 1, owner) for owner in ("a", "c", "b")] == [None, None, 2]
     assert [store.leave_queue("toy", owner) for owner in ("b", "c", "a", "newcomer")] == [2, 1, 0, 0]
     assert start_after(store, 2, "newcomer") == 3
@@ -35,10 +35,10 @@ def test_a_place_that_was_not_renewed_is_passed_over_and_counts_again_when_its_o
     store.queue_up("toy", "stalled", -5.0)
     store.queue_up("toy", "dead", -5.0)
     store.heartbeat("toy", "dead", 60.0)
-    assert store.queue_up("toy", "b", 60.0) == 0
+    assert store.queue_up("toy", "b", 60.0).ahead == 0
     assert start_after(store, 0, "b") == 1
-    assert store.queue_up("toy", "stalled", 60.0) == 0
-    assert store.queue_up("toy", "b", 60.0) == 1
+    assert store.queue_up("toy", "stalled", 60.0).ahead == 0
+    assert store.queue_up("toy", "b", 60.0).ahead == 1
     assert [start_after(store, 1, owner) for owner in ("b", "stalled")] == [None, 2]
 
 
@@ -48,7 +48,7 @@ def test_a_place_from_before_the_clock_was_set_back_keeps_nobody_waiting(store: 
     with store._writing() as connection:
         connection.execute(update(ClaimRow).values(expires_at=store.time() + timedelta(hours=1)))
     assert start_after(store, 0, "b") == 1
-    assert store.queue_up("toy", "b", 60.0) == 0
+    assert store.queue_up("toy", "b", 60.0).ahead == 0
 
 
 def test_a_start_whose_connection_broke_after_its_commit_is_found_although_others_stand_in_the_queue(
