@@ -35,6 +35,10 @@ take: nobody is to sleep through its turn. A choice."""
 LAST_LOOKS = 0.3
 """While one turn is ahead, a driver looks again after this share of the time that it takes. A choice."""
 
+MANY_TURNS = 16
+"""After how many turns of others to read what they have done is worth two readings. A choice: with 8 drivers on two
+cores one was 1.1 to 1.2 times as fast, with 64 two were 1.3 times as fast."""
+
 SURE_SECONDS = 1.0
 """How long the first in the queue does not ask again whether it still is. A choice: well within its lease."""
 
@@ -53,7 +57,7 @@ class Turns:
         self._rng = random.Random(owner)
         self._is_contended = False
         self._is_queued = self._has_looked = False
-        self._ahead = self._behind = 0
+        self._ahead = self._behind = self._ahead_at_first = 0
         self._next_look = 0.0
         self._seconds_each = TURN_SECONDS
         self._moved = 0.0
@@ -68,9 +72,11 @@ class Turns:
         """Return whether to read what the others have done, since `is_here` was asked.
 
         Before each choice where no turn is needed. Else as a turn begins, for all that is chosen in it: nobody else
-        starts a trial meanwhile. And when the turn is the next, so that little is left to be read in it.
+        starts a trial meanwhile. And after many turns of others when the next is this driver's, so that little is left
+        to be read in it.
         """
-        return not self._is_contended or (self._has_looked and self._ahead <= 1)
+        soon = 1 if self._ahead_at_first > MANY_TURNS else 0
+        return not self._is_contended or (self._has_looked and self._ahead <= soon)
 
     def is_here(self) -> bool:
         """Return whether this driver may choose now; where it may not, it stands in the queue."""
@@ -84,6 +90,8 @@ class Turns:
         lease = PLACE_SECONDS + self._ahead * self._seconds_each
         standing = self._store.queue_up(self._study, self._owner, lease)
         ahead, self._behind, self._is_queued = standing.ahead, standing.behind, True
+        if not was_queued:
+            self._ahead_at_first = ahead
         self._learn(now, ahead)
         self._next_look = time.monotonic() + min(self._wait(now, ahead), LONGEST_LOOK * lease)
         self._has_looked = ahead == 0 or ahead != before or not was_queued

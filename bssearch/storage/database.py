@@ -10,7 +10,7 @@ from functools import wraps
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
-from sqlalchemy import URL, Connection, Select, select
+from sqlalchemy import URL, Connection, Select, bindparam, select
 
 from bssearch.errors import BSSearchError, DatabaseError
 from bssearch.records import Environment, to_json
@@ -38,6 +38,10 @@ def patiently(
         return self._patience.run(lambda: method(self, *args, **kwargs))
 
     return patient
+
+
+_STUDY_ID = select(StudyRow.id).where(StudyRow.name == bindparam("name"))
+_LOCKED_STUDY_ID = _STUDY_ID.with_for_update()
 
 
 class Database:
@@ -144,15 +148,15 @@ class Database:
         return self._patience.run(once)
 
     def _study_id(self, connection: Connection, name: str) -> int:
-        return self._found(connection, name, select(StudyRow.id).where(StudyRow.name == name))
+        return self._found(connection, name, _STUDY_ID)
 
     def _lock_study(self, connection: Connection, name: str) -> int:
         """Return the study's id, and keep other writers of the study out until the transaction ends."""
-        return self._found(connection, name, select(StudyRow.id).where(StudyRow.name == name).with_for_update())
+        return self._found(connection, name, _LOCKED_STUDY_ID)
 
     def _found(self, connection: Connection, name: str, query: Select[Any]) -> int:
         # Looked up each time: another process may rename a study, or delete it and give its id to the next.
-        study_id: int | None = connection.scalar(query)
+        study_id: int | None = connection.scalar(query, {"name": name})
         if study_id is None:
             raise no_study(connection, name)
         self._asked[name] = study_id

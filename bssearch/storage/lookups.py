@@ -7,13 +7,19 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime
 
-from sqlalchemy import Connection, RowMapping, func, select
+from sqlalchemy import Connection, RowMapping, bindparam, func, select
 
 from bssearch.errors import NotFoundError
 from bssearch.records import StudyRecord, TrialRecord
 from bssearch.storage.models import StudyRow, TrialRow
 from bssearch.storage.rows import from_columns
 from bssearch.storage.statements import TRIALS
+
+# Made once: SQLAlchemy looks through all columns of a statement that it has not seen.
+_TRIAL = TRIALS.where(TrialRow.study_id == bindparam("study_id"), TrialRow.number == bindparam("number"))
+_TRIAL_IDS = select(TrialRow.number, TrialRow.id).where(
+    TrialRow.study_id == bindparam("study_id"), TrialRow.number.in_(bindparam("numbers", expanding=True))
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,8 +66,7 @@ def trial_record(row: RowMapping) -> TrialRecord:
 
 def stored_trial(connection: Connection, study: str, study_id: int, number: int) -> TrialRecord:
     """Return a trial of a study; raise `NotFoundError` naming the numbers there are."""
-    query = TRIALS.where(TrialRow.study_id == study_id, TrialRow.number == number)
-    row = connection.execute(query).mappings().first()
+    row = connection.execute(_TRIAL, {"study_id": study_id, "number": number}).mappings().first()
     if row is None:
         raise no_trial(connection, study, study_id, number)
     return trial_record(row)
@@ -69,8 +74,8 @@ def stored_trial(connection: Connection, study: str, study_id: int, number: int)
 
 def trial_ids_of(connection: Connection, study: str, study_id: int, numbers: Collection[int]) -> dict[int, int]:
     """Return the ids of trials by their numbers; raise `NotFoundError` where one is missing."""
-    query = select(TrialRow.number, TrialRow.id).where(TrialRow.study_id == study_id, TrialRow.number.in_(numbers))
-    found = {number: trial_id for number, trial_id in connection.execute(query)}
+    rows = connection.execute(_TRIAL_IDS, {"study_id": study_id, "numbers": list(numbers)})
+    found = {number: trial_id for number, trial_id in rows}
     for number in numbers:
         if number not in found:
             raise no_trial(connection, study, study_id, number)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from pydantic import ValidationError
-from sqlalchemy import URL, Connection, bindparam, delete, func, select
+from sqlalchemy import URL, Connection, delete, func, select
 
 from bssearch.records import (
     Environment,
@@ -23,7 +23,7 @@ from bssearch.step_times import step_seconds_of, with_step_time, with_visits
 from bssearch.storage.clock import now
 from bssearch.storage.database import Database, Notify, patiently
 from bssearch.storage.models import EnvironmentRow, ProbeKind, ProbeRow, StudyRow, TrialRow, VisitRow
-from bssearch.storage.revisions import mark_probed
+from bssearch.storage.revisions import Counters, counters, mark_probed
 from bssearch.storage.rows import column_names, from_columns, to_columns
 from bssearch.storage.statements import (
     ENVIRONMENTS,
@@ -44,12 +44,6 @@ def _timed_model(spec: object) -> ModelParameters:
         return StudySpec.model_validate(spec).timed_model
     except ValidationError:
         return ()
-
-
-_MEASURED_AS_OF = select(StudyRow.created_at, StudyRow.probed_at_revision, StudyRow.rewritten_at_revision).where(
-    StudyRow.id == bindparam("study_id")
-)
-"""What changes with every measurement of a study, and with the study of an id."""
 
 
 class Measurements(Database):
@@ -118,18 +112,20 @@ class Measurements(Database):
     def step_times(self, study: str) -> list[ProbeRecord]:
         """Return the step time of every split that was measured for a study, in the order of measuring."""
         with self._reading() as connection:
-            return list(self._step_times(connection, self._study_id(connection, study)))
+            return list(self._step_times(connection, counters(connection, study)))
 
-    def _step_times(self, connection: Connection, study_id: int) -> list[ProbeRecord]:
+    def _step_times(self, connection: Connection, now: Counters) -> list[ProbeRecord]:
         """Return what `step_times` returns; it is kept until something is measured, as it is asked for with trials."""
-        as_of = tuple(connection.execute(_MEASURED_AS_OF, {"study_id": study_id}).one())
+        study_id, as_of = now.study_id, now.measured_as_of
         if study_id not in self._known_step_times or self._known_step_times[study_id][0] != as_of:
             rows = connection.execute(PROBES.where(ProbeRow.study_id == study_id)).mappings()
             timed = [from_columns(ProbeRecord, row, absent="error") for row in rows]
             self._known_step_times[study_id] = as_of, with_visits(timed, self._visits(connection, study_id))
         return self._known_step_times[study_id][1]
 
-    def _timed(self, connection: Connection, study_id: int, trials: Sequence[TrialRecord]) -> list[TrialRecord]:
+    def _timed(
+        self, connection: Connection, study_id: int, trials: Sequence[TrialRecord], now: Counters | None = None
+    ) -> list[TrialRecord]:
         """Return trials with steps × the step time of all visits so far, in the place of the one at their end.
 
         Of trials with another model than the default's, which was timed, the product of their end stays.
@@ -139,7 +135,7 @@ class Measurements(Database):
         model: ModelParameters = ()
         if any(model_parameters(trial.configuration) for trial in trials):
             model = _timed_model(connection.scalar(select(StudyRow.spec).where(StudyRow.id == study_id)))
-        step_seconds = step_seconds_of(self._step_times(connection, study_id), model)
+        step_seconds = step_seconds_of(self._step_times(connection, now or counters(connection, study_id)), model)
         return [with_step_time(trial, step_seconds) for trial in trials]
 
     @patiently

@@ -7,7 +7,7 @@ from dataclasses import replace
 from datetime import datetime
 from functools import partial
 
-from sqlalchemy import URL, Connection, func, insert, select, update
+from sqlalchemy import URL, Connection, bindparam, func, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
 from bssearch.errors import DatabaseError
@@ -71,6 +71,12 @@ def check_writable(url: str | None = None) -> None:
             migrate.prepare(engine, lambda message: None)
     finally:
         engine.dispose()
+
+
+_OBSERVED = insert(ObservationRow.__table__)
+_EVALUATIONS = EVALUATIONS.where(
+    TrialRow.study_id == bindparam("study_id"), TrialRow.number.in_(bindparam("numbers", expanding=True))
+)
 
 
 class Store(Findings, Measurements, Branches, Specs, Transfers, Turns):
@@ -216,10 +222,7 @@ class Store(Findings, Measurements, Branches, Specs, Transfers, Turns):
             with self._writing() as connection:
                 study_id = self._lock_study(connection, study)
                 ids = trial_ids_of(connection, study, study_id, numbers)
-                connection.execute(
-                    insert(ObservationRow.__table__),
-                    [{"trial_id": ids[number], **to_columns(one)} for number, one in rows],
-                )
+                connection.execute(_OBSERVED, [{"trial_id": ids[number], **to_columns(one)} for number, one in rows])
                 mark_observed(connection, study_id, numbers)
         except DatabaseError as error:
             if not isinstance(error.__cause__, IntegrityError):
@@ -332,10 +335,8 @@ class Store(Findings, Measurements, Branches, Specs, Transfers, Turns):
     def changes(self, study: str, since: int) -> Changes:
         """Return which trials of a study have changed since a revision (0: all), as one transaction sees it."""
         with self._reading() as connection:
-            found = changes(connection, study, since)
-            if not found.trials:
-                return found
-            return replace(found, trials=self._timed(connection, self._study_id(connection, study), found.trials))
+            found, now = changes(connection, study, since)
+            return replace(found, trials=self._timed(connection, now.study_id, found.trials, now))
 
     @patiently
     def trial(self, study: str, number: int) -> TrialRecord:
@@ -369,10 +370,8 @@ class Store(Findings, Measurements, Branches, Specs, Transfers, Turns):
         """Return (train seconds, metric) of each evaluation of some trials, by trial and step: what pruning asks of."""
         found: dict[int, list[tuple[float, float]]] = {number: [] for number in numbers}
         with self._looking() as connection:
-            query = EVALUATIONS.where(
-                TrialRow.study_id == self._study_id(connection, study), TrialRow.number.in_(found)
-            )
-            for number, train_seconds, metric in connection.execute(query):
+            of = {"study_id": self._study_id(connection, study), "numbers": list(found)}
+            for number, train_seconds, metric in connection.execute(_EVALUATIONS, of):
                 found[number].append((train_seconds, metric))
         return found
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from datetime import datetime
 
 from sqlalchemy import Connection, bindparam, select, update
 
@@ -21,6 +22,21 @@ from bssearch.storage.statements import TRIALS
 # Made once: SQLAlchemy looks through the many columns of a statement that it has not seen.
 _ALL = TRIALS.where(TrialRow.study_id == bindparam("study_id")).order_by(None)
 _NEWER = _ALL.where(TrialRow.revision > bindparam("since"))
+_COUNTERS = select(
+    StudyRow.id, StudyRow.created_at, StudyRow.revision, StudyRow.rewritten_at_revision, StudyRow.probed_at_revision
+)
+_OF_ID = _COUNTERS.where(StudyRow.id == bindparam("study"))
+_OF_NAME = _COUNTERS.where(StudyRow.name == bindparam("study"))
+
+_RAISED = (
+    update(StudyRow.__table__)
+    .where(StudyRow.id == bindparam("of_study"))
+    .values(revision=StudyRow.revision + 1)
+    .returning(StudyRow.revision)
+)
+_AMONG = TrialRow.study_id == bindparam("of_study"), TrialRow.number.in_(bindparam("numbers", expanding=True))
+_CHANGED = update(TrialRow.__table__).where(*_AMONG)
+_ENDED = select(TrialRow.number).where(*_AMONG, TrialRow.state != TrialState.RUNNING)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,23 +57,20 @@ class Changes:
 
 def raise_revision(connection: Connection, study_id: int) -> int:
     """Raise the revision of a study and return it."""
-    raised = update(StudyRow).where(StudyRow.id == study_id).values(revision=StudyRow.revision + 1)
-    return connection.execute(raised.returning(StudyRow.revision)).scalar_one()
+    return connection.execute(_RAISED, {"of_study": study_id}).scalar_one()
 
 
 def mark_changed(connection: Connection, study_id: int, numbers: Collection[int]) -> None:
     """Raise the revision of a study where some of its trials have changed, and give it to them."""
     if numbers:
-        changed = update(TrialRow).where(TrialRow.study_id == study_id, TrialRow.number.in_(numbers))
-        connection.execute(changed.values(revision=raise_revision(connection, study_id)))
+        changed = {"of_study": study_id, "numbers": list(numbers)}
+        connection.execute(_CHANGED, {**changed, "revision": raise_revision(connection, study_id)})
 
 
 def mark_observed(connection: Connection, study_id: int, numbers: Collection[int]) -> None:
     """Mark as changed those of some trials, to which observations were appended, that do not run any more."""
-    ended = select(TrialRow.number).where(
-        TrialRow.study_id == study_id, TrialRow.number.in_(numbers), TrialRow.state != TrialState.RUNNING
-    )
-    mark_changed(connection, study_id, connection.scalars(ended).all())
+    ended = connection.scalars(_ENDED, {"of_study": study_id, "numbers": list(numbers)})
+    mark_changed(connection, study_id, ended.all())
 
 
 def mark_probed(connection: Connection, study_id: int) -> None:
@@ -75,31 +88,48 @@ def mark_rewritten(connection: Connection, study_id: int) -> None:
     connection.execute(update(StudyRow).where(StudyRow.id == study_id).values(rewritten_at_revision=revision))
 
 
-def changes(connection: Connection, study: str, since: int) -> Changes:
-    """Return what has changed in a study since a revision, 0 for all there is; raise `NotFoundError` without a study.
+@dataclass(frozen=True, slots=True)
+class Counters:
+    """The counters of a study's changes as they are now."""
+
+    study_id: int
+    created_at: datetime
+    revision: int
+    rewritten_at_revision: int
+    probed_at_revision: int
+
+    @property
+    def measured_as_of(self) -> tuple[datetime, int, int]:
+        """Return what changes with every measurement of the study, and is another for the next study of its id."""
+        return self.created_at, self.probed_at_revision, self.rewritten_at_revision
+
+
+def counters(connection: Connection, study: str | int) -> Counters:
+    """Return the counters of a study of a name or an id; raise `NotFoundError` where there is none."""
+    query, value = (_OF_ID, study) if isinstance(study, int) else (_OF_NAME, study)
+    row = connection.execute(query, {"study": value}).first()
+    if row is None:
+        raise no_study(connection, str(study))
+    return Counters(*row)
+
+
+def changes(connection: Connection, study: str, since: int) -> tuple[Changes, Counters]:
+    """Return what has changed in a study since a revision, 0 for all there is, and its counters.
 
     A revision above the study's own comes from another study of its name, deleted since: all trials are returned.
+    Raises `NotFoundError` without a study.
     """
-    row = connection.execute(
-        select(StudyRow.id, StudyRow.revision, StudyRow.rewritten_at_revision, StudyRow.probed_at_revision).where(
-            StudyRow.name == study
-        )
-    ).first()
-    if row is None:
-        raise no_study(connection, study)
+    row = counters(connection, study)
     is_rewritten = since < row.rewritten_at_revision or since > row.revision
     trials: list[TrialRecord] = []
     if row.revision != since:
         query, values = (_ALL, {}) if since <= 0 or is_rewritten else (_NEWER, {"since": since})
-        rows = connection.execute(query, {"study_id": row.id, **values}).mappings()
+        rows = connection.execute(query, {"study_id": row.study_id, **values}).mappings()
         # Sorted here: for rows in the order of their numbers SQLite would walk through all trials of the study.
         trials = sorted(map(trial_record, rows), key=lambda trial: trial.number)
-    return Changes(
-        revision=row.revision,
-        is_rewritten=is_rewritten,
-        has_new_probes=is_rewritten or since < row.probed_at_revision or _any_ran_out(trials),
-        trials=trials,
-    )
+    has_new_probes = is_rewritten or since < row.probed_at_revision or _any_ran_out(trials)
+    found = Changes(revision=row.revision, is_rewritten=is_rewritten, has_new_probes=has_new_probes, trials=trials)
+    return found, row
 
 
 def _any_ran_out(trials: Collection[TrialRecord]) -> bool:

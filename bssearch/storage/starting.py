@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import Connection, func, insert, select, update
+from sqlalchemy import Connection, bindparam, func, insert, select, update
 
 from bssearch.errors import UsageError
 from bssearch.records import PLANNED, Lease, TrialOutcome, TrialPlan, TrialRecord, TrialState
-from bssearch.storage.clock import now
+from bssearch.storage.clock import database_now, now
 from bssearch.storage.lookups import trial_record
 from bssearch.storage.models import StudyRow, TrialRow
 from bssearch.storage.revisions import mark_changed, raise_revision
@@ -19,15 +19,20 @@ from bssearch.storage.rows import to_columns
 from bssearch.storage.statements import TRIALS, is_running
 from bssearch.storage.turns import has_turn
 
+_NEWEST = select(func.max(TrialRow.number), database_now()).where(TrialRow.study_id == bindparam("study_id"))
+_ARCHIVED_AT = select(StudyRow.archived_at).where(StudyRow.id == bindparam("study_id"))
+_ADDED = insert(TrialRow.__table__)
 
-def newest(connection: Connection, study_id: int) -> int:
-    """Return the number of a study's newest trial, 0 where it has none."""
-    return connection.scalar(select(func.max(TrialRow.number)).where(TrialRow.study_id == study_id)) or 0
+
+def newest(connection: Connection, study_id: int) -> tuple[int, datetime]:
+    """Return the number of a study's newest trial, 0 where it has none, and the database's time."""
+    number, time = connection.execute(_NEWEST, {"study_id": study_id}).one()
+    return number or 0, time
 
 
 def refuse_archived(connection: Connection, study_id: int, name: str) -> None:
     """Raise `UsageError` where a study is archived."""
-    if connection.scalar(select(StudyRow.archived_at).where(StudyRow.id == study_id)) is not None:
+    if connection.scalar(_ARCHIVED_AT, {"study_id": study_id}) is not None:
         raise archived(name)
 
 
@@ -62,13 +67,14 @@ class Start:
     def add(self, connection: Connection, study_id: int, environment_id: int | None) -> int:
         """Store the trial as the study's next, unless an earlier try did; return its number."""
         if self.newest_at_first_try is None:
-            self.newest_at_first_try = newest(connection, study_id)
+            self.newest_at_first_try, _ = newest(connection, study_id)
         else:
             query = TRIALS.where(TrialRow.study_id == study_id, TrialRow.number > self.newest_at_first_try)
             for trial in map(trial_record, connection.execute(query).mappings()):
                 if self._is_of_an_earlier_try(trial):
                     return trial.number
-        return self._insert(connection, study_id, environment_id, newest(connection, study_id) + 1)
+        number, time = newest(connection, study_id)
+        return self._insert(connection, study_id, environment_id, number + 1, time)
 
     def _is_of_an_earlier_try(self, trial: TrialRecord) -> bool:
         owner = None if self.lease is None else self.lease.owner
@@ -78,8 +84,9 @@ class Start:
         self, connection: Connection, study_id: int, environment_id: int, after: int, lease: Lease
     ) -> int | None:
         """Store the trial unless there is one newer than ``after``: then None, but for one that the owner runs."""
-        if newest(connection, study_id) == after:
-            return self._insert(connection, study_id, environment_id, after + 1)
+        number, time = newest(connection, study_id)
+        if number == after:
+            return self._insert(connection, study_id, environment_id, after + 1, time)
         return self._of_an_earlier_try(connection, study_id, lease.owner)
 
     def _of_an_earlier_try(self, connection: Connection, study_id: int, owner: str) -> int | None:
@@ -94,12 +101,14 @@ class Start:
             return self.plan.known_number
         return self.plan.after + 1
 
-    def _insert(self, connection: Connection, study_id: int, environment_id: int | None, number: int) -> int:
-        trial = TrialRecord.planned(self.plan, number=number, lease=self.lease, created_at=now(connection))
+    def _insert(
+        self, connection: Connection, study_id: int, environment_id: int | None, number: int, time: datetime
+    ) -> int:
+        trial = TrialRecord.planned(self.plan, number=number, lease=self.lease, created_at=time)
         trial = replace(trial, outcome=TrialOutcome(state=trial.state, reason=""))
         place = {"study_id": study_id, "environment_id": environment_id}
         revision = raise_revision(connection, study_id)
-        connection.execute(insert(TrialRow.__table__), {**place, "revision": revision, **to_columns(trial)})
+        connection.execute(_ADDED, {**place, "revision": revision, **to_columns(trial)})
         return trial.number
 
 

@@ -9,6 +9,7 @@ from sqlalchemy import (
     ColumnElement,
     Connection,
     Select,
+    bindparam,
     case,
     func,
     literal,
@@ -148,12 +149,14 @@ def is_running(study_id: int) -> tuple[ColumnElement[bool], ColumnElement[bool]]
     return TrialRow.study_id == study_id, TrialRow.state == TrialState.RUNNING
 
 
+_ENDS = (
+    update(TrialRow.__table__)
+    .where(TrialRow.id == bindparam("of_trial"), TrialRow.state == TrialState.RUNNING)
+    .values(ended_at=database_now())
+)
+
+
 def end_trial(connection: Connection, trial_id: int, columns: Mapping[str, Any]) -> bool:
     """End a trial if it is running; its lease is over, its owner stays known."""
-    result = connection.execute(
-        update(TrialRow.__table__)
-        .where(TrialRow.id == trial_id, TrialRow.state == TrialState.RUNNING)
-        .values(ended_at=database_now()),
-        {**columns, "lease_expires_at": None},
-    )
+    result = connection.execute(_ENDS, {**columns, "lease_expires_at": None, "of_trial": trial_id})
     return result.rowcount == 1
