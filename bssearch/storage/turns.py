@@ -12,7 +12,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from sqlalchemy import ColumnElement, Connection, bindparam, delete, insert, or_, select, update
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Select,
+    bindparam,
+    case,
+    delete,
+    func,
+    insert,
+    or_,
+    select,
+    update,
+)
 
 from bssearch.storage.clock import database_now, now
 from bssearch.storage.database import Database, patiently
@@ -23,7 +35,7 @@ PLACE = "turn "
 
 _DIGITS = 12
 
-LONGEST_LEASE_S = 60.0
+LONGEST_LEASE = timedelta(seconds=60)
 """A place that is said to last longer was given before the database's clock was set back: it counts no more."""
 
 RENEWED_BELOW = 0.5
@@ -37,7 +49,28 @@ _PLACES = (
     .order_by(ClaimRow.name)
 )
 _OF_STUDY = _PLACES.where(ClaimRow.study_id == bindparam("study_id"))
-_OF_NAMED = _PLACES.join(StudyRow).where(StudyRow.name == bindparam("study"))
+
+
+def _look() -> Select[datetime, datetime | None, datetime | None, int, int]:
+    """Return the query for who stands before and behind an owner, counted by the database: each asks often."""
+    of_study = StudyRow.name == bindparam("study"), IS_PLACE
+    is_own = ClaimRow.owner == bindparam("owner")
+    own = select(func.max(ClaimRow.name)).join(StudyRow).where(*of_study, is_own).scalar_subquery()
+    counts = ClaimRow.expires_at > database_now()
+    return (
+        select(
+            database_now().label("time"),
+            func.max(case((is_own, ClaimRow.expires_at))).label("expires_at"),
+            func.max(ClaimRow.expires_at).label("last_expires_at"),
+            func.count(case((counts & (ClaimRow.name < own), 1))).label("ahead"),
+            func.count(case((counts & (ClaimRow.name > own), 1))).label("behind"),
+        )
+        .join(StudyRow)
+        .where(*of_study)
+    )
+
+
+_LOOK = _look()
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +90,10 @@ class _Place:
     expires_at: datetime
     time: datetime
 
-    def counts(self, seconds_left: float = 0.0) -> bool:
-        """Return whether more than so many seconds of its lease were left."""
-        return seconds_left < (self.expires_at - self.time).total_seconds() <= LONGEST_LEASE_S
+    @property
+    def counts(self) -> bool:
+        """Return whether something of its lease was left."""
+        return timedelta() < self.expires_at - self.time <= LONGEST_LEASE
 
 
 class Turns(Database):
@@ -69,13 +103,13 @@ class Turns(Database):
     def queue_up(self, study: str, owner: str, lease_seconds: float) -> Standing:
         """Stand in a study's queue, last or where the owner stands already; return who else stands there.
 
-        The place counts for ``lease_seconds``, at most `LONGEST_LEASE_S`; asking again renews it.
+        The place counts for ``lease_seconds``, at most `LONGEST_LEASE`; asking again renews it.
         """
         with self._looking() as connection:
-            places = [_Place(*row) for row in connection.execute(_OF_NAMED, {"study": study})]
-        own = next((place for place in places if place.owner == owner), None)
-        if own is not None and own.counts(RENEWED_BELOW * lease_seconds):
-            return _standing(places, own.name)
+            found = connection.execute(_LOOK, {"study": study, "owner": owner}).one()
+        stands = found.expires_at is not None and found.last_expires_at - found.time <= LONGEST_LEASE
+        if stands and found.expires_at - found.time > RENEWED_BELOW * timedelta(seconds=lease_seconds):
+            return Standing(ahead=found.ahead, behind=found.behind)
         with self._writing() as connection:
             study_id = self._lock_study(connection, study)
             return _take_place(connection, study_id, owner, lease_seconds)
@@ -85,7 +119,7 @@ class Turns(Database):
 
         def leave(connection: Connection, study_id: int) -> int:
             give_place_up(connection, study_id, owner)
-            return sum(place.counts() for place in _places(connection, study_id))
+            return sum(place.counts for place in _places(connection, study_id))
 
         return self._on_study(study, leave)
 
@@ -97,7 +131,7 @@ def give_place_up(connection: Connection, study_id: int, owner: str) -> None:
 
 def has_turn(connection: Connection, study_id: int, owner: str) -> bool:
     """Return whether an owner may start a trial: it is the first in the queue, or nobody stands there."""
-    return next((place.owner == owner for place in _places(connection, study_id) if place.counts()), True)
+    return next((place.owner == owner for place in _places(connection, study_id) if place.counts), True)
 
 
 def _places(connection: Connection, study_id: int) -> list[_Place]:
@@ -106,14 +140,14 @@ def _places(connection: Connection, study_id: int) -> list[_Place]:
 
 
 def _standing(places: list[_Place], own: str) -> Standing:
-    others = [place.name < own for place in places if place.name != own and place.counts()]
+    others = [place.name < own for place in places if place.name != own and place.counts]
     return Standing(ahead=sum(others), behind=len(others) - sum(others))
 
 
 def _take_place(connection: Connection, study_id: int, owner: str, lease_seconds: float) -> Standing:
     """Renew an owner's place, or give it the last; return who else stands in the queue."""
     time = now(connection)
-    expires_at = time + timedelta(seconds=min(lease_seconds, LONGEST_LEASE_S))
+    expires_at = time + min(timedelta(seconds=lease_seconds), LONGEST_LEASE)
     _forget_lapsed(connection, study_id, time)
     places = _places(connection, study_id)
     own = next((place.name for place in places if place.owner == owner), None)
@@ -130,6 +164,5 @@ def _take_place(connection: Connection, study_id: int, owner: str, lease_seconds
 
 def _forget_lapsed(connection: Connection, study_id: int, time: datetime) -> None:
     """Delete the places that nobody has come back to."""
-    long = timedelta(seconds=LONGEST_LEASE_S)
-    is_over = or_(ClaimRow.expires_at < time - long, ClaimRow.expires_at > time + long)
+    is_over = or_(ClaimRow.expires_at < time - LONGEST_LEASE, ClaimRow.expires_at > time + LONGEST_LEASE)
     connection.execute(delete(ClaimRow).where(ClaimRow.study_id == study_id, IS_PLACE, is_over))

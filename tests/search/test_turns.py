@@ -16,6 +16,7 @@ from bssearch.executors.base import Event
 from bssearch.search import turns
 from bssearch.search.turns import Turns
 from bssearch.storage.repository import open_store
+from bssearch.storage.turns import Standing
 from tests.factories import make_environment, make_spec
 from tests.search.law import LawExecutor
 from tests.storage.conftest import start_after
@@ -69,6 +70,46 @@ def test_drivers_that_were_refused_have_their_turns_in_the_order_in_which_they_c
     assert "".join(served) == "abcdef" * 3
 
 
+@pytest.mark.parametrize(("others", "reads_ahead"), [(turns.MANY_TURNS, False), (turns.MANY_TURNS + 1, True)])
+def test_after_many_turns_of_others_it_reads_before_its_own_too(
+    url: str, clock: list[float], others: int, reads_ahead: bool
+) -> None:
+    make_study(url)
+    with open_store(url) as store:
+        for number in range(others):
+            store.queue_up(SPEC.name, str(number), 60.0)
+        one = Turns(store, SPEC.name, "mine")
+        one.refused()
+        reads: list[bool] = []
+        for number in range(others):
+            clock[0] += 10.0
+            assert not one.is_here()
+            reads.append(one.is_to_read)
+            store.leave_queue(SPEC.name, str(number))
+        clock[0] += 10.0
+        assert one.is_here() and one.is_to_read
+    assert reads == [False] * (others - 1) + [reads_ahead]
+
+
+def test_after_the_last_start_of_a_turn_it_asks_for_one_again_only_where_others_stood_behind_it(url: str) -> None:
+    make_study(url)
+    with open_store(url) as store:
+        first, second = Turns(store, SPEC.name, "a"), Turns(store, SPEC.name, "b")
+        for one in (first, second):
+            one.refused()
+        assert [first.is_here(), second.is_here()] == [True, False]
+        first.refused()
+        assert first.is_here(), "it looks again, and sees b behind it"
+        assert start_after(store, 0, "a", SPEC.name, is_last=True) == 1
+        first.ended()
+        second.refused()
+        assert second.is_here()
+        assert start_after(store, 1, "b", SPEC.name, is_last=True) == 2
+        second.ended()
+        assert [first.is_here(), second.is_here()] == [True, True]
+        assert store.queue_up(SPEC.name, "c", 60.0) == Standing(ahead=1, behind=0), "a queued up again, b need not"
+
+
 def test_who_finds_nobody_behind_it_asks_for_no_turn_the_next_time(url: str) -> None:
     make_study(url)
     with open_store(url) as store:
@@ -101,6 +142,7 @@ DIES_IN_ITS_TURN = """
 import os, sys
 from bssearch.search.turns import Turns
 from bssearch.storage.repository import open_store
+from bssearch.storage.turns import Standing
 store = open_store(sys.argv[1])
 turns = Turns(store, "toy", "killed")
 turns.refused()

@@ -111,9 +111,16 @@ def add_study(store: Store, name: str = "toy", **changes: Any) -> StudyRecord:
 
 
 def start_planned(
-    store: Store, plan: TrialPlan, study: str = "toy", owner: str = "driver", seconds: float = 60.0
+    store: Store,
+    plan: TrialPlan,
+    study: str = "toy",
+    owner: str = "driver",
+    seconds: float = 60.0,
+    *,
+    is_last: bool = False,
 ) -> TrialRecord | None:
-    return store.start(study, plan, environment=make_environment(), lease=Lease(owner=owner, seconds=seconds))
+    lease = Lease(owner=owner, seconds=seconds)
+    return store.start(study, plan, environment=make_environment(), lease=lease, is_last=is_last)
 
 
 def start(
@@ -131,8 +138,8 @@ def start(
     return trial.number
 
 
-def start_after(store: Store, after: int, owner: str, study: str = "toy") -> int | None:
-    trial = start_planned(store, make_plan(after=after), study, owner)
+def start_after(store: Store, after: int, owner: str, study: str = "toy", *, is_last: bool = False) -> int | None:
+    trial = start_planned(store, make_plan(after=after), study, owner, is_last=is_last)
     return None if trial is None else trial.number
 
 

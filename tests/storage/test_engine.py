@@ -20,10 +20,11 @@ from sqlalchemy.schema import CreateTable
 
 from bssearch.errors import BSSearchError, DatabaseError, SchemaError, UsageError
 from bssearch.storage.columns import FiniteFloat, UtcDateTime
-from bssearch.storage.engine import create_engine_for, reading, writing
+from bssearch.storage.engine import create_engine_for, looking, reading, writing
 from bssearch.storage.models import Base
 from bssearch.storage.repository import open_store
 from bssearch.storage.urls import masked, parse_url, without_secrets
+from tests.postgres import Postgres
 from tests.storage.conftest import add_study, start
 
 
@@ -170,6 +171,35 @@ def test_a_reader_sees_one_state_and_keeps_no_writer_waiting(empty_url: str) -> 
             writer.execute(text("INSERT INTO t VALUES (1)"))
         assert reader.execute(text("SELECT count(*) FROM t")).scalar_one() == 0
     engine.dispose()
+
+
+def test_of_several_connections_to_a_server_one_is_kept(postgres: Postgres) -> None:
+    engine = create_engine_for(postgres.create_database(schema=False))
+    count = text("SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()")
+    with reading(engine), reading(engine) as connection:
+        assert connection.execute(count).scalar_one() == 2
+    with looking(engine) as connection:
+        for _ in range(100):  # the server takes a moment to let the other go
+            if (found := connection.execute(count).scalar_one()) == 1:
+                break
+            time.sleep(0.05)
+    engine.dispose()
+    assert found == 1
+
+
+@pytest.mark.parametrize(("unasked", "pings"), [(3600.0, 0), (0.0, 2)])
+def test_a_connection_is_asked_whether_it_is_there_only_some_time_after_its_last_use(
+    postgres: Postgres, monkeypatch: pytest.MonkeyPatch, unasked: float, pings: int
+) -> None:
+    asked: list[object] = []
+    engine = create_engine_for(postgres.create_database(schema=False))
+    monkeypatch.setattr("bssearch.storage.engine.UNASKED_S", unasked)
+    monkeypatch.setattr(engine.dialect, "do_ping", lambda connection: not asked.append(connection))
+    for _ in range(3):
+        with looking(engine) as connection:
+            connection.execute(text("SELECT 1"))
+    engine.dispose()
+    assert len(asked) == pings, "a new one is not asked"
 
 
 def test_what_a_driver_says_is_shown_without_the_passwords_of_the_url() -> None:

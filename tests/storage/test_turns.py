@@ -8,6 +8,7 @@ from sqlalchemy import update
 
 from bssearch.storage.models import ClaimRow
 from bssearch.storage.repository import Store
+from bssearch.storage.turns import Standing
 from tests.storage.conftest import add_study, enqueue, start_after, start_queued
 
 
@@ -21,6 +22,17 @@ def test_only_the_first_in_the_queue_starts_a_trial_and_they_follow_in_the_order
     assert [start_after(store, 1, owner) for owner in ("a", "c", "b")] == [None, None, 2]
     assert [store.leave_queue("toy", owner) for owner in ("b", "c", "a", "newcomer")] == [2, 1, 0, 0]
     assert start_after(store, 2, "newcomer") == 3
+
+
+def test_the_last_start_of_a_turn_leaves_the_queue(store: Store) -> None:
+    add_study(store)
+    for owner in ("a", "b"):
+        store.queue_up("toy", owner, 60.0)
+    assert start_after(store, 0, "b", is_last=True) is None, "it is not b's turn, and b keeps its place"
+    assert start_after(store, 0, "a") == 1
+    assert store.queue_up("toy", "b", 60.0) == Standing(ahead=1, behind=0)
+    assert start_after(store, 1, "a", is_last=True) == 2
+    assert store.queue_up("toy", "b", 60.0) == Standing(ahead=0, behind=0)
 
 
 def test_a_queued_trial_is_started_in_turn_too(store: Store) -> None:
