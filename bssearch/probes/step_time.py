@@ -86,20 +86,24 @@ def _measure(request: StepTimeRequest, workload: Workload, data: Data, computati
         reference = ReferenceKernel.where_it_tells(device, request.threads)
         timer = _Timer(clock, computation.core, reference, request.precision)
 
+        def take_step() -> None:
+            trainer.step()
+            clock.pace(configuration.accumulation_steps)
+
         def evaluate() -> None:
             trainer.evaluate(data.validation, metric)
 
         evaluation = _evaluation_seconds(clock, evaluate)
         undelayed_before = clock.undelayed_train_seconds(request.threads) or 0.0
         if request.trial_train_seconds is None:
-            step = timer.time("train", trainer.step, guess, request.seconds_limit)
+            step = timer.time("train", take_step, guess, request.seconds_limit)
         else:
             cadence = eval_every_steps(guess, evaluation, request.trial_train_seconds)
             steps = max(1, min(cadence, math.ceil(SEGMENT_SECONDS / guess)))
-            step = timer.time("train", trainer.step, guess, request.seconds_limit, evaluate, steps)
+            step = timer.time("train", take_step, guess, request.seconds_limit, evaluate, steps)
         if is_power_capped(device):
-            _sustain(clock, trainer.step)
-            step = timer.time("train", trainer.step, step.median, request.seconds_limit)
+            _sustain(clock, take_step)
+            step = timer.time("train", take_step, step.median, request.seconds_limit)
         contention = meter.stop()
         undelayed = clock.undelayed_train_seconds(request.threads)
         reference_seconds = None if reference is None else reference.seconds
@@ -116,6 +120,7 @@ def _measure(request: StepTimeRequest, workload: Workload, data: Data, computati
         steps_timed=step.count,
         undelayed_step_seconds=None if undelayed is None else (undelayed - undelayed_before) / step.count_all,
         reference_seconds=reference_seconds,
+        host_bound_share=clock.host_bound_share,
         update_seconds=update.median,
         evaluation_seconds=evaluation,
         peak_memory_bytes=peak_memory_bytes(device),

@@ -98,6 +98,8 @@ class TrialOutcome:
     train + evaluation + warm-up + other seconds are four ledgers, each timed on its own; ``wall_seconds`` is timed
     apart. ``undelayed_train_seconds`` are the train seconds less those that the thread waited for a CPU, where one did
     the work, and ``reference_seconds`` is what a small fixed kernel took meanwhile (`bssearch.training.core_pace`).
+    ``host_bound_share`` is the share of the train seconds, 0 to 1, in which the host did not wait for a CUDA device,
+    see `bssearch.training.clock.CudaClock.host_bound_share`; None on the CPU and in a loop of the user's own.
     The crossing of the target is kept as the interval (last miss, first hit); ``time_to_target_s`` and
     ``steps_to_target`` are interpolated inside it by the same fraction. Without a crossing the last miss is the last
     evaluation: all that is known of the time to the target is that it is longer. ``tokens`` are those of the samples
@@ -119,6 +121,7 @@ class TrialOutcome:
     train_seconds: float = 0.0
     undelayed_train_seconds: float | None = None
     reference_seconds: float | None = None
+    host_bound_share: float | None = None
     evaluation_seconds: float = 0.0
     warmup_seconds: float = 0.0
     other_seconds: float = 0.0
@@ -156,8 +159,9 @@ class StepTime:
     ``step_seconds_low`` and ``step_seconds_high`` are the 95 % interval of the step's median; ``settled`` says whether
     it came within the asked precision before the time was up. ``undelayed_step_seconds`` is that time less what the
     thread waited for a CPU, where one thread does the work, ``reference_seconds`` what a small fixed kernel took
-    meanwhile. ``update_seconds`` is the part of a step that is done once whatever the accumulation. ``contended``
-    where something else used the device; ``reason`` says what, or why memory ran out.
+    meanwhile. ``host_bound_share`` is as in `TrialOutcome`, over the steps timed. ``update_seconds`` is the part of a
+    step that is done once whatever the accumulation. ``contended`` where something else used the device; ``reason``
+    says what, or why memory ran out.
     """
 
     batch_size: int
@@ -171,6 +175,7 @@ class StepTime:
     step_seconds_high: float | None = None
     undelayed_step_seconds: float | None = None
     reference_seconds: float | None = None
+    host_bound_share: float | None = None
     update_seconds: float | None = None
     settled: bool | None = None
     contended: bool = False
@@ -205,6 +210,7 @@ class Visit:
     step_seconds_high: float | None = None
     undelayed_step_seconds: float | None = None
     reference_seconds: float | None = None
+    host_bound_share: float | None = None
     steps_timed: int
     settled: bool | None = None
     contended: bool = False

@@ -11,7 +11,8 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -129,6 +130,15 @@ class Clock:
     def pace(self, micro_batches: int = 1) -> None:
         """Keep the host from running far ahead of the device; called after every step. Nothing to do on the CPU."""
 
+    def waiting(self) -> AbstractContextManager[None]:
+        """Return what to put around that which waits for the device inside a train segment."""
+        return nullcontext()
+
+    @property
+    def host_bound_share(self) -> float | None:
+        """Return the host-bound share of the train segments, see `CudaClock.host_bound_share`; None on the CPU."""
+        return None
+
     @property
     def train_seconds_so_far(self) -> float:
         """Return the train seconds including those of the open block, by the host's clock: no synchronisation."""
@@ -224,6 +234,23 @@ class Clock:
         """Wait until the device has done what was asked of it; nothing to do on the CPU."""
 
 
+@dataclass(slots=True)
+class _Segment:
+    """What the host did in a train segment: the steps it launched, its seconds of waiting, and the last wait's."""
+
+    steps: int = 0
+    first_step_seconds: float = 0.0
+    waited_seconds: float = 0.0
+    last_wait_seconds: float = 0.0
+
+    def working_seconds(self, seconds: float) -> float:
+        """Return the seconds in which the host did not wait, of a segment of so many; see `host_bound_share`."""
+        working = seconds - self.waited_seconds
+        if self.steps and self.last_wait_seconds > seconds / self.steps:
+            working = min(working, self.steps * self.first_step_seconds)
+        return min(max(0.0, working), seconds)
+
+
 class CudaClock(Clock):
     """Times a trial on a CUDA device: train segments by events, the rest by the host after a synchronisation."""
 
@@ -237,16 +264,79 @@ class CudaClock(Clock):
         self._knows_delays = False  # The device does the work; its host waits for it.
         self._launched = 0
         self._last_pace: torch.cuda.Event | None = None
+        self._segment: _Segment | None = None
+        self._working_seconds = self._watched_seconds = 0.0
+
+    def state(self) -> dict[str, Any]:
+        """Return what `Clock.state` returns, and the seconds behind `host_bound_share`."""
+        own = {"working_seconds": self._working_seconds, "watched_seconds": self._watched_seconds}
+        return {**super().state(), **own}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Add what was booked in an earlier part; of one that an older version saved, the host's share is not known."""
+        super().restore(state)
+        self._working_seconds += state.get("working_seconds", 0.0)
+        self._watched_seconds += state.get("watched_seconds", 0.0)
 
     def pace(self, micro_batches: int = 1) -> None:
         """Wait for the device where the host is far ahead of it (`RUN_AHEAD`)."""
+        if self._segment is not None:
+            self._segment.steps += 1
+            if self._segment.steps == 1:
+                self._segment.first_step_seconds = self.train_seconds_so_far - self._seconds["train"]
         self._launched += micro_batches
         if self._launched < PACE:
             return
         self._launched = 0
         last, self._last_pace = self._last_pace, self._mark()
         if last is not None:
-            last.synchronize()
+            with self.waiting():
+                last.synchronize()
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Count the seconds of the block as waits for the device, where a train segment is open."""
+        entered = self._now()
+        try:
+            yield
+        finally:
+            if self._segment is not None:
+                self._segment.last_wait_seconds = self._now() - entered
+                self._segment.waited_seconds += self._segment.last_wait_seconds
+
+    @property
+    def host_bound_share(self) -> float | None:
+        """Return 1 − the seconds that the host waited for the device ÷ those of the train segments; None before any.
+
+        It is the share in which the host was at work: near 0 where the device is slow and the host fast, near 1 where
+        the device waits for launches, or for data. While the host waits the device works, so that no more than this
+        share of the seconds would go if the host took no time. Waits are those of `pace`, of `waiting`, and of the end
+        of a segment; others, as in a loss that reads a number or in fp16's loss scaling, count as work.
+
+        A segment of fewer than `RUN_AHEAD` micro-batches has its waits at its end, which changes nothing: all are
+        counted. The last step's kernels that are still to run at that end are waited for too, so that in segments of a
+        few steps the share of a host-bound step is too small, by at most a step of the device in each segment.
+
+        A driver takes about a thousand launches ahead; the next one waits inside, where no clock sees it. So where the
+        device is more than a whole step behind at the end of a segment, the host has worked no longer in each step than
+        in the first, which met an empty queue. A single step of more launches than that still shows too large a share.
+        """
+        if self._watched_seconds == 0:
+            return None
+        return min(max(0.0, self._working_seconds / self._watched_seconds), 1.0)
+
+    @contextmanager
+    def _train(self) -> Iterator[None]:
+        self._segment = segment = _Segment()
+        before = self._host_train_seconds
+        try:
+            with super()._train():
+                yield
+        finally:
+            self._segment = None
+            seconds = self._host_train_seconds - before
+            self._working_seconds += segment.working_seconds(seconds)
+            self._watched_seconds += seconds
 
     @property
     def cpu_share(self) -> float | None:
@@ -263,7 +353,8 @@ class CudaClock(Clock):
         return float(start.elapsed_time(end)) / 1e3
 
     def _synchronize(self) -> None:
-        torch.cuda.synchronize(self._device)
+        with self.waiting():
+            torch.cuda.synchronize(self._device)
 
 
 class RunDelay(threading.local):

@@ -251,9 +251,11 @@ class Trial:
                 trainer.step()
                 self._clock.pace(self._request.configuration.accumulation_steps)
                 self._on_progress()
-                problem = trainer.first_step_problem() if trainer.steps == 1 else None
-                if problem is not None:
-                    return Ending(TrialState.DIVERGED, problem)
+                if trainer.steps == 1:
+                    with self._clock.waiting():
+                        problem = trainer.first_step_problem()
+                    if problem is not None:
+                        return Ending(TrialState.DIVERGED, problem)
                 if self._evaluation_is_due(trainer):
                     return self._stopped()
 
@@ -365,6 +367,7 @@ class Trial:
             train_seconds=clock.seconds("train"),
             undelayed_train_seconds=clock.undelayed_train_seconds(self._request.threads),
             reference_seconds=None if self._reference is None else self._reference.seconds,
+            host_bound_share=clock.host_bound_share,
             evaluation_seconds=clock.seconds("evaluation"),
             warmup_seconds=clock.seconds("warmup"),
             other_seconds=clock.seconds("other"),

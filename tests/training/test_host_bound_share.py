@@ -1,0 +1,126 @@
+"""The host-bound share, on a CUDA device that is none."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import pytest
+
+from bssearch.training.clock import RUN_AHEAD, Clock, CudaClock
+from tests.training.fake_cuda import FakeCuda
+from tests.training.toys import FakeTime
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
+    """Return a device with a queue of a thousand launches."""
+    found = FakeCuda()
+    found.install(monkeypatch)
+    return found
+
+
+def train(
+    cuda: FakeCuda,
+    clock: CudaClock,
+    *,
+    steps: int,
+    host: float,
+    device: float,
+    launches: int = 10,
+    before: Callable[[int], object] = lambda step: None,
+) -> None:
+    """Train a segment of steps that take the host and the device so many seconds each."""
+    with clock.ledger("train"):
+        for step in range(steps):
+            before(step)
+            cuda.launch(host, device, launches)
+            clock.pace()
+
+
+@pytest.mark.parametrize("steps", [1, 3, RUN_AHEAD - 1, 10 * RUN_AHEAD])
+@pytest.mark.parametrize("host", [0.001, 0.01, 0.05])
+def test_with_a_slow_device_the_share_is_the_host_s_work_however_short_the_segments(
+    cuda: FakeCuda, steps: int, host: float
+) -> None:
+    clock = cuda.clock()
+    for _ in range(3):
+        train(cuda, clock, steps=steps, host=host, device=0.1)
+    assert clock.host_bound_share == pytest.approx(host / 0.1, rel=0.15)
+
+
+@pytest.mark.parametrize("steps", [4, 10 * RUN_AHEAD])
+def test_with_a_slow_host_the_share_is_near_one(cuda: FakeCuda, steps: int) -> None:
+    clock = cuda.clock()
+    train(cuda, clock, steps=steps, host=0.1, device=0.02)
+    assert clock.host_bound_share is not None and clock.host_bound_share >= 1 - 0.02 / (0.1 * steps)
+    assert clock.seconds("train") == pytest.approx(steps * 0.1, rel=0.05)
+
+
+@pytest.mark.parametrize("launches", [130, 400, 700])
+def test_waits_inside_launches_into_a_full_queue_are_no_work(cuda: FakeCuda, launches: int) -> None:
+    clock = cuda.clock()
+    train(cuda, clock, steps=200, host=0.01, device=0.1, launches=launches)
+    assert clock.host_bound_share == pytest.approx(0.1, rel=0.1)
+
+
+def test_waits_for_data_are_work_of_the_host_where_the_first_batch_was_ready(cuda: FakeCuda) -> None:
+    clock = cuda.clock()
+    wait = cuda.time.pass_by
+    train(cuda, clock, steps=50, host=0.001, device=0.02, before=lambda step: wait(0.1 if step else 0.0))
+    assert clock.host_bound_share is not None and clock.host_bound_share > 0.98
+
+
+def test_what_is_read_of_the_device_in_a_segment_counts_as_a_wait_and_outside_as_nothing(cuda: FakeCuda) -> None:
+    clock = cuda.clock()
+    with clock.ledger("train"):
+        cuda.launch(1.0, 3.0)
+        clock.pace()
+        with clock.waiting():
+            cuda.wait_until(cuda.busy_until)
+        cuda.launch(1.0, 1.0)
+        clock.pace()
+    with clock.ledger("evaluation"), clock.waiting():
+        cuda.time.pass_by(100.0)
+    assert clock.host_bound_share == pytest.approx(2 / 6)
+
+
+def test_segments_that_end_in_an_error_are_counted(cuda: FakeCuda) -> None:
+    clock = cuda.clock()
+    with pytest.raises(KeyError), clock.ledger("train"):
+        cuda.launch(1.0, 3.0)
+        raise KeyError
+    assert clock.host_bound_share == pytest.approx(1 / 4)
+
+
+def test_the_share_is_that_of_all_parts_of_a_trial_that_was_paused(cuda: FakeCuda) -> None:
+    first = cuda.clock()
+    assert first.host_bound_share is None
+    train(cuda, first, steps=100, host=0.01, device=0.1)
+    state = json.loads(json.dumps(first.state()))
+    whole = cuda.clock()
+    whole.restore(state)
+    assert whole.host_bound_share == first.host_bound_share
+    train(cuda, whole, steps=100, host=0.1, device=0.01)
+    assert whole.host_bound_share == pytest.approx((100 * 0.01 + 100 * 0.1) / 20, rel=0.02)
+    whole.start()
+    assert whole.host_bound_share is None
+
+
+def test_of_a_part_that_an_older_version_saved_the_share_is_not_known(cuda: FakeCuda) -> None:
+    first = cuda.clock()
+    train(cuda, first, steps=100, host=0.01, device=0.1)
+    older = {name: value for name, value in first.state().items() if name in Clock().state()}
+    later = cuda.clock()
+    later.restore(older)
+    assert later.host_bound_share is None and later.seconds("train") == first.seconds("train")
+    train(cuda, later, steps=100, host=0.05, device=0.1)
+    assert later.host_bound_share == pytest.approx(0.5, rel=0.02)
+
+
+def test_the_cpu_has_no_host_bound_share() -> None:
+    time = FakeTime()
+    clock = time.clock()
+    with clock.ledger("train"), clock.waiting():
+        time.pass_by(2)
+    assert clock.host_bound_share is None
