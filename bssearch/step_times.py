@@ -234,15 +234,20 @@ def _midmean(values: Sequence[float]) -> float:
 
 
 def _fitted(probe: ProbeRecord, fit: FittedStepTime, visits: Sequence[Visit]) -> ProbeRecord:
-    """Return a step time with what its visits tell; all that were made count as visits, left out or not."""
+    """Return a step time with what its visits tell; all that were made count as visits, left out or not.
+
+    Its host-bound share is the median of the visits that nothing disturbed, of all where each was.
+    """
     contended = all(one.contended for one in visits)
     widest = math.exp(student_t(fit.error.freedom) * math.hypot(fit.error.own, fit.error.common))
+    shares = [one.host_bound_share for one in visits if one.host_bound_share is not None and one.contended is contended]
     return replace(
         probe,
         step_seconds=fit.seconds,
         step_seconds_low=fit.seconds / widest,
         step_seconds_high=fit.seconds * widest,
         error=replace(fit.error, visits=len(visits)),
+        host_bound_share=statistics.median(shares) if shares else None,
         steps_timed=sum(one.steps_timed for one in visits),
         settled=any(one.settled for one in visits),
         contended=contended,

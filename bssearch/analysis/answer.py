@@ -201,7 +201,8 @@ class Batch(Model):
     over the train seconds to the target. ``predicted_s`` is law × step time with the errors of both, where the law fits
     and no further than it was seen to. ``peak_memory_basis`` as in `Optimal`. ``generalisation`` is the metric on
     samples that no training saw, over the same runs; ``noise_scale`` is that of the gradient near the target, over all
-    trials of the batch size.
+    trials of the batch size. ``host_bound_share`` is the share of the train seconds, 0 to 1, in which the host did not
+    wait for a CUDA device: the median of these runs, or of the steps timed in isolation; null where neither tells.
     """
 
     batch_size: int
@@ -232,6 +233,7 @@ class Batch(Model):
     peak_memory_basis: MemoryBasis | None = None
     generalisation: MetricOverSeeds | None = None
     noise_scale: BatchNoise | None = None
+    host_bound_share: float | None = None
 
 
 class Recommendation(Model):

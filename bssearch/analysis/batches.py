@@ -98,6 +98,9 @@ def batch_rows(
         timed = probe.step_seconds if probe and is_timed(spec, candidate) else None
         step_seconds = timed if candidate is None or is_timed(spec, candidate) else own_step_seconds(candidate)
         slope = tuned.slopes.get(size)
+        share = None if candidate is None else _median(candidate, lambda outcome: outcome.host_bound_share)
+        if share is None and probe and is_timed(spec, candidate):
+            share = probe.host_bound_share
         rows.append(
             Batch(
                 batch_size=size,
@@ -111,6 +114,7 @@ def batch_rows(
                 untuned_because=reasons,
                 noise_scale=noise.get(size),
                 predicted_s=predicted.get(size),
+                host_bound_share=share,
                 ended=dict(sorted(Counter(trial.state.value for trial in finished).items())),
                 **_of_candidate(candidate, timed),
             )

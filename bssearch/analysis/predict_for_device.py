@@ -91,6 +91,7 @@ def at_step_time(trial: TrialRecord, step_seconds: float) -> TrialRecord:
         train_seconds=outcome.steps * step_seconds,
         undelayed_train_seconds=None,
         reference_seconds=None,
+        host_bound_share=None,
         time_to_target_s=None if reached is None else reached * step_seconds,
         last_miss_seconds=None if miss is None else miss * step_seconds,
         first_hit_seconds=None if outcome.first_hit_step is None else outcome.first_hit_step * step_seconds,

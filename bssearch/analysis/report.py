@@ -34,6 +34,7 @@ from bssearch.analysis.batches import (
 )
 from bssearch.analysis.certainty import Certainty, certainty
 from bssearch.analysis.generalisation import generalisation
+from bssearch.analysis.law.host_bound import about_the_host
 from bssearch.analysis.law.joint import fit_and_predict, predicted_figures, predicted_times
 from bssearch.analysis.law.models import timed_probes
 from bssearch.analysis.measured import measured, noise_of_batches
@@ -151,6 +152,7 @@ def build_answer(
         generalisation=final,
         warnings=[
             *notices(spec, trials, verdict, probes.values()),
+            *about_the_host(batches, verdict.optimal, timed.values(), law, environment.compile_mode),
             *about_trade_offs(batches, verdict.optimal, confirmed=verdict.confirmed),
             *about_generalisation(final, study.target),
         ],

@@ -46,7 +46,10 @@ def print_answer(found: Answer) -> None:
     if further := further_metrics(found):
         out.print(further)
     figure = _figure_column(found)
-    columns = BATCH_COLUMNS if figure is None else (BATCH_COLUMNS[0], figure, *BATCH_COLUMNS[1:])
+    columns: tuple[str, ...] = BATCH_COLUMNS if figure is None else (BATCH_COLUMNS[0], figure, *BATCH_COLUMNS[1:])
+    if any(row.host_bound_share is not None for row in found.batches):
+        after = columns.index("ms/step") + 1
+        columns = (*columns[:after], "host-bound", *columns[after:])
     print_table(batch_rows(found), columns)
     print_trade_offs(found)
     for line in (*law_lines(found), *measured_lines(found.measured)):
@@ -149,6 +152,7 @@ def batch_rows(found: Answer) -> list[dict[str, Any]]:
                 **_figure(found, row),
                 "steps": row.steps_to_target,
                 "ms/step": None if row.step_time_s is None else float(f"{1000 * row.step_time_s:.3g}"),
+                "host-bound": None if row.host_bound_share is None else f"{row.host_bound_share:.0%}",
                 "learning_rate": parameters.get("learning_rate"),
                 "regime": f"{row.regime or '–'}{', untuned?' if row.untuned else ''}",
                 "trials": ", ".join(f"{count} {state}" for state, count in row.ended.items()) or None,

@@ -272,6 +272,8 @@ def _recipe(answer: Answer) -> Section:
 
 def _batches(answer: Answer) -> Section:
     headings = ["Batch", _figure_heading(answer), "Steps", "Samples", "ms/step", "Learning rate", "Regime", "Trials"]
+    if _tells_of_the_host(answer):
+        headings.insert(headings.index("ms/step") + 1, "Host-bound")
     return Section(
         name="batches",
         title="Batch sizes",
@@ -281,6 +283,10 @@ def _batches(answer: Answer) -> Section:
             headings, [Row(_cells(answer, row), row.batch_size == answer.optimal.batch_size) for row in answer.batches]
         ),
     )
+
+
+def _tells_of_the_host(answer: Answer) -> bool:
+    return any(row.host_bound_share is not None for row in answer.batches)
 
 
 def _figure_heading(answer: Answer) -> str:
@@ -307,7 +313,7 @@ def _cells(answer: Answer, row: Batch) -> list[str]:
         shown = f"not tried; predicted {with_interval(row.predicted_s, unit=unit)}"
     else:
         shown = NOTHING
-    rate = row.best.parameters.get("learning_rate") if row.best else None
+    rate, share = row.best.parameters.get("learning_rate") if row.best else None, row.host_bound_share
     untuned = f"untuned: {'; '.join(row.untuned_because)}" if row.untuned else None
     return [
         f"{row.batch_size}",
@@ -315,6 +321,7 @@ def _cells(answer: Answer, row: Batch) -> list[str]:
         in_words(row.steps_to_target),
         NOTHING if row.samples_to_target is None else number(row.samples_to_target),
         NOTHING if row.step_time_s is None else number(1000 * row.step_time_s),
+        *([NOTHING if share is None else f"{share:.0%}"] if _tells_of_the_host(answer) else []),
         in_words(rate),
         ", ".join(part for part in (_regime(row), untuned) if part) or NOTHING,
         _ended(row) or NOTHING,

@@ -23,7 +23,7 @@ from bssearch.spec.parts import BudgetSpec
 from bssearch.spec.stored import spec_of
 from bssearch.storage.repository import Store
 
-ANSWERS = 17
+ANSWERS = 18
 """What makes answers: counted up where the same trials give another one, so that stored ones are made anew."""
 
 

@@ -10,8 +10,9 @@ from sqlalchemy.orm import Mapped
 
 from bssearch.records import BranchMeasurement, Environment
 from bssearch.storage.clock import now
+from bssearch.storage.columns import not_negative, positive
 from bssearch.storage.database import Database, patiently
-from bssearch.storage.models import Base, EnvironmentId, Id, StudyId, not_negative, positive
+from bssearch.storage.models import Base, EnvironmentId, Id, StudyId
 from bssearch.storage.rows import column_names, from_columns, to_columns
 from bssearch.storage.statements import insert_if_absent
 

@@ -1,4 +1,4 @@
-"""Types of columns: what a database is given, and gives back, of a Python value."""
+"""Types of columns: what a database is given, and gives back, of a Python value; and their checks, with names."""
 
 from __future__ import annotations
 
@@ -6,7 +6,15 @@ import math
 from datetime import UTC, datetime
 from enum import StrEnum
 
-from sqlalchemy import DateTime, Dialect, Enum, Float, Text, TypeDecorator
+from sqlalchemy import CheckConstraint, DateTime, Dialect, Enum, Float, Text, TypeDecorator
+
+NAMING_CONVENTION = {
+    "pk": "pk_%(table_name)s",
+    "fk": "fk_%(table_name)s_%(column_0_name)s",
+    "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+    "ck": "ck_%(table_name)s_%(constraint_name)s",
+    "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+}
 
 
 class UtcDateTime(TypeDecorator[datetime]):
@@ -88,3 +96,23 @@ def enum(kind: type[StrEnum], name: str) -> Enum:
         length=16,
         values_callable=lambda members: [member.value for member in members],
     )
+
+
+def positive(*columns: str) -> list[CheckConstraint]:
+    """Return the checks that columns are > 0."""
+    return [CheckConstraint(f"{column} > 0", name=f"{column}_positive") for column in columns]
+
+
+def not_negative(*columns: str) -> list[CheckConstraint]:
+    """Return the checks that columns are >= 0."""
+    return [CheckConstraint(f"{column} >= 0", name=f"{column}_not_negative") for column in columns]
+
+
+def below_one(*columns: str) -> list[CheckConstraint]:
+    """Return the checks that columns are >= 0 and < 1."""
+    return [CheckConstraint(f"{column} >= 0 AND {column} < 1", name=f"{column}_share") for column in columns]
+
+
+def at_most_one(*columns: str) -> list[CheckConstraint]:
+    """Return the checks that columns are >= 0 and <= 1."""
+    return [CheckConstraint(f"{column} >= 0 AND {column} <= 1", name=f"{column}_share") for column in columns]

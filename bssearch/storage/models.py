@@ -27,15 +27,19 @@ from sqlalchemy import (
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from bssearch.records import Goal, MemoryBasis, ParameterValue, Phase, SecondsBasis, TrialState
-from bssearch.storage.columns import FiniteFloat, Sentences, StorableText, UtcDateTime, enum
+from bssearch.storage.columns import (
+    NAMING_CONVENTION,
+    FiniteFloat,
+    Sentences,
+    StorableText,
+    UtcDateTime,
+    at_most_one,
+    below_one,
+    enum,
+    not_negative,
+    positive,
+)
 
-NAMING_CONVENTION = {
-    "pk": "pk_%(table_name)s",
-    "fk": "fk_%(table_name)s_%(column_0_name)s",
-    "uq": "uq_%(table_name)s_%(column_0_N_name)s",
-    "ck": "ck_%(table_name)s_%(constraint_name)s",
-    "ix": "ix_%(table_name)s_%(column_0_N_name)s",
-}
 TABLE_PREFIX = "bss_"
 UNFINISHED = "state IN ('queued', 'running')"
 
@@ -46,20 +50,6 @@ class ProbeKind(StrEnum):
     MEMORY = "memory"
     STEP_TIME = "step_time"
     NOISE_SCALE = "noise_scale"
-
-
-def positive(*columns: str) -> list[CheckConstraint]:
-    """Return the checks that columns are > 0."""
-    return [CheckConstraint(f"{column} > 0", name=f"{column}_positive") for column in columns]
-
-
-def not_negative(*columns: str) -> list[CheckConstraint]:
-    """Return the checks that columns are >= 0."""
-    return [CheckConstraint(f"{column} >= 0", name=f"{column}_not_negative") for column in columns]
-
-
-def _share(*columns: str) -> list[CheckConstraint]:
-    return [CheckConstraint(f"{column} >= 0 AND {column} < 1", name=f"{column}_share") for column in columns]
 
 
 Id = Annotated[int, mapped_column(Integer, primary_key=True)]
@@ -193,7 +183,8 @@ class TrialRow(NoiseColumns, Base):
         *not_negative(
             "skipped_steps", "energy_joules", "mean_power_watts", "noise_passes", "noise_seconds", "data_seconds"
         ),
-        *_share("dropout", "label_smoothing"),
+        *below_one("dropout", "label_smoothing"),
+        *at_most_one("host_bound_share"),
     )
 
     id: Mapped[Id]
@@ -239,6 +230,7 @@ class TrialRow(NoiseColumns, Base):
     train_seconds: Mapped[float]
     undelayed_train_seconds: Mapped[float | None]
     reference_seconds: Mapped[float | None]
+    host_bound_share: Mapped[float | None]
     evaluation_seconds: Mapped[float]
     warmup_seconds: Mapped[float]
     other_seconds: Mapped[float]
@@ -306,6 +298,7 @@ class ProbeRow(NoiseColumns, Base):
         ),
         *positive("batch_size", "micro_batch_size", "step_seconds", "eval_every_steps"),
         *not_negative("evaluation_seconds", "steps_timed", "update_seconds", "step", "noise_passes", "noise_seconds"),
+        *at_most_one("host_bound_share"),
     )
 
     id: Mapped[Id]
@@ -325,6 +318,7 @@ class ProbeRow(NoiseColumns, Base):
     step_seconds_high: Mapped[float | None]
     undelayed_step_seconds: Mapped[float | None]
     reference_seconds: Mapped[float | None]
+    host_bound_share: Mapped[float | None]
     update_seconds: Mapped[float | None]
     settled: Mapped[bool | None]
     contended: Mapped[bool] = mapped_column(server_default=false())
@@ -347,6 +341,7 @@ class VisitRow(Base):
             name="uq_bss_visit_measurement",  # the convention's name would be too long for PostgreSQL
         ),
         *positive("visit", "batch_size", "micro_batch_size", "step_seconds"),
+        *at_most_one("host_bound_share"),
     )
 
     id: Mapped[Id]
@@ -361,6 +356,7 @@ class VisitRow(Base):
     step_seconds_high: Mapped[float | None]
     undelayed_step_seconds: Mapped[float | None]
     reference_seconds: Mapped[float | None]
+    host_bound_share: Mapped[float | None]
     steps_timed: Mapped[int]
     settled: Mapped[bool | None]
     contended: Mapped[bool] = mapped_column(server_default=false())

@@ -1,4 +1,4 @@
-"""A CUDA device that is none: kernels that take seconds of a fake time, a queue of launches, events, synchronisation."""
+"""A CUDA device that is none: kernels that take seconds of a fake time, a queue of launches, events."""
 
 from __future__ import annotations
 

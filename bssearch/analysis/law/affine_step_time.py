@@ -47,18 +47,18 @@ class StepTimeFit:
         return accumulation * (self.measured.get(micro_batch_size, micro) - update_seconds) + update_seconds
 
 
-def fit_step_time(probes: Sequence[StepTime]) -> StepTimeFit | None:
+def fit_step_time(probes: Sequence[StepTime], fewest: int = FEWEST_SIZES) -> StepTimeFit | None:
     """Fit the line to the step times without accumulation, by least squares of the relative error, with α ≥ 0.
 
-    None where fewer than three such sizes were timed, where a larger batch is no slower (β ≤ 0), and for times so short
-    that their inverse is beyond all numbers.
+    None where fewer than ``fewest`` such sizes were timed, where a larger batch is no slower (β ≤ 0), and for times so
+    short that their inverse is beyond all numbers.
     """
     measured = {
         probe.batch_size: probe.step_seconds
         for probe in probes
         if probe.step_seconds is not None and probe.batch_size == probe.micro_batch_size
     }
-    if len(measured) < FEWEST_SIZES:
+    if len(measured) < fewest:
         return None
     sizes, seconds = np.array(list(measured), dtype=float), np.array(list(measured.values()))
     with np.errstate(over="ignore"):

@@ -17,7 +17,7 @@ from bssearch.spec import StudySpec
 SECONDS_LIMIT = 5.0
 """The longest that one batch size is timed where nobody says otherwise: a choice, under a minute for ten sizes."""
 
-COLUMNS = ("batch", "ms/step", "ms_low", "ms_high", "steps", "samples/s", "remark")
+COLUMNS = ("batch", "ms/step", "ms_low", "ms_high", "steps", "samples/s")
 
 
 def step_time(
@@ -31,6 +31,7 @@ def step_time(
         probes = probe_step_times(study, seconds)
     fit, knee = fit_step_time(probes), throughput_knee(probes)
     rows = [asdict(probe) for probe in probes]
+    tells_of_the_host = any(probe.host_bound_share is not None for probe in probes)
     return ProbeReport(
         document={
             "study": spec.name,
@@ -40,7 +41,7 @@ def step_time(
         },
         rows=rows,
         table=[_row(probe, fit) for probe in probes],
-        columns=COLUMNS,
+        columns=[*COLUMNS, *(["host-bound"] if tells_of_the_host else []), "remark"],
         sentences=_sentences(fit, knee),
     )
 
@@ -78,6 +79,7 @@ def _row(probe: ProbeRecord, fit: StepTimeFit | None) -> dict[str, Any]:
         "ms_high": ms(probe.step_seconds_high),
         "steps": probe.steps_timed,
         "samples/s": None if probe.step_seconds is None else probe.batch_size / probe.step_seconds,
+        "host-bound": None if probe.host_bound_share is None else f"{probe.host_bound_share:.0%}",
         "remark": "; ".join(remarks) or None,
     }
 
