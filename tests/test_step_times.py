@@ -125,3 +125,17 @@ def test_a_trial_of_few_steps_weighs_less_than_a_long_one() -> None:
     assert one.seconds == pytest.approx(0.01 * 3**share), "a quarter of the weight of a long one"
     assert pool_paces({"a": long}, {"a"})["a"].error < pool_paces({"a": [pace(3, 0.01)] * 3}, {"a"})["a"].error
     assert pool_paces({"a": [pace(3, 0.03)]}, {"a"})["a"].seconds == pytest.approx(0.03), "alone it is all there is"
+
+
+def test_the_host_bound_share_of_a_step_time_is_the_median_of_the_undisturbed_visits() -> None:
+    def share_of(*visits: Visit) -> float | None:
+        [found] = with_visits([make_probe(16, host_bound_share=0.9)], visits)
+        return found.host_bound_share
+
+    quiet = [visit(number, 16, 0.002, host_bound_share=share) for number, share in enumerate((0.1, 0.3, 0.2), start=1)]
+    busy = [visit(number, 16, 0.004, host_bound_share=0.8, contended=True) for number in (4, 5)]
+    assert share_of(*quiet, *busy) == 0.2
+    assert share_of(*busy) == 0.8
+    assert share_of(visit(1, 16, 0.002), *quiet[:1]) == 0.1, "a visit of an older version tells nothing"
+    assert share_of(visit(1, 16, 0.002)) is None
+    assert share_of() == 0.9, "a step time that nobody visited keeps its own"

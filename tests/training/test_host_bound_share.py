@@ -7,9 +7,14 @@ from collections.abc import Callable
 
 import pytest
 
+from bssearch.executors.messages import StepTimeMeasured, TrialEnded, decode_reply, encode
+from bssearch.probes import step_time
+from bssearch.probes.step_time import measure_step_time
+from bssearch.records import StepTimeRequest
 from bssearch.training.clock import RUN_AHEAD, Clock, CudaClock
+from bssearch.training.trainer import Trainer
 from tests.training.fake_cuda import FakeCuda
-from tests.training.toys import FakeTime
+from tests.training.toys import FakeTime, Run, Toy, configuration, on_cpu, request, toy_data
 
 
 @pytest.fixture
@@ -124,3 +129,33 @@ def test_the_cpu_has_no_host_bound_share() -> None:
     with clock.ledger("train"), clock.waiting():
         time.pass_by(2)
     assert clock.host_bound_share is None
+
+
+def test_a_trial_tells_its_share_with_the_look_at_its_first_loss_as_a_wait(
+    cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked = Trainer.first_step_problem
+
+    def look(trainer: Trainer) -> str | None:
+        cuda.wait_until(cuda.busy_until)
+        return looked(trainer)
+
+    monkeypatch.setattr(Trainer, "first_step_problem", look)
+    toy = Toy(on_loss=lambda: cuda.launch(0.1, 0.4))
+    asked = request(target=0.999, eval_every_steps=1, train_seconds_limit=0.9)
+    outcome = Run(asked, toy, clock=cuda.clock()).outcome
+    assert outcome.host_bound_share == pytest.approx(0.1 / 0.5)
+    assert Run(asked, Toy()).outcome.host_bound_share is None
+    ended = decode_reply(encode(TrialEnded(number=7, outcome=outcome)))
+    assert isinstance(ended, TrialEnded) and ended.outcome.host_bound_share == outcome.host_bound_share
+
+
+def test_a_step_time_tells_its_share(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(step_time, "clock_for", lambda device: cuda.clock())
+    asked = StepTimeRequest(configuration=configuration(), seconds_limit=0.5)
+    toy = Toy(on_loss=lambda: cuda.launch(0.001, 0.004, launches=100))
+    measured = measure_step_time(asked, toy, toy_data(), on_cpu())
+    assert measured.step_seconds == pytest.approx(0.004, rel=0.1)
+    assert measured.host_bound_share == pytest.approx(0.25, rel=0.1)
+    told = decode_reply(encode(StepTimeMeasured(step_time=measured)))
+    assert isinstance(told, StepTimeMeasured) and told.step_time.host_bound_share == measured.host_bound_share

@@ -250,3 +250,20 @@ def test_what_cannot_be_written_leaves_the_file_that_was_there(
         before = everything(store)
     assert file.read_bytes() == content
     assert before and [one.name for one in tmp_path.iterdir() if one.name.startswith(".bssearch")] == []
+
+
+def test_a_file_of_a_schema_without_host_bound_shares_is_read_as_telling_none(file: Path, tmp_path: Path) -> None:
+    lines = lines_of(file)
+    lines[0]["header"]["schema"] = "0013"
+    for one in lines:
+        for kind in ("trial", "probe", "visit"):
+            if kind in one:
+                del one[kind]["host_bound_share"]
+    rewrite(file, lines)
+    incoming = read_study(file)
+    with open_store(f"sqlite:///{tmp_path}/target.db") as store:
+        store.join_studies(incoming)
+        outcomes = [one.outcome for one in store.trials("toy") if one.outcome]
+        told = [one.host_bound_share for one in (*outcomes, *store.visits("toy"), *store.step_times("toy"))]
+        assert len(told) > 3 and set(told) == {None}
+    incoming.close()
