@@ -59,3 +59,14 @@ def test_no_trade_offs_are_printed_where_nothing_was_measured(capsys: pytest.Cap
     rows = [row.model_copy(update={"generalisation": None}) for row in found.batches]
     print_answer(found.model_copy(update={"batches": rows}))
     assert "noise scale" not in capsys.readouterr().out
+
+
+def test_the_host_bound_share_is_a_column_where_it_is_known(capsys: pytest.CaptureFixture[str]) -> None:
+    runs = [*confirmed(16, 2.0, 2.1, 1.9), *confirmed(64, 1.0, 1.1, 0.9, host_bound_share=0.256)]
+    print_answer(answer(runs))
+    printed = capsys.readouterr().out
+    heading, *rows = [line for line in printed.splitlines() if "ms/step" in line or line.startswith((" 16 ", " 64 "))]
+    assert heading.index("ms/step") < heading.index("host-bound") < heading.index(" lr ")
+    assert ["26%" in row for row in rows[:2]] == [False, True]
+    print_answer(answer(confirmed(64, 1.0, 1.1, 0.9)))
+    assert "host-bound" not in capsys.readouterr().out

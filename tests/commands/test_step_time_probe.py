@@ -10,7 +10,7 @@ import pytest
 
 from bssearch.commands.opening import Launch
 from bssearch.commands.probe.step_time import SECONDS_LIMIT, probe_step_times, step_time
-from bssearch.records import MemoryUse, StepTimeError, TrialRecord
+from bssearch.records import MemoryUse, StepTime, StepTimeError, StepTimeRequest, TrialRecord
 from bssearch.search import calibration
 from bssearch.search.calibration import doubtful, measure_step_times, missing_step_times
 from bssearch.search.listener import Listener
@@ -49,6 +49,20 @@ def test_the_document_has_the_fit_and_is_whole_without_one(tmp_path: Path) -> No
     assert isinstance(fit, dict) and fit["beta_seconds"] == pytest.approx(0.0001, rel=1e-3)
     single = make_spec(name="single", space={**RAW["space"], "batch_size": 32})
     assert step_time(single, launch).document["fit"] is None
+
+
+def test_the_host_bound_share_is_stored_and_shown_where_the_device_tells_one(tmp_path: Path) -> None:
+    class OnCuda(ProbedExecutor):
+        def measure_step_time(self, request: StepTimeRequest) -> StepTime:
+            return replace(super().measure_step_time(request), host_bound_share=4 / request.configuration.batch_size)
+
+    launch = Launch(db=f"sqlite:///{tmp_path / 'study.db'}", make_executor=lambda *_: OnCuda())
+    report = step_time(SPEC, launch)
+    assert [row["host_bound_share"] for row in report.rows] == [4 / size for size in SIZES]
+    assert [row["host-bound"] for row in report.table or ()] == ["50%", "25%", "12%", "6%", "3%"]
+    assert report.columns[-2:] == ["host-bound", "remark"]
+    elsewhere = Launch(db=f"sqlite:///{tmp_path / 'cpu.db'}", make_executor=lambda *_: ProbedExecutor())
+    assert "host-bound" not in step_time(SPEC, elsewhere).columns
 
 
 def test_a_run_that_follows_makes_the_visits_that_are_left(store: Store) -> None:

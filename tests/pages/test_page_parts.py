@@ -301,6 +301,11 @@ def test_a_row_of_the_batch_sizes_has_their_figures_in_the_units_of_the_headings
     assert shown["Learning rate"] == f"{first.best.parameters['learning_rate']:.4g}"
 
 
+def test_the_host_bound_share_is_a_column_where_it_is_known(whole: StudyPicture) -> None:
+    assert "Host-bound" not in cells(whole)
+    assert cells(whole, host_bound_share=0.256)["Host-bound"] == "26%"
+
+
 def test_what_a_batch_size_has_not_stands_as_a_dash(whole: StudyPicture) -> None:
     nothing = dict.fromkeys(
         ("objective_value", "objective_lower_bound", "steps_to_target", "samples_to_target", "step_time_s", "best",
