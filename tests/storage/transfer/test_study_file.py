@@ -263,7 +263,8 @@ def test_a_file_of_a_schema_without_host_bound_shares_is_read_as_telling_none(fi
     incoming = read_study(file)
     with open_store(f"sqlite:///{tmp_path}/target.db") as store:
         store.join_studies(incoming)
-        outcomes = [one.outcome for one in store.trials("toy") if one.outcome]
-        told = [one.host_bound_share for one in (*outcomes, *store.visits("toy"), *store.step_times("toy"))]
+        told = [one.outcome.host_bound_share for one in store.trials("toy") if one.outcome]
+        told += [one.host_bound_share for one in store.visits("toy")]
+        told += [one.host_bound_share for one in store.step_times("toy")]
         assert len(told) > 3 and set(told) == {None}
     incoming.close()
