@@ -61,7 +61,7 @@ def _told(
             yield f"with steps of the device's own time, {_in_words(found, size)}, by the law of steps"
         else:
             yield f"where it would be with steps of the device's own time cannot be told: {wanting or NO_LINE}"
-    if compile_mode != CAPTURE:
+    if CAPTURE not in compile_mode:
         yield f"training: {{compile: {CAPTURE}}} makes a step one CUDA graph, under a new name"
 
 
