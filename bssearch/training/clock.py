@@ -317,9 +317,10 @@ class CudaClock(Clock):
         counted. The last step's kernels that are still to run at that end are waited for too, so that in segments of a
         few steps the share of a host-bound step is too small, by at most a step of the device in each segment.
 
-        A driver takes about a thousand launches ahead; the next one waits inside, where no clock sees it. So where the
-        device is more than a whole step behind at the end of a segment, the host has worked no longer in each step than
-        in the first, which met an empty queue. A single step of more launches than that still shows too large a share.
+        A driver takes about a thousand launches ahead (as users report; not measured here); the next one waits inside,
+        where no clock sees it. So where the device is more than a whole step behind at the end of a segment, the host
+        has worked no longer in each step than in the first, which met an empty queue. A single step of more launches
+        than that still shows too large a share.
         """
         if self._watched_seconds == 0:
             return None
