@@ -194,7 +194,12 @@ def test_a_connection_is_asked_whether_it_is_there_only_some_time_after_its_last
     asked: list[object] = []
     engine = create_engine_for(postgres.create_database(schema=False))
     monkeypatch.setattr("bssearch.storage.engine.UNASKED_S", unasked)
-    monkeypatch.setattr(engine.dialect, "do_ping", lambda connection: not asked.append(connection))
+
+    def ping(connection: object) -> bool:
+        asked.append(connection)
+        return True
+
+    monkeypatch.setattr(engine.dialect, "do_ping", ping)
     for _ in range(3):
         with looking(engine) as connection:
             connection.execute(text("SELECT 1"))
