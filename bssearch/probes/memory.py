@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from bssearch.records import MemoryRequest, MemoryUse
+from bssearch.training.captured.ready import ready_trainer
 from bssearch.training.computation import Computation
 from bssearch.training.memory import (
     allocation_retries,
@@ -13,7 +14,7 @@ from bssearch.training.memory import (
     peak_process_memory_bytes,
     reset_peak_memory,
 )
-from bssearch.training.trainer import Trainer, warm_up
+from bssearch.training.trainer import warm_up
 from bssearch.workloads.base import Data, Workload
 
 STEPS = 3
@@ -45,13 +46,13 @@ def measure_memory(
     device = computation.device
     if memory_bytes is not None:
         limit_memory(device, memory_bytes)
-    reason = None
+    reason = peak = None
     try:
         metric = next(iter(workload.metrics))
         warm_up(workload, request.configuration, data, computation, metric, seed=0)
         before = allocation_retries(device)
         reset_peak_memory(device)
-        _train_and_evaluate(request, workload, data, computation, metric)
+        peak = _train_and_evaluate(request, workload, data, computation, metric)
         retries = allocation_retries(device) - before
         if retries:
             reason = f"the allocator had to give memory back and ask again {retries} times in {STEPS} steps"
@@ -63,7 +64,7 @@ def measure_memory(
     return MemoryUse(
         micro_batch_size=request.configuration.micro_batch_size,
         fits=reason is None,
-        peak_memory_bytes=peak_process_memory_bytes(device),
+        peak_memory_bytes=peak or peak_process_memory_bytes(device),
         reason=reason,
     )
 
@@ -78,10 +79,11 @@ def bytes_within_reserve(device: torch.device, limit_bytes: int | None) -> int |
 
 def _train_and_evaluate(
     request: MemoryRequest, workload: Workload, data: Data, computation: Computation, metric: str
-) -> None:
-    """Do what a trial does after its warm-up."""
-    with Trainer(workload, request.configuration, data.train, computation, seed=0) as trainer:
+) -> int | None:
+    """Do what a trial does after its warm-up; return the peak of memory."""
+    with ready_trainer(workload, request.configuration, data.train, computation, seed=0) as trainer:
         trainer.evaluate(data.validation, metric)
         for _ in range(STEPS):
             trainer.step()
         trainer.evaluate(data.validation, metric)
+        return trainer.peak_bytes(peak_process_memory_bytes(computation.device))

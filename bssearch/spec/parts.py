@@ -148,7 +148,7 @@ class TrainingSpec(StrictModel):
     """How the steps are computed; see `bssearch.records.TrainingSettings`, whose fields these are."""
 
     precision: Literal["auto", "fp32", "tf32", "bf16", "fp16"] = "auto"
-    compile: Literal["none", "default", "reduce-overhead"] = "none"
+    compile: Literal["none", "default", "reduce-overhead", "capture"] = "none"
     channels_last: bool = False
     fused: bool | None = None
     activation_checkpointing: bool = False

@@ -8,7 +8,9 @@ A part that is made of samples always lies on the host: the loader's processes c
 from __future__ import annotations
 
 import itertools
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -78,12 +80,9 @@ def micro_batches(
     first = after_steps * configuration.accumulation_steps
     if isinstance(train, BatchStream):
         return streamed(train, configuration.micro_batch_size, computation.device, seed, skip=first)
-    epochs = _epochs(len(train), configuration.batch_size, seed)
-    if after_steps:
-        whole = len(train) - len(train) % configuration.batch_size
-        epochs = _after(epochs, after_steps * configuration.batch_size, whole)
     if placement_of(train, computation) == "device":
-        return _gathered(train, epochs, configuration.micro_batch_size, computation.device)
+        return _gathered(train, rows_on_device(train, configuration, computation, seed, after_steps=after_steps))
+    epochs = _epochs(len(train), configuration.batch_size, seed, after_steps)
     samples: Dataset[Batch] = _Samples(train)
     places: Iterable[Any] = _MicroBatchRows(epochs, configuration.micro_batch_size)
     if isinstance(train, DatasetPart):
@@ -93,8 +92,70 @@ def micro_batches(
     return _copied(batches, computation.device) if computation.device.type == "cuda" else batches
 
 
-def _epochs(samples: int, batch_size: int, seed: int) -> Iterator[torch.Tensor]:
-    """Yield the rows of each epoch in their order, a whole number of batches."""
+def rows_on_device(
+    train: Part, configuration: Configuration, computation: Computation, seed: int, *, after_steps: int = 0
+) -> Generator[torch.Tensor, None, None]:
+    """Yield the rows (micro-batch size,) of each micro-batch, on the device on which the training part lies.
+
+    The order is that of `micro_batches`. For a GPU a thread draws the next epoch's while this one is trained, into
+    pinned memory, from where it is copied without a wait: a draw on the GPU would cost no less time of the host's, and
+    its order would be another on each kind of device.
+    """
+    epochs = _epochs(len(train), configuration.batch_size, seed, after_steps)
+    if computation.device.type == "cuda":
+        epochs = _on_device(drawn_ahead(epochs, torch.Tensor.pin_memory), computation.device)
+    return _split(epochs, configuration.micro_batch_size)
+
+
+def drawn_ahead(
+    epochs: Iterator[torch.Tensor], prepare: Callable[[torch.Tensor], torch.Tensor]
+) -> Generator[torch.Tensor, None, None]:
+    """Return the epochs in their order, each drawn and prepared in a thread while the one before is used.
+
+    The first is drawn from now on. Closing the generator ends the thread; what drawing raises comes when the epoch is
+    asked for.
+    """
+    thread = ThreadPoolExecutor(1, thread_name_prefix="epoch-order")
+
+    def draw() -> torch.Tensor:
+        return prepare(next(epochs))
+
+    def drawn(coming: Future[torch.Tensor]) -> Generator[torch.Tensor, None, None]:
+        try:
+            while True:
+                order, coming = coming.result(), thread.submit(draw)
+                yield order
+        finally:
+            thread.shutdown(wait=False, cancel_futures=True)
+
+    return drawn(thread.submit(draw))
+
+
+def _on_device(
+    epochs: Generator[torch.Tensor, None, None], device: torch.device
+) -> Generator[torch.Tensor, None, None]:
+    """Yield pinned tensors on the device, copied in the order of its work."""
+    with closing(epochs):
+        for order in epochs:
+            yield order.to(device, non_blocking=True)
+
+
+def _split(epochs: Iterator[torch.Tensor], micro_batch_size: int) -> Generator[torch.Tensor, None, None]:
+    try:
+        for order in epochs:
+            yield from torch.split(order, micro_batch_size)
+    finally:
+        if isinstance(epochs, Generator):
+            epochs.close()
+
+
+def _epochs(samples: int, batch_size: int, seed: int, after_steps: int = 0) -> Iterator[torch.Tensor]:
+    """Return the rows of each epoch in their order, a whole number of batches, without those of the first steps."""
+    epochs = _drawn(samples, batch_size, seed)
+    return _after(epochs, after_steps * batch_size, samples - samples % batch_size) if after_steps else epochs
+
+
+def _drawn(samples: int, batch_size: int, seed: int) -> Iterator[torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
     whole = samples - samples % batch_size
     while True:
@@ -109,13 +170,9 @@ def _after(epochs: Iterator[torch.Tensor], samples: int, samples_per_epoch: int)
     return itertools.chain([next(epochs)[begun:]], epochs)
 
 
-def _gathered(
-    train: Part, epochs: Iterator[torch.Tensor], micro_batch_size: int, device: torch.device
-) -> Generator[Batch, None, None]:
-    for order in epochs:
-        if device.type == "cuda":
-            order = order.pin_memory().to(device, non_blocking=True)
-        for rows in torch.split(order, micro_batch_size):
+def _gathered(train: Part, micro_batches: Generator[torch.Tensor, None, None]) -> Generator[Batch, None, None]:
+    with closing(micro_batches):
+        for rows in micro_batches:
             yield train.gather(rows)
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import nn
 
 from bssearch.records import ParameterValue, TrainingSettings
 from bssearch.training.activation_checkpointing import checkpoint_activations
+from bssearch.training.captured.graphs import CudaGraphs, Graphs
 from bssearch.training.compilation import compile_in_place, share_storage
 from bssearch.training.core_pace import CorePace
 from bssearch.training.ghost_norm import convert_batch_norms
@@ -26,9 +28,10 @@ class Computation:
     """The training settings of a study, resolved for one device; a worker keeps it for all its trials.
 
     ``precision`` and ``fused`` are what the settings come to; ``compiles`` says whether models are compiled, which
-    `fallback` ends; ``warnings`` are sentences that hold for every trial from now on; ``core`` has the pace of the core
-    where steps are computed on one, None on a GPU. Making one sets the process's switches: tf32, cuDNN's choice of
-    kernels by trial, deterministic algorithms.
+    `fallback` ends; ``graphs`` makes what records a trial's step (``compile: capture``), None where
+    steps are not recorded; ``warnings`` are sentences that hold for every trial from now on; ``core`` has the pace of
+    the core where steps are computed on one, None on a GPU. Making one sets the process's switches: tf32, cuDNN's choice
+    of kernels by trial, deterministic algorithms.
 
     Raises `LaunchError` for a precision that the device lacks.
     """
@@ -38,13 +41,17 @@ class Computation:
         self.settings = settings = settings or TrainingSettings()
         self.precision = resolve_precision(settings.precision, device)
         self.fused = device.type == "cuda" if settings.fused is None else settings.fused
-        self.compiles = settings.compile != "none"
+        self.compiles = settings.compile in {"default", "reduce-overhead"}
+        captures = settings.compile == "capture" and device.type == "cuda"
+        self.graphs: Callable[[], Graphs] | None = partial(CudaGraphs, device) if captures else None
         self.warnings: list[str] = []
         self.core = CorePace() if device.type == "cpu" else None
         self._model: nn.Module | None = None
         self._places: dict[str, torch.Tensor] = {}
         if settings.compile == "reduce-overhead" and device.type != "cuda":
             self.warn(f"compile = 'reduce-overhead' is no more than 'default' on {device}, which has no CUDA graphs")
+        if settings.compile == "capture" and device.type != "cuda":
+            self.warn(f"compile = 'capture' is no more than 'none' on {device}, which has no CUDA graphs")
         allow_tf32(self.precision == "tf32")
         torch.backends.cudnn.benchmark = not settings.deterministic
         if torch.are_deterministic_algorithms_enabled() != settings.deterministic:  # to set it loads the compiler
@@ -85,6 +92,11 @@ class Computation:
         if self.replays_graphs:
             self._begin_micro_batch()
         return autocast(self.precision, self.device)
+
+    @property
+    def compile_mode(self) -> str:
+        """Return how steps are computed here: ``none`` where they run eager, else as ``compile`` says."""
+        return self.settings.compile if self.compiles or self.graphs is not None else "none"
 
     def whole_step(self) -> AbstractContextManager[object]:
         """Return what to put around a training step of the workload's own, in which weights change."""

@@ -333,7 +333,7 @@ class NoiseMeter:
 
 
 def _slowdown(computation: Computation) -> int:
-    if computation.compiles:
+    if computation.compiles or computation.graphs is not None:
         return SLOWDOWN_OF_COMPILED
     is_alike = computation.device.type == "cpu" and computation.precision == "fp32"
     return SLOWDOWN if is_alike else SLOWDOWN_OF_OTHER

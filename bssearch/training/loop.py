@@ -39,6 +39,7 @@ from bssearch.records import (
 )
 from bssearch.space.batch_norm import batch_norm_caveats
 from bssearch.training.branches.continuation import continue_from
+from bssearch.training.captured.ready import ready_trainer
 from bssearch.training.clock import Clock
 from bssearch.training.computation import Computation
 from bssearch.training.contention import Contention, ContentionMeter
@@ -170,12 +171,15 @@ class Trial:
         self._on_progress()
         with self._clock.ledger("other"):
             self._memory.start()
-            self._trainer = Trainer(
-                self._workload, request.configuration, self._data.train, self._computation, request.seed
+            self._trainer = ready_trainer(
+                self._workload,
+                request.configuration,
+                self._data.train,
+                self._computation,
+                request.seed,
+                self._branch_off,
             )
-            if request.branch is not None:
-                continue_from(self._trainer, request.branch, request.configuration.batch_size)
-            elif self._computation.settings.measure_noise and self._trainer.has_noise:
+            if request.branch is None and self._computation.settings.measure_noise and self._trainer.has_noise:
                 self._noise = NoiseMeter(
                     self._workload,
                     self._computation,
@@ -188,6 +192,16 @@ class Trial:
                 )
         return self._trainer
 
+    def _branch_off(self, trainer: Trainer) -> None:
+        """Put a new trainer where its training begins."""
+        if self._request.branch is not None:
+            continue_from(trainer, self._request.branch, self._request.configuration.batch_size)
+
+    def _peak_bytes(self) -> int | None:
+        """Return the most memory since the meter was started, with what CUDA graphs hold."""
+        seen = self._memory.peak_bytes()
+        return seen if self._trainer is None else self._trainer.peak_bytes(seen)
+
     def _is_unseen(self, trainer: Trainer) -> bool:
         """Return whether an evaluation is due that was not made: step 0's, or the one that a pause came before."""
         last = self._progress.last
@@ -199,7 +213,7 @@ class Trial:
             return ending
         if self._request.checkpoint is None:
             return replace(ending, state=TrialState.PRUNED)
-        self._progress.note_peak(self._memory.peak_bytes())
+        self._progress.note_peak(self._peak_bytes())
         self._progress.warnings = self._standing_warnings()
         try:
             self._checkpoint(self._request.checkpoint).save(*self._parts())
@@ -299,7 +313,7 @@ class Trial:
                 self._reference.look()
             yield observation
             if self._noise is not None:
-                self._progress.note_peak(self._memory.peak_bytes())
+                self._progress.note_peak(self._peak_bytes())
                 self._noise.after_evaluation(metric, observation.train_seconds)
                 self._memory.restart()
             return ending or self._stuck_at_chance(trainer)
@@ -354,7 +368,7 @@ class Trial:
     def _outcome(self, ending: Ending) -> TrialOutcome:
         trainer, clock = self._trainer, self._clock
         with clock.ledger("other"):
-            self._progress.note_peak(self._memory.peak_bytes())
+            self._progress.note_peak(self._peak_bytes())
             contention = self._contention.stop()
             device_use = self._device_meter.stop()
         samples, last = 0 if trainer is None else trainer.samples, self._progress.last

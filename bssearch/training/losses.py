@@ -31,24 +31,47 @@ def _no_loss(*arguments: object, **settings: object) -> torch.Tensor:
 
 
 class LossSum:
-    """The losses of micro-batches and the weights behind them; a mean loss weighs one."""
+    """The losses of micro-batches and the weights behind them; a mean loss weighs one.
+
+    Sums on the device stay where they lie: a CUDA graph can `take` a loss in, and the host `count` it at each replay.
+    """
 
     def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self.clear()
+        self.device = device
+        self._total = torch.zeros((), dtype=torch.float64, device=device)
+        self._weight: torch.Tensor | float = 0.0
+        self._losses = 0
 
     def clear(self) -> None:
         """Start again from nothing."""
-        self._total = torch.zeros((), dtype=torch.float64, device=self._device)
-        self._weight: torch.Tensor | float = 0.0
+        self._total.zero_()
+        if isinstance(self._weight, torch.Tensor):
+            self._weight.zero_()
+        else:
+            self._weight = 0.0
         self._losses = 0
 
     def add(self, loss: torch.Tensor | WeightedLoss) -> None:
         """Take in the loss of one micro-batch, without waiting for it."""
-        total, weight = (loss.total, loss.weight) if isinstance(loss, WeightedLoss) else (loss, 1.0)
-        self._total = self._total + total.detach()
-        self._weight = self._weight + weight
+        self.take(loss)
+        self.count(weighted=isinstance(loss, WeightedLoss))
+
+    def take(self, loss: torch.Tensor | WeightedLoss) -> None:
+        """Do the device's part of `add`."""
+        if isinstance(loss, WeightedLoss):
+            self._total += loss.total.detach()
+            if isinstance(self._weight, torch.Tensor):
+                self._weight += loss.weight
+            else:
+                self._weight = self._weight + loss.weight
+        else:
+            self._total += loss.detach()
+
+    def count(self, *, weighted: bool) -> None:
+        """Do the host's part of `add`: a mean loss weighs one."""
         self._losses += 1
+        if not weighted:
+            self._weight = self._weight + 1.0
 
     def state(self) -> dict[str, Any]:
         """Return the sums, to be saved."""
@@ -58,8 +81,11 @@ class LossSum:
     def restore(self, state: dict[str, Any]) -> None:
         """Go on from saved sums."""
         weight = state["weight"]
-        self._total = state["total"].to(self._device)
-        self._weight = weight.to(self._device) if isinstance(weight, torch.Tensor) else weight
+        self._total.copy_(state["total"])
+        if isinstance(self._weight, torch.Tensor):
+            self._weight.copy_(torch.as_tensor(weight))
+        else:
+            self._weight = weight.to(self.device) if isinstance(weight, torch.Tensor) else weight
         self._losses = state["losses"]
 
     def mean(self) -> float | None:

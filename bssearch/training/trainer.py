@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from types import TracebackType
@@ -15,11 +15,14 @@ import torch
 
 from bssearch.errors import BSSearchError, UsageError, WorkloadError
 from bssearch.records import Configuration, parameters_of_group
-from bssearch.training.batches import micro_batches, placement_of
+from bssearch.training.batches import micro_batches, placement_of, rows_on_device
 from bssearch.training.branches.continuation import BranchSchedule
+from bssearch.training.captured.optimizers import why_not_capturable
+from bssearch.training.captured.step import CapturedStep, NotCapturableError, StepParts
 from bssearch.training.computation import Computation
 from bssearch.training.losses import LossSum, loss_of
 from bssearch.training.memory import is_out_of_memory
+from bssearch.training.model_state import extra_state, named_tensors, restore_model
 from bssearch.training.own.optimizers import built_optimizers, flat, ignored_learning_rate
 from bssearch.training.own.schedule import OwnSchedule, schedule_for
 from bssearch.training.own.step import OwnStep, own_training_step
@@ -64,7 +67,8 @@ class Trainer:
         self._accumulation_steps = configuration.accumulation_steps
         self._train = train
         self._seed = seed
-        self._batches = micro_batches(train, configuration, computation, seed)
+        self._captured: CapturedStep | None = None
+        self._batches: Generator[Any, None, None] = micro_batches(train, configuration, computation, seed)
         self._losses = LossSum(computation.device)
 
     def __enter__(self) -> Self:
@@ -76,8 +80,12 @@ class Trainer:
         self.close()
 
     def close(self) -> None:
-        """End what loads the data; no step can follow, evaluations can."""
+        """End what loads the data, and let go of graphs with their memory; no step can follow, evaluations can."""
         self._batches.close()
+        if self._captured is not None:
+            self._captured = None
+            for parameter in self.model.parameters():
+                parameter.grad = None  # it lies in the memory of the graphs
 
     @property
     def samples(self) -> int:
@@ -113,8 +121,48 @@ class Trainer:
         """Return whether the gradient of any samples can be taken: by ``loss``, of a part that has rows."""
         return self._own_step is None and self._train.has_rows
 
+    def capture(self) -> None:
+        """Record the step as CUDA graphs, which `step` replays from now on; the training stands where it stood.
+
+        Raises `NotCapturableError` where that cannot be, after which this trainer is of no use, and what the workload
+        raises.
+        """
+        assert self._computation.graphs is not None, "only a computation that has graphs records steps"
+        reason = self._why_not_capturable()
+        if reason is not None:
+            raise NotCapturableError(reason)
+        self._batches.close()
+        self._batches = self._rows(0)
+        rows = next(self._batches)
+        self._batches.close()
+        self._batches = self._rows(self.steps)
+        self._updates.stay_in_place()
+        parts = StepParts(
+            model=self.model,
+            optimizers=self._updates.optimizers,
+            tensors=[tensor for _, tensor in named_tensors(self.model)] + self._updates.averages,
+            losses=self._losses,
+            micro_batch=self._take_micro_batch,
+            divide=self._divide_gradient,
+            update=self._updates.apply,
+        )
+        extra = extra_state(self.model)
+        self._captured = CapturedStep(parts, rows, self._accumulation_steps, self._computation.graphs())
+        self.model.load_state_dict(extra, strict=False)
+
+    def peak_bytes(self, seen: int | None) -> int | None:
+        """Return the peak of memory of which ``seen`` are the most bytes that tensors held, with those of graphs."""
+        if self._captured is None or seen is None:
+            return seen
+        return max(self._captured.peak_bytes or 0, seen + self._captured.idle_bytes)
+
     def step(self) -> None:
         """Run one optimizer step: all its micro-batches, then clipping, update and average once."""
+        if self._captured is not None:
+            self._updates.set_rates(self.schedule.factor(self.steps))
+            self._captured.run(self._batches)
+            self.steps += 1
+            return
         self._updates.begin(self.schedule.factor(self.steps))
         if self._own_step is None:
             self._accumulate()
@@ -126,7 +174,9 @@ class Trainer:
 
     def update(self) -> None:
         """Apply the gradient that lies there: clip, optimizers, average; once per step whatever the accumulation."""
-        if self._own_step is None:
+        if self._captured is not None:
+            self._captured.update()
+        elif self._own_step is None:
             self._updates.apply()
         else:
             self._updates.apply_each()
@@ -135,29 +185,28 @@ class Trainer:
         """Return all that the next steps hang on but the random state, to be saved; the tensors are those in use."""
         return {
             "steps": self.steps,
-            "model": {name: tensor.detach() for name, tensor in _named_tensors(self.model)},
-            "extra": _extra_state(self.model),
+            "model": {name: tensor.detach() for name, tensor in named_tensors(self.model)},
+            "extra": extra_state(self.model),
             **self._updates.state(),
             "losses": self._losses.state(),
         }
 
-    @torch.no_grad()
     def restore(self, state: dict[str, Any]) -> None:
         """Go on from where a trainer of the same configuration and seed was saved; the random state is the caller's.
 
         Raises `WorkloadError` where the model is another one.
         """
-        _check_parameters(self.model, state["model"])
-        for name, tensor in state["model"].items():
-            _put(self.model, name, tensor.to(self._computation.device))
-        self.model.load_state_dict(state["extra"], strict=False)
+        restore_model(self.model, state["model"], state["extra"])
         self._updates.restore(state)
         self._losses.restore(state["losses"])
         self.steps = state["steps"]
         self._batches.close()
-        self._batches = micro_batches(
-            self._train, self._configuration, self._computation, self._seed, after_steps=self.steps
-        )
+        if self._captured is not None:
+            self._batches = self._rows(self.steps)
+        else:
+            self._batches = micro_batches(
+                self._train, self._configuration, self._computation, self._seed, after_steps=self.steps
+            )
 
     def take_over(self, optimizer: Any, average: list[torch.Tensor] | None) -> None:
         """Begin with another run's optimizer; see `bssearch.training.own.updates.Updates.take_over`."""
@@ -222,7 +271,31 @@ class Trainer:
             if isinstance(loss, WeightedLoss):
                 weights.append(loss.weight)
         if weights and self._accumulation_steps > 1:
-            self._divide_gradient(weights)
+            if len(weights) < self._accumulation_steps:
+                raise WorkloadError(
+                    "loss() returned a WeightedLoss for some micro-batches of a batch and not for others"
+                )
+            none = torch.zeros((), dtype=torch.float64, device=self._losses.device)
+            self._divide_gradient(torch.as_tensor(sum(weights, start=none)))
+
+    def _rows(self, after_steps: int) -> Generator[torch.Tensor, None, None]:
+        return rows_on_device(self._train, self._configuration, self._computation, self._seed, after_steps=after_steps)
+
+    def _take_micro_batch(self, rows: torch.Tensor) -> torch.Tensor | WeightedLoss:
+        """Add the gradient of the samples of some rows; return their loss."""
+        loss = self._micro_batch_loss(*self._train.gather(rows))
+        self._add_gradient(loss)
+        return loss
+
+    def _why_not_capturable(self) -> str | None:
+        """Return why the step cannot be recorded, as far as that is known beforehand."""
+        if self._own_step is not None:
+            return "the workload has a training_step of its own"
+        if self._updates.scaler is not None:
+            return "the loss scaling of fp16 decides on the host whether a step is taken"
+        if self.data_placement == "host" or not self._train.has_rows:
+            return "the training part does not lie on the device"
+        return next(filter(None, map(why_not_capturable, self._updates.optimizers)), None)
 
     def _augmented(self) -> Iterator[Batch]:
         """Yield the micro-batches as the model takes them."""
@@ -259,42 +332,11 @@ class Trainer:
             share = loss / self._accumulation_steps if accumulates else loss
         self._updates.backward(share)
 
-    def _divide_gradient(self, weights: list[torch.Tensor | float]) -> None:
+    def _divide_gradient(self, whole: torch.Tensor) -> None:
         """Divide the gradient by the weight of the whole batch, in place of its number of samples."""
-        if len(weights) < self._accumulation_steps:
-            raise WorkloadError("loss() returned a WeightedLoss for some micro-batches of a batch and not for others")
-        whole = sum(weights, start=torch.zeros((), dtype=torch.float64, device=self._computation.device))
         gradients = [parameter.grad for parameter in self.model.parameters() if parameter.grad is not None]
         factor = torch.as_tensor(self._configuration.batch_size / whole, dtype=gradients[0].dtype)
         torch._foreach_mul_(gradients, factor)
-
-
-def _named_tensors(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    yield from model.named_parameters()
-    yield from model.named_buffers()
-
-
-def _extra_state(model: torch.nn.Module) -> dict[str, Any]:
-    """Return what modules keep beside tensors (``get_extra_state``)."""
-    return {name: value for name, value in model.state_dict().items() if name.endswith("_extra_state")}
-
-
-def _check_parameters(model: torch.nn.Module, saved: Mapping[str, torch.Tensor]) -> None:
-    for name, parameter in model.named_parameters():
-        if name not in saved or saved[name].shape != parameter.shape:
-            was = f"of shape {tuple(saved[name].shape)}" if name in saved else "missing"
-            raise WorkloadError(f"the parameter {name} of shape {tuple(parameter.shape)} was saved {was}")
-
-
-def _put(model: torch.nn.Module, name: str, value: torch.Tensor) -> None:
-    """Give a parameter or buffer its value where it lies; a buffer that the first steps made or replaced is made."""
-    path, _, leaf = name.rpartition(".")
-    owner = model.get_submodule(path)
-    present = getattr(owner, leaf, None)
-    if isinstance(present, torch.Tensor) and present.shape == value.shape and present.dtype == value.dtype:
-        present.copy_(value)
-    else:
-        owner.register_buffer(leaf, value)
 
 
 def warm_up(

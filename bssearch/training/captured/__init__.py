@@ -1,0 +1,1 @@
+"""The whole optimizer step as CUDA graphs, which a device replays without waiting for Python."""
