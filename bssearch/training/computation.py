@@ -30,8 +30,8 @@ class Computation:
     ``precision`` and ``fused`` are what the settings come to; ``compiles`` says whether models are compiled, which
     `fallback` ends; ``graphs`` makes what records a trial's step (``compile: capture``), None where
     steps are not recorded; ``warnings`` are sentences that hold for every trial from now on; ``core`` has the pace of
-    the core where steps are computed on one, None on a GPU. Making one sets the process's switches: tf32, cuDNN's choice
-    of kernels by trial, deterministic algorithms.
+    the core where steps are computed on one, None on a GPU. Making one sets the process's switches: tf32, cuDNN's
+    choice of kernels by trial, deterministic algorithms.
 
     Raises `LaunchError` for a precision that the device lacks.
     """

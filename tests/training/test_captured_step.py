@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 import weakref
 from collections.abc import Callable
@@ -17,7 +18,7 @@ from torch.nn import functional
 from bssearch.errors import WorkloadError
 from bssearch.records import Branch, Configuration, TrialOutcome, TrialState
 from bssearch.training import gradient_noise
-from bssearch.training.captured.optimizers import why_not_capturable
+from bssearch.training.captured.optimizers import RatesInPlace, why_not_capturable
 from bssearch.training.captured.ready import ready_trainer
 from bssearch.training.captured.step import NotCapturableError
 from bssearch.training.computation import Computation
@@ -360,3 +361,38 @@ def test_on_a_cpu_there_is_nothing_to_record() -> None:
     computation = on_cpu(compile="capture")
     assert computation.graphs is None and not computation.compiles and computation.compile_mode == "none"
     assert computation.warnings == ["compile = 'capture' is no more than 'none' on cpu, which has no CUDA graphs"]
+
+
+class HalfTheRate(Toy):
+    def build_schedule(self, wanted: Configuration, steps_per_epoch: int) -> Callable[[int], float]:
+        return lambda step: 0.5
+
+
+def test_a_restored_step_has_the_rate_of_its_schedule_and_nothing_of_the_steps_before() -> None:
+    wanted = configuration(20, optimizer="adamw")
+    with trainer(on_cpu(fused=True), wanted, HalfTheRate()) as one:
+        fresh, drawn = copy.deepcopy(one.state()), torch.get_rng_state()
+        whole = stepped(one, 4)
+        state, drawn_then = copy.deepcopy(one.state()), torch.get_rng_state()
+        further = stepped(one, 3)
+    for goes_on_from, random_state, steps, expected in ((fresh, drawn, 4, whole), (state, drawn_then, 3, further)):
+        with trainer(capturing(), wanted, HalfTheRate()) as one:
+            one.restore(copy.deepcopy(state))
+            one.step()
+            one.restore(copy.deepcopy(goes_on_from))
+            torch.set_rng_state(random_state)
+            assert stepped(one, steps) == expected
+    with trainer(capturing(), wanted, HalfTheRate()) as one:
+        one.restore(state)
+        torch.set_rng_state(drawn_then)
+        assert stepped(one, 3) == further
+
+
+def test_counters_that_lie_on_the_host_move_to_the_device_of_their_parameter() -> None:
+    device = torch.device("meta")
+    parameter = nn.Parameter(torch.zeros(3, device=device))
+    optimizer = torch.optim.Adam([parameter], lr=0.1)
+    optimizer.state[parameter]["step"] = torch.tensor(4.0)
+    RatesInPlace((optimizer,), [[0.1]], device)
+    assert optimizer.state[parameter]["step"].device == optimizer.param_groups[0]["lr"].device == device
+    assert optimizer.param_groups[0]["capturable"]
