@@ -1,6 +1,10 @@
 from __future__ import annotations
 
+import threading
+from collections.abc import Generator, Iterator
+from contextlib import closing
 from itertools import islice
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -9,7 +13,8 @@ import torch
 from torch import nn
 
 from bssearch.records import TrainingSettings
-from bssearch.training.batches import DATA_SHARE, micro_batches, place, placement_of
+from bssearch.training import batches
+from bssearch.training.batches import DATA_SHARE, drawn_ahead, micro_batches, place, placement_of, rows_on_device
 from bssearch.training.computation import Computation
 from bssearch.training.trainer import Trainer, warm_up
 from bssearch.workloads.base import Part
@@ -184,3 +189,64 @@ def test_the_samples_of_the_steps_before_are_not_gathered() -> None:
     batches = micro_batches(Part(samples, samples), configuration(30), on_cpu(), seed=5, after_steps=1000)
     next(batches)
     assert gathered == [30, 30]  # inputs and targets of one batch
+
+
+class OnAGPU:
+    """A computation whose device is a GPU, as far as the order of the data asks."""
+
+    device = SimpleNamespace(type="cuda")
+
+
+def gpus_rows(monkeypatch: pytest.MonkeyPatch, after_steps: int) -> Generator[torch.Tensor, None, None]:
+    """Return the rows as a GPU has them, pinning and copying left out."""
+    monkeypatch.setattr(torch.Tensor, "pin_memory", torch.Tensor.clone)
+    monkeypatch.setattr(batches, "_on_device", lambda epochs, device: epochs)
+    wanted = configuration(30, micro_batch_size=10, accumulation_steps=3)
+    return rows_on_device(toy_data().train, wanted, OnAGPU(), 5, after_steps=after_steps)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("after_steps", [0, 2, 3, 7])
+def test_the_order_that_a_thread_draws_ahead_for_a_gpu_is_that_of_the_cpu(
+    monkeypatch: pytest.MonkeyPatch, after_steps: int
+) -> None:
+    train = toy_data().train
+    wanted = configuration(30, micro_batch_size=10, accumulation_steps=3)
+    with closing(micro_batches(train, wanted, on_cpu(), 5, after_steps=after_steps)) as expected:
+        on_cpu_inputs = [inputs for inputs, _ in islice(expected, 25)]
+    with closing(gpus_rows(monkeypatch, after_steps)) as rows:
+        found = [train.gather(one)[0] for one in islice(rows, 25)]
+    assert all(torch.equal(one, other) for one, other in zip(found, on_cpu_inputs, strict=True))
+
+
+def order_threads() -> list[threading.Thread]:
+    return [one for one in threading.enumerate() if one.name.startswith("epoch-order")]
+
+
+def test_the_next_order_is_drawn_while_one_is_used_and_its_thread_ends_with_the_order() -> None:
+    drawn: list[str] = []
+    coming = threading.Semaphore(0)
+
+    def prepare(order: torch.Tensor) -> torch.Tensor:
+        drawn.append(threading.current_thread().name)
+        coming.release()
+        return order
+
+    epochs = drawn_ahead(iter([torch.arange(3), torch.arange(4), torch.arange(5)]), prepare)
+    assert len(next(epochs)) == 3
+    assert coming.acquire(timeout=10) and coming.acquire(timeout=10)  # the first and, unasked, the second
+    assert len(drawn) == 2 and all(name.startswith("epoch-order") for name in drawn)
+    epochs.close()
+    for thread in order_threads():
+        thread.join(timeout=10)
+    assert not order_threads()
+
+
+def test_what_drawing_an_order_ahead_raises_comes_when_the_order_is_asked_for() -> None:
+    def orders() -> Iterator[torch.Tensor]:
+        yield torch.arange(3)
+        raise MemoryError("no pinned memory")
+
+    epochs = drawn_ahead(orders(), torch.Tensor.clone)
+    assert len(next(epochs)) == 3
+    with pytest.raises(MemoryError, match="no pinned memory"):
+        next(epochs)
