@@ -10,8 +10,8 @@ segment by segment, in alternating order. The product's segment is what a trial 
 stop check, limit check, progress, schedule and loss bookkeeping, and on a GPU the wait for the device at its end, which
 the bare loop has too. The A/A row is a second bare loop against the first: what it shows is the noise of the method.
 
-With ``--compile`` only the product's model is compiled: the row says what that gains over the bare eager loop, and
-there is no bar.
+With ``--compile`` only the product's model is compiled, or its step captured: the row says what that gains over the
+bare eager loop, and there is no bar.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ def measure(
             times[name].append(seconds_of(work[name]))
     step_seconds = statistics.median(times["bare"]) / steps
     on_cpu = computation.device.type == "cpu"
-    judged = not computation.compiles and (not on_cpu or step_seconds >= SHORTEST_STEP)
+    judged = computation.compile_mode == "none" and (not on_cpu or step_seconds >= SHORTEST_STEP)
     return Overhead(
         batch_size=batch_size,
         step_seconds=step_seconds,
@@ -220,7 +220,7 @@ def main() -> int:
     parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N")
     parser.add_argument("--workload", choices=WORKLOADS, default="digits")
     parser.add_argument("--precision", choices=("auto", "fp32", "tf32", "bf16"), default="auto")
-    parser.add_argument("--compile", choices=("none", "default", "reduce-overhead"), default="none")
+    parser.add_argument("--compile", choices=("none", "default", "reduce-overhead", "capture"), default="none")
     parser.add_argument("--batch-size", type=int, nargs="+", default=[256])
     parser.add_argument("--steps", type=int, default=4, help="per segment")
     parser.add_argument("--pairs", type=int, default=150)
@@ -242,7 +242,7 @@ def main() -> int:
         print(json.dumps({**head, "precision": computation.precision, "warnings": computation.warnings, "rows": rows}))
     else:
         for one in found:
-            print_table(one, computation.compiles)
+            print_table(one, computation.compile_mode != "none")
         for warning in computation.warnings:
             print(warning)
     if device.type == "cpu" and not computation.compiles and not all(one.bit_equal for one in found):
