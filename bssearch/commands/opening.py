@@ -80,9 +80,12 @@ class Launch:
         """Return the workload that is given, None for that of the spec. Raises `UsageError` for what is none."""
         return None if self.workload is None else given_workload(self.workload, Path(self.folder))
 
-    def executor(self, spec: StudySpec, given: GivenWorkload | None) -> Executor:
-        """Return a new executor for a spec's trials, of the workload that is given."""
-        make = self.make_executor or local(self.data_dir, self.allow_busy, given and given.in_process)
+    def executor(self, spec: StudySpec, given: GivenWorkload | None, compile_mode: str | None = None) -> Executor:
+        """Return a new executor for a spec's trials, of the workload that is given.
+
+        What the spec's training leaves open is as in ``compile_mode``, that of the study's environment.
+        """
+        make = self.make_executor or local(self.data_dir, self.allow_busy, given and given.in_process, compile_mode)
         if self.pretended_gib is not None:
             spec = with_memory_limit(spec, self.pretended_gib)
         if given is not None:
@@ -130,7 +133,7 @@ def opened(spec: StudySpec, launch: Launch) -> Iterator[OpenStudy]:
     check_writable(launch.db)  # before a program of the user's own runs for minutes to be described
     with (
         watched(launch.listener, launch.progress) as listener,
-        _described(spec, launch, given, listener) as (executor, found),
+        _described(spec, launch, given, listener, _stored_mode(spec, launch)) as (executor, found),
     ):
         check_target(spec, found)
         with open_store(launch.db, notify=listener.note) as store:
@@ -144,28 +147,31 @@ def opened(spec: StudySpec, launch: Launch) -> Iterator[OpenStudy]:
 
 
 @contextmanager
-def described(spec: StudySpec, launch: Launch) -> Iterator[tuple[Executor, WorkloadDescription]]:
+def described(
+    spec: StudySpec, launch: Launch, compile_mode: str | None = None
+) -> Iterator[tuple[Executor, WorkloadDescription]]:
     """Give an executor for a spec and the description of its workload; close the executor at the end.
 
-    Raises `UsageError` for an imported study and for a pruner or sampler that cannot be loaded, `SpecError` where the
-    spec asks for more than the workload has, `WorkloadError` and `LaunchError`.
+    What the spec's training leaves open is as in ``compile_mode``, or else decided anew. Raises `UsageError` for an
+    imported study and for a pruner or sampler that cannot be loaded, `SpecError` where the spec asks for more than the
+    workload has, `WorkloadError` and `LaunchError`.
     """
     given = launch.given
     listener = launch.listener or Listener()
-    with _described(_named(checked(spec), given, launch), launch, given, listener) as found:
+    with _described(_named(checked(spec), given, launch), launch, given, listener, compile_mode) as found:
         yield found
 
 
 @contextmanager
 def _described(
-    spec: StudySpec, launch: Launch, given: GivenWorkload | None, listener: Listener
+    spec: StudySpec, launch: Launch, given: GivenWorkload | None, listener: Listener, compile_mode: str | None
 ) -> Iterator[tuple[Executor, WorkloadDescription]]:
     """Give what `described` does, for a spec that has been checked; ``listener`` hears of a script that takes long."""
     refuse_while_importing()
     if spec.is_imported:
         raise UsageError(f"study {spec.name!r} was imported: it has no workload to run, only runs made elsewhere")
     check_parts(spec)
-    executor = launch.executor(spec, given)
+    executor = launch.executor(spec, given, compile_mode)
     try:
         with _telling_of_a_wait(spec, listener):
             found = executor.describe()
@@ -173,6 +179,17 @@ def _described(
         yield executor, found
     finally:
         executor.close()
+
+
+def _stored_mode(spec: StudySpec, launch: Launch) -> str | None:
+    """Return what was decided for the stored study of a spec that leaves it open, None where nothing was yet."""
+    if not spec.training.record.leave_open or launch.pretended_gib is not None:
+        return None
+    with suppress(BSSearchError), open_store(launch.db, write=False) as store:  # there may be no database yet
+        study = store.find_study(spec.name)
+        if study is not None and study.environment is not None:
+            return study.environment.compile_mode
+    return None
 
 
 @contextmanager
@@ -262,7 +279,9 @@ def _named(spec: StudySpec, given: GivenWorkload | None, launch: Launch) -> Stud
     return spec if keeps_name else with_workload(spec, given)
 
 
-def local(data_dir: Path | str | None, allow_busy: bool, given: Any = None) -> ExecutorFactory:
+def local(
+    data_dir: Path | str | None, allow_busy: bool, given: Any = None, compile_mode: str | None = None
+) -> ExecutorFactory:
     """Return what makes the executor that a spec names, on this machine; ``given`` is the code that lies in no file."""
 
     def make(spec: StudySpec, folder: Path) -> Executor:
@@ -283,6 +302,8 @@ def local(data_dir: Path | str | None, allow_busy: bool, given: Any = None) -> E
             environment={} if data_dir is None else {DATA_DIR_VARIABLE: str(data_dir)},
             program=program_of(spec),
             given=given,
+            default=default,
+            compile_mode=compile_mode if spec.training.record.leave_open else None,
         )
         return make_executor(spec.executor.name, settings)
 

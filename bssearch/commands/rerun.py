@@ -220,7 +220,7 @@ def rerun(
         listener=listener,
         make_executor=make_executor,
     )
-    with described(_for_one_trial(stored), launch) as (executor, found):
+    with described(_for_one_trial(stored), launch, stored.environment.compile_mode) as (executor, found):
         _warn(stored, found.environment, listener)
         made = [_run(stored, executor, index, runs, listener) for index in range(runs)]
     return _compared(stored, made, found.environment)

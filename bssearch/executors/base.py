@@ -69,7 +69,8 @@ class ExecutorSettings:
     ``environment`` is added to the environment variables that the workload sees. What the workload prints comes with
     the end of each trial; where there is a ``log_folder`` all of it is kept there as well. ``own_parameters`` are the
     user's own of the default, by ``model.NAME`` and ``loss.NAME``: the workload is described with these. ``optimizers``
-    are the names of those that trials may have: what bssearch needs for them must be there.
+    are the names of those that trials may have: what bssearch needs for them must be there. What ``training`` leaves
+    open is as in ``compile_mode``; without one it is decided on the device at the configuration ``default``.
     """
 
     workload: str
@@ -88,6 +89,13 @@ class ExecutorSettings:
     given: Any = None
     own_parameters: Mapping[str, ParameterValue] = field(default_factory=dict)
     optimizers: tuple[str, ...] = ()
+    default: Configuration | None = None
+    compile_mode: str | None = None
+
+    @property
+    def is_settled(self) -> bool:
+        """Return whether nothing is left to be decided on the device: of a program nothing ever is."""
+        return self.compile_mode is not None or self.program is not None or not self.training.leave_open
 
     def __post_init__(self) -> None:
         if self.slots < 1:

@@ -100,7 +100,10 @@ class InlineExecutor:
     def describe(self) -> WorkloadDescription:
         """Load the workload and return what it offers; raise `WorkloadError` or `LaunchError`."""
         loaded = self._load()
-        return self._answer(loaded.describe, self._refused)
+        found = self._answer(loaded.describe, self._refused)
+        if not self._settings.is_settled:
+            self._settings = replace(self._settings, compile_mode=found.environment.compile_mode)
+        return found
 
     def measure_step_time(self, request: StepTimeRequest) -> StepTime:
         """Time isolated steps while no trial runs; raise `WorkloadError` where the user's code does."""

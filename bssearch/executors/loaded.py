@@ -65,7 +65,7 @@ class LoadedWorkload:
         device = choose_device(load.device, load.slot, load.allow_busy)
         if load.memory_limit_bytes is not None:
             limit_memory(device, load.memory_limit_bytes)
-        self._computation = Computation(device, load.training)
+        self._computation = Computation(device, load.training, load.compile_mode)
         self._noise_budget = NoiseBudget()
         if given is None:
             self._workload = resolve(load.workload, load.workload_settings, Path(load.folder))
@@ -83,6 +83,7 @@ class LoadedWorkload:
             message = f"workload {load.workload!r} does not load: {describe_exception(error)}"
             raise WorkloadError(message, hint=getattr(error, "hint", None)) from error
         self._own_parameters = load.own_parameters
+        self._load, self._open = load, load.compile_mode is None and load.training.leave_open
         self._data, _ = place(data, self._computation, load.memory_limit_bytes)
 
     @property
@@ -90,8 +91,28 @@ class LoadedWorkload:
         """Return the device that the workload is on."""
         return str(self._computation.device)
 
+    def _settle(self) -> str | None:
+        """Decide what the training settings leave open, once; return what was found, in words."""
+        load, default, device = self._load, self._load.default, self._computation.device
+        if not self._open or default is None:
+            return None
+        import torch
+
+        from bssearch.probes.compile_mode import fastest
+        from bssearch.training.computation import Computation
+
+        torch.set_num_threads(load.threads)
+        found = fastest(
+            self._workload, default, self._data, device, load.training, load.optimizers, threads=load.threads
+        )
+        self._computation, self._open = Computation(device, load.training, found.compile_mode), False
+        return found.notice
+
     def describe(self) -> WorkloadDescription:
-        """Return what the workload offers and what its model is before it is trained. Raises `WorkloadError`."""
+        """Return what the workload offers and what its model is before it is trained. Raises `WorkloadError`.
+
+        What the training settings leave open is decided first.
+        """
         from bssearch.training.environment import describe_environment
         from bssearch.training.inspection import describe_model, tokens_per_sample
         from bssearch.workloads.base import check_takes
@@ -99,6 +120,7 @@ class LoadedWorkload:
         workload, data = self._workload, self._data
         check_takes(workload, self._own_parameters)
         own = parameters_of_group(self._own_parameters, "model")
+        notice = self._settle()
         try:
             model = describe_model(workload, data, self._computation, own=own)
         except WorkloadError:
@@ -115,6 +137,7 @@ class LoadedWorkload:
             environment=replace(environment, workload_revision=self.revision),
             model=model,
             tokens_per_sample=tokens_per_sample(workload),
+            notice=notice,
         )
         try:
             to_json(description)

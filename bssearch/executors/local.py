@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import time
+from dataclasses import replace
 
 from bssearch.errors import LaunchError
 from bssearch.executors.base import Event, ExecutorSettings, check_threads
@@ -83,6 +84,8 @@ class LocalExecutor:
         """Load the workload and return what it offers; raise `WorkloadError` or `LaunchError`."""
         answer = self._ask(Describe())
         assert isinstance(answer, Described)
+        if not self._settings.is_settled:
+            self._settings = replace(self._settings, compile_mode=answer.description.environment.compile_mode)
         return answer.description
 
     def measure_step_time(self, request: StepTimeRequest) -> StepTime:
@@ -108,6 +111,7 @@ class LocalExecutor:
         `LaunchError`.
         """
         self._refuse_while_a_trial_runs()
+        self._settle()
         self._discard(self._slots[0])
         try:
             answer = self._measure(MeasureMemory(request=request, reserve=reserve))
@@ -130,7 +134,13 @@ class LocalExecutor:
 
     def _measure(self, command: MeasureStepTime | MeasureMemory | MeasureNoise) -> Answer:
         self._refuse_while_a_trial_runs()
+        self._settle()
         return self._ask(command)
+
+    def _settle(self) -> None:
+        """Have the first worker decide what the training settings leave open, before any other one loads."""
+        if not self._settings.is_settled:
+            self.describe()
 
     def _ask(self, command: Describe | MeasureStepTime | MeasureMemory | MeasureNoise) -> Answer:
         """Return the answer of the first slot's worker; raise `LaunchError` if it dies of it, else what it says."""
@@ -156,6 +166,7 @@ class LocalExecutor:
         The first submission starts the workers of all slots and waits for all: they load side by side, and not beside
         a trial, whose steps would take longer for it.
         """
+        self._settle()
         self._pump(0.0)
         running = [slot.trial.request.number for slot in self._slots if slot.trial]
         if len(running) == self.slots:

@@ -40,7 +40,7 @@ class Load:
 
     ``memory_limit_bytes`` pretends a device with less memory; a busy device is refused unless ``allow_busy``. With a
     ``revision`` the workload's file must be of that one. With a ``program`` that is what trains. ``own_parameters``,
-    ``optimizers`` and ``hang_seconds`` as in `ExecutorSettings`.
+    ``optimizers``, ``default``, ``compile_mode`` and ``hang_seconds`` as in `ExecutorSettings`.
     """
 
     workload: str
@@ -57,6 +57,8 @@ class Load:
     own_parameters: Mapping[str, ParameterValue] = field(default_factory=dict)
     optimizers: tuple[str, ...] = ()
     hang_seconds: float = 300.0
+    default: Configuration | None = None
+    compile_mode: str | None = None
     kind: Literal["load"] = "load"
 
     @classmethod
@@ -77,6 +79,8 @@ class Load:
             own_parameters=settings.own_parameters,
             optimizers=settings.optimizers,
             hang_seconds=settings.hang_seconds,
+            default=settings.default,
+            compile_mode=settings.compile_mode,
         )
 
 

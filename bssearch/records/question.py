@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
+from typing import Literal
 
 ParameterValue = bool | int | float | str | None
 
@@ -146,7 +147,9 @@ class TrainingSettings:
     """How a study's steps are computed: the same for all its trials, probes and slots.
 
     ``precision`` is ``fp32``, ``tf32``, ``bf16``, ``fp16`` or ``auto`` (bf16 on a CUDA device that has it, else fp32);
-    ``compile`` is ``none``, ``default`` or ``reduce-overhead``; ``fused`` optimizers where None on CUDA only.
+    ``compile`` is ``none``, ``default`` or ``reduce-overhead`` (modes of ``torch.compile``), ``capture`` (the whole
+    step as CUDA graphs), or ``auto``, the fastest; ``channels_last`` may be ``auto``, too. ``fused`` optimizers where
+    None on CUDA only.
     ``data`` keeps the training part on the ``device``, on the ``host`` (streamed by a pinned loader of
     ``loader_workers`` processes), or, with ``auto``, on the device where it fits. ``ghost_batch_size`` is the number of
     samples over which batch normalisation takes its statistics, None for the whole micro-batch. ``measure_noise``
@@ -155,7 +158,7 @@ class TrainingSettings:
 
     precision: str = "auto"
     compile: str = "none"
-    channels_last: bool = False
+    channels_last: bool | Literal["auto"] = False
     fused: bool | None = None
     activation_checkpointing: bool = False
     deterministic: bool = False
@@ -163,3 +166,17 @@ class TrainingSettings:
     data: str = "auto"
     loader_workers: int = 2
     measure_noise: bool = True
+
+    @property
+    def leave_open(self) -> bool:
+        """Return whether something is left to be decided on the device (`settled`)."""
+        return "auto" in (self.compile, self.channels_last)
+
+    def settled(self, compile_mode: str) -> TrainingSettings:
+        """Return the settings with what they leave open as a study's environment has it (`compile_mode`)."""
+        mode, _, layout = compile_mode.partition(" ")
+        return replace(
+            self,
+            compile=mode if self.compile == "auto" else self.compile,
+            channels_last=bool(layout) if self.channels_last == "auto" else self.channels_last,
+        )

@@ -148,8 +148,8 @@ class TrainingSpec(StrictModel):
     """How the steps are computed; see `bssearch.records.TrainingSettings`, whose fields these are."""
 
     precision: Literal["auto", "fp32", "tf32", "bf16", "fp16"] = "auto"
-    compile: Literal["none", "default", "reduce-overhead", "capture"] = "none"
-    channels_last: bool = False
+    compile: Literal["none", "default", "reduce-overhead", "capture", "auto"] = "none"
+    channels_last: bool | Literal["auto"] = False
     fused: bool | None = None
     activation_checkpointing: bool = False
     deterministic: bool = False

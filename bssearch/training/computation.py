@@ -33,12 +33,17 @@ class Computation:
     the core where steps are computed on one, None on a GPU. Making one sets the process's switches: tf32, cuDNN's
     choice of kernels by trial, deterministic algorithms.
 
+    What the settings leave open is as in ``compile_mode``; without one steps run eager and contiguous.
     Raises `LaunchError` for a precision that the device lacks.
     """
 
-    def __init__(self, device: torch.device, settings: TrainingSettings | None = None) -> None:
+    def __init__(
+        self, device: torch.device, settings: TrainingSettings | None = None, compile_mode: str | None = None
+    ) -> None:
         self.device = device
-        self.settings = settings = settings or TrainingSettings()
+        given = settings or TrainingSettings()
+        self.settings = settings = given.settled(compile_mode or "none")
+        self._layout_is_chosen = given.channels_last == "auto"
         self.precision = resolve_precision(settings.precision, device)
         self.fused = device.type == "cuda" if settings.fused is None else settings.fused
         self.compiles = settings.compile in {"default", "reduce-overhead"}
@@ -95,8 +100,12 @@ class Computation:
 
     @property
     def compile_mode(self) -> str:
-        """Return how steps are computed here: ``none`` where they run eager, else as ``compile`` says."""
-        return self.settings.compile if self.compiles or self.graphs is not None else "none"
+        """Return how steps are computed here: ``none`` where they run eager, else as ``compile`` says.
+
+        ``channels_last`` follows where that was not given and was chosen.
+        """
+        mode = self.settings.compile if self.compiles or self.graphs is not None else "none"
+        return f"{mode} channels_last" if self._layout_is_chosen and self.settings.channels_last else mode
 
     def whole_step(self) -> AbstractContextManager[object]:
         """Return what to put around a training step of the workload's own, in which weights change."""

@@ -18,7 +18,7 @@ from torch.nn import functional
 from bssearch.errors import WorkloadError
 from bssearch.records import Branch, Configuration, TrialOutcome, TrialState
 from bssearch.training import gradient_noise
-from bssearch.training.captured.optimizers import RatesInPlace, why_not_capturable
+from bssearch.training.captured.optimizers import CAPTURABLE, RatesInPlace, begin_again, why_not_capturable
 from bssearch.training.captured.ready import ready_trainer
 from bssearch.training.captured.step import NotCapturableError
 from bssearch.training.computation import Computation
@@ -396,3 +396,24 @@ def test_counters_that_lie_on_the_host_move_to_the_device_of_their_parameter() -
     RatesInPlace((optimizer,), [[0.1]], device)
     assert optimizer.state[parameter]["step"].device == optimizer.param_groups[0]["lr"].device == device
     assert optimizer.param_groups[0]["capturable"]
+
+
+@pytest.mark.parametrize("kind", CAPTURABLE)
+def test_an_optimizer_begins_again_as_it_was_made(kind: type[torch.optim.Optimizer]) -> None:
+    """Against a new optimizer's own steps: NAdam's product of momenta begins at 1, all else at 0."""
+
+    def steps(begun_again: bool) -> torch.Tensor:
+        parameter = nn.Parameter(torch.ones(3))
+        momentum = {"momentum": 0.9} if kind in (torch.optim.SGD, torch.optim.RMSprop) else {}
+        optimizer = kind([parameter], lr=0.1, **momentum)  # type: ignore[call-arg]
+        for first in (False, True) if begun_again else (True,):
+            with torch.no_grad():
+                parameter.fill_(1.0)
+            if first:
+                begin_again((optimizer,))
+            for step in range(3):
+                parameter.grad = torch.tensor([1.0, -2.0, 0.5]) * (step + 1)
+                optimizer.step()
+        return parameter.detach()
+
+    assert torch.equal(steps(begun_again=True), steps(begun_again=False))

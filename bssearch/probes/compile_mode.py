@@ -1,0 +1,185 @@
+"""How steps are computed fastest on a device: what `compile: auto` and `channels_last: auto` come to."""
+
+from __future__ import annotations
+
+import gc
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from bssearch.errors import BSSearchError
+from bssearch.probes.step_time import measure_step_time
+from bssearch.records import Configuration, StepTimeRequest, TrainingSettings
+from bssearch.training.captured.optimizers import why_not_capturable
+from bssearch.training.captured.ready import ready_trainer
+from bssearch.training.computation import Computation
+from bssearch.training.memory import is_out_of_memory
+from bssearch.training.own.optimizers import built_optimizers, flat
+from bssearch.training.trainer import warm_up
+from bssearch.workloads.base import Data, Workload
+
+MODES = {"cpu": ("default",), "cuda": ("default", "reduce-overhead", "capture")}
+"""What is tried beside eager steps; a CPU has no CUDA graphs."""
+
+AGREEMENT_STEPS = 5
+"""Steps whose losses must agree with those of eager steps: the fifth hangs on four updates."""
+
+TOLERANCE = {"fp32": 1e-3, "tf32": 1e-2, "bf16": 2e-2, "fp16": 2e-2}
+"""The largest relative difference of these losses by precision: a choice, several times what the order of additions
+changes in five steps, and less than a wrong update does."""
+
+GAIN = 0.03
+"""A mode is taken where its steps are shorter by more than this share: a choice, more than step times differ by chance.
+Of two alike the one that does less to the model is taken."""
+
+TIMED_SECONDS = 1.0
+"""The seconds for which the steps of each mode are timed at most: a choice."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fastest:
+    """A mode as an environment has it (``compile_mode``), and what was found, in words."""
+
+    compile_mode: str
+    notice: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """A mode that was tried: its losses and the seconds of a step, or why it is out of the question."""
+
+    losses: tuple[float, ...] = ()
+    seconds: float = math.inf
+    reason: str | None = None
+
+
+Try = Callable[[TrainingSettings], Tried]
+
+
+def fastest(
+    workload: Workload,
+    configuration: Configuration,
+    data: Data,
+    device: torch.device,
+    settings: TrainingSettings,
+    optimizers: Sequence[str] = (),
+    *,
+    threads: int = 1,
+) -> Fastest:
+    """Return what the settings leave open, as it is fastest at a configuration.
+
+    The steps are those of trials, without dropout. A captured step is tried only where those of all ``optimizers`` can
+    be captured, so that no study mixes modes. Raises what eager steps raise; those of other modes are only said.
+    """
+    configuration = replace(configuration, dropout=0.0)
+
+    def tried(one: TrainingSettings) -> Tried:
+        if one.compile == "capture":
+            reason = _not_capturable(workload, configuration, Computation(device, one), optimizers)
+            if reason is not None:
+                return Tried(reason=reason)
+        return _tried(workload, configuration, data, Computation(device, one), threads)
+
+    precision = Computation(device, settings).precision
+    return chosen(settings, tried, MODES[device.type], TOLERANCE[precision])
+
+
+def chosen(settings: TrainingSettings, tried: Try, modes: Sequence[str], tolerance: float) -> Fastest:
+    """Return the fastest of the modes and layouts that settings leave open and whose losses agree with eager ones.
+
+    The layout is chosen first, at eager steps where the mode is open, too.
+    """
+    best = settings.settled("none")
+    plain = fastest_yet = tried(best)
+    said = [f"{_name(best)} {_milliseconds(plain)}"]
+    others: list[dict[str, Any]] = [{"channels_last": True}] if settings.channels_last == "auto" else []
+    others += [{"compile": mode} for mode in modes] if settings.compile == "auto" else []
+    for changes in others:
+        candidate = replace(best, **changes)
+        found = tried(candidate)
+        reason = found.reason or _disagreement(found, plain, tolerance)
+        said.append(f"{_name(candidate)} {reason or _milliseconds(found)}")
+        if reason is None and found.seconds < (1 - GAIN) * fastest_yet.seconds:
+            best, fastest_yet = candidate, found
+    layout = " channels_last" if settings.channels_last == "auto" and best.channels_last else ""
+    return Fastest(f"{best.compile}{layout}", f"steps are computed as {_name(best)}: {'; '.join(said)}")
+
+
+def _tried(
+    workload: Workload, configuration: Configuration, data: Data, computation: Computation, threads: int
+) -> Tried:
+    """Take the first steps and time others; only eager ones raise what goes wrong."""
+    is_eager = computation.settings.compile == "none" and not computation.settings.channels_last
+    before = len(computation.warnings)
+    try:
+        losses = _first_losses(workload, configuration, data, computation)
+        request = StepTimeRequest(configuration=configuration, threads=threads, seconds_limit=TIMED_SECONDS)
+        time = measure_step_time(request, workload, data, computation)
+    except Exception as error:
+        if is_eager and not is_out_of_memory(error):
+            raise
+        return Tried(reason=(str(error).strip().splitlines() or [type(error).__name__])[0])
+    finally:
+        _let_go(computation.device)
+    if len(computation.warnings) > before:
+        return Tried(reason=computation.warnings[-1])
+    if time.step_seconds is None:
+        return Tried(reason="out of memory")
+    return Tried(losses, time.step_seconds)
+
+
+def _first_losses(
+    workload: Workload, configuration: Configuration, data: Data, computation: Computation
+) -> tuple[float, ...]:
+    warm_up(workload, configuration, data, computation, next(iter(workload.metrics)), seed=0)
+    losses = []
+    with ready_trainer(workload, configuration, data.train, computation, seed=0) as trainer:
+        for _ in range(AGREEMENT_STEPS):
+            trainer.step()
+            losses.append(trainer.take_mean_loss())
+    return tuple(math.nan if loss is None else loss for loss in losses)
+
+
+def _not_capturable(
+    workload: Workload, configuration: Configuration, computation: Computation, optimizers: Sequence[str]
+) -> str | None:
+    """Return why the steps of one of the optimizers cannot be captured."""
+    for name in dict.fromkeys([configuration.optimizer, *optimizers]):
+        changed = replace(configuration, optimizer=name)
+        try:
+            model = computation.build_model(workload, 0.0)
+            built = flat(built_optimizers(workload, model, changed, computation.fused), model)
+        except BSSearchError as error:
+            return str(error)
+        reason = next(filter(None, map(why_not_capturable, built)), None)
+        if reason is not None:
+            return reason
+    return None
+
+
+def _disagreement(found: Tried, plain: Tried, tolerance: float) -> str | None:
+    """Return how far the first losses are from those of eager steps, where that is too far or nobody can say."""
+    pairs = list(zip(found.losses, plain.losses, strict=False))
+    apart = max((abs(one - other) / max(abs(other), 1e-12) for one, other in pairs), default=math.inf)
+    if all(math.isfinite(one) for pair in pairs for one in pair) and apart <= tolerance:
+        return None
+    return f"disagrees with eager steps: losses differ by {apart:.2g} of them, more than {tolerance:g}"
+
+
+def _name(settings: TrainingSettings) -> str:
+    return settings.compile + (", channels last" if settings.channels_last else "")
+
+
+def _milliseconds(tried: Tried) -> str:
+    return tried.reason or f"{tried.seconds * 1e3:.3g} ms a step"
+
+
+def _let_go(device: torch.device) -> None:
+    """Free what a mode held on the device, graphs of the compiler too."""
+    torch.compiler.reset()
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()

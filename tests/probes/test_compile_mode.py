@@ -1,0 +1,221 @@
+"""What `compile: auto` and `channels_last: auto` come to."""
+
+from __future__ import annotations
+
+import math
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from bssearch.commands.run import run_study
+from bssearch.executors.base import ExecutorSettings
+from bssearch.executors.local import LocalExecutor
+from bssearch.probes import compile_mode
+from bssearch.probes.compile_mode import Fastest, Tried, chosen, fastest
+from bssearch.records import StepTime, TrainingSettings
+from bssearch.storage.repository import open_store
+from bssearch.training.computation import Computation
+from tests.executors.line_workload import request_trial, run_to_the_end, write_workload
+from tests.factories import make_spec
+from tests.training.fake_graphs import FakeGraphs
+from tests.training.toys import CPU, Toy, configuration, toy_data
+
+OPEN = TrainingSettings(compile="auto", channels_last="auto")
+MODES = ("default", "reduce-overhead", "capture")
+LOSSES = (2.0, 1.0)
+
+
+def choice(found: dict[str, Tried], settings: TrainingSettings = OPEN) -> Fastest:
+    """Choose among modes by name, ``+`` for channels last; others take a second a step."""
+
+    def tried(one: TrainingSettings) -> Tried:
+        return found.get(one.compile + "+" * bool(one.channels_last), Tried(LOSSES, 1.0))
+
+    return chosen(settings, tried, MODES, tolerance=0.01)
+
+
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        pytest.param({}, "none", id="all alike"),
+        pytest.param({"capture": Tried(LOSSES, 0.2)}, "capture", id="the fastest"),
+        pytest.param({"capture": Tried(LOSSES, 0.98)}, "none", id="hardly faster"),
+        pytest.param({"default": Tried(LOSSES, 0.3), "capture": Tried(LOSSES, 0.295)}, "default", id="two alike"),
+        pytest.param({"capture": Tried((2.0, 1.02), 0.2)}, "none", id="disagrees"),
+        pytest.param({"capture": Tried((2.0, 1.005), 0.2)}, "capture", id="agrees within the tolerance"),
+        pytest.param({"capture": Tried((2.0, math.nan), 0.2)}, "none", id="not finite"),
+        pytest.param({"capture": Tried(reason="out of memory")}, "none", id="cannot be"),
+        pytest.param({"none+": Tried(LOSSES, 0.5)}, "none channels_last", id="the layout"),
+        pytest.param({"none+": Tried(LOSSES, 0.5), "capture+": Tried(LOSSES, 0.1)}, "capture channels_last", id="both"),
+    ],
+)
+def test_the_fastest_that_agrees_with_eager_steps_is_taken(found: dict[str, Tried], expected: str) -> None:
+    assert choice(found).compile_mode == expected
+
+
+def test_what_the_spec_gives_stays_and_is_no_part_of_the_mode() -> None:
+    faster = {"none+": Tried(LOSSES, 0.5), "default+": Tried(LOSSES, 0.2), "capture+": Tried(LOSSES, 0.1)}
+    assert choice(faster, TrainingSettings(compile="auto", channels_last=True)).compile_mode == "capture"
+    assert choice(faster, TrainingSettings(compile="default", channels_last="auto")).compile_mode == (
+        "default channels_last"
+    )
+
+
+def test_what_was_found_of_each_mode_is_said() -> None:
+    found = choice({"default": Tried(reason="no compiler"), "capture": Tried((2.0, 1.5), 0.2)})
+    assert found.notice == (
+        "steps are computed as none: none 1e+03 ms a step; none, channels last 1e+03 ms a step; default no compiler; "
+        "reduce-overhead 1e+03 ms a step; capture disagrees with eager steps: losses differ by 0.5 of them, more than "
+        "0.01"
+    )
+
+
+@pytest.mark.parametrize(
+    ("compile_mode", "expected"),
+    [("none", ("none", False)), ("capture", ("capture", False)), ("capture channels_last", ("capture", True))],
+)
+def test_settings_are_settled_as_an_environment_says(compile_mode: str, expected: tuple[str, bool]) -> None:
+    settled = OPEN.settled(compile_mode)
+    assert (settled.compile, settled.channels_last) == expected and OPEN.leave_open and not settled.leave_open
+    given = TrainingSettings(compile="default", channels_last=False)
+    assert given.settled(compile_mode) == given
+    if expected[0] == "none":
+        assert Computation(CPU, OPEN, compile_mode).compile_mode == compile_mode
+
+
+def test_a_layout_that_is_given_is_no_part_of_the_mode_and_one_that_is_chosen_is() -> None:
+    modes = [
+        Computation(CPU, TrainingSettings(channels_last=given), "none channels_last").compile_mode
+        for given in (True, "auto", False)
+    ]
+    assert modes == ["none", "none channels_last", "none"]
+
+
+class Captures(Computation):
+    """A computation on a CPU that records steps where that is asked."""
+
+    def __init__(self, device: torch.device, settings: TrainingSettings, mode: str | None = None) -> None:
+        super().__init__(device, settings, mode)
+        self.core = None
+        if self.settings.compile == "capture":
+            self.graphs = FakeGraphs
+            self.warnings.clear()
+
+
+@pytest.fixture
+def _captures(monkeypatch: pytest.MonkeyPatch) -> None:
+    def timed(request: Any, workload: Any, data: Any, computation: Computation) -> StepTime:
+        seconds = 0.1 if computation.settings.compile == "capture" else 1.0
+        return StepTime(
+            batch_size=20,
+            micro_batch_size=20,
+            step_seconds=seconds,
+            step_seconds_low=seconds,
+            step_seconds_high=seconds,
+            settled=True,
+            steps_timed=9,
+            update_seconds=0.1,
+            evaluation_seconds=0.1,
+            peak_memory_bytes=None,
+            contended=False,
+            reason=None,
+        )
+
+    monkeypatch.setattr(compile_mode, "Computation", Captures)
+    monkeypatch.setattr(compile_mode, "MODES", {"cpu": ("capture",)})
+    monkeypatch.setattr(compile_mode, "measure_step_time", timed)
+
+
+def found_on_the_toy(optimizers: tuple[str, ...] = (), workload: Any = None) -> Fastest:
+    settings = TrainingSettings(compile="auto", fused=True)
+    wanted = configuration(20, dropout=0.5)
+    return fastest(workload or Toy(), wanted, toy_data(), CPU, settings, optimizers)
+
+
+@pytest.mark.usefixtures("_captures")
+def test_a_captured_step_is_tried_without_dropout_and_taken_where_its_losses_are_those_of_eager_ones() -> None:
+    built_with: set[float] = set()
+
+    class Noted(Toy):
+        def build_model(self, *, dropout: float) -> nn.Module:
+            built_with.add(dropout)
+            return super().build_model(dropout=dropout)
+
+    assert found_on_the_toy(("sgd", "adamw"), Noted()).compile_mode == "capture"
+    assert built_with == {0.0}
+
+
+@pytest.mark.usefixtures("_captures")
+def test_no_step_is_captured_in_a_study_that_has_an_optimizer_whose_steps_cannot_be() -> None:
+    found = found_on_the_toy(("sgd", "adafactor"))
+    assert found.compile_mode == "none" and "the optimizer Adafactor waits for the device" in found.notice
+
+
+@pytest.mark.usefixtures("_captures")
+def test_a_captured_step_that_is_refused_is_not_taken() -> None:
+    class Waiting(Toy):
+        def augment(self, inputs: torch.Tensor) -> torch.Tensor:
+            return inputs if inputs.sum().item() > -1e9 else -inputs
+
+    found = found_on_the_toy(workload=Waiting())
+    assert found.compile_mode == "none" and "called a synchronizing operation" in found.notice
+
+
+@pytest.mark.usefixtures("_captures")
+def test_what_eager_steps_raise_is_raised() -> None:
+    def fail() -> None:
+        raise ZeroDivisionError("of the workload")
+
+    with pytest.raises(ZeroDivisionError, match="of the workload"):
+        found_on_the_toy(workload=Toy(on_loss=fail))
+
+
+LEFT_OPEN = {"training": TrainingSettings(channels_last="auto"), "default": configuration(8, learning_rate=0.05)}
+
+
+def line_settings(folder: Path, **changes: Any) -> ExecutorSettings:
+    write_workload(folder)
+    return ExecutorSettings(workload="line.py:Line", folder=folder, device="cpu", **{**LEFT_OPEN, **changes})
+
+
+def test_all_workers_of_an_executor_have_what_the_first_one_decided(tmp_path: Path) -> None:
+    with closing(LocalExecutor(line_settings(tmp_path, slots=2))) as executor:
+        run_to_the_end(executor, request_trial(1))  # nobody has asked for a description before
+        mode = executor._settings.compile_mode
+        executor._discard(executor._slots[0])
+        again = executor.describe()
+    assert mode in {"none", "none channels_last"}
+    assert again.environment.compile_mode == mode and again.notice is None
+
+
+def test_a_study_keeps_what_was_decided_when_it_began(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    decided: list[str] = []
+
+    def once(*arguments: Any, **named: Any) -> Fastest:
+        decided.append("none channels_last" if not decided else "none")
+        return Fastest(decided[-1], "so it was found")
+
+    monkeypatch.setattr(compile_mode, "fastest", once)
+    write_workload(tmp_path)
+    spec = make_spec(
+        workload="line.py:Line",
+        target={"metric": "score", "value": 0.9, "goal": "maximize"},
+        space={"batch_size": 8, "learning_rate": 0.05},
+        default={"batch_size": 8, "learning_rate": 0.05},
+        confirm={"runs": 0},
+        budget={"trials": 1, "trial_train_seconds": 2.0},
+        training={"channels_last": "auto"},
+        executor={"name": "inline", "device": "cpu"},
+    )
+    url = f"sqlite:///{tmp_path / 'study.db'}"
+    for trials in (1, 2):
+        spec = spec.model_copy(update={"budget": spec.budget.model_copy(update={"trials": trials})})
+        run_study(spec, db=url, folder=tmp_path)
+    with open_store(url, write=False) as store:
+        environment = store.study(spec.name).environment
+    assert environment is not None and environment.fingerprint.endswith("compile none channels_last")
+    assert decided == ["none channels_last"]
