@@ -404,7 +404,7 @@ def test_an_optimizer_begins_again_as_it_was_made(kind: type[torch.optim.Optimiz
 
     def steps(begun_again: bool) -> torch.Tensor:
         parameter = nn.Parameter(torch.ones(3))
-        momentum = {"momentum": 0.9} if kind in (torch.optim.SGD, torch.optim.RMSprop) else {}
+        momentum: dict[str, Any] = {"momentum": 0.9} if kind in (torch.optim.SGD, torch.optim.RMSprop) else {}
         optimizer = kind([parameter], lr=0.1, **momentum)  # type: ignore[call-arg]
         for first in (False, True) if begun_again else (True,):
             with torch.no_grad():

@@ -21,8 +21,10 @@ class FakeCuda:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.said: list[Any] = []
         self.reserved, self.allocated, self.peak = 1000, 800, 900
-        self.mode = 0
-        for name in ("Stream", "graph_pool_handle", "CUDAGraph", "graph", "stream", "current_stream", "synchronize"):
+        self.mode: int | str = 0
+        monkeypatch.setattr(torch.cuda, "Stream", self.new_stream)
+        monkeypatch.setattr(torch.cuda, "CUDAGraph", self.new_graph)
+        for name in ("graph_pool_handle", "graph", "stream", "current_stream", "synchronize"):
             monkeypatch.setattr(torch.cuda, name, getattr(self, name))
         monkeypatch.setattr(torch.cuda, "empty_cache", lambda: self.said.append("empty"))
         monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: self.reserved)
@@ -35,7 +37,7 @@ class FakeCuda:
     def reset(self, device: torch.device) -> None:
         self.peak = self.allocated
 
-    def Stream(self, device: torch.device) -> FakeCuda:
+    def new_stream(self, device: torch.device) -> FakeCuda:
         return self
 
     def wait_stream(self, other: Any) -> None:
@@ -53,7 +55,7 @@ class FakeCuda:
     def graph_pool_handle(self) -> str:
         return "pool"
 
-    def CUDAGraph(self) -> FakeCuda:
+    def new_graph(self) -> FakeCuda:
         return self
 
     def replay(self) -> None:
