@@ -16,7 +16,9 @@ from torch import nn
 from torch.nn import functional
 
 from bssearch.errors import WorkloadError
-from bssearch.records import Branch, Configuration, TrialOutcome, TrialState
+from bssearch.probes.memory import measure_memory
+from bssearch.probes.step_time import measure_step_time
+from bssearch.records import Branch, Configuration, MemoryRequest, StepTimeRequest, TrialState
 from bssearch.training import gradient_noise
 from bssearch.training.captured.optimizers import CAPTURABLE, RatesInPlace, begin_again, why_not_capturable
 from bssearch.training.captured.ready import ready_trainer
@@ -25,7 +27,6 @@ from bssearch.training.computation import Computation
 from bssearch.training.trainer import Trainer
 from bssearch.workloads.base import WeightedLoss
 from tests.training.fake_graphs import FakeGraphs
-from tests.training.test_loop import timeless
 from tests.training.toys import Run, Toy, configuration, curve, on_cpu, request, toy_data
 
 ACCUMULATED: dict[str, Any] = {"micro_batch_size": 5, "accumulation_steps": 4}
@@ -305,10 +306,6 @@ def eager_and_recorded(asked: Any, workload: Callable[[], Any] = Toy, **settings
     )
 
 
-def untimed(outcome: TrialOutcome) -> dict[str, Any]:
-    return {name: value for name, value in timeless(outcome).items() if not name.startswith("noise")}
-
-
 def test_a_whole_trial_is_the_same_with_its_noise_passes_between_recorded_steps(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -347,6 +344,29 @@ def test_the_peak_has_what_was_held_up_to_the_recording_and_what_the_graphs_keep
         assert [one.peak_bytes(seen) for seen in (None, 100, 700)] == [None, 900, 1200]
     with trainer(on_cpu(), configuration()) as one:
         assert one.peak_bytes(700) == 700
+
+
+def test_the_peak_of_a_trial_and_of_a_memory_probe_has_the_memory_of_the_graphs() -> None:
+    idle = 2**40
+    asked = request(stop_at_target=False, limit_state=TrialState.CAPPED, train_seconds_limit=0.05)
+    found = Run(asked, computation=capturing(lambda: FakeGraphs(idle_bytes=idle))).outcome
+    assert found.peak_memory_bytes is not None and idle <= found.peak_memory_bytes < 2 * idle
+    probe = capturing(lambda: FakeGraphs(idle_bytes=idle))
+    use = measure_memory(MemoryRequest(configuration=configuration()), Toy(), toy_data(), probe)
+    assert use.fits and use.peak_memory_bytes is not None and idle <= use.peak_memory_bytes < 2 * idle
+
+
+def test_step_times_are_those_of_recorded_steps() -> None:
+    made: list[FakeGraphs] = []
+
+    def graphs() -> FakeGraphs:
+        made.append(FakeGraphs())
+        return made[-1]
+
+    asked = StepTimeRequest(configuration=configuration(), seconds_limit=0.05)
+    time = measure_step_time(asked, Toy(), toy_data(), capturing(graphs))
+    [[first, update]] = [each.replays for each in made]
+    assert first >= time.steps_timed and update > first
 
 
 def test_the_graphs_and_their_gradients_go_with_the_trainer() -> None:

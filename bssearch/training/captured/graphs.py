@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol
@@ -66,7 +67,9 @@ class CudaGraphs:
     def refusing_waits(self) -> Iterator[None]:
         """Have PyTorch raise where the host would wait for the device (`torch.cuda.set_sync_debug_mode`)."""
         mode = torch.cuda.get_sync_debug_mode()
-        torch.cuda.set_sync_debug_mode("error")
+        with warnings.catch_warnings():  # it warns that it is a prototype, and does not know every wait
+            warnings.simplefilter("ignore")
+            torch.cuda.set_sync_debug_mode("error")
         try:
             yield
         finally:
