@@ -233,6 +233,12 @@ def test_what_cannot_be_recorded_is_said_once_and_runs_eager(
     assert said.startswith("compile = 'capture': steps run eager, they cannot be captured: ") and reason in said
 
 
+def test_a_step_that_waits_is_refused_before_anything_is_recorded() -> None:
+    graphs = FakeGraphs()
+    with trainer(capturing(lambda: graphs), configuration(), Waiting()):
+        assert graphs.replays == []
+
+
 def test_the_loss_scaling_of_fp16_is_not_recorded() -> None:
     computation = capturing()
     one = Trainer(Toy(), configuration(), toy_data().train, computation, seed=3)
