@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import BaseModel, ConfigDict
 
 from bssearch.commands.agreement import check_parts
@@ -29,7 +31,7 @@ class DryRun(BaseModel):
     searched: list[str]
     trials: int
     trial_train_seconds: float
-    slots: int
+    slots: int | Literal["auto"]
     finalists: int
     confirmation_runs: int
     evaluation_share: float

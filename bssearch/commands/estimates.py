@@ -42,7 +42,7 @@ def longest_seconds(spec: StudySpec, trial: float | None = None) -> tuple[float,
     `EVALUATION_SHARE`.
     """
     trial = trial or spec.budget.trial_train_seconds / (1 - EVALUATION_SHARE)
-    search = spec.budget.trials * trial / spec.executor.slots
+    search = spec.budget.trials * trial / spec.executor.least_slots
     if spec.budget.wall_seconds is not None:
         search = min(search, spec.budget.wall_seconds + trial)
     return search, most_finalists(spec) * confirmation_runs(spec) * trial
@@ -61,7 +61,7 @@ def pruned_seconds(spec: StudySpec, default_seconds: float, trial: float) -> flo
     """
     full = spec.budget.trial_train_seconds
     capped = full if spec.pruner.name == "none" else min(full, first_slack(spec) * default_seconds)
-    search = spec.budget.trials * capped / spec.executor.slots
+    search = spec.budget.trials * capped / spec.executor.least_slots
     confirmation = most_finalists(spec) * spec.confirm.runs * min(full, default_seconds)
     uncapped = UNCAPPED_TRIALS * (full - capped)
     return (search + confirmation + uncapped) * trial / full

@@ -138,6 +138,7 @@ def opened(spec: StudySpec, launch: Launch) -> Iterator[OpenStudy]:
         check_target(spec, found)
         with open_store(launch.db, notify=listener.note) as store:
             spec, is_new = _open_study(spec, launch, store, found, listener)
+            spec = _with_slots(spec, executor.slots)
             if given is None or (given.in_process is None and given.name == spec.workload):
                 remember(spec, store.study(spec.name), Path(launch.folder))
             elif given.in_process is not None and asked.executor.name != INLINE:
@@ -356,6 +357,13 @@ def _open_study(
     if found.notice is not None:
         listener.note(found.notice)
     return spec, stored is None
+
+
+def _with_slots(spec: StudySpec, slots: int) -> StudySpec:
+    """Return a spec with the number of slots that ``auto`` has come to on this machine."""
+    if spec.executor.slots != "auto":
+        return spec
+    return spec.model_copy(update={"executor": spec.executor.model_copy(update={"slots": slots})})
 
 
 @contextmanager

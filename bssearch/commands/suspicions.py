@@ -156,7 +156,7 @@ def _about_the_spec(evidence: Evidence) -> Iterator[tuple[str, str]]:
             f"{warmup * slowest.step_seconds:.3g} s at batch {slowest.batch_size}, longer than "
             f"budget.trial_train_seconds = {spec.budget.trial_train_seconds:g}",
         )
-    wanted, cores = spec.executor.slots * spec.executor.threads, os.cpu_count() or 1
+    wanted, cores = spec.executor.least_slots * spec.executor.threads, os.cpu_count() or 1
     if evidence.found.environment.device_type == "cpu" and wanted > cores:
         yield (
             "more_threads_than_cores",

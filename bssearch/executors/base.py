@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from bssearch import registry
 from bssearch.errors import UsageError
@@ -61,11 +61,11 @@ class ExecutorSettings:
     """What an executor runs, and where.
 
     ``workload`` is looked up in ``folder``. ``given`` is the class or the object itself where it lies in no file: only
-    the executor ``inline`` can run that. Each of ``slots`` computes with ``threads`` CPU threads on ``device``:
-    ``auto`` (slots take turns over the CUDA devices, else the CPU), ``cpu``, ``cuda`` or ``cuda:N``; one that another
-    program computes on is refused unless ``allow_busy``. ``training`` says how steps are computed,
-    ``memory_limit_bytes`` pretends a smaller device. A trial without progress for ``hang_seconds`` counts as hung.
-    ``program`` stands where the training is a program of the user's own, whose name is then the ``workload``.
+    the executor ``inline`` can run that. Each of ``slots`` (``auto``: one for each device) computes with ``threads``
+    CPU threads on ``device``: ``auto`` (slots take turns over the CUDA devices, else the CPU), ``cpu``, ``cuda`` or
+    ``cuda:N``; one that another program computes on is refused unless ``allow_busy``. ``training`` says how steps are
+    computed, ``memory_limit_bytes`` pretends a smaller device. A trial without progress for ``hang_seconds`` counts as
+    hung. ``program`` stands where the training is a program of the user's own, whose name is then the ``workload``.
     ``environment`` is added to the environment variables that the workload sees. What the workload prints comes with
     the end of each trial; where there is a ``log_folder`` all of it is kept there as well. ``own_parameters`` are the
     user's own of the default, by ``model.NAME`` and ``loss.NAME``: the workload is described with these. ``optimizers``
@@ -76,7 +76,7 @@ class ExecutorSettings:
     workload: str
     workload_settings: Mapping[str, Any] = field(default_factory=dict)
     folder: Path = Path()
-    slots: int = 1
+    slots: int | Literal["auto"] = 1
     threads: int = 1
     device: str = "auto"
     hang_seconds: float = 300.0
@@ -98,8 +98,13 @@ class ExecutorSettings:
         return self.compile_mode is not None or self.program is not None or not self.training.leave_open
 
     def __post_init__(self) -> None:
-        if self.slots < 1:
+        if self.least_slots < 1:
             raise ValueError(f"slots = {self.slots} must be at least 1")
+
+    @property
+    def least_slots(self) -> int:
+        """Return the number of slots, 1 where it is one for each device: that is known once a worker has loaded."""
+        return 1 if self.slots == "auto" else self.slots
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,14 +9,28 @@ from bssearch.errors import LaunchError
 if TYPE_CHECKING:
     import torch
 
+CONTEXT_BYTES = 768 * 2**20
+"""What a process holds on a CUDA device beside its allocator's memory: a choice. A context with the kernels of the
+libraries takes about half a GiB, and their workspaces come to it."""
+
 
 def choose_device(wanted: str, slot: int, allow_busy: bool = False) -> torch.device:
-    """Return the device of a slot and make it the process's current one.
+    """Return the device of a slot, one of `usable_devices` in turn, and make it the process's current one."""
+    import torch
 
-    ``auto`` takes turns over the CUDA devices that no other program computes on, and falls back to the CPU where there
-    are no CUDA devices at all; ``cuda`` takes turns and does not fall back. Raises `LaunchError`, naming the devices
-    there are, for one that is not there; and, naming the programs, where another one computes on each that might be
-    taken, unless ``allow_busy``.
+    devices = usable_devices(wanted, allow_busy)
+    device = devices[slot % len(devices)]
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    return device
+
+
+def usable_devices(wanted: str, allow_busy: bool = False) -> list[torch.device]:
+    """Return the devices that slots take turns over, one or more.
+
+    ``auto`` are the CUDA devices that no other program computes on, and the CPU where there are no CUDA devices at all;
+    ``cuda`` does not fall back. Raises `LaunchError`, naming the devices there are, for one that is not there; and,
+    naming the programs, where another one computes on each that might be taken, unless ``allow_busy``.
     """
     import torch
 
@@ -31,10 +45,24 @@ def choose_device(wanted: str, slot: int, allow_busy: bool = False) -> torch.dev
             f"device {wanted!r} is not there; this machine has {', '.join(present)}",
             hint="a device is auto, cpu, cuda or cuda:N",
         )
-    device = _idle_one([torch.device(name) for name in choice], slot, allow_busy)
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-    return device
+    return _idle_ones([torch.device(name) for name in choice], allow_busy)
+
+
+def memory_limit_of_slot(
+    device: torch.device, slot: int, slots: int, devices: int, limit_bytes: int | None
+) -> int | None:
+    """Return the memory in bytes that a slot's process may have, None where it may have all.
+
+    Slots that share a CUDA device have equal shares of it, less a context (`CONTEXT_BYTES`) for each: what one takes
+    beyond its share another one would lack. A smaller ``limit_bytes`` stands.
+    """
+    import torch
+
+    sharers = len(range(slot % devices, slots, devices))
+    if device.type != "cuda" or sharers <= 1:
+        return limit_bytes
+    share = max(0, torch.cuda.get_device_properties(device).total_memory // sharers - CONTEXT_BYTES)
+    return share if limit_bytes is None else min(share, limit_bytes)
 
 
 def uuid_of(device: str) -> str | None:
@@ -48,7 +76,7 @@ def uuid_of(device: str) -> str | None:
     return device_uuid(torch.device(device))
 
 
-def _idle_one(devices: list[torch.device], slot: int, allow_busy: bool) -> torch.device:
+def _idle_ones(devices: list[torch.device], allow_busy: bool) -> list[torch.device]:
     from bssearch.training.nvml import other_processes
 
     others = {device: other_processes(device) for device in devices}
@@ -61,5 +89,4 @@ def _idle_one(devices: list[torch.device], slot: int, allow_busy: bool) -> torch
             f"in use: {busy}; what is timed on a device that another program computes on is worth little",
             hint="wait for it to end, choose another device, or time beside it with --allow-busy",
         )
-    usable = idle or devices
-    return usable[slot % len(usable)]
+    return idle or devices

@@ -75,7 +75,7 @@ class InlineExecutor:
 
     def __init__(self, settings: ExecutorSettings) -> None:
         check_threads(settings)
-        if settings.slots != 1:
+        if settings.least_slots != 1:
             raise UsageError(
                 f"slots = {settings.slots} must be 1 with the executor inline: it runs one trial at a time"
             )

@@ -49,7 +49,7 @@ class LoadedWorkload:
         import torch
         import torch._dynamo  # the first optimizer would load it, seconds that no trial shall take
 
-        from bssearch.executors.devices import choose_device
+        from bssearch.executors.devices import choose_device, memory_limit_of_slot, usable_devices
         from bssearch.training.batches import place
         from bssearch.training.computation import Computation
         from bssearch.training.environment import workload_revision
@@ -60,11 +60,14 @@ class LoadedWorkload:
         from bssearch.workloads.check_data import check_data
         from bssearch.workloads.given import made
 
-        self.memory_limit_bytes = load.memory_limit_bytes
         torch.set_num_threads(load.threads)
         device = choose_device(load.device, load.slot, load.allow_busy)
-        if load.memory_limit_bytes is not None:
-            limit_memory(device, load.memory_limit_bytes)
+        self.devices = len(usable_devices(load.device, load.allow_busy))
+        self.memory_limit_bytes = memory_limit_of_slot(
+            device, load.slot, load.slots, self.devices, load.memory_limit_bytes
+        )
+        if self.memory_limit_bytes is not None:
+            limit_memory(device, self.memory_limit_bytes)
         self._computation = Computation(device, load.training, load.compile_mode)
         self._noise_budget = NoiseBudget()
         if given is None:
@@ -84,7 +87,7 @@ class LoadedWorkload:
             raise WorkloadError(message, hint=getattr(error, "hint", None)) from error
         self._own_parameters = load.own_parameters
         self._load, self._open = load, load.compile_mode is None and load.training.leave_open
-        self._data, _ = place(data, self._computation, load.memory_limit_bytes)
+        self._data, _ = place(data, self._computation, self.memory_limit_bytes)
 
     @property
     def device(self) -> str:

@@ -64,21 +64,26 @@ class LocalExecutor:
 
     def __init__(self, settings: ExecutorSettings) -> None:
         check_threads(settings)
-        self.slots = settings.slots
         self._settings = settings
         self._logs = LogFolder(settings.log_folder)
-        self._slots = [
-            Slot(index, self._logs.file_of(index), keeps_log=self._logs.is_kept) for index in range(self.slots)
-        ]
+        self._slots: list[Slot] = []
+        self._add_slots(settings.least_slots)
         self._inbox: queue.SimpleQueue[tuple[WorkerProcess, Reply | None]] = queue.SimpleQueue()
         self._events: list[Event] = []
         self._revision: str | None = None
+        self._devices: int | None = None
+        self._has_gpus = False
+
+    @property
+    def slots(self) -> int:
+        """How many trials run side by side; where that is one for each device, 1 before the first worker has said."""
+        return len(self._slots)
 
     @property
     def slots_apart(self) -> bool:
         """Whether each slot has a device of its own, as far as the workers that have started have said."""
-        devices = [slot.device for slot in self._slots]
-        return None not in devices and "cpu" not in devices and len(set(devices)) == len(devices)
+        devices = [slot.device for slot in self._slots if slot.device is not None]
+        return self._has_gpus and self.slots <= (self._devices or 0) and len({*devices}) == len(devices)
 
     def describe(self) -> WorkloadDescription:
         """Load the workload and return what it offers; raise `WorkloadError` or `LaunchError`."""
@@ -86,7 +91,8 @@ class LocalExecutor:
         assert isinstance(answer, Described)
         if not self._settings.is_settled:
             self._settings = replace(self._settings, compile_mode=answer.description.environment.compile_mode)
-        return answer.description
+        notices = [answer.description.notice, self._about_idle_devices()]
+        return replace(answer.description, notice="; ".join(filter(None, notices)) or None)
 
     def measure_step_time(self, request: StepTimeRequest) -> StepTime:
         """Time isolated steps while no trial runs; raise `LaunchError` if the worker dies of it.
@@ -131,6 +137,18 @@ class LocalExecutor:
         answer = self._measure(MeasureNoise(request=request))
         assert isinstance(answer, NoiseMeasured)
         return answer.measurement
+
+    def _about_idle_devices(self) -> str | None:
+        """Return that devices have nothing to do; None also for a program, which may use several for one trial."""
+        devices = self._devices or 1
+        if self.slots >= devices or self._settings.program is not None:
+            return None
+        return f"{self.slots} of {devices} devices run trials: executor.slots = auto gives each device a slot"
+
+    def _add_slots(self, count: int) -> None:
+        """Have so many slots in all, those that are new without a worker."""
+        for index in range(len(self._slots), count):
+            self._slots.append(Slot(index, self._logs.file_of(index), keeps_log=self._logs.is_kept))
 
     def _measure(self, command: MeasureStepTime | MeasureMemory | MeasureNoise) -> Answer:
         self._refuse_while_a_trial_runs()
@@ -279,8 +297,11 @@ class LocalExecutor:
 
     def _take(self, worker: WorkerProcess, reply: Reply | None) -> None:
         slot = self._slots[worker.slot]
-        if isinstance(reply, Loaded) and self._revision is None:
-            self._revision = reply.revision
+        if isinstance(reply, Loaded):
+            self._revision = self._revision or reply.revision
+            if self._devices is None:
+                self._devices, self._has_gpus = reply.devices, reply.device != "cpu"
+                self._add_slots(reply.devices if self._settings.slots == "auto" else 0)
         event = slot.bury() if reply is None else slot.take(reply)
         if event is not None:
             self._events.append(event)

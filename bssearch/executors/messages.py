@@ -39,8 +39,9 @@ class Load:
     """Resolve and load a workload on a device (``auto``, ``cpu``, ``cuda`` or ``cuda:N``).
 
     ``memory_limit_bytes`` pretends a device with less memory; a busy device is refused unless ``allow_busy``. With a
-    ``revision`` the workload's file must be of that one. With a ``program`` that is what trains. ``own_parameters``,
-    ``optimizers``, ``default``, ``compile_mode`` and ``hang_seconds`` as in `ExecutorSettings`.
+    ``revision`` the workload's file must be of that one. With a ``program`` that is what trains. ``slot`` is one of
+    ``slots``. ``own_parameters``, ``optimizers``, ``default``, ``compile_mode`` and ``hang_seconds`` as in
+    `ExecutorSettings`.
     """
 
     workload: str
@@ -59,6 +60,7 @@ class Load:
     hang_seconds: float = 300.0
     default: Configuration | None = None
     compile_mode: str | None = None
+    slots: int = 1
     kind: Literal["load"] = "load"
 
     @classmethod
@@ -81,6 +83,7 @@ class Load:
             hang_seconds=settings.hang_seconds,
             default=settings.default,
             compile_mode=settings.compile_mode,
+            slots=settings.least_slots,
         )
 
 
@@ -189,12 +192,13 @@ class Assign:
 class Loaded:
     """The workload is loaded; ``device`` is the one it is on, ``revision`` that of its file, where it has one.
 
-    ``device_uuid`` says which GPU that is (`bssearch.executors.devices.uuid_of`).
+    ``device_uuid`` says which GPU that is (`bssearch.executors.devices.uuid_of`). Slots take turns over ``devices``.
     """
 
     device: str
     revision: str | None = None
     device_uuid: str | None = None
+    devices: int = 1
     kind: Literal["loaded"] = "loaded"
 
 

@@ -53,12 +53,13 @@ class LoadedScript:
     """
 
     def __init__(self, load: Load, *, leave_seconds: float = LEAVE_SECONDS) -> None:
-        from bssearch.executors.devices import choose_device
+        from bssearch.executors.devices import choose_device, usable_devices
 
         assert load.program is not None, "a worker loads a program where there is one"
         self._program = load.program
         self.memory_limit_bytes = load.memory_limit_bytes
         self.device = str(choose_device(load.device, load.slot, load.allow_busy))
+        self.devices = len(usable_devices(load.device, load.allow_busy))
         named = str(Path(load.folder) / str(load.program.script))
         self._script = Path(named.removesuffix(MAKE_TRAINER))
         self.leave_seconds = leave_seconds

@@ -158,8 +158,10 @@ class Worker:
                 _import_torch()
             self._loaded = _loaded(command)
             gc.freeze()  # what the workload imported and loaded stays, too
-            device = self._loaded.device
-            self._channel.send(Loaded(device=device, revision=self._loaded.revision, device_uuid=uuid_of(device)))
+            device, devices = self._loaded.device, self._loaded.devices
+            self._channel.send(
+                Loaded(device=device, revision=self._loaded.revision, device_uuid=uuid_of(device), devices=devices)
+            )
         except BaseException as error:
             self._refuse(error)
 

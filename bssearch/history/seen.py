@@ -222,7 +222,7 @@ class History:
         asked = self.now, self._takes
         if self._busy_known is None or self._busy_known[0] != asked:
             running = self._by_state[TrialState.RUNNING].values()
-            self._busy_known = asked, self._busy.seconds(running, self.now, self.spec.executor.slots)
+            self._busy_known = asked, self._busy.seconds(running, self.now, self.spec.executor.least_slots)
         return self._busy_known[1]
 
     @property

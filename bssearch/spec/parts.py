@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Field, WithJsonSchema, field_validator, model_validator
+from pydantic import AfterValidator, Field, PlainValidator, WithJsonSchema, field_validator, model_validator
 
 from bssearch import registry
 from bssearch.records import LARGEST_METRIC, Goal, TrainingSettings
@@ -13,6 +13,9 @@ from bssearch.space import OPTIONAL, TRAINING_PARAMETERS, Optimizer, ScheduleNam
 from bssearch.space.own_parameters import OwnValues
 
 Positive = Annotated[float, Field(gt=0)]
+
+MOST_SLOTS = 65536
+"""Trials side by side at most: a choice."""
 
 
 def _known(kind: registry.Kind) -> Callable[[str], str]:
@@ -34,6 +37,20 @@ def _schema(kind: registry.Kind) -> dict[str, Any]:
 ExecutorName = Annotated[str, AfterValidator(_known("executors")), WithJsonSchema(_schema("executors"))]
 SamplerName = Annotated[str, AfterValidator(_known("samplers")), WithJsonSchema(_schema("samplers"))]
 PrunerName = Annotated[str, AfterValidator(_known("pruners")), WithJsonSchema(_schema("pruners"))]
+
+
+def _slots(given: Any) -> Any:
+    """Return a number of slots, or ``auto``."""
+    if given != "auto" and (type(given) is not int or not 1 <= given <= MOST_SLOTS):
+        raise ValueError(f"must be a whole number from 1 to {MOST_SLOTS}, or auto: one for each device")
+    return given
+
+
+Slots = Annotated[
+    int | Literal["auto"],
+    PlainValidator(_slots),
+    WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 1, "maximum": MOST_SLOTS}, {"const": "auto"}]}),
+]
 
 
 class TargetSpec(StrictModel):
@@ -167,17 +184,23 @@ class TrainingSpec(StrictModel):
 class ExecutorSpec(StrictModel):
     """Where trials run: ``slots`` at once, each with ``threads`` CPU threads on ``device``.
 
+    ``slots: auto`` is one for each CUDA device that no other program computes on, and one on the CPU.
     ``local`` runs each slot in a worker process of this machine; ``inline`` runs one trial at a time in this very
     process, for a debugger. A trial without progress for ``hang_seconds`` counts as hung. ``memory_limit_gib`` pretends
     a device with less memory than it has; on the CPU it limits the data segment of each worker.
     """
 
     name: ExecutorName = "local"
-    slots: int = Field(default=1, ge=1, le=65536)
+    slots: Slots = 1
     threads: int = Field(default=1, ge=1)
     device: str = Field(default="auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
     hang_seconds: Positive = 300.0
     memory_limit_gib: float | None = Field(default=None, gt=0, le=1e6)
+
+    @property
+    def least_slots(self) -> int:
+        """Return the number of slots; of ``auto``, which only the machine knows, the least that it can be."""
+        return 1 if self.slots == "auto" else self.slots
 
     @property
     def memory_limit_bytes(self) -> int | None:

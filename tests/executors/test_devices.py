@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from bssearch.errors import LaunchError
-from bssearch.executors.devices import choose_device, uuid_of
+from bssearch.executors.devices import CONTEXT_BYTES, choose_device, memory_limit_of_slot, uuid_of
 from bssearch.training import nvml
 from tests.training.fake_nvml import FakeNvml
 
@@ -95,3 +96,30 @@ def test_a_gpu_and_a_part_of_one_are_told_apart_by_uuid_and_the_cpu_has_none(mon
     assert [uuid_of(name) for name in ("cuda:0", "cuda:1", "cpu")] == ["GPU-0", "MIG-1", None]
     monkeypatch.setattr(nvml, "_library", lambda: None)
     assert uuid_of("cuda:0") == "GPU-0", "without NVML it is torch's"
+
+
+CUDA, GIB = torch.device("cuda:0"), 2**30
+
+
+@pytest.mark.parametrize(
+    ("slots", "devices", "limit", "expected"),
+    [
+        (1, 1, None, None),
+        (8, 8, None, None),
+        (2, 1, None, 40 * GIB - CONTEXT_BYTES),
+        (3, 2, None, 40 * GIB - CONTEXT_BYTES),
+        (8, 2, None, 20 * GIB - CONTEXT_BYTES),
+        (2, 1, 10 * GIB, 10 * GIB),
+        (2, 1, 60 * GIB, 40 * GIB - CONTEXT_BYTES),
+    ],
+)
+def test_slots_that_share_a_gpu_have_equal_shares_of_its_memory(
+    slots: int, devices: int, limit: int | None, expected: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=80 * GIB))
+    assert memory_limit_of_slot(CUDA, 0, slots, devices, limit) == expected
+
+
+def test_a_slot_alone_on_its_gpu_has_all_of_it_and_slots_on_the_cpu_share_nothing() -> None:
+    assert memory_limit_of_slot(CUDA, 1, 3, 2, None) is None, "two share the first device, the second one is alone"
+    assert memory_limit_of_slot(torch.device("cpu"), 0, 8, 1, None) is None

@@ -1,0 +1,136 @@
+"""A stand-in for worker processes on a machine with GPUs: it answers at once, and computes nothing."""
+
+from __future__ import annotations
+
+import queue
+import signal
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bssearch.executors import local
+from bssearch.executors.messages import (
+    Command,
+    Describe,
+    Described,
+    Exit,
+    Load,
+    Loaded,
+    MeasureMemory,
+    MeasureStepTime,
+    MemoryMeasured,
+    Reply,
+    Run,
+    StepTimeMeasured,
+)
+from bssearch.records import MemoryUse, StepTime
+from tests.executors.fake import DESCRIPTION
+
+
+class Node:
+    """A machine with so many CUDA devices, 0 for one without; it keeps what its workers were told.
+
+    ``step_seconds`` are those of a step on each device.
+    """
+
+    def __init__(self, devices: int, step_seconds: Mapping[int, float] | None = None) -> None:
+        self.devices = devices
+        self.step_seconds = step_seconds or {}
+        self.workers: list[ScriptedWorker] = []
+
+    def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Have the local executor start workers here."""
+
+        def start(**given: Any) -> ScriptedWorker:
+            self.workers.append(ScriptedWorker(self, **given))
+            return self.workers[-1]
+
+        monkeypatch.setattr(local, "WorkerProcess", start)
+
+    def told(self, kind: type[Any]) -> list[tuple[int, Any]]:
+        """Return all commands of a kind with the number of the worker, counted from the first that was started."""
+        return [(at, one) for at, worker in enumerate(self.workers) for one in worker.told if isinstance(one, kind)]
+
+
+class ScriptedWorker:
+    """One worker of a `Node`, as `bssearch.executors.process.WorkerProcess` is seen; a trial never ends by itself."""
+
+    log_start = 0
+
+    def __init__(
+        self,
+        node: Node,
+        *,
+        slot: int,
+        log: Path,
+        inbox: queue.SimpleQueue[tuple[Any, Reply | None]],
+        threads: int,
+        environment: Mapping[str, str],
+    ) -> None:
+        log.touch()
+        self.slot = slot
+        self.environment = environment
+        self.told: list[Command] = []
+        self.last_heard = time.monotonic()
+        self._node = node
+        self._inbox = inbox
+        self._has_ended = False
+
+    @property
+    def device(self) -> int:
+        """The number of the slot's device."""
+        return self.slot % max(1, self._node.devices)
+
+    def send(self, command: Command) -> None:
+        """Keep what is said, and answer it."""
+        self.told.append(command)
+        match command:
+            case Load():
+                name = f"cuda:{self.device}" if self._node.devices else "cpu"
+                uuid = f"GPU-{self.device}" if self._node.devices else None
+                self.say(Loaded(device=name, device_uuid=uuid, devices=max(1, self._node.devices)))
+            case Describe():
+                self.say(Described(description=DESCRIPTION))
+            case MeasureStepTime():
+                one, seconds = command.request.configuration, self._node.step_seconds.get(self.device, 0.01)
+                self.say(
+                    StepTimeMeasured(
+                        step_time=StepTime(
+                            batch_size=one.batch_size,
+                            micro_batch_size=one.micro_batch_size,
+                            step_seconds=seconds,
+                            evaluation_seconds=seconds,
+                            steps_timed=10,
+                            peak_memory_bytes=None,
+                        )
+                    )
+                )
+            case MeasureMemory():
+                micro = command.request.configuration.micro_batch_size
+                self.say(MemoryMeasured(memory=MemoryUse(micro_batch_size=micro, fits=True, peak_memory_bytes=None)))
+            case Exit():
+                self.kill()
+            case Run():
+                pass
+
+    def say(self, reply: Reply) -> None:
+        """Say something to the driver."""
+        self.last_heard = time.monotonic()
+        self._inbox.put((self, reply))
+
+    def has_exited(self) -> bool:
+        return self._has_ended
+
+    def write_stack(self) -> None:
+        """Nothing stands anywhere."""
+
+    def kill(self) -> None:
+        if not self._has_ended:
+            self._has_ended = True
+            self._inbox.put((self, None))
+
+    def bury(self) -> int:
+        return -signal.SIGKILL

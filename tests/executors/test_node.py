@@ -1,0 +1,72 @@
+"""Slots and devices of a node with several GPUs, which these tests make up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bssearch.executors import devices
+from bssearch.executors.base import ExecutorSettings, Program
+from bssearch.executors.loaded import LoadedWorkload
+from bssearch.executors.local import LocalExecutor
+from bssearch.executors.messages import Load, Run
+from bssearch.training import memory
+from tests.executors.line_workload import request_trial, write_workload
+from tests.executors.scripted_worker import Node
+
+
+@contextmanager
+def executor_on(node: Node, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> Iterator[LocalExecutor]:
+    node.install(monkeypatch)
+    with closing(LocalExecutor(ExecutorSettings(workload="line.py:Line", **settings))) as executor:
+        yield executor
+
+
+@pytest.mark.parametrize(("devices", "slots"), [(0, 1), (1, 1), (8, 8)])
+def test_auto_is_a_slot_for_each_device(devices: int, slots: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    with executor_on(node := Node(devices), monkeypatch, slots="auto") as executor:
+        assert executor.describe().notice is None
+        assert executor.slots == slots
+        assert executor.slots_apart == (devices > 0), "each has a device of its own, but for the CPU"
+        for number in range(1, slots + 1):
+            executor.submit(request_trial(number))
+        assert sorted(worker.slot for worker in node.workers) == [*range(slots)]
+        assert len(node.told(Run)) == slots
+
+
+def test_devices_that_no_slot_uses_are_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    with executor_on(Node(8), monkeypatch) as executor:
+        notice = executor.describe().notice
+        assert notice is not None and "1 of 8 devices" in notice and "executor.slots = auto" in notice
+        assert executor.slots == 1
+
+
+def test_a_program_may_use_the_other_devices_for_its_one_trial(monkeypatch: pytest.MonkeyPatch) -> None:
+    program = Program(default=request_trial(1).configuration, metric="score", script="train.py")
+    with executor_on(Node(8), monkeypatch, program=program) as executor:
+        assert executor.describe().notice is None
+
+
+def test_slots_that_share_a_device_are_not_apart_and_know_how_many_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    with executor_on(node := Node(2), monkeypatch, slots=3) as executor:
+        assert executor.describe().notice is None
+        assert not executor.slots_apart
+        executor.submit(request_trial(1))
+        assert [(load.slot, load.slots) for _, load in node.told(Load)] == [(0, 3), (1, 3), (2, 3)]
+
+
+def test_a_worker_keeps_to_its_slots_share_of_the_memory_and_says_that_it_has_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_workload(tmp_path)
+    limits: list[int] = []
+    monkeypatch.setattr(devices, "memory_limit_of_slot", lambda device, slot, slots, of, limit: 2**30 // slots)
+    monkeypatch.setattr(memory, "limit_memory", lambda device, limit_bytes: limits.append(limit_bytes))
+    settings = ExecutorSettings(workload="line.py:Line", folder=tmp_path, device="cpu", slots=4)
+    loaded = LoadedWorkload(Load.of(settings, 0))
+    assert limits == [2**28]
+    assert loaded.describe().environment.device_memory_bytes == 2**28
