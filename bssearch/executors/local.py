@@ -28,6 +28,7 @@ from bssearch.executors.process import WorkerProcess
 from bssearch.executors.running_trial import RunningTrial
 from bssearch.executors.slot import Answer, Slot, SlotState
 from bssearch.records import (
+    Configuration,
     MemoryRequest,
     MemoryUse,
     NoiseMeasurement,
@@ -42,6 +43,10 @@ from bssearch.records import (
 JOB_SECONDS = 3600.0
 """A worker that loads the workload, or times steps, for longer than this is taken to hang. A choice: data on a slow
 network disk may take minutes, a study that waits for nothing should not take a night."""
+
+COMPILE_SECONDS = 1800.0
+"""A trial whose model is compiled is taken to hang after so long without progress before its first evaluation, where
+`ExecutorSettings.hang_seconds` is less: a choice; large models are compiled for ten minutes and more."""
 
 _CLOSE_SECONDS = 3.0
 """How long workers may take to end in peace: a choice; a step of a trial and the interpreter's own end fit in."""
@@ -73,6 +78,8 @@ class LocalExecutor:
         self._revision: str | None = None
         self._devices: int | None = None
         self._has_gpus = False
+        self._timed: list[Configuration] = []
+        """What the first slot's worker has timed the steps of."""
 
     @property
     def slots(self) -> int:
@@ -98,8 +105,12 @@ class LocalExecutor:
         """Time isolated steps while no trial runs; raise `LaunchError` if the worker dies of it.
 
         A worker that died for want of memory (`judge_exit`) is an answer: out of memory. Raises `WorkloadError` where
-        the user's code does.
+        the user's code does. On a GPU a configuration that is timed again is timed in a new process: cuDNN chooses a
+        kernel once for each process and shape, so that times of one process share its choices.
         """
+        self._refuse_while_a_trial_runs()
+        if self._has_gpus and request.configuration in self._timed:
+            self._discard(self._slots[0])
         try:
             answer = self._measure(MeasureStepTime(request=request))
         except LaunchError:
@@ -107,6 +118,7 @@ class LocalExecutor:
                 raise
             return StepTime.where_memory_ran_out(request.configuration)
         assert isinstance(answer, StepTimeMeasured)
+        self._timed.append(request.configuration)
         return answer.step_time
 
     def measure_memory(self, request: MemoryRequest, *, reserve: bool = False) -> MemoryUse:
@@ -256,6 +268,8 @@ class LocalExecutor:
             )
         except OSError as error:
             raise LaunchError(f"the worker of slot {slot.index} cannot be started: {error}") from error
+        if slot is self._slots[0]:
+            self._timed.clear()
         slot.start(worker, Load.of(self._settings, slot.index, revision=self._revision))
 
     def _make_ready(self, slot: Slot) -> None:
@@ -293,7 +307,12 @@ class LocalExecutor:
         except queue.Empty:
             pass
         for slot in self._slots:
-            slot.end_if_hung(self._settings.hang_seconds)
+            slot.end_if_hung(self._hang_seconds(slot))
+
+    def _hang_seconds(self, slot: Slot) -> float:
+        """Return for how long a trial may make no progress: until its first evaluation its model may be compiled."""
+        compiles = self._settings.training.compile != "none" and (slot.trial is None or slot.trial.last is None)
+        return max(self._settings.hang_seconds, COMPILE_SECONDS if compiles else 0.0)
 
     def _take(self, worker: WorkerProcess, reply: Reply | None) -> None:
         slot = self._slots[worker.slot]

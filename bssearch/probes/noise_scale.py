@@ -11,7 +11,8 @@ from bssearch.records import GradientNoise, NoiseMeasurement, NoiseRequest
 from bssearch.training.captured.ready import ready_trainer
 from bssearch.training.clock import clock_for
 from bssearch.training.computation import Computation
-from bssearch.training.gradient_noise import Approach, GradientPasses
+from bssearch.training.course import Approach
+from bssearch.training.gradient_noise import GradientPasses
 from bssearch.training.memory import is_out_of_memory
 from bssearch.training.trainer import Trainer, warm_up
 from bssearch.workloads.base import Data, Workload

@@ -7,10 +7,13 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from bssearch.curves import Crossing, crossing, with_crossing
-from bssearch.records import LARGEST_METRIC, MetricInfo, Observation, TrialOutcome, TrialRequest, TrialState
+from bssearch.records import LARGEST_METRIC, MetricInfo, Observation, Target, TrialOutcome, TrialRequest, TrialState
 
 CHANCE_MARGIN = 0.05
 """The share of the way from chance to the target within which a metric is no better than chance: a choice."""
+
+WINDOW_SHARE = 0.9
+"""The share of the way from its start to the target after which a metric counts as near the target: a choice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +60,21 @@ class Progress:
         self.best, self.peaks, self.warnings = state["best"], state["peaks"], state["warnings"]
         self.crossing = None if crossing is None else Crossing(**crossing)
         self.reached = state.get("reached", "")
+
+
+class Approach:
+    """Follows a metric from its ``first`` value (None before there is one) toward the target."""
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+        self.first: float | None = None
+
+    def is_near(self, metric: float) -> bool:
+        """Take the next metric; return whether it has come near the target, or past it."""
+        if self.first is None:
+            self.first = metric
+        way = max(0.0, self._target.shortfall(self.first))
+        return self._target.shortfall(metric) <= (1 - WINDOW_SHARE) * way
 
 
 def not_finite(what: str, value: float) -> str:

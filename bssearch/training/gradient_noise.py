@@ -23,6 +23,7 @@ from torch import nn
 from bssearch.noise import FEWEST_PASSES, Norms, Pass, gradient_noise
 from bssearch.records import Configuration, GradientNoise, Target
 from bssearch.training.computation import Computation
+from bssearch.training.course import Approach
 from bssearch.training.losses import loss_of
 from bssearch.training.memory import is_out_of_memory
 from bssearch.training.trainer import Trainer, seed_everything
@@ -40,11 +41,9 @@ SMALLEST, LARGEST = 16, 256
 """Bounds on the samples of a small batch. The estimator's variance falls with the small batch (Gray et al. 2024), but
 on a device that waits for launches a smaller one costs as much, and batch normalisation needs some samples."""
 
-WINDOW_SHARE = 0.9
-"""The share of the way from its start to the target after which a metric counts as near the target: a choice."""
-
 NOISE_SHARE = 0.03
-"""The largest share of a process's train seconds that is spent on passes: a choice."""
+"""The largest share of a process's train seconds that is spent on passes: a choice. What a GPU takes to load the
+kernels of a shape is no part of a pass: else a first pass that is slow for that would forbid the next ones for long."""
 
 SLOWDOWN, SLOWDOWN_OF_OTHER, SLOWDOWN_OF_COMPILED = 1, 2, 10
 """How many times as long as a micro-batch of the training a small batch may take: what the first pass of a shape is
@@ -71,21 +70,6 @@ def _whole_groups(small_batch: int, ghost_batch_size: int | None) -> int:
     if ghost_batch_size is None or small_batch <= ghost_batch_size:
         return small_batch
     return small_batch - small_batch % ghost_batch_size
-
-
-class Approach:
-    """Follows a metric from its ``first`` value (None before there is one) toward the target."""
-
-    def __init__(self, target: Target) -> None:
-        self._target = target
-        self.first: float | None = None
-
-    def is_near(self, metric: float) -> bool:
-        """Take the next metric; return whether it has come near the target, or past it."""
-        if self.first is None:
-            self.first = metric
-        way = max(0.0, self._target.shortfall(self.first))
-        return self._target.shortfall(metric) <= (1 - WINDOW_SHARE) * way
 
 
 class GradientPasses:
@@ -139,6 +123,15 @@ class GradientPasses:
             plain=plain,
             adam=adam,
         )
+
+    def load_kernels(self, small_batches: int) -> None:
+        """Compute what a pass does for one of its small batches, and forget it; waits for the device.
+
+        The first time, a GPU loads the kernels of those shapes, which takes as long as many passes do.
+        """
+        rows = torch.arange(self.small_batch(small_batches), device=self._train.device)
+        with _untouched(self._model, self._computation.device, seed=0), self._computation.exact():
+            self._norms((rows,))
 
     def state(self) -> dict[str, Any]:
         """Return the state of the generator that draws the samples, to be saved."""
@@ -232,6 +225,7 @@ class NoiseMeter:
     ) -> None:
         self._make = GradientPasses(workload, computation, trainer, configuration, train, seed)
         self._device = computation.device
+        self._loads_kernels = computation.device.type == "cuda"
         self._slowdown = _slowdown(computation)
         self._trainer = trainer
         self._accumulation_steps = configuration.accumulation_steps
@@ -317,6 +311,8 @@ class NoiseMeter:
         return small_batches, self._make.small_batch(small_batches)
 
     def _measure(self, small_batches: int) -> None:
+        if self._loads_kernels and self._budget.pass_seconds(self._shape(small_batches)) is None:
+            self._make.load_kernels(small_batches)
         entered = self._seconds()
         measured = self._make.measure(small_batches)
         seconds = self._seconds() - entered

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from bssearch.executors import devices
-from bssearch.executors.base import ExecutorSettings, Program
+from bssearch.executors import devices, local
+from bssearch.executors.base import Ended, ExecutorSettings, Program
 from bssearch.executors.loaded import LoadedWorkload
 from bssearch.executors.local import LocalExecutor
-from bssearch.executors.messages import Load, Run
+from bssearch.executors.messages import Load, MeasureStepTime, Run, TrialObserved
+from bssearch.records import Observation, StepTimeRequest, TrainingSettings, TrialState
 from bssearch.training import memory
 from tests.executors.line_workload import request_trial, write_workload
-from tests.executors.scripted_worker import Node
+from tests.executors.scripted_worker import Node, ScriptedWorker
 
 
 @contextmanager
@@ -70,3 +73,57 @@ def test_a_worker_keeps_to_its_slots_share_of_the_memory_and_says_that_it_has_no
     loaded = LoadedWorkload(Load.of(settings, 0))
     assert limits == [2**28]
     assert loaded.describe().environment.device_memory_bytes == 2**28
+
+
+def times_of(size: int) -> StepTimeRequest:
+    return StepTimeRequest(
+        configuration=replace(request_trial(1).configuration, batch_size=size, micro_batch_size=size)
+    )
+
+
+def test_a_gpu_draws_its_kernels_anew_for_each_visit_to_a_batch_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    with executor_on(node := Node(1), monkeypatch) as executor:
+        executor.describe()
+        for _ in range(3):
+            for size in (8, 16, 32):
+                executor.measure_step_time(times_of(size))
+    timed = [(worker, asked.request.configuration.batch_size) for worker, asked in node.told(MeasureStepTime)]
+    assert timed == [(worker, size) for worker in range(3) for size in (8, 16, 32)]
+
+
+def test_on_the_cpu_one_worker_makes_all_visits(monkeypatch: pytest.MonkeyPatch) -> None:
+    with executor_on(node := Node(0), monkeypatch) as executor:
+        executor.describe()
+        for _ in range(2):
+            executor.measure_step_time(times_of(8))
+    assert len(node.workers) == 1
+
+
+@pytest.mark.parametrize(("compile_mode", "hangs_after"), [("none", 300.0), ("default", local.COMPILE_SECONDS)])
+def test_before_its_first_evaluation_a_model_may_be_compiled_for_longer_than_a_trial_may_hang(
+    compile_mode: Any, hangs_after: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    training = TrainingSettings(compile=compile_mode)
+    with executor_on(node := Node(1), monkeypatch, training=training) as executor:
+        executor.submit(request_trial(1))
+        (worker,) = node.workers
+        assert states_after(executor, worker, hangs_after - 1) == []
+        assert states_after(executor, worker, hangs_after + 1) == [TrialState.FAILED]
+
+        executor.submit(request_trial(2))
+        worker = node.workers[-1]
+        seen = Observation(step=1, samples=8, train_seconds=0.1, metric=0.1, loss=None, learning_rate=0.1)
+        worker.say(TrialObserved(number=2, observation=seen))
+        executor.events(0.0)
+        assert states_after(executor, worker, 299.0) == []
+        assert states_after(executor, worker, 301.0) == [TrialState.FAILED]
+
+
+def states_after(executor: LocalExecutor, worker: ScriptedWorker, silence: float) -> list[TrialState]:
+    """Return how trials have ended where the worker of the only one has said nothing for so many seconds."""
+    worker.last_heard = time.monotonic() - silence
+    trial = executor._slots[0].trial
+    assert trial is not None
+    trial.started = worker.last_heard
+    executor._pump(0.0)
+    return [event.outcome.state for event in executor.events(0.0) if isinstance(event, Ended)]

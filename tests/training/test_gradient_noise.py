@@ -367,6 +367,42 @@ def test_a_short_trial_makes_a_pass_of_two_small_batches_and_says_what_it_took()
     assert found.low is None and found.trace is not None and found.square is not None
 
 
+class ColdMeter(Meter):
+    """A meter on a device that takes many passes' time to load the kernels of its first small batch."""
+
+    def __init__(self, **given: Any) -> None:
+        self.is_cold = True
+        super().__init__(**given)
+        self.meter._loads_kernels = True
+
+    def _on_loss(self) -> None:
+        super()._on_loss()
+        if self.is_cold:
+            self.time.pass_by(100 * PASS_SECONDS)
+        self.is_cold = False
+
+
+def test_loading_the_kernels_of_a_first_pass_forbids_no_second_one() -> None:
+    meter = ColdMeter()
+    meter.small_batches_after(0.5, 0.0)
+    enough = 1.01 * SHORT_PASS_SECONDS / NOISE_SHARE
+    assert meter.small_batches_after(0.88, enough) == 1 + FEWEST_SMALL_BATCHES, "one small batch loads the kernels"
+    assert meter.small_batches_after(0.88, 2 * enough) == FEWEST_SMALL_BATCHES
+    found = meter.meter.result()
+    assert found.passes == 2
+    assert found.seconds == pytest.approx(2 * SHORT_PASS_SECONDS)
+
+
+def test_kernels_are_loaded_once_in_a_process_and_leave_the_passes_as_they_are() -> None:
+    budget, enough = NoiseBudget(), 1.01 * SHORT_PASS_SECONDS / NOISE_SHARE
+    cold, warm, on_the_cpu = ColdMeter(budget=budget), Meter(budget=budget), Meter()
+    warm.meter._loads_kernels = True
+    for meter, loads in ((cold, 1), (warm, 0), (on_the_cpu, 0)):
+        meter.small_batches_after(0.5, 0.0)
+        assert meter.small_batches_after(0.88, enough) == loads + FEWEST_SMALL_BATCHES
+    assert cold.meter._passes == warm.meter._passes == on_the_cpu.meter._passes
+
+
 class TestBudgetOfAProcess:
     def test_trials_that_are_too_short_for_a_pass_take_turns_at_the_seconds_of_all(self) -> None:
         budget, train_seconds = NoiseBudget(), 0.4 * SHORT_PASS_SECONDS / NOISE_SHARE

@@ -23,7 +23,7 @@ from torch.nn import functional
 from bssearch.errors import CheckpointError
 from bssearch.records import Configuration, Goal, Observation, Target, TrialOutcome, TrialRequest, TrialState
 from bssearch.space import OPTIMIZERS
-from bssearch.training import gradient_noise, trial_checkpoint
+from bssearch.training import course, gradient_noise, trial_checkpoint
 from bssearch.training.clock import LEDGERS, Clock
 from tests.torchvision import import_timm
 from tests.training.test_loop import timeless
@@ -226,7 +226,7 @@ def test_a_trial_paused_after_its_target_goes_on_and_keeps_its_first_crossing(st
 
 def test_the_noise_scale_is_that_of_both_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gradient_noise, "NOISE_SHARE", 1e6)
-    monkeypatch.setattr(gradient_noise, "WINDOW_SHARE", 0.05)
+    monkeypatch.setattr(course, "WINDOW_SHARE", 0.05)
     monkeypatch.setattr(gradient_noise, "PASSES_AT_ONCE", 3)
     lowest = Target(metric="loss", value=0.0, goal=Goal.MINIMIZE)
     whole, parts = (Parts(replace(asked(ADAMW, tmp_path), target=lowest)) for _ in range(2))
