@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import time
 from dataclasses import replace
@@ -24,7 +25,7 @@ from bssearch.executors.messages import (
     StepTimeMeasured,
     Stop,
 )
-from bssearch.executors.process import WorkerProcess
+from bssearch.executors.process import WorkerProcess, allocator_environment
 from bssearch.executors.running_trial import RunningTrial
 from bssearch.executors.slot import Answer, Slot, SlotState
 from bssearch.records import (
@@ -264,13 +265,19 @@ class LocalExecutor:
                 threads=self._settings.threads,
                 log=slot.log,
                 inbox=self._inbox,
-                environment=self._settings.environment,
+                environment=self._worker_environment(),
             )
         except OSError as error:
             raise LaunchError(f"the worker of slot {slot.index} cannot be started: {error}") from error
         if slot is self._slots[0]:
             self._timed.clear()
         slot.start(worker, Load.of(self._settings, slot.index, revision=self._revision))
+
+    def _worker_environment(self) -> dict[str, str]:
+        """Return what is added to the environment: a program of the user's own has its allocator as it sets it."""
+        given = self._settings.environment
+        trains = self._settings.program is None
+        return (allocator_environment({**os.environ, **given}) if trains else {}) | dict(given)
 
     def _make_ready(self, slot: Slot) -> None:
         """Have the slot's worker loaded, and started anew where the last one has died."""

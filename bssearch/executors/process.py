@@ -51,6 +51,10 @@ THREAD_VARIABLES = (
 # Read once by cuBLAS, which repeats its sums exactly only with workspaces of a fixed size.
 REPEATABLE_CUBLAS = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
 
+# Read once by PyTorch: segments that grow leave no holes where batch sizes follow each other on a GPU.
+EXPANDABLE_SEGMENTS = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
+ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
+
 _POLL_SECONDS = 0.2
 """How soon the end of a process shows whose pipe is held open: a choice."""
 
@@ -93,6 +97,11 @@ def worker_environment(environment: Mapping[str, str], threads: int) -> dict[str
     """Return the environment of a worker: without the database's secrets, with the thread count set."""
     scrubbed = {name: value for name, value in environment.items() if name not in SECRETS}
     return REPEATABLE_CUBLAS | scrubbed | dict.fromkeys(THREAD_VARIABLES, str(threads))
+
+
+def allocator_environment(given: Mapping[str, str]) -> dict[str, str]:
+    """Return how PyTorch's allocator is set where bssearch trains; nothing where the user has set it, by any name."""
+    return {} if any(name in given for name in ALLOCATOR_VARIABLES) else dict(EXPANDABLE_SEGMENTS)
 
 
 def has_exited(process: subprocess.Popen[bytes]) -> bool:

@@ -48,7 +48,7 @@ from bssearch.training.course import Course, Ending, not_finite
 from bssearch.training.device_use import DeviceMeter
 from bssearch.training.gradient_noise import NoiseBudget, NoiseMeter
 from bssearch.training.inspection import batch_norm_layers, tokens_per_sample
-from bssearch.training.memory import is_out_of_memory, peak_memory_meter
+from bssearch.training.memory import is_out_of_memory, peak_memory_meter, unused_memory
 from bssearch.training.trainer import Trainer, warm_up
 from bssearch.training.trial_checkpoint import Checkpoint, RandomState, Saved, first_line, identity_of
 from bssearch.workloads.base import Data, Workload
@@ -350,6 +350,8 @@ class Trial:
         found = [*self._standing_warnings(), *(sentence for _, sentence in caveats)]
         if contention.reason is not None:
             found.append(f"contended: {contention.reason}")
+        unused = unused_memory(self._device, self._progress.peak)
+        found += [] if unused is None else [unused]
         gap, wall = self._clock.unaccounted_seconds, self._clock.wall_seconds
         if gap is not None:
             found.append(f"{gap:.3g} s of the trial's {wall:.3g} s are in no ledger ({gap / wall:.1%})")

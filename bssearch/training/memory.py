@@ -44,6 +44,9 @@ means something else, such as shapes that no kernel takes or a broken driver."""
 FULL_DEVICE = 0.1
 """The share of a device's memory below which it is full for these phrases: a choice."""
 
+UNUSED_SHARE = 0.2
+"""The share of a device's memory from which it is said that the allocator holds it for nothing: a choice."""
+
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Return whether an exception says that the host or the device had no memory left.
@@ -247,6 +250,22 @@ def allocation_retries(device: torch.device) -> int:
     0 on the CPU, which has no such allocator.
     """
     return int(torch.cuda.memory_stats(device)["num_alloc_retries"]) if device.type == "cuda" else 0
+
+
+def unused_memory(device: torch.device, peak_bytes: int | None) -> str | None:
+    """Return that the allocator held much more of a GPU at its peak than tensors did; None where it did not.
+
+    What it holds beside them is lost to larger micro-batches: holes between tensors, and the workspaces with which
+    kernels were tried. Much is `UNUSED_SHARE` of the device's memory.
+    """
+    if device.type != "cuda" or peak_bytes is None:
+        return None
+    reserved = torch.cuda.max_memory_reserved(device)
+    total = torch.cuda.get_device_properties(device).total_memory
+    if reserved - peak_bytes < UNUSED_SHARE * total:
+        return None
+    held, used = reserved / 2**30, peak_bytes / 2**30
+    return f"the allocator held {held:.3g} GiB of the device's {total / 2**30:.3g} for {used:.3g} GiB of tensors"
 
 
 def peak_process_memory_bytes(device: torch.device, status: Path = STATUS) -> int | None:

@@ -16,6 +16,7 @@ from bssearch.executors.base import Ended, ExecutorSettings, Program
 from bssearch.executors.loaded import LoadedWorkload
 from bssearch.executors.local import LocalExecutor
 from bssearch.executors.messages import Load, MeasureStepTime, Run, TrialObserved
+from bssearch.executors.process import ALLOCATOR_VARIABLES, EXPANDABLE_SEGMENTS
 from bssearch.records import Observation, StepTimeRequest, TrainingSettings, TrialState
 from bssearch.training import memory
 from tests.executors.line_workload import request_trial, write_workload
@@ -60,6 +61,18 @@ def test_slots_that_share_a_device_are_not_apart_and_know_how_many_they_are(monk
         assert not executor.slots_apart
         executor.submit(request_trial(1))
         assert [(load.slot, load.slots) for _, load in node.told(Load)] == [(0, 3), (1, 3), (2, 3)]
+
+
+def test_workers_have_segments_that_grow_and_programs_what_they_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ALLOCATOR_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    program = Program(default=request_trial(1).configuration, metric="score", script="train.py")
+    own = {"PYTORCH_CUDA_ALLOC_CONF": "backend:native"}
+    cases: list[tuple[Any, Any, Any]] = [(None, {}, EXPANDABLE_SEGMENTS), (None, own, own), (program, {}, {})]
+    for of, given, expected in cases:
+        with executor_on(node := Node(1), monkeypatch, program=of, environment=given) as executor:
+            executor.describe()
+            assert node.workers[0].environment == expected
 
 
 def test_a_worker_keeps_to_its_slots_share_of_the_memory_and_says_that_it_has_no_more(

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from bssearch.executors.messages import LONGEST_LINE_BYTES, Lines, Reply
-from bssearch.executors.process import SECRETS, WorkerProcess, worker_environment
+from bssearch.executors.process import SECRETS, WorkerProcess, allocator_environment, worker_environment
 
 
 def test_a_worker_has_what_repeatable_sums_on_a_gpu_need_unless_the_user_chose_otherwise() -> None:
@@ -76,3 +76,9 @@ def test_a_message_has_a_longest_length() -> None:
     with pytest.raises(ValueError, match="a line of more than"):
         for _ in range(LONGEST_LINE_BYTES // 2**20 + 2):
             lines.feed(bytes(2**20))
+
+
+@pytest.mark.parametrize("name", ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF"])
+def test_segments_grow_unless_the_user_has_set_the_allocator(name: str) -> None:
+    assert allocator_environment({"HOME": "/home"}) == {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
+    assert allocator_environment({name: "max_split_size_mb:64"}) == {}

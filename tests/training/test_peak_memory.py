@@ -7,6 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
+from types import SimpleNamespace
 from typing import ParamSpec, TypeVar
 
 import pytest
@@ -21,6 +22,7 @@ from bssearch.training.memory import (
     SampledMemoryMeter,
     is_out_of_memory,
     peak_memory_meter,
+    unused_memory,
 )
 
 CPU = torch.device("cpu")
@@ -141,3 +143,17 @@ def test_at_the_edge_of_a_device_libraries_say_it_in_their_own_words(
 )
 def test_what_says_that_an_allocation_failed_is_out_of_memory_wherever_it_runs(text: str) -> None:
     assert is_out_of_memory(RuntimeError(text)) and not is_out_of_memory(ValueError(text))
+
+
+@pytest.mark.parametrize(("reserved_gib", "said"), [(40, False), (55, False), (57, True)])
+def test_what_the_allocator_of_a_gpu_holds_beside_the_tensors_is_said_where_it_is_much(
+    reserved_gib: int, said: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device, gib = torch.device("cuda:1"), 2**30
+    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda asked: reserved_gib * gib if asked == device else 0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda asked: SimpleNamespace(total_memory=80 * gib))
+    sentence = unused_memory(device, 40 * gib)
+    assert (sentence is not None) == said
+    if sentence is not None:
+        assert "57 GiB of the device's 80 for 40 GiB" in sentence
+    assert unused_memory(CPU, 40 * gib) is None
