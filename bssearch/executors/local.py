@@ -64,7 +64,8 @@ class LocalExecutor:
 
     What a worker writes to stdout and stderr is the log of its slot. Call the executor from one thread, and from one
     that outlives it: the kernel ends the workers with the thread that started them. A worker that is started later must
-    find the workload's file as the first did: `WorkloadError` where it has changed. Raises `UsageError` for more
+    find the workload's file as the first did: `WorkloadError` where it has changed. Where ``slots`` is one for each
+    device, it is 1 before the first worker has loaded. Raises `UsageError` for more
     threads than there are CPUs.
     """
 
@@ -81,11 +82,6 @@ class LocalExecutor:
         self._has_gpus = False
         self._timed: list[Configuration] = []
         """What the first slot's worker has timed the steps of."""
-
-    @property
-    def slots(self) -> int:
-        """How many trials run side by side; where that is one for each device, 1 before the first worker has said."""
-        return len(self._slots)
 
     @property
     def slots_apart(self) -> bool:
@@ -162,6 +158,7 @@ class LocalExecutor:
         """Have so many slots in all, those that are new without a worker."""
         for index in range(len(self._slots), count):
             self._slots.append(Slot(index, self._logs.file_of(index), keeps_log=self._logs.is_kept))
+        self.slots = len(self._slots)
 
     def _measure(self, command: MeasureStepTime | MeasureMemory | MeasureNoise) -> Answer:
         self._refuse_while_a_trial_runs()

@@ -389,9 +389,7 @@ class TrialRun:
         return self._course.with_target(outcome)
 
     def _warnings(self, contention: Contention) -> tuple[str, ...]:
-        found = list(self._course.progress.warnings)
-        if contention.reason is not None:
-            found.append(f"contended: {contention.reason}")
+        found = [*self._course.progress.warnings, *contention.warnings]
         clock = self._clock.clock
         gap, wall = clock.unaccounted_seconds, clock.wall_seconds
         if gap is not None:

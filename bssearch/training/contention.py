@@ -1,7 +1,8 @@
 """Whether something else used the machine while a trial ran or a step was timed.
 
-On the CPU the kernel's own account tells: the busy seconds of the CPUs that this process may use (`/proc/stat`, time
-stolen by a hypervisor included), less those of this process and its children, and less those of its parent, which
+On a GPU its driver tells who computes there, at each look; where it cannot, only the memory in use does, and that is
+said. On the CPU the kernel's own account tells: the busy seconds of the CPUs that this process may use (`/proc/stat`,
+time stolen by a hypervisor included), less those of this process and its children, and less those of its parent, which
 samples and writes to the database. What is left others have used. Where there is no such account nothing is said.
 What shares a core without being on that account shows in the core's own pace (`bssearch.training.core_pace`).
 """
@@ -19,7 +20,7 @@ from typing import Any
 import torch
 
 from bssearch.training.core_pace import CorePace, are_too_many
-from bssearch.training.nvml import POWER_CAP, other_processes, throttle_reasons
+from bssearch.training.nvml import POWER_CAP, computing_processes, known_other_processes, throttle_reasons
 
 FULL_SHARE = 0.6
 """The share of all CPUs in use from which work slows other work: a choice. Caches, memory and boost clock are shared,
@@ -28,16 +29,34 @@ and where a core shows as two CPUs the core itself."""
 LEAST_OTHERS = 0.2
 """CPUs that others may take without a word: a choice; an idle desktop and the kernel always take some."""
 
+GROWTH_BYTES = 2**30
+"""So much more of a GPU's memory in use, beside this process's tensors, is another program's: a choice. What this
+process takes beside its tensors grows, too, as it loads kernels, by some hundred MiB."""
+
+UNKNOWN = (
+    "whether other programs computed on the device is not known: the driver's list of processes is not readable, or "
+    "has other numbers, as in a container"
+)
+
 _BUSY_FIELDS = (0, 1, 2, 5, 6, 7)  # user, nice, system, irq, softirq, steal: proc_stat(5)
 _SCHEDULED_TIME = 2  # the clock of a process: ~pid << 3 | CPUCLOCK_SCHED, as clock_getcpuclockid(3) returns it
 
 
 @dataclass(frozen=True, slots=True)
 class Contention:
-    """Whether the measurement had the machine to itself; ``reason`` says what it shared it with."""
+    """Whether the measurement had the machine to itself; ``reason`` says what it shared it with.
+
+    ``unknown`` says what nobody could tell, where nothing else speaks of contention.
+    """
 
     contended: bool
     reason: str | None = None
+    unknown: str | None = None
+
+    @property
+    def warnings(self) -> list[str]:
+        """Return what a trial's record warns of."""
+        return [f"contended: {self.reason}"] if self.reason is not None else [*filter(None, [self.unknown])]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +101,7 @@ class ContentionMeter:
         self._before: CpuUse | None = None
         self._looks: list[float] = []
         self._slow_before = self._looks_before = 0
-        self._on_gpu_before: list[str] = []
+        self._gpu = DeviceWatch(device) if device.type == "cuda" else None
 
     def count_siblings(self) -> None:
         """Count all that this process's parent has started as its own: the ranks of one trial; before `start`."""
@@ -93,47 +112,108 @@ class ContentionMeter:
         self._before = self._read_cpu()
         self._looks = []
         self._slow_before = self._looks_before = 0
-        self._on_gpu_before = []
+        if self._gpu is not None:
+            self._gpu.start()
 
     def state(self) -> dict[str, Any]:
         """Return what was seen since the start, to be saved."""
         after = self._read_cpu()
         used = None if self._before is None or after is None else asdict(after.less(self._before))
         slow, looks = self._slow_looks()
-        return {"used": used, "slow": slow, "looks": looks, "on_gpu": self._gpu_reasons()}
+        on_gpu = [] if self._gpu is None else self._gpu.reasons()
+        return {"used": used, "slow": slow, "looks": looks, "on_gpu": on_gpu}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Add what was seen in an earlier part of the work."""
         if self._before is not None and state["used"] is not None:
             self._before = self._before.less(CpuUse(**state["used"]))
         self._slow_before, self._looks_before = state["slow"], state["looks"]
-        self._on_gpu_before = state["on_gpu"]
+        if self._gpu is not None:
+            self._gpu.add(state["on_gpu"])
 
     def look(self) -> None:
-        """Look at the pace of the core; called now and then, while it is awake."""
+        """Look at the GPU, or the pace of the core; called now and then, while they are awake."""
+        if self._gpu is not None:
+            self._gpu.look()
         if self._core is not None:
             self._looks.append(self._core.look())
 
     def stop(self) -> Contention:
         """Return what was seen since the start."""
         after = self._read_cpu()
-        reasons = self._gpu_reasons()
+        reasons = [] if self._gpu is None else self._gpu.reasons()
         if self._before is not None and after is not None:
             crowd = cpu_crowd(self._before, after, self._threads)
             reasons += [] if crowd is None else [crowd]
         slow, looks = self._slow_looks()
         if are_too_many(slow, looks):
             reasons.append(f"the core was slow at {slow} of {looks} looks")
-        return Contention(bool(reasons), "; ".join(reasons) or None)
+        unknown = UNKNOWN if self._gpu is not None and self._gpu.is_unknown and not reasons else None
+        return Contention(bool(reasons), "; ".join(reasons) or None, unknown)
 
     def _slow_looks(self) -> tuple[int, int]:
         """Return how many looks were slow by what is known of the core they were at, and how many there were."""
         slow = 0 if self._core is None else sum(map(self._core.is_slow, self._looks))
         return self._slow_before + slow, self._looks_before + len(self._looks)
 
-    def _gpu_reasons(self) -> list[str]:
-        now = _on_gpu(self._device) if self._device.type == "cuda" else []
-        return list(dict.fromkeys([*self._on_gpu_before, *now]))
+
+class DeviceWatch:
+    """What else happens on a GPU: at each look, who computes there and what of its memory is not this process's.
+
+    ``is_unknown`` where a look could not say who computes there.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._since = time.time()
+        self._memory_bytes: int | None = None
+        self._clear()
+
+    def _clear(self) -> None:
+        self.is_unknown = False
+        self._reasons: dict[str, None] = {}
+        self._grown_bytes = 0
+
+    def start(self) -> None:
+        """Begin anew."""
+        self._clear()
+        self._since = time.time()
+        self._memory_bytes = memory_of_others(self._device)
+
+    def add(self, reasons: Iterable[str]) -> None:
+        """Add what an earlier part of the work has seen."""
+        self._reasons = dict.fromkeys(reasons) | self._reasons
+
+    def look(self) -> None:
+        """Note what is to be seen at this moment, and who has computed since the last look."""
+        others, since = known_other_processes(self._device), self._since
+        self._since = time.time()
+        self.is_unknown |= others is None
+        seen = dict.fromkeys([*(others or []), *computing_processes(self._device, since)])
+        self._reasons |= {f"process {pid} ({name}) uses the device": None for pid, name in seen}
+        slowdowns = (reason for reason in throttle_reasons(self._device) if reason != POWER_CAP)
+        self._reasons |= {f"the device slows down: {reason}": None for reason in slowdowns}
+        memory = memory_of_others(self._device)
+        if memory is not None and self._memory_bytes is not None:
+            self._grown_bytes = max(self._grown_bytes, memory - self._memory_bytes)
+
+    def reasons(self) -> list[str]:
+        """Return what all looks have seen, with one at this moment."""
+        self.look()
+        grown = f"others took {self._grown_bytes / 2**30:.3g} GiB of the device's memory meanwhile"
+        return [*self._reasons, *([grown] if self._grown_bytes >= GROWTH_BYTES else [])]
+
+
+def memory_of_others(device: torch.device) -> int | None:
+    """Return the bytes in use on a GPU beside what this process's allocator holds there; None where nobody says.
+
+    The driver's own, the contexts and libraries of all processes, this one's too, are among them: compare two moments.
+    """
+    try:
+        free, total = torch.cuda.mem_get_info(device)
+    except (RuntimeError, AssertionError):  # a device that failed, or a PyTorch without CUDA
+        return None
+    return total - free - torch.cuda.memory_reserved(device)
 
 
 def cpu_crowd(before: CpuUse, after: CpuUse, threads: int) -> str | None:
@@ -219,9 +299,3 @@ def _process_seconds(pid: int) -> float:
 
 def _tick_seconds() -> float:
     return 1 / os.sysconf("SC_CLK_TCK")
-
-
-def _on_gpu(device: torch.device) -> list[str]:
-    others = [f"process {pid} ({name}) uses the device" for pid, name in other_processes(device)]
-    slowdowns = [reason for reason in throttle_reasons(device) if reason != POWER_CAP]
-    return others + [f"the device slows down: {reason}" for reason in slowdowns]

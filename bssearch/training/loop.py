@@ -347,9 +347,7 @@ class Trial:
             accumulates=configuration.accumulation_steps > 1,
             ghost_batch_size=settings.ghost_batch_size,
         )
-        found = [*self._standing_warnings(), *(sentence for _, sentence in caveats)]
-        if contention.reason is not None:
-            found.append(f"contended: {contention.reason}")
+        found = [*self._standing_warnings(), *(sentence for _, sentence in caveats), *contention.warnings]
         unused = unused_memory(self._device, self._progress.peak)
         found += [] if unused is None else [unused]
         gap, wall = self._clock.unaccounted_seconds, self._clock.wall_seconds

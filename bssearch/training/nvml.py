@@ -34,26 +34,51 @@ _WORKER = "bssearch.executors.worker"
 
 
 def other_processes(device: torch.device) -> list[tuple[int, str]]:
+    """Return what `known_other_processes` does, and nothing also where that is unknown."""
+    return known_other_processes(device) or []
+
+
+def known_other_processes(device: torch.device) -> list[tuple[int, str]] | None:
     """Return process id and name of the programs computing on a device that have nothing to do with this process.
 
-    Its ancestors and descendants have, and so have the workers of the driver that started it. In a container the
-    numbers may be those of the host: processes that are not seen from here are left out, and where this process holds
-    memory on the device but is not listed the numbers mean nothing.
+    Its ancestors and descendants have, and so have the workers of the driver that started it. None where it cannot be
+    known: in a container the numbers may be those of the host, and then processes that are not seen from here are left
+    out; where this process holds memory on the device but is not listed the numbers mean nothing.
+    """
+    listed = listed_processes(device)
+    if listed is None or (os.getpid() not in listed and torch.cuda.memory_reserved(device) > 0):
+        return None
+    return _named(listed)
+
+
+def computing_processes(device: torch.device, since: float) -> list[tuple[int, str]]:
+    """Return those of `known_other_processes` that computed since a time (`time.time`), though they may hold no memory.
+
+    NVML keeps its samples for some seconds. Nothing where it does not say, or its numbers mean nothing.
     """
 
-    listed = listed_processes(device)
-    if not listed or (os.getpid() not in listed and torch.cuda.memory_reserved(device) > 0):
-        return []
-    return [(pid, name) for pid in sorted(listed - _family()) if (name := _name(pid)) is not None]
+    def read(library: Any, handle: Any) -> set[int]:
+        samples = library.nvmlDeviceGetProcessUtilization(handle, int(since * 1e6))
+        return {int(one.pid) for one in samples if one.smUtil > 0}
+
+    found = _ask(device, read) or set()
+    return _named(found) if os.getpid() in found else []
 
 
-def listed_processes(device: torch.device) -> set[int]:
-    """Return the ids of all processes that compute on a device, as NVML numbers them."""
+def listed_processes(device: torch.device) -> set[int] | None:
+    """Return the ids of all processes that compute on a device, as NVML numbers them; None where it does not say."""
 
     def read(library: Any, handle: Any) -> set[int]:
         return {int(process.pid) for process in library.nvmlDeviceGetComputeRunningProcesses(handle)}
 
-    return _ask(device, read) or set()
+    return _ask(device, read)
+
+
+def _named(processes: set[int]) -> list[tuple[int, str]]:
+    """Return those of some processes that are none of ours, with their names, without those not seen from here."""
+    if processes <= {os.getpid()}:
+        return []
+    return [(pid, name) for pid in sorted(processes - _family()) if (name := _name(pid)) is not None]
 
 
 def throttle_reasons(device: torch.device) -> list[str]:

@@ -89,7 +89,7 @@ def test_a_trial_tells_the_energy_power_and_clock(computation: MakeComputation, 
 def busy(device: torch.device) -> Iterator[int]:
     """Keep the GPU busy with another process, and give its id."""
     with busy_process(BUSY_GPU) as pid:
-        listed = nvml.listed_processes(device)
+        listed = nvml.listed_processes(device) or set()
         if pid not in listed:
             pytest.skip(f"NVML does not list process {pid} by this number here, but {sorted(listed)}")
         yield pid

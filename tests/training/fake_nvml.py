@@ -33,6 +33,9 @@ class FakeNvml:
     """The devices by NVML's identifier; a figure that is None is one the device does not support."""
 
     processes: dict[str, list[int]] = field(default_factory=lambda: {"GPU-0": []})
+    computing: dict[str, dict[int, int]] = field(default_factory=dict)
+    """The per cent of its time that a device computed for each process since whatever moment is asked of."""
+    lists_processes: bool = True
     reasons: int | None = 0
     millijoules: int | None = 5_000
     megahertz: int | None = 1_980
@@ -63,7 +66,10 @@ class FakeNvml:
         module.nvmlDeviceGetHandleByUUID = handle
         module.nvmlDeviceGetUUID = lambda uuid: uuid
         module.nvmlDeviceGetComputeRunningProcesses = lambda uuid: [
-            SimpleNamespace(pid=pid) for pid in self.processes[uuid]
+            SimpleNamespace(pid=pid) for pid in self.processes[uuid] if supported(1 if self.lists_processes else None)
+        ]
+        module.nvmlDeviceGetProcessUtilization = lambda uuid, since: [
+            SimpleNamespace(pid=pid, smUtil=share) for pid, share in self.computing.get(uuid, {}).items()
         ]
         module.nvmlDeviceGetCurrentClocksEventReasons = lambda uuid: supported(self.reasons)
         module.nvmlDeviceGetTotalEnergyConsumption = lambda uuid: supported(self.millijoules)

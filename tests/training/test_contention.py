@@ -139,11 +139,66 @@ def test_processes_that_are_not_ours_are_noticed() -> None:
 def test_another_process_and_a_slowed_clock_on_the_gpu_are_contention_and_a_power_cap_is_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(contention, "other_processes", lambda device: [(41, "python")])
+    monkeypatch.setattr(contention, "known_other_processes", lambda device: [(41, "python")])
     monkeypatch.setattr(contention, "throttle_reasons", lambda device: ["power cap", "thermal limit"])
     meter = ContentionMeter(torch.device("cuda"), 1, read_cpu=lambda: None)
     meter.start()
     assert meter.stop() == Contention(True, "process 41 (python) uses the device; the device slows down: thermal limit")
+
+
+@pytest.fixture
+def quiet_gpu(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+    """Make up a GPU with nothing on it; return its memory in use, in GiB, and what this process has of it."""
+    gib = {"used": 10, "ours": 9}
+    monkeypatch.setattr(contention, "known_other_processes", lambda device: [])
+    monkeypatch.setattr(contention, "computing_processes", lambda device, since: [])
+    monkeypatch.setattr(contention, "throttle_reasons", lambda device: [])
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: ((80 - gib["used"]) * 2**30, 80 * 2**30))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: gib["ours"] * 2**30)
+    return gib
+
+
+def watched_gpu() -> ContentionMeter:
+    meter = ContentionMeter(torch.device("cuda"), 1, read_cpu=lambda: None)
+    meter.start()
+    return meter
+
+
+def test_who_comes_to_the_gpu_and_leaves_it_between_two_evaluations_was_there(
+    quiet_gpu: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    meter, looks = watched_gpu(), iter([[], [(41, "python")], []])
+    monkeypatch.setattr(contention, "known_other_processes", lambda device: next(looks))
+    computed = iter([[], [], [(42, "java")]])
+    monkeypatch.setattr(contention, "computing_processes", lambda device, since: next(computed))
+    meter.look()
+    meter.look()
+    assert meter.stop().reason == "process 41 (python) uses the device; process 42 (java) uses the device"
+
+
+def test_memory_that_others_take_meanwhile_is_contention_and_that_of_our_tensors_is_not(
+    quiet_gpu: dict[str, int],
+) -> None:
+    meter = watched_gpu()
+    quiet_gpu |= {"used": 60, "ours": 59}
+    meter.look()
+    assert meter.stop() == Contention(False)
+    quiet_gpu["used"] = 75
+    meter.look()
+    quiet_gpu["used"] = 60
+    assert meter.stop() == Contention(True, "others took 15 GiB of the device's memory meanwhile")
+
+
+def test_what_cannot_be_known_of_a_gpu_is_said_and_not_taken_for_nothing(
+    quiet_gpu: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert watched_gpu().stop().warnings == []
+    monkeypatch.setattr(contention, "known_other_processes", lambda device: None)
+    found = watched_gpu().stop()
+    assert not found.contended and found.warnings == [contention.UNKNOWN]
+    meter = watched_gpu()
+    quiet_gpu["used"] += 2
+    assert meter.stop().warnings == ["contended: others took 2 GiB of the device's memory meanwhile"]
 
 
 def test_a_pause_is_no_part_of_what_others_used() -> None:
@@ -181,7 +236,7 @@ def test_slow_looks_count_where_they_were_made_and_on_after_a_pause() -> None:
 def test_what_was_on_the_gpu_before_a_pause_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(contention, "throttle_reasons", lambda device: [])
     others = iter([[(41, "python")], [(41, "python")], [(42, "java")]])
-    monkeypatch.setattr(contention, "other_processes", lambda device: next(others))
+    monkeypatch.setattr(contention, "known_other_processes", lambda device: next(others))
     meters = [ContentionMeter(torch.device("cuda"), 1, read_cpu=lambda: None) for _ in range(3)]
     for first, second in itertools.pairwise(meters):
         second.start()

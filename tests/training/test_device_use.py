@@ -171,6 +171,23 @@ def test_numbers_of_another_namespace_mean_nothing(fake: FakeNvml, monkeypatch: 
     assert [pid for pid, _ in nvml.other_processes(CUDA)] == [1]
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 1)
     assert nvml.other_processes(CUDA) == []
+    assert nvml.known_other_processes(CUDA) is None, "which is not the same as to know that there are none"
+
+
+def test_a_list_that_the_driver_does_not_give_is_not_known_and_not_empty(fake: FakeNvml) -> None:
+    fake.processes = {"GPU-0": [os.getpid()]}
+    assert nvml.known_other_processes(CUDA) == []
+    fake.lists_processes = False
+    assert nvml.known_other_processes(CUDA) is None
+    assert nvml.other_processes(CUDA) == []
+
+
+def test_what_has_computed_and_is_gone_from_the_list_is_seen(fake: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nvml, "_family", lambda: {os.getpid()})
+    fake.computing = {"GPU-0": {os.getpid(): 90, 1: 5, os.getppid(): 0}}
+    assert [pid for pid, _ in nvml.computing_processes(CUDA, since=0.0)] == [1], "0 per cent is not computing"
+    fake.computing = {"GPU-0": {4_000_000: 90, 1: 5}}
+    assert nvml.computing_processes(CUDA, since=0.0) == [], "without this process's the numbers mean nothing"
 
 
 def test_the_meter_says_energy_power_clock_and_every_reason_once(fake: FakeNvml) -> None:
