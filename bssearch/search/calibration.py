@@ -10,15 +10,23 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from bssearch.analysis.objectives.seconds import Kind, kind_of
-from bssearch.errors import LaunchError, WorkloadError
+from bssearch.errors import BSSearchError, LaunchError, WorkloadError
 from bssearch.executors.base import Executor
 from bssearch.probes.cadence import probe_record
-from bssearch.records import Environment, MemoryUse, ProbeRecord, StepTimeRequest, TrialRecord, TrialState
+from bssearch.records import (
+    Environment,
+    MemoryRequest,
+    MemoryUse,
+    ProbeRecord,
+    StepTimeRequest,
+    TrialRecord,
+    TrialState,
+)
 from bssearch.space import MemoryBoundary, choose_micro_batch
 from bssearch.spec import StudySpec
 from bssearch.storage.repository import Store
@@ -108,6 +116,7 @@ def measure_step_times(
 ) -> None:
     """Visit what `missing_step_times` names and store it, and with it each micro-batch size that ran out of memory.
 
+    Before that what trials ran out of memory at is tried again (`confirm_out_of_memory`).
     A batch size that has had some of the study's ``trials`` keeps their cadence; that of another follows from its first
     visit.
     ``before_each`` is called between measurements, and may raise to end them. A batch size that the user's code refuses
@@ -121,6 +130,7 @@ def measure_step_times(
         if trial.state is not TrialState.QUEUED
     }
 
+    confirm_out_of_memory(spec, store, executor, environment, before_each, trials=trials, tell=tell)
     default = spec.default_configuration.batch_size
 
     def on_too_large(memory: MemoryUse) -> None:
@@ -154,6 +164,42 @@ def measure_step_times(
             probe = replace(probe, eval_every_steps=cadences.get(size, probe.eval_every_steps))
             visit = store.save_probe(spec.name, environment, probe, visit)
         refuse_where_nothing_fits(spec, store, environment)
+
+
+def confirm_out_of_memory(
+    spec: StudySpec,
+    store: Store,
+    executor: Executor,
+    environment: Environment,
+    before_each: Callable[[], None],
+    *,
+    trials: Iterable[TrialRecord],
+    tell: Callable[[str], None] = lambda message: None,
+) -> None:
+    """Try the least micro-batch size that is too large only for what one trial met in a process of its own; store it.
+
+    Where it fits there the trial's lack of memory was chance, and the size is used again, until a second trial runs out
+    of memory at it. Programs of the user's own train each trial in a process of its own as it is.
+    """
+    ran_out = [trial.configuration for trial in trials if trial.state is TrialState.OOM]
+    counts = Counter(one.micro_batch_size for one in ran_out)
+    once = {one.micro_batch_size: one for one in ran_out if counts[one.micro_batch_size] == 1}
+    while not spec.is_program and (size := store.memory_boundary(spec.name, environment).too_large) in once:
+        assert size is not None, "only sizes are in it"
+        if any(not use.fits and use.micro_batch_size <= size for use in store.memory(spec.name, environment)):
+            break
+        before_each()
+        alone = replace(once.pop(size), batch_size=size).in_micro_batches(size)
+        try:
+            found = executor.measure_memory(
+                MemoryRequest(configuration=alone, threads=spec.executor.threads), reserve=True
+            )
+        except BSSearchError as error:
+            tell(f"whether a micro-batch of {size} fits could not be tried again: {error}")
+            break
+        store.save_memory(spec.name, environment, found)
+        if found.fits:
+            tell(f"a micro-batch of {size} ran out of memory in a trial, but fits into a new process: it is used again")
 
 
 def _refused(spec: StudySpec, batch_size: int, memory: MemoryBoundary, reason: str) -> ProbeRecord:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 
 from pydantic import ValidationError
-from sqlalchemy import URL, Connection, delete, func, select
+from sqlalchemy import URL, ColumnElement, Connection, delete, func, select
 
 from bssearch.records import (
     Environment,
@@ -28,6 +29,7 @@ from bssearch.storage.rows import column_names, from_columns, to_columns
 from bssearch.storage.statements import (
     ENVIRONMENTS,
     MEMORY,
+    MICRO_BATCHES_FITTED,
     MICRO_BATCHES_PROBED,
     MICRO_BATCHES_TOO_LARGE,
     NOISE,
@@ -142,7 +144,8 @@ class Measurements(Database):
     def memory_boundary(self, study: str, environment: Environment | None = None) -> MemoryBoundary:
         """Return which micro-batch sizes fit into the memory of an environment, by default the largest a trial ran in.
 
-        On devices of its kind every probe counts, and every trial that ran out of memory. A size that was too large
+        On devices of its kind every probe counts, and every trial that ran out of memory: but for the only one of its
+        size where that size, or a larger one, has fitted into a process of its own since. A size that was too large
         counts from devices with as much memory or more, a size that fits from devices with as much or less.
         """
         with self._reading() as connection:
@@ -155,13 +158,9 @@ class Measurements(Database):
             most = select(func.max(EnvironmentRow.device_memory_bytes)).join(TrialRow)
             memory = connection.scalar(most.where(TrialRow.study_id == study_id)) or memory
         probed = connection.execute(MICRO_BATCHES_PROBED.where(ProbeRow.study_id == study_id, *kind)).all()
-        ran_out = connection.execute(MICRO_BATCHES_TOO_LARGE.where(TrialRow.study_id == study_id, *kind)).all()
-        fitting, too_large = [], []
-        for size, out_of_memory, there in (*probed, *ran_out):
-            if out_of_memory and _is_enough(there, memory):
-                too_large.append(size)
-            elif not out_of_memory and _is_enough(memory, there):
-                fitting.append(size)
+        fitting = [size for size, ran_out, there in probed if not ran_out and _is_enough(memory, there)]
+        too_large = [size for size, ran_out, there in probed if ran_out and _is_enough(there, memory)]
+        too_large += [size for size, there in _ran_out(connection, study_id, kind) if _is_enough(there, memory)]
         return MemoryBoundary.of(fitting, too_large)
 
     def _bound_environment(self, connection: Connection, study_id: int) -> Environment | None:
@@ -275,6 +274,26 @@ class Measurements(Database):
             "batch_size": columns["batch_size"],
             "micro_batch_size": columns["micro_batch_size"],
         }
+
+
+def _ran_out(
+    connection: Connection, study_id: int, kind: Sequence[ColumnElement[bool]]
+) -> list[tuple[int, int | None]]:
+    """Return the micro-batch sizes at which trials ran out of memory, with that of their device, less what was chance.
+
+    A trial may run out of memory for what others, or trials before it in its process, have left of it.
+    """
+    trials = connection.execute(MICRO_BATCHES_TOO_LARGE.where(TrialRow.study_id == study_id, *kind)).all()
+    if all(count > 1 for _, _, count, _ in trials):
+        return [(size, memory) for size, memory, _, _ in trials]
+    fitted = connection.execute(MICRO_BATCHES_FITTED.where(ProbeRow.study_id == study_id, *kind)).all()
+
+    def was_chance(size: int, memory: int | None, ended: datetime | None) -> bool:
+        return ended is not None and any(
+            other >= size and at >= ended and _is_enough(memory, there) for other, there, at in fitted
+        )
+
+    return [(size, memory) for size, memory, count, at in trials if count > 1 or not was_chance(size, memory, at)]
 
 
 def _is_enough(memory: int | None, needed: int | None) -> bool:

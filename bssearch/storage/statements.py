@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import datetime
 from typing import Any
 
 from sqlalchemy import (
@@ -12,7 +13,6 @@ from sqlalchemy import (
     bindparam,
     case,
     func,
-    literal,
     literal_column,
     select,
     update,
@@ -104,12 +104,25 @@ MICRO_BATCHES_PROBED: Select[int, bool, int | None] = (
     .distinct()
 )
 
-MICRO_BATCHES_TOO_LARGE: Select[int, bool, int | None] = (
-    select(TrialRow.micro_batch_size, literal(True).label("out_of_memory"), EnvironmentRow.device_memory_bytes)
+MICRO_BATCHES_TOO_LARGE: Select[int, int | None, int, datetime | None] = (
+    select(
+        TrialRow.micro_batch_size,
+        EnvironmentRow.device_memory_bytes,
+        func.count(),
+        func.max(TrialRow.ended_at),
+    )
     .join(EnvironmentRow)
     .where(TrialRow.state == TrialState.OOM)
-    .distinct()
+    .group_by(TrialRow.micro_batch_size, EnvironmentRow.device_memory_bytes)
 )
+"""How many trials ran out of memory at a size, and when the last one did."""
+
+MICRO_BATCHES_FITTED: Select[int, int | None, datetime] = (
+    select(ProbeRow.micro_batch_size, EnvironmentRow.device_memory_bytes, ProbeRow.measured_at)
+    .join(EnvironmentRow)
+    .where(ProbeRow.kind == ProbeKind.MEMORY, ProbeRow.out_of_memory.is_(False))
+)
+"""What fitted into the memory of a process of its own, and when."""
 
 ENVIRONMENTS: Select[Any] = select(*_columns(EnvironmentRow, Environment)).select_from(EnvironmentRow)
 

@@ -97,7 +97,7 @@ class LawExecutor:
         assert request.configuration.batch_size == size
         if size not in self.sizes_run[-1:]:
             self.sizes_run.append(size)
-        fits = size <= (min(self.fits_up_to, self.leaves_reserve_up_to) if reserve else self.fits_up_to)
+        fits = size <= min(self.fits_up_to, self.trains_up_to, self.leaves_reserve_up_to if reserve else size)
         peak = 10**6 + 1000 * size if fits else None
         reason = None if fits else "no memory left, by the law"
         return MemoryUse(micro_batch_size=size, fits=fits, peak_memory_bytes=peak, reason=reason)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,8 @@ from bssearch.commands.opening import Launch, opened
 from bssearch.commands.probe.memory import probe_memory
 from bssearch.commands.run import run_study
 from bssearch.errors import LaunchError
-from bssearch.executors.base import Event
-from bssearch.records import MemoryUse, Phase, TrialRecord, TrialState
+from bssearch.executors.base import Ended, Event
+from bssearch.records import MemoryUse, Phase, TrialOutcome, TrialRecord, TrialState
 from bssearch.search.calibration import COMPARING_VISITS
 from bssearch.spec import StudySpec
 from bssearch.storage.repository import open_store
@@ -91,6 +92,48 @@ def test_a_trial_that_runs_out_is_tried_again_in_smaller_micro_batches(tmp_path:
     assert {row.batch_size for row in answer.batches} == set(SIZES)
     after = [one for one in executor.requests if one.number > max(trial.number for trial in ran_out) + slots]
     assert max(one.configuration.micro_batch_size for one in after) == 16
+
+
+@dataclass
+class Unlucky(LawExecutor):
+    """Trials in micro-batches of 32 and more run out of memory ``times``, for what others left of it."""
+
+    times: int = 1
+
+    def events(self, timeout: float) -> list[Event]:
+        if self.running and self.times and self.running[0].configuration.micro_batch_size >= 32:
+            self.times -= 1
+            return [Ended(self.running.pop(0).number, TrialOutcome(state=TrialState.OOM, reason="CUDA out of memory"))]
+        return super().events(timeout)
+
+
+def test_a_size_that_fits_into_a_new_process_is_used_again_after_one_trial_ran_out_of_memory(tmp_path: Path) -> None:
+    executor = Unlucky()
+    answer = run(tmp_path, executor)
+    trials = trials_in(tmp_path)
+    (ran_out,) = [trial for trial in trials if trial.state is TrialState.OOM]
+    (again,) = [trial for trial in trials if trial.retry_of == ran_out.number]
+    assert again.configuration == ran_out.configuration
+    assert executor.sizes_run == [ran_out.configuration.micro_batch_size]
+    assert all(one.configuration.accumulation_steps == 1 for one in executor.requests)
+    assert answer.largest_that_fits.batch_size == 128
+
+
+def test_the_second_trial_that_runs_out_of_memory_at_a_size_lowers_the_boundary_for_good(tmp_path: Path) -> None:
+    executor = Unlucky(times=2)
+    answer = run(tmp_path, executor)
+    ran_out = [trial.configuration for trial in trials_in(tmp_path) if trial.state is TrialState.OOM]
+    assert len(ran_out) == 2 and len({one.micro_batch_size for one in ran_out}) == 1
+    assert executor.sizes_run == [ran_out[0].micro_batch_size], "it is tried once"
+    assert answer.largest_that_fits.batch_size < ran_out[0].micro_batch_size
+
+
+def test_memory_that_a_new_process_lacks_too_is_what_the_trial_said(tmp_path: Path) -> None:
+    executor = LawExecutor(trains_up_to=20)
+    run(tmp_path, executor)
+    with open_store(url_in(tmp_path), write=False) as store:
+        found = {use.micro_batch_size: use.fits for use in store.memory(SPEC.name, make_environment())}
+    assert executor.sizes_run and found == dict.fromkeys(executor.sizes_run, False)
 
 
 def test_memory_that_ends_during_confirmation_repeats_the_runs_of_that_batch_size(tmp_path: Path) -> None:
