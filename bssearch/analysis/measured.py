@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from statistics import median
 from types import MappingProxyType
 from typing import Any
 
 from bssearch.analysis.law.affine_step_time import fit_step_time, throughput_knee
 from bssearch.analysis.memory import fit_memory
+from bssearch.analysis.objectives.seconds import Kind, kind_of
 from bssearch.analysis.shape import Model
+from bssearch.intervals import FLAT_RATIO
 from bssearch.noise import pooled
 from bssearch.records import GradientNoise, MemoryUse, NoiseMeasurement, ProbeRecord, TrialRecord
 from bssearch.space import MemoryBoundary
+
+FEWEST_TRIALS = 3
+"""Trials that a device must have had before it is called slower than others: a choice."""
 
 
 class StepTimeAnswer(Model):
@@ -169,3 +175,31 @@ def _noise_of(run: TrialRecord) -> GradientNoise:
 
 def _figures(noise: GradientNoise) -> dict[str, Any]:
     return {**{name: getattr(noise, name) for name in NoiseFigures.model_fields}, "passes": noise.passes or 0}
+
+
+def about_devices(trials: Iterable[TrialRecord]) -> Iterator[tuple[str, str]]:
+    """Yield the devices, of several that ran trials of one kind (`kind_of`), whose steps take longer than the others'.
+
+    What counts is the median over the kinds of the ratio of medians, from `FLAT_RATIO` on; trials that shared their
+    device do not.
+    """
+    paces: dict[Kind, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for trial in trials:
+        one = trial.outcome
+        if one is not None and one.device_uuid is not None and not one.contended and one.steps and one.train_seconds:
+            paces[kind_of(trial.configuration)][one.device_uuid].append(one.train_seconds / one.steps)
+    ratios: dict[str, list[float]] = defaultdict(list)
+    counts: Counter[str] = Counter()
+    for by_device in paces.values():
+        medians = {device: median(seconds) for device, seconds in by_device.items()}
+        for device in medians if len(medians) > 1 else ():
+            others = median(seconds for other, seconds in medians.items() if other != device)
+            ratios[device].append(medians[device] / others)
+            counts[device] += len(by_device[device])
+    for device, found in sorted(ratios.items()):
+        if counts[device] >= FEWEST_TRIALS and median(found) >= FLAT_RATIO:
+            yield (
+                "device_slower",
+                f"steps on device {device} take {median(found):.3g} times as long as on the others: its trials are "
+                "slower for that, and CUDA_VISIBLE_DEVICES can leave it out",
+            )

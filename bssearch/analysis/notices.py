@@ -18,6 +18,7 @@ from bssearch.analysis.confirmation_runs import (
 )
 from bssearch.analysis.final_metrics import FinalMetrics, Gap, Generalisation
 from bssearch.analysis.law.models import about_models
+from bssearch.analysis.measured import about_devices
 from bssearch.analysis.optimum import Candidate, Verdict
 from bssearch.analysis.time_to_target import Estimate
 from bssearch.analysis.tried_rates import is_at_end
@@ -53,6 +54,7 @@ def notices(
     """Return what limits the answer, the gravest first."""
     study = _Study(spec, trials, verdict)
     found = [*(one for tell in NOTICES for one in tell(study)), *_about_measurements(verdict, probes)]
+    found += about_devices(trials)
     return [Notice(code=code, message=message) for code, message in found]
 
 

@@ -13,7 +13,7 @@ from bssearch.errors import TargetNotReachedError, UsageError
 from bssearch.records import ProbeRecord, StudyRecord, TrialRecord, TrialState, model_parameters
 from bssearch.spec import StudySpec
 
-OF_THE_STUDYS_DEVICE = frozenset({"contended", "step_times_contended", "measurement"})
+OF_THE_STUDYS_DEVICE = frozenset({"contended", "step_times_contended", "measurement", "device_slower"})
 """Notices about how the study itself was measured, which say nothing of another device."""
 
 

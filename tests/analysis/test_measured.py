@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from bssearch.analysis.measured import measured, noise_of_batches
+from bssearch.analysis.measured import about_devices, measured, noise_of_batches
 from bssearch.analysis.memory import fit_memory
 from bssearch.noise import pooled
 from bssearch.records import GradientNoise, MemoryUse, NoiseMeasurement, Phase, TrialRecord, TrialState
@@ -122,3 +122,45 @@ def test_the_answers_noise_scale_is_pooled_over_the_trials_of_the_optimums_batch
     far = replace(near, reason="the limit passed before")
     pooled_before = measured([], [], UNKNOWN, [far], runs, noise_of_batches(trials)).noise_scale
     assert pooled_before == found
+
+
+def on_device(number: int, device: str | None, pace: float, batch_size: int = 32, **changes: Any) -> TrialRecord:
+    """Return a trial whose steps took ``pace`` times as long as on any other device."""
+    trial = make_trial(number, batch_size=batch_size)
+    assert trial.outcome is not None
+    seconds = pace * 0.01 * batch_size * 100
+    return replace(
+        trial, outcome=replace(trial.outcome, device_uuid=device, steps=100, train_seconds=seconds, **changes)
+    )
+
+
+def node(pace: float, device: str | None = "GPU-7", trials: int = 2, **changes: Any) -> list[TrialRecord]:
+    """Return trials at two batch sizes on three devices, of which one is as fast as that."""
+    paces = [("GPU-1", 1.0), ("GPU-2", 1.02), (device, pace)]
+    cells = [(size, name, factor) for size in (16, 64) for name, factor in paces for _ in range(trials)]
+    return [
+        on_device(number, name, factor, size, **(changes if name == device else {}))
+        for number, (size, name, factor) in enumerate(cells)
+    ]
+
+
+def test_a_device_slower_than_its_siblings_is_named_with_how_much() -> None:
+    ((code, sentence),) = about_devices(node(1.2))
+    assert code == "device_slower" and "GPU-7 take 1.19 times" in sentence
+    assert "device_slower" in {notice.code for notice in answer([*searched(), *node(1.2)]).warnings}
+
+
+@pytest.mark.parametrize(
+    "trials",
+    [
+        node(1.04),
+        node(1.2, contended=True),
+        node(1.2, device=None),
+        node(1.2, trials=1),
+        [on_device(number, "GPU-7" if number % 2 else "GPU-1", 1.0, 16 << number % 2) for number in range(8)],
+        [on_device(number, "GPU-7", 1.0 + number) for number in range(8)],
+    ],
+    ids=["within 5 %", "contended", "the CPU", "too few trials", "other batch sizes", "alone"],
+)
+def test_a_device_is_not_called_slow_for_what_is_not_its_own(trials: list[TrialRecord]) -> None:
+    assert [*about_devices(trials)] == []
