@@ -8,10 +8,12 @@ A part that is made of samples always lies on the host: the loader's processes c
 from __future__ import annotations
 
 import itertools
+import shutil
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -19,6 +21,7 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from bssearch.errors import LaunchError
 from bssearch.records import Configuration
 from bssearch.training.computation import Computation
 from bssearch.training.own.batches import CollatedSamples, streamed
@@ -29,7 +32,19 @@ DATA_SHARE = 0.3
 """With ``data: auto`` the training part lies on the device where it takes no more than this share of its memory: the
 rest is for the model, its gradients, the optimizer and the activations."""
 
+SHARED_MEMORY = Path("/dev/shm")
+"""Through which the processes of a loader hand over their batches; a container has 64 MiB of it unless told."""
+
+_PHRASES_OF_FULL_SHARED_MEMORY = (
+    "Bus error",
+    "insufficient shared memory",
+    "unable to mmap",
+    "unable to write to file </",
+)
+"""What PyTorch says where it is full: a process that touches a page which cannot be had is killed by SIGBUS."""
+
 Placement = Literal["device", "host"]
+StartMethod = Literal["forkserver"] | None
 Rows = npt.NDArray[np.int64]
 
 
@@ -88,7 +103,8 @@ def micro_batches(
     if isinstance(train, DatasetPart):
         samples, places = CollatedSamples(train, seed), enumerate(places, first)
     workers = computation.settings.loader_workers
-    batches = _loaded(samples, places, workers, pin=computation.device.type == "cuda")
+    method = start_method(train, computation.device)
+    batches = _loaded(samples, places, workers, pin=computation.device.type == "cuda", method=method)
     return _copied(batches, computation.device) if computation.device.type == "cuda" else batches
 
 
@@ -176,7 +192,32 @@ def _gathered(train: Part, micro_batches: Generator[torch.Tensor, None, None]) -
             yield train.gather(rows)
 
 
-def _loaded(samples: Dataset[Batch], places: Iterable[Any], workers: int, *, pin: bool) -> Generator[Batch, None, None]:
+def start_method(train: Part, device: torch.device, shared_memory: Path = SHARED_MEMORY) -> StartMethod:
+    """Return how a loader's processes start: from a process without CUDA where all that they need can be sent there.
+
+    A process with CUDA has threads of the driver, whose locks a fork copies as they are; it may hang then. Tensors are
+    sent as shared memory, and must leave half of that to the batches. Samples of the user's own classes cannot be sent:
+    they lie in a file that only this process has imported. None is Python's default, on Linux a fork.
+    """
+    if device.type != "cuda" or type(train) is not Part or not (_is_plain(train.inputs) and _is_plain(train.targets)):
+        return None
+    try:
+        free = shutil.disk_usage(shared_memory).free
+    except OSError:
+        return None
+    return "forkserver" if 2 * train.bytes <= free else None
+
+
+def _is_plain(value: Any) -> bool:
+    """Return whether a nesting is of nothing but tensors and Python's own containers."""
+    if type(value) is dict:
+        return all(map(_is_plain, value.values()))
+    return type(value) is torch.Tensor or (type(value) in (list, tuple) and all(map(_is_plain, value)))
+
+
+def _loaded(
+    samples: Dataset[Batch], places: Iterable[Any], workers: int, *, pin: bool, method: StartMethod
+) -> Generator[Batch, None, None]:
     """Start a loader; return its micro-batches. Its processes start here, not in the time of the first step."""
     loader: DataLoader[Batch] = DataLoader(
         samples,
@@ -185,6 +226,7 @@ def _loaded(samples: Dataset[Batch], places: Iterable[Any], workers: int, *, pin
         collate_fn=_as_it_is,
         num_workers=workers,
         pin_memory=pin,
+        multiprocessing_context=method if workers else None,
         # The loader draws its workers' seeds: from a generator of its own, it leaves those of the trial alone.
         generator=torch.Generator(),
     )
@@ -197,7 +239,25 @@ def _as_it_is(batch: Any) -> Any:
 
 
 def _until_closed(batches: Iterator[Batch]) -> Generator[Batch, None, None]:
-    yield from batches
+    try:
+        yield from batches
+    except RuntimeError as error:
+        if any(phrase in str(error) for phrase in _PHRASES_OF_FULL_SHARED_MEMORY):
+            raise shared_memory_is_full(error) from error
+        raise
+
+
+def shared_memory_is_full(error: Exception, shared_memory: Path = SHARED_MEMORY) -> LaunchError:
+    """Return the error for loader processes that found no room in the shared memory, with its size and the remedy."""
+    try:
+        size = f"{shared_memory} has {shutil.disk_usage(shared_memory).total / 2**20:,.0f} MiB"
+    except OSError:
+        size = f"{shared_memory} is not there"
+    first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    return LaunchError(
+        f"a process that loads data died for want of shared memory: {size}; give a container more (docker run "
+        f"--shm-size=8g, --ipc=host), or set training.loader_workers = 0 ({first})"
+    )
 
 
 def _copied(batches: Generator[Batch, None, None], device: torch.device) -> Generator[Batch, None, None]:

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import shutil
 import threading
 from collections.abc import Generator, Iterator
 from contextlib import closing
 from itertools import islice
+from multiprocessing import forkserver
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,9 +15,19 @@ import pytest
 import torch
 from torch import nn
 
+from bssearch.errors import LaunchError
 from bssearch.records import TrainingSettings
-from bssearch.training import batches
-from bssearch.training.batches import DATA_SHARE, drawn_ahead, micro_batches, place, placement_of, rows_on_device
+from bssearch.training import batches as batches_module
+from bssearch.training.batches import (
+    DATA_SHARE,
+    drawn_ahead,
+    micro_batches,
+    place,
+    placement_of,
+    rows_on_device,
+    shared_memory_is_full,
+    start_method,
+)
 from bssearch.training.computation import Computation
 from bssearch.training.trainer import Trainer, warm_up
 from bssearch.workloads.base import Part
@@ -200,7 +213,7 @@ class OnAGPU:
 def gpus_rows(monkeypatch: pytest.MonkeyPatch, after_steps: int) -> Generator[torch.Tensor, None, None]:
     """Return the rows as a GPU has them, pinning and copying left out."""
     monkeypatch.setattr(torch.Tensor, "pin_memory", torch.Tensor.clone)
-    monkeypatch.setattr(batches, "_on_device", lambda epochs, device: epochs)
+    monkeypatch.setattr(batches_module, "_on_device", lambda epochs, device: epochs)
     wanted = configuration(30, micro_batch_size=10, accumulation_steps=3)
     return rows_on_device(toy_data().train, wanted, OnAGPU(), 5, after_steps=after_steps)  # type: ignore[arg-type]
 
@@ -250,3 +263,78 @@ def test_what_drawing_an_order_ahead_raises_comes_when_the_order_is_asked_for() 
     assert len(next(epochs)) == 3
     with pytest.raises(MemoryError, match="no pinned memory"):
         next(epochs)
+
+
+FIRST: Any = object()
+
+
+class OwnTuple(tuple[torch.Tensor, ...]):
+    """A container of the user's own."""
+
+
+@pytest.mark.parametrize(
+    ("inputs", "free", "method"),
+    [
+        (torch.zeros(100, 10), 16_000, "forkserver"),
+        ({"a": [torch.zeros(50, 10)], "b": (torch.zeros(50, 10),)}, 16_000, "forkserver"),
+        (torch.zeros(100, 10), 8_000, None),
+        (torch.zeros(100, 10), None, None),
+        (OwnTuple([torch.zeros(100, 10)]), 16_000, None),
+    ],
+    ids=["fits", "nested", "too large", "no shared memory", "the user's own class"],
+)
+def test_beside_cuda_what_can_be_sent_is_loaded_by_processes_that_are_not_forked(
+    inputs: Any, free: int | None, method: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def usage(path: object) -> SimpleNamespace:
+        if free is None:
+            raise FileNotFoundError(path)
+        return SimpleNamespace(free=free)
+
+    monkeypatch.setattr(shutil, "disk_usage", usage)
+    train = Part(inputs, torch.zeros(100))
+    assert start_method(train, torch.device("cuda")) == method
+    assert start_method(train, torch.device("cpu")) is None
+    assert start_method(Part.of([1, 2, 3]), torch.device("cuda")) is None
+
+
+def test_processes_that_are_not_forked_load_the_same_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    for method in (None, "forkserver"):
+        monkeypatch.setattr(batches_module, "start_method", lambda train, device, method=method: method)
+        made = micro_batches(toy_data().train, configuration(30), on_cpu(data="host", loader_workers=1), seed=0)
+        found.append([inputs.clone() for inputs, _ in islice(made, 5)])
+        made.close()
+    forkserver._forkserver._stop()  # type: ignore[attr-defined] # it would end with this process only
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+
+
+@pytest.mark.parametrize(
+    "sentence",
+    [
+        "DataLoader worker (pid 41) is killed by signal: Bus error. It is possible that dataloader's workers are out",
+        "unable to write to file </torch_41_0>: No space left on device (28)",
+        "unable to mmap 4096 bytes from file </torch_41_0>: Cannot allocate memory (12)",
+    ],
+)
+def test_shared_memory_that_is_too_small_is_named_with_its_size_and_the_remedy(sentence: str, tmp_path: Path) -> None:
+    def broken() -> Iterator[Any]:
+        yield FIRST
+        raise RuntimeError(sentence)
+
+    made = batches_module._until_closed(broken())
+    assert next(made) is FIRST
+    with pytest.raises(LaunchError, match=r"/dev/shm has [\d,]+ MiB.*--shm-size.*loader_workers = 0"):
+        next(made)
+    assert "is not there" in str(shared_memory_is_full(RuntimeError(sentence), tmp_path / "shm"))
+
+
+def test_another_error_of_a_loader_stays_what_it_is() -> None:
+    def broken() -> Iterator[Any]:
+        yield FIRST
+        raise RuntimeError("the user's own")
+
+    made = batches_module._until_closed(broken())
+    next(made)
+    with pytest.raises(RuntimeError, match="the user's own"):
+        next(made)
