@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from bssearch import registry
 from bssearch.errors import UsageError
@@ -184,6 +184,19 @@ class Executor(Protocol):
 
     def close(self) -> None:
         """End what runs, as cancelled, and let go of all that is held; a second time does nothing."""
+        ...
+
+
+@runtime_checkable
+class TimesSideBySide(Protocol):
+    """An executor that can time steps on several devices at once."""
+
+    def measure_step_times(self, requests: Sequence[StepTimeRequest]) -> list[StepTime]:
+        """Time each request as `Executor.measure_step_time` does, as many at once as there are slots."""
+        ...
+
+    def step_times_by_device(self, request: StepTimeRequest) -> dict[str, StepTime]:
+        """Time one configuration as `Executor.measure_step_time` does, in all slots at once."""
         ...
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import queue
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 
-from bssearch.errors import LaunchError
+from bssearch.errors import BSSearchError, LaunchError
 from bssearch.executors.base import Event, ExecutorSettings, check_threads
 from bssearch.executors.log_folder import LogFolder
 from bssearch.executors.messages import (
@@ -29,7 +30,6 @@ from bssearch.executors.process import WorkerProcess, allocator_environment
 from bssearch.executors.running_trial import RunningTrial
 from bssearch.executors.slot import Answer, Slot, SlotState
 from bssearch.records import (
-    Configuration,
     MemoryRequest,
     MemoryUse,
     NoiseMeasurement,
@@ -80,8 +80,6 @@ class LocalExecutor:
         self._revision: str | None = None
         self._devices: int | None = None
         self._has_gpus = False
-        self._timed: list[Configuration] = []
-        """What the first slot's worker has timed the steps of."""
 
     @property
     def slots_apart(self) -> bool:
@@ -105,18 +103,53 @@ class LocalExecutor:
         the user's code does. On a GPU a configuration that is timed again is timed in a new process: cuDNN chooses a
         kernel once for each process and shape, so that times of one process share its choices.
         """
+        (found,) = self._times([(self._slots[0], request)])
+        return found
+
+    def measure_step_times(self, requests: Sequence[StepTimeRequest]) -> list[StepTime]:
+        """Time as `measure_step_time` does, as many at once as there are slots, each on a slot of its own."""
+        waves = [requests[first : first + self.slots] for first in range(0, len(requests), self.slots)]
+        return [one for wave in waves for one in self._times([*zip(self._slots, wave, strict=False)])]
+
+    def step_times_by_device(self, request: StepTimeRequest) -> dict[str, StepTime]:
+        """Time one configuration as `measure_step_time` does, in all slots at once; return the times by device."""
+        found = self._times([(slot, request) for slot in self._slots])
+        names = [slot.device_uuid or slot.device or f"of slot {slot.index}" for slot in self._slots]
+        return dict(zip(names, found, strict=True))
+
+    def _times(self, jobs: Sequence[tuple[Slot, StepTimeRequest]]) -> list[StepTime]:
+        """Time steps in several slots at once; see `measure_step_time`."""
         self._refuse_while_a_trial_runs()
-        if self._has_gpus and request.configuration in self._timed:
-            self._discard(self._slots[0])
+        self._settle()
+        for slot, request in jobs:
+            if self._has_gpus and request.configuration in slot.timed:
+                self._discard(slot)
+        for slot, _ in jobs:
+            if slot.state is SlotState.EMPTY:
+                self._start(slot)
         try:
-            answer = self._measure(MeasureStepTime(request=request))
+            for slot, _ in jobs:
+                self._make_ready(slot)
+            for slot, request in jobs:
+                slot.ask(MeasureStepTime(request=request))
+            return [self._time_of(slot, request) for slot, request in jobs]
+        except BSSearchError:
+            for slot, _ in jobs:
+                if slot.state is SlotState.ANSWERING:
+                    self._discard(slot)
+            raise
+
+    def _time_of(self, slot: Slot, request: StepTimeRequest) -> StepTime:
+        """Wait for what a slot was asked to time."""
+        try:
+            self._wait_until_ready(slot)
         except LaunchError:
-            if not self._ran_out_of_memory:
+            if slot.failure is None or not slot.failure.out_of_memory:
                 raise
             return StepTime.where_memory_ran_out(request.configuration)
-        assert isinstance(answer, StepTimeMeasured)
-        self._timed.append(request.configuration)
-        return answer.step_time
+        assert isinstance(slot.answer, StepTimeMeasured)
+        slot.timed.append(request.configuration)
+        return slot.answer.step_time
 
     def measure_memory(self, request: MemoryRequest, *, reserve: bool = False) -> MemoryUse:
         """Find out in a process of its own whether a micro-batch size fits; not while a trial runs.
@@ -160,7 +193,7 @@ class LocalExecutor:
             self._slots.append(Slot(index, self._logs.file_of(index), keeps_log=self._logs.is_kept))
         self.slots = len(self._slots)
 
-    def _measure(self, command: MeasureStepTime | MeasureMemory | MeasureNoise) -> Answer:
+    def _measure(self, command: MeasureMemory | MeasureNoise) -> Answer:
         self._refuse_while_a_trial_runs()
         self._settle()
         return self._ask(command)
@@ -170,7 +203,7 @@ class LocalExecutor:
         if not self._settings.is_settled:
             self.describe()
 
-    def _ask(self, command: Describe | MeasureStepTime | MeasureMemory | MeasureNoise) -> Answer:
+    def _ask(self, command: Describe | MeasureMemory | MeasureNoise) -> Answer:
         """Return the answer of the first slot's worker; raise `LaunchError` if it dies of it, else what it says."""
         slot = self._slots[0]
         self._make_ready(slot)
@@ -266,8 +299,6 @@ class LocalExecutor:
             )
         except OSError as error:
             raise LaunchError(f"the worker of slot {slot.index} cannot be started: {error}") from error
-        if slot is self._slots[0]:
-            self._timed.clear()
         slot.start(worker, Load.of(self._settings, slot.index, revision=self._revision))
 
     def _worker_environment(self) -> dict[str, str]:

@@ -43,7 +43,7 @@ from bssearch.executors.messages import (
 )
 from bssearch.executors.process import WorkerProcess
 from bssearch.executors.running_trial import RunningTrial
-from bssearch.records import TrialOutcome, TrialRequest, TrialState
+from bssearch.records import Configuration, TrialOutcome, TrialRequest, TrialState
 
 Answer = Described | StepTimeMeasured | MemoryMeasured | NoiseMeasured
 
@@ -84,7 +84,10 @@ class _JobStart:
 
 
 class Slot:
-    """A slot and its worker. ``log`` is emptied after each trial unless ``keeps_log``, lest it fill the disk."""
+    """A slot and its worker. ``log`` is emptied after each trial unless ``keeps_log``, lest it fill the disk.
+
+    ``timed`` is what the worker has timed the steps of.
+    """
 
     def __init__(self, index: int, log: Path, *, keeps_log: bool) -> None:
         self.index = index
@@ -92,8 +95,9 @@ class Slot:
         self.state = SlotState.EMPTY
         self.worker: WorkerProcess | None = None
         self.device: str | None = None
-        self._device_uuid: str | None = None
+        self.device_uuid: str | None = None
         self.answer: Answer | None = None
+        self.timed: list[Configuration] = []
         self.failure: Failure | None = None
         self.trial: RunningTrial | None = None
         self._keeps_log = keeps_log
@@ -104,6 +108,7 @@ class Slot:
         """EMPTY → LOADING: have a new worker load the workload."""
         self._move(SlotState.LOADING, SlotState.EMPTY)
         self.worker, self.failure, self.answer, self._verdict = worker, None, None, None
+        self.timed = []
         self._job = _JobStart(worker.log_start)
         worker.send(load)
 
@@ -118,7 +123,7 @@ class Slot:
     def run(self, request: TrialRequest) -> RunningTrial:
         """READY → TRAINING: have the worker run a trial."""
         self._move(SlotState.TRAINING, SlotState.READY)
-        self.trial = RunningTrial(request, self.log.stat().st_size, self.device, self._device_uuid)
+        self.trial = RunningTrial(request, self.log.stat().st_size, self.device, self.device_uuid)
         self._living.send(Run(request=request))
         return self.trial
 
@@ -131,7 +136,7 @@ class Slot:
         """Take in what the worker said; return the event that follows for a trial."""
         match reply:
             case Loaded():
-                self.device, self._device_uuid = reply.device, reply.device_uuid
+                self.device, self.device_uuid = reply.device, reply.device_uuid
                 self._has_done(SlotState.LOADING)
             case Described() | StepTimeMeasured() | MemoryMeasured() | NoiseMeasured():
                 self.answer = reply

@@ -16,17 +16,19 @@ from dataclasses import replace
 
 from bssearch.analysis.objectives.seconds import Kind, kind_of
 from bssearch.errors import BSSearchError, LaunchError, WorkloadError
-from bssearch.executors.base import Executor
+from bssearch.executors.base import Executor, TimesSideBySide
 from bssearch.probes.cadence import probe_record
 from bssearch.records import (
     Environment,
     MemoryRequest,
     MemoryUse,
     ProbeRecord,
+    StepTime,
     StepTimeRequest,
     TrialRecord,
     TrialState,
 )
+from bssearch.search.side_by_side import devices_that_agree
 from bssearch.space import MemoryBoundary, choose_micro_batch
 from bssearch.spec import StudySpec
 from bssearch.storage.repository import Store
@@ -116,6 +118,7 @@ def measure_step_times(
 ) -> None:
     """Visit what `missing_step_times` names and store it, and with it each micro-batch size that ran out of memory.
 
+    On a node whose devices agree visits after the first are made on all of them at once (`devices_that_agree`).
     Before that what trials ran out of memory at is tried again (`confirm_out_of_memory`).
     A batch size that has had some of the study's ``trials`` keeps their cadence; that of another follows from its first
     visit.
@@ -136,10 +139,23 @@ def measure_step_times(
     def on_too_large(memory: MemoryUse) -> None:
         store.save_memory(spec.name, environment, memory)
 
+    together: TimesSideBySide | None = None
+    is_asked = False
     for _ in range(MOST_VISITS):
         missing = missing_step_times(spec, store, environment, visits, trials=trials)
         if not missing:
             break
+        known = store.probes(spec.name, environment)
+        if len(missing) > 1 and {default, *missing} <= known.keys():
+            if not is_asked:
+                is_asked = True
+                request = default_at(spec, default, known[default].micro_batch_size)
+                together = devices_that_agree(executor, request, known[default], tell)
+            if together is not None:
+                before_each()
+                _visit_side_by_side(spec, store, together, environment, missing, cadences, on_too_large)
+                refuse_where_nothing_fits(spec, store, environment)
+                continue
         visit = None
         waiting = deque(missing)
         while waiting:
@@ -164,6 +180,35 @@ def measure_step_times(
             probe = replace(probe, eval_every_steps=cadences.get(size, probe.eval_every_steps))
             visit = store.save_probe(spec.name, environment, probe, visit)
         refuse_where_nothing_fits(spec, store, environment)
+
+
+def _visit_side_by_side(
+    spec: StudySpec,
+    store: Store,
+    executor: TimesSideBySide,
+    environment: Environment,
+    sizes: Sequence[int],
+    cadences: Mapping[int, int],
+    on_too_large: Callable[[MemoryUse], None],
+) -> None:
+    """Visit batch sizes that have been visited before, on all devices at once; store what is found as one visit."""
+    memory = store.memory_boundary(spec.name, environment)
+    splits = [(size, choose_micro_batch(size, spec.space.max_micro_batch_size, memory)) for size in sizes]
+    requests = [default_at(spec, size, micro) for size, micro in splits if micro is not None]
+    visit = None
+    for measured in executor.measure_step_times(requests):
+        if measured.out_of_memory:
+            on_too_large(_too_large(measured))
+            continue
+        probe = probe_record(measured, spec.budget.trial_train_seconds)
+        probe = replace(probe, eval_every_steps=cadences.get(probe.batch_size, probe.eval_every_steps))
+        visit = store.save_probe(spec.name, environment, probe, visit)
+
+
+def _too_large(measured: StepTime) -> MemoryUse:
+    size = measured.batch_size
+    reason = measured.reason or f"ran out of memory when steps of batch size {size} were timed"
+    return MemoryUse(micro_batch_size=measured.micro_batch_size, fits=False, peak_memory_bytes=None, reason=reason)
 
 
 def confirm_out_of_memory(
@@ -247,8 +292,7 @@ def measure_step_time_at(
         measured = executor.measure_step_time(default_at(spec, batch_size, micro, seconds_limit))
         if not measured.out_of_memory:
             return probe_record(measured, spec.budget.trial_train_seconds)
-        reason = measured.reason or f"ran out of memory when steps of batch size {batch_size} were timed"
-        on_too_large(MemoryUse(micro_batch_size=micro, fits=False, peak_memory_bytes=None, reason=reason))
+        on_too_large(_too_large(measured))
         memory = memory.without(micro)
     return None
 

@@ -22,6 +22,7 @@ from bssearch.executors.messages import (
     MeasureMemory,
     MeasureStepTime,
     MemoryMeasured,
+    Refused,
     Reply,
     Run,
     StepTimeMeasured,
@@ -40,6 +41,8 @@ class Node:
         self.devices = devices
         self.step_seconds = step_seconds or {}
         self.workers: list[ScriptedWorker] = []
+        self.refuses: int | None = None
+        """The device that times nothing."""
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Have the local executor start workers here."""
@@ -94,6 +97,8 @@ class ScriptedWorker:
                 self.say(Loaded(device=name, device_uuid=uuid, devices=max(1, self._node.devices)))
             case Describe():
                 self.say(Described(description=DESCRIPTION))
+            case MeasureStepTime() if self.device == self._node.refuses:
+                self.say(Refused(error="launch", message="no device"))
             case MeasureStepTime():
                 one, seconds = command.request.configuration, self._node.step_seconds.get(self.device, 0.01)
                 self.say(

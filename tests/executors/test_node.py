@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from bssearch.errors import LaunchError
 from bssearch.executors import devices, local
 from bssearch.executors.base import Ended, ExecutorSettings, Program
 from bssearch.executors.loaded import LoadedWorkload
@@ -140,3 +141,36 @@ def states_after(executor: LocalExecutor, worker: ScriptedWorker, silence: float
     trial.started = worker.last_heard
     executor._pump(0.0)
     return [event.outcome.state for event in executor.events(0.0) if isinstance(event, Ended)]
+
+
+def test_the_devices_of_a_node_time_steps_at_once_each_visit_in_new_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = (8, 16, 32, 64, 128)
+    with executor_on(node := Node(3, {2: 0.02}), monkeypatch, slots="auto") as executor:
+        executor.describe()
+        for _ in range(2):
+            found = executor.measure_step_times([times_of(size) for size in sizes])
+            assert [one.batch_size for one in found] == [*sizes]
+            assert [one.step_seconds for one in found] == [0.01, 0.01, 0.02, 0.01, 0.01]
+        by_device = executor.step_times_by_device(times_of(256))
+    assert {device: one.step_seconds for device, one in by_device.items()} == {
+        "GPU-0": 0.01,
+        "GPU-1": 0.01,
+        "GPU-2": 0.02,
+    }
+    timed = [
+        (node.workers[at].slot, asked.request.configuration.batch_size) for at, asked in node.told(MeasureStepTime)
+    ]
+    assert len(node.workers) == 6, "two for each device"
+    assert sorted(timed)[:4] == [(0, 8), (0, 8), (0, 64), (0, 64)]
+
+
+def test_where_one_device_cannot_time_the_others_are_ended_and_can_be_asked_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with executor_on(node := Node(2), monkeypatch, slots="auto") as executor:
+        executor.describe()
+        node.refuses = 1
+        with pytest.raises(LaunchError, match="no device"):
+            executor.measure_step_times([times_of(8), times_of(16)])
+        node.refuses = None
+        assert [one.batch_size for one in executor.measure_step_times([times_of(8), times_of(16)])] == [8, 16]
