@@ -115,3 +115,10 @@ def test_a_device_is_a_name_that_torch_has(device: str, is_known: bool) -> None:
 def test_a_kind_that_nobody_registered_is_refused(part: type[StrictModel]) -> None:
     with pytest.raises(ValidationError):
         part.model_validate({"name": "nobody's"})
+
+
+@pytest.mark.parametrize("slots", [1.5, True, "2", "all", None])
+def test_slots_are_a_whole_number_or_auto(slots: Any) -> None:
+    assert ExecutorSpec.model_validate({"slots": "auto"}).slots == "auto"
+    with pytest.raises(ValidationError, match="a whole number from 1 to 65536, or auto"):
+        ExecutorSpec.model_validate({"slots": slots})

@@ -69,11 +69,12 @@ def print_dry_run(found: DryRun) -> None:
     """Print for people the trials of a study, their limits, and the longest it can take."""
     out = console()
     searched = ", ".join(found.searched) or "nothing"
+    at_once = "one at once on each device" if found.slots == "auto" else f"{found.slots} at once"
     for line in (
         f"study {found.study}: {found.target} on workload {found.workload}",
         f"batch sizes: {', '.join(map(str, found.batch_sizes))}",
         f"searched at each: {searched}",
-        f"search: {found.trials} trials of at most {found.trial_train_seconds:g} train seconds, {found.slots} at once",
+        f"search: {found.trials} trials of at most {found.trial_train_seconds:g} train seconds, {at_once}",
         f"confirmation: at most {found.finalists} configurations × {found.confirmation_runs} runs, one at a time",
         f"the longest it can take: {duration(found.longest_s)} "
         f"({duration(found.longest_search_s)} of search, {duration(found.longest_confirmation_s)} of confirmation) if "

@@ -12,6 +12,7 @@ from bssearch.commands.opening import Launch, opened
 from bssearch.commands.run import run_study
 from bssearch.records import WorkloadDescription
 from bssearch.search.listener import Listener
+from bssearch.spec.stored import spec_of
 from tests.factories import SPEC, make_spec
 from tests.search.law import LawExecutor
 
@@ -37,6 +38,15 @@ def test_a_new_study_says_where_its_default_lies_outside_the_space(tmp_path: Pat
         said.append([note for note in ear.notes if "outside the search space" in note])
     assert [len(one) for one in said] == [1, 0], "once, as the study is made"
     assert "batch_size = 24 is not one of" in said[0][0]
+
+
+def test_a_run_has_the_slots_that_auto_came_to_and_the_study_keeps_the_word(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'study.db'}"
+    spec = make_spec(executor={"slots": "auto"})
+    with opened(spec, Launch(db=url, make_executor=lambda *_: LawExecutor(slots=3))) as study:
+        assert study.spec.executor.slots == 3
+        assert spec_of(study.store.study(spec.name)).executor.slots == "auto"
+        assert study.spec.question_hash == make_spec().question_hash
 
 
 def test_a_script_that_takes_no_step_is_told_after_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
