@@ -158,31 +158,19 @@ class Trial:
 
     def prepare(self) -> Trainer:
         """Warm up on a throw-away model, then build the trial's own from its seed, or put it where it branches off."""
-        request = self._request
+        request, workload, computation = self._request, self._workload, self._computation
         with self._clock.ledger("warmup"):
-            warm_up(
-                self._workload,
-                request.configuration,
-                self._data,
-                self._computation,
-                request.target.metric,
-                request.seed,
-            )
+            warm_up(workload, request.configuration, self._data, computation, request.target.metric, request.seed)
         self._on_progress()
         with self._clock.ledger("other"):
             self._memory.start()
             self._trainer = ready_trainer(
-                self._workload,
-                request.configuration,
-                self._data.train,
-                self._computation,
-                request.seed,
-                self._branch_off,
+                workload, request.configuration, self._data.train, computation, request.seed, self._branch_off
             )
-            if request.branch is None and self._computation.settings.measure_noise and self._trainer.has_noise:
+            if request.branch is None and computation.settings.measure_noise and self._trainer.has_noise:
                 self._noise = NoiseMeter(
-                    self._workload,
-                    self._computation,
+                    workload,
+                    computation,
                     self._trainer,
                     request.configuration,
                     self._data.train,
