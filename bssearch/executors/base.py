@@ -189,7 +189,12 @@ class Executor(Protocol):
 
 @runtime_checkable
 class TimesSideBySide(Protocol):
-    """An executor that can time steps on several devices at once."""
+    """An executor that can time steps on several devices at once, in as many ``slots``."""
+
+    @property
+    def slots(self) -> int:
+        """How many slots there are."""
+        ...
 
     def measure_step_times(self, requests: Sequence[StepTimeRequest]) -> list[StepTime]:
         """Time each request as `Executor.measure_step_time` does, as many at once as there are slots."""

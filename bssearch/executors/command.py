@@ -87,7 +87,7 @@ class LoadedCommand:
         self._hang_seconds = load.hang_seconds
         self.memory_limit_bytes = load.memory_limit_bytes
         self.device = str(choose_device(load.device, load.slot, load.allow_busy))
-        self.devices = len(usable_devices(load.device, load.allow_busy))
+        self.devices = load.devices or len(usable_devices(load.device, load.allow_busy))
         self.revision = revision_of(load.program, self._folder)
         self._takes = places_of(load.program.command)
         if load.revision not in {None, self.revision}:

@@ -62,7 +62,7 @@ class LoadedWorkload:
 
         torch.set_num_threads(load.threads)
         device = choose_device(load.device, load.slot, load.allow_busy)
-        self.devices = len(usable_devices(load.device, load.allow_busy))
+        self.devices = load.devices or len(usable_devices(load.device, load.allow_busy))
         self.memory_limit_bytes = memory_limit_of_slot(
             device, load.slot, load.slots, self.devices, load.memory_limit_bytes
         )

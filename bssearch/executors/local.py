@@ -79,6 +79,7 @@ class LocalExecutor:
         self._events: list[Event] = []
         self._revision: str | None = None
         self._devices: int | None = None
+        self._devices_of: dict[int, str] = {}
         self._has_gpus = False
 
     @property
@@ -93,6 +94,8 @@ class LocalExecutor:
         assert isinstance(answer, Described)
         if not self._settings.is_settled:
             self._settings = replace(self._settings, compile_mode=answer.description.environment.compile_mode)
+            if self._has_gpus:  # what was tried there has chosen kernels, and left memory in pieces
+                self._discard(self._slots[0])
         notices = [answer.description.notice, self._about_idle_devices()]
         return replace(answer.description, notice="; ".join(filter(None, notices)) or None)
 
@@ -299,7 +302,9 @@ class LocalExecutor:
             )
         except OSError as error:
             raise LaunchError(f"the worker of slot {slot.index} cannot be started: {error}") from error
-        slot.start(worker, Load.of(self._settings, slot.index, revision=self._revision))
+        # A slot stays on its device, whichever other devices have come free or are in use by now.
+        settings = replace(self._settings, device=self._devices_of.get(slot.index, self._settings.device))
+        slot.start(worker, Load.of(settings, slot.index, revision=self._revision, devices=self._devices))
 
     def _worker_environment(self) -> dict[str, str]:
         """Return what is added to the environment: a program of the user's own has its allocator as it sets it."""
@@ -346,13 +351,16 @@ class LocalExecutor:
 
     def _hang_seconds(self, slot: Slot) -> float:
         """Return for how long a trial may make no progress: until its first evaluation its model may be compiled."""
-        compiles = self._settings.training.compile != "none" and (slot.trial is None or slot.trial.last is None)
-        return max(self._settings.hang_seconds, COMPILE_SECONDS if compiles else 0.0)
+        settings = self._settings
+        mode = settings.training.settled(settings.compile_mode or "auto").compile
+        compiles = mode != "none" and (slot.trial is None or slot.trial.last is None)
+        return max(settings.hang_seconds, COMPILE_SECONDS if compiles else 0.0)
 
     def _take(self, worker: WorkerProcess, reply: Reply | None) -> None:
         slot = self._slots[worker.slot]
         if isinstance(reply, Loaded):
             self._revision = self._revision or reply.revision
+            self._devices_of[worker.slot] = reply.device
             if self._devices is None:
                 self._devices, self._has_gpus = reply.devices, reply.device != "cpu"
                 self._add_slots(reply.devices if self._settings.slots == "auto" else 0)

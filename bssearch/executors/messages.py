@@ -40,8 +40,8 @@ class Load:
 
     ``memory_limit_bytes`` pretends a device with less memory; a busy device is refused unless ``allow_busy``. With a
     ``revision`` the workload's file must be of that one. With a ``program`` that is what trains. ``slot`` is one of
-    ``slots``. ``own_parameters``, ``optimizers``, ``default``, ``compile_mode`` and ``hang_seconds`` as in
-    `ExecutorSettings`.
+    ``slots``, which take turns over so many ``devices`` (None: those there are). ``own_parameters``, ``optimizers``,
+    ``default``, ``compile_mode`` and ``hang_seconds`` as in `ExecutorSettings`.
     """
 
     workload: str
@@ -61,10 +61,11 @@ class Load:
     default: Configuration | None = None
     compile_mode: str | None = None
     slots: int = 1
+    devices: int | None = None
     kind: Literal["load"] = "load"
 
     @classmethod
-    def of(cls, settings: ExecutorSettings, slot: int, revision: str | None = None) -> Load:
+    def of(cls, settings: ExecutorSettings, slot: int, revision: str | None = None, devices: int | None = None) -> Load:
         """Return what a slot of an executor loads."""
         return cls(
             workload=settings.workload,
@@ -84,6 +85,7 @@ class Load:
             default=settings.default,
             compile_mode=settings.compile_mode,
             slots=settings.least_slots,
+            devices=devices,
         )
 
 

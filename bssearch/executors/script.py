@@ -59,7 +59,7 @@ class LoadedScript:
         self._program = load.program
         self.memory_limit_bytes = load.memory_limit_bytes
         self.device = str(choose_device(load.device, load.slot, load.allow_busy))
-        self.devices = len(usable_devices(load.device, load.allow_busy))
+        self.devices = load.devices or len(usable_devices(load.device, load.allow_busy))
         named = str(Path(load.folder) / str(load.program.script))
         self._script = Path(named.removesuffix(MAKE_TRAINER))
         self.leave_seconds = leave_seconds

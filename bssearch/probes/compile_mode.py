@@ -95,6 +95,8 @@ def chosen(settings: TrainingSettings, tried: Try, modes: Sequence[str], toleran
     best = settings.settled("none")
     plain = fastest_yet = tried(best)
     said = [f"{_name(best)} {_milliseconds(plain)}"]
+    if plain.reason is not None:  # nothing to compare with
+        return Fastest("none", f"steps are computed as none, the only mode that was tried: {plain.reason}")
     others: list[dict[str, Any]] = [{"channels_last": True}] if settings.channels_last == "auto" else []
     others += [{"compile": mode} for mode in modes] if settings.compile == "auto" else []
     for changes in others:

@@ -152,8 +152,7 @@ def measure_step_times(
                 request = default_at(spec, default, known[default].micro_batch_size)
                 together = devices_that_agree(executor, request, known[default], tell)
             if together is not None:
-                before_each()
-                _visit_side_by_side(spec, store, together, environment, missing, cadences, on_too_large)
+                _visit_side_by_side(spec, store, together, environment, missing, cadences, on_too_large, before_each)
                 refuse_where_nothing_fits(spec, store, environment)
                 continue
         visit = None
@@ -190,19 +189,22 @@ def _visit_side_by_side(
     sizes: Sequence[int],
     cadences: Mapping[int, int],
     on_too_large: Callable[[MemoryUse], None],
+    before_each: Callable[[], None],
 ) -> None:
     """Visit batch sizes that have been visited before, on all devices at once; store what is found as one visit."""
     memory = store.memory_boundary(spec.name, environment)
     splits = [(size, choose_micro_batch(size, spec.space.max_micro_batch_size, memory)) for size in sizes]
     requests = [default_at(spec, size, micro) for size, micro in splits if micro is not None]
     visit = None
-    for measured in executor.measure_step_times(requests):
-        if measured.out_of_memory:
-            on_too_large(_too_large(measured))
-            continue
-        probe = probe_record(measured, spec.budget.trial_train_seconds)
-        probe = replace(probe, eval_every_steps=cadences.get(probe.batch_size, probe.eval_every_steps))
-        visit = store.save_probe(spec.name, environment, probe, visit)
+    for first in range(0, len(requests), executor.slots):
+        before_each()
+        for measured in executor.measure_step_times(requests[first : first + executor.slots]):
+            if measured.out_of_memory:
+                on_too_large(_too_large(measured))
+                continue
+            probe = probe_record(measured, spec.budget.trial_train_seconds)
+            probe = replace(probe, eval_every_steps=cadences.get(probe.batch_size, probe.eval_every_steps))
+            visit = store.save_probe(spec.name, environment, probe, visit)
 
 
 def _too_large(measured: StepTime) -> MemoryUse:
@@ -226,15 +228,17 @@ def confirm_out_of_memory(
     Where it fits there the trial's lack of memory was chance, and the size is used again, until a second trial runs out
     of memory at it. Programs of the user's own train each trial in a process of its own as it is.
     """
-    ran_out = [trial.configuration for trial in trials if trial.state is TrialState.OOM]
-    counts = Counter(one.micro_batch_size for one in ran_out)
-    once = {one.micro_batch_size: one for one in ran_out if counts[one.micro_batch_size] == 1}
+    tried = [trial.configuration for trial in trials if trial.state is TrialState.OOM]
+    counts = Counter(one.micro_batch_size for one in tried)
+    once = {one.micro_batch_size: one for one in tried if counts[one.micro_batch_size] == 1}
     while not spec.is_program and (size := store.memory_boundary(spec.name, environment).too_large) in once:
         assert size is not None, "only sizes are in it"
         if any(not use.fits and use.micro_batch_size <= size for use in store.memory(spec.name, environment)):
             break
         before_each()
-        alone = replace(once.pop(size), batch_size=size).in_micro_batches(size)
+        ran_out = once.pop(size)
+        # Where it accumulated, gradients lie beside the activations of its second micro-batch.
+        alone = replace(ran_out, batch_size=min(2, ran_out.accumulation_steps) * size).in_micro_batches(size)
         try:
             found = executor.measure_memory(
                 MemoryRequest(configuration=alone, threads=spec.executor.threads), reserve=True

@@ -76,7 +76,7 @@ def save_quick(store: Store, name: str, quick: Mapping[str, Any]) -> None:
     """Store what `bssearch quick` has found of a study, as JSON values; its answer is made anew when it is read."""
     end = SearchEnd.stored(store, name)
     kept = {"made_by": ANSWERS, "answer": None, "search_end": None if end is None else end.document}
-    store.save_finding(name, store.stamp(name), {**kept, "quick": dict(quick)})
+    store.save_finding(name, store.stamp(name), {**kept, "quick": dict(quick)}, is_news=True)
 
 
 def stored_quick(store: Store, name: str) -> Mapping[str, Any] | None:

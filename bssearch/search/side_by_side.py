@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Mapping
 
+from bssearch.errors import LaunchError
 from bssearch.executors.base import Executor, TimesSideBySide
 from bssearch.intervals import FLAT_RATIO
 from bssearch.records import ProbeRecord, StepTimeRequest
@@ -22,7 +23,11 @@ def devices_that_agree(
     """
     if not isinstance(executor, TimesSideBySide) or not executor.slots_apart or executor.slots < 2:
         return None
-    found = executor.step_times_by_device(request)
+    try:
+        found = executor.step_times_by_device(request)
+    except LaunchError as error:
+        tell(f"step times are taken on one device: on another they cannot be: {error}")
+        return None
     seconds = {device: one.step_seconds for device, one in found.items() if one.step_seconds and not one.contended}
     if len(seconds) < len(found) or alone.step_seconds is None:
         return None

@@ -13,6 +13,7 @@ from sqlalchemy import Connection, func, select, update
 from bssearch.storage.clock import now
 from bssearch.storage.database import Database, patiently
 from bssearch.storage.models import FindingRow, ProbeRow, StudyRow, TrialRow, VisitRow
+from bssearch.storage.revisions import mark_probed
 from bssearch.storage.statements import insert_if_absent
 
 
@@ -25,13 +26,18 @@ class Findings(Database):
         with self._reading() as connection:
             return _stamp(connection, self._study_id(connection, study))
 
-    def save_finding(self, study: str, stamp: str, answer: Mapping[str, object]) -> None:
-        """Store an answer, as JSON values, in the place of an earlier one; ``stamp`` was taken before it was made."""
+    def save_finding(self, study: str, stamp: str, answer: Mapping[str, object], *, is_news: bool = False) -> None:
+        """Store an answer, as JSON values, in the place of an earlier one; ``stamp`` was taken before it was made.
+
+        Drivers are told of one that ``is_news``, as they are of a measurement.
+        """
 
         def save(connection: Connection, study_id: int) -> None:
             fields = {"stamp": stamp, "found_at": now(connection), "answer": answer}
             if not insert_if_absent(connection, FindingRow, {"study_id": study_id, **fields}):
                 connection.execute(update(FindingRow).where(FindingRow.study_id == study_id).values(**fields))
+            if is_news:
+                mark_probed(connection, study_id)
 
         self._on_study(study, save)
 

@@ -131,6 +131,7 @@ class Trial:
             ending = self._course.reached_before(self._out_of_memory(error))
         finally:
             with self._clock.ledger("other"):
+                self._progress.note_peak(self._peak_bytes())
                 self._memory.close()
                 if self._trainer is not None:
                     self._trainer.close()
@@ -356,7 +357,6 @@ class Trial:
     def _outcome(self, ending: Ending) -> TrialOutcome:
         trainer, clock = self._trainer, self._clock
         with clock.ledger("other"):
-            self._progress.note_peak(self._peak_bytes())
             contention = self._contention.stop()
             device_use = self._device_meter.stop()
         samples, last = 0 if trainer is None else trainer.samples, self._progress.last

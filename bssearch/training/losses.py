@@ -60,10 +60,9 @@ class LossSum:
         """Do the device's part of `add`."""
         if isinstance(loss, WeightedLoss):
             self._total += loss.total.detach()
-            if isinstance(self._weight, torch.Tensor):
-                self._weight += loss.weight
-            else:
-                self._weight = self._weight + loss.weight
+            if isinstance(loss.weight, torch.Tensor) and not isinstance(self._weight, torch.Tensor):
+                self._weight = torch.full((), self._weight, dtype=torch.float64, device=loss.weight.device)
+            self._weight += loss.weight.reshape(()) if isinstance(loss.weight, torch.Tensor) else loss.weight
         else:
             self._total += loss.detach()
 

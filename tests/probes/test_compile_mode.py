@@ -219,3 +219,8 @@ def test_a_study_keeps_what_was_decided_when_it_began(tmp_path: Path, monkeypatc
         environment = store.study(spec.name).environment
     assert environment is not None and environment.fingerprint.endswith("compile none channels_last")
     assert decided == ["none channels_last"]
+
+
+def test_where_eager_steps_run_out_of_memory_nothing_is_compared_with_them() -> None:
+    found = choice({"none": Tried(reason="out of memory")})
+    assert found == Fastest("none", "steps are computed as none, the only mode that was tried: out of memory")

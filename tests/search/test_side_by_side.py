@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from bssearch.errors import LaunchError
 from bssearch.records import StepTime, StepTimeRequest
 from bssearch.search.calibration import FIRST_VISITS, measure_step_times
 from bssearch.storage.repository import Store, open_store
@@ -44,6 +45,13 @@ class Node(LawExecutor):
         }
 
 
+class OneDeviceFails(Node):
+    """A node of which one device times nothing."""
+
+    def step_times_by_device(self, request: StepTimeRequest) -> dict[str, StepTime]:
+        raise LaunchError("the worker of slot 2 died")
+
+
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
     with open_store(f"sqlite:///{tmp_path / 'study.db'}") as opened:
@@ -63,7 +71,7 @@ def measured(store: Store, executor: LawExecutor) -> list[str]:
 def test_devices_that_agree_share_the_visits_after_the_first(store: Store) -> None:
     executor = Node()
     assert measured(store, executor) == []
-    assert executor.waves == [SIZES, SIZES]
+    assert executor.waves == [SIZES[:3], SIZES[3:]] * 2, "as many at once as there are devices"
 
 
 @pytest.mark.parametrize(
@@ -96,3 +104,11 @@ def test_a_size_that_runs_out_of_memory_on_another_device_is_timed_in_smaller_mi
     found = store.probes(SPEC.name, HERE)
     assert found[SIZES[-1]].micro_batch_size < SIZES[-1]
     assert set(found) == set(SIZES)
+
+
+def test_where_another_device_times_nothing_one_device_times_all(store: Store) -> None:
+    node = OneDeviceFails()
+    assert measured(store, node) == [
+        "step times are taken on one device: on another they cannot be: the worker of slot 2 died"
+    ]
+    assert node.waves == []

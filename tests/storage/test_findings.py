@@ -76,3 +76,11 @@ def test_the_versions_of_torch_come_in_the_order_of_the_trials(store: Store) -> 
     for version in ("2.13", "2.11", "2.13"):
         start(store, environment=make_environment(torch_version=version))
     assert store.torch_versions("toy") == ["2.13", "2.11"]
+
+
+def test_drivers_are_told_of_a_finding_that_is_news(store: Store) -> None:
+    add_study(store)
+    for is_news in (False, True):
+        seen = store.changes("toy", 0).revision
+        store.save_finding("toy", store.stamp("toy"), {"found": is_news}, is_news=is_news)
+        assert store.changes("toy", seen).has_new_probes is is_news

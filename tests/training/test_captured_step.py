@@ -24,6 +24,7 @@ from bssearch.training.captured.optimizers import CAPTURABLE, RatesInPlace, begi
 from bssearch.training.captured.ready import ready_trainer
 from bssearch.training.captured.step import NotCapturableError
 from bssearch.training.computation import Computation
+from bssearch.training.losses import LossSum
 from bssearch.training.trainer import Trainer
 from bssearch.workloads.base import WeightedLoss
 from tests.training.fake_graphs import FakeGraphs
@@ -352,10 +353,12 @@ def test_the_peak_has_what_was_held_up_to_the_recording_and_what_the_graphs_keep
         assert one.peak_bytes(700) == 700
 
 
-def test_the_peak_of_a_trial_and_of_a_memory_probe_has_the_memory_of_the_graphs() -> None:
+@pytest.mark.parametrize("measure_noise", [True, False])
+def test_the_peak_of_a_trial_and_of_a_memory_probe_has_the_memory_of_the_graphs(measure_noise: bool) -> None:
     idle = 2**40
     asked = request(stop_at_target=False, limit_state=TrialState.CAPPED, train_seconds_limit=0.05)
-    found = Run(asked, computation=capturing(lambda: FakeGraphs(idle_bytes=idle))).outcome
+    computation = capturing(lambda: FakeGraphs(idle_bytes=idle), measure_noise=measure_noise)
+    found = Run(asked, computation=computation).outcome
     assert found.peak_memory_bytes is not None and idle <= found.peak_memory_bytes < 2 * idle
     probe = capturing(lambda: FakeGraphs(idle_bytes=idle))
     use = measure_memory(MemoryRequest(configuration=configuration()), Toy(), toy_data(), probe)
@@ -443,3 +446,10 @@ def test_an_optimizer_begins_again_as_it_was_made(kind: type[torch.optim.Optimiz
         return parameter.detach()
 
     assert torch.equal(steps(begun_again=True), steps(begun_again=False))
+
+
+def test_weights_add_up_in_double_precision_whatever_the_first_one_is() -> None:
+    losses = LossSum(torch.device("cpu"))
+    for weight in (torch.tensor([3], dtype=torch.int64), torch.tensor(0.1, dtype=torch.float64), 1.5):
+        losses.add(WeightedLoss(torch.tensor(4.6), weight))
+    assert losses.mean() == pytest.approx(3 * 4.6 / 4.6)

@@ -81,9 +81,20 @@ class CudaGraphs:
             torch.cuda.synchronize(self._device)
             torch.cuda.empty_cache()
             self._before = self._memory()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
-            work()
+        graph, failures = torch.cuda.CUDAGraph(), []
+        # Where the end of a failed recording raises, PyTorch does not go back to the stream from before, as this does.
+        with torch.cuda.stream(torch.cuda.current_stream(self._device)):
+            try:
+                with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
+                    try:
+                        work()
+                    except BaseException as error:
+                        failures.append(error)
+                        raise
+            except Exception:
+                if failures:  # what the work raised, and not that it could not be recorded
+                    raise failures[0] from None
+                raise
         reserved, allocated = (now - then for now, then in zip(self._memory(), self._before, strict=True))
         self.idle_bytes = max(0, reserved - allocated)
         self.peak_bytes = max(self.peak_bytes or 0, peak_memory_bytes(self._device) or 0)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
+from functools import partial
 
 from bssearch.records import Configuration
 from bssearch.training.captured.step import NotCapturableError
@@ -24,16 +26,33 @@ def ready_trainer(
 
     ``begin`` puts it where its training begins.
     """
-    trainer = Trainer(workload, configuration, train, computation, seed)
-    begin(trainer)
+    made = partial(_begun, workload, configuration, train, computation, seed, begin)
     if computation.graphs is None:
-        return trainer
+        return made(captures=False)
     try:
-        trainer.capture()
-        return trainer
+        return made(captures=True)
     except NotCapturableError as error:
         computation.warn(f"compile = 'capture': steps run eager, they cannot be captured: {error}")
-        trainer.close()
+    gc.collect()  # the trainer that tried, before another one takes as much memory
+    return made(captures=False)
+
+
+def _begun(
+    workload: Workload,
+    configuration: Configuration,
+    train: Part,
+    computation: Computation,
+    seed: int,
+    begin: Callable[[Trainer], None],
+    *,
+    captures: bool,
+) -> Trainer:
     trainer = Trainer(workload, configuration, train, computation, seed)
-    begin(trainer)
+    try:
+        begin(trainer)
+        if captures:
+            trainer.capture()
+    except BaseException:
+        trainer.close()
+        raise
     return trainer
