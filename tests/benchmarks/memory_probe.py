@@ -17,7 +17,7 @@ from pathlib import Path
 from bssearch.commands.opening import Launch, opened
 from bssearch.commands.probe.memory import MemoryProbe, probe_memory
 from bssearch.executors.base import Ended, Executor, Observed
-from bssearch.records import Target, TrialOutcome, TrialRequest, TrialState
+from bssearch.records import Goal, TrialOutcome, TrialRequest, TrialState
 from bssearch.search.calibration import default_at, gib
 from bssearch.search.listener import Listener
 from bssearch.spec import StudySpec, find_spec, load_spec
@@ -28,25 +28,25 @@ ABOVE = 1.02
 """How much above the upper bracket a size is."""
 
 
-def run(spec: StudySpec, executor: Executor, size: int) -> TrialOutcome:
-    """Train the default at a micro-batch size for `STEPS` steps, towards a target that is out of reach."""
-    metric = spec.record_target.metric
+def run(spec: StudySpec, executor: Executor, size: int, steps: int = STEPS) -> TrialOutcome:
+    """Train the default at a micro-batch size for so many steps, towards a target that is out of reach."""
+    target = spec.record_target
     request = TrialRequest(
         number=size,
         configuration=replace(default_at(spec, size, size).configuration, learning_rate=1e-6),
         seed=0,
-        target=Target(metric=metric, value=1e9),
+        target=replace(target, value=1e9 if target.goal is Goal.MAXIMIZE else -1e9),
         train_seconds_limit=3600.0,
         limit_state=TrialState.EXHAUSTED,
-        eval_every_steps=EVALUATE_EVERY,
+        eval_every_steps=min(EVALUATE_EVERY, steps),
         threads=spec.executor.threads,
     )
     executor.submit(request)
     while True:
         for event in executor.events(timeout=1.0):
             match event:
-                case Observed(number, observation) if observation.step >= STEPS:
-                    executor.stop(number, TrialState.CANCELLED, f"{STEPS} steps are done")
+                case Observed(number, observation) if observation.step >= steps:
+                    executor.stop(number, TrialState.CANCELLED, f"{steps} steps are done")
                 case Ended(_, outcome):
                     return outcome
 

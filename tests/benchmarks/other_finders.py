@@ -191,10 +191,16 @@ def accelerate_finds(module: Any) -> list[Candidate]:
     return by_rules("accelerate", found, found, time.perf_counter() - began)
 
 
-def by_rules(tool: str, found: int, batch_size: int, seconds: float) -> list[Candidate]:
-    """Return a batch size with the default's learning rate: as it is, and scaled by each of the usual rules."""
-    ratio = batch_size / BATCH_SIZE
-    rates = {"unchanged": LEARNING_RATE, "linear": LEARNING_RATE * ratio, "sqrt": LEARNING_RATE * ratio**0.5}
+def by_rules(
+    tool: str, found: int, batch_size: int, seconds: float, default: tuple[int, float] = (BATCH_SIZE, LEARNING_RATE)
+) -> list[Candidate]:
+    """Return a batch size with the default's learning rate: as it is, and scaled by each of the usual rules.
+
+    ``default`` is the batch size and the learning rate that they scale from.
+    """
+    size, rate = default
+    ratio = batch_size / size
+    rates = {"unchanged": rate, "linear": rate * ratio, "sqrt": rate * ratio**0.5}
     return [Candidate(tool, found, batch_size, rule, rate, seconds) for rule, rate in rates.items()]
 
 
