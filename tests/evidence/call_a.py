@@ -8,16 +8,15 @@ import statistics
 import subprocess
 import sys
 import time
-from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from tests.evidence.task import ENVIRONMENT, Found, Section, Task, worker
+from tests.evidence.task import EAGER, ENVIRONMENT, Found, Section, Task, worker
 
 if TYPE_CHECKING:
     from bssearch.spec import StudySpec
 
 MODES = {
-    "eager": ("training.compile=none", "training.channels_last=false"),
+    "eager": EAGER,
     "captured": ("training.compile=capture", "training.channels_last=false"),
     "channels_last": ("training.compile=none", "training.channels_last=true"),
     "compiled": ("training.compile=default", "training.channels_last=false"),
@@ -35,7 +34,10 @@ PRODUCT_BAR = 0.03
 
 
 def step_times(task: Task, mode: str) -> Found:
-    """Time the steps of the ladder in one mode, each with its host-bound share; a mode the spec refuses is no fault."""
+    """Time the steps of the ladder in one mode, each with its host-bound share; a mode the spec refuses is no fault.
+
+    A short trial of the default says what the mode came to: its warnings name what ran eager.
+    """
     from bssearch.commands.unstored import run_request
     from bssearch.errors import SpecError
     from tests.evidence.trials import for_seconds, step_times_at

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import sysconfig
 import time
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from tests.evidence.runner import section_of
-from tests.evidence.task import ENVIRONMENT, Found, Section, Task, configuration_of, worker
+from tests.evidence.task import EAGER, ENVIRONMENT, Found, Section, Task, configuration_of, worker
 
 if TYPE_CHECKING:
     from bssearch.records import Configuration
@@ -36,10 +37,11 @@ def finders(task: Task) -> Found:
     from bssearch.workloads.fashion_mnist import FashionMnist
     from tests.evidence.finders import Memory, find_all
 
-    spec = task.spec()
+    spec = task.spec(*EAGER)
     torch.set_num_threads(1)
     device = torch.device(task.device)
-    workload: Any = Digits() if task.quick else FashionMnist(**spec.workload_settings)
+    make: Any = Digits if task.quick else FashionMnist
+    workload = make(**spec.workload_settings)
     computation = Computation(device, replace(spec.training.record, measure_noise=False))
     data, _ = place(workload.load(torch.device("cpu")), computation)
     limit = PRETENDED_SAMPLES if task.quick else None
@@ -128,18 +130,20 @@ def char_spec(task: Task, *overrides: str) -> StudySpec:
     """Return the spec of a transformer on the sources of Python's standard library: 6 layers of 384, context 256."""
     from bssearch.spec import load_spec
 
-    size = {"context": 16, "layers": 1, "heads": 2, "width": 32} if task.quick else {}
-    settings = {
-        "text": f"{sysconfig.get_path('stdlib')}/*.py",
-        "max_characters": 50_000 if task.quick else 5_000_000,
-        **{"context": 256, "layers": 6, "heads": 6, "width": 384, **size},
-    }
-    text = ", ".join(f"{name}: {value}" for name, value in settings.items())
+    model = (
+        "context: 16, layers: 1, heads: 2, width: 32" if task.quick else "context: 256, layers: 6, heads: 6, width: 384"
+    )
+    text = f"text: {json.dumps(sysconfig.get_path('stdlib') + '/*.py')}"
+    characters = 50_000 if task.quick else 5_000_000
     low, high = (8, 32) if task.quick else (8, 512)
     return load_spec(
         "char_lm_cpu",
         [
-            *("name=char_lm_evidence", f"workload_settings={{{text}}}", f"executor.device={task.device}"),
+            *(
+                "name=char_lm_evidence",
+                f"workload_settings={{{text}, max_characters: {characters}, {model}}}",
+                f"executor.device={task.device}",
+            ),
             *(f"target.value={3.2 if task.quick else 2.0}", f"space.batch_size={{low: {low}, high: {high}}}"),
             "space.learning_rate={reference_batch: 64, low: 0.0003, high: 0.006, rule: sqrt}",
             *("default.batch_size=16" if task.quick else "default.batch_size=64", "confirm.runs=0"),

@@ -95,7 +95,7 @@ def accelerate_shrinks(fits: Fits, samples: int) -> int:
 
 @dataclass(frozen=True)
 class Memory:
-    """Steps of a workload's default on a device; beyond ``samples_limit`` they run out of memory, for a try on a CPU."""
+    """Steps of a workload's default on a device; for a try on a CPU, memory ends beyond ``samples_limit``."""
 
     workload: Workload
     data: Data
@@ -154,6 +154,11 @@ class Memory:
             torch.cuda.empty_cache()
 
 
+def is_installed(package: str) -> bool:
+    """Return whether a package is there to be imported."""
+    return importlib.util.find_spec(package) is not None
+
+
 @dataclass(frozen=True)
 class Finder:
     """A tool's way to a batch size: its own code where its package is installed, else its rule."""
@@ -167,20 +172,20 @@ class Finder:
         """Return the size found, whose code found it, and the seconds that took; a tool that fails is told of."""
         found: Found = {"tool": self.tool}
         began = time.perf_counter()
-        is_installed = importlib.util.find_spec(self.package) is not None
+        is_own = is_installed(self.package)
         try:
-            size = self.own() if is_installed else self.rule(memory.fits, memory.samples)
+            size = self.own() if is_own else self.rule(memory.fits, memory.samples)
         except Exception as error:
-            if not is_installed:
+            if not is_own:
                 raise
             found["tool_failed"] = f"{type(error).__name__}: {error}"
-            is_installed = False
+            is_own = False
             memory.free()
             began = time.perf_counter()
             size = self.rule(memory.fits, memory.samples)
         seconds = time.perf_counter() - began
         memory.free()
-        return {**found, "by": "the tool" if is_installed else "its rule", "found": size, "seconds": seconds}
+        return {**found, "by": "the tool" if is_own else "its rule", "found": size, "seconds": seconds}
 
 
 def find_all(memory: Memory, folder: Path, save: Callable[[list[Found]], None]) -> list[Found]:

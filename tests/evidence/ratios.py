@@ -17,9 +17,9 @@ def paired_ratio(theirs: Sequence[float | None], ours: Sequence[float | None], c
     """Return the median of theirs / ours over the seeds that both have, with its 95 % interval.
 
     Both are seconds, one for each seed in the same order; None is a run that was not at the target after ``cap``
-    seconds. A pair in which theirs missed counts as ``cap`` / ours, and is more: ``at_least`` says that the median may be
-    more for that. The interval is Student's t on the logarithms of the pairs, widened to hold their median; None below
-    three pairs, and where a run missed. Where one of ours missed there is no ratio.
+    seconds. A pair in which theirs missed counts as ``cap`` / ours, and is more: ``at_least`` says that the median may
+    be more for that. The interval is Student's t on the logarithms of the pairs, widened to hold their median; None
+    below three pairs, and where a run missed. Where one of ours missed there is no ratio.
     """
     pairs = list(zip(theirs, ours, strict=False))
     known = [(other, own) for other, own in pairs if own is not None]

@@ -97,7 +97,8 @@ def verdict(found: Found) -> str:
     elif "refused" in found:
         told = f"refused: {found['refused']}"
     else:
-        told = {True: "passes", False: "misses its bar"}.get(found.get("passes"), "done")
+        passes = found.get("passes")
+        told = "done" if passes is None else "passes" if passes else "misses its bar"
     return f"{told} ({found.get('seconds', 0):.0f} s)"
 
 

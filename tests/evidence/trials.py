@@ -63,7 +63,7 @@ def for_seconds(
     target = spec.record_target
     return TrialRequest(
         number=number,
-        configuration=replace(configuration, learning_rate=1e-6),
+        configuration=configuration,
         seed=number,
         target=replace(target, value=OUT_OF_REACH if target.goal is Goal.MAXIMIZE else -OUT_OF_REACH),
         train_seconds_limit=seconds,
