@@ -148,9 +148,9 @@ class Memory:
         return True
 
     def free(self) -> None:
-        """Give back what PyTorch keeps for later."""
-        gc.collect()
+        """Give back what PyTorch keeps of the GPU's memory for later."""
         if self.computation.device.type == "cuda":
+            gc.collect()
             torch.cuda.empty_cache()
 
 
