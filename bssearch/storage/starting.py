@@ -19,6 +19,10 @@ from bssearch.storage.rows import to_columns
 from bssearch.storage.statements import TRIALS, is_running
 from bssearch.storage.turns import has_turn
 
+JUST_BEFORE = timedelta(microseconds=1)
+"""By how much a trial begins before the time of the database's clock. SQLite's counts milliseconds: else a trial that
+ends in the one in which it began would have begun as it ended, as imported ones do (`TrialRecord.is_imported`)."""
+
 _NEWEST = select(func.max(TrialRow.number), database_now()).where(TrialRow.study_id == bindparam("study_id"))
 _ARCHIVED_AT = select(StudyRow.archived_at).where(StudyRow.id == bindparam("study_id"))
 _ADDED = insert(TrialRow.__table__)
@@ -104,7 +108,7 @@ class Start:
     def _insert(
         self, connection: Connection, study_id: int, environment_id: int | None, number: int, time: datetime
     ) -> int:
-        trial = TrialRecord.planned(self.plan, number=number, lease=self.lease, created_at=time)
+        trial = TrialRecord.planned(self.plan, number=number, lease=self.lease, created_at=time - JUST_BEFORE)
         trial = replace(trial, outcome=TrialOutcome(state=trial.state, reason=""))
         place = {"study_id": study_id, "environment_id": environment_id}
         revision = raise_revision(connection, study_id)
@@ -157,7 +161,7 @@ def _let_run(
         .where(TrialRow.study_id == study_id, TrialRow.number == number, TrialRow.state == state)
         .values(
             **columns,
-            created_at=time,
+            created_at=time - JUST_BEFORE,
             train_seconds_limit=plan.train_seconds_limit,
             expected_improvement=plan.expected_improvement,
             lease_owner=lease.owner,

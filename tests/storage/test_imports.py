@@ -23,7 +23,7 @@ from bssearch.records import Configuration, NewStudy, Phase, Target, TrialOutcom
 from bssearch.storage.repository import Store, open_store
 from bssearch.storage.transfer.finished import FinishedStudy, FinishedTrial, Import
 from tests.factories import make_environment
-from tests.storage.conftest import OUTCOME, add_study
+from tests.storage.conftest import OUTCOME, add_study, start
 
 MISSED = TrialOutcome(state=TrialState.EXHAUSTED, reason="ended", steps=7, last_miss_step=7)
 CONFIGURATION = Configuration(
@@ -191,3 +191,10 @@ def figures_of_trial(trial: TrialRecord) -> str:
     missed_at = (outcome.last_miss_seconds, outcome.last_miss_step)
     reached = trial.state is TrialState.REACHED
     return repr((asdict(trial.configuration), reached, to_target, missed_at, outcome.final_metric))
+
+
+def test_a_trial_that_ends_in_the_moment_of_its_start_is_no_imported_one(store: Store) -> None:
+    add_study(store)
+    for _ in range(30):
+        store.finish_trial("toy", start(store), OUTCOME, steps_x_step_time_s=None)
+    assert not any(trial.is_imported for trial in store.trials("toy"))
