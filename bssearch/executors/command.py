@@ -78,7 +78,7 @@ class LoadedCommand:
     """
 
     def __init__(self, load: Load) -> None:
-        from bssearch.executors.devices import choose_device, usable_devices
+        from bssearch.executors.devices import device_of
 
         assert load.program is not None and load.program.command, "a worker loads a command where there is one"
         self._program = load.program
@@ -86,8 +86,8 @@ class LoadedCommand:
         self._threads = load.threads
         self._hang_seconds = load.hang_seconds
         self.memory_limit_bytes = load.memory_limit_bytes
-        self.device = str(choose_device(load.device, load.slot, load.allow_busy))
-        self.devices = load.devices or len(usable_devices(load.device, load.allow_busy))
+        device, present = device_of(load.device, load.slot, load.allow_busy)
+        self.device, self.devices = str(device), load.devices or present
         self.revision = revision_of(load.program, self._folder)
         self._takes = places_of(load.program.command)
         if load.revision not in {None, self.revision}:

@@ -16,13 +16,18 @@ libraries takes about half a GiB, and their workspaces come to it."""
 
 def choose_device(wanted: str, slot: int, allow_busy: bool = False) -> torch.device:
     """Return the device of a slot, one of `usable_devices` in turn, and make it the process's current one."""
+    return device_of(wanted, slot, allow_busy)[0]
+
+
+def device_of(wanted: str, slot: int, allow_busy: bool = False) -> tuple[torch.device, int]:
+    """Do what `choose_device` does; return over how many devices slots take turns, too."""
     import torch
 
     devices = usable_devices(wanted, allow_busy)
     device = devices[slot % len(devices)]
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    return device
+    return device, len(devices)
 
 
 def usable_devices(wanted: str, allow_busy: bool = False) -> list[torch.device]:

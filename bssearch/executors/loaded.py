@@ -49,7 +49,7 @@ class LoadedWorkload:
         import torch
         import torch._dynamo  # the first optimizer would load it, seconds that no trial shall take
 
-        from bssearch.executors.devices import choose_device, memory_limit_of_slot, usable_devices
+        from bssearch.executors.devices import device_of, memory_limit_of_slot
         from bssearch.training.batches import place
         from bssearch.training.computation import Computation
         from bssearch.training.environment import workload_revision
@@ -61,8 +61,8 @@ class LoadedWorkload:
         from bssearch.workloads.given import made
 
         torch.set_num_threads(load.threads)
-        device = choose_device(load.device, load.slot, load.allow_busy)
-        self.devices = load.devices or len(usable_devices(load.device, load.allow_busy))
+        device, present = device_of(load.device, load.slot, load.allow_busy)
+        self.devices = load.devices or present
         self.memory_limit_bytes = memory_limit_of_slot(
             device, load.slot, load.slots, self.devices, load.memory_limit_bytes
         )

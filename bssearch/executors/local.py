@@ -65,8 +65,7 @@ class LocalExecutor:
     What a worker writes to stdout and stderr is the log of its slot. Call the executor from one thread, and from one
     that outlives it: the kernel ends the workers with the thread that started them. A worker that is started later must
     find the workload's file as the first did: `WorkloadError` where it has changed. Where ``slots`` is one for each
-    device, it is 1 before the first worker has loaded. Raises `UsageError` for more
-    threads than there are CPUs.
+    device, it is 1 before the first worker has loaded. Raises `UsageError` for more threads than there are CPUs.
     """
 
     def __init__(self, settings: ExecutorSettings) -> None:

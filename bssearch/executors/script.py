@@ -53,13 +53,13 @@ class LoadedScript:
     """
 
     def __init__(self, load: Load, *, leave_seconds: float = LEAVE_SECONDS) -> None:
-        from bssearch.executors.devices import choose_device, usable_devices
+        from bssearch.executors.devices import device_of
 
         assert load.program is not None, "a worker loads a program where there is one"
         self._program = load.program
         self.memory_limit_bytes = load.memory_limit_bytes
-        self.device = str(choose_device(load.device, load.slot, load.allow_busy))
-        self.devices = load.devices or len(usable_devices(load.device, load.allow_busy))
+        device, present = device_of(load.device, load.slot, load.allow_busy)
+        self.device, self.devices = str(device), load.devices or present
         named = str(Path(load.folder) / str(load.program.script))
         self._script = Path(named.removesuffix(MAKE_TRAINER))
         self.leave_seconds = leave_seconds

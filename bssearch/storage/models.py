@@ -149,8 +149,8 @@ class StudyRow(Base):
 class TrialRow(NoiseColumns, Base):
     """A trial: the configuration as run, its lease while it runs, then its outcome.
 
-    ``revision`` is the study's revision when the trial last changed. ``spec_digest`` names the
-    row of `bssearch.storage.specs` with the spec by which it was started.
+    ``revision`` is the study's revision when the trial last changed. ``spec_digest`` names the row of
+    `bssearch.storage.specs` with the spec by which it was started.
 
     Until a trial has ended its outcome columns hold the zeros of a `TrialOutcome`; one that was paused and runs again
     keeps the ``contended`` of its first part.

@@ -39,8 +39,7 @@ from tests.benchmarks.loop_overhead import (
     print_rows,
     product,
     ratio,
-    seconds_of,
-    turned,
+    timed_in_turns,
 )
 
 BAR = 0.02
@@ -140,12 +139,7 @@ def measure(
         "again": lambda: again.segment(steps),
         "bssearch": lambda: trial.train_segment(trainer),
     }
-    for segment in work.values():
-        segment()
-    times: dict[str, list[float]] = {name: [] for name in work}
-    for pair in range(pairs):
-        for name in turned(list(work), pair):
-            times[name].append(seconds_of(work[name]))
+    times = timed_in_turns(work, pairs)
     trainer.close()
     return Found(
         mode=mode,

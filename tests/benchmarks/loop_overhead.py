@@ -22,7 +22,7 @@ import math
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -142,12 +142,7 @@ def measure(
         "again": lambda: again.segment(steps),
         "bssearch": lambda: trial.train_segment(trainer),
     }
-    for segment in work.values():
-        segment()
-    times: dict[str, list[float]] = {name: [] for name in work}
-    for pair in range(pairs):
-        for name in turned(list(work), pair):
-            times[name].append(seconds_of(work[name]))
+    times = timed_in_turns(work, pairs)
     step_seconds = statistics.median(times["bare"]) / steps
     on_cpu = computation.device.type == "cpu"
     judged = computation.compile_mode == "none" and (not on_cpu or step_seconds >= SHORTEST_STEP)
@@ -161,6 +156,17 @@ def measure(
         bssearch=ratio(times["bssearch"], times["bare"]),
         bar=BARS[computation.device.type] if judged else None,
     )
+
+
+def timed_in_turns(work: Mapping[str, Callable[[], object]], pairs: int) -> dict[str, list[float]]:
+    """Do each piece of work once, then time them ``pairs`` times in turns; return the seconds of each by name."""
+    for segment in work.values():
+        segment()
+    times: dict[str, list[float]] = {name: [] for name in work}
+    for pair in range(pairs):
+        for name in turned(list(work), pair):
+            times[name].append(seconds_of(work[name]))
+    return times
 
 
 def seconds_of(work: Callable[[], object]) -> float:

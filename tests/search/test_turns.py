@@ -15,7 +15,7 @@ from bssearch.commands.run import run_study
 from bssearch.executors.base import Event
 from bssearch.search import turns
 from bssearch.search.turns import Turns
-from bssearch.storage.repository import open_store
+from bssearch.storage.repository import Store, open_store
 from bssearch.storage.turns import Standing
 from tests.factories import make_environment, make_spec
 from tests.search.law import LawExecutor
@@ -45,6 +45,15 @@ def make_study(url: str) -> None:
     with open_store(url) as store:
         store.create_study(SPEC.new_study("test"))
         store.bind_environment(SPEC.name, make_environment())
+
+
+def two_in_each_others_way(store: Store) -> tuple[Turns, Turns]:
+    """Return the turns of drivers a and b: both were refused, a has the turn and b stands behind it."""
+    first, second = Turns(store, SPEC.name, "a"), Turns(store, SPEC.name, "b")
+    for one in (first, second):
+        one.refused()
+    assert [first.is_here(), second.is_here()] == [True, False]
+    return first, second
 
 
 def test_drivers_that_were_refused_have_their_turns_in_the_order_in_which_they_came(
@@ -94,10 +103,7 @@ def test_after_many_turns_of_others_it_reads_before_its_own_too(
 def test_after_the_last_start_of_a_turn_it_asks_for_one_again_only_where_others_stood_behind_it(url: str) -> None:
     make_study(url)
     with open_store(url) as store:
-        first, second = Turns(store, SPEC.name, "a"), Turns(store, SPEC.name, "b")
-        for one in (first, second):
-            one.refused()
-        assert [first.is_here(), second.is_here()] == [True, False]
+        first, second = two_in_each_others_way(store)
         first.refused()
         assert first.is_here(), "it looks again, and sees b behind it"
         assert start_after(store, 0, "a", SPEC.name, is_last=True) == 1
@@ -113,10 +119,7 @@ def test_after_the_last_start_of_a_turn_it_asks_for_one_again_only_where_others_
 def test_who_finds_nobody_behind_it_asks_for_no_turn_the_next_time(url: str) -> None:
     make_study(url)
     with open_store(url) as store:
-        first, second = Turns(store, SPEC.name, "a"), Turns(store, SPEC.name, "b")
-        for one in (first, second):
-            one.refused()
-        assert [first.is_here(), second.is_here()] == [True, False]
+        first, second = two_in_each_others_way(store)
         first.end()
         assert not first.is_here(), "b stood behind it"
         first.end()

@@ -23,6 +23,7 @@ from bssearch.errors import DatabaseError, SchemaError
 from bssearch.settings import packaged_folder
 from bssearch.storage import migrate
 from bssearch.storage.engine import create_engine_for, writing
+from bssearch.storage.integrity import first_fault
 from bssearch.storage.models import Base
 from bssearch.storage.repository import open_store
 from tests.postgres import Postgres
@@ -67,6 +68,18 @@ def _config(connection: object) -> Config:
     config.set_main_option("path_separator", "os")
     config.attributes["connection"] = connection
     return config
+
+
+def go_down_and_up(url: str, revision: str) -> None:
+    """Take a database whose rows are without fault down to an earlier revision, and up again."""
+    engine = create_engine_for(url, foreign_keys=False)
+    try:
+        with writing(engine) as connection:
+            assert first_fault(connection, 1) is None
+            command.downgrade(_config(connection), revision)
+    finally:
+        engine.dispose()
+    assert migrate.upgrade(url).before == revision
 
 
 def _next_version(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, then: str = "pass") -> None:

@@ -5,15 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from alembic import command
 
 from bssearch.records import GradientNoise, MemoryBasis, NoiseMeasurement
 from bssearch.storage import migrate
-from bssearch.storage.engine import create_engine_for, writing
 from bssearch.storage.repository import open_store
 from tests.factories import make_environment
 from tests.storage.conftest import OUTCOME, add_study, start
-from tests.storage.test_migrate import _config
+from tests.storage.test_migrate import go_down_and_up
 
 pytestmark = pytest.mark.usefixtures("migrations")
 
@@ -36,13 +34,7 @@ def test_a_gpus_peak_keeps_its_kind_and_a_resident_one_is_unknown_to_the_revisio
         outcomes = [trial.outcome for trial in store.trials("toy")]
         assert [(one.peak_memory_basis, one.noise) for one in outcomes if one] == [(basis, SHORT) for basis in BASES]
         assert store.noise("toy") == [probed]
-    engine = create_engine_for(empty_url, foreign_keys=False)
-    try:
-        with writing(engine) as connection:
-            command.downgrade(_config(connection), "0007")
-    finally:
-        engine.dispose()
-    assert migrate.upgrade(empty_url).before == "0007"
+    go_down_and_up(empty_url, "0007")
     with open_store(empty_url) as store:
         outcomes = [trial.outcome for trial in store.trials("toy")]
         assert [(one.peak_memory_bytes, one.peak_memory_basis) for one in outcomes if one] == [

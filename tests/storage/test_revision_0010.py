@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from alembic import command
 from sqlalchemy import text
 
 from bssearch.storage import migrate
@@ -13,7 +12,7 @@ from bssearch.storage.engine import create_engine_for, writing
 from bssearch.storage.integrity import first_fault
 from bssearch.storage.repository import open_store
 from tests.storage.conftest import OUTCOME, add_study, start
-from tests.storage.test_migrate import _config
+from tests.storage.test_migrate import go_down_and_up
 
 pytestmark = pytest.mark.usefixtures("migrations")
 
@@ -29,14 +28,7 @@ def test_further_metrics_are_kept_and_the_revision_before_knows_none(empty_url: 
             store.finish_trial("toy", number, outcome, steps_x_step_time_s=None)
             store.finish_trial("toy", number, outcome, steps_x_step_time_s=None)  # a second try finds it stored
         assert [trial.outcome for trial in store.trials("toy")] == [OUTCOME, FURTHER]
-    engine = create_engine_for(empty_url, foreign_keys=False)
-    try:
-        with writing(engine) as connection:
-            assert first_fault(connection, 1) is None
-            command.downgrade(_config(connection), "0009")
-    finally:
-        engine.dispose()
-    assert migrate.upgrade(empty_url).before == "0009"
+    go_down_and_up(empty_url, "0009")
     with open_store(empty_url) as store:
         assert [trial.outcome for trial in store.trials("toy")] == [OUTCOME, OUTCOME]
 

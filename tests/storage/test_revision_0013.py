@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from alembic import command
 from sqlalchemy import text
 
 from bssearch.records import Lease
@@ -13,7 +12,7 @@ from bssearch.storage.integrity import first_fault
 from bssearch.storage.repository import open_store
 from tests.factories import make_environment, make_plan
 from tests.storage.conftest import OUTCOME, add_study
-from tests.storage.test_migrate import _config
+from tests.storage.test_migrate import go_down_and_up
 
 pytestmark = pytest.mark.usefixtures("migrations")
 
@@ -29,14 +28,7 @@ def test_trials_of_the_revision_before_stay_and_say_nothing_of_where_they_come_f
         assert store.start("toy", make_plan(), environment=ENVIRONMENT, lease=lease) is not None
         trial = store.finish_trial("toy", 1, OUTCOME, steps_x_step_time_s=None)
         assert store.environment_of("toy", 1) == ENVIRONMENT
-    engine = create_engine_for(empty_url, foreign_keys=False)
-    try:
-        with writing(engine) as connection:
-            assert first_fault(connection, 1) is None
-            command.downgrade(_config(connection), BEFORE)
-    finally:
-        engine.dispose()
-    assert migrate.upgrade(empty_url).before == BEFORE
+    go_down_and_up(empty_url, BEFORE)
     with open_store(empty_url) as store:
         [old] = store.trials("toy")
         assert (old.number, old.seed, old.outcome) == (trial.number, trial.seed, OUTCOME)

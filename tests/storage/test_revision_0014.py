@@ -5,16 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from alembic import command
 
 from bssearch.errors import DatabaseError
 from bssearch.storage import migrate
-from bssearch.storage.engine import create_engine_for, writing
-from bssearch.storage.integrity import first_fault
 from bssearch.storage.repository import Store, open_store
 from tests.factories import make_environment, make_probe
 from tests.storage.conftest import OUTCOME, add_study, start
-from tests.storage.test_migrate import _config
+from tests.storage.test_migrate import go_down_and_up
 
 pytestmark = pytest.mark.usefixtures("migrations")
 
@@ -28,14 +25,7 @@ def test_trials_and_step_times_of_the_revision_before_stay_and_say_nothing_of_th
         store.save_probe("toy", make_environment(), make_probe(32, host_bound_share=0.25))
         store.finish_trial("toy", start(store), replace(OUTCOME, host_bound_share=0.5), steps_x_step_time_s=None)
         assert shares(store) == (0.5, [0.25], 0.25)
-    engine = create_engine_for(empty_url, foreign_keys=False)
-    try:
-        with writing(engine) as connection:
-            assert first_fault(connection, 1) is None
-            command.downgrade(_config(connection), BEFORE)
-    finally:
-        engine.dispose()
-    assert migrate.upgrade(empty_url).before == BEFORE
+    go_down_and_up(empty_url, BEFORE)
     with open_store(empty_url) as store:
         assert shares(store) == (None, [None], None)
         assert store.trial("toy", 1).outcome == OUTCOME
