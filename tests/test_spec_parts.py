@@ -117,6 +117,16 @@ def test_a_kind_that_nobody_registered_is_refused(part: type[StrictModel]) -> No
         part.model_validate({"name": "nobody's"})
 
 
+@pytest.mark.parametrize("layout", [1, "maybe", "true", None])
+def test_a_layout_is_true_false_or_auto(layout: Any) -> None:
+    for given in (True, False, "auto"):
+        assert TrainingSpec.model_validate({"channels_last": given}).channels_last == given
+    with pytest.raises(ValidationError) as refused:
+        TrainingSpec.model_validate({"channels_last": layout})
+    [error] = refused.value.errors()
+    assert error["msg"] == "Value error, must be true, false, or auto: the faster one"
+
+
 @pytest.mark.parametrize("slots", [1.5, True, "2", "all", None])
 def test_slots_are_a_whole_number_or_auto(slots: Any) -> None:
     assert ExecutorSpec.model_validate({"slots": "auto"}).slots == "auto"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Timer
@@ -87,7 +87,8 @@ class Launch:
         """
         make = self.make_executor or local(self.data_dir, self.allow_busy, given and given.in_process, compile_mode)
         if self.pretended_gib is not None:
-            spec = with_memory_limit(spec, self.pretended_gib)
+            limited = spec.executor.model_copy(update={"memory_limit_gib": self.pretended_gib})
+            spec = spec.model_copy(update={"executor": limited})
         if given is not None:
             spec = with_workload(spec, given)
         return make(spec, Path(self.folder))
@@ -133,7 +134,7 @@ def opened(spec: StudySpec, launch: Launch) -> Iterator[OpenStudy]:
     check_writable(launch.db)  # before a program of the user's own runs for minutes to be described
     with (
         watched(launch.listener, launch.progress) as listener,
-        _described(spec, launch, given, listener, _stored_mode(spec, launch)) as (executor, found),
+        _described_as_stored(spec, launch, given, listener) as (executor, found),
     ):
         check_target(spec, found)
         with open_store(launch.db, notify=listener.note) as store:
@@ -180,6 +181,20 @@ def _described(
         yield executor, found
     finally:
         executor.close()
+
+
+@contextmanager
+def _described_as_stored(
+    spec: StudySpec, launch: Launch, given: GivenWorkload | None, listener: Listener
+) -> Iterator[tuple[Executor, WorkloadDescription]]:
+    """Give what `_described` does, with what was decided for the stored study: by another driver meanwhile, too."""
+    stored = _stored_mode(spec, launch)
+    with ExitStack() as stack:
+        found = stack.enter_context(_described(spec, launch, given, listener, stored))
+        if stored is None and (decided := _stored_mode(spec, launch)) not in {None, found[1].environment.compile_mode}:
+            stack.close()
+            found = stack.enter_context(_described(spec, launch, given, listener, decided))
+        yield found
 
 
 def _stored_mode(spec: StudySpec, launch: Launch) -> str | None:
@@ -229,12 +244,6 @@ def stored_spec(study: str, *, db: str | None = None, to_run: bool = False, runs
     if runs_code and not spec.is_imported:
         refuse_unknown(spec, record, Path())
     return spec
-
-
-def with_memory_limit(spec: StudySpec, gib: float) -> StudySpec:
-    """Return a spec whose executor pretends a device with so much memory."""
-    limited = spec.executor.model_copy(update={"memory_limit_gib": gib})
-    return spec.model_copy(update={"executor": limited})
 
 
 def with_workload(spec: StudySpec, given: GivenWorkload) -> StudySpec:

@@ -1,4 +1,4 @@
-"""How steps are computed fastest on a device: what `compile: auto` and `channels_last: auto` come to."""
+"""How steps are computed on a device: what `compile: auto`, `compile: capture` and `channels_last: auto` come to."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from bssearch.probes.step_time import measure_step_time
 from bssearch.records import Configuration, StepTimeRequest, TrainingSettings
 from bssearch.training.captured.optimizers import why_not_capturable
 from bssearch.training.captured.ready import ready_trainer
+from bssearch.training.captured.step import NotCapturableError
 from bssearch.training.computation import Computation
 from bssearch.training.memory import is_out_of_memory
 from bssearch.training.own.optimizers import built_optimizers, flat
@@ -72,16 +73,18 @@ def fastest(
     """Return what the settings leave open, as it is fastest at a configuration.
 
     The steps are those of trials, without dropout. A captured step is tried only where those of all ``optimizers`` can
-    be captured, so that no study mixes modes. Raises what eager steps raise; those of other modes are only said.
+    be captured, so that no study mixes modes; one that is asked for is taken where it agrees with eager ones, as fast
+    as it is. Raises what eager steps raise; those of other modes are only said.
     """
     configuration = replace(configuration, dropout=0.0)
 
     def tried(one: TrainingSettings) -> Tried:
+        computation = Computation(device, one)
         if one.compile == "capture":
-            reason = _not_capturable(workload, configuration, Computation(device, one), optimizers)
+            reason = _not_capturable(workload, configuration, computation, optimizers)
             if reason is not None:
                 return Tried(reason=reason)
-        return _tried(workload, configuration, data, Computation(device, one), threads)
+        return _tried(workload, configuration, data, computation, threads)
 
     precision = Computation(device, settings).precision
     return chosen(settings, tried, MODES[device.type], TOLERANCE[precision])
@@ -90,21 +93,29 @@ def fastest(
 def chosen(settings: TrainingSettings, tried: Try, modes: Sequence[str], tolerance: float) -> Fastest:
     """Return the fastest of the modes and layouts that settings leave open and whose losses agree with eager ones.
 
-    The layout is chosen first, at eager steps where the mode is open, too.
+    The layout is chosen first, at eager steps where the mode is open, too. Captured steps that are asked for need not
+    be faster.
     """
+    wanted = settings.compile
+    others: list[dict[str, Any]] = [{"channels_last": True}] if settings.channels_last == "auto" else []
+    others += [{"compile": mode} for mode in modes if wanted == "auto" or mode == wanted == "capture"]
+    has_no_graphs = "capture is for devices with CUDA graphs"
+    if not others:
+        return Fastest("none", f"steps are computed as none: {has_no_graphs}")
     best = settings.settled("none")
     plain = fastest_yet = tried(best)
     said = [f"{_name(best)} {_milliseconds(plain)}"]
     if plain.reason is not None:  # nothing to compare with
         return Fastest("none", f"steps are computed as none, the only mode that was tried: {plain.reason}")
-    others: list[dict[str, Any]] = [{"channels_last": True}] if settings.channels_last == "auto" else []
-    others += [{"compile": mode} for mode in modes] if settings.compile == "auto" else []
+    if wanted == "capture" and wanted not in modes:
+        said.append(has_no_graphs)
     for changes in others:
         candidate = replace(best, **changes)
         found = tried(candidate)
         reason = found.reason or _disagreement(found, plain, tolerance)
         said.append(f"{_name(candidate)} {reason or _milliseconds(found)}")
-        if reason is None and found.seconds < (1 - GAIN) * fastest_yet.seconds:
+        is_asked = candidate.compile == wanted == "capture"
+        if reason is None and (is_asked or found.seconds < (1 - GAIN) * fastest_yet.seconds):
             best, fastest_yet = candidate, found
     layout = " channels_last" if settings.channels_last == "auto" and best.channels_last else ""
     return Fastest(f"{best.compile}{layout}", f"steps are computed as {_name(best)}: {'; '.join(said)}")
@@ -120,6 +131,8 @@ def _tried(
         losses = _first_losses(workload, configuration, data, computation)
         request = StepTimeRequest(configuration=configuration, threads=threads, seconds_limit=TIMED_SECONDS)
         time = measure_step_time(request, workload, data, computation)
+    except NotCapturableError as error:
+        return Tried(reason=error.reason)
     except Exception as error:
         if is_eager and not is_out_of_memory(error):
             raise

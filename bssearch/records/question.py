@@ -148,8 +148,8 @@ class TrainingSettings:
 
     ``precision`` is ``fp32``, ``tf32``, ``bf16``, ``fp16`` or ``auto`` (bf16 on a CUDA device that has it, else fp32);
     ``compile`` is ``none``, ``default`` or ``reduce-overhead`` (modes of ``torch.compile``), ``capture`` (the whole
-    step as CUDA graphs), or ``auto``, the fastest; ``channels_last`` may be ``auto``, too. ``fused`` optimizers where
-    None on CUDA only.
+    step as CUDA graphs, where all trials can have it), or ``auto``, the fastest; ``channels_last`` may be ``auto``,
+    too. ``fused`` optimizers where None on CUDA only.
     ``data`` keeps the training part on the ``device``, on the ``host`` (streamed by a pinned loader of
     ``loader_workers`` processes), or, with ``auto``, on the device where it fits. ``ghost_batch_size`` is the number of
     samples over which batch normalisation takes its statistics, None for the whole micro-batch. ``measure_noise``
@@ -170,13 +170,13 @@ class TrainingSettings:
     @property
     def leave_open(self) -> bool:
         """Return whether something is left to be decided on the device (`settled`)."""
-        return "auto" in (self.compile, self.channels_last)
+        return self.compile in {"auto", "capture"} or self.channels_last == "auto"
 
     def settled(self, compile_mode: str) -> TrainingSettings:
         """Return the settings with what they leave open as a study's environment has it (`compile_mode`)."""
         mode, _, layout = compile_mode.partition(" ")
         return replace(
             self,
-            compile=mode if self.compile == "auto" else self.compile,
+            compile=mode if self.compile in {"auto", "capture"} else self.compile,
             channels_last=bool(layout) if self.channels_last == "auto" else self.channels_last,
         )

@@ -53,6 +53,18 @@ Slots = Annotated[
 ]
 
 
+def _layout(given: Any) -> Any:
+    """Return whether a layout is used, or ``auto``."""
+    if given != "auto" and type(given) is not bool:
+        raise ValueError("must be true, false, or auto: the faster one")
+    return given
+
+
+Layout = Annotated[
+    bool | Literal["auto"], PlainValidator(_layout), WithJsonSchema({"anyOf": [{"type": "boolean"}, {"const": "auto"}]})
+]
+
+
 class TargetSpec(StrictModel):
     """The metric value to reach on the validation part."""
 
@@ -166,7 +178,7 @@ class TrainingSpec(StrictModel):
 
     precision: Literal["auto", "fp32", "tf32", "bf16", "fp16"] = "auto"
     compile: Literal["none", "default", "reduce-overhead", "capture", "auto"] = "none"
-    channels_last: bool | Literal["auto"] = False
+    channels_last: Layout = False
     fused: bool | None = None
     activation_checkpointing: bool = False
     deterministic: bool = False

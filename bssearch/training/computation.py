@@ -33,7 +33,8 @@ class Computation:
     the core where steps are computed on one, None on a GPU. Making one sets the process's switches: tf32, cuDNN's
     choice of kernels by trial, deterministic algorithms.
 
-    What the settings leave open is as in ``compile_mode``; without one steps run eager and contiguous.
+    What the settings leave open is as in ``compile_mode``; without one ``auto`` is eager and contiguous, and
+    ``capture`` captures.
     Raises `LaunchError` for a precision that the device lacks.
     """
 
@@ -42,7 +43,7 @@ class Computation:
     ) -> None:
         self.device = device
         given = settings or TrainingSettings()
-        self.settings = settings = given.settled(compile_mode or "none")
+        self.settings = settings = given.settled(compile_mode or ("none" if given.compile == "auto" else given.compile))
         self._layout_is_chosen = given.channels_last == "auto"
         self.precision = resolve_precision(settings.precision, device)
         self.fused = device.type == "cuda" if settings.fused is None else settings.fused

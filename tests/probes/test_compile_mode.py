@@ -13,10 +13,11 @@ from torch import nn
 
 from bssearch.commands.run import run_study
 from bssearch.executors.base import ExecutorSettings
+from bssearch.executors.inline import InlineExecutor
 from bssearch.executors.local import LocalExecutor
 from bssearch.probes import compile_mode
 from bssearch.probes.compile_mode import Fastest, Tried, chosen, fastest
-from bssearch.records import StepTime, TrainingSettings
+from bssearch.records import StepTime, TrainingSettings, WorkloadDescription
 from bssearch.storage.repository import open_store
 from bssearch.training.computation import Computation
 from tests.executors.line_workload import request_trial, run_to_the_end, write_workload
@@ -65,6 +66,33 @@ def test_what_the_spec_gives_stays_and_is_no_part_of_the_mode() -> None:
     )
 
 
+CAPTURE = TrainingSettings(compile="capture")
+
+
+@pytest.mark.parametrize(
+    ("captured", "expected"),
+    [
+        pytest.param(Tried(LOSSES, 2.0), "capture", id="slower, but asked for"),
+        pytest.param(Tried((2.0, 1.02), 0.2), "none", id="disagrees"),
+        pytest.param(Tried(reason="the optimizer waits"), "none", id="cannot be"),
+    ],
+)
+def test_captured_steps_that_are_asked_for_are_those_of_all_trials_or_of_none(captured: Tried, expected: str) -> None:
+    found = {"capture": captured, "default": Tried(LOSSES, 0.01)}
+    assert choice(found, CAPTURE).compile_mode == expected
+    faster = found | {"none+": Tried(LOSSES, 0.5), "capture+": captured}
+    both = choice(faster, TrainingSettings(compile="capture", channels_last="auto"))
+    assert both.compile_mode == f"{expected} channels_last"
+
+
+def test_on_a_device_without_graphs_nothing_is_tried_for_captured_steps() -> None:
+    def tried(settings: TrainingSettings) -> Tried:
+        raise AssertionError(settings)
+
+    found = chosen(CAPTURE, tried, ("default",), tolerance=0.01)
+    assert found == Fastest("none", "steps are computed as none: capture is for devices with CUDA graphs")
+
+
 def test_what_was_found_of_each_mode_is_said() -> None:
     found = choice({"default": Tried(reason="no compiler"), "capture": Tried((2.0, 1.5), 0.2)})
     assert found.notice == (
@@ -80,7 +108,8 @@ def test_what_was_found_of_each_mode_is_said() -> None:
 )
 def test_settings_are_settled_as_an_environment_says(compile_mode: str, expected: tuple[str, bool]) -> None:
     settled = OPEN.settled(compile_mode)
-    assert (settled.compile, settled.channels_last) == expected and OPEN.leave_open and not settled.leave_open
+    assert (settled.compile, settled.channels_last) == expected and OPEN.leave_open
+    assert CAPTURE.leave_open and CAPTURE.settled(compile_mode).compile == expected[0]
     given = TrainingSettings(compile="default", channels_last=False)
     assert given.settled(compile_mode) == given
     if expected[0] == "none":
@@ -130,8 +159,8 @@ def _captures(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compile_mode, "measure_step_time", timed)
 
 
-def found_on_the_toy(optimizers: tuple[str, ...] = (), workload: Any = None) -> Fastest:
-    settings = TrainingSettings(compile="auto", fused=True)
+def found_on_the_toy(optimizers: tuple[str, ...] = (), workload: Any = None, compile: str = "auto") -> Fastest:
+    settings = TrainingSettings(compile=compile, fused=True)
     wanted = configuration(20, dropout=0.5)
     return fastest(workload or Toy(), wanted, toy_data(), CPU, settings, optimizers)
 
@@ -149,9 +178,11 @@ def test_a_captured_step_is_tried_without_dropout_and_taken_where_its_losses_are
     assert built_with == {0.0}
 
 
+@pytest.mark.parametrize("compile", ["auto", "capture"])
 @pytest.mark.usefixtures("_captures")
-def test_no_step_is_captured_in_a_study_that_has_an_optimizer_whose_steps_cannot_be() -> None:
-    found = found_on_the_toy(("sgd", "adafactor"))
+def test_no_step_is_captured_in_a_study_that_has_an_optimizer_whose_steps_cannot_be(compile: str) -> None:
+    assert found_on_the_toy(("sgd",), compile=compile).compile_mode == "capture"
+    found = found_on_the_toy(("sgd", "adafactor"), compile=compile)
     assert found.compile_mode == "none" and "the optimizer Adafactor waits for the device" in found.notice
 
 
@@ -192,33 +223,67 @@ def test_all_workers_of_an_executor_have_what_the_first_one_decided(tmp_path: Pa
     assert again.environment.compile_mode == mode and again.notice is None
 
 
-def test_a_study_keeps_what_was_decided_when_it_began(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    decided: list[str] = []
+OPEN_SPEC = make_spec(
+    workload="line.py:Line",
+    target={"metric": "score", "value": 0.9, "goal": "maximize"},
+    space={"batch_size": 8, "learning_rate": 0.05},
+    default={"batch_size": 8, "learning_rate": 0.05},
+    confirm={"runs": 0},
+    budget={"trials": 1, "trial_train_seconds": 2.0},
+    training={"channels_last": "auto"},
+    executor={"name": "inline", "device": "cpu"},
+)
+WITH_A_SECOND = OPEN_SPEC.model_copy(update={"budget": OPEN_SPEC.budget.model_copy(update={"trials": 2})})
+
+
+@pytest.fixture
+def decided(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What was decided in this test; the first time it is another mode than later."""
+    found: list[str] = []
 
     def once(*arguments: Any, **named: Any) -> Fastest:
-        decided.append("none channels_last" if not decided else "none")
-        return Fastest(decided[-1], "so it was found")
+        found.append("none channels_last" if not found else "none")
+        return Fastest(found[-1], "so it was found")
 
     monkeypatch.setattr(compile_mode, "fastest", once)
-    write_workload(tmp_path)
-    spec = make_spec(
-        workload="line.py:Line",
-        target={"metric": "score", "value": 0.9, "goal": "maximize"},
-        space={"batch_size": 8, "learning_rate": 0.05},
-        default={"batch_size": 8, "learning_rate": 0.05},
-        confirm={"runs": 0},
-        budget={"trials": 1, "trial_train_seconds": 2.0},
-        training={"channels_last": "auto"},
-        executor={"name": "inline", "device": "cpu"},
-    )
-    url = f"sqlite:///{tmp_path / 'study.db'}"
-    for trials in (1, 2):
-        spec = spec.model_copy(update={"budget": spec.budget.model_copy(update={"trials": trials})})
-        run_study(spec, db=url, folder=tmp_path)
+    return found
+
+
+def fingerprint(url: str) -> str:
     with open_store(url, write=False) as store:
-        environment = store.study(spec.name).environment
-    assert environment is not None and environment.fingerprint.endswith("compile none channels_last")
-    assert decided == ["none channels_last"]
+        environment = store.study(OPEN_SPEC.name).environment
+    assert environment is not None
+    return environment.fingerprint
+
+
+def test_a_study_keeps_what_was_decided_when_it_began(tmp_path: Path, decided: list[str]) -> None:
+    write_workload(tmp_path)
+    url = f"sqlite:///{tmp_path / 'study.db'}"
+    for spec in (OPEN_SPEC, WITH_A_SECOND):
+        run_study(spec, db=url, folder=tmp_path)
+    assert fingerprint(url).endswith("compile none channels_last") and decided == ["none channels_last"]
+
+
+def test_who_opens_a_new_study_beside_another_has_what_the_other_decided(
+    tmp_path: Path, decided: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_workload(tmp_path)
+    url = f"sqlite:///{tmp_path / 'study.db'}"
+    describe = InlineExecutor.describe
+
+    def late(self: InlineExecutor) -> WorkloadDescription:
+        monkeypatch.setattr(InlineExecutor, "describe", describe)
+        found = describe(self)
+        decided.append("the other's is none")
+        run_study(OPEN_SPEC, db=url, folder=tmp_path)
+        return found
+
+    monkeypatch.setattr(InlineExecutor, "describe", late)
+    run_study(WITH_A_SECOND, db=url, folder=tmp_path)
+    assert decided == ["none channels_last", "the other's is none", "none"]
+    assert fingerprint(url).endswith("compile none")
+    with open_store(url, write=False) as store:
+        assert len(store.trials(OPEN_SPEC.name)) == 2
 
 
 def test_where_eager_steps_run_out_of_memory_nothing_is_compared_with_them() -> None:

@@ -18,7 +18,7 @@ from torch.nn import functional
 from bssearch.errors import WorkloadError
 from bssearch.probes.memory import measure_memory
 from bssearch.probes.step_time import measure_step_time
-from bssearch.records import Branch, Configuration, MemoryRequest, StepTimeRequest, TrialState
+from bssearch.records import Branch, Configuration, MemoryRequest, Observation, StepTimeRequest, TrialState
 from bssearch.training import gradient_noise
 from bssearch.training.captured.optimizers import CAPTURABLE, RatesInPlace, begin_again, why_not_capturable
 from bssearch.training.captured.ready import ready_trainer
@@ -220,24 +220,21 @@ class PlainSGD(Toy):
         (Toy, {}, {"optimizer": "adagrad"}, "the optimizer Adagrad waits for the device"),
     ],
 )
-def test_what_cannot_be_recorded_is_said_once_and_runs_eager(
+def test_a_trial_whose_step_cannot_be_recorded_fails_and_runs_no_eager_ones(
     workload: type[Toy], settings: dict[str, Any], changes: dict[str, Any], reason: str
 ) -> None:
-    wanted = configuration(20, **changes)
-    with trainer(on_cpu(fused=True, **settings), wanted, workload()) as one:
-        eager = stepped(one, 3)
-    computation = capturing(**settings)
-    for _ in range(2):
-        with trainer(computation, wanted, workload()) as one:
-            assert stepped(one, 3) == eager
-    [said] = computation.warnings
-    assert said.startswith("compile = 'capture': steps run eager, they cannot be captured: ") and reason in said
+    asked = request(configuration(20, **changes), target=0.9)
+    seen: list[Observation] = []
+    with pytest.raises(WorkloadError, match=f"the step cannot be captured: .*{reason}"):
+        Run(asked, workload(), computation=capturing(**settings), keep=seen)
+    assert not seen
 
 
 def test_a_step_that_waits_is_refused_before_anything_is_recorded() -> None:
     graphs = FakeGraphs()
-    with trainer(capturing(lambda: graphs), configuration(), Waiting()):
-        assert graphs.replays == []
+    with pytest.raises(NotCapturableError, match="synchronizing"):
+        trainer(capturing(lambda: graphs), configuration(), Waiting())
+    assert graphs.replays == []
 
 
 def test_the_loss_scaling_of_fp16_is_not_recorded() -> None:

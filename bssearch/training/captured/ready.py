@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable
-from functools import partial
 
 from bssearch.records import Configuration
-from bssearch.training.captured.step import NotCapturableError
 from bssearch.training.computation import Computation
 from bssearch.training.trainer import Trainer
 from bssearch.workloads.base import Workload
@@ -22,35 +19,15 @@ def ready_trainer(
     seed: int,
     begin: Callable[[Trainer], None] = lambda trainer: None,
 ) -> Trainer:
-    """Return a new trainer, its step recorded where the settings say so; where it cannot be, a warning says why.
+    """Return a new trainer, its step recorded where the computation has graphs.
 
-    ``begin`` puts it where its training begins.
+    ``begin`` puts it where its training begins. Raises `NotCapturableError` where the step cannot be recorded: eager
+    steps would take another time than those of the other trials.
     """
-    made = partial(_begun, workload, configuration, train, computation, seed, begin)
-    if computation.graphs is None:
-        return made(captures=False)
-    try:
-        return made(captures=True)
-    except NotCapturableError as error:
-        computation.warn(f"compile = 'capture': steps run eager, they cannot be captured: {error}")
-    gc.collect()  # the trainer that tried, before another one takes as much memory
-    return made(captures=False)
-
-
-def _begun(
-    workload: Workload,
-    configuration: Configuration,
-    train: Part,
-    computation: Computation,
-    seed: int,
-    begin: Callable[[Trainer], None],
-    *,
-    captures: bool,
-) -> Trainer:
     trainer = Trainer(workload, configuration, train, computation, seed)
     try:
         begin(trainer)
-        if captures:
+        if computation.graphs is not None:
             trainer.capture()
     except BaseException:
         trainer.close()

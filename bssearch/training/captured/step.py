@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from bssearch.errors import BSSearchError
+from bssearch.errors import BSSearchError, WorkloadError
 from bssearch.training.captured.graphs import Graphs, Work
 from bssearch.training.captured.optimizers import begin_again
 from bssearch.training.losses import LossSum
@@ -32,8 +32,14 @@ WARM_UP_STEPS = 3
 cuDNN choose its kernels."""
 
 
-class NotCapturableError(Exception):
-    """The step cannot be recorded; the message says why. The trainer that tried has to be built anew."""
+class NotCapturableError(WorkloadError):
+    """The step cannot be recorded, for a ``reason``. The trainer that tried is of no use any more."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(
+            f"the step cannot be captured: {reason}", hint="with compile: none all trials of a study run eager"
+        )
+        self.reason = reason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +78,7 @@ class CapturedStep:
             with _put_back(parts, rows.device):
                 self._try_out()
                 self._record()
-        except (NotCapturableError, BSSearchError):
+        except BSSearchError:
             raise
         except Exception as error:
             if is_out_of_memory(error):
