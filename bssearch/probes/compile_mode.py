@@ -13,13 +13,13 @@ import torch
 from bssearch.errors import BSSearchError
 from bssearch.probes.step_time import measure_step_time
 from bssearch.records import Configuration, StepTimeRequest, TrainingSettings
+from bssearch.training.beginning.ready import ready_trainer
+from bssearch.training.beginning.warm_up import warm_up
 from bssearch.training.captured.optimizers import why_not_capturable
-from bssearch.training.captured.ready import ready_trainer
 from bssearch.training.captured.step import NotCapturableError
 from bssearch.training.computation import Computation
 from bssearch.training.memory import is_out_of_memory
 from bssearch.training.own.optimizers import built_optimizers, flat
-from bssearch.training.trainer import warm_up
 from bssearch.workloads.base import Data, Workload
 
 MODES = {"cpu": ("default",), "cuda": ("default", "reduce-overhead", "capture")}

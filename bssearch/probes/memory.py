@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 
 from bssearch.records import MemoryRequest, MemoryUse
-from bssearch.training.captured.ready import ready_trainer
+from bssearch.training.beginning.ready import ready_trainer
+from bssearch.training.beginning.warm_up import warm_up
 from bssearch.training.computation import Computation
 from bssearch.training.memory import (
     allocation_retries,
@@ -14,7 +15,6 @@ from bssearch.training.memory import (
     peak_process_memory_bytes,
     reset_peak_memory,
 )
-from bssearch.training.trainer import warm_up
 from bssearch.workloads.base import Data, Workload
 
 STEPS = 3

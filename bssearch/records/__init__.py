@@ -32,6 +32,8 @@ from bssearch.records.own_parameters import (
 )
 from bssearch.records.plan import Lease, TrialPlan
 from bssearch.records.question import (
+    BATCH_SCHEDULE,
+    BATCH_STAGES,
     LARGEST_METRIC,
     MAKE_TRAINER,
     Configuration,
@@ -57,6 +59,8 @@ from bssearch.records.requests import (
 from bssearch.records.stored import PLANNED, NewStudy, ProbeRecord, StudyRecord, TrialRecord, spec_digest
 
 __all__ = [
+    "BATCH_SCHEDULE",
+    "BATCH_STAGES",
     "COULD_NOT_PAUSE",
     "LARGEST_METRIC",
     "MAKE_TRAINER",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
@@ -107,12 +108,17 @@ def is_metric(value: float) -> bool:
     return abs(value) <= LARGEST_METRIC
 
 
+BATCH_SCHEDULE, BATCH_STAGES = "batch_schedule", "batch_stages"
+"""The parameters of a configuration whose batch grows: the schedule's name, and its stages after the first."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Configuration:
     """What one trial trains with, as really run: derived values, not the coordinates that were sampled.
 
     ``batch_size`` is the effective one: micro-batch × accumulation steps × world size.
-    ``parameters`` holds the optimizer's and the schedule's own (momentum, beta1, horizon_samples, clip_norm, …).
+    ``parameters`` holds the optimizer's and the schedule's own (momentum, beta1, horizon_samples, clip_norm, …), and
+    what lets the batch grow (`bssearch.batch_schedule`): ``batch_size`` is then the one that it begins with.
     """
 
     batch_size: int
@@ -139,7 +145,20 @@ class Configuration:
 
     def trains_like(self, other: Configuration) -> bool:
         """Return whether two configurations differ at most in how they split a batch into micro-batches."""
-        return self.in_micro_batches(1) == other.in_micro_batches(1)
+        return self._whole == other._whole
+
+    @property
+    def _whole(self) -> Configuration:
+        whole = self.in_micro_batches(1)
+        if not self.grows:
+            return whole
+        stages = re.sub(r"/\d+", "", str(self.parameters.get(BATCH_STAGES)))
+        return replace(whole, parameters={**self.parameters, BATCH_STAGES: stages})
+
+    @property
+    def grows(self) -> bool:
+        """Return whether the batch size is that of a first stage (`bssearch.batch_schedule`)."""
+        return BATCH_SCHEDULE in self.parameters
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

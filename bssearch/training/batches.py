@@ -21,9 +21,10 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from bssearch.errors import LaunchError
+from bssearch.errors import LaunchError, WorkloadError
 from bssearch.records import Configuration
 from bssearch.training.computation import Computation
+from bssearch.training.growing.growth import Growth, growing_rows
 from bssearch.training.own.batches import CollatedSamples, streamed
 from bssearch.workloads.data import Batch, BatchStream, Data, DatasetPart, HostPart, Part
 from bssearch.workloads.nested import moved, tensors
@@ -83,23 +84,39 @@ def placement_of(train: Part, computation: Computation) -> Placement:
 
 
 def micro_batches(
-    train: Part, configuration: Configuration, computation: Computation, seed: int, *, after_steps: int = 0
+    train: Part,
+    configuration: Configuration,
+    computation: Computation,
+    seed: int,
+    *,
+    after_steps: int = 0,
+    growth: Growth | None = None,
 ) -> Generator[Batch, None, None]:
     """Yield the (inputs, targets) of each micro-batch on the device, epoch after epoch, without an end.
 
-    Those of the first ``after_steps`` optimizer steps are left out, ungathered.
+    Those of the first ``after_steps`` optimizer steps are left out, ungathered; of a trial whose batch grows those
+    before the place where its ``growth`` stands.
     Each epoch is a new permutation of the training part; its last, incomplete batch is dropped. The order is drawn on
     the CPU from a generator of its own, so that it is the same on every device and whatever dropout draws. Closing the
     generator ends the processes that load for it. Where the workload makes the batches itself they come in its order.
     """
+    if growth is not None and growth.schedule is not None:
+        return _growing_micro_batches(train, computation, seed, growth)
     first = after_steps * configuration.accumulation_steps
     if isinstance(train, BatchStream):
         return streamed(train, configuration.micro_batch_size, computation.device, seed, skip=first)
     if placement_of(train, computation) == "device":
         return _gathered(train, rows_on_device(train, configuration, computation, seed, after_steps=after_steps))
     epochs = _epochs(len(train), configuration.batch_size, seed, after_steps)
+    places = _MicroBatchRows(epochs, configuration.micro_batch_size)
+    return _streamed_from_host(train, places, computation, seed, first)
+
+
+def _streamed_from_host(
+    train: Part | DatasetPart, places: Iterable[Any], computation: Computation, seed: int, first: int
+) -> Generator[Batch, None, None]:
+    """Yield the micro-batches of rows that a loader gathers, the ``first`` of them by its position in the trial."""
     samples: Dataset[Batch] = _Samples(train)
-    places: Iterable[Any] = _MicroBatchRows(epochs, configuration.micro_batch_size)
     if isinstance(train, DatasetPart):
         samples, places = CollatedSamples(train, seed), enumerate(places, first)
     workers = computation.settings.loader_workers
@@ -108,8 +125,47 @@ def micro_batches(
     return _copied(batches, computation.device) if computation.device.type == "cuda" else batches
 
 
+def _growing_micro_batches(
+    train: Part, computation: Computation, seed: int, growth: Growth
+) -> Generator[Batch, None, None]:
+    """Yield what `micro_batches` does, from where a trial stands whose batch grows."""
+    if isinstance(train, BatchStream):
+        size = growth.stage.micro_batch_size
+        return streamed(train, size, computation.device, seed, skip=growth.micro_batches)
+    if placement_of(train, computation) == "device":
+        return _gathered(train, _growing_rows(train, computation, seed, growth))
+    if growth.is_measured:
+        raise WorkloadError(
+            "batch_schedule = 'noise_scale' needs the training part on the device: a loader prepares batches before it "
+            "is known how large they are"
+        )
+    rows = growing_rows(_whole_epochs(train, seed, growth), growth.ahead(), ahead=True)
+    return _streamed_from_host(train, (one.numpy() for one in rows), computation, seed, growth.micro_batches)
+
+
+def _growing_rows(
+    train: Part, computation: Computation, seed: int, growth: Growth
+) -> Generator[torch.Tensor, None, None]:
+    """Yield what `rows_on_device` does, from where a trial stands whose batch grows."""
+    epochs = _whole_epochs(train, seed, growth)
+    if computation.device.type == "cuda":
+        epochs = _on_device(drawn_ahead(epochs, torch.Tensor.pin_memory), computation.device)
+    return growing_rows(epochs, growth)
+
+
+def _whole_epochs(train: Part, seed: int, growth: Growth) -> Iterator[torch.Tensor]:
+    """Return the orders of whole epochs from that of a trial's next step on."""
+    return _epochs(len(train), 1, seed, growth.epoch * len(train))
+
+
 def rows_on_device(
-    train: Part, configuration: Configuration, computation: Computation, seed: int, *, after_steps: int = 0
+    train: Part,
+    configuration: Configuration,
+    computation: Computation,
+    seed: int,
+    *,
+    after_steps: int = 0,
+    growth: Growth | None = None,
 ) -> Generator[torch.Tensor, None, None]:
     """Yield the rows (micro-batch size,) of each micro-batch, on the device on which the training part lies.
 
@@ -117,6 +173,8 @@ def rows_on_device(
     pinned memory, from where it is copied without a wait: a draw on the GPU would cost no less time of the host's, and
     its order would be another on each kind of device.
     """
+    if growth is not None and growth.schedule is not None:
+        return _growing_rows(train, computation, seed, growth)
     epochs = _epochs(len(train), configuration.batch_size, seed, after_steps)
     if computation.device.type == "cuda":
         epochs = _on_device(drawn_ahead(epochs, torch.Tensor.pin_memory), computation.device)

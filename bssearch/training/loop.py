@@ -38,8 +38,10 @@ from bssearch.records import (
     is_metric,
 )
 from bssearch.space.batch_norm import batch_norm_caveats
+from bssearch.training.beginning.meters import noise_growth, noise_meter
+from bssearch.training.beginning.ready import ready_trainer
+from bssearch.training.beginning.warm_up import warm_up
 from bssearch.training.branches.continuation import continue_from
-from bssearch.training.captured.ready import ready_trainer
 from bssearch.training.clock import Clock
 from bssearch.training.computation import Computation
 from bssearch.training.contention import Contention, ContentionMeter
@@ -47,9 +49,10 @@ from bssearch.training.core_pace import ReferenceKernel
 from bssearch.training.course import Course, Ending, not_finite
 from bssearch.training.device_use import DeviceMeter
 from bssearch.training.gradient_noise import NoiseBudget, NoiseMeter
+from bssearch.training.growing.by_noise import NoiseGrowth
 from bssearch.training.inspection import batch_norm_layers, tokens_per_sample
 from bssearch.training.memory import is_out_of_memory, peak_memory_meter, unused_memory
-from bssearch.training.trainer import Trainer, warm_up
+from bssearch.training.trainer import Trainer
 from bssearch.training.trial_checkpoint import Checkpoint, RandomState, Saved, first_line, identity_of
 from bssearch.workloads.base import Data, Workload
 
@@ -92,6 +95,7 @@ class Trial:
         self._reference = ReferenceKernel.where_it_tells(computation.device, request.threads)
         self._trainer: Trainer | None = None
         self._noise: NoiseMeter | None = None
+        self._noise_growth: NoiseGrowth | None = None
         self._noise_budget = noise_budget
         self._memory = peak_memory_meter(computation.device)
         self._course = Course(request, workload.metrics.get(request.target.metric))
@@ -168,17 +172,8 @@ class Trial:
             self._trainer = ready_trainer(
                 workload, request.configuration, self._data.train, computation, request.seed, self._branch_off
             )
-            if request.branch is None and computation.settings.measure_noise and self._trainer.has_noise:
-                self._noise = NoiseMeter(
-                    workload,
-                    computation,
-                    self._trainer,
-                    request.configuration,
-                    self._data.train,
-                    request.target,
-                    request.seed,
-                    budget=self._noise_budget,
-                )
+            given = request, workload, computation, self._trainer, self._data.train
+            self._noise, self._noise_growth = noise_meter(*given, self._noise_budget), noise_growth(*given)
         return self._trainer
 
     def _branch_off(self, trainer: Trainer) -> None:
@@ -227,8 +222,8 @@ class Trial:
         """Return what a checkpoint holds of the training, the random state last, and of what is measured."""
         assert self._trainer is not None, "only a trial that trains is paused"
         training: dict[str, Saved] = {"trainer": self._trainer}
-        if self._noise is not None:
-            training["noise"] = self._noise
+        meters = {"noise": self._noise, "noise_growth": self._noise_growth}
+        training |= {name: meter for name, meter in meters.items() if meter is not None}
         training["random"] = RandomState(self._device)
         measured: dict[str, Saved] = {
             "clock": self._clock,
@@ -252,7 +247,7 @@ class Trial:
                 if ending is not None:
                     return ending
                 trainer.step()
-                self._clock.pace(self._request.configuration.accumulation_steps)
+                self._clock.pace(trainer.accumulation_steps)
                 self._on_progress()
                 if trainer.steps == 1:
                     with self._clock.waiting():
@@ -263,7 +258,8 @@ class Trial:
                     return self._stopped()
 
     def _evaluation_is_due(self, trainer: Trainer) -> bool:
-        return trainer.steps % self._request.eval_every_steps == 0 or trainer.schedule.is_over(trainer.steps)
+        every = self._request.eval_every_steps * self._request.configuration.batch_size
+        return trainer.has_seen_again(every) or trainer.is_over
 
     def _stopped(self) -> Ending | None:
         asked = self._stop()
@@ -294,7 +290,7 @@ class Trial:
             loss=loss,
             learning_rate=trainer.learning_rate,
         )
-        ending = self._course.observe(observation, is_over=trainer.schedule.is_over(trainer.steps))
+        ending = self._course.observe(observation, is_over=trainer.is_over)
         with self._clock.ledger("other"):
             self._device_meter.sample()
             self._contention.look()
@@ -305,10 +301,14 @@ class Trial:
                 self._progress.note_peak(self._peak_bytes())
                 self._noise.after_evaluation(metric, observation.train_seconds)
                 self._memory.restart()
-            return ending or self._stuck_at_chance(trainer)
+            ending = ending or self._stuck_at_chance(trainer)
+        if ending is None and self._noise_growth is not None:
+            with self._clock.ledger("train"), self._clock.waiting():
+                self._noise_growth.after_evaluation()
+        return ending
 
     def _stuck_at_chance(self, trainer: Trainer) -> Ending | None:
-        if trainer.steps <= trainer.schedule.warmup_steps:
+        if trainer.position <= trainer.schedule.warmup_steps:
             return None
         return self._course.stuck_at_chance(self._counted_seconds, self._where(trainer))
 

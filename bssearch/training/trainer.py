@@ -5,34 +5,32 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import nullcontext
-from dataclasses import replace
+from contextlib import closing, nullcontext
 from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
 import torch
 
-from bssearch.errors import BSSearchError, UsageError, WorkloadError
+from bssearch.batch_schedule import constant_configurations
+from bssearch.errors import UsageError, WorkloadError
 from bssearch.records import Configuration, parameters_of_group
 from bssearch.training.batches import micro_batches, placement_of, rows_on_device
 from bssearch.training.branches.continuation import BranchSchedule
 from bssearch.training.captured.optimizers import why_not_capturable
 from bssearch.training.captured.step import CapturedStep, NotCapturableError, StepParts
 from bssearch.training.computation import Computation
+from bssearch.training.growing.growth import Growth
 from bssearch.training.losses import LossSum, loss_of
-from bssearch.training.memory import is_out_of_memory
 from bssearch.training.model_state import extra_state, named_tensors, restore_model
-from bssearch.training.own.optimizers import built_optimizers, flat, ignored_learning_rate
+from bssearch.training.own.optimizers import built_optimizers, flat
 from bssearch.training.own.schedule import OwnSchedule, schedule_for
 from bssearch.training.own.step import OwnStep, own_training_step
 from bssearch.training.own.updates import Updates
 from bssearch.training.schedule import Schedule
 from bssearch.workloads.base import WeightedLoss, Workload
-from bssearch.workloads.data import Batch, BatchStream, Data, Part
+from bssearch.workloads.data import Batch, BatchStream, Part
 from bssearch.workloads.evaluation import measure, metric_value
-
-WARM_UP_STEPS = 2
 
 
 class Trainer:
@@ -47,10 +45,12 @@ class Trainer:
     def __init__(
         self, workload: Workload, configuration: Configuration, train: Part, computation: Computation, seed: int
     ) -> None:
-        _check(configuration, len(train))
+        check_split(configuration, len(train))
         seed_everything(seed)
         self.steps = 0
-        self.dropped_samples = None if isinstance(train, BatchStream) else len(train) % configuration.batch_size
+        is_stream = isinstance(train, BatchStream)
+        self.growth = Growth(configuration, None if is_stream else len(train))
+        self.dropped_samples = None if is_stream or self.growth.schedule else len(train) % configuration.batch_size
         self.data_placement = placement_of(train, computation)
         self.schedule: Schedule | OwnSchedule | BranchSchedule = schedule_for(workload, configuration, len(train))
         own = parameters_of_group(configuration.parameters, "model")
@@ -62,13 +62,14 @@ class Trainer:
         self._workload = workload
         self._augment = getattr(workload, "augment", None)
         self._loss = loss_of(workload, configuration)
-        self._configuration = configuration
+        self._configurations = constant_configurations(configuration)
+        self._configuration, self._now = configuration, self._configurations[0]
         self._computation = computation
-        self._accumulation_steps = configuration.accumulation_steps
         self._train = train
         self._seed = seed
-        self._captured: CapturedStep | None = None
-        self._batches: Generator[Any, None, None] = micro_batches(train, configuration, computation, seed)
+        self._captured: list[CapturedStep] = []
+        self._last_factor: float | None = None
+        self._batches: Generator[Any, None, None] = self._micro_batches()
         self._losses = LossSum(computation.device)
 
     def __enter__(self) -> Self:
@@ -82,21 +83,40 @@ class Trainer:
     def close(self) -> None:
         """End what loads the data, and let go of graphs with their memory; no step can follow, evaluations can."""
         self._batches.close()
-        if self._captured is not None:
-            self._captured = None
+        if self._captured:
+            self._captured = []
             for parameter in self.model.parameters():
                 parameter.grad = None  # it lies in the memory of the graphs
 
     @property
     def samples(self) -> int:
         """Return how many training samples have been seen."""
-        return self.steps * self._configuration.batch_size
+        grows = self.growth.schedule is not None
+        return self.growth.samples if grows else self.steps * self._configuration.batch_size
+
+    @property
+    def position(self) -> int:
+        """Return the steps so far as the learning rate's schedule counts them; see `Growth.position`."""
+        return self.steps if self.growth.schedule is None else self.growth.position
+
+    @property
+    def is_over(self) -> bool:
+        """Return whether the schedule has ended: no further step is run."""
+        return self.schedule.is_over(self.position)
+
+    @property
+    def accumulation_steps(self) -> int:
+        """Return how many micro-batches the last step had, or the first one before it has run."""
+        return self._now.accumulation_steps
+
+    def has_seen_again(self, samples: int) -> bool:
+        """Return whether the last step has seen the last of another ``samples`` of the training, or none was taken."""
+        return self.samples % samples < self._now.batch_size
 
     @property
     def learning_rate(self) -> float:
         """Return the learning rate of the last step, or of the first one before it has run."""
-        factor = self.schedule.factor(max(0, self.steps - 1))
-        return self._configuration.learning_rate * factor
+        return self._configuration.learning_rate * (self._factor if self._last_factor is None else self._last_factor)
 
     @property
     def skipped_steps(self) -> int | None:
@@ -132,10 +152,7 @@ class Trainer:
         if reason is not None:
             raise NotCapturableError(reason)
         self._batches.close()
-        self._batches = self._rows(0)
-        rows = next(self._batches)
-        self._batches.close()
-        self._batches = self._rows(self.steps)
+        self._batches = self._rows()
         self._updates.stay_in_place()
         parts = StepParts(
             model=self.model,
@@ -147,35 +164,42 @@ class Trainer:
             update=self._updates.apply,
         )
         extra = extra_state(self.model)
-        self._captured = CapturedStep(parts, rows, self._accumulation_steps, self._computation.graphs())
+        for one in self._configurations:
+            self._now = one
+            with closing(rows_on_device(self._train, one, self._computation, self._seed)) as batches:
+                rows = next(batches)
+            self._captured.append(CapturedStep(parts, rows, one.accumulation_steps, self._computation.graphs()))
+        self._now = self._configurations[self.growth.place]
         self.model.load_state_dict(extra, strict=False)
 
     def peak_bytes(self, seen: int | None) -> int | None:
         """Return the peak of memory of which ``seen`` are the most bytes that tensors held, with those of graphs."""
-        if self._captured is None or seen is None:
+        if not self._captured or seen is None:
             return seen
-        return max(self._captured.peak_bytes or 0, seen + self._captured.idle_bytes)
+        peak = max(one.peak_bytes or 0 for one in self._captured)
+        return max(peak, seen + sum(one.idle_bytes for one in self._captured))
 
     def step(self) -> None:
         """Run one optimizer step: all its micro-batches, then clipping, update and average once."""
-        if self._captured is not None:
-            self._updates.set_rates(self.schedule.factor(self.steps))
-            self._captured.run(self._batches)
-            self.steps += 1
-            return
-        self._updates.begin(self.schedule.factor(self.steps))
-        if self._own_step is None:
-            self._accumulate()
-            self.update()
+        self._now, self._last_factor = self._configurations[self.growth.place], self._factor
+        if self._captured:
+            self._updates.set_rates(self._last_factor)
+            self._captured[self.growth.place].run(self._batches)
         else:
-            self._losses.add(self._own_step.run(self.steps, self._augmented()))
-            self._updates.end()
+            self._updates.begin(self._last_factor)
+            if self._own_step is None:
+                self._accumulate()
+                self.update()
+            else:
+                self._losses.add(self._own_step.run(self.steps, self._augmented(), self._now))
+                self._updates.end()
         self.steps += 1
+        self.growth.stepped()
 
     def update(self) -> None:
         """Apply the gradient that lies there: clip, optimizers, average; once per step whatever the accumulation."""
-        if self._captured is not None:
-            self._captured.update()
+        if self._captured:
+            self._captured[self._configurations.index(self._now)].update()
         elif self._own_step is None:
             self._updates.apply()
         else:
@@ -189,6 +213,8 @@ class Trainer:
             "extra": extra_state(self.model),
             **self._updates.state(),
             "losses": self._losses.state(),
+            "growth": {**self.growth.state(), "last": self._configurations.index(self._now)},
+            "factor": self._last_factor,
         }
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -200,13 +226,12 @@ class Trainer:
         self._updates.restore(state)
         self._losses.restore(state["losses"])
         self.steps = state["steps"]
+        self._last_factor = state.get("factor", self.schedule.factor(max(0, self.steps - 1)))  # of older checkpoints
+        if self.growth.schedule is not None:
+            self.growth.restore(state["growth"])
+            self._now = self._configurations[state["growth"]["last"]]
         self._batches.close()
-        if self._captured is not None:
-            self._batches = self._rows(self.steps)
-        else:
-            self._batches = micro_batches(
-                self._train, self._configuration, self._computation, self._seed, after_steps=self.steps
-            )
+        self._batches = self._rows() if self._captured else self._micro_batches()
 
     def take_over(self, optimizer: Any, average: list[torch.Tensor] | None) -> None:
         """Begin with another run's optimizer; see `bssearch.training.own.updates.Updates.take_over`."""
@@ -263,23 +288,35 @@ class Trainer:
     def _accumulate(self) -> None:
         """Add up the gradients of the step's micro-batches."""
         weights: list[torch.Tensor | float] = []
-        for _ in range(self._accumulation_steps):
+        for _ in range(self._now.accumulation_steps):
             inputs, targets = next(self._batches)
             loss = self._micro_batch_loss(inputs, targets)
             self._add_gradient(loss)
             self._losses.add(loss)
             if isinstance(loss, WeightedLoss):
                 weights.append(loss.weight)
-        if weights and self._accumulation_steps > 1:
-            if len(weights) < self._accumulation_steps:
+        if weights and self._now.accumulation_steps > 1:
+            if len(weights) < self._now.accumulation_steps:
                 raise WorkloadError(
                     "loss() returned a WeightedLoss for some micro-batches of a batch and not for others"
                 )
             none = torch.zeros((), dtype=torch.float64, device=self._losses.device)
             self._divide_gradient(torch.as_tensor(sum(weights, start=none)))
 
-    def _rows(self, after_steps: int) -> Generator[torch.Tensor, None, None]:
-        return rows_on_device(self._train, self._configuration, self._computation, self._seed, after_steps=after_steps)
+    @property
+    def _factor(self) -> float:
+        """Return the factor on the peak learning rate for the next step."""
+        return self.schedule.factor(self.position) * self.growth.rate_factor
+
+    def _micro_batches(self) -> Generator[Batch, None, None]:
+        """Return the micro-batches from the next step on."""
+        given = self._train, self._configuration, self._computation, self._seed
+        return micro_batches(*given, after_steps=self.steps, growth=self.growth)
+
+    def _rows(self) -> Generator[torch.Tensor, None, None]:
+        """Return the rows of the micro-batches from the next step on."""
+        given = self._train, self._configuration, self._computation, self._seed
+        return rows_on_device(*given, after_steps=self.steps, growth=self.growth)
 
     def _take_micro_batch(self, rows: torch.Tensor) -> torch.Tensor | WeightedLoss:
         """Add the gradient of the samples of some rows; return their loss."""
@@ -325,55 +362,18 @@ class Trainer:
         The weight of a batch is known after its last micro-batch: until then its number of samples stands for it,
         which keeps the gradients in the range of fp16.
         """
-        accumulates = self._accumulation_steps > 1
+        accumulates = self._now.accumulation_steps > 1
         if isinstance(loss, WeightedLoss):
-            share = loss.total / (self._configuration.batch_size if accumulates else loss.weight)
+            share = loss.total / (self._now.batch_size if accumulates else loss.weight)
         else:
-            share = loss / self._accumulation_steps if accumulates else loss
+            share = loss / self._now.accumulation_steps if accumulates else loss
         self._updates.backward(share)
 
     def _divide_gradient(self, whole: torch.Tensor) -> None:
         """Divide the gradient by the weight of the whole batch, in place of its number of samples."""
         gradients = [parameter.grad for parameter in self.model.parameters() if parameter.grad is not None]
-        factor = torch.as_tensor(self._configuration.batch_size / whole, dtype=gradients[0].dtype)
+        factor = torch.as_tensor(self._now.batch_size / whole, dtype=gradients[0].dtype)
         torch._foreach_mul_(gradients, factor)
-
-
-def warm_up(
-    workload: Workload, configuration: Configuration, data: Data, computation: Computation, metric: str, seed: int
-) -> None:
-    """Let the device and the libraries meet every shape of a trial before its time starts.
-
-    A throw-away model evaluates the validation part once and takes the first two steps of the trial, on the rows that
-    its seed draws for them: no batch is met here that the trial does not meet itself. Where it fails compiled and not
-    uncompiled, compiling is given up. It changes the random state: build the trial's own trainer afterwards, which
-    seeds it and is then what it would be without the warm-up. Raises `WorkloadError` where a batch is larger than the
-    training part.
-    """
-    _check(configuration, len(data.train))
-    try:
-        _take_first_steps(workload, configuration, data, computation, metric, seed)
-    except BSSearchError:
-        raise
-    except Exception as error:
-        if not computation.compiles or is_out_of_memory(error):
-            raise
-        with computation.uncompiled():
-            _take_first_steps(workload, configuration, data, computation, metric, seed)
-        computation.fallback(error)
-
-
-def _take_first_steps(
-    workload: Workload, configuration: Configuration, data: Data, computation: Computation, metric: str, seed: int
-) -> None:
-    # The trial's own rows: made-up ones, or the first of a part that is sorted by length, may hold not a single token.
-    with Trainer(workload, replace(configuration, warmup_epochs=0.0), data.train, computation, seed) as trainer:
-        trainer.evaluate(data.validation, metric)
-        for _ in range(WARM_UP_STEPS):
-            trainer.step()
-        ignored = ignored_learning_rate(workload, trainer.model, configuration)
-        if ignored is not None:
-            computation.warn(ignored)
 
 
 def seed_everything(seed: int) -> None:
@@ -383,7 +383,8 @@ def seed_everything(seed: int) -> None:
     torch.manual_seed(seed)
 
 
-def _check(configuration: Configuration, train_samples: int) -> None:
+def check_split(configuration: Configuration, train_samples: int) -> None:
+    """Raise `UsageError` for a batch that is not made of its micro-batches, `WorkloadError` for one too large."""
     batch_size = configuration.batch_size
     micro, accumulation = configuration.micro_batch_size, configuration.accumulation_steps
     if configuration.world_size != 1:

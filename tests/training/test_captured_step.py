@@ -20,8 +20,8 @@ from bssearch.probes.memory import measure_memory
 from bssearch.probes.step_time import measure_step_time
 from bssearch.records import Branch, Configuration, MemoryRequest, Observation, StepTimeRequest, TrialState
 from bssearch.training import gradient_noise
+from bssearch.training.beginning.ready import ready_trainer
 from bssearch.training.captured.optimizers import CAPTURABLE, RatesInPlace, begin_again, why_not_capturable
-from bssearch.training.captured.ready import ready_trainer
 from bssearch.training.captured.step import NotCapturableError
 from bssearch.training.computation import Computation
 from bssearch.training.losses import LossSum
@@ -378,7 +378,7 @@ def test_step_times_are_those_of_recorded_steps() -> None:
 def test_the_graphs_and_their_gradients_go_with_the_trainer() -> None:
     with trainer(capturing(), configuration()) as one:
         one.step()
-        kept = weakref.ref(one._captured)
+        kept = weakref.ref(one._captured[0])
         assert kept() is not None
     assert kept() is None and all(parameter.grad is None for parameter in one.model.parameters())
 

@@ -15,9 +15,10 @@ from torch._dynamo.utils import counters
 
 from bssearch.records import TrainingSettings
 from bssearch.training import compilation
+from bssearch.training.beginning.warm_up import warm_up
 from bssearch.training.compilation import TracedDropout, share_storage
 from bssearch.training.computation import Computation
-from bssearch.training.trainer import Trainer, warm_up
+from bssearch.training.trainer import Trainer
 from tests.training.toys import Toy, configuration, on_cpu, toy_data
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")

@@ -52,16 +52,16 @@ class OwnStep:
         self._computation = computation
         self._updates = updates
 
-    def run(self, number: int, batches: Iterator[Batch]) -> torch.Tensor | WeightedLoss:
-        """Take a step over the next micro-batches; return its loss.
+    def run(self, number: int, batches: Iterator[Batch], configuration: Configuration) -> torch.Tensor | WeightedLoss:
+        """Take a step over the next micro-batches, as many as ``configuration`` has; return its loss.
 
         Raises `WorkloadError` where not all of them are taken, and where what it returns is no loss.
         """
-        taken = _Taken(batches, self._configuration.accumulation_steps)
+        taken = _Taken(batches, configuration.accumulation_steps)
         step = TrainingStep(
             model=self._model,
             optimizers=self._optimizers,
-            configuration=self._configuration,
+            configuration=configuration,
             number=number,
             micro_batches=taken,
             _backward=self._outside_autocast(self._updates.backward),
@@ -70,7 +70,7 @@ class OwnStep:
         with self._computation.whole_step():
             loss = self._take(step)
         if taken.left:
-            total = self._configuration.accumulation_steps
+            total = configuration.accumulation_steps
             raise WorkloadError(f"training_step() took {total - taken.left} of {total} micro-batches; it must take all")
         return _checked(loss)
 

@@ -1,0 +1,1 @@
+"""What is done before the time of a trial starts."""

@@ -1,0 +1,1 @@
+"""Trials whose batch grows."""

@@ -1,0 +1,227 @@
+"""Trials whose batch grows: which samples each step has, its learning rate, pausing, and what is refused."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from bssearch.batch_schedule import BatchSchedule, Stage, with_batch_schedule
+from bssearch.errors import WorkloadError
+from bssearch.records import Configuration, TrialState
+from bssearch.scaling import LearningRateRule
+from bssearch.training.batches import micro_batches
+from bssearch.training.beginning.ready import ready_trainer
+from bssearch.training.beginning.warm_up import warm_up
+from bssearch.training.growing.growth import Growth
+from bssearch.training.trainer import Trainer
+from bssearch.workloads.data import Part
+from tests.test_batch_schedule import milestones, schedules
+from tests.training.fake_graphs import FakeGraphs
+from tests.training.test_pausing import Parts, asked, trained
+from tests.training.toys import Run, Toy, configuration, curve, on_cpu, request, toy_data
+
+TRAIN_SAMPLES = 100
+
+
+def grows(*stages: tuple[int, ...], rule: LearningRateRule = LearningRateRule.SQRT, **changes: Any) -> Configuration:
+    return with_batch_schedule(configuration(**changes), milestones(*stages, rule=rule))
+
+
+def by_noise(*sizes: int, share: float = 1.0, **changes: Any) -> Configuration:
+    stages = tuple(Stage(0, size, size) for size in sizes)
+    schedule = BatchSchedule(name="noise_scale", stages=stages, rate_rule=LearningRateRule.SQRT, noise_share=share)
+    return with_batch_schedule(configuration(**changes), schedule)
+
+
+def rows_of(one: Configuration, steps: int, **training: Any) -> list[list[list[int]]]:
+    """Return the rows of each micro-batch of each step; an input is its row."""
+    part = Part(torch.arange(TRAIN_SAMPLES).float(), torch.zeros(TRAIN_SAMPLES))
+    growth = Growth(one, TRAIN_SAMPLES)
+    found = []
+    batches = micro_batches(part, one, on_cpu(**training), seed=3, growth=growth)
+    for _ in range(steps):
+        count = growth.stage.accumulation_steps
+        found.append([[int(row) for row in inputs] for inputs, _ in itertools.islice(batches, count)])
+        growth.stepped()
+    batches.close()
+    return found
+
+
+def test_each_step_has_the_next_samples_and_an_epoch_ends_where_less_than_a_batch_is_left() -> None:
+    steps = rows_of(grows((0, 20), (60, 40, 10)), 6)
+    sizes = [[len(one) for one in step] for step in steps]
+    assert sizes == [[20], [20], [20], [10] * 4, [10] * 4, [10] * 4]
+    flat = [list(itertools.chain(*step)) for step in steps]
+    first, second = list(itertools.chain(*flat[:4])), list(itertools.chain(*flat[4:]))
+    assert sorted(first) == list(range(100)), "one whole epoch"
+    assert len(set(second)) == 80, "two batches of the next, whose last 20 samples are dropped"
+
+
+@given(schedules(), st.integers(1, 40))
+@settings(max_examples=60, deadline=None)
+def test_a_loader_gathers_the_same_rows_and_all_are_different_within_an_epoch(
+    schedule: BatchSchedule, steps: int
+) -> None:
+    stages = tuple(one for one in schedule.stages if one.batch_size <= TRAIN_SAMPLES)
+    if not stages:
+        return
+    one = configuration(stages[0].batch_size, micro_batch_size=stages[0].micro_batch_size)
+    one = replace(one, accumulation_steps=stages[0].accumulation_steps)
+    if len(stages) > 1:
+        one = with_batch_schedule(one, replace(schedule, stages=stages))
+        found = rows_of(one, steps)
+        assert found == rows_of(one, steps, data="host", loader_workers=0)
+    else:
+        found = rows_of(one, steps)
+    samples, epoch = 0, list[int]()
+    for step in found:
+        stage = next(stage for stage in reversed(stages) if stage.start_samples <= samples)
+        assert [len(rows) for rows in step] == [stage.micro_batch_size] * stage.accumulation_steps
+        if len(epoch) + stage.batch_size > TRAIN_SAMPLES:
+            epoch = []
+        epoch += itertools.chain(*step)
+        assert len(set(epoch)) == len(epoch)
+        samples += stage.batch_size
+
+
+def test_a_batch_that_has_not_grown_yet_trains_as_one_that_stays_bit_for_bit() -> None:
+    plain = configuration(20, dropout=0.3, warmup_epochs=1.0, parameters={"schedule": "cosine", "horizon_samples": 900})
+    growing = with_batch_schedule(plain, milestones((0, 20), (10**6, 40)))
+    runs = [Run(request(one, target=1.0, train_seconds_limit=1e9)) for one in (plain, growing)]
+    assert curve(runs[0]) == curve(runs[1])
+    assert runs[0].outcome.steps == runs[1].outcome.steps == 45
+    rates = [[seen.learning_rate for seen in run.observations] for run in runs]
+    assert rates[0] == rates[1]
+
+
+def test_steps_samples_and_rates_are_counted_as_they_are() -> None:
+    limits: dict[str, Any] = {"target": 1.0, "train_seconds_limit": 1e9, "eval_every_steps": 2}
+    one = grows((0, 20), (60, 40), (200, 80), parameters={"schedule": "linear", "horizon_samples": 400})
+    run = Run(request(one, **limits))
+    seen = [(one.step, one.samples) for one in run.observations]
+    # Three steps of 20, four of 40 (to 220), three of 80: evaluated wherever another 40 samples have been seen.
+    assert seen == [(0, 0), (2, 40), (4, 100), (5, 140), (6, 180), (7, 220), (8, 300), (9, 380), (10, 460)]
+    assert (run.outcome.steps, run.outcome.samples, run.outcome.dropped_samples_per_epoch) == (10, 460, None)
+    rates = {one.step: one.learning_rate for one in run.observations}
+    assert rates[2] == pytest.approx(0.02 * (1 - 1 / 20))
+    assert rates[4] == pytest.approx(0.02 * 2**0.5 * (1 - 3 / 20))
+    assert rates[10] == pytest.approx(0.02 * 2 * (1 - 19 / 20))
+
+
+def test_the_rate_follows_its_rule_and_the_micro_batches_make_no_difference() -> None:
+    def trainer(rule: LearningRateRule, *stages: tuple[int, ...]) -> Trainer:
+        one = Trainer(Toy(torch.float64), grows(*stages, rule=rule), toy_data(dtype=torch.float64).train, on_cpu(), 3)
+        for _ in range(4):
+            one.step()
+        return one
+
+    for rule, factor in ((LearningRateRule.LINEAR, 4.0), (LearningRateRule.SQRT, 2.0), (LearningRateRule.NONE, 1.0)):
+        whole, split = trainer(rule, (0, 20), (40, 80)), trainer(rule, (0, 20), (40, 80, 8))
+        assert whole.learning_rate == pytest.approx(0.02 * factor)
+        assert (whole.accumulation_steps, split.accumulation_steps) == (1, 10)
+        for one, other in zip(whole.model.parameters(), split.model.parameters(), strict=True):
+            torch.testing.assert_close(one, other)
+
+
+WHERE = [
+    pytest.param({"stop_after": 2}, id="inside the first stage"),
+    pytest.param({"stop_after": 3}, id="at a change"),
+    pytest.param({"stop_after": 4}, id="after a change"),
+    pytest.param({"stop_after": 8}, id="in the last stage"),
+    pytest.param({"stop_seen": 0}, id="before the first step"),
+]
+
+
+@pytest.mark.parametrize("data", ["device", "host"])
+@pytest.mark.parametrize("where", WHERE)
+def test_a_paused_trial_goes_on_as_if_it_had_never_stopped(where: dict[str, int], data: str, tmp_path: Path) -> None:
+    one = grows((0, 20), (60, 40, 20), (200, 80), dropout=0.3, warmup_epochs=1.0, optimizer="adamw")
+    settings = {"data": data, "loader_workers": 0}
+    whole, parts = (Parts(asked(one, tmp_path), settings) for _ in range(2))
+    whole.run()
+    assert parts.run(**where).state is TrialState.PAUSED
+    parts.run()
+    assert len(whole.observations) > 4
+    assert trained(parts) == trained(whole)
+
+
+@pytest.mark.parametrize("stop_seen", [0, 10, 15])
+def test_one_that_grows_with_the_noise_goes_on_as_if_it_had_never_stopped(stop_seen: int, tmp_path: Path) -> None:
+    one = by_noise(10, 20, 40, 80, share=2.0)
+    whole, parts = (Parts(asked(one, tmp_path, train_seconds_limit=600.0)) for _ in range(2))
+    whole.run()
+    assert parts.run(stop_seen=stop_seen).state is TrialState.PAUSED
+    parts.run()
+    assert trained(parts) == trained(whole)
+    grown = [seen.samples for seen in whole.observations]
+    assert grown[-1] > 10 * whole.observations[-1].step, "it has grown"
+
+
+def test_it_grows_with_the_noise_scale_as_far_as_its_share_goes() -> None:
+    def sizes(share: float) -> list[float]:
+        asked = request(by_noise(10, 20, 40, 80, share=share), target=1.0, train_seconds_limit=1e9, eval_every_steps=5)
+        counted: list[int] = []
+        stop = lambda: (TrialState.PRUNED, "enough") if counted.append(1) or len(counted) > 60 else None  # type: ignore[func-returns-value]  # noqa: E731
+        seen = Run(asked, stop=stop).observations
+        return [
+            (after.samples - before.samples) / (after.step - before.step) for before, after in itertools.pairwise(seen)
+        ]
+
+    assert set(sizes(1e-6)) == {10.0}, "no size is within a millionth of the noise scale"
+    found = sizes(1.0)
+    assert found == sorted(found) and found[0] < found[-1]
+    assert max(sizes(1e6)) == 80.0
+
+
+def test_what_cannot_be_is_refused_by_name() -> None:
+    with pytest.raises(WorkloadError, match="batch_size = 128 must be <= 100, the number of training samples"):
+        Trainer(Toy(), grows((0, 20), (60, 128)), toy_data().train, on_cpu(), 3)
+    with pytest.raises(WorkloadError, match="'noise_scale' needs the training part on the device"):
+        Trainer(Toy(), by_noise(20, 40), toy_data().train, on_cpu(data="host", loader_workers=0), 3)
+    with pytest.raises(WorkloadError, match="'noise_scale' measures the gradient noise scale: the training part has"):
+        Run(request(by_noise(2, 4)), data=toy_data(train_samples=6))
+    with pytest.raises(WorkloadError, match="they must stay at 20"):
+        Growth(grows((0, 20), (60, 40)), None)
+    assert Growth(grows((0, 20), (60, 40, 20)), None).next_size == 40
+
+
+def test_the_warm_up_meets_every_size() -> None:
+    met: set[int] = set()
+
+    class Noted(Toy):
+        def loss(self, model: nn.Module, inputs: torch.Tensor, *rest: Any, **more: Any) -> torch.Tensor:
+            met.add(len(inputs))
+            return super().loss(model, inputs, *rest, **more)
+
+    warm_up(Noted(), grows((0, 20), (60, 40, 10), (200, 80)), toy_data(), on_cpu(), "accuracy", seed=3)
+    assert met == {20, 10, 80}
+
+
+def test_recorded_steps_train_as_eager_ones_bit_for_bit_at_every_size() -> None:
+    made: list[FakeGraphs] = []
+
+    def graphs() -> FakeGraphs:
+        made.append(FakeGraphs())
+        return made[-1]
+
+    def figures(capture: Callable[[], FakeGraphs] | None) -> list[Any]:
+        computation = on_cpu(fused=True)
+        computation.graphs = capture
+        one = grows((0, 20), (60, 40, 10), (200, 80), optimizer="adamw", parameters={"clip_norm": 0.5})
+        with ready_trainer(Toy(), one, toy_data().train, computation, 3) as trainer:
+            for _ in range(12):
+                trainer.step()
+            tensors = [parameter.detach().tolist() for parameter in trainer.model.parameters()]
+            return [*tensors, trainer.take_mean_loss(), trainer.samples, trainer.learning_rate]
+
+    assert figures(graphs) == figures(None)
+    assert [one.replays for one in made] == [[3, 3], [4, 12, 4], [5, 5]]
