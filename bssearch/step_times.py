@@ -14,8 +14,10 @@ from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
+from bssearch.batch_schedule import batch_schedule_of
 from bssearch.intervals import student_t
 from bssearch.records import (
+    BATCH_STAGES,
     Configuration,
     ModelParameters,
     ProbeRecord,
@@ -68,7 +70,8 @@ def split(configuration: Configuration) -> Split:
 
 def timed_as(configuration: Configuration) -> Timed:
     """Return what the step time of a configuration is known by: another model takes another time."""
-    return *split(configuration), *model_parameters(configuration)
+    grows = ((BATCH_STAGES, configuration.parameters.get(BATCH_STAGES)),) if configuration.grows else ()
+    return *split(configuration), *model_parameters(configuration), *grows
 
 
 def step_seconds_of(probes: Iterable[StepTime], model: ModelParameters = ()) -> StepSeconds:
@@ -90,10 +93,29 @@ def with_step_time(trial: TrialRecord, step_seconds: StepSeconds) -> TrialRecord
     The same trial where that changes nothing; the product of its end stays where no such step time is known.
     """
     steps = None if trial.outcome is None else trial.outcome.steps_to_target
-    seconds = step_seconds.get(timed_as(trial.configuration))
-    if steps is None or seconds is None or trial.steps_x_step_time_s == steps * seconds:
+    product = None if steps is None else seconds_of_steps(trial.configuration, steps, step_seconds)
+    if product is None or trial.steps_x_step_time_s == product:
         return trial
-    return replace(trial, steps_x_step_time_s=steps * seconds)
+    return replace(trial, steps_x_step_time_s=product)
+
+
+def seconds_of_steps(configuration: Configuration, steps: int, step_seconds: StepSeconds) -> float | None:
+    """Return what the first steps of a trial take by the step times, each at the size that its batch has there.
+
+    None where a step time is missing, and where the trial decides by what it measures when its batch grows.
+    """
+    schedule = batch_schedule_of(configuration) if configuration.grows else None
+    if schedule is None:
+        seconds = step_seconds.get(timed_as(configuration))
+        return None if seconds is None else steps * seconds
+    if schedule.is_measured:
+        return None
+    model = model_parameters(configuration)
+    stages = schedule.steps_by_stage(steps)
+    times = [step_seconds.get((stage.batch_size, stage.micro_batch_size, *model)) for stage, _ in stages]
+    if any(one is None for one in times):
+        return None
+    return math.fsum(taken * (time or 0.0) for (_, taken), time in zip(stages, times, strict=True))
 
 
 @dataclass(frozen=True, slots=True)

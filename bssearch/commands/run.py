@@ -12,6 +12,8 @@ from bssearch.commands.opening import ExecutorFactory, Launch, OpenStudy, opened
 from bssearch.commands.quick.answer import SECONDS, stored_quick_answer
 from bssearch.commands.quick.plan import QuickPlan
 from bssearch.errors import UsageError
+from bssearch.records import Phase
+from bssearch.search import growing
 from bssearch.search.finding import SearchEnd, answer, quick_prior, stored_quick
 from bssearch.search.listener import Listener
 from bssearch.spec import StudySpec
@@ -67,7 +69,16 @@ def run_study(
             stored_quick_answer(study, QuickPlan(SECONDS, time.monotonic()), spec.preset)
         _tell_of_quick_answer(study)
         study.driver().run()
+        grow(study)
         return Answer.of(answer(study.store, spec.name))
+
+
+def grow(study: OpenStudy) -> None:
+    """Search how the batch should grow, where the space says that it may, and run the best beside the optimum."""
+    if study.spec.space.batch_schedule is None:
+        return
+    study.driver().run_planned(growing.next_trial, Phase.GROWTH)
+    study.driver().run_planned(growing.next_repeat, Phase.AUDIT)
 
 
 def _refuse_without_seconds(spec: StudySpec) -> None:

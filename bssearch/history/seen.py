@@ -120,7 +120,9 @@ class History:
                 self.take(stored)
 
     def step_seconds(self, configuration: Configuration) -> float | None:
-        """Return the step time of a configuration's batch size, None where another model was timed there."""
+        """Return the step time of a configuration's batch size, None where another model was timed, or it grows."""
+        if configuration.grows:
+            return None
         probe = self.probes.get(configuration.batch_size)
         return probe.step_seconds if probe is not None and self.is_timed(configuration) else None
 

@@ -26,12 +26,17 @@ class Goal(StrEnum):
 
 
 class Phase(StrEnum):
-    """Why a trial runs; `TO_BUDGET`: to see which metric a batch size comes to, past the target to its limit."""
+    """Why a trial runs.
+
+    `TO_BUDGET`: to see which metric a batch size comes to, past the target to its limit; `GROWTH`: to find out how its
+    batch should grow.
+    """
 
     SEARCH = "search"
     CONFIRM = "confirm"
     AUDIT = "audit"
     TO_BUDGET = "to_budget"
+    GROWTH = "growth"
     PROBE = "probe"
 
 

@@ -107,7 +107,7 @@ class OptunaSampler(ABC):
         if trial.sampled is None or trial.state.is_missing:
             return None
         params = {dimension.name: to_optuna(dimension, trial.sampled[dimension.name]) for dimension in self.dimensions}
-        told = partial(_Told.of, trial, params, self.distributions)
+        told = partial(Told.of, trial, params, self.distributions)
         if not trial.state.is_finished:
             return told(OptunaState.RUNNING)
         value = history.value(trial)
@@ -119,7 +119,7 @@ class OptunaSampler(ABC):
         return told(OptunaState.PRUNED, intermediate_values={CENSORED_STEP: shortfall})
 
 
-class _Told(FrozenTrial):
+class Told(FrozenTrial):
     """What Optuna is told of a trial. Nobody changes it: a study that takes it in copies nothing of what it refers to.
 
     Copies of distributions and parameters would be most of what a choice costs.

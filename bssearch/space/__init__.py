@@ -5,6 +5,7 @@ at the reference batch, and the rule gives the one at the trial's batch, so that
 helps at the next. Every other parameter is fixed (a scalar), a range (``{low, high}``) or a list of choices.
 """
 
+from bssearch.space.batch_growth import RETUNED, BatchGrowth
 from bssearch.space.batch_rules import BatchRules
 from bssearch.space.domains import (
     OPTIONAL,
@@ -26,10 +27,12 @@ __all__ = [
     "OPTIMIZERS",
     "OPTIMIZER_SETTINGS",
     "OPTIONAL",
+    "RETUNED",
     "TRAINING_PARAMETERS",
     "UNKNOWN",
     "WORKLOAD_PARAMETERS",
     "AdamW",
+    "BatchGrowth",
     "BatchRules",
     "Dimension",
     "Domain",

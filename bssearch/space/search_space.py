@@ -11,6 +11,7 @@ from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
 from bssearch.records import OWN_GROUPS, Configuration, ParameterValue
 from bssearch.scaling import learning_rate_factor
+from bssearch.space.batch_growth import BatchGrowth
 from bssearch.space.batch_rules import BatchRules
 from bssearch.space.domains import (
     OPTIONAL,
@@ -66,6 +67,7 @@ class SearchSpace(StrictModel):
         Annotated[Optimizer, Tag("range")] | Annotated[tuple[Optimizer, ...], Field(min_length=1), Tag("choices")]
     ) = Field(default=Sgd(), discriminator=Discriminator(domain_kind))
     schedule: Schedule = Schedule()
+    batch_schedule: BatchGrowth | None = None
     batch_rules: BatchRules = BatchRules()
     max_micro_batch_size: int | None = Field(default=None, ge=1)
     model: OwnDomains = None
@@ -89,6 +91,12 @@ class SearchSpace(StrictModel):
         names |= {name for name in OPTIONAL if getattr(self, name) is not None}
         names |= {"weight_decay"} if bounds(self.weight_decay)[1] > 0 else set()
         self.batch_rules.check(names)
+        return self
+
+    @model_validator(mode="after")
+    def _may_grow(self) -> Self:
+        if self.batch_schedule is not None:
+            self.batch_schedule.check(self.rungs)
         return self
 
     @model_validator(mode="after")

@@ -265,8 +265,13 @@ class StudySpec(StrictModel):
 
     @property
     def question(self) -> dict[str, Any]:
-        """Return the fields that define the question, as JSON values; the others may change when a study goes on."""
-        return self.model_dump(mode="json", include=set(QUESTION_FIELDS))
+        """Return the fields that define the question, as JSON values; the others may change when a study goes on.
+
+        How batches may grow is no part of it: what is found of those that stay does not hang on it.
+        """
+        question = self.model_dump(mode="json", include=set(QUESTION_FIELDS))
+        del question["space"]["batch_schedule"]
+        return question
 
     @property
     def question_hash(self) -> str:

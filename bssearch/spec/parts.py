@@ -164,6 +164,8 @@ class BudgetSpec(StrictModel):
     The search ends before that where no trial is expected to better the incumbent's time by a share of
     ``least_improvement``, as far as the sampler can say: ``auto`` does. It does not end so before ``least_trials``: a
     study that ended by itself and is given a larger budget has all of it there.
+
+    ``schedule_trials`` are those with growing batches that follow, where the space has a ``batch_schedule``.
     """
 
     trials: int = Field(ge=1, le=1_000_000)
@@ -171,6 +173,7 @@ class BudgetSpec(StrictModel):
     wall_seconds: float | None = Field(default=None, gt=0, le=1e9)
     least_improvement: float = Field(default=0.02, ge=0, lt=1)
     least_trials: int = Field(default=0, ge=0, le=1_000_000)
+    schedule_trials: int = Field(default=12, ge=0, le=10_000)
 
 
 class TrainingSpec(StrictModel):

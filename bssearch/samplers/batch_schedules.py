@@ -1,0 +1,200 @@
+"""How a batch should grow: Optuna's TPE over where it begins and ends, when, and the learning rate it begins with.
+
+All else is what the search found best at the batch size with which a trial begins. The first trials are the shapes
+that are usually advised, around the batch size that is best where it stays.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import optuna
+
+from bssearch.batch_schedule import NOISE_SCALE, BatchSchedule, BatchScheduleName, Stage, growing, with_batch_schedule
+from bssearch.history import History
+from bssearch.records import Configuration, ParameterValue, TrialRecord, TrialState
+from bssearch.samplers.optuna import Told, distribution, from_optuna, to_optuna
+from bssearch.scaling import LearningRateRule, rule_of_optimizer
+from bssearch.space import RETUNED, BatchGrowth, Dimension, SearchSpace
+from bssearch.space.domains import Domain, Range
+from bssearch.space.parts import RelativeLearningRate
+
+BELOW, ABOVE = 8, 16
+"""Where the space does not say: a trial begins at no less than this part of the best batch size that stays, and ends at
+no more than this multiple of it. Choices."""
+
+FIRST = ((0.5, 2.0, 0.5), (1.0, 4.0, 1.0), (0.25, 1.0, 0.25))
+"""The first trials: start and end over the best batch size that stays, and the share of its samples by which it has
+grown. Choices: doubling around it, from it on, and up to it."""
+
+RANDOM_TRIALS = 3
+"""Trials at random that follow before TPE has a say: a choice."""
+
+MISSED = 1e9
+"""What TPE is told of a trial that ended before its target: worse than any that reached it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tuned:
+    """The best configuration whose batch size stays, and the samples that it takes to the target."""
+
+    configuration: Configuration
+    samples_to_target: float
+
+
+def propose(
+    history: History, tuned: Tuned, tried: Sequence[TrialRecord]
+) -> tuple[Configuration, dict[str, ParameterValue]] | None:
+    """Return what to try after the trials that were ``tried``, with its coordinates; None where nothing can grow.
+
+    Raises `UsageError` for milestones that no trial can have.
+    """
+    space = history.spec.space
+    if space.batch_schedule is None:
+        return None
+    starts, ends = _sizes(history, space.batch_schedule, tuned)
+    if not starts:
+        return None
+    dimensions = _dimensions(space, starts, ends)
+    first = _usual(space.batch_schedule, dimensions, tuned)
+    names = {one.name for one in dimensions}
+    known = [trial for trial in tried if trial.sampled is not None and {*trial.sampled} == names]
+    if len(tried) < len(first):
+        sampled = first[len(tried)]
+    else:
+        sampled = _asked(history, dimensions, known, len(first) + RANDOM_TRIALS, len(tried))
+    return decode(history, tuned, sampled), sampled
+
+
+def decode(history: History, tuned: Tuned, sampled: Mapping[str, ParameterValue]) -> Configuration:
+    """Return the configuration of some coordinates, in the micro-batches that its batch sizes run in."""
+    growth = history.spec.space.batch_schedule
+    assert growth is not None, "the space has schedules"
+    _, ends = _sizes(history, growth, tuned)
+    start, name = int(sampled["start"] or 0), str(sampled["name"])
+    base = _best_at(history, start, tuned.configuration)
+    rate = base.learning_rate * float(sampled.get("learning_rate") or 1.0)
+    changes: Sequence[tuple[int, int]]
+    if name == "milestones":
+        changes = [one for one in sorted((growth.milestones or {}).items()) if one[1] > start]
+    else:
+        end = max(int(sampled["end"] or 0), min(size for size in ends if size > start))
+        sizes = [size for size in history.feasible if start <= size <= end]
+        begin, until = (float(sampled[key] or 0.0) * tuned.samples_to_target for key in ("begin", "until"))
+        if name == NOISE_SCALE:
+            changes = [(0, size) for size in sizes[1:]]
+        else:
+            changes = growing("linear" if name == "linear" else "geometric", sizes, begin, max(begin + 1, until))
+    schedule = BatchSchedule(
+        name=cast(BatchScheduleName, name),
+        stages=tuple(_stages(history, start, changes, spread=name not in {NOISE_SCALE, "milestones"})),
+        rate_rule=growth.rate_rule or _rate_rule(history.spec.space, base.optimizer),
+        noise_share=float(sampled["noise_share"] or 0.0) if name == NOISE_SCALE else None,
+    )
+    return with_batch_schedule(replace(base, learning_rate=rate), schedule)
+
+
+def _stages(history: History, start: int, changes: Sequence[tuple[int, int]], *, spread: bool) -> list[Stage]:
+    """Return the stages of some changes; with ``spread`` each is put off until the one before has had a step."""
+    stages = [Stage(0, start, history.probes[start].micro_batch_size)]
+    for samples, size in changes:
+        least = stages[-1].start_samples + stages[-1].batch_size if spread else 0
+        stages.append(Stage(max(samples, least), size, history.probes[size].micro_batch_size))
+    return stages
+
+
+def _sizes(history: History, growth: BatchGrowth, tuned: Tuned) -> tuple[list[int], list[int]]:
+    """Return the batch sizes with which trials begin and end, ascending; none where nothing can grow."""
+    best, feasible = tuned.configuration.batch_size, history.feasible
+    starts = [size for size in growth.starts(feasible) if growth.start or best <= BELOW * size <= BELOW * best]
+    ends = [size for size in growth.ends(feasible) if growth.end or size <= ABOVE * best]
+    if growth.name == "milestones":
+        first = min((growth.milestones or {}).values())
+        starts = [size for size in starts if size < first and size in feasible]
+        return starts, [size for size in (growth.milestones or {}).values() if size in feasible]
+    return (
+        [size for size in starts if size in feasible and any(end > size for end in ends)],
+        [size for size in ends if size in feasible],
+    )
+
+
+def _dimensions(space: SearchSpace, starts: Sequence[int], ends: Sequence[int]) -> list[Dimension]:
+    growth = space.batch_schedule
+    assert growth is not None, "the space has schedules"
+    found = [
+        Dimension("name", choices=growth.names),
+        Dimension("start", choices=tuple(starts)),
+        Dimension("end", choices=tuple(ends)),
+        _dimension("begin", growth.begin),
+        _dimension("until", growth.until),
+        _dimension("noise_share", growth.noise_share),
+    ]
+    if isinstance(space.learning_rate, RelativeLearningRate):
+        found.append(_dimension("learning_rate", RETUNED))
+    return found
+
+
+def _dimension(name: str, domain: Domain) -> Dimension:
+    if isinstance(domain, Range):
+        return Dimension(name, low=domain.low, high=domain.high, log=domain.is_log)
+    return Dimension(name, choices=domain if isinstance(domain, tuple) else (domain,))
+
+
+def _usual(growth: BatchGrowth, dimensions: Sequence[Dimension], tuned: Tuned) -> list[dict[str, ParameterValue]]:
+    """Return the coordinates of the first trials, each once: as near to `FIRST` as the space has them."""
+    best, found = tuned.configuration.batch_size, list[dict[str, ParameterValue]]()
+    for place, (start, end, until) in enumerate(FIRST):
+        name = growth.names[place % len(growth.names)]
+        wanted = {"name": name, "start": start * best, "end": end * best, "until": until}
+        wanted |= {"begin": 0.0, "noise_share": 1.0, "learning_rate": 1.0}
+        sampled = {one.name: one.nearest(wanted[one.name]) for one in dimensions}  # type: ignore[arg-type]
+        if sampled not in found:
+            found.append(sampled)
+    return found
+
+
+def _asked(
+    history: History, dimensions: Sequence[Dimension], tried: Sequence[TrialRecord], startup: int, count: int
+) -> dict[str, ParameterValue]:
+    """Return what Optuna's TPE asks for next."""
+    distributions = {one.name: distribution(one) for one in dimensions}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        sampler = optuna.samplers.TPESampler(
+            seed=history.spec.seed + count, n_startup_trials=startup, multivariate=True, constant_liar=True
+        )
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    study = optuna.create_study(direction="minimize", sampler=sampler)
+    for trial in tried:
+        params: dict[str, Any] = {one.name: to_optuna(one, (trial.sampled or {})[one.name]) for one in dimensions}
+        value = history.value(trial)
+        if not trial.state.is_finished:
+            told = Told.of(trial, params, distributions, optuna.trial.TrialState.RUNNING)
+        elif trial.state is TrialState.REACHED and math.isfinite(value):
+            told = Told.of(trial, params, distributions, optuna.trial.TrialState.COMPLETE, value=math.log(value))
+        else:
+            missed = {1: MISSED}
+            told = Told.of(trial, params, distributions, optuna.trial.TrialState.PRUNED, intermediate_values=missed)
+        study.add_trial(told)
+    asked = study.ask(distributions).params
+    return {one.name: from_optuna(one, asked[one.name]) for one in dimensions}
+
+
+def _best_at(history: History, batch_size: int, tuned: Configuration) -> Configuration:
+    """Return the best known of a batch size, else the best of all, carried over to it, in its micro-batches."""
+    if batch_size == tuned.batch_size:
+        return history.as_run(tuned)
+    best = history.best_at(batch_size)
+    if best is not None:
+        return history.as_run(best.configuration)
+    coordinates = history.spec.space.encode(tuned)
+    return history.as_run(history.spec.space.decode(batch_size, coordinates or {}))
+
+
+def _rate_rule(space: SearchSpace, optimizer: str) -> LearningRateRule:
+    rate = space.learning_rate
+    return rate.rule if isinstance(rate, RelativeLearningRate) else rule_of_optimizer(optimizer)

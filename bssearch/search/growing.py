@@ -1,0 +1,99 @@
+"""How a batch should grow: the trials of its own search, then the best of them beside the best batch that stays."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from statistics import median
+
+from bssearch.analysis.optimum import Candidate
+from bssearch.history import History
+from bssearch.records import Configuration, ParameterValue, Phase, TrialPlan, TrialRecord, TrialState
+from bssearch.samplers.batch_schedules import Tuned, propose
+from bssearch.search.confirmation import CompletedRuns, confirmation_trials, interleaved, verdict_of
+from bssearch.search.seeds import trial_seed
+
+REPEATED = 2
+"""Schedules of which the best is told by fresh seeds: the best by one seed is partly luck. A choice."""
+
+SLACK = 1.5
+"""A trial ends at so many times the seconds of the best batch that stays: a choice; it is no news how much worse."""
+
+
+def next_trial(history: History) -> TrialPlan | None:
+    """Return the next trial of the search for a schedule, for `bssearch.search.engine`: what a person enqueued first.
+
+    None where the budget is spent, nothing can grow, or no batch that stays has reached the target.
+    """
+    trials = growth_trials(history)
+    if queued := next((one for one in trials if one.state is TrialState.QUEUED), None):
+        return _plan(history, queued.configuration, None, uncapped=True, queued=queued)
+    tried = [one for one in trials if not one.state.is_missing]
+    if len(tried) >= history.spec.budget.schedule_trials or len(trials) >= 2 * history.spec.budget.schedule_trials:
+        return None
+    tuned = tuned_constant(history)
+    proposed = None if tuned is None else propose(history, tuned, tried)
+    return None if proposed is None else _plan(history, *proposed, uncapped=False)
+
+
+def next_repeat(history: History) -> TrialPlan | None:
+    """Return the next run of the best schedules with a seed of the confirmation, None where all are made."""
+    trials = [one for one in history.all_trials if one.phase is Phase.AUDIT and one.configuration.grows]
+    made = CompletedRuns.of(history, trials)
+    return next(interleaved(history, made, best_schedules(history), history.spec.confirm.runs, Phase.AUDIT), None)
+
+
+def growth_trials(history: History) -> list[TrialRecord]:
+    """Return the trials of the search for a schedule, by number."""
+    return [trial for trial in history.all_trials if trial.phase is Phase.GROWTH]
+
+
+def best_schedules(history: History) -> list[Configuration]:
+    """Return the schedules that reached the target soonest, each once, the best first."""
+    reached = [one for one in growth_trials(history) if one.state is TrialState.REACHED]
+    ranked = sorted(reached, key=lambda one: (history.value(one), one.number))
+    return list({one.configuration.key: one.configuration for one in ranked}.values())[:REPEATED]
+
+
+def tuned_constant(history: History) -> Tuned | None:
+    """Return the best configuration whose batch stays, and its samples to the target, None where none reached it."""
+    verdict = verdict_of(history, confirmation_trials(history))
+    if verdict is None or not math.isfinite(verdict.optimal.value):
+        return None
+    configuration = verdict.optimal.configuration
+    samples = _samples_to_target(verdict.optimal)
+    if not samples or configuration.batch_size not in history.feasible:
+        return None
+    return Tuned(configuration, median(samples))
+
+
+def _samples_to_target(candidate: Candidate) -> Sequence[float]:
+    size = candidate.configuration.batch_size
+    steps = [one.outcome.steps_to_target for one in candidate.runs if one.outcome is not None]
+    return [size * one for one in steps if one is not None]
+
+
+def _plan(
+    history: History,
+    configuration: Configuration,
+    sampled: Mapping[str, ParameterValue] | None,
+    *,
+    uncapped: bool,
+    queued: TrialRecord | None = None,
+) -> TrialPlan:
+    full, incumbent = history.spec.budget.trial_train_seconds, history.incumbent_value
+    limit = min(full, SLACK * incumbent) if math.isfinite(incumbent) and not uncapped else full
+    return TrialPlan(
+        configuration=configuration,
+        sampled=sampled,
+        phase=Phase.GROWTH,
+        seed=queued.seed if queued else trial_seed(history.spec.seed, Phase.GROWTH, len(growth_trials(history))),
+        train_seconds_limit=limit,
+        limit_state=TrialState.EXHAUSTED if limit >= full else TrialState.CAPPED,
+        eval_every_steps=history.probes[configuration.batch_size].eval_every_steps or 1,
+        threads=history.spec.executor.threads,
+        uncapped=uncapped,
+        stop_at_target=history.objective.stops_at_target,
+        queued=queued.number if queued else None,
+        after=history.length,
+    )
