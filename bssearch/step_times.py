@@ -99,7 +99,7 @@ def with_step_time(trial: TrialRecord, step_seconds: StepSeconds) -> TrialRecord
     return replace(trial, steps_x_step_time_s=product)
 
 
-def seconds_of_steps(configuration: Configuration, steps: int, step_seconds: StepSeconds) -> float | None:
+def seconds_of_steps(configuration: Configuration, steps: float, step_seconds: StepSeconds) -> float | None:
     """Return what the first steps of a trial take by the step times, each at the size that its batch has there.
 
     None where a step time is missing, and where the trial decides by what it measures when its batch grows.
@@ -116,6 +116,18 @@ def seconds_of_steps(configuration: Configuration, steps: int, step_seconds: Ste
     if any(one is None for one in times):
         return None
     return math.fsum(taken * (time or 0.0) for (_, taken), time in zip(stages, times, strict=True))
+
+
+def steps_at_first_size(configuration: Configuration, steps: float, step_seconds: StepSeconds) -> float | None:
+    """Return how many steps of the first batch size take as long as the first steps of a trial; None as above.
+
+    Of a trial whose batch size stays they are the steps themselves.
+    """
+    if not configuration.grows:
+        return steps
+    seconds = seconds_of_steps(configuration, steps, step_seconds)
+    first = step_seconds.get((*split(configuration), *model_parameters(configuration)))
+    return None if seconds is None or first is None else seconds / first
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +203,7 @@ def with_visits(probes: Iterable[ProbeRecord], visits: Sequence[Visit]) -> list[
 class Pace:
     """The ``steps`` of a whole trial: the seconds of one, without waits for a CPU too, and the kernel's meanwhile."""
 
-    steps: int
+    steps: float
     step_seconds: float
     undelayed_step_seconds: float
     reference_seconds: float

@@ -16,9 +16,15 @@ from bssearch.analysis.measured import BatchNoise, Measured
 from bssearch.analysis.objectives.base import Objective, make_objective
 from bssearch.analysis.objectives.seconds import Basis
 from bssearch.analysis.optimum import Rule
+from bssearch.analysis.rules.regret import Regret
 from bssearch.analysis.shape import Model, Parameters
+from bssearch.batch_schedule import BatchScheduleName
 from bssearch.records import Configuration, Goal, MemoryBasis, Target
+from bssearch.scaling import LearningRateRule
 from bssearch.space import TRAINING_PARAMETERS
+
+SavesTime = Literal["yes", "no", "undecided", "not_run"]
+"""Whether letting the batch grow saves time."""
 
 
 class Notice(Model):
@@ -281,6 +287,46 @@ class NextStep(Model):
     why: str
 
 
+class StageAnswer(Model):
+    """Steps of ``batch_size`` samples from ``start_samples`` seen on; null where the trial decides when.
+
+    ``steps`` and ``seconds`` are those to the target in the median run: null where they are not known, seconds by the
+    step times.
+    """
+
+    start_samples: int | None
+    batch_size: int
+    micro_batch_size: int
+    learning_rate: float
+    steps: float | None
+    seconds: float | None
+
+
+class BatchScheduleAnswer(Model):
+    """The best way to let the batch grow, and what it saves against the best batch that stays.
+
+    ``ratio`` is its figure over that of the optimum, paired by seed where both have runs with it. ``saves_time`` is yes
+    where the whole interval is below 1, no where it is above, ``not_run`` where no run repeats it. ``time_to_target``
+    is the median over ``runs``. ``trials`` are those of the search for it.
+    """
+
+    name: BatchScheduleName
+    stages: list[StageAnswer]
+    rate_rule: LearningRateRule
+    noise_share: float | None
+    parameters: Parameters
+    time_to_target: float | None
+    low: float | None
+    high: float | None
+    runs: int
+    reached: int
+    ratio: Regret | None
+    saves_time: SavesTime
+    reason: str
+    trials: int
+    trial_numbers: list[int]
+
+
 class Answer(Model):
     """Which batch size is optimal, and the evidence.
 
@@ -289,7 +335,8 @@ class Answer(Model):
     best confirmed batch size, pooled through the law where it fits; null without confirmation runs. The answer is
     ``provisional`` below 0.9; ``would_settle`` says what would tell most then, ``runs_to_settle`` how many runs of each
     batch size in all, where these would. ``next`` are the commands that would help most now. Costs are in the currency
-    of ``price_per_device_hour``; where it is null they are device-hours. ``quick`` is what ``bssearch quick`` had said.
+    of ``price_per_device_hour``; where it is null they are device-hours. ``quick`` is what ``bssearch quick`` had said,
+    ``batch_schedule`` the best way to let the batch grow, null where none was run.
     """
 
     schema_version: Literal[1] = 1
@@ -318,6 +365,7 @@ class Answer(Model):
     imported: bool = False
     generalisation: Generalisation | None
     quick: Promise | None = None
+    batch_schedule: BatchScheduleAnswer | None = None
     warnings: list[Notice]
 
     @property

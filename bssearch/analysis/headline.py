@@ -56,6 +56,36 @@ def further_metrics(answer: Answer) -> str:
     return f"On the test part it also has {' and '.join(told)}." if told else ""
 
 
+def about_growing(answer: Answer) -> str:
+    """Return whether a batch that grows saves time, and how it grows; empty where none was run."""
+    grown = answer.batch_schedule
+    if grown is None:
+        return ""
+    saves = {
+        "yes": "A batch that grows saves time",
+        "no": "A batch that grows saves no time",
+        "undecided": "Whether a batch that grows saves time is undecided",
+        "not_run": "Whether a batch that grows saves time was not repeated with other seeds",
+    }[grown.saves_time]
+    if grown.ratio is not None:
+        bound = "≥ " if grown.ratio.at_least else ""
+        shown = f"{bound}{number(grown.ratio.value)}{ends(grown.ratio.low, grown.ratio.high)}"
+        saves += f": it takes {shown} × the time of batch {answer.optimal.batch_size} ({grown.runs} runs)"
+    first, *later = grown.stages
+    if first.start_samples is None:
+        when = (
+            f"{', '.join(str(one.batch_size) for one in later)} once within {number(grown.noise_share or 0.0)} × the "
+        )
+        when += "gradient noise scale"
+    else:
+        when = ", ".join(f"{one.batch_size} from {one.start_samples:,} samples on" for one in later)
+    how = {"sqrt": "∝ √batch", "linear": "∝ batch", "none": "the same throughout"}[grown.rate_rule]
+    return (
+        f"{saves}. It begins with {first.batch_size} and has {when}; learning rate {number(first.learning_rate)} at "
+        f"first, {how}."
+    )
+
+
 def how_sure(answer: Answer) -> str:
     """Return the probability that the recommended batch size is within 5 % of the best, as the end of a sentence."""
     return f"is within 5 % of the best with a probability of {math.floor(100 * (answer.within_5_percent or 0.0))} %"

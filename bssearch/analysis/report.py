@@ -34,6 +34,7 @@ from bssearch.analysis.batches import (
 )
 from bssearch.analysis.certainty import Certainty, certainty
 from bssearch.analysis.generalisation import generalisation
+from bssearch.analysis.growing import batch_schedule_answer
 from bssearch.analysis.law.host_bound import about_the_host
 from bssearch.analysis.law.joint import fit_and_predict, predicted_figures, predicted_times
 from bssearch.analysis.law.models import timed_probes
@@ -89,9 +90,11 @@ def build_answer(
     micro-batches that ran out of memory since are left out: they are made again in smaller ones. ``memory_uses`` and
     ``noise`` are what was probed of memory and of the gradient noise scale.
     """
+    everything, trials = trials, [one for one in trials if not one.configuration.grows]
     trials = [one for one in trials if one.phase is not Phase.CONFIRM or _may_fit(memory, one)]
     objective = objective_of(spec, study.target)
-    verdict = decide(trials, spec.confirm.runs, objective, step_seconds_of(probes.values(), spec.timed_model))
+    timed_steps = step_seconds_of(probes.values(), spec.timed_model)
+    verdict = decide(trials, spec.confirm.runs, objective, timed_steps)
     if verdict is None or study.environment is None:
         raise _not_reached(study, trials, objective)
     tuned = tuning(spec, trials, verdict)
@@ -150,6 +153,7 @@ def build_answer(
         settle=_settle(verdict),
         front=front(batches, spec.price_per_device_hour, confirmed=verdict.confirmed),
         generalisation=final,
+        batch_schedule=batch_schedule_answer(spec, everything, verdict, timed_steps),
         warnings=[
             *notices(spec, trials, verdict, probes.values()),
             *about_the_host(batches, verdict.optimal, timed.values(), law, environment.compile_mode),

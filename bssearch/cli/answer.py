@@ -25,7 +25,7 @@ def print_found(found: Answer, form: Format) -> None:
 
 def print_answer(found: Answer) -> None:
     """Print an answer for people: the sentence, the configuration, the batch sizes, the caveats."""
-    from bssearch.analysis.headline import further_metrics, headline, shares_of_speedup
+    from bssearch.analysis.headline import about_growing, further_metrics, headline, shares_of_speedup
 
     out = console()
     out.print(headline(found), style="bold")
@@ -43,7 +43,7 @@ def print_answer(found: Answer) -> None:
     if where:
         told = "; ".join(where)
         out.print(f"{told[0].upper()}{told[1:]}.")
-    if further := further_metrics(found):
+    for further in filter(None, (further_metrics(found), about_growing(found))):
         out.print(further)
     figure = _figure_column(found)
     columns: tuple[str, ...] = BATCH_COLUMNS if figure is None else (BATCH_COLUMNS[0], figure, *BATCH_COLUMNS[1:])

@@ -30,9 +30,11 @@ def enqueue(
 
 
 def _parse(text: str) -> tuple[str, ParameterValue]:
+    from bssearch.records import BATCH_STAGES
     from bssearch.spec.reader import parse_value
 
     name, separator, value = text.partition("=")
     if not separator or not name or not value:
         raise UsageError(f"{text!r}: it takes the form KEY=VALUE, such as batch_size=64")
-    return name, parse_value(value, text)
+    # YAML takes 4000:32 for a number to the base of 60.
+    return name, value if name == BATCH_STAGES else parse_value(value, text)

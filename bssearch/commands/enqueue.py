@@ -4,15 +4,26 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
+from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 from pydantic import ValidationError
 
+from bssearch.batch_schedule import (
+    NOISE_SCALE,
+    NOISE_SHARE,
+    PARAMETERS,
+    RATE_RULE,
+    batch_schedule_of,
+    with_batch_schedule,
+)
 from bssearch.errors import UsageError
-from bssearch.records import OWN_GROUPS, Configuration, ParameterValue, Phase, TrialPlan
+from bssearch.records import BATCH_SCHEDULE, OWN_GROUPS, Configuration, ParameterValue, Phase, ProbeRecord, TrialPlan
+from bssearch.scaling import rule_of_optimizer
 from bssearch.search.calibration import refuse_where_nothing_fits
 from bssearch.search.seeds import trial_seed
-from bssearch.space import OPTIMIZER_SETTINGS, OPTIMIZERS
+from bssearch.space import OPTIMIZER_SETTINGS, OPTIMIZERS, RelativeLearningRate
 from bssearch.spec import StudySpec
 from bssearch.spec.configuration import whole_configuration
 from bssearch.spec.parts import DefaultSpec
@@ -26,30 +37,76 @@ def enqueue(store: Store, study: str, values: Mapping[str, ParameterValue]) -> t
 
     Parameters that ``values`` leave out are the default's; a learning rate left out follows the space's rule to the
     batch size and its scale to the optimizer. The trial runs to the study's full limit, never pruned, and accumulates
-    micro-batches where the batch does not fit into memory. Raises `UsageError` for an unknown name and for a
-    configuration outside the space, naming each value and its bound, `LaunchError` where nothing fits into memory.
+    micro-batches where the batch does not fit into memory. With ``batch_stages`` the batch grows
+    (`bssearch.batch_schedule`), and the trial is one of the search for that. Raises `UsageError` for an unknown name
+    and for a configuration outside the space, naming each value and its bound, `LaunchError` where nothing fits.
     """
     record = store.study(study)
     if record.archived_at is not None:
         raise archived(study)
     spec = spec_of(record)
-    configuration = configuration_of(spec, values)
-    trials, probe = store.trials(study), store.probes(study).get(configuration.batch_size)
+    configuration = configuration_of(spec, {name: one for name, one in values.items() if name not in PARAMETERS})
+    trials, probes = store.trials(study), store.probes(study)
+    probe = probes.get(configuration.batch_size)
     if probe is not None:
         configuration = configuration.in_micro_batches(probe.micro_batch_size)
+    configuration = with_schedule(spec, configuration, values, probes)
+    phase = Phase.GROWTH if configuration.grows else Phase.SEARCH
     if record.environment is not None:
         refuse_where_nothing_fits(spec, store, record.environment)
     plan = TrialPlan(
         configuration=configuration,
-        sampled=spec.space.encode(configuration),
-        phase=Phase.SEARCH,
-        seed=trial_seed(spec.seed, Phase.SEARCH, len(trials)),
+        sampled=None if configuration.grows else spec.space.encode(configuration),
+        phase=phase,
+        seed=trial_seed(spec.seed, phase, len(trials)),
         train_seconds_limit=spec.budget.trial_train_seconds,
         eval_every_steps=(probe.eval_every_steps if probe else None) or 1,
         threads=spec.executor.threads,
         uncapped=True,
     )
     return store.enqueue(study, plan), configuration
+
+
+def with_schedule(
+    spec: StudySpec,
+    configuration: Configuration,
+    values: Mapping[str, ParameterValue],
+    probes: Mapping[int, ProbeRecord] = MappingProxyType({}),
+) -> Configuration:
+    """Return a configuration with the batch schedule that some values give, in the micro-batches of the step times.
+
+    It is as it was where they give none. Without a name the schedule is one of milestones, without a rule the learning
+    rate follows the space's. Raises `UsageError` where it means nothing, for a batch size that the study has not, and
+    where it begins later than the trial ends.
+    """
+    given = {name: values[name] for name in PARAMETERS if name in values}
+    if not given:
+        return configuration
+    rate = spec.space.learning_rate
+    rule = rate.rule if isinstance(rate, RelativeLearningRate) else rule_of_optimizer(configuration.optimizer)
+    name = NOISE_SCALE if NOISE_SHARE in given else "milestones"
+    own = {**configuration.parameters, BATCH_SCHEDULE: name, RATE_RULE: str(rule), **given}
+    schedule = batch_schedule_of(replace(configuration, parameters=own))
+    assert schedule is not None, "its name is given"
+    for stage in schedule.stages[1:]:
+        if stage.batch_size not in spec.batch_sizes:
+            known = ", ".join(map(str, spec.batch_sizes))
+            raise UsageError(f"batch_stages: {stage.batch_size} is not a batch size of the study: {known}")
+    first, second = schedule.stages[:2]
+    seconds = probes[first.batch_size].step_seconds if first.batch_size in probes else None
+    limit = spec.budget.trial_train_seconds
+    if seconds is not None and second.start_samples / first.batch_size * seconds > limit:
+        raise UsageError(
+            f"batch_stages: batch {second.batch_size} begins after {second.start_samples} samples; the "
+            f"{limit:g} s of a trial see {limit / seconds * first.batch_size:.0f} of batch {first.batch_size}"
+        )
+    stages = [
+        replace(stage, micro_batch_size=probes[stage.batch_size].micro_batch_size)
+        if stage.batch_size in probes and stage.accumulation_steps == 1
+        else stage
+        for stage in schedule.stages
+    ]
+    return with_batch_schedule(configuration, replace(schedule, stages=tuple(stages)))
 
 
 def configuration_of(spec: StudySpec, values: Mapping[str, ParameterValue]) -> Configuration:

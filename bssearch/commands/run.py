@@ -74,8 +74,9 @@ def run_study(
 
 
 def grow(study: OpenStudy) -> None:
-    """Search how the batch should grow, where the space says that it may, and run the best beside the optimum."""
-    if study.spec.space.batch_schedule is None:
+    """Search how the batch should grow, where the space or a person says so, and run the best beside the optimum."""
+    asked = any(trial.phase is Phase.GROWTH for trial in study.store.trials(study.spec.name))
+    if study.spec.space.batch_schedule is None and not asked:
         return
     study.driver().run_planned(growing.next_trial, Phase.GROWTH)
     study.driver().run_planned(growing.next_repeat, Phase.AUDIT)

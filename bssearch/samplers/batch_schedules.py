@@ -151,7 +151,7 @@ def _usual(growth: BatchGrowth, dimensions: Sequence[Dimension], tuned: Tuned) -
         name = growth.names[place % len(growth.names)]
         wanted = {"name": name, "start": start * best, "end": end * best, "until": until}
         wanted |= {"begin": 0.0, "noise_share": 1.0, "learning_rate": 1.0}
-        sampled = {one.name: one.nearest(wanted[one.name]) for one in dimensions}  # type: ignore[arg-type]
+        sampled = {one.name: one.nearest(wanted[one.name]) for one in dimensions}
         if sampled not in found:
             found.append(sampled)
     return found

@@ -228,7 +228,8 @@ def confirm_out_of_memory(
     Where it fits there the trial's lack of memory was chance, and the size is used again, until a second trial runs out
     of memory at it. Programs of the user's own train each trial in a process of its own as it is.
     """
-    tried = [trial.configuration for trial in trials if trial.state is TrialState.OOM]
+    out = [trial.configuration for trial in trials if trial.state is TrialState.OOM]
+    tried = [one for one in out if not one.grows]
     counts = Counter(one.micro_batch_size for one in tried)
     once = {one.micro_batch_size: one for one in tried if counts[one.micro_batch_size] == 1}
     while not spec.is_program and (size := store.memory_boundary(spec.name, environment).too_large) in once:

@@ -19,7 +19,7 @@ from bssearch.space.domains import (
 )
 from bssearch.space.micro_batches import UNKNOWN, MemoryBoundary, choose_micro_batch, in_force, split_batch
 from bssearch.space.optimizers import OPTIMIZER_SETTINGS, OPTIMIZERS, AdamW, Optimizer, OptimizerOptions, Sgd
-from bssearch.space.parts import DECAY_SHARE, ScheduleName
+from bssearch.space.parts import DECAY_SHARE, RelativeLearningRate, ScheduleName
 from bssearch.space.search_space import SearchSpace
 
 __all__ = [
@@ -39,6 +39,7 @@ __all__ = [
     "MemoryBoundary",
     "Optimizer",
     "OptimizerOptions",
+    "RelativeLearningRate",
     "ScheduleName",
     "SearchSpace",
     "Sgd",

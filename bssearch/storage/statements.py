@@ -10,8 +10,10 @@ from sqlalchemy import (
     ColumnElement,
     Connection,
     Select,
+    Text,
     bindparam,
     case,
+    cast,
     func,
     literal_column,
     select,
@@ -20,6 +22,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects import postgresql, sqlite
 
 from bssearch.records import (
+    BATCH_STAGES,
     Environment,
     NoiseMeasurement,
     Observation,
@@ -112,10 +115,10 @@ MICRO_BATCHES_TOO_LARGE: Select[int, int | None, int, datetime | None] = (
         func.max(TrialRow.ended_at),
     )
     .join(EnvironmentRow)
-    .where(TrialRow.state == TrialState.OOM)
+    .where(TrialRow.state == TrialState.OOM, ~cast(TrialRow.parameters, Text).contains(BATCH_STAGES))
     .group_by(TrialRow.micro_batch_size, EnvironmentRow.device_memory_bytes)
 )
-"""How many trials ran out of memory at a size, and when the last one did."""
+"""How many trials ran out of memory at a size, and when the last one did; where a batch grew nobody knows at which."""
 
 MICRO_BATCHES_FITTED: Select[int, int | None, datetime] = (
     select(ProbeRow.micro_batch_size, EnvironmentRow.device_memory_bytes, ProbeRow.measured_at)

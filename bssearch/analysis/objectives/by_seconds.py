@@ -42,5 +42,4 @@ class BySeconds(Objective):
 
     def _product(self, trial: TrialRecord, steps: int | None) -> float | None:
         """Return steps × step time, None where the trial counts by its own seconds."""
-        known = self.step_time(trial)
-        return None if known is None or steps is None else steps * known.seconds
+        return None if self.common is None or steps is None else self.common.seconds(trial, steps)

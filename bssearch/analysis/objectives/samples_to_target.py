@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from bssearch.analysis.objectives.base import Objective
+from bssearch.batch_schedule import batch_schedule_of
 from bssearch.records import ProbeRecord, TrialRecord, TrialState
 
 
@@ -41,4 +42,9 @@ class SamplesToTarget(Objective):
 
 
 def _samples(trial: TrialRecord, steps: int | None) -> float | None:
-    return None if steps is None else float(steps * trial.configuration.batch_size)
+    schedule = batch_schedule_of(trial.configuration)
+    if steps is None or trial.outcome is None or schedule is None:
+        return None if steps is None else float(steps * trial.configuration.batch_size)
+    if schedule.is_measured:  # as many a step as it had on the average
+        return trial.outcome.samples * steps / trial.outcome.steps if trial.outcome.steps else None
+    return schedule.samples_after(steps)

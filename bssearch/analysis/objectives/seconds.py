@@ -5,11 +5,20 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal, Protocol
 
 from bssearch.records import Configuration, SecondsBasis, TrialRecord, TrialState, model_parameters
-from bssearch.step_times import Pace, PooledStepTime, StepSeconds, Timed, pool_paces, split, timed_as
+from bssearch.step_times import (
+    Pace,
+    PooledStepTime,
+    StepSeconds,
+    Timed,
+    pool_paces,
+    split,
+    steps_at_first_size,
+    timed_as,
+)
 
 Basis = Literal["measured", "steps_x_step_time", "wall", "reported"]
 """Whose seconds: measured by bssearch, steps × a step time, or of a program, by the wall clock or its own report."""
@@ -57,7 +66,14 @@ class CommonSeconds(Protocol):
     in_words: ClassVar[str]
 
     def step_time(self, trial: TrialRecord) -> PooledStepTime[Kind] | None:
-        """Return the step time of a trial's configuration with its error, None where it is not known."""
+        """Return the step time of a trial's configuration with its error, None where it is not known.
+
+        Where the batch grows it is that of the first size.
+        """
+        ...
+
+    def seconds(self, trial: TrialRecord, steps: int) -> float | None:
+        """Return the seconds of the first steps of a trial, None where its step times are not known."""
         ...
 
 
@@ -70,9 +86,13 @@ class Products:
 
     def step_time(self, trial: TrialRecord) -> PooledStepTime[Kind] | None:
         """Return the step time of the trial's split and model."""
-        place = timed_as(trial.configuration)
+        place = *split(trial.configuration), *model_parameters(trial.configuration)
         seconds = self.step_seconds.get(place)
         return None if seconds is None else PooledStepTime(place, seconds, 0.0, math.inf, 0.0)
+
+    def seconds(self, trial: TrialRecord, steps: int) -> float | None:
+        """Return the seconds of the first steps of a trial."""
+        return _seconds(trial, steps, self.step_time(trial), self.step_seconds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +100,7 @@ class Pooled:
     """Steps × the step time that all trials of a kind had, freed of what slowed them down; see `pool_paces`."""
 
     step_times: Mapping[Kind, PooledStepTime[Kind]]
+    step_seconds: StepSeconds = field(default_factory=dict)
     in_words: ClassVar[str] = (
         "steps × the seconds of a step without waits for a CPU, over those of a fixed piece of work meanwhile"
     )
@@ -87,6 +108,17 @@ class Pooled:
     def step_time(self, trial: TrialRecord) -> PooledStepTime[Kind] | None:
         """Return the step time of the trial's kind."""
         return self.step_times.get(kind_of(trial.configuration))
+
+    def seconds(self, trial: TrialRecord, steps: int) -> float | None:
+        """Return the seconds of the first steps of a trial."""
+        return _seconds(trial, steps, self.step_time(trial), self.step_seconds)
+
+
+def _seconds(
+    trial: TrialRecord, steps: int, step_time: PooledStepTime[Kind] | None, step_seconds: StepSeconds
+) -> float | None:
+    equal = steps_at_first_size(trial.configuration, steps, step_seconds)
+    return None if step_time is None or equal is None else equal * step_time.seconds
 
 
 def kind_of(configuration: Configuration) -> Kind:
@@ -117,26 +149,35 @@ def common_seconds(
     """
     paces: dict[Kind, dict[int, Pace]] = defaultdict(dict)
     for trial in (*runs, *others):
-        if (pace := _pace(trial)) is not None:
+        if (pace := _pace(trial, step_seconds)) is not None:
             paces[kind_of(trial.configuration)][trial.number] = pace
     told = [run for run in runs if run.outcome is not None and (run.state is TrialState.REACHED or run.outcome.steps)]
     compared = {kind_of(run.configuration) for run in told}
     if told and compared <= paces.keys() and all(run.number in paces[kind_of(run.configuration)] for run in told):
-        return Pooled(pool_paces({kind: list(found.values()) for kind, found in paces.items()}, compared))
+        pooled = pool_paces({kind: list(found.values()) for kind, found in paces.items()}, compared)
+        return Pooled(pooled, step_seconds)
     if all(share <= FEW for share in _shared_shares(runs)):
         return None
     products = Products({**_step_seconds_of_runs(runs), **step_seconds})
-    return products if all(products.step_time(run) is not None for run in runs) else None
+    is_known = all(
+        products.step_time(run) is not None
+        and steps_at_first_size(run.configuration, 1, products.step_seconds) is not None
+        for run in runs
+    )
+    return products if is_known else None
 
 
-def _pace(trial: TrialRecord) -> Pace | None:
+def _pace(trial: TrialRecord, step_seconds: StepSeconds) -> Pace | None:
     outcome = trial.outcome
     if outcome is None or not (outcome.steps and outcome.undelayed_train_seconds and outcome.reference_seconds):
         return None
+    steps = steps_at_first_size(trial.configuration, outcome.steps, step_seconds)
+    if steps is None:
+        return None
     return Pace(
-        steps=outcome.steps,
-        step_seconds=outcome.train_seconds / outcome.steps,
-        undelayed_step_seconds=outcome.undelayed_train_seconds / outcome.steps,
+        steps=steps,
+        step_seconds=outcome.train_seconds / steps,
+        undelayed_step_seconds=outcome.undelayed_train_seconds / steps,
         reference_seconds=outcome.reference_seconds,
         contended=outcome.contended,
     )

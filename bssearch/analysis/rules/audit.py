@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from bssearch.analysis.answer import Answer, parameters_of
 from bssearch.analysis.baseline import default_configuration
+from bssearch.analysis.growing import growing_batch, judge_growing
 from bssearch.analysis.objectives.base import objective_of
 from bssearch.analysis.optimum import Candidate, decide
 from bssearch.analysis.rules.large_batch import judge_layerwise, other_kind
@@ -156,12 +157,14 @@ def _cases(
         default=answer.largest_that_fits.batch_size,
     )
     sizes = sorted({answer.optimal.batch_size, largest} - {base.batch_size})
-    top = max(answer.optimal.batch_size, largest)
+    top, best = max(answer.optimal.batch_size, largest), answer.optimal.batch_size
     layerwise = _case(spec, base, Rule.LAYERWISE, top, optima.get(top), trials)
+    growing = _case(spec, base, Rule.GROWING, best, optima.get(best), trials)
     if not sizes:
         reason = "it changes nothing: the optimum and the largest with confirmation runs are the default's batch size"
-        return [*(Case(rule, base.batch_size, reason=reason) for rule in RULES), layerwise]
-    return [*(_case(spec, base, rule, size, optima.get(size), trials) for rule in RULES for size in sizes), layerwise]
+        return [*(Case(rule, base.batch_size, reason=reason) for rule in RULES), layerwise, growing]
+    found = [_case(spec, base, rule, size, optima.get(size), trials) for rule in RULES for size in sizes]
+    return [*found, layerwise, growing]
 
 
 def tuned_optima(
@@ -172,7 +175,10 @@ def tuned_optima(
 ) -> Mapping[int, Candidate]:
     """Return the best candidate of each batch size, as the answer has it; see `decide`."""
     fitting = [
-        one for one in trials if one.phase is not Phase.CONFIRM or memory.may_fit(one.configuration.micro_batch_size)
+        one
+        for one in trials
+        if not one.configuration.grows
+        and (one.phase is not Phase.CONFIRM or memory.may_fit(one.configuration.micro_batch_size))
     ]
     verdict = decide(fitting, spec.confirm.runs, objective_of(spec), step_seconds_of(step_times, spec.timed_model))
     return {} if verdict is None else verdict.by_batch
@@ -259,8 +265,11 @@ def _case(
     if not math.isfinite(tuned.value):
         reached = f"{tuned.estimate.reached} of {tuned.estimate.runs}"
         return Case(rule, batch_size, reason=f"nothing to compare with: {reached} tuned runs there reached the target")
+    given: Configuration | str
     if rule is Rule.LAYERWISE:
         given = other_kind(trials, tuned)
+    elif rule is Rule.GROWING:
+        given = growing_batch(spec, trials, tuned)
     elif not spec.default_is_known:
         given = "nobody said what the default is (import … --default-batch)"
     else:
@@ -307,7 +316,7 @@ def _of_runs(
     objective = case.tuned.objective
     tuned = Candidate(case.tuned.configuration, runs_of(spec, trials, case.tuned.configuration), objective)
     rule = Candidate(case.configuration, runs, objective)
-    compare = judge_layerwise if case.rule is Rule.LAYERWISE else judge
+    compare = {Rule.LAYERWISE: judge_layerwise, Rule.GROWING: judge_growing}.get(case.rule, judge)
     judgement = compare(rule, tuned, step_seconds, wanted=wanted, limit=spec.budget.trial_train_seconds)
     why = f"{judgement.reason}; {_difference(case.configuration, tuned.configuration)}"
     if len(runs) < wanted and judgement.finding == "undecided":

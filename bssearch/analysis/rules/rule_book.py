@@ -40,6 +40,7 @@ class Rule(StrEnum):
     NOISE_SCALE = "the noise scale is the critical batch"
     GENERALISATION = "larger batches generalise worse by over 2 points"
     ACCUMULATION = "accumulation costs 1.5 to 2×"
+    GROWING = "growing the batch saves time"
 
 
 def _unknown(base: Configuration, tuned: Configuration, name: str) -> str | None:

@@ -126,18 +126,31 @@ def sentences(spec: StudySpec, found: Sequence[BranchedCheckpoint], repeats: int
     sizes = {one.found.batch_size for one in found} - {None}
     if rises is not None and len(sizes) == 1:
         yield "The batch size is the same at all checkpoints: no growing schedule was measured."
-    elif rises is not None:
+    elif rises:
         yield (
-            "The batch sizes never fall from one checkpoint to the next: a growing schedule is what was measured."
-            if rises
-            else "The batch sizes fall between two checkpoints: a growing schedule is not what was measured."
+            "The batch sizes never fall from one checkpoint to the next: a growing schedule is what was measured "
+            f"(bssearch enqueue {spec.name} {schedule_words(found)} trains it)."
         )
+    elif rises is not None:
+        yield "The batch sizes fall between two checkpoints: a growing schedule is not what was measured."
     plan = found[0].plan
     yield (
         f"Each branch has {plan.samples} samples; its end is the mean {spec.target.metric} of the validation part over "
         f"the last quarter. A batch size holds where the mean end of its {repeats} branches is no worse than the "
         f"one-sided 95 % bound that {repeats} branches at {plan.batch_sizes[0]}, in other orders of the data, give."
     )
+
+
+def schedule_words(found: Sequence[BranchedCheckpoint]) -> str:
+    """Return the schedule of rising batch sizes as ``bssearch enqueue`` takes it: from each checkpoint on its own."""
+    first, stages = None, list[tuple[int, int]]()
+    for one in found:
+        size = one.found.batch_size
+        if first is None:
+            first = size
+        elif size is not None and size > (stages[-1][1] if stages else first) and one.point.samples is not None:
+            stages.append((one.point.samples, size))
+    return f"batch_size={first} batch_stages='{' '.join(f'{samples}:{size}' for samples, size in stages)}'"
 
 
 def answer(found: LocalCriticalBatch, base: int) -> str:

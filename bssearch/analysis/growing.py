@@ -1,0 +1,156 @@
+"""Batches that grow, held against the best batch that stays."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from bssearch.analysis.answer import BatchScheduleAnswer, SavesTime, StageAnswer, parameters_of
+from bssearch.analysis.optimum import Candidate, Verdict, median_steps
+from bssearch.analysis.rules.regret import Judgement, judge
+from bssearch.batch_schedule import (
+    PARAMETERS,
+    BatchSchedule,
+    Stage,
+    batch_schedule_of,
+    constant_configurations,
+    with_batch_schedule,
+)
+from bssearch.errors import UsageError
+from bssearch.records import Configuration, Phase, TrialRecord, TrialState, model_parameters
+from bssearch.scaling import learning_rate_factor, rule_of_optimizer
+from bssearch.space import RelativeLearningRate
+from bssearch.spec import StudySpec
+from bssearch.step_times import StepSeconds
+
+
+def batch_schedule_answer(
+    spec: StudySpec, trials: Sequence[TrialRecord], verdict: Verdict, step_seconds: StepSeconds
+) -> BatchScheduleAnswer | None:
+    """Return what the trials with growing batches say, None where none reached the target."""
+    tuned = verdict.optimal
+    searched = [one for one in trials if one.phase is Phase.GROWTH]
+    best = best_schedule(trials, tuned, step_seconds)
+    if best is None or not math.isfinite(tuned.value):
+        return None
+    is_repeated = best.runs[0].phase is not Phase.GROWTH
+    found = Judgement("not_run", "no run repeats it with the seeds of the confirmation")
+    if is_repeated:
+        limit = spec.budget.trial_train_seconds
+        found = judge_growing(best, tuned, step_seconds, wanted=len(best.runs), limit=limit)
+    saves: dict[str, SavesTime] = {"held": "yes", "broke": "no", "not_run": "not_run", "undecided": "undecided"}
+    schedule = batch_schedule_of(best.configuration)
+    assert schedule is not None, "its batch grows"
+    return BatchScheduleAnswer(
+        name=schedule.name,
+        stages=_stages(best, step_seconds),
+        rate_rule=schedule.rate_rule,
+        noise_share=schedule.noise_share,
+        parameters={name: one for name, one in parameters_of(best.configuration).items() if name not in PARAMETERS},
+        time_to_target=best.time.median,
+        low=best.time.low if is_repeated else None,
+        high=best.time.high if is_repeated else None,
+        runs=len(best.runs),
+        reached=best.estimate.reached,
+        ratio=found.regret,
+        saves_time=saves[found.finding],
+        reason=found.reason,
+        trials=len(searched),
+        trial_numbers=[one.number for one in best.runs],
+    )
+
+
+def best_schedule(trials: Sequence[TrialRecord], tuned: Candidate, step_seconds: StepSeconds) -> Candidate | None:
+    """Return the schedule with the least figure, of those that are repeated where any is; None where none reached.
+
+    Its seconds are of the kind by which it is compared with the ``tuned`` optimum.
+    """
+    repeated: dict[str, list[TrialRecord]] = {}
+    for trial in trials:
+        if trial.phase is Phase.AUDIT and trial.configuration.grows and _says_something(trial):
+            repeated.setdefault(trial.configuration.key, []).append(trial)
+    searched = [[one] for one in trials if one.phase is Phase.GROWTH and one.state is TrialState.REACHED]
+    groups = list(repeated.values()) or searched
+    runs = [run for group in groups for run in group]
+    objective = tuned.objective.between((*runs, *tuned.runs), step_seconds)
+    found = [Candidate(group[0].configuration, tuple(group), objective) for group in groups]
+    reached = [one for one in found if math.isfinite(one.value)]
+    return min(reached, key=lambda one: (one.value, one.mean), default=None)
+
+
+def growing_batch(spec: StudySpec, trials: Sequence[TrialRecord], tuned: Candidate) -> Configuration | str:
+    """Return the best schedule that was run; without one the batch doubles around the ``tuned`` one, as often advised.
+
+    That goes from half of it over it to its double, the learning rate by the space's rule, in equal parts of the
+    samples that it takes to the target. A sentence where the space has no such sizes.
+    """
+    best = best_schedule(trials, tuned, {})
+    if best is not None:
+        return best.configuration
+    if spec.is_imported:
+        return "no run with a growing batch was imported"
+    size, steps = tuned.configuration.batch_size, median_steps(tuned)
+    smaller, larger = size // 2, 2 * size
+    if steps is None or smaller not in spec.batch_sizes or larger not in spec.batch_sizes:
+        return f"the space has not both {smaller} and {larger}, half of the optimum's batch size and its double"
+    if spec.is_program:
+        return "no schedule was run; a space.batch_schedule has one searched"
+    rate = spec.space.learning_rate
+    rule = rate.rule if isinstance(rate, RelativeLearningRate) else rule_of_optimizer(tuned.configuration.optimizer)
+    starts = round(steps * size / 3), round(2 * steps * size / 3)
+    schedule = BatchSchedule(
+        name="geometric",
+        stages=(Stage(0, smaller, smaller), Stage(starts[0], size, size), Stage(starts[1], larger, larger)),
+        rate_rule=rule,
+    )
+    factor = learning_rate_factor(rule, smaller, size)
+    begun = replace(tuned.configuration, learning_rate=tuned.configuration.learning_rate * factor)
+    try:
+        return with_batch_schedule(begun, schedule)
+    except UsageError as error:  # fewer steps to the target than stages
+        return str(error)
+
+
+def judge_growing(
+    grown: Candidate, tuned: Candidate, step_seconds: StepSeconds, *, wanted: int, limit: float
+) -> Judgement:
+    """Judge by its runs whether letting the batch grow saves time against the ``tuned`` batch that stays.
+
+    The regret is the time with it over the time without. Held: the whole interval is below 1, broke: above, or none of
+    the wanted runs reached the target.
+    """
+    found = judge(grown, tuned, step_seconds, wanted=wanted, limit=limit)
+    regret = found.regret
+    if regret is None or regret.low is None or regret.high is None:
+        return Judgement("broke" if found.finding == "broke" else "undecided", found.reason, regret)
+    if regret.high < 1:
+        return Judgement("held", found.reason, regret)
+    return Judgement("broke" if regret.low > 1 else "undecided", found.reason, regret)
+
+
+def _stages(candidate: Candidate, step_seconds: StepSeconds) -> list[StageAnswer]:
+    configuration = candidate.configuration
+    schedule = batch_schedule_of(configuration)
+    assert schedule is not None, "its batch grows"
+    steps, model = median_steps(candidate), model_parameters(configuration)
+    taken = {} if schedule.is_measured or steps is None else dict(schedule.steps_by_stage(steps))
+    found = []
+    for stage, one in zip(schedule.stages, constant_configurations(configuration), strict=True):
+        seconds = step_seconds.get((stage.batch_size, stage.micro_batch_size, *model))
+        count = None if schedule.is_measured or steps is None else taken.get(stage, 0.0)
+        found.append(
+            StageAnswer(
+                start_samples=None if schedule.is_measured else stage.start_samples,
+                batch_size=stage.batch_size,
+                micro_batch_size=stage.micro_batch_size,
+                learning_rate=one.learning_rate,
+                steps=count,
+                seconds=None if count is None or seconds is None else count * seconds,
+            )
+        )
+    return found
+
+
+def _says_something(trial: TrialRecord) -> bool:
+    return trial.state.is_finished and not trial.state.is_missing and trial.state is not TrialState.OOM
