@@ -73,10 +73,8 @@ def about_growing(answer: Answer) -> str:
         saves += f": it takes {shown} × the time of batch {answer.optimal.batch_size} ({grown.runs} runs)"
     first, *later = grown.stages
     if first.start_samples is None:
-        when = (
-            f"{', '.join(str(one.batch_size) for one in later)} once within {number(grown.noise_share or 0.0)} × the "
-        )
-        when += "gradient noise scale"
+        sizes = ", ".join(str(one.batch_size) for one in later)
+        when = f"{sizes} once within {number(grown.noise_share or 0.0)} × the gradient noise scale"
     else:
         when = ", ".join(f"{one.batch_size} from {one.start_samples:,} samples on" for one in later)
     how = {"sqrt": "∝ √batch", "linear": "∝ batch", "none": "the same throughout"}[grown.rate_rule]

@@ -16,6 +16,9 @@ from bssearch.search.seeds import trial_seed
 REPEATED = 2
 """Schedules of which the best is told by fresh seeds: the best by one seed is partly luck. A choice."""
 
+ATTEMPTS = 2
+"""Trials, failed and lost ones with them, over the budget's at most: a choice."""
+
 SLACK = 1.5
 """A trial ends at so many times the seconds of the best batch that stays: a choice; it is no news how much worse."""
 
@@ -28,8 +31,9 @@ def next_trial(history: History) -> TrialPlan | None:
     trials = growth_trials(history)
     if queued := next((one for one in trials if one.state is TrialState.QUEUED), None):
         return _plan(history, queued.configuration, None, uncapped=True, queued=queued)
-    tried = [one for one in trials if not one.state.is_missing]
-    if len(tried) >= history.spec.budget.schedule_trials or len(trials) >= 2 * history.spec.budget.schedule_trials:
+    searched = [one for one in trials if not one.uncapped]
+    tried, most = [one for one in searched if not one.state.is_missing], history.spec.budget.schedule_trials
+    if len(tried) >= most or len(searched) >= ATTEMPTS * most:
         return None
     tuned = tuned_constant(history)
     proposed = None if tuned is None else propose(history, tuned, tried)
