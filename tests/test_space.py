@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from bssearch.records import Configuration
 from bssearch.scaling import LearningRateRule, learning_rate_factor
 from bssearch.space import OPTIMIZERS, SearchSpace, split_batch
+from tests.factories import make_spec
 
 WIDE: dict[str, Any] = {
     "batch_size": {"low": 4, "high": 1000},
@@ -298,3 +299,38 @@ def test_a_decay_after_a_stable_rate_has_its_share_searched_or_given() -> None:
     assert configuration.parameters["decay_share"] == 0.5
     again = searched.encode(configuration)
     assert again is not None and again["decay_share"] == 0.5
+
+
+GROWS: dict[str, Any] = {"batch_size": {"low": 8, "high": 64}, "learning_rate": 0.1}
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"start": 17}, "batch_schedule.start: 17 is not one of 8, 16, 32, 64"),
+        ({"end": [32, 128]}, "batch_schedule.end: 128 is not one of"),
+        ({"start": 64, "end": 32}, r"no start of \[64\] is below an end of \[32\]"),
+        ({"milestones": {400: 32}}, "milestones is given; name is geometric"),
+        ({"name": "milestones"}, "milestones is missing; name is milestones"),
+        ({"name": "milestones", "milestones": {400: 32, 800: 16}}, "a batch must grow, it may not shrink"),
+        ({"name": "milestones", "milestones": {400: 8}}, "milestones: 8 must be > 8, where it starts"),
+        ({"name": "milestones", "milestones": {400: 48}}, "batch_schedule.milestones: 48 is not one of"),
+        ({"name": ["linear", "linear"]}, "name lists 'linear' twice"),
+        ({"begin": 0.5, "until": 0.5}, "begin >= 0.5 must be < until <= 0.5"),
+        ({"until": -1}, r"-1 must be in \[0, 100\]"),
+        ({"noise_share": 0}, "0 must be > 0"),
+    ],
+)
+def test_a_batch_schedule_that_means_nothing_is_refused(given: dict[str, Any], expected: str) -> None:
+    with pytest.raises(ValidationError, match=expected):
+        SearchSpace.model_validate({**GROWS, "batch_schedule": given})
+
+
+def test_a_batch_schedule_is_no_coordinate_of_the_search_and_no_part_of_the_question() -> None:
+    plain = SearchSpace.model_validate(GROWS)
+    grows = SearchSpace.model_validate({**GROWS, "batch_schedule": {"name": ["geometric", "linear"]}})
+    assert plain.dimensions() == grows.dimensions()
+    specs = [
+        make_spec(space=one.model_dump(), default={"batch_size": 32, "learning_rate": 0.1}) for one in (plain, grows)
+    ]
+    assert specs[0].question_hash == specs[1].question_hash and specs[0] != specs[1]

@@ -9,9 +9,20 @@ from typing import Any
 
 import pytest
 
-from bssearch.records import Visit
-from bssearch.step_times import VISIT_DEVIATION, VISIT_FREEDOM, Pace, fit_step_times, pool_paces, with_visits
-from tests.factories import make_probe
+from bssearch.records import Configuration, Visit
+from bssearch.step_times import (
+    VISIT_DEVIATION,
+    VISIT_FREEDOM,
+    Pace,
+    fit_step_times,
+    pool_paces,
+    seconds_of_steps,
+    steps_at_first_size,
+    timed_as,
+    with_step_time,
+    with_visits,
+)
+from tests.factories import make_probe, make_trial
 
 SECONDS = {16: 0.002, 128: 0.006, 512: 0.018}
 
@@ -139,3 +150,34 @@ def test_the_host_bound_share_of_a_step_time_is_the_median_of_the_undisturbed_vi
     assert share_of(visit(1, 16, 0.002), *quiet[:1]) == 0.1, "a visit of an older version tells nothing"
     assert share_of(visit(1, 16, 0.002)) is None
     assert share_of() == 0.9, "a step time that nobody visited keeps its own"
+
+
+GROWN = Configuration(
+    batch_size=16,
+    micro_batch_size=16,
+    learning_rate=0.1,
+    parameters={"batch_schedule": "milestones", "batch_stages": "160:128 672:512/256", "batch_rate_rule": "sqrt"},
+)
+TIMED = {(16, 16): 0.002, (128, 128): 0.006, (512, 256): 0.018}
+
+
+def test_steps_of_a_batch_that_grows_take_the_step_times_of_the_sizes_that_it_has() -> None:
+    # Ten steps of 16, four of 128 (to 672 samples), the rest of 512.
+    assert seconds_of_steps(GROWN, 10, TIMED) == pytest.approx(10 * 0.002)
+    assert seconds_of_steps(GROWN, 16, TIMED) == pytest.approx(10 * 0.002 + 4 * 0.006 + 2 * 0.018)
+    assert steps_at_first_size(GROWN, 16, TIMED) == pytest.approx(10 + 4 * 3 + 2 * 9)
+    assert seconds_of_steps(GROWN, 12, {(16, 16): 0.002}) is None, "that of 128 is not known"
+    assert seconds_of_steps(GROWN, 10, {(16, 16): 0.002}) == pytest.approx(0.02), "it has not grown yet"
+    plain = replace(GROWN, parameters={})
+    assert steps_at_first_size(plain, 16, {}) == 16 and timed_as(plain) != timed_as(GROWN)
+
+
+def test_a_batch_that_grows_by_what_it_measures_has_no_step_times() -> None:
+    own = {"batch_schedule": "noise_scale", "batch_stages": "128", "batch_rate_rule": "none", "batch_noise_share": 1.0}
+    assert seconds_of_steps(replace(GROWN, parameters=own), 10, TIMED) is None
+
+
+def test_the_product_of_a_trial_is_that_of_the_sizes_that_it_had() -> None:
+    trial = make_trial(1, configuration=GROWN, steps=16)
+    assert with_step_time(trial, TIMED).steps_x_step_time_s == pytest.approx(0.02 + 0.024 + 0.036)
+    assert with_step_time(trial, {}) is trial

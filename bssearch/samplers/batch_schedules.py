@@ -76,11 +76,14 @@ def decode(history: History, tuned: Tuned, sampled: Mapping[str, ParameterValue]
     assert growth is not None, "the space has schedules"
     _, ends = _sizes(history, growth, tuned)
     start, name = int(sampled["start"] or 0), str(sampled["name"])
+    milestones = [one for one in sorted((growth.milestones or {}).items()) if one[1] in history.feasible]
+    if name == "milestones" and start >= milestones[0][1]:
+        start = max(size for size in history.feasible if size < milestones[0][1])
     base = _best_at(history, start, tuned.configuration)
     rate = base.learning_rate * float(sampled.get("learning_rate") or 1.0)
     changes: Sequence[tuple[int, int]]
     if name == "milestones":
-        changes = [one for one in sorted((growth.milestones or {}).items()) if one[1] > start]
+        changes = milestones
     else:
         end = max(int(sampled["end"] or 0), min(size for size in ends if size > start))
         sizes = [size for size in history.feasible if start <= size <= end]
@@ -112,10 +115,11 @@ def _sizes(history: History, growth: BatchGrowth, tuned: Tuned) -> tuple[list[in
     best, feasible = tuned.configuration.batch_size, history.feasible
     starts = [size for size in growth.starts(feasible) if growth.start or best <= BELOW * size <= BELOW * best]
     ends = [size for size in growth.ends(feasible) if growth.end or size <= ABOVE * best]
-    if growth.name == "milestones":
-        first = min((growth.milestones or {}).values())
-        starts = [size for size in starts if size < first and size in feasible]
-        return starts, [size for size in (growth.milestones or {}).values() if size in feasible]
+    if "milestones" in growth.names:
+        reached = [size for size in (growth.milestones or {}).values() if size in feasible]
+        below = [size for size in feasible if size < min(reached, default=0)]
+        if growth.names == ("milestones",) or not below:
+            return [size for size in below if not growth.start or size in starts], reached
     return (
         [size for size in starts if size in feasible and any(end > size for end in ends)],
         [size for size in ends if size in feasible],

@@ -1,0 +1,260 @@
+"""The search for how the batch should grow: what it tries, what it repeats, and what the answer says of it."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bssearch.batch_schedule import batch_schedule_of, constant_configurations
+from bssearch.commands.audit import audit_study
+from bssearch.commands.enqueue import enqueue
+from bssearch.commands.run import run_study
+from bssearch.errors import UsageError
+from bssearch.executors.base import Ended, Event, Observed
+from bssearch.records import Configuration, Phase, TrialOutcome, TrialState
+from bssearch.search.seeds import trial_seed
+from bssearch.storage.repository import Store, open_store
+from tests.factories import make_spec
+from tests.search.law import LawExecutor, step_seconds
+
+LIMIT = 100.0
+GROWS: dict[str, Any] = {"name": ["geometric", "linear"]}
+
+
+def spec_of(schedule: dict[str, Any] | None = None, **budget: Any) -> Any:
+    return make_spec(
+        budget={"trials": 12, "trial_train_seconds": LIMIT, "schedule_trials": 6, **budget},
+        confirm={"top": 1, "runs": 3},
+        space={
+            "batch_size": {"low": 4, "high": 256},
+            "learning_rate": {"reference_batch": 32, "low": 0.02, "high": 0.5},
+            **({} if schedule is None else {"batch_schedule": schedule}),
+        },
+        default={"batch_size": 32, "learning_rate": 0.1},
+    )
+
+
+def walked(configuration: Configuration, spread: float) -> tuple[int, int, float]:
+    """Return (steps, samples, seconds) to the target, where the critical batch size grows from 5 to 400 on the way."""
+    schedule = batch_schedule_of(configuration)
+    rates = {one.batch_size: one.learning_rate for one in constant_configurations(configuration)}
+    progress, steps, samples, seconds = 0.0, 0, 0, 0.0
+    while progress < 100 * spread:
+        critical = 5 + 4 * progress
+        size = configuration.batch_size
+        if schedule is not None and schedule.noise_share is not None:
+            size = max(one.batch_size for one in schedule.stages if one.batch_size <= max(size, critical))
+        elif schedule is not None:
+            size = schedule.stage_at(samples).batch_size
+        off = math.log(rates[size] / (0.1 * math.sqrt(size / 32)))
+        progress += size / (size + critical) / (1 + off**2)
+        steps, samples, seconds = steps + 1, samples + size, seconds + step_seconds(size)
+    return steps, samples, seconds
+
+
+class CriticalLaw(LawExecutor):
+    """Ends each trial where the steps that it takes bring it to the target, a little later or sooner by its seed."""
+
+    def events(self, timeout: float) -> list[Event]:
+        if not self.running:
+            return []
+        request = self.running.pop(0)
+        steps, samples, seconds = walked(request.configuration, 1 + 0.01 * (request.seed % 7 - 3))
+        reached = seconds <= request.train_seconds_limit
+        end = min(seconds, request.train_seconds_limit)
+        events: list[Event] = [Observed(request.number, self.observe(request, share, seconds)) for share in (0.0, 1.0)]
+        outcome = TrialOutcome(
+            state=TrialState.REACHED if reached else request.limit_state,
+            reason="by the law",
+            steps=steps if reached else max(1, round(steps * end / seconds)),
+            samples=samples,
+            train_seconds=end,
+            wall_seconds=end,
+            time_to_target_s=seconds if reached else None,
+            steps_to_target=steps if reached else None,
+            best_metric=0.9 if reached else 0.5,
+            final_metric=0.9,
+        )
+        return [*events, Ended(request.number, outcome)]
+
+
+def run(spec: Any, folder: Path) -> Any:
+    return run_study(spec, db=url_in(folder), make_executor=lambda spec, folder: CriticalLaw())
+
+
+def url_in(folder: Path) -> str:
+    return f"sqlite:///{folder / 'study.db'}"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a study that has been run with schedules, to be read."""
+    folder = tmp_path_factory.mktemp("grown")
+    run(spec_of(GROWS), folder)
+    return folder
+
+
+@pytest.fixture
+def store(folder: Path) -> Any:
+    with open_store(url_in(folder), write=False) as store:
+        yield store
+
+
+def test_it_follows_the_search_within_its_own_budget_and_its_two_best_are_repeated(store: Store) -> None:
+    spec, trials = spec_of(GROWS), store.trials("toy")
+    grown = [one for one in trials if one.phase is Phase.GROWTH]
+    assert len(grown) == 6 and all(one.configuration.grows for one in grown)
+    others = [one for one in trials if one.phase in {Phase.SEARCH, Phase.CONFIRM}]
+    assert max(one.number for one in others) < min(one.number for one in grown)
+    assert not any(one.configuration.grows for one in others)
+    repeats = [one for one in trials if one.phase is Phase.AUDIT]
+    ranked = sorted(
+        (one for one in grown if one.outcome and one.outcome.time_to_target_s),
+        key=lambda one: one.outcome.time_to_target_s if one.outcome and one.outcome.time_to_target_s else math.inf,
+    )
+    assert {one.configuration.key for one in repeats} == {one.configuration.key for one in ranked[:2]}
+    seeds = [trial_seed(spec.seed, Phase.CONFIRM, index) for index in range(3)]
+    assert sorted(one.seed for one in repeats) == sorted(2 * seeds)
+
+
+def test_each_stage_is_a_size_of_the_space_in_the_micro_batches_of_its_step_time(store: Store) -> None:
+    probes = store.probes("toy")
+    for trial in store.trials("toy"):
+        if trial.phase is not Phase.GROWTH:
+            continue
+        schedule = batch_schedule_of(trial.configuration)
+        assert schedule is not None and len(schedule.stages) > 1
+        assert all(stage.micro_batch_size == probes[stage.batch_size].micro_batch_size for stage in schedule.stages)
+        assert trial.sampled is not None and trial.sampled["name"] == schedule.name
+        assert trial.steps_x_step_time_s is None or trial.outcome is not None
+
+
+def test_where_the_critical_batch_grows_so_should_the_batch_and_the_answer_says_by_how_much(
+    store: Store, folder: Path
+) -> None:
+    found = run(spec_of(GROWS), folder)
+    grown = found.batch_schedule
+    assert grown.saves_time == "yes" and grown.ratio.high < 1 and grown.runs == 3
+    best, tuned = ([walked(one, 1.0)[2] for one in ones] for ones in ([_schedule(store, grown)], [_optimum(found)]))
+    assert grown.ratio.value == pytest.approx(best[0] / tuned[0], rel=0.02)
+    first, *later = grown.stages
+    assert first.start_samples == 0 and all(one.start_samples > 0 for one in later)
+    assert sum(one.seconds for one in grown.stages) == pytest.approx(grown.time_to_target, rel=0.02)
+    assert "A batch that grows saves time: it takes" in _told(found)
+
+
+def test_the_answer_about_batches_that_stay_is_the_same_without_schedules(tmp_path: Path, store: Store) -> None:
+    plain = run(spec_of(), tmp_path)
+    grown = run(spec_of(GROWS), Path(store.masked_url.removeprefix("sqlite:///")).parent)
+    left_out = {"batch_schedule"}
+    assert plain.batch_schedule is None
+    assert plain.model_dump(exclude=left_out) == grown.model_dump(exclude=left_out)
+
+
+def test_the_audit_holds_the_belief_against_the_best_schedule(folder: Path) -> None:
+    found = audit_study(spec_of(GROWS), run=False, db=url_in(folder))
+    [belief] = [one for one in found.rules if one.rule == "growing the batch saves time"]
+    assert belief.verdict == "held" and belief.regret is not None and belief.regret.value < 1
+    assert belief.configuration is not None and "batch_stages" in belief.configuration
+
+
+def test_without_a_search_the_audit_runs_a_batch_that_doubles_around_the_optimum(tmp_path: Path) -> None:
+    optimum = run(spec_of(), tmp_path).optimal.batch_size
+    found = audit_study(spec_of(), db=url_in(tmp_path), make_executor=lambda spec, folder: CriticalLaw())
+    [belief] = [one for one in found.rules if one.rule == "growing the batch saves time"]
+    assert belief.verdict in {"held", "broke", "undecided"} and belief.trial_numbers
+    with open_store(url_in(tmp_path), write=False) as store:
+        schedule = batch_schedule_of(store.trial("toy", belief.trial_numbers[0]).configuration)
+    assert schedule is not None
+    assert [one.batch_size for one in schedule.stages] == [optimum // 2, optimum, 2 * optimum]
+
+
+def test_a_run_goes_on_where_it_stopped_and_more_trials_follow_a_larger_budget(tmp_path: Path) -> None:
+    run(spec_of(GROWS, schedule_trials=3), tmp_path)
+    run(spec_of(GROWS, schedule_trials=5), tmp_path)
+    with open_store(url_in(tmp_path), write=False) as store:
+        grown = [one for one in store.trials("toy") if one.phase is Phase.GROWTH]
+    assert len(grown) == 5 and len({one.configuration.key for one in grown}) == 5
+
+
+def test_what_a_person_enqueues_runs_first_whatever_the_space_says(tmp_path: Path) -> None:
+    run(spec_of(), tmp_path)
+    with open_store(url_in(tmp_path)) as store:
+        number, configuration = enqueue(store, "toy", {"batch_size": 8, "batch_stages": "400:32 2000:128"})
+        assert configuration.learning_rate == pytest.approx(0.1 * math.sqrt(8 / 32))
+        assert configuration.parameters["batch_rate_rule"] == "sqrt"
+    found = run(spec_of(), tmp_path)
+    with open_store(url_in(tmp_path), write=False) as store:
+        trial = store.trial("toy", number)
+    assert (trial.phase, trial.state) == (Phase.GROWTH, TrialState.REACHED)
+    assert [one.batch_size for one in found.batch_schedule.stages] == [8, 32, 128]
+    assert found.batch_schedule.runs == 3 and found.batch_schedule.trials == 1
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({"batch_size": 8, "batch_stages": "400:33"}, "33 is not a batch size of the study: 4, 8, 16"),
+        ({"batch_size": 8, "batch_stages": "400:4"}, "batch 4 after 8: a batch must grow"),
+        ({"batch_size": 8, "batch_stages": "4:32"}, "begins after 4 samples; it must be >= 8, one step of batch 8"),
+        ({"batch_size": 8, "batch_stages": "99999999:32"}, "begins after 99999999 samples; the 100 s of a trial see"),
+        ({"batch_size": 8, "batch_rate_rule": "sqrt"}, "batch_stages = '' must name 1 to 63 changes"),
+        ({"batch_size": 8, "batch_stages": "32", "batch_noise_share": -1}, "batch_noise_share = -1 must be a number"),
+    ],
+)
+def test_a_schedule_that_cannot_be_is_not_queued(folder: Path, values: dict[str, Any], expected: str) -> None:
+    with open_store(url_in(folder)) as store, pytest.raises(UsageError, match=expected):
+        before = len(store.trials("toy"))
+        enqueue(store, "toy", values)
+    with open_store(url_in(folder), write=False) as store:
+        assert len(store.trials("toy")) == before
+
+
+def test_milestones_and_the_noise_scale_are_tried_as_they_are_given(tmp_path: Path) -> None:
+    run(spec_of({"name": ["milestones", "noise_scale"], "milestones": {640: 32, 3200: 128}}), tmp_path)
+    with open_store(url_in(tmp_path), write=False) as store:
+        grown = [one.configuration for one in store.trials("toy") if one.phase is Phase.GROWTH]
+    by_name = {str(one.parameters["batch_schedule"]): one for one in grown}
+    assert by_name["milestones"].parameters["batch_stages"] == "640:32 3200:128"
+    assert ":" not in str(by_name["noise_scale"].parameters["batch_stages"])
+    shares = [float(one.parameters["batch_noise_share"] or 0) for one in grown if "batch_noise_share" in one.parameters]
+    assert shares and all(0.25 <= share <= 4 for share in shares)
+
+
+def test_the_memory_that_a_growing_trial_lacks_says_nothing_of_its_first_micro_batch(tmp_path: Path) -> None:
+    class RunsOut(CriticalLaw):
+        def events(self, timeout: float) -> list[Event]:
+            if self.running and self.running[0].configuration.grows:
+                request = self.running.pop(0)
+                return [Ended(request.number, TrialOutcome(state=TrialState.OOM, reason="no memory left"))]
+            return super().events(timeout)
+
+    run_study(spec_of(GROWS), db=url_in(tmp_path), make_executor=lambda spec, folder: RunsOut())
+    with open_store(url_in(tmp_path), write=False) as store:
+        assert store.memory_boundary("toy").too_large is None
+        assert sum(one.state is TrialState.OOM for one in store.trials("toy")) == 6
+
+
+def _schedule(store: Store, grown: Any) -> Configuration:
+    return store.trial("toy", grown.trial_numbers[0]).configuration
+
+
+def _optimum(found: Any) -> Configuration:
+    size = found.optimal.batch_size
+    return Configuration(
+        batch_size=size, micro_batch_size=size, learning_rate=found.optimal.parameters["learning_rate"]
+    )
+
+
+def _told(found: Any) -> str:
+    from bssearch.analysis.headline import about_growing
+
+    return about_growing(found)
+
+
+def test_of_an_answer_without_schedules_nothing_is_told(tmp_path: Path) -> None:
+    found = run(spec_of(), tmp_path)
+    assert _told(found) == ""
