@@ -181,6 +181,14 @@ def with_batch_schedule(configuration: Configuration, schedule: BatchSchedule) -
     return changed
 
 
+def sizes_in_words(configuration: Configuration) -> str:
+    """Return the batch size of a configuration, or those of its stages: "16 → 64 → 256"."""
+    if not configuration.grows:
+        return str(configuration.batch_size)
+    schedule = batch_schedule_of(configuration)
+    return " → ".join(str(stage.batch_size) for stage in stages_of(configuration, schedule))
+
+
 def growing(
     name: Literal["geometric", "linear"], sizes: Sequence[int], from_samples: float, until_samples: float
 ) -> list[tuple[int, int]]:

@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
-from bssearch.records import Configuration, Visit
+from bssearch.records import Configuration, ParameterValue, Visit
 from bssearch.step_times import (
     VISIT_DEVIATION,
     VISIT_FREEDOM,
     Pace,
+    StepSeconds,
     fit_step_times,
     pool_paces,
     seconds_of_steps,
@@ -158,7 +159,7 @@ GROWN = Configuration(
     learning_rate=0.1,
     parameters={"batch_schedule": "milestones", "batch_stages": "160:128 672:512/256", "batch_rate_rule": "sqrt"},
 )
-TIMED = {(16, 16): 0.002, (128, 128): 0.006, (512, 256): 0.018}
+TIMED: StepSeconds = {(16, 16): 0.002, (128, 128): 0.006, (512, 256): 0.018}
 
 
 def test_steps_of_a_batch_that_grows_take_the_step_times_of_the_sizes_that_it_has() -> None:
@@ -166,14 +167,20 @@ def test_steps_of_a_batch_that_grows_take_the_step_times_of_the_sizes_that_it_ha
     assert seconds_of_steps(GROWN, 10, TIMED) == pytest.approx(10 * 0.002)
     assert seconds_of_steps(GROWN, 16, TIMED) == pytest.approx(10 * 0.002 + 4 * 0.006 + 2 * 0.018)
     assert steps_at_first_size(GROWN, 16, TIMED) == pytest.approx(10 + 4 * 3 + 2 * 9)
-    assert seconds_of_steps(GROWN, 12, {(16, 16): 0.002}) is None, "that of 128 is not known"
-    assert seconds_of_steps(GROWN, 10, {(16, 16): 0.002}) == pytest.approx(0.02), "it has not grown yet"
+    only: StepSeconds = {(16, 16): 0.002}
+    assert seconds_of_steps(GROWN, 12, only) is None, "that of 128 is not known"
+    assert seconds_of_steps(GROWN, 10, only) == pytest.approx(0.02), "it has not grown yet"
     plain = replace(GROWN, parameters={})
     assert steps_at_first_size(plain, 16, {}) == 16 and timed_as(plain) != timed_as(GROWN)
 
 
 def test_a_batch_that_grows_by_what_it_measures_has_no_step_times() -> None:
-    own = {"batch_schedule": "noise_scale", "batch_stages": "128", "batch_rate_rule": "none", "batch_noise_share": 1.0}
+    own: dict[str, ParameterValue] = {
+        "batch_schedule": "noise_scale",
+        "batch_stages": "128",
+        "batch_rate_rule": "none",
+        "batch_noise_share": 1.0,
+    }
     assert seconds_of_steps(replace(GROWN, parameters=own), 10, TIMED) is None
 
 

@@ -9,6 +9,7 @@ from bssearch.probes.cadence import EVALUATION_SHARE
 from bssearch.pruners.controller import first_slack
 from bssearch.records import ProbeRecord
 from bssearch.search.confirmation import CONFIGURATIONS_PER_BATCH
+from bssearch.search.growing import REPEATED
 from bssearch.spec import StudySpec
 
 UNCAPPED_TRIALS = 4
@@ -36,7 +37,7 @@ def _trial_seconds(limit: float, probe: ProbeRecord) -> float:
 
 
 def longest_seconds(spec: StudySpec, trial: float | None = None) -> tuple[float, float]:
-    """Return the wall seconds of search and confirmation where every trial runs to its limit.
+    """Return the wall seconds of search and of what follows it where every trial runs to its limit.
 
     ``trial`` is the seconds of such a trial; where it was not measured, evaluation is taken to keep within
     `EVALUATION_SHARE`.
@@ -45,12 +46,19 @@ def longest_seconds(spec: StudySpec, trial: float | None = None) -> tuple[float,
     search = spec.budget.trials * trial / spec.executor.least_slots
     if spec.budget.wall_seconds is not None:
         search = min(search, spec.budget.wall_seconds + trial)
-    return search, most_finalists(spec) * confirmation_runs(spec) * trial
+    return search, (most_finalists(spec) * confirmation_runs(spec) + schedule_runs(spec)) * trial
 
 
 def confirmation_runs(spec: StudySpec) -> int:
     """Return the runs that confirmation gives a finalist at most."""
     return spec.confirm.max_runs or spec.confirm.runs
+
+
+def schedule_runs(spec: StudySpec) -> int:
+    """Return the trials with growing batches, and the runs that repeat the best of them."""
+    if spec.space.batch_schedule is None:
+        return 0
+    return spec.budget.schedule_trials + REPEATED * spec.confirm.runs
 
 
 def pruned_seconds(spec: StudySpec, default_seconds: float, trial: float) -> float:
@@ -62,6 +70,7 @@ def pruned_seconds(spec: StudySpec, default_seconds: float, trial: float) -> flo
     full = spec.budget.trial_train_seconds
     capped = full if spec.pruner.name == "none" else min(full, first_slack(spec) * default_seconds)
     search = spec.budget.trials * capped / spec.executor.least_slots
-    confirmation = most_finalists(spec) * spec.confirm.runs * min(full, default_seconds)
+    repeats = most_finalists(spec) * spec.confirm.runs + schedule_runs(spec)
+    confirmation = repeats * min(full, default_seconds)
     uncapped = UNCAPPED_TRIALS * (full - capped)
     return (search + confirmation + uncapped) * trial / full

@@ -10,10 +10,13 @@ import pytest
 
 from bssearch.batch_schedule import batch_schedule_of, constant_configurations
 from bssearch.commands.audit import audit_study
+from bssearch.commands.display.live import ended_line
 from bssearch.commands.enqueue import enqueue
+from bssearch.commands.estimates import longest_seconds, pruned_seconds
 from bssearch.commands.run import run_study
 from bssearch.errors import UsageError
 from bssearch.executors.base import Ended, Event, Observed
+from bssearch.history import History
 from bssearch.records import Configuration, Phase, TrialOutcome, TrialState
 from bssearch.search.seeds import trial_seed
 from bssearch.storage.repository import Store, open_store
@@ -258,3 +261,18 @@ def _told(found: Any) -> str:
 def test_of_an_answer_without_schedules_nothing_is_told(tmp_path: Path) -> None:
     found = run(spec_of(), tmp_path)
     assert _told(found) == ""
+
+
+def test_a_line_about_a_trial_says_to_which_sizes_it_grows(store: Store) -> None:
+    trial = next(one for one in store.trials("toy") if one.phase is Phase.GROWTH)
+    schedule = batch_schedule_of(trial.configuration)
+    assert schedule is not None
+    sizes = " → ".join(str(stage.batch_size) for stage in schedule.stages)
+    assert f"growth, trial {trial.number}: batch {sizes}, lr" in ended_line(trial, History(spec_of(GROWS)))
+
+
+def test_an_estimate_has_the_schedules_and_their_repeats() -> None:
+    plain, grown = spec_of(), spec_of(GROWS)
+    runs = 6 + 2 * 3
+    assert longest_seconds(grown, 10.0)[1] - longest_seconds(plain, 10.0)[1] == runs * 10
+    assert pruned_seconds(grown, 5.0, LIMIT) - pruned_seconds(plain, 5.0, LIMIT) == pytest.approx(runs * 5)

@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from bssearch.analysis.objectives.seconds import seconds_to_target, trial_basis
+from bssearch.batch_schedule import sizes_in_words
 from bssearch.history import History
 from bssearch.pages.words import visible
 from bssearch.records import Phase, StudyRecord, TrialRecord, TrialState
@@ -87,7 +88,7 @@ class Display(Lines):
     def ended(self, trial: TrialRecord, history: History) -> None:
         """Count a trial."""
         self._running.pop(trial.number, None)
-        if trial.phase is Phase.CONFIRM or trial.state.is_missing:
+        if trial.phase in {Phase.CONFIRM, Phase.GROWTH} or trial.state.is_missing:
             super().ended(trial, history)
         self._show(history)
 
@@ -109,7 +110,9 @@ class Display(Lines):
         if self._ending is not None:
             searched = f"search ended ({self._ending}): {history.spent} trials"
         parts = [searched, incumbent, self._left(history)]
-        running = ", ".join(f"{number} (batch {one.configuration.batch_size})" for number, one in self._running.items())
+        running = ", ".join(
+            f"{number} (batch {sizes_in_words(one.configuration)})" for number, one in self._running.items()
+        )
         return f"{' · '.join(part for part in parts if part)}\nrunning: {running or 'nothing'}"
 
     def _left(self, history: History) -> str:
@@ -144,7 +147,7 @@ def batch_table(history: History) -> Table:
 def ended_line(trial: TrialRecord, history: History) -> str:
     """Return one line on how a trial ended."""
     configuration, outcome = trial.configuration, trial.outcome
-    what = f"batch {configuration.batch_size}, lr {configuration.learning_rate:.3g}"
+    what = f"batch {sizes_in_words(configuration)}, lr {configuration.learning_rate:.3g}"
     how = trial.state.value
     if trial.state is TrialState.REACHED:
         how += _after(trial)
