@@ -12,12 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
-import optuna
-
 from bssearch.batch_schedule import NOISE_SCALE, BatchSchedule, BatchScheduleName, Stage, growing, with_batch_schedule
 from bssearch.history import History
 from bssearch.records import Configuration, ParameterValue, TrialRecord, TrialState
-from bssearch.samplers.optuna import Told, distribution, from_optuna, to_optuna
 from bssearch.scaling import LearningRateRule, rule_of_optimizer
 from bssearch.space import RETUNED, BatchGrowth, Dimension, SearchSpace
 from bssearch.space.domains import Domain, Range
@@ -165,6 +162,10 @@ def _asked(
     history: History, dimensions: Sequence[Dimension], tried: Sequence[TrialRecord], startup: int, count: int
 ) -> dict[str, ParameterValue]:
     """Return what Optuna's TPE asks for next."""
+    import optuna  # some tenths of a second, which only a search for a schedule shall take
+
+    from bssearch.samplers.optuna import Told, distribution, from_optuna, to_optuna
+
     distributions = {one.name: distribution(one) for one in dimensions}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
