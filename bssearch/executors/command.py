@@ -37,6 +37,7 @@ from bssearch.executors.messages import (
 from bssearch.executors.reported_trial import ReportedTrial
 from bssearch.executors.reports import LOSS, Pace, Report, pace_of
 from bssearch.records import (
+    BATCH_SCHEDULE,
     Configuration,
     MemoryUse,
     Observation,
@@ -171,7 +172,13 @@ class LoadedCommand:
         return CommandProcess(filled(self._program.command, values), self._folder, self._program.report)
 
     def check_places(self, configuration: Configuration) -> None:
-        """Raise `UsageError` where a command that does not ask for its trial has no place for what it must be told."""
+        """Raise `UsageError` where a command that does not ask for its trial cannot be told what it must be."""
+        if configuration.grows:
+            raise UsageError(
+                f"{BATCH_SCHEDULE} = {configuration.parameters[BATCH_SCHEDULE]!r}: a command is given one batch size, "
+                "and cannot let it grow",
+                hint="a Python program that asks for its trial: bssearch.current_trial(...)",
+            )
         check_places(self._takes, self._program.searched)
         split = {"batch_size", "micro_batch_size", "accumulation_steps"}
         if configuration.accumulation_steps > 1 and len(self._takes & split) < 2:

@@ -10,6 +10,7 @@ import torch
 
 from bssearch.errors import UsageError
 from bssearch.integrations.assignment import Evaluate, Metrics, Untimed
+from bssearch.integrations.growing.stages import LoopStages
 from bssearch.records import Configuration, ParameterValue
 
 
@@ -34,6 +35,7 @@ class Alone(Untimed):
             if value is not None and value < 1:
                 raise UsageError(f"current_trial({name}={value}): must be >= 1, or None")
         self.configuration = configuration
+        self.stages = LoopStages(configuration)
         self.seed = seed
         self.parameters = parameters
         self.device = "cuda" if torch.cuda.is_available() else "cpu"

@@ -10,6 +10,7 @@ from bssearch.records import Configuration, ParameterValue
 
 if TYPE_CHECKING:
     from bssearch.integrations.branching import RequestedBranch
+    from bssearch.integrations.growing.stages import LoopStages
 
 Metrics = Mapping[str, Any]
 Evaluate = Callable[[], Metrics]
@@ -21,6 +22,7 @@ class Assignment(Protocol):
     seed: int
     device: str
     parameters: Mapping[str, ParameterValue]
+    stages: LoopStages
 
     @property
     def configuration(self) -> Configuration:
@@ -100,6 +102,10 @@ class Assignment(Protocol):
         """Take note that what a paused trial had behind it has been skipped."""
         ...
 
+    def pass_ended(self) -> None:
+        """Take note that a pass ends before its loader does: the next one has micro-batches of another size."""
+        ...
+
     def looped(self, step: int, because: str = "") -> None:
         """Take note that the loop ended by itself after so many steps; ``because`` says what ended it."""
         ...
@@ -145,6 +151,9 @@ class Untimed:
 
     def skipped(self) -> None:
         """Nothing was paused."""
+
+    def pass_ended(self) -> None:
+        """Nothing is paused."""
 
     def keep(self, objects: Mapping[str, Any]) -> int:
         """Nothing is saved."""

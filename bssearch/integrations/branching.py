@@ -9,6 +9,7 @@ import torch
 
 from bssearch.errors import UsageError
 from bssearch.integrations.assignment import Assignment
+from bssearch.integrations.growing.stages import LoopStages
 from bssearch.records import TrialRequest
 from bssearch.training.own.optimizers import take_over_states
 
@@ -28,8 +29,10 @@ class RequestedBranch:
         self._was_asked = True
         return self._path
 
-    def check_asked(self) -> None:
-        """Raise `UsageError` where a branch begins in a script that has not asked for its checkpoint."""
+    def check_begins(self, stages: LoopStages) -> None:
+        """Raise `UsageError` where a branch begins in a script that has not asked for its checkpoint, or would grow."""
+        if self._path is not None:
+            stages.refuse("a branch of a longer run", "it ends after as many steps of one size")
         if self._path is not None and not self._was_asked:
             raise UsageError(
                 f"the script is to go on from the checkpoint {self._path}, and has not read trial.checkpoint",

@@ -56,7 +56,7 @@ Answered = TypeVar("Answered", bound=Reply)
 
 
 class Piece:
-    """A piece of work for the user's code, and its line to the search; see `trial_run.Line`."""
+    """A piece of work for the user's code, and its line to the search; see `line.Line`."""
 
     def __init__(self, assign: Assign, threads: int, post: Callable[[Piece, Reply], None]) -> None:
         self.assign = assign

@@ -75,9 +75,9 @@ class TrialCallback(Callback):  # type: ignore[misc]
     is printed.
 
     ``metric`` must be among what validation logs; without it the study's target alone must.
-    Raises `UsageError` for a trial with a state, for manual optimization, for callbacks that choose batch sizes or
-    learning rates themselves, for a Trainer of several processes or on another device than the trial's, and where
-    nothing is validated.
+    Raises `UsageError` for a trial with a state, for one whose batch grows, for manual optimization, for callbacks that
+    choose batch sizes or learning rates themselves, for a Trainer of several processes or on another device than the
+    trial's, and where nothing is validated.
     """
 
     def __init__(self, trial: LoopTrial, metric: str | None = None) -> None:
@@ -94,6 +94,7 @@ class TrialCallback(Callback):  # type: ignore[misc]
         if stage != "fit":
             return
         refuse_state(self._trial.has_state)
+        self._trial.refuse_growing("a Lightning Trainer", "its loader is made once")
         _refuse_manual_optimization(pl_module)
         _refuse_what_decides_for_itself(trainer)
         others = [one for one in trainer.callbacks if one is not self]

@@ -1,11 +1,11 @@
-"""The line from a loop in a process of its own to the worker that started it: messages over a socket."""
+"""The line from a loop to its search; of one in a process of its own messages over a socket to its worker."""
 
 from __future__ import annotations
 
 import os
 import socket
 import time
-from typing import Self
+from typing import Protocol, Self
 
 from bssearch.errors import LaunchError
 from bssearch.executors.messages import (
@@ -30,8 +30,28 @@ LOOK_SECONDS = 0.02
 _CHUNK_BYTES = 1 << 16
 
 
+class Line(Protocol):
+    """The line from a trial to its search."""
+
+    def observed(self, number: int, observation: Observation) -> None:
+        """Tell of an evaluation."""
+        ...
+
+    def ended(self, number: int, outcome: TrialOutcome) -> None:
+        """Tell how the trial ended; the last that is said of it."""
+        ...
+
+    def progressed(self) -> None:
+        """Take note of progress, which keeps the trial from passing for hung."""
+        ...
+
+    def asked_to_stop(self) -> tuple[TrialState, str] | None:
+        """Return how the trial is to end, and why; None while it is to go on."""
+        ...
+
+
 class SocketLine:
-    """The program's end of the line; no thread, so that the program may fork. See `trial_run.Line`."""
+    """The program's end of the line; no thread, so that the program may fork. See `Line`."""
 
     def __init__(self, descriptor: int) -> None:
         self._socket = socket.socket(fileno=descriptor)

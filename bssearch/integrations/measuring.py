@@ -9,9 +9,11 @@ from typing import Any, Protocol
 
 import torch
 
+from bssearch.batch_schedule import constant_configurations
 from bssearch.errors import UsageError
 from bssearch.executors.messages import Assign, Described, MemoryMeasured, Reply, StepTimeMeasured
 from bssearch.integrations.assignment import Evaluate, Metrics, Untimed, ended_by, number_of
+from bssearch.integrations.growing.stages import LoopStages
 from bssearch.integrations.loop_clock import HostClock, LoopClock, contention_meter
 from bssearch.probes.cadence import eval_every_steps
 from bssearch.probes.memory import STEPS
@@ -53,14 +55,18 @@ class AnswerLine(Protocol):
 
 
 class Looked(Untimed):
-    """What the looks at a loop have in common; see `bssearch.integrations.assignment.Assignment`."""
+    """What the looks at a loop have in common; see `bssearch.integrations.assignment.Assignment`.
+
+    Each is at one batch size: of a configuration whose batch grows at the first one.
+    """
 
     cycles = True
     evaluates_passes = False
     is_look = True
 
     def __init__(self, assign: Assign, line: AnswerLine) -> None:
-        self.configuration = assign.configuration
+        self.configuration = constant_configurations(assign.configuration)[0]
+        self.stages = LoopStages(self.configuration)
         self.parameters = assign.parameters
         self.device = assign.device
         self.seed = 0
@@ -113,6 +119,7 @@ class DescribedLoop(Looked):
 
     def __init__(self, assign: Assign, line: AnswerLine) -> None:
         super().__init__(assign, line)
+        self.stages = LoopStages(assign.configuration)  # what cannot grow is refused before the search
         self._revision = assign.revision
         self._metrics: Metrics = {}
         self._steps = 0

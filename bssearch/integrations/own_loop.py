@@ -13,19 +13,22 @@ Alone it trains with the values that it gives, under a search with those of its 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import torch
-from torch.utils._pytree import tree_leaves
 
 from bssearch.errors import TrialStopped, UsageError
 from bssearch.integrations.asked import Asked, AskedParameters
 from bssearch.integrations.assignment import Assignment, Evaluate, Metrics
 from bssearch.integrations.branching import FromCheckpoint
+from bssearch.integrations.growing.followed import Followed
+from bssearch.integrations.growing.passes import Given, Passes
+from bssearch.integrations.growing.sampler import sampler_of
 from bssearch.integrations.random_numbers import kept_random_numbers, unmoved
 from bssearch.integrations.sampler import SeededSampler
+from bssearch.records import Configuration
 
 T = TypeVar("T")
 
@@ -36,7 +39,8 @@ READINGS_PER_MICRO_BATCH = 1000
 class LoopTrial(FromCheckpoint):
     """The trial that a loop trains: what to train with, and where it says how far it is.
 
-    ``batch_size`` is that of an optimizer step, made of ``accumulation_steps`` micro-batches of ``micro_batch_size``.
+    ``batch_size`` is that of an optimizer step, made of ``accumulation_steps`` micro-batches of ``micro_batch_size``;
+    where the batch grows these and ``learning_rate`` are those of the next step.
     ``parameters`` has all else by name: what the script named when it asked for its trial, and what the study sets.
     ``seed`` is the trial's; the global generators of random, numpy and torch are set to it. ``now`` gives the seconds
     by which waits for data are timed, ``searched`` the names of what the study searches: the loop must ask for the
@@ -51,7 +55,7 @@ class LoopTrial(FromCheckpoint):
         now: Callable[[], float] = time.perf_counter,
         searched: Collection[str] = (),
     ) -> None:
-        self._now = now
+        self._now_seconds = now
         self._assignment = assignment
         self.given: Mapping[str, Any] = {}
         configuration = assignment.configuration
@@ -60,11 +64,11 @@ class LoopTrial(FromCheckpoint):
         self.parameters = AskedParameters(assignment.parameters)
         self.steps = 0
         self._configuration = configuration
+        self._stages = assignment.stages
         self._micro_batches = 0
-        self._has_begun = False
-        self._is_in_batch = self._is_looping = self.has_state = False
+        self._has_begun = self._is_in_batch = self._is_looping = self.has_state = False
         self._asked = Asked(configuration, searched)
-        self._samples_at_once = configuration.micro_batch_size
+        self._followed = Followed(assignment, self._asked)
         self._sampler: SeededSampler | None = None
         self._counted = self._announced_at = self._evaluated_at = -1
         self._readings = 0
@@ -73,26 +77,26 @@ class LoopTrial(FromCheckpoint):
     @property
     def batch_size(self) -> int:
         """Return how many samples make an optimizer step."""
-        self._asked.batch_size = True
-        return self._configuration.batch_size
+        self._asked.note("batch_size")
+        return self._now.batch_size
 
     @property
     def micro_batch_size(self) -> int:
         """Return how many samples go through the model at once: of several ranks, that of each."""
-        self._asked.micro_batch_size = True
+        self._asked.note("micro_batch_size")
         return self._samples_at_once
 
     @property
     def accumulation_steps(self) -> int:
         """Return how many micro-batches make an optimizer step: divide the loss by it."""
-        self._asked.accumulation_steps = True
-        return self._configuration.accumulation_steps
+        self._asked.note("accumulation_steps")
+        return self._now.accumulation_steps
 
     @property
     def learning_rate(self) -> float:
         """Return the learning rate to train with: its peak, where there is a schedule."""
-        self._asked.learning_rate = True
-        return self._configuration.learning_rate
+        self._asked.note("learning_rate")
+        return self._now.learning_rate
 
     @property
     def is_searched(self) -> bool:
@@ -111,7 +115,11 @@ class LoopTrial(FromCheckpoint):
 
     def has_asked(self, name: str) -> bool:
         """Return whether the script has read the learning rate, or a value of ``parameters``."""
-        return self._asked.learning_rate if name == "learning_rate" else name in self.parameters.asked
+        return self._asked.has(name) if name == "learning_rate" else name in self.parameters.asked
+
+    def refuse_growing(self, who: str, why: str) -> None:
+        """Raise `UsageError` where the batch grows, which ``who`` cannot follow, for that is ``why``."""
+        self._stages.refuse(who, why)
 
     def warn(self, sentence: str) -> None:
         """Say what makes the trial less than it seems."""
@@ -125,7 +133,7 @@ class LoopTrial(FromCheckpoint):
         """
         self._begin()
         self._readings += 1
-        most = READINGS_PER_MICRO_BATCH * self._configuration.accumulation_steps
+        most = READINGS_PER_MICRO_BATCH * self._now.accumulation_steps
         if self._assignment.cycles and self._readings > most:
             raise UsageError(
                 f"the loop went round {most} times after step {self.steps} without trial.step()",
@@ -186,15 +194,18 @@ class LoopTrial(FromCheckpoint):
             raise TrialStopped("the trial has ended; the loop ends where trial.should_stop is true")
         self._begin()
         self._check_evaluated()
-        self.steps += 1
-        self._count(self.steps)
+        self._count(self.steps + 1)
+        self._go_on(self.steps + 1)
         self._assignment.settle()
 
     def batches(
-        self, loader: Iterable[T], evaluate: Evaluate | None = None, *, test: Evaluate | None = None, epochs: int = 1
+        self, loader: Given[T], evaluate: Evaluate | None = None, *, test: Evaluate | None = None, epochs: int = 1
     ) -> Iterator[T]:
         """Yield the micro-batches of a loader until the trial ends; the body of the loop trains with each.
 
+        Instead of the loader a function of the micro-batch size may be given that returns it. Where the batch grows it
+        is called again for each new micro-batch size, with which a pass begins; of a loader itself the micro-batches
+        stay as they are, and there are more of them to a step.
         Under a search the loader is gone through again and again, alone ``epochs`` times. ``evaluate`` is called where
         an evaluation is due, before the first step too, and returns each metric by its name; without it the body asks
         `evaluation_due` and reports. ``test`` returns the metrics of the test part, once, where a recommended
@@ -204,7 +215,8 @@ class LoopTrial(FromCheckpoint):
             raise UsageError("batches() inside the body of batches(): a trial has one loop at a time")
         self._is_looping = True
         try:
-            yield from self._looped(loader, evaluate, epochs)
+            passes = Passes(loader, self._assignment, self._asked, lambda: self._sampler, self._now_seconds)
+            yield from self._looped(passes, evaluate, epochs)
         finally:
             self._is_looping = self._is_in_batch = False
         if test is not None:
@@ -230,10 +242,9 @@ class LoopTrial(FromCheckpoint):
         """Return a sampler in the order of bssearch's own loop: an epoch's last, incomplete batch is dropped.
 
         The same seed gives the same batches there and here. For a `DataLoader`'s ``sampler``, with
-        ``batch_size=trial.micro_batch_size``.
+        ``batch_size=trial.micro_batch_size``. Where the batch grows each pass begins after the steps that are done.
         """
-        size = self._configuration.batch_size
-        self._sampler = SeededSampler(len(dataset), size, self.seed, after_steps=self.steps)
+        self._sampler = sampler_of(len(dataset), self._stages, self.seed, lambda: self.steps)
         return self._sampler
 
     def state(self, **objects: Any) -> None:
@@ -249,6 +260,8 @@ class LoopTrial(FromCheckpoint):
         self._asked.optimizers = [one for one in objects.values() if isinstance(one, torch.optim.Optimizer)]
         self.steps = self._assignment.keep(objects)
         self.has_state = True
+        self._followed.resume(self.steps)
+        self._followed.watch(lambda: self._is_in_batch and self._step_at_hand is None)
 
     def __enter__(self) -> Self:
         return self
@@ -272,8 +285,17 @@ class LoopTrial(FromCheckpoint):
         """Return the steps that are done, with the one whose last micro-batch is in the loop's body; None in others."""
         if not self._is_in_batch:
             return self.steps
-        is_last = self._micro_batches % self._configuration.accumulation_steps == 0
+        is_last = self._micro_batches % self._now.accumulation_steps == 0
         return self.steps + 1 if is_last else None
+
+    @property
+    def _now(self) -> Configuration:
+        """Return the batch size, its split and the learning rate of the step at hand."""
+        return self._stages.at(self.steps)
+
+    @property
+    def _samples_at_once(self) -> int:
+        return self._now.micro_batch_size
 
     def _is_over(self) -> bool:
         return self._assignment.is_over
@@ -283,74 +305,52 @@ class LoopTrial(FromCheckpoint):
         if self._counted == step:
             return
         if self._counted < 0:
-            for sentence in self._asked.first_step(self.parameters):
+            for sentence in self._asked.first_step(self.parameters, self._now.learning_rate):
                 self._assignment.warned(sentence)
         self._counted, self._readings = step, 0
         self._asked.check_accumulates()
+        self._followed.check_step(self._now)
         self._assignment.stepped(step)
+
+    def _go_on(self, steps: int) -> None:
+        """Go on after so many steps, where the batch has grown with the next size."""
+        self.steps, self._micro_batches = steps, 0
+        self._followed.go_on(steps)
 
     def _begin(self) -> None:
         if self._has_begun:
             return
         self._has_begun = True
+        self._stages.check()
         self._asked.check_begins(has_sampler=self._sampler is not None)
         self._assignment.begin()
 
-    def _looped(self, loader: Iterable[T], evaluate: Evaluate | None, epochs: int) -> Iterator[T]:
-        first = self._first_pass(loader)
+    def _looped(self, passes: Passes[T], evaluate: Evaluate | None, epochs: int) -> Iterator[T]:
+        passes.first(self._samples_at_once, self.steps)
         self._begin()
         self._evaluate_where_due(evaluate)
-        passes = 0
-        while not self._is_over() and (self._assignment.cycles or passes < epochs):
-            if passes:
-                self._assignment.passes(loader, self._sampler is not None)
-            passes += 1
-            before = self._micro_batches
-            for batch in self._timed(first if passes == 1 else loader):
-                if self._micro_batches == 0:
+        count = 0
+        while not self._is_over() and (self._assignment.cycles or count < epochs):
+            if count:
+                passes.next(self._samples_at_once)
+            count += 1
+            for batch in passes.batches():
+                if self._followed.awaits_batch:
                     self.check_size(batch)
                 self._micro_batches += 1
                 self._is_in_batch = True
                 yield batch
                 self._after_batch(evaluate)
-                if self._is_over():
+                if self._is_over() or self._followed.awaits_batch:
                     break
             if evaluate is not None and self._assignment.evaluates_passes and self._evaluated_at != self.steps:
                 self._evaluated_at = self.steps
                 self._take_in(self.steps, unmoved(evaluate), None)
-            if self._micro_batches == before and (passes > 1 or first is loader):
-                said = f"the loader of batches() is empty, at a micro-batch size of {self._samples_at_once}"
-                raise UsageError(said, hint="drop_last leaves fewer samples out; an iterator can be gone through once")
-
-    def _first_pass(self, loader: Iterable[T]) -> Iterable[T]:
-        """Return the first pass over a loader; of a trial that was paused in a pass, from where it was.
-
-        A loader draws random numbers as a pass over it begins: those of the moment of the pause follow that.
-        """
-        behind = self._assignment.passes(loader, self._sampler is not None)
-        if behind is None or (self._sampler is not None and self._sampler.is_at_start):
-            return loader
-        batches = iter(loader)
-        for _ in range(behind):
-            next(batches, None)
-        self._assignment.skipped()
-        return batches
-
-    def _timed(self, loader: Iterable[T]) -> Iterator[T]:
-        """Yield a pass over the loader, whose waits are noted."""
-        entered = self._now()
-        for batch in loader:
-            self._assignment.waited(self._now() - entered)
-            yield batch
-            entered = self._now()
+            passes.check(self._samples_at_once)
 
     def check_size(self, batch: Any) -> None:
-        """Warn of a first micro-batch that is not of the size asked for; its tensors tell, in either of two layouts."""
-        size = self._samples_at_once
-        shapes = [tuple(one.shape[:2]) for one in tree_leaves(batch) if isinstance(one, torch.Tensor) and one.ndim]
-        if shapes and all(size not in shape for shape in shapes):
-            found = ", ".join(sorted({str(shape[0]) for shape in shapes}))
-            self._assignment.warned(f"the loader's first batch has {found} samples; trial.micro_batch_size is {size}")
+        """Check the first micro-batch of a size; see `Followed.check_size`."""
+        self._followed.check_size(batch, self._samples_at_once, self.steps)
 
     def _after_batch(self, evaluate: Evaluate | None) -> None:
         """Count a micro-batch whose body is done; evaluate where that is due."""
@@ -358,8 +358,8 @@ class LoopTrial(FromCheckpoint):
         self._is_in_batch = False
         if step is None:
             return
-        self.steps = step
         self._count(step)
+        self._go_on(step)
         self._evaluate_where_due(evaluate)
         self._assignment.settle()
 

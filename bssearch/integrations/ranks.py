@@ -19,10 +19,12 @@ from bssearch.errors import UsageError
 from bssearch.executors.messages import Assign, MeasureStepTime, Run
 from bssearch.integrations.alone import Alone
 from bssearch.integrations.assignment import Assignment, Evaluate, Metrics, Untimed
+from bssearch.integrations.growing.stages import LoopStages
+from bssearch.integrations.line import Line
 from bssearch.integrations.measuring import AnswerLine, Looked, TimedLoop
 from bssearch.integrations.own_loop import LoopTrial
 from bssearch.integrations.sampler import RankSampler, SeededSampler
-from bssearch.integrations.trial_run import Line, TrialRun
+from bssearch.integrations.trial_run import TrialRun
 from bssearch.integrations.work import WorkLine, work_of
 from bssearch.records import COULD_NOT_PAUSE, ParameterValue, StepTimeRequest, TrialRequest, TrialState
 from bssearch.training.course import Ending
@@ -119,6 +121,7 @@ class Follower(Untimed):
 
     def __init__(self, assign: Assign, parameters: Mapping[str, ParameterValue], ranks: Ranks) -> None:
         self.configuration = assign.configuration
+        self.stages = LoopStages(assign.configuration)
         self.parameters = parameters
         self.device = assign.device
         self.seed = assign.work.request.seed if isinstance(assign.work, Run) else 0
@@ -168,6 +171,7 @@ class Leader:
     def __init__(self, assign: Assign, parameters: Mapping[str, ParameterValue], line: WorkLine, ranks: Ranks) -> None:
         self.work = _led_work(assign, parameters, line)
         self.configuration = assign.configuration
+        self.stages = LoopStages(assign.configuration)
         self.parameters = parameters
         self.device = assign.device
         self.seed = self.work.seed
@@ -231,6 +235,9 @@ class Leader:
 
     def skipped(self) -> None:
         """Nothing was paused."""
+
+    def pass_ended(self) -> None:
+        """Nothing is paused."""
 
     def keep(self, objects: Mapping[str, Any]) -> int:
         """Take note of what is to stay finite; nothing is saved."""
@@ -299,13 +306,18 @@ class RankTrial(LoopTrial):
     def __init__(self, assignment: Assignment, ranks: Ranks, *, searched: Collection[str] = ()) -> None:
         super().__init__(assignment, searched=searched)
         self._ranks = ranks
+        self._stages.refuse(f"a training of {ranks.size} ranks", "they share batches of one size")
         size, accumulation = self._configuration.batch_size, self._configuration.accumulation_steps
-        self._samples_at_once, rest = divmod(size, accumulation * ranks.size)
+        self._share, rest = divmod(size, accumulation * ranks.size)
         if rest:
             raise UsageError(
                 f"batch_size = {size} must be a multiple of {accumulation * ranks.size}: it takes {accumulation} "
                 f"micro-batches a step, each shared by {ranks.size} ranks"
             )
+
+    @property
+    def _samples_at_once(self) -> int:
+        return self._share
 
     def sampler(self, dataset: Any) -> SeededSampler:
         """Return a sampler of this rank's share of each micro-batch; together the ranks have `LoopTrial.sampler`'s.
@@ -316,7 +328,7 @@ class RankTrial(LoopTrial):
             len(dataset),
             self._configuration.batch_size,
             self.seed,
-            share=self._samples_at_once,
+            share=self._share,
             rank=self._ranks.rank,
             ranks=self._ranks.size,
             after_steps=self.steps,

@@ -36,30 +36,42 @@ class LateRandomState:
 class Pass:
     """The pass over the data that a trial is in: the random numbers at its start, and the micro-batches behind it.
 
-    Those that a loader draws from generators of its own (`generators_of`) are kept beside the global ones.
+    Those that a loader draws from generators of its own (`generators_of`) are kept beside the global ones. ``own`` are
+    those of the loader at hand. A trial that was paused as a pass ended has ``restored`` the latter alone.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._random = RandomState(device)
         self._at_start: dict[str, Any] = {}
         self._own_at_start: list[torch.Tensor] = []
+        self.own: Sequence[torch.Generator] = ()
         self.micro_batches = 0
         self.restored = False
 
-    def begin(self, own: Sequence[torch.Generator]) -> None:
-        """Begin a pass of a loader with generators of its own."""
+    def begin(self) -> None:
+        """Begin a pass."""
         self._at_start, self.micro_batches, self.restored = self._random.state(), 0, False
-        self._own_at_start = [generator.get_state() for generator in own]
+        self._own_at_start = [generator.get_state() for generator in self.own]
+
+    def end(self) -> None:
+        """End the pass before its loader does: a trial that is paused now goes on with the next one."""
+        self._at_start, self.micro_batches = {}, 0
+        self._own_at_start = [generator.get_state() for generator in self.own]
 
     def rewind(self) -> None:
         """Draw as at the start of the pass."""
         self._random.restore(self._at_start)
         self.restored = False
 
-    def rewind_own(self, own: Sequence[torch.Generator]) -> None:
-        """Let a loader's own generators draw as at the start of the pass."""
-        for generator, state in zip(own, self._own_at_start, strict=False):  # of an older file there are none
+    def rewind_own(self) -> None:
+        """Let the loader's own generators draw as at the start of the pass."""
+        for generator, state in zip(self.own, self._own_at_start, strict=False):  # of an older file there are none
             generator.set_state(state)
+
+    @property
+    def was_within(self) -> bool:
+        """Return whether the trial was paused within the pass."""
+        return self.restored and bool(self._at_start)
 
     def state(self) -> dict[str, Any]:
         """Return what is saved."""
@@ -69,7 +81,7 @@ class Pass:
         """Go on from what was saved."""
         self._at_start, self.micro_batches = state["at_start"], state["micro_batches"]
         self._own_at_start = state.get("own_at_start", [])
-        self.restored = bool(self._at_start)
+        self.restored = bool(self._at_start or self._own_at_start)
 
 
 def generators_of(loader: object) -> list[torch.Generator]:

@@ -36,7 +36,7 @@ class TrialCallback(TrainerCallback):  # type: ignore[misc]
     """Has a Trainer train a trial: its optimizer steps are the trial's, and it is evaluated where the trial says.
 
     ``metric`` names the one metric to report, as ``accuracy`` or as ``eval_accuracy``; None reports all. Raises
-    `UsageError` as the training begins where the Trainer's arguments contradict the trial.
+    `UsageError` as the training begins where the Trainer's arguments contradict the trial, or its batch grows.
 
     On the clock is all from the end of an evaluation to the step after which the next is due: the batches, that the
     Trainer fetches before ``on_step_begin``, its logging and its checkpoints too. Each epoch ends with its last whole
@@ -57,6 +57,7 @@ class TrialCallback(TrainerCallback):  # type: ignore[misc]
     ) -> None:
         """Begin the trial's time; have the model evaluated where that is due before the first step."""
         refuse_state(self._trial.has_state)
+        self._trial.refuse_growing("a Hugging Face Trainer", "its loader is made once")
         check(args, self._trial)
         if state.global_step != self._trial.steps:
             raise UsageError(

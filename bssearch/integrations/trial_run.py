@@ -7,13 +7,15 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from bssearch.errors import CheckpointError, UsageError
 from bssearch.integrations.assignment import Evaluate, Metrics, ended_by, number_of
 from bssearch.integrations.branching import RequestedBranch
+from bssearch.integrations.growing.stages import LoopStages
+from bssearch.integrations.line import Line
 from bssearch.integrations.loop_clock import HostClock, LoopClock, contention_meter
 from bssearch.integrations.saved_parts import (
     Attributes,
@@ -45,26 +47,6 @@ from bssearch.training.trial_checkpoint import Checkpoint, Saved, first_line
 NO_STATE = "the script has named no trial.state(...), which one with a Trainer does not"
 
 
-class Line(Protocol):
-    """The line from a trial to its search."""
-
-    def observed(self, number: int, observation: Observation) -> None:
-        """Tell of an evaluation."""
-        ...
-
-    def ended(self, number: int, outcome: TrialOutcome) -> None:
-        """Tell how the trial ended; the last that is said of it."""
-        ...
-
-    def progressed(self) -> None:
-        """Take note of progress, which keeps the trial from passing for hung."""
-        ...
-
-    def asked_to_stop(self) -> tuple[TrialState, str] | None:
-        """Return how the trial is to end, and why; None while it is to go on."""
-        ...
-
-
 class TrialRun:
     """The assignment to train one trial; see `bssearch.integrations.assignment.Assignment`."""
 
@@ -83,6 +65,7 @@ class TrialRun:
         clock: HostClock | None = None,
     ) -> None:
         self.configuration: Configuration = request.configuration
+        self.stages = LoopStages(request.configuration)
         self.seed = request.seed
         self.device = device
         self.parameters = parameters
@@ -115,7 +98,7 @@ class TrialRun:
 
     def begin(self) -> None:
         """Begin the training's time; what the script did before is no training."""
-        self.branch.check_asked()
+        self.branch.check_begins(self.stages)
         clock = self._clock.clock
         clock.book_rest("other")
         with clock.ledger("other"):
@@ -128,25 +111,30 @@ class TrialRun:
 
     def passes(self, loader: object, in_order: bool) -> int | None:
         """Begin a pass over a loader, see `bssearch.integrations.assignment.Assignment`."""
-        was_paused, generators = self._pass.restored, generators_of(loader)
-        if was_paused:
-            self._pass.rewind_own(generators)
-        if was_paused and not in_order:
+        was_within, self._pass.own = self._pass.was_within, generators_of(loader)
+        if self._pass.restored:
+            self._pass.rewind_own()
+        if was_within and not in_order:
             self._pass.rewind()
             return self._pass.micro_batches
         if self._request.checkpoint is not None:
-            self._pass.begin(generators)
-        return 0 if was_paused else None
+            self._pass.begin()
+        return 0 if was_within else None
 
     def skipped(self) -> None:
         """Go on with the random numbers of the moment of the pause."""
         self._random.apply()
 
+    def pass_ended(self) -> None:
+        """End a pass before its loader does."""
+        self._pass.end()
+
     def is_due(self, step: int) -> bool:
         """Return whether an evaluation is due; one that was made before a pause is not made again."""
         last = self._course.progress.last
-        is_last = step == self.branch.last_step
-        return (is_last or step % self._request.eval_every_steps == 0) and (last is None or last.step != step)
+        every = self._request.eval_every_steps * self.configuration.batch_size
+        is_due = step == self.branch.last_step or self.stages.has_seen_again(every, step)
+        return is_due and (last is None or last.step != step)
 
     def pause(self) -> None:
         """Leave the training's time: an evaluation begins."""
@@ -200,11 +188,11 @@ class TrialRun:
                 return
             observation = Observation(
                 step=step,
-                samples=step * self.configuration.batch_size,
+                samples=self.stages.samples(step),
                 train_seconds=self._clock.train_seconds(is_hit=target.is_met_by(metric)),
                 metric=metric,
                 loss=loss,
-                learning_rate=self.configuration.learning_rate,
+                learning_rate=self.stages.last(step).learning_rate,
             )
             ending = self._course.observe(observation, is_over=step == self.branch.last_step)
             self._device_meter.sample()
@@ -243,13 +231,9 @@ class TrialRun:
         if self.is_over or not is_out_of_memory(error):
             return False
         self._clock.pause()
-        configuration = self.configuration
-        self._end(
-            Ending(
-                TrialState.OOM,
-                f"out of memory, micro-batch {configuration.micro_batch_size}, step {self._steps}: {first_line(error)}",
-            )
-        )
+        micro = self.stages.at(self._steps).micro_batch_size
+        reason = f"out of memory, micro-batch {micro}, step {self._steps}: {first_line(error)}"
+        self._end(Ending(TrialState.OOM, reason))
         return True
 
     def keep(self, objects: Mapping[str, Any]) -> int:
@@ -346,6 +330,8 @@ class TrialRun:
         }
         if self._reference is not None:
             measured["reference"] = self._reference
+        if self.stages.grows:
+            measured["stages"] = self.stages
         return training, measured
 
     def _not_finite(self, metric: float, step: int) -> str:
@@ -353,8 +339,8 @@ class TrialRun:
         return f"{not_finite(what, metric)}: {self._where(step)}"
 
     def _where(self, step: int) -> str:
-        size, rate = self.configuration.batch_size, self.configuration.learning_rate
-        return f"batch size {size}, learning rate {rate:.4g}, step {step}"
+        last = self.stages.last(step)
+        return f"batch size {last.batch_size}, learning rate {last.learning_rate:.4g}, step {step}"
 
     def _outcome(self, ending: Ending) -> TrialOutcome:
         clock, threads, progress = self._clock.clock, self._request.threads, self._course.progress
@@ -368,7 +354,7 @@ class TrialRun:
             state=ending.state,
             reason=ending.reason,
             steps=self._steps,
-            samples=self._steps * self.configuration.batch_size,
+            samples=self.stages.samples(self._steps),
             train_seconds=clock.seconds("train") - excess,
             undelayed_train_seconds=None if undelayed is None else max(0.0, undelayed - excess),
             reference_seconds=None if self._reference is None else self._reference.seconds,

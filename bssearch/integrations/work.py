@@ -8,8 +8,9 @@ from typing import Protocol
 
 from bssearch.executors.loaded import failed, program_refused
 from bssearch.executors.messages import Assign, MeasureMemory, MeasureStepTime, Reply, Run, TrialEnded
+from bssearch.integrations.line import Line
 from bssearch.integrations.measuring import AnswerLine, DescribedLoop, Looked, MeasuredMemory, TimedLoop
-from bssearch.integrations.trial_run import Line, TrialRun
+from bssearch.integrations.trial_run import TrialRun
 from bssearch.records import ParameterValue
 
 
