@@ -113,6 +113,11 @@ print(json.dumps({"step": 0, "accuracy": 0.95}), file=open(os.environ["BSSEARCH_
     outcome, _ = run(loaded(tmp_path, BEGINS + "true {batch_size}; SLEEP"), request(configuration=configuration))
     assert outcome.state is TrialState.FAILED
     assert "takes 2 micro-batches a step, and the command does not take two of" in str(outcome.reason)
+    parameters = {"batch_schedule": "milestones", "batch_stages": "64:32", "batch_rate_rule": "sqrt"}
+    growing = replace(configuration, accumulation_steps=1, micro_batch_size=16, parameters=parameters)
+    outcome, _ = run(loaded(tmp_path, BEGINS + "true {batch_size}; SLEEP"), request(configuration=growing))
+    assert outcome.state is TrialState.FAILED
+    assert "batch_schedule = 'milestones': a command is given one batch size" in str(outcome.reason)
 
 
 def test_a_command_that_is_not_there_or_cannot_be_started_is_named(tmp_path: Path) -> None:

@@ -13,9 +13,11 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+import bssearch
 from bssearch.batch_schedule import BatchSchedule, Stage, with_batch_schedule
 from bssearch.errors import UsageError
 from bssearch.executors.messages import Describe, MeasureStepTime
+from bssearch.integrations.alone import Alone
 from bssearch.integrations.growing.stages import LoopStages
 from bssearch.integrations.measuring import DescribedLoop, TimedLoop
 from bssearch.integrations.own_loop import LoopTrial
@@ -25,7 +27,9 @@ from bssearch.scaling import LearningRateRule
 from bssearch.training.batches import micro_batches
 from bssearch.training.growing.growth import Growth
 from bssearch.workloads.data import Part
+from tests.documents import DOCUMENTS, blocks
 from tests.integrations.loops import ROWS, FakeLine, Started, asked, assign, step_time_request
+from tests.integrations.test_branching import BRANCH
 from tests.integrations.test_ranks import FakeRanks, Group
 from tests.integrations.test_trial_run import timeless
 from tests.test_batch_schedule import milestones
@@ -90,7 +94,7 @@ class Growing:
     def micro_batch(self, batch: list[torch.Tensor]) -> None:
         rows, inputs, targets = batch
         loss = nn.functional.mse_loss(self.model(inputs), targets) / self.value("accumulation_steps")
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         self.started.time.pass_by(1.0)
         self.rows[-1].append(rows.tolist())
         if len(self.rows[-1]) == self.value("accumulation_steps"):
@@ -209,15 +213,16 @@ WHERE = [
 ]
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("order", ["sampler", "shuffled", "own_generator"])
+ORDERS = [*itertools.product(("plain", "made"), ("sampler", "shuffled", "own_generator")), ("while", "sampler")]
+"""Forms and orders; the place in the data of a loop that asks is its own, but for the sampler's."""
+
+
+@pytest.mark.parametrize(("form", "order"), ORDERS)
 @pytest.mark.parametrize("every", [2, 30])
 @pytest.mark.parametrize("stop", [*WHERE, pytest.param((1, 5, 6), id="again and again")])
 def test_a_paused_trial_goes_on_as_if_it_had_never_stopped(
     form: str, order: str, every: int, stop: int | tuple[int, ...], tmp_path: Path
 ) -> None:
-    if form == "while" and order != "sampler":
-        pytest.skip("the place in the data of such a loop is its own")
     whole = grown(tmp_path, eval_every_steps=every)
     reference = Growing(Started(whole), form, order, until=11)
     expected = reference.go()
@@ -381,9 +386,10 @@ def test_several_ranks_and_branches_are_refused() -> None:
     follower = Follower(assign(Describe(), at=grows()), {}, FakeRanks(group, 1))
     with pytest.raises(UsageError, match="a training of 1 ranks cannot let the batch grow"):
         RankTrial(follower, FakeRanks(group, 1))
-    with pytest.raises(UsageError, match="'milestones': a Lightning Trainer cannot let the batch grow: why"):
-        Started(grown()).trial.refuse_growing("a Lightning Trainer", "why")
-    Started(asked()).trial.refuse_growing("a Lightning Trainer", "why")
+    started = Started(replace(grown(), branch=BRANCH))
+    assert started.trial.batch_size == 10 and started.trial.checkpoint
+    with pytest.raises(UsageError, match="'milestones': a branch of a longer run cannot let the batch grow"):
+        started.trial.step()
 
 
 def test_what_cannot_grow_is_told_as_the_loop_is_described_and_steps_are_timed_at_the_first_size() -> None:
@@ -414,6 +420,19 @@ def test_memory_that_runs_out_names_the_micro_batch_of_its_stage() -> None:
         trial.step()
     assert started.run.failed(MemoryError("no more"))
     assert "micro-batch 20, step 5" in started.line.outcome.reason
+
+
+def test_the_loop_of_the_guide_grows_and_trains_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    (script,) = blocks(DOCUMENTS["own-training"].split("## Batches that grow")[1].split("\n## ")[0], "python")
+    started = Started(grown(None, (0, 20), (200, 100, 50), (600, 200, 50), target=0.9, eval_every_steps=5))
+    alone = LoopTrial(Alone(configuration(), 0, {}))
+    for trial in (started.trial, alone):
+        monkeypatch.setattr(bssearch, "current_trial", lambda trial=trial, **given: trial)
+        exec(script, {"__name__": "loop"})
+    outcome = started.line.outcome
+    assert outcome.state is TrialState.REACHED and outcome.warnings == ()
+    assert outcome.samples == 200 + 4 * 100 + (outcome.steps - 14) * 200
+    assert alone.steps == 5 * 50
 
 
 def test_a_search_of_schedules_does_not_ask_for_their_parameters() -> None:

@@ -31,6 +31,7 @@ from bssearch.spec import StudySpec
 from tests.executors.test_script import single_threaded
 from tests.integrations.loops import FakeLine, Started, asked, assign, clock_of, memory_request, step_time_request
 from tests.integrations.test_digits_as_loop import curve
+from tests.integrations.test_growing import grows
 from tests.training.toys import FakeTime, configuration, request
 
 with warnings.catch_warnings():
@@ -341,6 +342,12 @@ def test_a_state_beside_a_trainer_is_refused_for_its_schedules_would_begin_anew(
     with pytest.raises(UsageError, match=r"trial\.state\(\.\.\.\) beside a Trainer") as caught:
         fit(found.trial, found.time, module=module)
     assert "leave trial.state(...) out" in str(caught.value.hint)
+
+
+def test_a_batch_that_grows_is_refused_for_the_loader_is_made_once() -> None:
+    found = started(configuration=grows())
+    with pytest.raises(UsageError, match="a Lightning Trainer cannot let the batch grow"):
+        fit(found.trial, found.time)
 
 
 class Loaders(lightning.LightningDataModule):  # type: ignore[misc]

@@ -27,6 +27,7 @@ from bssearch.integrations.transformers import TrialCallback, both_names, fit, t
 from bssearch.probes.step_time import WARM_UP_STEPS
 from bssearch.records import Configuration, TrialState
 from tests.integrations.loops import FakeLine, Started, asked, assign, clock_of, memory_request, step_time_request
+from tests.integrations.test_growing import grows
 from tests.integrations.trainers import Texts, Watched, classifier, collate, trainer_of, weights
 from tests.training.toys import FakeTime, configuration
 
@@ -346,3 +347,8 @@ def test_a_state_beside_a_trainer_is_refused_before_it_trains(tmp_path: Path) ->
     trial.state(model=model)
     with pytest.raises(UsageError, match=r"trial\.state\(\.\.\.\) beside a Trainer"):
         trainer_of(trial, tmp_path, model=model).train()
+
+
+def test_a_batch_that_grows_is_refused_for_the_loader_is_made_once(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="a Hugging Face Trainer cannot let the batch grow"):
+        trainer_of(started(configuration=grows()).trial, tmp_path).train()
