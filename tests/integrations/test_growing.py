@@ -22,6 +22,7 @@ from bssearch.integrations.growing.stages import LoopStages
 from bssearch.integrations.measuring import DescribedLoop, TimedLoop
 from bssearch.integrations.own_loop import LoopTrial
 from bssearch.integrations.ranks import Follower, RankTrial
+from bssearch.integrations.trial_run import TrialRun
 from bssearch.records import Configuration, TrialRequest, TrialState
 from bssearch.scaling import LearningRateRule
 from bssearch.training.batches import micro_batches
@@ -87,6 +88,8 @@ class Growing:
     def loader(self, size: int) -> DataLoader[Any]:
         self.made.append(size)
         order: dict[str, Any] = {"sampler": self.trial.sampler(self.data)} if self.order == "sampler" else {}
+        if self.order == "new_generator":
+            self.generator = torch.Generator().manual_seed(size)
         return DataLoader(
             self.data, size, shuffle=self.order != "sampler" or None, drop_last=True, generator=self.generator, **order
         )
@@ -223,11 +226,22 @@ ORDERS = [*itertools.product(("plain", "made"), ("sampler", "shuffled", "own_gen
 def test_a_paused_trial_goes_on_as_if_it_had_never_stopped(
     form: str, order: str, every: int, stop: int | tuple[int, ...], tmp_path: Path
 ) -> None:
-    whole = grown(tmp_path, eval_every_steps=every)
+    check_pauses(grown(tmp_path, eval_every_steps=every), form, order, *(stop if isinstance(stop, tuple) else (stop,)))
+
+
+@pytest.mark.parametrize("order", ["sampler", "shuffled", "own_generator", "new_generator"])
+@pytest.mark.parametrize("stops", [(2,), (2, 3), (3,), (1, 2, 3, 4)])
+def test_one_paused_between_two_loaders_and_again_in_the_pass_after_it_goes_on(
+    order: str, stops: tuple[int, ...], tmp_path: Path
+) -> None:
+    """A pass of the second loader is two steps."""
+    check_pauses(grown(tmp_path, (0, 10), (20, 20)), "made", order, *stops)
+
+
+def check_pauses(whole: TrialRequest, form: str, order: str, *stops: int) -> None:
     reference = Growing(Started(whole), form, order, until=11)
     expected = reference.go()
-    stops = stop if isinstance(stop, tuple) else (stop,)
-    rows, seen = [], []
+    rows, seen = list[Any](), list[Any]()
     for part, at in enumerate((*stops, None)):
         started = Started(replace(whole, resumes=part > 0))
         if at is not None:
@@ -271,6 +285,30 @@ def test_a_loop_that_goes_on_at_the_old_size_is_refused(form: str, forgets: str,
     with pytest.raises(UsageError, match=message):
         Growing(started, form, "shuffled", tuple(follows), keeps_state=False).go()
     assert started.trial.steps == (2 if "accumulation" in forgets else 5)
+
+
+def test_a_loop_that_goes_on_from_a_pause_at_the_first_size_is_refused(tmp_path: Path) -> None:
+    started = Started(grown(tmp_path))
+    started.stop_at(3)
+    Growing(started, "plain", "shuffled").go()
+    started = Started(replace(started.request, resumes=True))
+    once = started.trial.accumulation_steps
+    training = Growing(started, "plain", "shuffled")
+    loader = training.loader(started.trial.micro_batch_size)
+    with pytest.raises(UsageError, match=r"grown to 20: trial\.accumulation_steps is 2 instead of 1"):
+        for _ in started.trial.batches(loader, training.evaluate):
+            assert once == 1
+
+
+def test_a_pass_of_the_sampler_ends_where_a_loop_must_make_another_loader() -> None:
+    trial = Started(grown(None, (0, 10), (20, 20), (60, 25), eval_every_steps=100)).trial
+    sizes = []
+    while trial.steps < 7:
+        for rows in DataLoader(range(ROWS), trial.micro_batch_size, sampler=trial.sampler(range(ROWS))):  # type: ignore[arg-type]
+            sizes.append(len(rows))
+            trial.step()
+    # After two steps of 10 and one of 20 the epoch's last 10 are left out.
+    assert sizes == [10, 10, 20, 20, 25, 25, 25]
 
 
 def test_a_loop_without_accumulation_may_go_by_the_batch_size_alone() -> None:
@@ -424,20 +462,24 @@ def test_memory_that_runs_out_names_the_micro_batch_of_its_stage() -> None:
 
 def test_the_loop_of_the_guide_grows_and_trains_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     (script,) = blocks(DOCUMENTS["own-training"].split("## Batches that grow")[1].split("\n## ")[0], "python")
-    started = Started(grown(None, (0, 20), (200, 100, 50), (600, 200, 50), target=0.9, eval_every_steps=5))
+    started = Started(grown(None, (0, 20), (200, 100, 50), (600, 200, 50), eval_every_steps=5))
+    started.stop_at(20, TrialState.PRUNED)
     alone = LoopTrial(Alone(configuration(), 0, {}))
     for trial in (started.trial, alone):
         monkeypatch.setattr(bssearch, "current_trial", lambda trial=trial, **given: trial)
         exec(script, {"__name__": "loop"})
     outcome = started.line.outcome
-    assert outcome.state is TrialState.REACHED and outcome.warnings == ()
-    assert outcome.samples == 200 + 4 * 100 + (outcome.steps - 14) * 200
+    assert (outcome.steps, outcome.samples) == (20, 10 * 20 + 4 * 100 + 6 * 200)
+    assert not [one for one in outcome.warnings if "batch" in one]
+    best = outcome.best_metric
+    assert best is not None and best > 0.8
     assert alone.steps == 5 * 50
 
 
 def test_a_search_of_schedules_does_not_ask_for_their_parameters() -> None:
     started = Started(grown())
-    trial = LoopTrial(started.run, searched=("batch_schedule", "batch_stages"))
+    run = TrialRun(started.request, started.request.configuration.parameters, "cpu", started.line, "abc")
+    trial = LoopTrial(run, searched=("batch_schedule", "batch_stages"))
     for _ in trial.batches(lambda size: [torch.zeros(size)] * 3, lambda: {"accuracy": 3.0 * (trial.steps > 1)}):
         assert trial.accumulation_steps
     assert not [one for one in started.line.outcome.warnings if "searches" in one]

@@ -187,7 +187,7 @@ def test_a_ranks_batches_are_its_share_and_none_is_warned_of() -> None:
 
 def test_a_rank_that_ignores_accumulation_is_refused() -> None:
     def ignores(trial: LoopTrial, rank: int) -> None:
-        trial._asked.accumulation_steps = False
+        trial._asked._fields.discard("accumulation_steps")
         batches = DataLoader(
             TensorDataset(torch.zeros(40, 1)), trial.micro_batch_size, sampler=trial.sampler(range(40))
         )
