@@ -10,9 +10,8 @@ from typing import Any
 
 import torch
 
-from bssearch.errors import BSSearchError
 from bssearch.probes.step_time import measure_step_time
-from bssearch.records import Configuration, StepTimeRequest, TrainingSettings
+from bssearch.records import Configuration, StepTimeRequest, TrainingSettings, parameters_of_group
 from bssearch.training.beginning.ready import ready_trainer
 from bssearch.training.beginning.warm_up import warm_up
 from bssearch.training.captured.optimizers import why_not_capturable
@@ -74,39 +73,39 @@ def fastest(
 
     The steps are those of trials, without dropout. A captured step is tried only where those of all ``optimizers`` can
     be captured, so that no study mixes modes; one that is asked for is taken where it agrees with eager ones, as fast
-    as it is. Raises what eager steps raise; those of other modes are only said.
+    as it is. Raises what the steps raise with which others are compared; what others raise is only said.
     """
     configuration = replace(configuration, dropout=0.0)
 
     def tried(one: TrainingSettings) -> Tried:
-        computation = Computation(device, one)
-        if one.compile == "capture":
-            reason = _not_capturable(workload, configuration, computation, optimizers)
-            if reason is not None:
-                return Tried(reason=reason)
-        return _tried(workload, configuration, data, computation, threads)
+        attempt = _Attempt(workload, configuration, data, Computation(device, one), optimizers, threads)
+        return attempt.tried(raises=one == settings.settled("none"))
 
     precision = Computation(device, settings).precision
     return chosen(settings, tried, MODES[device.type], TOLERANCE[precision])
 
 
 def chosen(settings: TrainingSettings, tried: Try, modes: Sequence[str], tolerance: float) -> Fastest:
-    """Return the fastest of the modes and layouts that settings leave open and whose losses agree with eager ones.
+    """Return the fastest of the modes and layouts that settings leave open and whose losses agree with the first one's.
 
-    The layout is chosen first, at eager steps where the mode is open, too. Captured steps that are asked for need not
-    be faster.
+    That are eager steps, or those of the mode that is given. The layout is chosen first, at the same steps. Captured
+    steps that are asked for need not be faster.
     """
     wanted = settings.compile
     others: list[dict[str, Any]] = [{"channels_last": True}] if settings.channels_last == "auto" else []
     others += [{"compile": mode} for mode in modes if wanted == "auto" or mode == wanted == "capture"]
     has_no_graphs = "capture is for devices with CUDA graphs"
-    if not others:
-        return Fastest("none", f"steps are computed as none: {has_no_graphs}")
     best = settings.settled("none")
+    if not others:
+        return Fastest(best.compile, f"steps are computed as {_name(best)}: {has_no_graphs}")
     plain = fastest_yet = tried(best)
     said = [f"{_name(best)} {_milliseconds(plain)}"]
-    if plain.reason is not None:  # nothing to compare with
-        return Fastest("none", f"steps are computed as none, the only mode that was tried: {plain.reason}")
+    nothing_to_compare_with = plain.reason
+    if plain.reason is None and not all(map(math.isfinite, plain.losses)):
+        nothing_to_compare_with = "its first losses are not finite, so that no other can be compared with them"
+    if nothing_to_compare_with is not None:
+        only = f"steps are computed as {_name(best)}, the only mode that was tried"
+        return Fastest(best.compile, f"{only}: {nothing_to_compare_with}")
     if wanted == "capture" and wanted not in modes:
         said.append(has_no_graphs)
     for changes in others:
@@ -121,65 +120,72 @@ def chosen(settings: TrainingSettings, tried: Try, modes: Sequence[str], toleran
     return Fastest(f"{best.compile}{layout}", f"steps are computed as {_name(best)}: {'; '.join(said)}")
 
 
-def _tried(
-    workload: Workload, configuration: Configuration, data: Data, computation: Computation, threads: int
-) -> Tried:
-    """Take the first steps and time others; only eager ones raise what goes wrong."""
-    is_eager = computation.settings.compile == "none" and not computation.settings.channels_last
-    before = len(computation.warnings)
-    try:
-        losses = _first_losses(workload, configuration, data, computation)
-        request = StepTimeRequest(configuration=configuration, threads=threads, seconds_limit=TIMED_SECONDS)
-        time = measure_step_time(request, workload, data, computation)
-    except NotCapturableError as error:
-        return Tried(reason=error.reason)
-    except Exception as error:
-        if is_eager and not is_out_of_memory(error):
-            raise
-        return Tried(reason=(str(error).strip().splitlines() or [type(error).__name__])[0])
-    finally:
-        _let_go(computation.device)
-    if len(computation.warnings) > before:
-        return Tried(reason=computation.warnings[-1])
-    if time.step_seconds is None:
-        return Tried(reason="out of memory")
-    return Tried(losses, time.step_seconds)
+@dataclass(frozen=True, slots=True)
+class _Attempt:
+    """What is done to find out how fast steps are in one mode, and what they compute."""
 
+    workload: Workload
+    configuration: Configuration
+    data: Data
+    computation: Computation
+    optimizers: Sequence[str]
+    threads: int
 
-def _first_losses(
-    workload: Workload, configuration: Configuration, data: Data, computation: Computation
-) -> tuple[float, ...]:
-    warm_up(workload, configuration, data, computation, next(iter(workload.metrics)), seed=0)
-    losses = []
-    with ready_trainer(workload, configuration, data.train, computation, seed=0) as trainer:
-        for _ in range(AGREEMENT_STEPS):
-            trainer.step()
-            losses.append(trainer.take_mean_loss())
-    return tuple(math.nan if loss is None else loss for loss in losses)
-
-
-def _not_capturable(
-    workload: Workload, configuration: Configuration, computation: Computation, optimizers: Sequence[str]
-) -> str | None:
-    """Return why the steps of one of the optimizers cannot be captured."""
-    for name in dict.fromkeys([configuration.optimizer, *optimizers]):
-        changed = replace(configuration, optimizer=name)
+    def tried(self, *, raises: bool) -> Tried:
+        """Take the first steps and time others; what goes wrong but a lack of memory is raised, or is the reason."""
         try:
-            model = computation.build_model(workload, 0.0)
-            built = flat(built_optimizers(workload, model, changed, computation.fused), model)
-        except BSSearchError as error:
-            return str(error)
-        reason = next(filter(None, map(why_not_capturable, built)), None)
-        if reason is not None:
-            return reason
-    return None
+            reason = self._not_capturable() if self.computation.settings.compile == "capture" else None
+            if reason is not None:
+                return Tried(reason=reason)
+            losses = self._first_losses()
+            request = StepTimeRequest(
+                configuration=self.configuration, threads=self.threads, seconds_limit=TIMED_SECONDS
+            )
+            time = measure_step_time(request, self.workload, self.data, self.computation)
+        except NotCapturableError as error:
+            return Tried(reason=error.reason)
+        except Exception as error:
+            if raises and not is_out_of_memory(error):
+                raise
+            return Tried(reason=(str(error).strip().splitlines() or [type(error).__name__])[0])
+        finally:
+            _let_go(self.computation.device)
+        if self.computation.given_up is not None:
+            return Tried(reason=self.computation.given_up)
+        if time.step_seconds is None:
+            return Tried(reason="out of memory")
+        return Tried(losses, time.step_seconds)
+
+    def _first_losses(self) -> tuple[float, ...]:
+        given = self.workload, self.configuration
+        warm_up(*given, self.data, self.computation, next(iter(self.workload.metrics)), seed=0)
+        losses = []
+        with ready_trainer(*given, self.data.train, self.computation, seed=0) as trainer:
+            for _ in range(AGREEMENT_STEPS):
+                trainer.step()
+                losses.append(trainer.take_mean_loss())
+        return tuple(math.nan if loss is None else loss for loss in losses)
+
+    def _not_capturable(self) -> str | None:
+        """Return why the steps of one of the optimizers cannot be captured."""
+        own = parameters_of_group(self.configuration.parameters, "model")
+        for name in dict.fromkeys([self.configuration.optimizer, *self.optimizers]):
+            model = self.computation.build_model(self.workload, 0.0, own)
+            changed = replace(self.configuration, optimizer=name)
+            built = flat(built_optimizers(self.workload, model, changed, self.computation.fused), model)
+            reason = next(filter(None, map(why_not_capturable, built)), None)
+            if reason is not None:
+                return reason
+        return None
 
 
 def _disagreement(found: Tried, plain: Tried, tolerance: float) -> str | None:
-    """Return how far the first losses are from those of eager steps, where that is too far or nobody can say."""
-    pairs = list(zip(found.losses, plain.losses, strict=False))
-    apart = max((abs(one - other) / max(abs(other), 1e-12) for one, other in pairs), default=math.inf)
-    if all(math.isfinite(one) for pair in pairs for one in pair) and apart <= tolerance:
+    """Return how far the first losses are from finite ones that they should be, where that is too far."""
+    if not all(map(math.isfinite, found.losses)):
+        return "disagrees with eager steps: its losses are not finite"
+    pairs = zip(found.losses, plain.losses, strict=True)
+    apart = max(abs(one - other) / max(abs(other), 1e-12) for one, other in pairs)
+    if apart <= tolerance:
         return None
     return f"disagrees with eager steps: losses differ by {apart:.2g} of them, more than {tolerance:g}"
 

@@ -28,10 +28,10 @@ class Computation:
     """The training settings of a study, resolved for one device; a worker keeps it for all its trials.
 
     ``precision`` and ``fused`` are what the settings come to; ``compiles`` says whether models are compiled, which
-    `fallback` ends; ``graphs`` makes what records a trial's step (``compile: capture``), None where
-    steps are not recorded; ``warnings`` are sentences that hold for every trial from now on; ``core`` has the pace of
-    the core where steps are computed on one, None on a GPU. Making one sets the process's switches: tf32, cuDNN's
-    choice of kernels by trial, deterministic algorithms.
+    `fallback` ends (``given_up`` says so then); ``graphs`` makes what records a trial's step (``compile: capture``),
+    None where steps are not recorded; ``warnings`` are sentences that hold for every trial from now on; ``core`` has
+    the pace of the core where steps are computed on one, None on a GPU. Making one sets the process's switches: tf32,
+    cuDNN's choice of kernels by trial, deterministic algorithms.
 
     What the settings leave open is as in ``compile_mode``; without one ``auto`` is eager and contiguous, and
     ``capture`` captures.
@@ -51,6 +51,7 @@ class Computation:
         captures = settings.compile == "capture" and device.type == "cuda"
         self.graphs: Callable[[], Graphs] | None = partial(CudaGraphs, device) if captures else None
         self.warnings: list[str] = []
+        self.given_up: str | None = None
         self.core = CorePace() if device.type == "cpu" else None
         self._model: nn.Module | None = None
         self._places: dict[str, torch.Tensor] = {}
@@ -151,7 +152,8 @@ class Computation:
     def fallback(self, error: Exception) -> None:
         """Give up compiling from now on, for the reason that the error gives; models built before are of no use."""
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        self.warn(f"compile = {self.settings.compile!r} failed and was given up, steps run uncompiled: {reason}")
+        self.given_up = f"compile = {self.settings.compile!r} failed and was given up, steps run uncompiled: {reason}"
+        self.warn(self.given_up)
         self.compiles = False
         self._model = None
         self._places.clear()

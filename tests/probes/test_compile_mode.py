@@ -17,8 +17,9 @@ from bssearch.executors.inline import InlineExecutor
 from bssearch.executors.local import LocalExecutor
 from bssearch.probes import compile_mode
 from bssearch.probes.compile_mode import Fastest, Tried, chosen, fastest
-from bssearch.records import StepTime, TrainingSettings, WorkloadDescription
+from bssearch.records import Configuration, StepTime, TrainingSettings, WorkloadDescription
 from bssearch.storage.repository import open_store
+from bssearch.training import compilation
 from bssearch.training.computation import Computation
 from tests.executors.line_workload import request_trial, run_to_the_end, write_workload
 from tests.factories import make_spec
@@ -186,6 +187,67 @@ def test_no_step_is_captured_in_a_study_that_has_an_optimizer_whose_steps_cannot
     assert found.compile_mode == "none" and "the optimizer Adafactor waits for the device" in found.notice
 
 
+class WithWidth(Toy):
+    """A model that cannot be built without an own parameter, which it has no default of."""
+
+    def build_model(self, *, dropout: float, width: int) -> nn.Module:  # type: ignore[override]
+        return nn.Sequential(nn.Linear(6, width), nn.Tanh(), nn.Linear(width, 2))
+
+
+@pytest.mark.usefixtures("_captures")
+def test_a_captured_step_is_tried_with_the_own_parameters_of_the_model() -> None:
+    wanted = configuration(20, parameters={"model.width": 4})
+    settings = TrainingSettings(compile="auto", fused=True)
+    assert fastest(WithWidth(), wanted, toy_data(), CPU, settings, ("adamw",)).compile_mode == "capture"
+
+
+class KnowsSGD(Toy):
+    def build_optimizer(self, model: nn.Module, wanted: Configuration) -> torch.optim.Optimizer:
+        rates = {"sgd": 0.01}  # the same whatever the trial's is
+        return torch.optim.SGD(model.parameters(), lr=rates[wanted.optimizer], fused=True)
+
+
+@pytest.mark.usefixtures("_captures")
+def test_what_a_workload_raises_of_another_optimizer_is_a_reason_and_no_crash() -> None:
+    found = found_on_the_toy(("adamw",), KnowsSGD())
+    assert found.compile_mode == "none" and "capture 'adamw'" in found.notice
+
+
+@pytest.mark.usefixtures("_captures")
+def test_a_warning_about_something_else_rules_no_mode_out() -> None:
+    assert found_on_the_toy(workload=KnowsSGD()).compile_mode == "capture"
+    settings = TrainingSettings(compile="auto", fused=True, ghost_batch_size=10)
+    found = fastest(Toy(), configuration(20), toy_data(), CPU, settings)
+    assert found.compile_mode == "capture" and "changes nothing" not in found.notice
+
+
+@pytest.mark.usefixtures("_captures")
+def test_compiling_that_was_given_up_is_no_mode(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*given: Any, **named: Any) -> None:
+        raise RuntimeError("no compiler here")
+
+    monkeypatch.setattr(compilation, "BACKEND", refuse)
+    monkeypatch.setattr(compile_mode, "MODES", {"cpu": ("default",)})
+    found = found_on_the_toy(workload=Toy())
+    assert found.compile_mode == "none" and "default compile = 'default' failed and was given up" in found.notice
+
+
+@pytest.mark.usefixtures("_captures")
+def test_losses_that_are_not_finite_are_called_so() -> None:
+    class Infinite(Toy):
+        def loss(self, *arguments: Any, **settings: Any) -> torch.Tensor:
+            return super().loss(*arguments, **settings) * math.inf
+
+    assert found_on_the_toy(workload=Infinite()) == Fastest(
+        "none",
+        "steps are computed as none, the only mode that was tried: its first losses are not finite, so that no other "
+        "can be compared with them",
+    )
+    assert "capture disagrees with eager steps: its losses are not finite" in (
+        choice({"capture": Tried((math.nan, 1.0), 0.2)}).notice
+    )
+
+
 @pytest.mark.usefixtures("_captures")
 def test_a_captured_step_that_is_refused_is_not_taken() -> None:
     class Waiting(Toy):
@@ -197,12 +259,15 @@ def test_a_captured_step_that_is_refused_is_not_taken() -> None:
 
 
 @pytest.mark.usefixtures("_captures")
-def test_what_eager_steps_raise_is_raised() -> None:
+def test_what_the_steps_raise_with_which_others_are_compared_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compilation, "BACKEND", "eager")
+
     def fail() -> None:
         raise ZeroDivisionError("of the workload")
 
-    with pytest.raises(ZeroDivisionError, match="of the workload"):
-        found_on_the_toy(workload=Toy(on_loss=fail))
+    for given in ({"compile": "auto"}, {"compile": "default", "channels_last": "auto"}):
+        with pytest.raises(ZeroDivisionError, match="of the workload"):
+            fastest(Toy(on_loss=fail), configuration(20), toy_data(), CPU, TrainingSettings(**given))
 
 
 LEFT_OPEN = {"training": TrainingSettings(channels_last="auto"), "default": configuration(8, learning_rate=0.05)}
@@ -289,3 +354,10 @@ def test_who_opens_a_new_study_beside_another_has_what_the_other_decided(
 def test_where_eager_steps_run_out_of_memory_nothing_is_compared_with_them() -> None:
     found = choice({"none": Tried(reason="out of memory")})
     assert found == Fastest("none", "steps are computed as none, the only mode that was tried: out of memory")
+
+
+def test_what_is_said_names_the_mode_that_is_given() -> None:
+    given = TrainingSettings(compile="default", channels_last="auto")
+    found = choice({"default": Tried(reason="out of memory")}, given)
+    assert found == Fastest("default", "steps are computed as default, the only mode that was tried: out of memory")
+    assert given.settled(found.compile_mode).compile == "default"

@@ -215,7 +215,7 @@ class PlainSGD(Toy):
         (OwnStep, {}, {}, "the workload has a training_step of its own"),
         (PlainSGD, {}, {}, "the optimizer SGD has its learning rate on the host unless it is fused"),
         (Toy, {"data": "host", "loader_workers": 0}, {}, "the training part does not lie on the device"),
-        (Toy, {}, {"optimizer": "muon"}, "the optimizer OptimizersAsOne waits for the device"),
+        (Toy, {}, {"optimizer": "muon"}, "the optimizer muon waits for the device"),
         (Toy, {}, {"optimizer": "adafactor"}, "the optimizer Adafactor waits for the device"),
         (Toy, {}, {"optimizer": "adagrad"}, "the optimizer Adagrad waits for the device"),
     ],

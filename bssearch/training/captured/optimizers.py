@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch.optim import SGD, Adam, Adamax, AdamW, NAdam, Optimizer, RAdam, RMSprop
 
+from bssearch.training.optimizers.muon import OptimizersAsOne
+
 CAPTURABLE = (SGD, Adam, AdamW, NAdam, RAdam, RMSprop, Adamax)
 """PyTorch's optimizers with a ``capturable`` update, and SGD, whose fused kernel reads the rate on the device.
 
@@ -18,7 +20,7 @@ FIRST_VALUES = {"mu_product": 1.0}
 
 def why_not_capturable(optimizer: Optimizer) -> str | None:
     """Return why a CUDA graph cannot hold the update of an optimizer, None where it can."""
-    name = type(optimizer).__name__
+    name = "muon" if isinstance(optimizer, OptimizersAsOne) else type(optimizer).__name__
     if type(optimizer) not in CAPTURABLE:
         return f"the optimizer {name} waits for the device, or has its learning rate on the host"
     for group in optimizer.param_groups:
