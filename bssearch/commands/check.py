@@ -49,7 +49,10 @@ class ShortTrial(Model):
 
 
 class Check(Model):
-    """What a study's spec and workload are like before it runs; ``notes`` put right what such a spec may rely on."""
+    """What a study's spec and workload are like before it runs.
+
+    ``notes`` put right what such a spec may rely on, and say what was found of its workload on this machine.
+    """
 
     study: str
     target: str
@@ -141,5 +144,8 @@ def check_study(spec: StudySpec, executor: Executor, found: WorkloadDescription)
         longest_study_s=sum(longest_seconds(spec, longest)),
         likely_study_s=None if reached is None else pruned_seconds(spec, reached, longest),
         findings=[Notice(code=code, message=message) for code, message in suspicious],
-        notes=[Notice(code=claim.code, message=claim.message) for claim in claims_of_spec(spec)],
+        notes=[
+            *(Notice(code=claim.code, message=claim.message) for claim in claims_of_spec(spec)),
+            *([] if found.notice is None else [Notice(code="environment", message=found.notice)]),
+        ],
     )

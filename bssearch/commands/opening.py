@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Timer
@@ -22,7 +21,9 @@ from bssearch.commands.agreement import (
     workload_has_changed,
 )
 from bssearch.commands.display.progress import watched
-from bssearch.commands.known_workloads import refuse_unknown, refuse_where_in_no_file, remember
+from bssearch.commands.known_workloads import refuse_unknown, remember
+from bssearch.commands.launching.decided import decided_mode, decided_otherwise
+from bssearch.commands.launching.naming import INLINE, in_this_process, named, with_workload
 from bssearch.errors import BSSearchError, UsageError, WorkloadError
 from bssearch.executors.base import Executor, ExecutorSettings, Program, make_executor
 from bssearch.history import History
@@ -31,7 +32,6 @@ from bssearch.search.finding import answer
 from bssearch.search.listener import Listener
 from bssearch.settings import DATA_DIR_VARIABLE, user_name
 from bssearch.spec import StudySpec, checked
-from bssearch.spec.model import COMMAND, GIVEN_IN_PYTHON
 from bssearch.spec.stored import spec_of
 from bssearch.storage.repository import Store, check_writable, open_store
 from bssearch.storage.starting import archived
@@ -40,9 +40,6 @@ from bssearch.workloads.given import GivenWorkload, given_workload
 
 if TYPE_CHECKING:
     from bssearch.search.driver import Driver
-
-INLINE = "inline"
-"""The executor that runs trials in this process."""
 
 ExecutorFactory = Callable[[StudySpec, Path], Executor]
 """Makes the executor of a spec; the workload's file is looked up in the folder."""
@@ -134,18 +131,15 @@ def opened(spec: StudySpec, launch: Launch) -> Iterator[OpenStudy]:
     check_writable(launch.db)  # before a program of the user's own runs for minutes to be described
     with (
         watched(launch.listener, launch.progress) as listener,
-        _described_as_stored(spec, launch, given, listener) as (executor, found),
+        _joined(spec, launch, given, listener) as joined,
     ):
-        check_target(spec, found)
-        with open_store(launch.db, notify=listener.note) as store:
-            spec, is_new = _open_study(spec, launch, store, found, listener)
-            spec = _with_slots(spec, executor.slots)
-            if given is None or (given.in_process is None and given.name == spec.workload):
-                remember(spec, store.study(spec.name), Path(launch.folder))
-            elif given.in_process is not None and asked.executor.name != INLINE:
-                listener.note(in_this_process(given))
-            with _not_left_empty(store, spec.name) if is_new else nullcontext():
-                yield OpenStudy(spec, store, executor, found.environment, listener, found.train_samples)
+        spec, store, found = _with_slots(joined.spec, joined.executor.slots), joined.store, joined.found
+        if given is None or (given.in_process is None and given.name == spec.workload):
+            remember(spec, store.study(spec.name), Path(launch.folder))
+        elif given.in_process is not None and asked.executor.name != INLINE:
+            listener.note(in_this_process(given))
+        with _not_left_empty(store, spec.name) if joined.is_new else nullcontext():
+            yield OpenStudy(spec, store, joined.executor, found.environment, listener, found.train_samples)
 
 
 @contextmanager
@@ -154,13 +148,15 @@ def described(
 ) -> Iterator[tuple[Executor, WorkloadDescription]]:
     """Give an executor for a spec and the description of its workload; close the executor at the end.
 
-    What the spec's training leaves open is as in ``compile_mode``, or else decided anew. Raises `UsageError` for an
-    imported study and for a pruner or sampler that cannot be loaded, `SpecError` where the spec asks for more than the
-    workload has, `WorkloadError` and `LaunchError`.
+    What the spec's training leaves open is as in ``compile_mode``, as it was decided for the stored study of the spec,
+    or else decided anew. Raises `UsageError` for an imported study and for a pruner or sampler that cannot be loaded,
+    `SpecError` where the spec asks for more than the workload has, `WorkloadError` and `LaunchError`.
     """
     given = launch.given
     listener = launch.listener or Listener()
-    with _described(_named(checked(spec), given, launch), launch, given, listener, compile_mode) as found:
+    spec = _named(checked(spec), given, launch)
+    mode = compile_mode or decided_mode(spec, launch.db)
+    with _described(spec, launch, given, listener, mode) as found:
         yield found
 
 
@@ -183,29 +179,38 @@ def _described(
         executor.close()
 
 
+@dataclass(frozen=True, slots=True)
+class _Joined:
+    """A study that was made or joined, with the spec that it runs by."""
+
+    spec: StudySpec
+    is_new: bool
+    store: Store
+    executor: Executor
+    found: WorkloadDescription
+
+
 @contextmanager
-def _described_as_stored(
-    spec: StudySpec, launch: Launch, given: GivenWorkload | None, listener: Listener
-) -> Iterator[tuple[Executor, WorkloadDescription]]:
-    """Give what `_described` does, with what was decided for the stored study: by another driver meanwhile, too."""
-    stored = _stored_mode(spec, launch)
-    with ExitStack() as stack:
-        found = stack.enter_context(_described(spec, launch, given, listener, stored))
-        if stored is None and (decided := _stored_mode(spec, launch)) not in {None, found[1].environment.compile_mode}:
-            stack.close()
-            found = stack.enter_context(_described(spec, launch, given, listener, decided))
-        yield found
+def _joined(spec: StudySpec, launch: Launch, given: GivenWorkload | None, listener: Listener) -> Iterator[_Joined]:
+    """Give a study that is bound to this device; what was decided for it before holds.
 
-
-def _stored_mode(spec: StudySpec, launch: Launch) -> str | None:
-    """Return what was decided for the stored study of a spec that leaves it open, None where nothing was yet."""
-    if not spec.training.record.leave_open or launch.pretended_gib is not None:
-        return None
-    with suppress(BSSearchError), open_store(launch.db, write=False) as store:  # there may be no database yet
-        study = store.find_study(spec.name)
-        if study is not None and study.environment is not None:
-            return study.environment.compile_mode
-    return None
+    Where another driver binds it first and has decided otherwise, the workload is described once more.
+    """
+    mode = decided_mode(spec, launch.db)
+    while True:
+        with _described(spec, launch, given, listener, mode) as (executor, found):
+            check_target(spec, found)
+            with open_store(launch.db, notify=listener.note) as store:
+                try:
+                    opened_spec, is_new = _open_study(spec, launch, store, found, listener)
+                except UsageError:
+                    otherwise = decided_otherwise(spec, launch.db, found.environment)
+                    if mode is not None or otherwise is None:
+                        raise
+                    mode = otherwise
+                    continue
+                yield _Joined(opened_spec, is_new, store, executor, found)
+                return
 
 
 @contextmanager
@@ -246,47 +251,8 @@ def stored_spec(study: str, *, db: str | None = None, to_run: bool = False, runs
     return spec
 
 
-def with_workload(spec: StudySpec, given: GivenWorkload) -> StudySpec:
-    """Return a spec of the workload that is given, run in this process where no other one can load it."""
-    changed: dict[str, Any] = {"workload": given.name}
-    if given.settings is not None:
-        changed["workload_settings"] = given.settings
-    if given.in_process is not None:
-        changed["executor"] = spec.executor.model_copy(update={"name": INLINE})
-    return spec.model_copy(update=changed)
-
-
-def in_this_process(given: GivenWorkload) -> str:
-    """Return what to know of trials whose code no other process can load."""
-    return (
-        f"{given.label} lies in no file that a worker process could load: its trials run in this process, one at a "
-        "time, and a crash or a hang is one of this process"
-    )
-
-
 def _named(spec: StudySpec, given: GivenWorkload | None, launch: Launch) -> StudySpec:
-    """Return a spec that names its workload: the one given, or with ``launch.keeps_name`` its own where it has one.
-
-    Raises `UsageError` where there is none, where an object has other settings than the spec says, and where one is
-    given for a command.
-    """
-    if given is None:
-        if launch.make_executor is None:
-            refuse_where_in_no_file(spec)
-        return spec
-    if spec.command and given.name != COMMAND:
-        raise UsageError(
-            f"the training of study {spec.name!r} is a command: no workload takes its place",
-            hint=f"--workload {COMMAND} runs the command, {shlex.join(spec.command)}",
-        )
-    keeps_name = launch.keeps_name and spec.workload != GIVEN_IN_PYTHON
-    said = spec.workload_settings
-    if given.settings is not None and given.settings != said and (said or keeps_name):
-        raise UsageError(
-            f"workload_settings = {said} of study {spec.name!r} are not those of the workload given: {given.settings}",
-            hint="give the class, which is called with them, or another object",
-        )
-    return spec if keeps_name else with_workload(spec, given)
+    return named(spec, given, keeps_name=launch.keeps_name, in_a_file=launch.make_executor is None)
 
 
 def local(

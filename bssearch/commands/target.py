@@ -79,8 +79,9 @@ def advise_target(
     The spec's own target may be anything. ``on_run`` gets each run as it ends. See `advise`.
     """
     launch = Launch(folder=folder, data_dir=data_dir, allow_busy=allow_busy, make_executor=make_executor)
-    with described(spec, launch) as (executor, _):
-        return advise(spec, executor, runs=runs, margin=margin, on_run=on_run)
+    with described(spec, launch) as (executor, found):
+        advice = advise(spec, executor, runs=runs, margin=margin, on_run=on_run)
+    return advice if found.notice is None else advice.model_copy(update={"notes": [*advice.notes, found.notice]})
 
 
 def advise(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +12,19 @@ import pytest
 import torch
 from torch import nn
 
+from bssearch.commands.check import check
+from bssearch.commands.opening import Launch, opened
 from bssearch.commands.run import run_study
-from bssearch.executors.base import ExecutorSettings
+from bssearch.commands.target import advise_target
+from bssearch.errors import UsageError
+from bssearch.executors.base import Executor, ExecutorSettings
 from bssearch.executors.inline import InlineExecutor
 from bssearch.executors.local import LocalExecutor
 from bssearch.probes import compile_mode
 from bssearch.probes.compile_mode import Fastest, Tried, chosen, fastest
-from bssearch.records import Configuration, StepTime, TrainingSettings, WorkloadDescription
-from bssearch.storage.repository import open_store
+from bssearch.records import Configuration, Environment, StepTime, TrainingSettings, WorkloadDescription
+from bssearch.spec import StudySpec
+from bssearch.storage.repository import Store, open_store
 from bssearch.training import compilation
 from bssearch.training.computation import Computation
 from tests.executors.line_workload import request_trial, run_to_the_end, write_workload
@@ -349,6 +355,74 @@ def test_who_opens_a_new_study_beside_another_has_what_the_other_decided(
     assert fingerprint(url).endswith("compile none")
     with open_store(url, write=False) as store:
         assert len(store.trials(OPEN_SPEC.name)) == 2
+
+
+def test_who_binds_a_new_study_after_another_has_what_the_other_decided(
+    tmp_path: Path, decided: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_workload(tmp_path)
+    url = f"sqlite:///{tmp_path / 'study.db'}"
+    bind = Store.bind_environment
+
+    def late(self: Store, *given: Any, **named: Any) -> None:
+        monkeypatch.setattr(Store, "bind_environment", bind)
+        decided.append("the other's is none")
+        run_study(OPEN_SPEC, db=url, folder=tmp_path)
+        bind(self, *given, **named)
+
+    monkeypatch.setattr(Store, "bind_environment", late)
+    run_study(WITH_A_SECOND, db=url, folder=tmp_path)
+    assert decided == ["none channels_last", "the other's is none", "none"]
+    assert fingerprint(url).endswith("compile none")
+    with open_store(url, write=False) as store:
+        assert len(store.trials(OPEN_SPEC.name)) == 2
+
+
+def test_a_study_of_another_device_is_joined_by_no_second_try(
+    tmp_path: Path, decided: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_workload(tmp_path)
+    url = f"sqlite:///{tmp_path / 'study.db'}"
+    bind = Store.bind_environment
+
+    def late(self: Store, name: str, environment: Environment, **named: Any) -> None:
+        bind(self, name, replace(environment, device_name="another device"))
+        bind(self, name, environment, **named)
+
+    monkeypatch.setattr(Store, "bind_environment", late)
+    with pytest.raises(UsageError, match="never pooled"):
+        run_study(OPEN_SPEC, db=url, folder=tmp_path)
+    assert decided == ["none channels_last"]
+
+
+def test_check_and_target_and_pretended_memory_have_what_was_decided_for_the_stored_study(
+    tmp_path: Path, decided: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_workload(tmp_path)
+    url = f"sqlite:///{tmp_path / 'study.db'}"
+    monkeypatch.setenv("BSSEARCH_DB_URL", url)
+    quick = OPEN_SPEC.model_copy(update={"budget": OPEN_SPEC.budget.model_copy(update={"trial_train_seconds": 0.05})})
+    assert {"code": "environment", "message": "so it was found"} in [
+        note.model_dump(include={"code", "message"}) for note in check(quick, folder=tmp_path).notes
+    ]
+    assert decided == ["none channels_last"]
+    assert "so it was found" in advise_target(quick, runs=1, folder=tmp_path).notes
+    assert len(decided) == 2
+    run_study(OPEN_SPEC, folder=tmp_path)
+    assert fingerprint(url).endswith("compile none") and len(decided) == 3
+    decided.clear()
+    assert not check(OPEN_SPEC, folder=tmp_path).notes
+    advise_target(OPEN_SPEC, runs=1, folder=tmp_path)
+    asked: list[str | None] = []
+
+    def executor(self: Launch, spec: StudySpec, given: object, mode: str | None) -> Executor:
+        asked.append(mode)
+        raise UsageError("enough is known")
+
+    monkeypatch.setattr(Launch, "executor", executor)
+    with pytest.raises(UsageError, match="enough"), opened(OPEN_SPEC, Launch(folder=tmp_path, pretended_gib=1.0)):
+        pass
+    assert asked == ["none"] and decided == []
 
 
 def test_where_eager_steps_run_out_of_memory_nothing_is_compared_with_them() -> None:
