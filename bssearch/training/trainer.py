@@ -155,6 +155,7 @@ class Trainer:
         self._batches = self._rows()
         self._updates.stay_in_place()
         parts = StepParts(
+            workload=self._workload,
             model=self.model,
             optimizers=self._updates.optimizers,
             tensors=[tensor for _, tensor in named_tensors(self.model)] + self._updates.averages,

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import copy
 import random
+import re
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -21,6 +23,7 @@ from bssearch.probes.step_time import measure_step_time
 from bssearch.records import Branch, Configuration, MemoryRequest, Observation, StepTimeRequest, TrialState
 from bssearch.training import gradient_noise
 from bssearch.training.beginning.ready import ready_trainer
+from bssearch.training.captured.host_random import HostGenerators
 from bssearch.training.captured.optimizers import CAPTURABLE, RatesInPlace, begin_again, why_not_capturable
 from bssearch.training.captured.step import NotCapturableError
 from bssearch.training.computation import Computation
@@ -157,6 +160,93 @@ def test_dropout_differs_from_replay_to_replay_and_the_same_seed_gives_the_same_
 class OnTheHost(Toy):
     def augment(self, inputs: torch.Tensor) -> torch.Tensor:
         return inputs + random.gauss(0, 0.1)
+
+
+NUMPYS = np.random.default_rng(5)
+
+
+class OfTheModule(Toy):
+    def augment(self, inputs: torch.Tensor) -> torch.Tensor:
+        return inputs + 0.001 * NUMPYS.normal()
+
+
+class OfTheClass(Toy):
+    rng = random.Random(5)
+
+    def augment(self, inputs: torch.Tensor) -> torch.Tensor:
+        return inputs + 0.001 * self.rng.random()
+
+
+class OfItsOwn(Toy):
+    """Draws from generators that an object of its own holds; the second is made in the first step."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+        self.jitter: dict[str, Any] = {}
+        if kind == "RandomState":
+            self.jitter["given"] = np.random.RandomState(5)
+
+    def augment(self, inputs: torch.Tensor) -> torch.Tensor:
+        made = self.jitter.setdefault("given", np.random.default_rng(5))
+        return inputs + 0.001 * made.normal()
+
+
+class JitteryModel(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(6, 2)
+        self.bits = np.random.Generator(np.random.MT19937(5))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return super().forward(inputs + 0.001 * self.bits.normal())
+
+
+class OfTheModel(Toy):
+    def build_model(self, *, dropout: float) -> nn.Module:
+        return nn.Sequential(JitteryModel(), nn.Tanh())
+
+
+class DrawsNothing(Toy):
+    """Has generators that it drew from before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.generators = [random.Random(1), random.SystemRandom(), np.random.default_rng(1), torch.Generator()]
+
+    def augment(self, inputs: torch.Tensor) -> torch.Tensor:
+        return inputs + 0.0 * len([*self.generators, NUMPYS])
+
+
+@pytest.mark.parametrize(
+    ("workload", "named"),
+    [
+        (OfTheModule, "from workload.augment (NUMPYS)"),
+        (OfTheClass, "from workload.rng"),
+        (lambda: OfItsOwn("RandomState"), "from workload.jitter['given']"),
+        (lambda: OfItsOwn("made late"), "from workload.jitter['given']"),
+        (OfTheModel, "from model.0.bits"),
+    ],
+)
+def test_a_step_that_draws_from_a_generator_of_the_users_own_is_refused(
+    workload: Callable[[], Any], named: str
+) -> None:
+    graphs = FakeGraphs()
+    with pytest.raises(NotCapturableError, match=re.escape(named)):
+        trainer(capturing(lambda: graphs), configuration(), workload())
+    assert graphs.replays == []
+
+
+def test_generators_that_no_step_draws_from_are_no_hindrance() -> None:
+    with trainer(capturing(), configuration(), DrawsNothing()) as one:
+        one.step()
+
+
+def test_pytorchs_generator_of_the_host_counts_where_the_step_is_a_gpus() -> None:
+    owner = DrawsNothing()
+    looked = [HostGenerators({"workload": owner}, torch.device(kind)) for kind in ("cpu", "meta")]
+    torch.rand(1, generator=owner.generators[3])
+    assert [one.drawn() for one in looked] == [None, "workload.generators[3]"]
+    assert [one.drawn() for one in looked] == [None, None]
 
 
 class Waiting(Toy):

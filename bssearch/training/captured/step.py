@@ -21,6 +21,7 @@ from torch import nn
 
 from bssearch.errors import BSSearchError, WorkloadError
 from bssearch.training.captured.graphs import Graphs, Work
+from bssearch.training.captured.host_random import HostGenerators
 from bssearch.training.captured.optimizers import begin_again
 from bssearch.training.losses import LossSum
 from bssearch.training.memory import is_out_of_memory
@@ -46,11 +47,12 @@ class NotCapturableError(WorkloadError):
 class StepParts:
     """What a step is made of: functions that only launch work on the device, and what they change there.
 
-    ``micro_batch`` adds the gradient of the training samples of some rows and returns their loss, ``divide`` divides
-    the gradient by the weight of the whole batch (), ``update`` applies it. ``tensors`` are what these change beside
-    gradients, ``optimizers`` have a state of their own.
+    The steps are those of a ``workload``. ``micro_batch`` adds the gradient of the training samples of some rows and
+    returns their loss, ``divide`` divides the gradient by the weight of the whole batch (), ``update`` applies it.
+    ``tensors`` are what these change beside gradients, ``optimizers`` have a state of their own.
     """
 
+    workload: object
     model: nn.Module
     optimizers: tuple[torch.optim.Optimizer, ...]
     tensors: list[torch.Tensor]
@@ -111,15 +113,16 @@ class CapturedStep:
 
     def _try_out(self) -> None:
         """Take steps as they will be recorded; raise `NotCapturableError` where the host takes part in them."""
-        drawn = _host_random_state(self._rows.device)
+        owners = {"workload": self._parts.workload, "model": self._parts.model}
+        generators = HostGenerators(owners, self._rows.device)
         self._graphs.apart(self._whole_step)
-        if _host_random_state(self._rows.device) != drawn:
-            raise NotCapturableError("the step draws random numbers on the host, which replays would repeat")
-        addresses = _addresses(self._parts.model)
+        _refuse_drawn(generators)
+        held = _tensors(self._parts.model)  # so that no new tensor can lie where one of these did
         with self._graphs.refusing_waits():
             for _ in range(WARM_UP_STEPS - 1):
                 self._graphs.apart(self._whole_step)
-        if _addresses(self._parts.model) != addresses:
+        _refuse_drawn(generators)
+        if _addresses(_tensors(self._parts.model)) != _addresses(held):
             raise NotCapturableError("the model puts new tensors in the place of its buffers at each step")
 
     def _record(self) -> None:
@@ -164,15 +167,18 @@ def _on_device(weight: torch.Tensor | float, device: torch.device) -> torch.Tens
     return weight.detach()
 
 
-def _host_random_state(device: torch.device) -> tuple[object, ...]:
-    """Return the states of the generators that a graph does not know; on a CPU PyTorch's is that of the device."""
-    state = RandomState(device).state()
-    of_torch = b"" if device.type == "cpu" else state["torch"].numpy().tobytes()
-    return state["python"], state["numpy"], of_torch
+def _refuse_drawn(generators: HostGenerators) -> None:
+    drawn = generators.drawn()
+    if drawn is not None:
+        raise NotCapturableError(f"the step draws random numbers on the host, from {drawn}, which replays would repeat")
 
 
-def _addresses(model: nn.Module) -> dict[str, int]:
-    return {name: tensor.data_ptr() for name, tensor in [*model.named_parameters(), *model.named_buffers()]}
+def _tensors(model: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: tensor.detach() for name, tensor in [*model.named_parameters(), *model.named_buffers()]}
+
+
+def _addresses(tensors: dict[str, torch.Tensor]) -> dict[str, int]:
+    return {name: tensor.data_ptr() for name, tensor in tensors.items()}
 
 
 @contextmanager
