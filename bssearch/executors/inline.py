@@ -184,7 +184,18 @@ class InlineExecutor:
             if not gc.get_freeze_count():
                 gc.freeze()  # as in a worker: the collector runs after every trial, and need not look through libraries
                 self._restore.append(gc.unfreeze)
+        self._refuse_where_a_recording_failed()
         return self._loaded
+
+    @staticmethod
+    def _refuse_where_a_recording_failed() -> None:
+        from bssearch.training.captured.graphs import FAILED
+
+        if FAILED:
+            raise LaunchError(
+                "the recording of a step failed in this process, whose device may draw no random numbers any more",
+                hint="run it again in a new process, which has what was decided before; or executor.name: local",
+            )
 
     def _refuse_memory_limit_on_the_cpu(self) -> None:
         import torch

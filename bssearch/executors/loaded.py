@@ -114,7 +114,7 @@ class LoadedWorkload:
     def describe(self) -> WorkloadDescription:
         """Return what the workload offers and what its model is before it is trained. Raises `WorkloadError`.
 
-        What the training settings leave open is decided first.
+        What the training settings leave open is decided then.
         """
         from bssearch.training.environment import describe_environment
         from bssearch.training.inspection import describe_model, tokens_per_sample
@@ -123,7 +123,6 @@ class LoadedWorkload:
         workload, data = self._workload, self._data
         check_takes(workload, self._own_parameters)
         own = parameters_of_group(self._own_parameters, "model")
-        notice = self._settle()
         try:
             model = describe_model(workload, data, self._computation, own=own)
         except WorkloadError:
@@ -131,6 +130,7 @@ class LoadedWorkload:
         except Exception as error:
             message = f"the workload's model cannot be built and evaluated: {describe_exception(error)}"
             raise WorkloadError(message) from error
+        notice = self._settle()  # after that: a recording that fails may leave the device unusable
         environment = describe_environment(self._computation, workload, memory_limit_bytes=self.memory_limit_bytes)
         description = WorkloadDescription(
             train_samples=len(data.train),
@@ -263,11 +263,15 @@ def _device_works() -> bool:
 
     An exception keeps the tensors of the frames that it passed through, in cycles that only the collector frees:
     without it a trial that ran out of memory would leave none to the next. A CUDA error (an assertion in a kernel, an
-    illegal address) stays with the process for good.
+    illegal address) stays with the process for good; so may what a recording leaves that failed (`FAILED`).
     """
     import torch
 
+    from bssearch.training.captured.graphs import FAILED
+
     gc.collect()
+    if FAILED:
+        return False
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return True
     try:

@@ -151,7 +151,12 @@ class LocalExecutor:
             return StepTime.where_memory_ran_out(request.configuration)
         assert isinstance(slot.answer, StepTimeMeasured)
         slot.timed.append(request.configuration)
-        return slot.answer.step_time
+        found = slot.answer.step_time
+        if (
+            found.step_seconds is None and self._has_gpus
+        ):  # a recording that it ran out in may leave the device unusable
+            self._discard(slot)
+        return found
 
     def measure_memory(self, request: MemoryRequest, *, reserve: bool = False) -> MemoryUse:
         """Find out in a process of its own whether a micro-batch size fits; not while a trial runs.

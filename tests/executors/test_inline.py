@@ -22,6 +22,7 @@ from bssearch.executors.base import Ended, ExecutorSettings
 from bssearch.executors.inline import PYTHON_THRESHOLDS, InlineExecutor
 from bssearch.records import StepTimeRequest, TrialState
 from bssearch.spec import StudySpec
+from bssearch.training.captured import graphs
 from tests.executors.line_workload import (
     outcomes,
     request_endless_trial,
@@ -48,6 +49,18 @@ def put_into_loss(folder: Path, code: str) -> None:
     """Have the workload run a line of code in one of its steps, the fortieth unless it is told another."""
     path = folder / "line.py"
     path.write_text(path.read_text().replace("            self.misbehave()", f"            {code}"))
+
+
+def test_where_a_recording_failed_the_process_runs_no_trial_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failures: list[str] = []
+    monkeypatch.setattr(graphs, "FAILED", failures)
+    with inline(tmp_path) as executor:
+        run_to_the_end(executor, request_trial(1))
+        failures.append("RuntimeError")
+        with pytest.raises(LaunchError, match="the recording of a step failed in this process"):
+            executor.submit(request_trial(2))
 
 
 def test_a_breakpoint_stops_in_the_workloads_own_frame(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from bssearch.errors import WorkloadError
 from bssearch.probes.memory import measure_memory
@@ -25,7 +26,7 @@ from bssearch.training import gradient_noise
 from bssearch.training.beginning.ready import ready_trainer
 from bssearch.training.captured.host_random import HostGenerators
 from bssearch.training.captured.optimizers import CAPTURABLE, RatesInPlace, begin_again, why_not_capturable
-from bssearch.training.captured.step import NotCapturableError
+from bssearch.training.captured.step import NotCapturableError, StepParts, _put_back
 from bssearch.training.computation import Computation
 from bssearch.training.losses import LossSum
 from bssearch.training.trainer import Trainer
@@ -438,6 +439,38 @@ def test_the_peak_has_what_was_held_up_to_the_recording_and_what_the_graphs_keep
         assert [one.peak_bytes(seen) for seen in (None, 100, 700)] == [None, 900, 1200]
     with trainer(on_cpu(), configuration()) as one:
         assert one.peak_bytes(700) == 700
+
+
+class CopiesOnTheDevice(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the copies that stay on the device of a tensor; one that is brought to the host is another operation."""
+
+    copies = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.copies += func is torch.ops.aten.clone.default
+        return func(*args, **(kwargs or {}))
+
+
+def test_no_copy_of_the_training_lies_on_the_device_while_the_step_is_recorded() -> None:
+    model = nn.Linear(6, 2)
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    model(torch.ones(1, 6)).sum().backward()
+    optimizer.step()
+    parts = StepParts(
+        workload=None,
+        model=model,
+        optimizers=(optimizer,),
+        tensors=[*model.parameters()],
+        losses=LossSum(torch.device("cpu")),
+        micro_batch=lambda rows: rows,
+        divide=lambda whole: None,
+        update=lambda: None,
+    )
+    before = copy.deepcopy([*model.parameters(), optimizer.state_dict()["state"]])
+    with CopiesOnTheDevice() as seen, _put_back(parts, torch.device("cpu")):  # type: ignore[no-untyped-call]
+        optimizer.step()
+    assert seen.copies == 0
+    torch.testing.assert_close([*model.parameters(), optimizer.state_dict()["state"]], before, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("measure_noise", [True, False])

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from bssearch.executors.loaded import failed, trial_ended
 from bssearch.training.captured import graphs
 from bssearch.training.captured.graphs import CudaGraphs
 
@@ -101,3 +102,16 @@ def test_waits_for_the_device_are_refused_inside_of_the_block_alone(monkeypatch:
         assert cuda.mode == "error"
         raise RuntimeError("called a synchronizing CUDA operation")
     assert cuda.mode == 0
+
+
+def test_a_worker_in_which_a_recording_failed_takes_no_more_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graphs, "FAILED", [])
+    FakeCuda(monkeypatch)
+
+    def fail() -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    assert not trial_ended(1, failed(ValueError())).broken
+    with pytest.raises(torch.OutOfMemoryError):
+        CudaGraphs(DEVICE).record(fail)
+    assert graphs.FAILED == ["OutOfMemoryError"] and trial_ended(1, failed(ValueError())).broken

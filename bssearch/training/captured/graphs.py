@@ -13,6 +13,10 @@ from bssearch.training.memory import peak_memory_bytes, reset_peak_memory
 
 Work = Callable[[], None]
 
+FAILED: list[str] = []
+"""What recordings failed of in this process. PyTorch may go on to take its random numbers and memory for those of a
+recording: its generator then refuses to draw outside of one."""
+
 
 class Graphs(Protocol):
     """Records the work of one trial; its graphs share one memory pool and are replayed in the order of recording."""
@@ -91,7 +95,8 @@ class CudaGraphs:
                     except BaseException as error:
                         failures.append(error)
                         raise
-            except Exception:
+            except BaseException as error:
+                FAILED.append(type(error).__name__)
                 if failures:  # what the work raised, and not that it could not be recorded
                     raise failures[0] from None
                 raise

@@ -185,11 +185,12 @@ def _addresses(tensors: dict[str, torch.Tensor]) -> dict[str, int]:
 def _put_back(parts: StepParts, device: torch.device) -> Iterator[None]:
     """Afterwards give all that a step changes the values that it has now, where it lies then.
 
-    An optimizer that has no state yet begins with the one that was made inside.
+    The host keeps them meanwhile: on the device they would count towards the peak of the memory. An optimizer that has
+    no state yet begins with the one that was made inside.
     """
     generators, losses = RandomState(device), parts.losses.state()
     drawn, counted = generators.state(), {name: _copied(value) for name, value in losses.items()}
-    values = [tensor.detach().clone() for tensor in parts.tensors]
+    values = [_copied(tensor) for tensor in parts.tensors]
     states = [
         {parameter: {name: _copied(value) for name, value in state.items()} for parameter, state in one.state.items()}
         for one in parts.optimizers
@@ -211,4 +212,4 @@ def _put_back(parts: StepParts, device: torch.device) -> Iterator[None]:
 
 
 def _copied(value: Any) -> Any:
-    return value.detach().clone() if isinstance(value, torch.Tensor) else value
+    return value.detach().to("cpu", copy=True) if isinstance(value, torch.Tensor) else value
