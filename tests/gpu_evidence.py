@@ -18,7 +18,9 @@ from __future__ import annotations
 import argparse
 import faulthandler
 import importlib
+import math
 import os
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -70,6 +72,12 @@ def main(given: list[str] | None = None) -> int:
     names = [section.name for section in sections]
     if unknown := set(arguments.only or []) - set(names):
         parser.error(f"--only {', '.join(sorted(unknown))}: call {arguments.call} has {', '.join(names)}")
+    if arguments.device == "cpu" and not arguments.quick:
+        parser.error("--device cpu takes --quick: the full size would take a CPU days")
+    if arguments.device != "cpu" and not re.fullmatch(r"cuda(:\d+)?", arguments.device):
+        parser.error(f"--device {arguments.device}: it is cuda, cuda:N, or cpu with --quick")
+    if not 0 < arguments.seconds < math.inf:
+        parser.error(f"--seconds {arguments.seconds:g}: it must be more than 0")
     if arguments.data_dir:
         from bssearch.settings import DATA_DIR_VARIABLE
 

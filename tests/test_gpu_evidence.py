@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import json
 import math
+import os
+import signal
 import sys
 import textwrap
 from pathlib import Path
@@ -12,10 +14,11 @@ from typing import Any
 
 import pytest
 
+from bssearch.storage.repository import open_store
 from tests import gpu_evidence
 from tests.documents import DOCUMENTS, ROOT
 from tests.evidence import runner
-from tests.evidence.call_a import products
+from tests.evidence.call_a import export, mode_of, products
 from tests.evidence.call_c import compared, spread, told
 from tests.evidence.ratios import paired_ratio
 from tests.evidence.runner import (
@@ -26,8 +29,10 @@ from tests.evidence.runner import (
     run_call,
     run_section,
     section_of,
+    verdict,
 )
 from tests.evidence.task import Found, Section, Task, configuration_of, write_json
+from tests.factories import make_environment, make_spec
 
 SCRIPTS = [ROOT / "tests" / "gpu_evidence.py", *sorted((ROOT / "tests" / "evidence").glob("*.py"))]
 DIGITS = json.loads((ROOT / "tests" / "data" / "digits.best.json").read_text())
@@ -124,6 +129,52 @@ def test_a_late_section_is_ended_with_its_children_and_keeps_what_it_had_saved(
     found = run_section("C", "one", Task("cpu", True, tmp_path), 2.0)
     assert found["rows"] == [1, 2] and found["seconds"] < 20
     assert "it hangs" in found["failed"] and "stopped after 2 s" in found["failed"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_call_ends_the_section_that_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    as_section(
+        monkeypatch,
+        f"import os, time; save({{'pid': os.getpid()}}); os.kill(os.getppid(), {int(number)}); time.sleep(60)",
+    )
+    with pytest.raises(KeyboardInterrupt):
+        run_section("C", "one", Task("cpu", True, tmp_path), 20.0)
+    pid = json.loads((tmp_path / "section.json").read_text())["pid"]
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["--device", "cpu"], "takes --quick"),
+        (["--device", "gpu", "--quick"], "--device gpu: it is cuda, cuda:N, or cpu"),
+        (["--quick", "--seconds", "0"], "--seconds 0: it must be more than 0"),
+        (["--quick", "--seconds", "-5"], "--seconds -5: it must be more than 0"),
+    ],
+)
+def test_a_call_that_cannot_be_made_is_refused_at_its_start(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], given: list[str], said: str
+) -> None:
+    with pytest.raises(SystemExit):
+        gpu_evidence.main(["--out", str(tmp_path / "out"), "--call", "A", *given])
+    assert said in capsys.readouterr().err and not (tmp_path / "out").exists()
+
+
+def test_the_export_of_no_study_says_that_there_is_none(tmp_path: Path) -> None:
+    found = export(Task("cpu", True, tmp_path))
+    assert "there is no study" in verdict(found)
+
+
+def test_the_study_has_the_mode_that_its_steps_were_computed_in(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'study.db'}"
+    spec = make_spec()
+    with open_store(url) as store:
+        store.create_study(spec.new_study("tester"))
+        store.bind_environment(spec.name, make_environment(compile_mode="capture channels_last"))
+    assert mode_of(spec.name, url) == "capture channels_last"
 
 
 def test_no_section_begins_without_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

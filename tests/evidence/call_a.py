@@ -94,12 +94,22 @@ def study(task: Task) -> Found:
     spec = task.study_spec(*budget)
     db = task.new_database("call_a")
     started = time.monotonic()
-    found: Found = {"compile": spec.training.compile}
     try:
         answer = run_study(spec, db=db, allow_busy=False)
     except TargetNotReachedError as error:
+        found: Found = {"compile": mode_of(spec.name, db)}
         return {**found, "wall_seconds": time.monotonic() - started, "error": str(error)}
+    found = {"compile": mode_of(spec.name, db)}
     return {**found, "wall_seconds": time.monotonic() - started, "optimal": answer.optimal.model_dump(mode="json")}
+
+
+def mode_of(name: str, db: str) -> str | None:
+    """Return how the steps of a stored study were computed, which its spec may leave open."""
+    from bssearch.storage.repository import open_store
+
+    with open_store(db, write=False) as store:
+        environment = store.study(name).environment
+    return None if environment is None else environment.compile_mode
 
 
 def export(task: Task) -> Found:
@@ -130,6 +140,8 @@ def export(task: Task) -> Found:
     trials = out / f"{name}.trials.json"
     if trials.exists():
         found |= {"passes": None} | products(json.loads(trials.read_text()))
+    else:
+        found["refused"] = "there is no study to be written"
     if (answer := task.answer()) is not None:
         found["answer"] = {
             name: answer[name] for name in ("optimal", "largest_that_fits", "speedup", "fit", "warnings")

@@ -12,7 +12,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -131,11 +132,14 @@ def run_section(call: str, name: str, task: Task, seconds: float) -> Found:
             env=environment_of(os.environ),
         )
         try:
-            process.wait(timeout=seconds)
+            with interrupted_by_sigterm():
+                process.wait(timeout=seconds)
         except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+            end_group(process)
             file.write(f"\nstopped after {seconds:.0f} s\n")
+        except BaseException:  # it is a session of its own, which no Ctrl-C reaches
+            end_group(process)
+            raise
     found: Found = json.loads(answer.read_text()) if answer.exists() else {}
     found |= {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -146,6 +150,23 @@ def run_section(call: str, name: str, task: Task, seconds: float) -> Found:
         lines = words.read_text(errors="replace").splitlines()
         found |= {"failed": lines[-LAST_WORDS:] or [f"exit code {process.returncode}"], "passes": False}
     return found
+
+
+@contextmanager
+def interrupted_by_sigterm() -> Iterator[None]:
+    """Have SIGTERM raise what Ctrl-C does inside."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def end_group(process: subprocess.Popen[bytes]) -> None:
+    """Kill a process with all that it started."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
 def command_of(call: str, name: str, task: Task, seconds: float) -> list[str]:
