@@ -55,8 +55,9 @@ class TargetAnswer(Model):
 class Device(Model):
     """Where it was measured; the answer holds for this kind of device.
 
-    ``threads`` of a CPU are those that each trial had. Of a device for which an answer is predicted only the name is
-    known: its type is ``unknown``, the rest null.
+    ``threads`` of a CPU are those that each trial had. ``compile_mode`` says how steps were computed: ``none`` is
+    eager, ``own`` the business of a program, and of imported runs it is ``unknown``. Of a device for which an answer is
+    predicted only the name is known: its type is ``unknown``, the rest null.
     """
 
     name: str
@@ -65,13 +66,17 @@ class Device(Model):
     precision: str | None
     torch_version: str | None
     threads: int | None = None
+    compile_mode: str | None = None
 
     @property
     def in_words(self) -> str:
         """Return the device with what of it the figures hold for."""
-        if self.threads is None:
-            return self.name
-        return f"{self.name}, {self.threads} thread{'' if self.threads == 1 else 's'}"
+        said = [self.name]
+        if self.threads is not None:
+            said.append(f"{self.threads} thread{'' if self.threads == 1 else 's'}")
+        if self.compile_mode not in {None, "none", "own", "unknown"}:
+            said.append(f"compile {self.compile_mode}")
+        return ", ".join(said)
 
 
 class Time(Model):

@@ -132,6 +132,7 @@ def build_answer(
             memory_bytes=environment.device_memory_bytes,
             precision=environment.precision,
             torch_version=environment.torch_version,
+            compile_mode=environment.compile_mode,
             threads=verdict.optimal.runs[0].threads if environment.device_type == "cpu" else None,
         ),
         optimal=_optimal(spec, verdict.optimal),

@@ -53,7 +53,10 @@ def _notes(stored: Stored) -> Iterator[str]:
         else "; its file is looked up from this folder; one that has changed since is run with --workload"
     )
     device = environment.device_name + (f" ({uuid})" if (uuid := stored.outcome.device_uuid) else "")
-    yield f"device: {device}, precision {environment.precision}, threads {trial.threads}, host {environment.host}"
+    yield (
+        f"device: {device}, precision {environment.precision}, compile {environment.compile_mode}, "
+        f"threads {trial.threads}, host {environment.host}"
+    )
     known = {
         "Python": environment.python_version,
         "torch": environment.torch_version,

@@ -76,6 +76,19 @@ def test_the_verdict_uses_confirmation_runs_only() -> None:
     assert {notice.code for notice in found.warnings}.isdisjoint({"unconfirmed", "optimum_at_edge"})
 
 
+@pytest.mark.parametrize(
+    ("mode", "said"),
+    [("capture channels_last", "Test CPU, 1 thread, compile capture channels_last"), ("none", "Test CPU, 1 thread")],
+)
+def test_an_answer_has_the_mode_that_its_steps_were_computed_in(mode: str, said: str) -> None:
+    environment = make_environment(compile_mode=mode, device_name="Test CPU")
+    trials = [*searched(), *confirmed(32, 1.5, 1.6, 1.4), *default_runs(2.0, 2.1, 2.2)]
+    found = build_answer(
+        replace(study(), environment=environment), SPEC, trials, {size: make_probe(size) for size in SIZES}, UNKNOWN
+    )
+    assert found.device.compile_mode == mode and found.device.in_words == said
+
+
 def test_before_confirmation_it_says_so() -> None:
     found = answer(searched())
     assert found.optimal.batch_size == 32

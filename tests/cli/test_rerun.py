@@ -143,6 +143,7 @@ def test_the_command_that_runs_a_trial_again_is_printed_and_does(folder: Path) -
     notes = printed.stderr.splitlines()
     assert all(line.startswith("# ") for line in notes)
     trial = json.loads(bssearch("trial", "task", "1", "--format", "json", cwd=folder).stdout)
+    assert "compile none, threads 1" in printed.stderr
     for fact in (trial["seed"], trial["started_by"], trial["environment"]["workload_revision"], "task.py:Task"):
         assert str(fact) in printed.stderr
     for name, version in trial["environment"]["libraries"].items():
