@@ -162,7 +162,8 @@ def differences(spec: StudySpec, study: StudyRecord, found: WorkloadDescription)
         before: Any = study.spec[part]
         for field, (old, new) in changed_fields(before, now[part]).items():
             if field in before:  # what this version has brought had no value
-                yield f"{part}.{field} was {old}, from now on it is {new}"
+                was, now_is = ("not given" if one is None else one for one in (old, new))
+                yield f"{part}.{field} was {was}, from now on it is {now_is}"
     if study.environment is None:
         return
     for what, old, new in (

@@ -77,7 +77,7 @@ class InlineExecutor:
         check_threads(settings)
         if settings.least_slots != 1:
             raise UsageError(
-                f"slots = {settings.slots} must be 1 with the executor inline: it runs one trial at a time"
+                f"executor.slots = {settings.slots} must be 1 with the executor inline: it runs one trial at a time"
             )
         self.slots = 1
         self._settings = settings

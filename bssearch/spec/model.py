@@ -163,7 +163,13 @@ class StudySpec(StrictModel):
         if self.workload_settings:
             raise ValueError("workload_settings are those of a workload class; a program of your own takes arguments")
         if self.training != TrainingSpec():
-            raise ValueError("training says how bssearch computes steps; a program of your own computes its own")
+            plain = TrainingSpec().model_dump()
+            set_here = [f"{name} = {one}" for name, one in self.training.model_dump().items() if one != plain[name]]
+            hint = f"; a class in it is named, as in {self.workload}:MyTask" if self.workload.endswith(".py") else ""
+            raise ValueError(
+                f"training says how bssearch computes steps ({', '.join(set_here)}); a program of your own computes "
+                f"its own{hint}"
+            )
         if self.executor.name == "inline":
             raise ValueError("executor.name = inline runs a workload; a program runs in a process of its own")
         if self.command:

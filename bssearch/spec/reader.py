@@ -287,9 +287,9 @@ def _explain(problem: Any, data: Any, origins: Mapping[Location, str], path: str
         location = (*location, part)
     field = ".".join(str(part) for part in location) or "spec"
     message = _said(problem)
-    shown = (
-        f" = {shortened(value)}" if isinstance(value, str | int | float) and problem["type"] != "unknown_key" else ""
-    )
+    shown = ""
+    if problem["type"] not in {"unknown_key", "missing"} and isinstance(value, str | int | float | None):
+        shown = " = null" if value is None else f" = {shortened(value)}"
     while location and location not in origins:
         location = location[:-1]
     place = origins.get(location, path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from threading import Event
 
@@ -10,8 +11,10 @@ import pytest
 from bssearch.commands import opening
 from bssearch.commands.opening import Launch, opened
 from bssearch.commands.run import run_study
+from bssearch.errors import SpecError
 from bssearch.records import WorkloadDescription
 from bssearch.search.listener import Listener
+from bssearch.spec import load_spec
 from bssearch.spec.stored import spec_of
 from tests.factories import SPEC, make_spec
 from tests.search.law import LawExecutor
@@ -38,6 +41,36 @@ def test_a_new_study_says_where_its_default_lies_outside_the_space(tmp_path: Pat
         said.append([note for note in ear.notes if "outside the search space" in note])
     assert [len(one) for one in said] == [1, 0], "once, as the study is made"
     assert "batch_size = 24 is not one of" in said[0][0]
+
+
+def test_a_setting_that_is_no_longer_given_is_said_to_be_so(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'study.db'}"
+    ear = Ear()
+    for confirm in ({"runs": 2, "max_runs": 2}, {"runs": 2}):
+        spec = make_spec(confirm=confirm)
+        with opened(spec, Launch(db=url, listener=ear, make_executor=lambda *_: LawExecutor())):
+            pass
+    assert "confirm.max_runs was 2, from now on it is not given" in ear.notes
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"workload": "task.py"}, "compile = auto.*a class in it is named, as in task.py:MyTask"),
+        ({"workload": "task.py:make_trainer"}, "(compile = auto); a program of your own computes its own"),
+    ],
+)
+def test_training_settings_of_a_program_are_named(changes: dict[str, str], said: str) -> None:
+    with pytest.raises(ValueError, match=said.replace("(", r"\(").replace(")", r"\)")):
+        make_spec(**changes, training={"compile": "auto"})
+
+
+@pytest.mark.parametrize("field", ["executor.slots", "training.compile"])
+def test_a_value_that_is_null_is_named(tmp_path: Path, field: str) -> None:
+    path = tmp_path / "study.yaml"
+    path.write_text(json.dumps(SPEC))
+    with pytest.raises(SpecError, match=rf"{field} = null: "):
+        load_spec(path, [f"{field}=null"])
 
 
 def test_a_run_has_the_slots_that_auto_came_to_and_the_study_keeps_the_word(tmp_path: Path) -> None:

@@ -204,7 +204,8 @@ class WithWidth(Toy):
 def test_a_captured_step_is_tried_with_the_own_parameters_of_the_model() -> None:
     wanted = configuration(20, parameters={"model.width": 4})
     settings = TrainingSettings(compile="auto", fused=True)
-    assert fastest(WithWidth(), wanted, toy_data(), CPU, settings, ("adamw",)).compile_mode == "capture"
+    workload: Any = WithWidth()
+    assert fastest(workload, wanted, toy_data(), CPU, settings, ("adamw",)).compile_mode == "capture"
 
 
 class KnowsSGD(Toy):
@@ -271,9 +272,9 @@ def test_what_the_steps_raise_with_which_others_are_compared_is_raised(monkeypat
     def fail() -> None:
         raise ZeroDivisionError("of the workload")
 
-    for given in ({"compile": "auto"}, {"compile": "default", "channels_last": "auto"}):
+    for given in (TrainingSettings(compile="auto"), TrainingSettings(compile="default", channels_last="auto")):
         with pytest.raises(ZeroDivisionError, match="of the workload"):
-            fastest(Toy(on_loss=fail), configuration(20), toy_data(), CPU, TrainingSettings(**given))
+            fastest(Toy(on_loss=fail), configuration(20), toy_data(), CPU, given)
 
 
 LEFT_OPEN = {"training": TrainingSettings(channels_last="auto"), "default": configuration(8, learning_rate=0.05)}

@@ -190,7 +190,7 @@ class OfItsOwn(Toy):
 
     def augment(self, inputs: torch.Tensor) -> torch.Tensor:
         made = self.jitter.setdefault("given", np.random.default_rng(5))
-        return inputs + 0.001 * made.normal()
+        return inputs + 0.001 * float(made.normal())
 
 
 class JitteryModel(nn.Linear):
@@ -245,7 +245,8 @@ def test_generators_that_no_step_draws_from_are_no_hindrance() -> None:
 def test_pytorchs_generator_of_the_host_counts_where_the_step_is_a_gpus() -> None:
     owner = DrawsNothing()
     looked = [HostGenerators({"workload": owner}, torch.device(kind)) for kind in ("cpu", "meta")]
-    torch.rand(1, generator=owner.generators[3])
+    drawn_from: Any = owner.generators[3]
+    torch.rand(1, generator=drawn_from)
     assert [one.drawn() for one in looked] == [None, "workload.generators[3]"]
     assert [one.drawn() for one in looked] == [None, None]
 
