@@ -8,6 +8,7 @@ from typing import Any
 import jsonschema
 import pytest
 import yaml
+from pydantic import ValidationError
 
 from bssearch import settings
 from bssearch.errors import NotFoundError, SpecError
@@ -257,7 +258,7 @@ def test_what_a_spec_leaves_out_has_its_default() -> None:
         "sampler": {"name": "auto", "startup_trials": 6},
         "pruner": {"name": "balanced", "slack": None, "lag": 3.0, "checkpoint_gib": 10.0},
         "confirm": {"top": 2, "runs": 3, "max_runs": None, "train_seconds": None},
-        "budget": {**BUDGET, "wall_seconds": None, "least_improvement": 0.02, "least_trials": 0},
+        "budget": {**BUDGET, "wall_seconds": None, "least_improvement": 0.02, "least_trials": 0, "schedule_trials": 12},
         "seed": 0,
         "executor": {
             "name": "local",
@@ -325,3 +326,29 @@ def test_a_dict_is_read_as_a_file_is_and_left_as_it_was() -> None:
     circle["space"] = circle
     with pytest.raises(SpecError, match="levels lie in each other"):
         load_spec(circle)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        (
+            {"command": ["./train.sh", "{batch_size}", "{learning_rate}"]},
+            "batch_schedule: a command is given one batch",
+        ),
+        ({"workload": "objective"}, "batch_schedule: a function is given one batch size"),
+    ],
+)
+def test_what_is_given_one_batch_size_cannot_let_it_grow(changes: dict[str, Any], expected: str) -> None:
+    grows = {**SPEC["space"], "dropout": 0.0, "weight_decay": 0.0, "batch_schedule": {"name": "geometric"}}
+    raw = {name: value for name, value in SPEC.items() if name != "workload"}
+    raw |= {"space": grows, "default": {"batch_size": 32, "learning_rate": 0.1}, **changes}
+    with pytest.raises(ValidationError, match=expected):
+        StudySpec.model_validate(raw)
+
+
+def test_a_script_keeps_its_gradients_to_itself() -> None:
+    grows = {**SPEC["space"], "batch_schedule": {"name": ["geometric", "noise_scale"]}}
+    with pytest.raises(ValidationError, match="a program of your own keeps its gradients to itself"):
+        make_spec(workload="train.py", space=grows)
+    grows["batch_schedule"] = {"name": "geometric"}
+    assert make_spec(workload="train.py", space=grows).is_program

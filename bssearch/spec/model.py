@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, JsonValue, PrivateAttr, ValidationInfo, field_validator, model_validator
 
 from bssearch import registry
+from bssearch.batch_schedule import NOISE_SCALE
 from bssearch.records import (
     MAKE_TRAINER,
     OWN_GROUPS,
@@ -160,6 +161,11 @@ class StudySpec(StrictModel):
             raise ValueError("report says how the log of a command is read; there is no command")
         if not self.is_program:
             return self
+        growth = self.space.batch_schedule
+        if growth is not None and (self.command or self.workload == OBJECTIVE):
+            raise ValueError(f"batch_schedule: {'a command' if self.command else 'a function'} is given one batch size")
+        if growth is not None and NOISE_SCALE in growth.names:
+            raise ValueError("batch_schedule.name = noise_scale: a program of your own keeps its gradients to itself")
         if self.workload_settings:
             raise ValueError("workload_settings are those of a workload class; a program of your own takes arguments")
         if self.training != TrainingSpec():

@@ -462,11 +462,13 @@ def test_memory_that_runs_out_names_the_micro_batch_of_its_stage() -> None:
 
 def test_the_loop_of_the_guide_grows_and_trains_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     (script,) = blocks(DOCUMENTS["own-training"].split("## Batches that grow")[1].split("\n## ")[0], "python")
-    started = Started(grown(None, (0, 20), (200, 100, 50), (600, 200, 50), eval_every_steps=5))
+    wanted = grows((0, 20), (200, 100, 50), (600, 200, 50), learning_rate=0.2)
+    started = Started(grown(None, configuration=wanted, eval_every_steps=5))
     started.stop_at(20, TrialState.PRUNED)
     alone = LoopTrial(Alone(configuration(), 0, {}))
     for trial in (started.trial, alone):
         monkeypatch.setattr(bssearch, "current_trial", lambda trial=trial, **given: trial)
+        torch.manual_seed(0)
         exec(script, {"__name__": "loop"})
     outcome = started.line.outcome
     assert (outcome.steps, outcome.samples) == (20, 10 * 20 + 4 * 100 + 6 * 200)
