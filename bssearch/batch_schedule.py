@@ -98,6 +98,16 @@ class BatchSchedule:
         """Return the stages after the first one, as a configuration has them."""
         return " ".join(map(self._said, self.stages[1:]))
 
+    @property
+    def in_words(self) -> str:
+        """Return the sizes and when each begins, for people."""
+        first, *later = self.stages
+        if self.is_measured:
+            sizes = ", ".join(str(one.batch_size) for one in later)
+            return f"{first.batch_size}, then {sizes} once within {self.noise_share:.3g} × the gradient noise scale"
+        when = ", ".join(f"{one.batch_size} from {one.start_samples:,} samples on" for one in later)
+        return f"{first.batch_size}, then {when}"
+
     def _said(self, stage: Stage) -> str:
         start = "" if self.is_measured else f"{stage.start_samples}:"
         micro = "" if stage.accumulation_steps == 1 else f"/{stage.micro_batch_size}"
@@ -125,6 +135,14 @@ def batch_schedule_of(configuration: Configuration) -> BatchSchedule | None:
     )
     _check(schedule)
     return schedule
+
+
+def batch_in_words(configuration: Configuration) -> str:
+    """Return the batch size of a configuration for people: the first and the last where it grows."""
+    if not configuration.grows:
+        return str(configuration.batch_size)
+    *_, last = constant_configurations(configuration)
+    return f"{configuration.batch_size} → {last.batch_size}"
 
 
 def stages_of(configuration: Configuration, schedule: BatchSchedule | None) -> tuple[Stage, ...]:

@@ -18,6 +18,11 @@ class LearningRateRule(StrEnum):
     SQRT = "sqrt"
     NONE = "none"
 
+    @property
+    def in_words(self) -> str:
+        """Return how the learning rate goes with the batch, as the end of a phrase about it."""
+        return {"linear": "∝ batch", "sqrt": "∝ √batch", "none": "the same throughout"}[self.value]
+
 
 def learning_rate_factor(rule: LearningRateRule, batch_size: int, reference_batch: int) -> float:
     """Return what the learning rate at ``reference_batch`` is multiplied by at ``batch_size``."""

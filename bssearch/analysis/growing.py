@@ -79,6 +79,13 @@ def best_schedule(trials: Sequence[TrialRecord], tuned: Candidate, step_seconds:
     return min(reached, key=lambda one: (one.value, one.mean), default=None)
 
 
+def typical_run(found: BatchScheduleAnswer, trials: Sequence[TrialRecord]) -> TrialRecord | None:
+    """Return the run of the best schedule in the middle of those that reached the target; None without any."""
+    runs = [one for one in trials if one.number in found.trial_numbers and one.state is TrialState.REACHED]
+    ranked = sorted(runs, key=lambda one: ((one.outcome and one.outcome.steps_to_target) or 0, one.number))
+    return ranked[len(ranked) // 2] if ranked else None
+
+
 def growing_batch(spec: StudySpec, trials: Sequence[TrialRecord], tuned: Candidate) -> Configuration | str:
     """Return the best schedule that was run; without one the batch doubles around the ``tuned`` one, as often advised.
 

@@ -77,10 +77,9 @@ def about_growing(answer: Answer) -> str:
         when = f"{sizes} once within {number(grown.noise_share or 0.0)} × the gradient noise scale"
     else:
         when = ", ".join(f"{one.batch_size} from {one.start_samples:,} samples on" for one in later)
-    how = {"sqrt": "∝ √batch", "linear": "∝ batch", "none": "the same throughout"}[grown.rate_rule]
     return (
         f"{saves}. It begins with {first.batch_size} and has {when}; learning rate {number(first.learning_rate)} at "
-        f"first, {how}."
+        f"first, {grown.rate_rule.in_words}."
     )
 
 

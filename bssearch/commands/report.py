@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from pydantic import BaseModel, ConfigDict, Field
 
 from bssearch.analysis.answer import Answer, Figure, Notice, Ratio, Time, objective_in
+from bssearch.analysis.growing import typical_run
 from bssearch.analysis.law.fitted import CriticalBatch
 from bssearch.analysis.objectives.base import objective_of
 from bssearch.analysis.rules.audit import FULL_LIMIT_PHASES, audit
@@ -69,7 +70,8 @@ def picture_of(store: Store, name: str) -> StudyPicture:
     study, trials = store.study(name), store.trials(name)
     spec = spec_of(study)
     chosen = curve_trials(found, trials)
-    curves = store.curves(name, list(chosen.values()))
+    grown = None if found.batch_schedule is None else typical_run(found.batch_schedule, trials)
+    curves = store.curves(name, [*chosen.values(), *([] if grown is None else [grown.number])])
     audited = any(trial.phase in FULL_LIMIT_PHASES for trial in trials)
     return StudyPicture(
         study=study,
@@ -78,6 +80,7 @@ def picture_of(store: Store, name: str) -> StudyPicture:
         trials=trials,
         curves={size: curves[number] for size, number in chosen.items()},
         audit=audit(spec, trials, found, store.step_times(name), store.memory_boundary(name)) if audited else None,
+        grown=None if grown is None else (grown, curves[grown.number]),
     )
 
 

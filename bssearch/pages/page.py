@@ -20,6 +20,7 @@ from bssearch.analysis.trade_offs import about_columns, trade_off_rows
 from bssearch.pages import plots, trial_plots
 from bssearch.pages.axes import Figure
 from bssearch.pages.comparisons import promised_and_found, trained_for_the_same_time
+from bssearch.pages.growing import growing, grown_trials
 from bssearch.pages.html import Row, Section, Table, html_page
 from bssearch.pages.reproduction import reproduction_of
 from bssearch.pages.tiles import tiles_of
@@ -33,6 +34,7 @@ class StudyPicture:
     """All that the page of a study is made of. ``curves`` are by batch size, of the run that stands for it.
 
     ``audit`` is what the rules came to: a mapping, or a model that dumps one, with a list ``rules`` of mappings.
+    ``grown`` is a run of the best schedule of growing batches with its curve, None where there is none.
     """
 
     study: StudyRecord
@@ -41,6 +43,7 @@ class StudyPicture:
     trials: Sequence[TrialRecord]
     curves: Mapping[int, Sequence[Observation]]
     audit: Any | None = None
+    grown: tuple[TrialRecord, Sequence[Observation]] | None = None
 
 
 def render(picture: StudyPicture) -> str:
@@ -72,6 +75,8 @@ def _sections(picture: StudyPicture) -> list[Section]:
         _objective(picture),
         _recipe(answer),
         _batches(answer),
+        grown_trials(picture.trials, answer, objective_of(picture.spec, picture.study.target)),
+        growing(answer, picture.grown, picture.curves.get(answer.optimal.batch_size, ())),
         _steps(answer),
         _curves(picture),
         _front(picture),

@@ -42,6 +42,8 @@ def curve_trials(answer: Answer, trials: Iterable[TrialRecord]) -> dict[int, int
     sign = 1 if answer.target.goal == "maximize" else -1
     nearest: dict[int, tuple[float, int]] = {}
     for trial in trials:
+        if trial.configuration.grows:
+            continue
         size = trial.configuration.batch_size
         metric = None if trial.outcome is None else trial.outcome.best_metric
         if size not in chosen and metric is not None:
@@ -99,9 +101,10 @@ def learning_rate_figure(
     """Return learning rate and batch size of all trials, coloured by the objective's figure, with two rules' lines.
 
     ``default``: where the rules start, None where it is not known. Trials whose learning rate is not known, and those
-    that say nothing (failed, lost, cancelled), are left out.
+    that say nothing (failed, lost, cancelled), are left out, and so are those whose batch grows.
     """
-    known = [(trial, rate) for trial in trials if (rate := _learning_rate(trial.configuration)) is not None]
+    constant = [trial for trial in trials if not trial.configuration.grows]
+    known = [(trial, rate) for trial in constant if (rate := _learning_rate(trial.configuration)) is not None]
     valued = [(trial, rate, value) for trial, rate in known if (value := objective.figure(trial)) is not None]
     data = [_coloured(valued, objective)] if valued else []
     for name, (symbol, colour, states) in STATES.items():
