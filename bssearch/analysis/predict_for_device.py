@@ -28,11 +28,13 @@ def predict_for_device(
 
     The time to the target of a run is its steps × the step time of its batch size. Batch sizes without a step time are
     left out, and named; trials with another model than the default's, whose step times these are, are left out, and
-    counted. The optimum is that of time to the target, or of cost where the study minimises that. Of the other device
-    nothing but its name is known. Raises `UsageError` where no batch size of the study has a step time,
-    `TargetNotReachedError` where none of them reached.
+    counted, and so are those whose batch grows. The optimum is that of time to the target, or of cost where the study
+    minimises that. Of the other device nothing but its name is known. Raises `UsageError` where no batch size of the
+    study has a step time, `TargetNotReachedError` where none of them reached.
     """
-    trials, others = _of_timed_model(spec, trials)
+    constant = [trial for trial in trials if not trial.configuration.grows]
+    grown = len(trials) - len(constant)
+    trials, others = _of_timed_model(spec, constant)
     sizes = {trial.configuration.batch_size for trial in trials}
     left_out = sorted(sizes - step_times.keys())
     if not sizes & step_times.keys():
@@ -63,6 +65,9 @@ def predict_for_device(
     if others:
         message = f"{others} trials with another model than the default's left out: the step times are of that one"
         notices.append(Notice(code="other_models_left_out", message=message))
+    if grown:
+        message = f"{grown} trials whose batch grows left out"
+        notices.append(Notice(code="growing_batches_left_out", message=message))
     kept = [notice for notice in found.warnings if notice.code not in OF_THE_STUDYS_DEVICE]
     device = Device(name=device_name, type="unknown", memory_bytes=None, precision=None, torch_version=None)
     return found.model_copy(update={"device": device, "warnings": [*notices, *kept], **NO_NEXT_STEP})

@@ -21,6 +21,7 @@ from bssearch.records import Configuration, model_parameters
 from bssearch.spec import StudySpec
 from bssearch.spec.parts import BudgetSpec
 from bssearch.spec.stored import spec_of
+from bssearch.step_times import step_seconds_of, with_step_time
 from bssearch.storage.repository import Store
 
 ANSWERS = 19
@@ -134,10 +135,12 @@ def compute_answer(store: Store, name: str, target: float | None = None) -> Answ
     model = spec.timed_model
 
     def step_seconds(one: Configuration) -> float | None:
-        probe = probes.get(one.batch_size)
+        probe = None if one.grows else probes.get(one.batch_size)
         return probe.step_seconds if probe is not None and model_parameters(one) == model else None
 
+    timed = step_seconds_of(probes.values(), model)
     moved = [at_target(one, curves[one.number], easier, step_seconds(one.configuration)) for one in trials]
+    moved = [with_step_time(one, timed) if one.configuration.grows else one for one in moved]
     found = build_answer(replace(study, target=easier), spec, moved, probes, memory, uses, noise)
     warnings = [retargeted(study.target), *found.warnings, *about_versions(versions)]
     return found.model_copy(update={"warnings": warnings, **NO_NEXT_STEP})

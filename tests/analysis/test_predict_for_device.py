@@ -5,10 +5,12 @@ from dataclasses import replace
 import pytest
 
 from bssearch.analysis.predict_for_device import at_step_time, predict_for_device
+from bssearch.batch_schedule import with_batch_schedule
 from bssearch.errors import TargetNotReachedError, UsageError
 from bssearch.records import Phase, TrialRecord, TrialState
 from tests.analysis.test_report import study
 from tests.factories import make_probe, make_spec, make_trial
+from tests.test_batch_schedule import milestones
 
 SIZES = (16, 32, 64)
 SPEC = make_spec()
@@ -77,6 +79,23 @@ def test_a_batch_size_without_a_step_time_is_left_out_and_named() -> None:
     assert [row.batch_size for row in found.batches if row.trials] == [32]
     told = {notice.code: notice.message for notice in found.warnings}
     assert "16, 64" in told["no_step_time"]
+
+
+def test_trials_whose_batch_grows_are_left_out_and_counted() -> None:
+    first = runs()[0].configuration
+    growing = with_batch_schedule(first, milestones((0, 16), (160, 64)))
+    grown = [
+        make_trial(9000 + seed, configuration=growing, steps=1, seconds=0.001, phase=Phase.AUDIT, seed=seed)
+        for seed in range(3)
+    ]
+    times = {size: make_probe(size, step_seconds=0.001 * size) for size in SIZES}
+    found = predict_for_device(study(), SPEC, [*runs(), *grown], times, "tiny")
+    assert found.batch_schedule is None, "their steps are of more than one size"
+    (notice,) = (one for one in found.warnings if one.code == "growing_batches_left_out")
+    assert notice.message == "3 trials whose batch grows left out"
+    alone = predict_for_device(study(), SPEC, runs(), times, "tiny")
+    assert found.batches == alone.batches
+    assert notice not in alone.warnings
 
 
 def test_step_times_of_other_batch_sizes_alone_are_refused() -> None:

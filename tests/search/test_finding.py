@@ -2,20 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from bssearch.analysis.answer import Answer
+from bssearch.analysis.report import build_answer
+from bssearch.batch_schedule import BatchSchedule, Stage, with_batch_schedule
 from bssearch.commands.run import run_study
 from bssearch.errors import TargetNotReachedError, UsageError
-from bssearch.records import Configuration, Lease, MemoryUse, Observation, TrialOutcome, TrialState
+from bssearch.records import (
+    Configuration,
+    Lease,
+    MemoryUse,
+    Observation,
+    Phase,
+    StudyRecord,
+    TrialOutcome,
+    TrialRecord,
+    TrialState,
+)
+from bssearch.scaling import LearningRateRule
 from bssearch.search.finding import ANSWERS, answer, compute_answer, save_finding
+from bssearch.spec import StudySpec
 from bssearch.spec.model import IMPORTED
 from bssearch.storage.repository import Store, open_store
 from tests.factories import make_environment, make_plan, make_probe, make_spec
 from tests.search.law import LawExecutor
+from tests.test_batch_schedule import milestones
 
 HERE = make_environment()
 SPEC = make_spec(confirm={"runs": 0})
@@ -29,11 +45,18 @@ def store(tmp_path: Path) -> Iterator[Store]:
         yield opened
 
 
-def add_trial(store: Store, batch_size: int, seconds: float) -> int:
-    """Store a trial that was at 0.8 after half its way, and at 0.9, the target, at its end."""
+def add_trial(store: Store, batch_size: int, seconds: float, schedule: BatchSchedule | None = None) -> int:
+    """Store a trial that was at 0.8 after half its way, and at 0.9, the target, at its end.
+
+    One with a schedule shared its device.
+    """
     configuration = Configuration(batch_size=batch_size, micro_batch_size=batch_size, learning_rate=0.1)
+    phase = Phase.SEARCH
+    if schedule is not None:
+        configuration, phase = with_batch_schedule(configuration, schedule), Phase.GROWTH
     lease = Lease(owner="driver", seconds=60.0)
-    trial = store.start("toy", make_plan(configuration=configuration), environment=HERE, lease=lease)
+    plan = make_plan(configuration=configuration, phase=phase)
+    trial = store.start("toy", plan, environment=HERE, lease=lease)
     assert trial is not None
     curve = [
         Observation(
@@ -46,6 +69,7 @@ def add_trial(store: Store, batch_size: int, seconds: float) -> int:
     outcome = TrialOutcome(
         state=TrialState.REACHED, reason="by the test", steps=100, train_seconds=seconds, wall_seconds=seconds,
         time_to_target_s=seconds, steps_to_target=100, best_metric=0.9, final_metric=0.9,
+        contended=schedule is not None,
     )  # fmt: skip
     store.finish_trial("toy", trial.number, outcome, steps_x_step_time_s=None)
     return trial.number
@@ -99,6 +123,31 @@ def test_for_another_target_nothing_that_was_kept_is_read(store: Store, found: A
     assert easier.optimal.time_to_target_s.median == pytest.approx(0.5)
     assert easier.warnings[0].code not in {one.code for one in found.warnings}
     assert easier.next == []
+
+
+def test_for_another_target_a_batch_that_grows_counts_each_step_at_the_size_it_had(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for size in (32, 64, 128):
+        store.save_probe("toy", HERE, make_probe(size, step_seconds=0.001 * size))
+    add_trial(store, 64, 6.4)
+    number = add_trial(store, 32, 9.0, milestones((0, 32), (640, 64), (1920, 128)))
+    stages = (Stage(0, 32, 32), Stage(0, 64, 64))
+    measured = BatchSchedule(name="noise_scale", stages=stages, rate_rule=LearningRateRule.SQRT, noise_share=1.0)
+    by_noise = add_trial(store, 32, 20.0, measured)
+    asked: list[TrialRecord] = []
+
+    def listening(study: StudyRecord, spec: StudySpec, trials: Sequence[TrialRecord], *rest: Any) -> Answer:
+        asked.extend(trials)
+        return build_answer(study, spec, trials, *rest)
+
+    monkeypatch.setattr("bssearch.search.finding.build_answer", listening)
+    easier = compute_answer(store, "toy", 0.8).batch_schedule
+    (trial,) = (one for one in asked if one.number == number)
+    assert trial.outcome is not None and trial.outcome.steps_to_target == 50
+    assert trial.steps_x_step_time_s == pytest.approx(20 * 0.032 + 20 * 0.064 + 10 * 0.128)
+    assert {one.steps_x_step_time_s for one in asked if one.number == by_noise} == {None}, "its sizes are not known"
+    assert easier is not None and easier.time_to_target == pytest.approx(trial.steps_x_step_time_s)
 
 
 def test_the_memory_that_a_probe_measured_is_in_the_answer(store: Store) -> None:
