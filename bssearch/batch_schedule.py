@@ -137,14 +137,6 @@ def batch_schedule_of(configuration: Configuration) -> BatchSchedule | None:
     return schedule
 
 
-def batch_in_words(configuration: Configuration) -> str:
-    """Return the batch size of a configuration for people: the first and the last where it grows."""
-    if not configuration.grows:
-        return str(configuration.batch_size)
-    *_, last = constant_configurations(configuration)
-    return f"{configuration.batch_size} → {last.batch_size}"
-
-
 def stages_of(configuration: Configuration, schedule: BatchSchedule | None) -> tuple[Stage, ...]:
     """Return the stages of a configuration's schedule; without one all of it is one."""
     if schedule is not None:

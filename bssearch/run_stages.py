@@ -57,7 +57,9 @@ def _points(trial: TrialRecord, curve: Sequence[Observation]) -> list[Point]:
     found: list[Point] = [(0, 0, 0.0)]
     ran = [(one.step, one.samples, one.train_seconds) for one in curve]
     if trial.outcome is not None:
-        ran.append((trial.outcome.steps, trial.outcome.samples, trial.outcome.train_seconds))
+        end = trial.outcome
+        undelayed = end.undelayed_train_seconds  # which evaluations count by, too
+        ran.append((end.steps, end.samples, end.train_seconds if undelayed is None else undelayed))
     for point in ran:
         if point[0] > found[-1][0]:
             found.append(point)

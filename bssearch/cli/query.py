@@ -34,7 +34,7 @@ from bssearch.cli.output import (
     show_model,
     write,
 )
-from bssearch.cli.recommended import Export, exported, grave
+from bssearch.cli.recommended import Export, exported, exported_schedule, grave
 from bssearch.errors import UsageError
 
 if TYPE_CHECKING:
@@ -129,6 +129,9 @@ def best(
     db: DatabasesOption = None,
     form: FormatOption = Format.TABLE,
     export: Annotated[Export | None, typer.Option(help="Print only what to train with, for a program to read.")] = None,
+    schedule: Annotated[
+        bool, typer.Option("--schedule", help="With --export: the best batch that grows; as python, a training loop.")
+    ] = False,
     target: Annotated[
         str | None,
         typer.Option(
@@ -151,6 +154,8 @@ def best(
 
     if export is not None and form is not Format.TABLE:
         raise UsageError(f"--export {export} and --format {form} exclude each other: leave one out")
+    if schedule and export is None:
+        raise UsageError("--schedule says what --export writes", hint="add --export yaml, args or python")
     asked = StudyFilter.of(workload=workload, device=device, target=target, objective=objective, precision=precision)
     about_many = asked.conditions.keys() - {"target"}
     if study is not None and about_many:
@@ -160,7 +165,7 @@ def best(
             raise UsageError("--export writes what one study has found", hint="name it: bssearch best STUDY --export …")
         best_of_all(db, asked, form)
     else:
-        best_of_one(db, study, asked, form, export)
+        best_of_one(db, study, asked, form, export, schedule=schedule)
 
 
 def best_of_all(db: Sequence[str] | None, asked: StudyFilter, form: Format) -> None:
@@ -175,19 +180,36 @@ def best_of_all(db: Sequence[str] | None, asked: StudyFilter, form: Format) -> N
 
 
 def best_of_one(
-    db: Sequence[str] | None, study: str | None, asked: StudyFilter, form: Format, export: Export | None
+    db: Sequence[str] | None,
+    study: str | None,
+    asked: StudyFilter,
+    form: Format,
+    export: Export | None,
+    *,
+    schedule: bool = False,
 ) -> None:
-    """Print what a study has found, or what to train with; where another target is asked for, for that."""
+    """Print what a study has found, or what to train with; where another target is asked for, for that.
+
+    With ``schedule`` what to train with is the best batch that grows.
+    """
+    from bssearch.commands.growing.values import scheduled_training
     from bssearch.search.finding import answer
 
     with study_to_read(db, study) as (store, name):
         if asked.metric is not None and asked.metric != (metric := store.study(name).target.metric):
             raise UsageError(f"--target {asked.metric}: the target of study {name!r} is of {metric}")
         found = answer(store, name, asked.target)
-    if export is not None:
+        scheduled = scheduled_training(store, name, found) if schedule else None
+    if export is not None and scheduled is not None:
+        write(exported_schedule(found, scheduled, export))
+        for caveat in (*scheduled.notes, *grave(found)):
+            note(caveat)
+    elif export is not None:
         write(exported(found, export))
         for caveat in grave(found):
             note(caveat)
+        if found.batch_schedule is not None and found.batch_schedule.saves_time == "yes":
+            note("a batch that grows saves time: --schedule exports it")
     else:
         print_found(found, form)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,7 @@ from bssearch.records import Goal
 if TYPE_CHECKING:
     from bssearch.analysis.answer import Answer
     from bssearch.analysis.shape import Parameters
+    from bssearch.commands.growing.values import ScheduledTraining
 
 
 GRAVE = frozenset({"running", "unconfirmed", "confirmation_incomplete", "confirmation_missed", "retargeted"})
@@ -33,14 +35,37 @@ def exported(answer: Answer, form: Export) -> str:
     """
     values = winner(answer)
     if form is Export.YAML:
-        import yaml
-
-        comments = [*header(answer), *(f"note: {caveat}" for caveat in grave(answer))]
-        lines = "".join(f"# {' '.join(visible(comment).split())}\n" for comment in comments)
-        return lines + yaml.safe_dump(values, sort_keys=False)
+        return _yaml(values, [*header(answer), *(f"note: {caveat}" for caveat in grave(answer))])
     if form is Export.ARGS:
         return visible(shlex.join(arguments(values))) + "\n"
     return "{\n" + "".join(f"    {name!r}: {value!r},\n" for name, value in values.items()) + "}\n"
+
+
+def exported_schedule(answer: Answer, found: ScheduledTraining, form: Export) -> str:
+    """Return the best schedule of growing batches: values with their stages, arguments, or a training loop in Python.
+
+    The loop is a module of its own, for which the values alone would not do.
+    """
+    if form is Export.ARGS:
+        return visible(shlex.join(arguments(found.values))) + "\n"
+    notes = (f"note: {caveat}" for caveat in (*found.notes, *grave(answer)))
+    comments = [*header(answer)[:2], "the best batch that grows", *notes]
+    if form is Export.YAML:
+        return _yaml({**found.values, "stages": list(found.stages)}, comments)
+    from bssearch.commands.growing.loop import training_loop
+
+    return training_loop(found, map(_one_line, comments))
+
+
+def _yaml(values: Mapping[str, object], comments: Iterable[str]) -> str:
+    import yaml
+
+    lines = "".join(f"# {_one_line(comment)}\n" for comment in comments)
+    return lines + yaml.safe_dump(dict(values), sort_keys=False)
+
+
+def _one_line(comment: str) -> str:
+    return " ".join(visible(comment).split())
 
 
 def winner(answer: Answer) -> Parameters:

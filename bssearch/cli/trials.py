@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from bssearch.cli.arguments import DatabasesOption, StudyArgument, study_to_read
-from bssearch.cli.output import Format, FormatOption, cell, console, print_rows, show, write
+from bssearch.cli.output import Format, FormatOption, cell, console, print_rows, print_table, show, write
 from bssearch.errors import NotFoundError, UsageError
 from bssearch.pages.words import visible
 from bssearch.records import Environment, Observation, Phase, TrialRecord, TrialState
@@ -18,6 +18,15 @@ if TYPE_CHECKING:
     from bssearch.commands.reproduction import Reproduction
     from bssearch.storage.repository import Store
 
+STAGE_COLUMNS = (
+    "start_samples",
+    "batch_size",
+    "micro_batch_size",
+    "learning_rate",
+    "steps",
+    "samples",
+    "train_seconds",
+)
 LARGEST_NUMBER = 2**31 - 1
 """The largest trial number that every database's integer column holds."""
 
@@ -51,13 +60,21 @@ def trials(
 
     with study_to_read(db, study) as (store, name):
         found = store.trials(name)
-    rows = [
-        trial_row(trial)
+    kept = [
+        trial
         for trial in found
         if (phase is None or trial.phase is phase)
         and (state is None or trial.state is state)
         and (batch_size is None or trial.configuration.batch_size == batch_size)
     ]
+    rows = [trial_row(trial) for trial in kept]
+    if form is Format.TABLE:
+        from bssearch.batch_schedule import sizes_in_words
+
+        rows = [
+            {**row, "batch_size": sizes_in_words(trial.configuration)} if trial.configuration.grows else row
+            for trial, row in zip(kept, rows, strict=True)
+        ]
     print_rows(rows, TRIAL_COLUMNS if console().width >= ROOMY else TRIAL_COLUMNS[:-2], form)
 
 
@@ -122,11 +139,16 @@ def _document(
     environment: Environment | None,
     spec: Mapping[str, object] | None,
 ) -> dict[str, Any]:
-    """Return a trial with its curve, its device and the spec it was started by: ``trial --format json``."""
+    """Return a trial with its curve, its device and the spec it was started by: ``trial --format json``.
+
+    ``stages`` are what it ran of each where its batch grows, null where it stays.
+    """
     from bssearch.commands.trials import traceback, trial_row
+    from bssearch.run_stages import run_stages
 
     return {
         **trial_row(found),
+        "stages": [asdict(one) for one in run_stages(found, curve)] if found.configuration.grows else None,
         "traceback": traceback(found),
         "environment": None
         if environment is None
@@ -152,6 +174,8 @@ def _print_trial(study: str, found: TrialRecord, curve: Sequence[Observation], e
     for key, value in trial_row(found).items():
         if key not in {"number", "phase", "state", "reason", "warnings"} and value is not None:
             out.print(f"  {key:22} {cell(value)}")
+    if found.configuration.grows:
+        _print_stages(found, curve)
     if environment is not None:
         known = {**asdict(environment), "libraries": ", ".join(environment.libraries) or None}
         where = ", ".join(f"{key} {cell(value)}" for key, value in known.items() if value is not None)
@@ -164,3 +188,16 @@ def _print_trial(study: str, found: TrialRecord, curve: Sequence[Observation], e
         out.print(f"  {len(curve)} evaluations over {cell(curve[-1].train_seconds)} train seconds")
     if outcome and outcome.traceback:
         out.print(outcome.traceback)
+
+
+def _print_stages(found: TrialRecord, curve: Sequence[Observation]) -> None:
+    """Print how a trial's batch was to grow, and what it ran of each stage."""
+    from bssearch.batch_schedule import batch_schedule_of
+    from bssearch.run_stages import run_stages
+
+    schedule = batch_schedule_of(found.configuration)
+    assert schedule is not None, "its batch grows"
+    console().print(f"  batch {schedule.in_words}; learning rate {schedule.rate_rule.in_words}")
+    stages = run_stages(found, curve)
+    if stages:
+        print_table([asdict(one) for one in stages], STAGE_COLUMNS)

@@ -19,6 +19,7 @@ from pydantic import Field
 
 from bssearch.analysis.objectives.base import objective_of
 from bssearch.analysis.shape import Model
+from bssearch.batch_schedule import sizes_in_words
 from bssearch.commands.known_workloads import refuse_unknown
 from bssearch.commands.opening import ExecutorFactory, Launch, described
 from bssearch.commands.unstored import run_request
@@ -290,7 +291,7 @@ def _run(
     configuration = stored.trial.configuration
     listener.note(
         f"run {index + 1} of {runs}: trial {stored.trial.number} of {stored.study.name}, "
-        f"batch {configuration.batch_size}, seed {stored.trial.seed}"
+        f"batch {sizes_in_words(configuration)}, seed {stored.trial.seed}"
     )
     outcome, curve = run_request(executor, stored.request, until_step=stored.until_step)
     if outcome.state is TrialState.CANCELLED:

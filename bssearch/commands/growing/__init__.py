@@ -1,0 +1,1 @@
+"""The best schedule of growing batches, for a training of one's own."""

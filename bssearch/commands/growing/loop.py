@@ -1,0 +1,111 @@
+"""The best schedule of growing batches as a training loop in plain PyTorch, which needs no bssearch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from bssearch.commands.growing.values import ScheduledTraining
+from bssearch.space import DECAY_SHARE
+from bssearch.training.schedule import ONE_CYCLE_END, ONE_CYCLE_RISE, ONE_CYCLE_START, horizon_steps
+
+_LOOP = '''\
+@IMPORTS@import torch
+
+CONFIGURATION = {
+@CONFIGURATION@
+}
+
+STAGES = [  # samples seen before it, batch size, micro-batch size, peak learning rate
+@STAGES@
+]
+
+
+def stage_at(samples):
+    """Return the stage of the step that begins after so many samples."""
+    return [stage for stage in STAGES if stage[0] <= samples][-1]
+
+
+def rate_factor(samples, train_samples):
+    """Return what the stage's peak learning rate is multiplied by after so many samples; 0 at the end."""
+    step = samples // @FIRST@
+    warmup = round(@WARMUP@ * train_samples / @FIRST@)
+@FACTOR@
+
+
+def train(model, optimizer, inputs, targets, loss_function, has_ended, seed=0):
+    """Train until ``has_ended(model, samples)``, which is asked before each step; return the samples seen.
+
+    ``loss_function(outputs, targets)`` is a mean over samples. An epoch ends where it has less than a batch left.
+    """
+    if len(inputs) < STAGES[-1][1]:
+        raise ValueError(f"{len(inputs)} samples are fewer than the largest batch, {STAGES[-1][1]}")
+    generator = torch.Generator().manual_seed(seed)
+    order, offset, samples = torch.randperm(len(inputs), generator=generator), 0, 0
+    while (factor := rate_factor(samples, len(inputs))) > 0 and not has_ended(model, samples):
+        _, batch_size, micro_batch_size, peak = stage_at(samples)
+        if offset + batch_size > len(inputs):
+            order, offset = torch.randperm(len(inputs), generator=generator), 0
+        for group in optimizer.param_groups:
+            group["lr"] = peak * factor
+        optimizer.zero_grad()
+        for start in range(offset, offset + batch_size, micro_batch_size):
+            rows = order[start : start + micro_batch_size].to(inputs.device)
+            loss = loss_function(model(inputs[rows]), targets[rows])
+            (loss * (micro_batch_size / batch_size)).backward()
+@CLIP@        optimizer.step()
+        offset, samples = offset + batch_size, samples + batch_size
+    return samples
+'''
+
+_WARMUP = """\
+    if step < warmup:
+        return (step + 1) / (warmup + 1)
+"""
+_FACTORS = {
+    "constant": f"{_WARMUP}    return 1.0",
+    "linear": f"{_WARMUP}    return 1 - (step - warmup) / (@HORIZON@ - warmup)",
+    "cosine": f"{_WARMUP}    return (1 + math.cos(math.pi * (step - warmup) / (@HORIZON@ - warmup))) / 2",
+    "warmup_stable_decay": f"{_WARMUP}    return 1 - math.sqrt(max(0.0, 1 - (@HORIZON@ - step) / @DECAY@))",
+    "one_cycle": f"""\
+    top = (warmup or {ONE_CYCLE_RISE!r} * @HORIZON@) - 1
+    if step < top:
+        start, end, progress = {ONE_CYCLE_START!r}, 1.0, step / top
+    else:
+        start, end, progress = 1.0, {ONE_CYCLE_END!r}, min(1.0, (step - top) / max(1.0, @HORIZON@ - 1 - top))
+    return end + (start - end) * (1 + math.cos(math.pi * progress)) / 2""",
+}
+"""The factors of `bssearch.training.schedule.Schedule`, written out."""
+
+_CLIP = "        torch.nn.utils.clip_grad_norm_(model.parameters(), {norm!r})\n"
+
+
+def training_loop(found: ScheduledTraining, comments: Iterable[str]) -> str:
+    """Return a Python module whose ``train`` lets the batch grow as the schedule says, after ``comments``.
+
+    The optimizer is the caller's, by what ``CONFIGURATION`` says of it; its learning rate is set before each step.
+    """
+    values, first = found.values, found.stages[0]["batch_size"]
+    kind, horizon = str(values.get("schedule") or "constant"), values.get("horizon_samples")
+    factor = _FACTORS.get(kind, _FACTORS["constant"])  # a program may have schedules of its own
+    if kind in _FACTORS and kind != "constant":
+        factor = f"    if step >= @HORIZON@:\n        return 0.0\n{factor}"
+    last = 0 if horizon is None else horizon_steps(float(horizon), first)
+    norm = values.get("clip_norm")
+    parts = {
+        "@IMPORTS@": "import math\n\n" if "math." in factor else "",
+        "@FACTOR@": factor,
+        "@HORIZON@": repr(last),
+        "@DECAY@": repr(float(values.get("decay_share") or DECAY_SHARE) * last),
+        "@CLIP@": "" if norm is None else _CLIP.format(norm=norm),
+        "@FIRST@": repr(first),
+        "@WARMUP@": repr(values.get("warmup_epochs") or 0.0),
+        "@STAGES@": "\n".join(f"    {tuple(one[name] for name in _COLUMNS)!r}," for one in found.stages),
+        "@CONFIGURATION@": "\n".join(f"    {name!r}: {value!r}," for name, value in values.items()),
+    }
+    text = _LOOP
+    for mark, part in parts.items():  # what users named comes last, and is not looked through
+        text = text.replace(mark, part)
+    return "".join(f"# {comment}\n" for comment in comments) + "\n" + text
+
+
+_COLUMNS = ("start_samples", "batch_size", "micro_batch_size", "learning_rate")

@@ -1,0 +1,316 @@
+"""A real study with trials whose batch grows, as its commands show it, repeat it, and take it elsewhere."""
+
+from __future__ import annotations
+
+import ast
+import csv
+import json
+import re
+import shutil
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from bssearch.analysis.answer import Answer
+from bssearch.batch_schedule import batch_schedule_of
+from bssearch.cli.recommended import Export, exported_schedule
+from bssearch.commands.growing.values import scheduled_training
+from bssearch.records import Phase
+from bssearch.storage.repository import open_store
+from tests.cli.task import INLINE, UNCONFIRMED, bssearch, space_of, write_task
+
+STAGES = "200:32 600:64/32"
+SHARES = (0.6, 0.8, 1.0, 1.2, 1.4)
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a study that searched for a schedule, and ran two of a person's own."""
+    place = tmp_path_factory.mktemp("growing")
+    spec = write_task(
+        place,
+        space={**space_of(16, 32, 64), "batch_schedule": {"name": "geometric"}},
+        budget={"trials": 4, "trial_train_seconds": 2.0, "schedule_trials": 2},
+        executor=INLINE,
+        confirm={"top": 1, "runs": 2},
+    )
+    run(place, "run", spec.name)
+    run(place, "enqueue", "task", "batch_size=16", f"batch_stages={STAGES}")
+    for share in SHARES:
+        by_noise = ["batch_schedule=noise_scale", "batch_stages=32 64", f"batch_noise_share={share}"]
+        run(place, "enqueue", "task", "batch_size=16", "learning_rate=0.03", *by_noise)
+    run(place, "run", spec.name)
+    return place
+
+
+@pytest.fixture
+def folder(stored: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(stored, tmp_path, dirs_exist_ok=True))
+
+
+def run(folder: Path, *words: str) -> str:
+    done = bssearch(*words, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def trials(folder: Path) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(run(folder, "trials", "task", "--format", "json"))
+    return found
+
+
+def with_stages(folder: Path, stages: str) -> dict[str, Any]:
+    return next(one for one in trials(folder) if one.get("batch_stages") == stages)
+
+
+def one_by_noise(folder: Path) -> dict[str, Any]:
+    """Return the trial that grew most often of those that decided by the noise scale, with its stages."""
+    numbers = [one["number"] for one in trials(folder) if one.get("batch_schedule") == "noise_scale"]
+    found = [json.loads(run(folder, "trial", "task", str(one), "--format", "json")) for one in numbers]
+    best: dict[str, Any] = max(found, key=lambda one: (one["state"] == "reached", len(one["stages"])))
+    return best
+
+
+def answer_in(folder: Path) -> Answer:
+    return Answer.model_validate_json(run(folder, "best", "task", "--format", "json"))
+
+
+def test_a_trial_shows_its_schedule_and_what_it_ran_of_each_stage(stored: Path) -> None:
+    trial = with_stages(stored, STAGES)
+    shown = run(stored, "trial", "task", str(trial["number"]))
+    words = "batch 16, then 32 from 200 samples on, 64 from 600 samples on; learning rate ∝ √batch"
+    assert words in " ".join(shown.split())
+    document = json.loads(run(stored, "trial", "task", str(trial["number"]), "--format", "json"))
+    first, second, *rest = document["stages"]
+    assert (first["batch_size"], first["steps"], first["samples"]) == (16, 13, 208)
+    assert (second["start_samples"], second["batch_size"]) == (208, 32)
+    assert sum(one["steps"] for one in document["stages"]) == trial["steps"]
+    assert sum(one["samples"] for one in document["stages"]) == trial["samples"]
+    with open_store(f"sqlite:///{stored}/bssearch.db", write=False) as store:
+        schedule = batch_schedule_of(store.trial("task", trial["number"]).configuration)
+    assert schedule is not None and schedule.samples_after(trial["steps"]) == trial["samples"]
+    assert sum(one["train_seconds"] for one in document["stages"]) == pytest.approx(trial["undelayed_train_seconds"])
+    assert all(one["micro_batch_size"] == 32 for one in rest)
+    assert re.search(r"^ +0 +16 +16 .* 13 +208 ", shown, re.MULTILINE)
+
+
+def test_a_trial_that_measured_shows_the_sizes_that_it_had(stored: Path) -> None:
+    trial = one_by_noise(stored)
+    stages = trial["stages"]
+    assert {one["batch_size"] for one in stages} <= {16, 32, 64} and stages[-1]["batch_size"] > 16, "it grew"
+    assert [one["samples"] for one in stages] == [one["steps"] * one["batch_size"] for one in stages]
+    assert sum(one["samples"] for one in stages) == trial["samples"] != 16 * trial["steps"]
+    changes = {one["start_samples"] for one in stages}
+    with open_store(f"sqlite:///{stored}/bssearch.db", write=False) as store:
+        assert changes <= {one.samples for one in store.observations("task", trial["number"])}
+
+
+def test_a_trial_whose_batch_stays_has_no_stages(stored: Path) -> None:
+    number = next(one["number"] for one in trials(stored) if "batch_stages" not in one)
+    assert json.loads(run(stored, "trial", "task", str(number), "--format", "json"))["stages"] is None
+    assert "learning rate ∝" not in run(stored, "trial", "task", str(number))
+
+
+def test_lists_name_the_first_and_the_last_size_and_programs_get_a_number(stored: Path) -> None:
+    assert "16 → 64" in run(stored, "trials", "task", "--phase", "growth")
+    assert {one["batch_size"] for one in trials(stored)} <= {16, 32, 64}
+    run(stored, "export", "task", "--to", "csv")
+    with (stored / "task.csv").open() as file:
+        rows = {int(row["number"]): row for row in csv.DictReader(file)}
+    trial = with_stages(stored, STAGES)
+    row = rows[trial["number"]]
+    assert (row["batch_size"], row["batch_stages"], row["samples"]) == ("16", STAGES, str(trial["samples"]))
+
+
+def test_recorded_curves_are_of_the_search_alone_so_that_no_batch_in_them_grows(stored: Path) -> None:
+    (name, *_) = run(stored, "export", "task", "--to", "curves", "--file", "curves.csv").splitlines()
+    with (stored / name).open() as file:
+        found = {int(row["trial"]) for row in csv.DictReader(file)}
+    assert found
+    assert found <= {one["number"] for one in trials(stored) if one["phase"] == "search"}
+
+
+def test_a_scheduled_trial_is_repeated_bit_for_bit(folder: Path) -> None:
+    for trial in (with_stages(folder, STAGES), one_by_noise(folder)):
+        found = json.loads(run(folder, "rerun", "task", str(trial["number"]), "--format", "json"))
+        assert found["identical"] is True
+        assert found["runs"][0]["steps"] == trial["steps"]
+        assert len(found["runs"][0]["evaluations"]) > 2
+        shown = run(folder, "trial", "task", str(trial["number"]), "--repro")
+        assert shown == f"bssearch rerun task {trial['number']}\n"
+    assert "batch 16 → 64, seed" in bssearch("rerun", "task", str(trial["number"]), cwd=folder).stderr
+
+
+def test_yaml_carries_the_stages_and_enqueue_takes_its_values(folder: Path) -> None:
+    grown = answer_in(folder).batch_schedule
+    assert grown is not None
+    done = bssearch("best", "task", "--export", "yaml", "--schedule", cwd=folder)
+    values = yaml.safe_load(done.stdout)
+    assert [(one["start_samples"], one["batch_size"], one["learning_rate"]) for one in values["stages"]] == [
+        (one.start_samples, one.batch_size, one.learning_rate) for one in grown.stages
+    ]
+    assert all(one["accumulation_steps"] * one["micro_batch_size"] == one["batch_size"] for one in values["stages"])
+    assert (values["batch_size"], values["learning_rate"]) == (
+        grown.stages[0].batch_size,
+        grown.stages[0].learning_rate,
+    )
+    assert "# note: whether it saves time" in done.stdout and "note: whether it saves time" in done.stderr
+    names = [name for name in values if name not in {"stages", "nesterov", "schedule"}]
+    run(folder, "enqueue", "task", *(f"{name}={values[name]}" for name in names))
+    queued, best = trials(folder)[-1], trials(folder)[grown.trial_numbers[0] - 1]
+    same = ("batch_size", "learning_rate", "batch_schedule", "batch_stages", "batch_rate_rule", "momentum", "optimizer")
+    assert {name: queued[name] for name in same} == {name: best[name] for name in same}
+
+
+def test_arguments_carry_the_schedule_as_a_configuration_has_it(stored: Path) -> None:
+    values = yaml.safe_load(run(stored, "best", "task", "--export", "yaml", "--schedule"))
+    line = run(stored, "best", "task", "--export", "args", "--schedule")
+    assert f"--batch-stages {values['batch_stages']} --batch-rate-rule sqrt" in line.replace("'", "")
+    assert "stages-" not in line and line.count("\n") == 1
+
+
+@pytest.mark.parametrize("decided", ["by its samples", "by the noise scale"])
+def test_the_python_trains_a_model_to_the_target_with_a_batch_that_grows(stored: Path, decided: str) -> None:
+    if decided == "by its samples":
+        text = run(stored, "best", "task", "--export", "python", "--schedule")
+        ran = [(one.start_samples, one.batch_size) for one in (answer_in(stored).batch_schedule or None).stages]  # type: ignore[union-attr]
+    else:
+        text, ran = by_noise_as_best(stored)
+    assert text.startswith("# study task: accuracy >= 0.93\n")
+    assert ast.parse(text)
+    names: dict[str, Any] = {}
+    exec(compile(text, "loop.py", "exec"), names)
+    assert [stage[:2] for stage in names["STAGES"]] == ran
+    model, accuracy, sizes, rates = trained(names)
+    assert accuracy >= 0.93
+    assert set(sizes) == {size for _, size in ran}, "every size was trained with"
+    by_size = dict(zip(sizes, rates, strict=True))
+    first = ran[0][1]
+    for size, rate in by_size.items():
+        assert rate == pytest.approx(by_size[first] * (size / first) ** 0.5)
+    assert isinstance(model, torch.nn.Module)
+
+
+def by_noise_as_best(folder: Path) -> tuple[str, list[tuple[int, int]]]:
+    """Return the loop of the schedule that measured, were it the best, and the stages that its trial ran."""
+    trial, found = one_by_noise(folder), answer_in(folder)
+    stages = trial["stages"]
+    assert found.batch_schedule is not None
+    first = found.batch_schedule.stages[0]
+    rates = {16: trial["learning_rate"], 32: trial["learning_rate"] * 2**0.5, 64: trial["learning_rate"] * 2}
+    empty = {"start_samples": None, "steps": None, "seconds": None}
+    schedule = found.batch_schedule.model_copy(
+        update={
+            "name": "noise_scale",
+            "noise_share": trial["batch_noise_share"],
+            "trial_numbers": [trial["number"]],
+            "stages": [
+                first.model_copy(update={**empty, "batch_size": size, "micro_batch_size": size, "learning_rate": rate})
+                for size, rate in rates.items()
+            ],
+        }
+    )
+    answer = found.model_copy(update={"batch_schedule": schedule})
+    with open_store(f"sqlite:///{folder}/bssearch.db", write=False) as store:
+        training = scheduled_training(store, "task", answer)
+    text = exported_schedule(answer, training, Export.PYTHON)
+    assert f"the stages are as trial {trial['number']} ran" in text
+    return text, [(one["start_samples"], one["batch_size"]) for one in stages]
+
+
+def trained(names: dict[str, Any]) -> tuple[torch.nn.Module, float, list[int], list[float]]:
+    """Train a model on the task's data by an exported loop; return it, its accuracy, and each step's size and rate."""
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(900, 10, generator=generator)
+    targets = (inputs[:, :5].sum(1) > inputs[:, 5:].sum(1)).long()
+    torch.manual_seed(3)
+    model = torch.nn.Sequential(torch.nn.Linear(10, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0, momentum=names["CONFIGURATION"]["momentum"], nesterov=True)
+    seen, rates = [0], list[float]()
+
+    def has_ended(_: torch.nn.Module, samples: int) -> bool:
+        if samples:
+            seen.append(samples)
+            rates.append(optimizer.param_groups[0]["lr"])
+        return samples >= 3000
+
+    names["train"](model, optimizer, inputs[:500], targets[:500], torch.nn.functional.cross_entropy, has_ended)
+    with torch.no_grad():
+        accuracy = (model(inputs[500:700]).argmax(1) == targets[500:700]).float().mean().item()
+    sizes = [after - before for before, after in pairwise(seen)]
+    return model, accuracy, sizes, rates
+
+
+def test_a_gain_is_named_beside_the_export_of_the_batch_that_stays(
+    stored: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = answer_in(stored)
+    assert found.batch_schedule is not None
+    for saves, told in (("yes", 1), ("undecided", 0)):
+        answer = found.model_copy(
+            update={"batch_schedule": found.batch_schedule.model_copy(update={"saves_time": saves})}
+        )
+        monkeypatch.setattr("bssearch.search.finding.answer", lambda *_, answer=answer: answer)
+        done = bssearch("best", "task", "--export", "python", cwd=stored)
+        assert done.stderr.count("a batch that grows saves time: --schedule exports it") == told
+        assert "batch_stages" not in ast.literal_eval(done.stdout), "what is exported without --schedule stays"
+        scheduled = bssearch("best", "task", "--export", "yaml", "--schedule", cwd=stored)
+        assert ("saves time" in scheduled.stderr) is not bool(told)
+
+
+def test_a_schedule_that_there_is_not_is_refused(tmp_path: Path) -> None:
+    budget = {"trials": 3, "trial_train_seconds": 2.0}
+    spec = write_task(tmp_path, space=space_of(16, 64), confirm=UNCONFIRMED, budget=budget, executor=INLINE)
+    run(tmp_path, "run", spec.name)
+    done = bssearch("best", "task", "--export", "yaml", "--schedule", cwd=tmp_path)
+    assert done.returncode == 2 and done.stdout == ""
+    assert "study 'task' has no schedule of growing batches that reached the target" in done.stderr
+    alone = bssearch("best", "task", "--schedule", cwd=tmp_path)
+    assert alone.returncode == 2 and "--schedule says what --export writes" in alone.stderr
+
+
+def test_the_page_of_the_study_has_the_schedule(stored: Path) -> None:
+    run(stored, "report", "task", "--html", "page.html")
+    page = (stored / "page.html").read_text()
+    assert '<section id="growing">' in page and '<section id="grown-trials">' in page
+    assert 'id="figure-batch-growth"' in page and 'id="figure-rate-growth"' in page
+
+
+def test_an_easier_target_counts_the_steps_of_each_size(stored: Path) -> None:
+    found = Answer.model_validate_json(run(stored, "best", "task", "--target", "0.9", "--format", "json"))
+    grown = found.batch_schedule
+    assert grown is not None
+    assert sum(one.steps or 0.0 for one in grown.stages) <= max(one["steps"] for one in trials(stored))
+
+
+@pytest.mark.parametrize("way", ["merge", "file"])
+def test_scheduled_trials_come_through_another_database_as_they_are(folder: Path, way: str) -> None:
+    if way == "merge":
+        run(folder, "merge", "sqlite:///bssearch.db", "--into", "sqlite:///other.db")
+    else:
+        run(folder, "export", "task", "--to", "study")
+        run(folder, "import", "study", "task.bssearch.jsonl.gz", "--db", "sqlite:///other.db")
+    with (
+        open_store(f"sqlite:///{folder}/bssearch.db", write=False) as here,
+        open_store(f"sqlite:///{folder}/other.db", write=False) as there,
+    ):
+        mine, theirs = here.trials("task"), there.trials("task")
+        assert sum(one.phase is Phase.GROWTH for one in theirs) == 3 + len(SHARES)
+        assert sum(one.phase is Phase.AUDIT for one in theirs) > 0
+        assert [(one.phase, one.configuration, one.sampled, one.outcome) for one in mine] == [
+            (one.phase, one.configuration, one.sampled, one.outcome) for one in theirs
+        ]
+        numbers = [one.number for one in mine]
+        assert here.curves("task", numbers) == there.curves("task", numbers)
+    answers = [
+        json.loads(run(folder, "best", "task", "--format", "json", "--db", f"sqlite:///{name}.db"))
+        for name in ("bssearch", "other")
+    ]
+    assert answers[0]["batch_schedule"] == answers[1]["batch_schedule"] is not None
+    number = with_stages(folder, STAGES)["number"]
+    again = json.loads(run(folder, "rerun", "task", str(number), "--db", "sqlite:///other.db", "--format", "json"))
+    assert again["identical"] is True
