@@ -87,6 +87,15 @@ def test_the_stages_are_those_of_the_loop(gaps: list[int], steps: int, every: in
     assert all(after.start_samples == one.start_samples + one.samples for one, after in pairwise(found))
 
 
+def test_what_came_after_the_last_evaluation_is_counted_by_the_clock_of_the_evaluations() -> None:
+    configuration = with_batch_schedule(BASE, milestones((0, 32), (90, 64)))
+    trial, curve = ran(configuration, [(0, 0, 0.0), (3, 96, 0.3), (5, 224, 9.0)])
+    assert trial.outcome is not None
+    shared = replace(trial, outcome=replace(trial.outcome, undelayed_train_seconds=0.7))
+    assert told(run_stages(trial, curve))[1] == (96, 64, 2, 128, pytest.approx(8.7))
+    assert told(run_stages(shared, curve))[1] == (96, 64, 2, 128, pytest.approx(0.4)), "without the waits for a CPU"
+
+
 def test_a_trial_that_stays_or_took_no_step_has_no_stages() -> None:
     assert run_stages(*ran(BASE, [(0, 0, 0.0), (4, 128, 1.0)])) == []
     growing = with_batch_schedule(BASE, milestones((0, 32), (90, 64)))

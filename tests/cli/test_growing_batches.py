@@ -177,7 +177,9 @@ def test_arguments_carry_the_schedule_as_a_configuration_has_it(stored: Path) ->
 def test_the_python_trains_a_model_to_the_target_with_a_batch_that_grows(stored: Path, decided: str) -> None:
     if decided == "by its samples":
         text = run(stored, "best", "task", "--export", "python", "--schedule")
-        ran = [(one.start_samples, one.batch_size) for one in (answer_in(stored).batch_schedule or None).stages]  # type: ignore[union-attr]
+        grown = answer_in(stored).batch_schedule
+        assert grown is not None
+        ran = [(one.start_samples or 0, one.batch_size) for one in grown.stages]
     else:
         text, ran = by_noise_as_best(stored)
     assert text.startswith("# study task: accuracy >= 0.93\n")

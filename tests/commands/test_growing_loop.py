@@ -124,7 +124,7 @@ def test_steps_have_the_sizes_of_the_trials_and_an_epoch_has_each_sample_once() 
     assert len(steps) == 6 + 7 + 8, "six of 10 to 60, seven of 20 to 200, eight of 40"
 
 
-DECAYS = [
+DECAYS: list[dict[str, Any]] = [
     {"schedule": "constant"},
     {"schedule": "linear", "horizon_samples": 430},
     {"schedule": "cosine", "horizon_samples": 430},
