@@ -192,14 +192,17 @@ def best_of_one(
 
     With ``schedule`` what to train with is the best batch that grows.
     """
-    from bssearch.commands.growing.values import scheduled_training
     from bssearch.search.finding import answer
 
     with study_to_read(db, study) as (store, name):
         if asked.metric is not None and asked.metric != (metric := store.study(name).target.metric):
             raise UsageError(f"--target {asked.metric}: the target of study {name!r} is of {metric}")
         found = answer(store, name, asked.target)
-        scheduled = scheduled_training(store, name, found) if schedule else None
+        scheduled = None
+        if schedule:
+            from bssearch.commands.growing.values import scheduled_training
+
+            scheduled = scheduled_training(store, name, found)
     if export is not None and scheduled is not None:
         write(exported_schedule(found, scheduled, export))
         for caveat in (*scheduled.notes, *grave(found)):

@@ -178,10 +178,11 @@ def _about_front(answer: Answer) -> list[str]:
 
 def _learning_rate(picture: StudyPicture) -> Section:
     objective = objective_of(picture.spec, picture.study.target)
+    which = " whose batch stays" if any(trial.configuration.grows for trial in picture.trials) else ""
     return Section(
         name="learning-rate",
         title="Learning rate and batch size",
-        text="Every trial. The lines are where the linear and the square-root rule lead from the default.",
+        text=f"Every trial{which}. The lines are where the linear and the square-root rule lead from the default.",
         absent="Not shown: the learning rates of the trials are not known.",
         figures=_drawn(rates=trial_plots.learning_rate_figure(picture.trials, objective, _known_default(picture))),
     )

@@ -232,6 +232,7 @@ def test_the_page_has_both_sections_after_the_batch_sizes(schedule: BatchSchedul
     place = order.index("batches")
     assert order[place : place + 4] == ["batches", "grown-trials", "growing", "steps"]
     assert about_growing(found.answer) in texts
+    assert any(text.startswith("Every trial whose batch stays. ") for text in texts)
     figures = json.loads(re.search(r'<script type="application/json" id="figures">(.*?)</script>', page, re.S)[1])  # type: ignore[index]
     for name in ("batch-growth", "rate-growth"):
         go.Figure(figures[name])
@@ -243,4 +244,5 @@ def test_a_study_without_schedules_has_neither_section() -> None:
     plain: Answer = found.answer.model_copy(update={"batch_schedule": None})
     trials = [one for one in found.trials if not one.configuration.grows]
     page, _ = rendered(replace(found, answer=plain, trials=trials, grown=None))
+    assert "Every trial. The lines" in page
     assert "grown-trials" not in page and 'id="growing"' not in page
