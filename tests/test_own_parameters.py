@@ -97,7 +97,7 @@ def test_what_the_space_fixes_fills_itself_and_a_value_is_as_the_space_writes_it
         ({"model": {"a": "=x"}}, {}, "space.model.a = '=x': a text must have 1 to 100"),
         ({"model": {"a": "x" * 101}}, {}, "a text must have 1 to 100"),
         ({"model": {"a": 2**60}}, {}, "must be at most 9007199254740992"),
-        ({"model": {"a": None}}, {}, "space.model.a: must be a number, true or false, or a text"),
+        ({"model": {"a": None}}, {}, "space.model.a = null: must be a number, true or false, or a text"),
         ({"model": {"a": {"low": 1.5, "high": 2, "integer": True}}}, {}, "low = 1.5 must be a whole number"),
         ({"model": {"a": [1, 2]}}, {}, "model.a is searched, so the default must give it"),
         ({"model": {"a": [1, 2]}}, {"model": {"a": "x"}}, "model.a = 'x' must be a number, as in space.model.a"),

@@ -46,6 +46,7 @@ def test_the_same_steps_at_other_step_times_have_another_optimum() -> None:
         "memory_bytes": None,
         "precision": None,
         "torch_version": None,
+        "compile_mode": None,
         "threads": None,
     }
     assert found.next == [], "no command runs on another device"

@@ -157,7 +157,7 @@ def test_a_paused_trial_goes_on_as_if_it_had_never_stopped(where: dict[str, int]
 @pytest.mark.parametrize("stop_seen", [0, 10, 15])
 def test_one_that_grows_with_the_noise_goes_on_as_if_it_had_never_stopped(stop_seen: int, tmp_path: Path) -> None:
     one = by_noise(10, 20, 40, 80, share=2.0)
-    whole, parts = (Parts(asked(one, tmp_path, train_seconds_limit=600.0)) for _ in range(2))
+    whole, parts = (Parts(asked(one, tmp_path, train_seconds_limit=260.0)) for _ in range(2))
     whole.run()
     assert parts.run(stop_seen=stop_seen).state is TrialState.PAUSED
     parts.run()
