@@ -314,6 +314,8 @@ GROWS: dict[str, Any] = {"batch_size": {"low": 8, "high": 64}, "learning_rate": 
         ({"name": "milestones"}, "milestones is missing; name is milestones"),
         ({"name": "milestones", "milestones": {400: 32, 800: 16}}, "a batch must grow, it may not shrink"),
         ({"name": "milestones", "milestones": {400: 8}}, "milestones: 8 must be > 8, where it starts"),
+        ({"name": "milestones", "milestones": {1: 64}}, "batch_schedule.milestones: 1 must be >= 32, its first step"),
+        ({"name": "milestones", "milestones": {400: 16, 410: 64}}, "milestones: 410 must be >= 416, one step of 16"),
         ({"name": "milestones", "milestones": {400: 48}}, "batch_schedule.milestones: 48 is not one of"),
         ({"name": ["linear", "linear"]}, "name lists 'linear' twice"),
         ({"begin": 0.5, "until": 0.5}, "begin >= 0.5 must be < until <= 0.5"),

@@ -38,7 +38,7 @@ def batch_schedule_answer(
     found = Judgement("not_run", "no run repeats it with the seeds of the confirmation")
     if is_repeated:
         limit = spec.budget.trial_train_seconds
-        found = judge_growing(best, tuned, step_seconds, wanted=len(best.runs), limit=limit)
+        found = judge_growing(best, tuned, step_seconds, wanted=spec.confirm.runs, limit=limit)
     saves: dict[str, SavesTime] = {"held": "yes", "broke": "no", "not_run": "not_run", "undecided": "undecided"}
     schedule = batch_schedule_of(best.configuration)
     assert schedule is not None, "its batch grows"
@@ -71,7 +71,9 @@ def best_schedule(trials: Sequence[TrialRecord], tuned: Candidate, step_seconds:
         if trial.phase is Phase.AUDIT and trial.configuration.grows and _says_something(trial):
             repeated.setdefault(trial.configuration.key, []).append(trial)
     searched = [[one] for one in trials if one.phase is Phase.GROWTH and one.state is TrialState.REACHED]
-    groups = list(repeated.values()) or searched
+    most = max(map(len, repeated.values()), default=0)
+    groups = [group for group in repeated.values() if len(group) == most] or searched
+    groups = [group for group in groups if any(map(_has_grown, group))]
     runs = [run for group in groups for run in group]
     objective = tuned.objective.between((*runs, *tuned.runs), step_seconds)
     found = [Candidate(group[0].configuration, tuple(group), objective) for group in groups]
@@ -86,15 +88,17 @@ def typical_run(found: BatchScheduleAnswer, trials: Sequence[TrialRecord]) -> Tr
     return ranked[len(ranked) // 2] if ranked else None
 
 
-def growing_batch(spec: StudySpec, trials: Sequence[TrialRecord], tuned: Candidate) -> Configuration | str:
-    """Return the best schedule that was run; without one the batch doubles around the ``tuned`` one, as often advised.
+def growing_batch(
+    spec: StudySpec, trials: Sequence[TrialRecord], tuned: Candidate, found: BatchScheduleAnswer | None
+) -> Configuration | str:
+    """Return the schedule that was ``found`` best; without one the batch doubles around the ``tuned`` one, as advised.
 
     That goes from half of it over it to its double, the learning rate by the space's rule, in equal parts of the
     samples that it takes to the target. A sentence where the space has no such sizes.
     """
-    best = best_schedule(trials, tuned, {})
-    if best is not None:
-        return best.configuration
+    by_number = {one.number: one.configuration for one in trials}
+    if found is not None and found.trial_numbers[0] in by_number:
+        return by_number[found.trial_numbers[0]]
     if spec.is_imported:
         return "no run with a growing batch was imported"
     size, steps = tuned.configuration.batch_size, median_steps(tuned)
@@ -157,6 +161,16 @@ def _stages(candidate: Candidate, step_seconds: StepSeconds) -> list[StageAnswer
             )
         )
     return found
+
+
+def _has_grown(trial: TrialRecord) -> bool:
+    """Return whether a trial had a step of its second stage before it reached the target, or ended."""
+    schedule, outcome = batch_schedule_of(trial.configuration), trial.outcome
+    if schedule is None or outcome is None:
+        return False
+    if schedule.is_measured:
+        return outcome.samples > outcome.steps * trial.configuration.batch_size
+    return len(schedule.steps_by_stage(outcome.steps_to_target or outcome.steps)) > 1
 
 
 def _says_something(trial: TrialRecord) -> bool:

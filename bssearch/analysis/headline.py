@@ -65,12 +65,14 @@ def about_growing(answer: Answer) -> str:
         "yes": "A batch that grows saves time",
         "no": "A batch that grows saves no time",
         "undecided": "Whether a batch that grows saves time is undecided",
-        "not_run": "Whether a batch that grows saves time was not repeated with other seeds",
+        "not_run": "Whether a batch that grows saves time is not known, for no other seed repeats it",
     }[grown.saves_time]
     if grown.ratio is not None:
         bound = "≥ " if grown.ratio.at_least else ""
         shown = f"{bound}{number(grown.ratio.value)}{ends(grown.ratio.low, grown.ratio.high)}"
-        saves += f": it takes {shown} × the time of batch {answer.optimal.batch_size} ({grown.runs} runs)"
+        figure = "time" if answer.objective == "time_to_target" else answer.objective.replace("_", " ")
+        runs = f"{grown.runs} run{'s' if grown.runs > 1 else ''}"
+        saves += f": it takes {shown} × the {figure} of batch {answer.optimal.batch_size} ({runs})"
     first, *later = grown.stages
     if first.start_samples is None:
         sizes = ", ".join(str(one.batch_size) for one in later)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import difflib
+import itertools
 from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import ValidationError
 
@@ -15,6 +16,7 @@ from bssearch.batch_schedule import (
     NOISE_SHARE,
     PARAMETERS,
     RATE_RULE,
+    BatchScheduleName,
     batch_schedule_of,
     with_batch_schedule,
 )
@@ -87,19 +89,24 @@ def with_schedule(
     name = NOISE_SCALE if NOISE_SHARE in given else "milestones"
     own = {**configuration.parameters, BATCH_SCHEDULE: name, RATE_RULE: str(rule), **given}
     schedule = batch_schedule_of(replace(configuration, parameters=own))
-    assert schedule is not None, "its name is given"
+    if schedule is None:
+        raise UsageError(f"{BATCH_SCHEDULE} = None must be one of {', '.join(get_args(BatchScheduleName))}")
     for stage in schedule.stages[1:]:
         if stage.batch_size not in spec.batch_sizes:
             known = ", ".join(map(str, spec.batch_sizes))
             raise UsageError(f"batch_stages: {stage.batch_size} is not a batch size of the study: {known}")
-    first, second = schedule.stages[:2]
-    seconds = probes[first.batch_size].step_seconds if first.batch_size in probes else None
-    limit = spec.budget.trial_train_seconds
-    if seconds is not None and second.start_samples / first.batch_size * seconds > limit:
-        raise UsageError(
-            f"batch_stages: batch {second.batch_size} begins after {second.start_samples} samples; the "
-            f"{limit:g} s of a trial see {limit / seconds * first.batch_size:.0f} of batch {first.batch_size}"
-        )
+    limit, spent = spec.budget.trial_train_seconds, 0.0
+    for before, stage in itertools.pairwise(schedule.stages):
+        seconds = probes[before.batch_size].step_seconds if before.batch_size in probes else None
+        if seconds is None:
+            break
+        left = (limit - spent) / seconds * before.batch_size
+        if stage.start_samples - before.start_samples > left:
+            raise UsageError(
+                f"batch_stages: batch {stage.batch_size} begins after {stage.start_samples} samples; the {limit:g} s "
+                f"of a trial see {before.start_samples + left:.0f}"
+            )
+        spent += (stage.start_samples - before.start_samples) / before.batch_size * seconds
     stages = [
         replace(stage, micro_batch_size=probes[stage.batch_size].micro_batch_size)
         if stage.batch_size in probes and stage.accumulation_steps == 1

@@ -80,6 +80,11 @@ def grow(study: OpenStudy) -> None:
         return
     study.driver().run_planned(growing.next_trial, Phase.GROWTH)
     study.driver().run_planned(growing.next_repeat, Phase.AUDIT)
+    if not any(trial.phase is Phase.GROWTH for trial in study.store.trials(study.spec.name)):
+        study.listener.note(
+            "no trial lets the batch grow: no schedule of space.batch_schedule changes the batch size within a trial's "
+            "limit, or the best batch that stays has no steps to the target"
+        )
 
 
 def _refuse_without_seconds(spec: StudySpec) -> None:

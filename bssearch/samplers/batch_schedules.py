@@ -12,7 +12,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
-from bssearch.batch_schedule import NOISE_SCALE, BatchSchedule, BatchScheduleName, Stage, growing, with_batch_schedule
+from bssearch.batch_schedule import (
+    NOISE_SCALE,
+    BatchSchedule,
+    BatchScheduleName,
+    Stage,
+    batch_schedule_of,
+    growing,
+    with_batch_schedule,
+)
 from bssearch.history import History
 from bssearch.records import Configuration, ParameterValue, TrialRecord, TrialState
 from bssearch.scaling import LearningRateRule, rule_of_optimizer
@@ -31,6 +39,9 @@ grown. Choices: doubling around it, from it on, and up to it."""
 RANDOM_TRIALS = 3
 """Trials at random that follow before TPE has a say: a choice."""
 
+ASKED_AGAIN = 20
+"""Times that something new is asked for where what was asked for has been tried: a choice."""
+
 MISSED = 1e9
 """What TPE is told of a trial that ended before its target: worse than any that reached it."""
 
@@ -46,7 +57,7 @@ class Tuned:
 def propose(
     history: History, tuned: Tuned, tried: Sequence[TrialRecord]
 ) -> tuple[Configuration, dict[str, ParameterValue]] | None:
-    """Return what to try after the trials that were ``tried``, with its coordinates; None where nothing can grow.
+    """Return what to try after the trials that were ``tried``, with its coordinates; None where nothing new can grow.
 
     Raises `UsageError` for milestones that no trial can have.
     """
@@ -58,13 +69,44 @@ def propose(
         return None
     dimensions = _dimensions(space, starts, ends)
     first = _usual(space.batch_schedule, dimensions, tuned)
-    names = {one.name for one in dimensions}
-    known = [trial for trial in tried if trial.sampled is not None and {*trial.sampled} == names]
-    if len(tried) < len(first):
-        sampled = first[len(tried)]
-    else:
-        sampled = _asked(history, dimensions, known, len(first) + RANDOM_TRIALS, len(tried))
-    return decode(history, tuned, sampled), sampled
+    known = [trial for trial in tried if _is_within(trial.sampled, dimensions)]
+    keys = {trial.configuration.key for trial in tried}
+    startup = len(first) + RANDOM_TRIALS
+    for count in range(len(tried), len(tried) + ASKED_AGAIN):
+        sampled = first[count] if count < len(first) else _asked(history, dimensions, known, startup, count)
+        configuration = decode(history, tuned, sampled)
+        if configuration.key not in keys and _grows_in_time(history, configuration):
+            return configuration, sampled
+    return None
+
+
+def _is_within(sampled: Mapping[str, ParameterValue] | None, dimensions: Sequence[Dimension]) -> bool:
+    """Return whether coordinates are of the space as it is now: its schedules, or the optimum, may have changed."""
+    if sampled is None or {*sampled} != {one.name for one in dimensions}:
+        return False
+    return all(one.nearest(sampled[one.name]) == sampled[one.name] for one in dimensions)
+
+
+def _grows_in_time(history: History, configuration: Configuration) -> bool:
+    """Return whether the batch grows within the limit of a trial, by the step time of its first size."""
+    schedule = batch_schedule_of(configuration)
+    assert schedule is not None, "its batch grows"
+    seconds = history.probes[configuration.batch_size].step_seconds or 0.0
+    steps = schedule.stages[1].start_samples / configuration.batch_size
+    return steps * seconds < history.spec.budget.trial_train_seconds
+
+
+def in_known_micro_batches(history: History, configuration: Configuration) -> Configuration:
+    """Return a configuration whose batch grows with each stage in the micro-batches that its batch size runs in."""
+    schedule = batch_schedule_of(configuration)
+    assert schedule is not None, "its batch grows"
+    stages = [
+        replace(stage, micro_batch_size=history.probes[stage.batch_size].micro_batch_size)
+        if stage.batch_size in history.feasible
+        else stage
+        for stage in schedule.stages
+    ]
+    return with_batch_schedule(configuration, replace(schedule, stages=tuple(stages)))
 
 
 def decode(history: History, tuned: Tuned, sampled: Mapping[str, ParameterValue]) -> Configuration:

@@ -9,7 +9,7 @@ from statistics import median
 from bssearch.analysis.optimum import Candidate
 from bssearch.history import History
 from bssearch.records import Configuration, ParameterValue, Phase, TrialPlan, TrialRecord, TrialState
-from bssearch.samplers.batch_schedules import Tuned, propose
+from bssearch.samplers.batch_schedules import Tuned, in_known_micro_batches, propose
 from bssearch.search.confirmation import CompletedRuns, confirmation_trials, interleaved, verdict_of
 from bssearch.search.seeds import trial_seed
 
@@ -17,7 +17,7 @@ REPEATED = 2
 """Schedules of which the best is told by fresh seeds: the best by one seed is partly luck. A choice."""
 
 ATTEMPTS = 2
-"""Trials, failed and lost ones with them, over the budget's at most: a choice."""
+"""Trials over the budget's at most, with those that failed or were lost: a choice."""
 
 SLACK = 1.5
 """A trial ends at so many times the seconds of the best batch that stays: a choice; it is no news how much worse."""
@@ -29,11 +29,13 @@ def next_trial(history: History) -> TrialPlan | None:
     None where the budget is spent, nothing can grow, or no batch that stays has reached the target.
     """
     trials = growth_trials(history)
-    if queued := next((one for one in trials if one.state is TrialState.QUEUED), None):
-        return _plan(history, queued.configuration, None, uncapped=True, queued=queued)
+    if queued := next((one for one in trials if one.state is TrialState.QUEUED or _is_to_retry(one, trials)), None):
+        configuration = in_known_micro_batches(history, queued.configuration)
+        return _plan(history, configuration, None, uncapped=True, earlier=queued)
     searched = [one for one in trials if not one.uncapped]
     tried, most = [one for one in searched if not one.state.is_missing], history.spec.budget.schedule_trials
-    if len(tried) >= most or len(searched) >= ATTEMPTS * most:
+    failed = sum(one.state in {TrialState.FAILED, TrialState.LOST} for one in searched)
+    if len(tried) >= most or len(tried) + failed >= ATTEMPTS * most:
         return None
     tuned = tuned_constant(history)
     proposed = None if tuned is None else propose(history, tuned, tried)
@@ -77,27 +79,44 @@ def _samples_to_target(candidate: Candidate) -> Sequence[float]:
     return [size * one for one in steps if one is not None]
 
 
+def _is_to_retry(trial: TrialRecord, trials: Sequence[TrialRecord]) -> bool:
+    """Return whether what a person enqueued came to nothing by no fault of its own, and was not tried again."""
+    came_to_nothing = trial.uncapped and trial.state in {TrialState.LOST, TrialState.CANCELLED}
+    return came_to_nothing and trial.retry_of is None and all(one.retry_of != trial.number for one in trials)
+
+
+def _seconds_of_best(history: History, full: float) -> float:
+    """Return the train seconds of the best trial whose batch stays; ``full`` where the objective does not tell."""
+    best = history.incumbent
+    if best is None:
+        return full
+    return history.objective.seconds_as_good_as(best, history.probes[best.configuration.batch_size], full)
+
+
 def _plan(
     history: History,
     configuration: Configuration,
     sampled: Mapping[str, ParameterValue] | None,
     *,
     uncapped: bool,
-    queued: TrialRecord | None = None,
+    earlier: TrialRecord | None = None,
 ) -> TrialPlan:
-    full, incumbent = history.spec.budget.trial_train_seconds, history.incumbent_value
-    limit = min(full, SLACK * incumbent) if math.isfinite(incumbent) and not uncapped else full
+    """Return the plan of a trial; ``earlier`` is one that waits for it, or that it tries again."""
+    is_queued = earlier is not None and earlier.state is TrialState.QUEUED
+    full = history.spec.budget.trial_train_seconds
+    limit = full if uncapped else min(full, SLACK * _seconds_of_best(history, full))
     return TrialPlan(
         configuration=configuration,
         sampled=sampled,
         phase=Phase.GROWTH,
-        seed=queued.seed if queued else trial_seed(history.spec.seed, Phase.GROWTH, len(growth_trials(history))),
+        seed=earlier.seed if earlier else trial_seed(history.spec.seed, Phase.GROWTH, len(growth_trials(history))),
         train_seconds_limit=limit,
         limit_state=TrialState.EXHAUSTED if limit >= full else TrialState.CAPPED,
         eval_every_steps=history.probes[configuration.batch_size].eval_every_steps or 1,
         threads=history.spec.executor.threads,
         uncapped=uncapped,
         stop_at_target=history.objective.stops_at_target,
-        queued=queued.number if queued else None,
+        queued=earlier.number if earlier and is_queued else None,
+        retry_of=earlier.number if earlier and not is_queued else None,
         after=history.length,
     )

@@ -59,7 +59,11 @@ class BatchGrowth(StrictModel):
             raise ValueError(f"milestones {have}; name is {', '.join(self.names)}")
         if bounds(self.begin)[0] >= bounds(self.until)[1]:
             raise ValueError(f"begin >= {bounds(self.begin)[0]:g} must be < until <= {bounds(self.until)[1]:g}")
-        sizes = [size for _, size in sorted((self.milestones or {}).items())]
+        changes = sorted((self.milestones or {}).items())
+        for (samples, size), (after, _) in itertools.pairwise(changes):
+            if after < samples + size:
+                raise ValueError(f"milestones: {after} must be >= {samples + size}, one step of {size} after {samples}")
+        sizes = [size for _, size in changes]
         if any(after <= before for before, after in itertools.pairwise(sizes)):
             raise ValueError(f"milestones = {sizes}: a batch must grow, it may not shrink")
         return self
@@ -81,6 +85,12 @@ class BatchGrowth(StrictModel):
         if self.milestones and min(self.milestones.values()) <= min(self.starts(rungs)):
             first = min(self.milestones.values())
             raise ValueError(f"batch_schedule.milestones: {first} must be > {min(self.starts(rungs))}, where it starts")
+        if self.milestones:
+            start = max(size for size in self.starts(rungs) if size < min(self.milestones.values()))
+            if min(self.milestones) < start:
+                raise ValueError(
+                    f"batch_schedule.milestones: {min(self.milestones)} must be >= {start}, its first step"
+                )
 
     def starts(self, rungs: Sequence[int]) -> tuple[int, ...]:
         """Return the sizes with which a trial may begin, ascending."""

@@ -247,7 +247,7 @@ class Trial:
                 if ending is not None:
                     return ending
                 trainer.step()
-                self._clock.pace(trainer.accumulation_steps)
+                self._clock.pace(trainer.now.accumulation_steps)
                 self._on_progress()
                 if trainer.steps == 1:
                     with self._clock.waiting():
@@ -323,9 +323,10 @@ class Trial:
     def _out_of_memory(self, error: Exception) -> Ending:
         when = "before the first step" if self._trainer is None else self._where(self._trainer)
         lines = str(error).strip().splitlines() or [type(error).__name__]
+        now = self._request.configuration if self._trainer is None else self._trainer.now
         return Ending(
             TrialState.OOM,
-            f"out of memory, micro-batch {self._request.configuration.micro_batch_size}, {when}: {lines[0]}",
+            f"out of memory, micro-batch {now.micro_batch_size}, {when}: {lines[0]}",
         )
 
     def _warnings(self, contention: Contention) -> tuple[str, ...]:
@@ -348,7 +349,7 @@ class Trial:
         return list(dict.fromkeys([*self._progress.warnings, *self._computation.warnings]))
 
     def _where(self, trainer: Trainer) -> str:
-        configuration = self._request.configuration
+        configuration = trainer.now
         return (
             f"batch size {configuration.batch_size}, learning rate {configuration.learning_rate:.4g}, "
             f"step {trainer.steps}"

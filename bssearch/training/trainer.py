@@ -105,9 +105,9 @@ class Trainer:
         return self.schedule.is_over(self.position)
 
     @property
-    def accumulation_steps(self) -> int:
-        """Return how many micro-batches the last step had, or the first one before it has run."""
-        return self._now.accumulation_steps
+    def now(self) -> Configuration:
+        """Return the configuration of the last step, or of the first one before it has run."""
+        return self._now
 
     def has_seen_again(self, samples: int) -> bool:
         """Return whether the last step has seen the last of another ``samples`` of the training, or none was taken."""

@@ -14,10 +14,11 @@ from bssearch.commands.display.live import ended_line
 from bssearch.commands.enqueue import enqueue
 from bssearch.commands.estimates import longest_seconds, pruned_seconds
 from bssearch.commands.run import run_study
-from bssearch.errors import UsageError
+from bssearch.errors import LaunchError, UsageError
 from bssearch.executors.base import Ended, Event, Observed
 from bssearch.history import History
 from bssearch.records import Configuration, Phase, TrialOutcome, TrialState
+from bssearch.search.listener import Listener
 from bssearch.search.seeds import trial_seed
 from bssearch.storage.repository import Store, open_store
 from tests.factories import make_spec
@@ -204,6 +205,8 @@ def test_what_a_person_enqueues_runs_first_whatever_the_space_says(tmp_path: Pat
         ({"batch_size": 8, "batch_stages": "400:4"}, "batch 4 after 8: a batch must grow"),
         ({"batch_size": 8, "batch_stages": "4:32"}, "begins after 4 samples; it must be >= 8, one step of batch 8"),
         ({"batch_size": 8, "batch_stages": "99999999:32"}, "begins after 99999999 samples; the 100 s of a trial see"),
+        ({"batch_size": 8, "batch_stages": "400:32 99999999:64"}, "batch 64 begins after 99999999 samples; the 100 s"),
+        ({"batch_size": 8, "batch_stages": "400:32", "batch_schedule": None}, "batch_schedule = None must be one of"),
         ({"batch_size": 8, "batch_rate_rule": "sqrt"}, "batch_stages = '' must name 1 to 63 changes"),
         ({"batch_size": 8, "batch_stages": "32", "batch_noise_share": -1}, "batch_noise_share = -1 must be a number"),
     ],
@@ -276,3 +279,82 @@ def test_an_estimate_has_the_schedules_and_their_repeats() -> None:
     runs = 6 + 2 * 3
     assert longest_seconds(grown, 10.0)[1] - longest_seconds(plain, 10.0)[1] == runs * 10
     assert pruned_seconds(grown, 5.0, LIMIT) - pruned_seconds(plain, 5.0, LIMIT) == pytest.approx(runs * 5)
+
+
+@pytest.mark.parametrize("objective", ["samples_to_target", "cost_to_target"])
+def test_a_trial_may_take_half_as_long_again_as_the_best_whatever_is_asked(objective: str, tmp_path: Path) -> None:
+    spec = spec_of(GROWS).model_copy(update={"objective": objective, "price_per_device_hour": 2.0})
+    run(spec, tmp_path)
+    with open_store(url_in(tmp_path), write=False) as store:
+        trials = store.trials("toy")
+    reached = [
+        one.outcome.time_to_target_s
+        for one in trials
+        if one.phase is Phase.SEARCH and one.outcome is not None and one.outcome.time_to_target_s is not None
+    ]
+    limits = {one.train_seconds_limit for one in trials if one.phase is Phase.GROWTH}
+    assert limits and all(1.5 * min(reached) * 0.99 <= limit <= LIMIT for limit in limits)
+
+
+def test_a_schedule_may_change_between_runs_and_the_trials_of_the_one_before_are_left_out(tmp_path: Path) -> None:
+    run(spec_of(GROWS), tmp_path)
+    narrower = {"name": "geometric", "until": {"low": 0.6, "high": 1.0}, "start": [4, 8]}
+    run(spec_of(narrower, schedule_trials=9), tmp_path)
+    with open_store(url_in(tmp_path), write=False) as store:
+        grown = [one for one in store.trials("toy") if one.phase is Phase.GROWTH]
+    assert len(grown) == 9 and all(one.configuration.batch_size in {4, 8} for one in grown[6:])
+
+
+def test_the_audit_and_the_answer_speak_of_one_schedule(folder: Path) -> None:
+    found, audited = run(spec_of(GROWS), folder), audit_study(spec_of(GROWS), run=False, db=url_in(folder))
+    [belief] = [one for one in audited.rules if one.rule == "growing the batch saves time"]
+    assert belief.trial_numbers == found.batch_schedule.trial_numbers
+    assert belief.regret == found.batch_schedule.ratio
+
+
+def test_nothing_is_tried_twice_and_what_never_begins_is_not_tried(tmp_path: Path) -> None:
+    spec = spec_of({"name": "milestones", "milestones": {99_999_999: 64}})
+    notes: list[str] = []
+
+    class Noting(Listener):
+        def note(self, message: str) -> None:
+            notes.append(message)
+
+    run_study(spec, db=url_in(tmp_path), make_executor=lambda spec, folder: CriticalLaw(), listener=Noting())
+    assert any("no trial lets the batch grow" in one for one in notes)
+    run(spec_of({"name": "milestones", "milestones": {400: 64}, "start": 8}, schedule_trials=12), tmp_path)
+    with open_store(url_in(tmp_path), write=False) as store:
+        grown = [one.configuration.key for one in store.trials("toy") if one.phase is Phase.GROWTH]
+    assert len(grown) == len(set(grown)) > 1
+
+
+def test_what_a_person_enqueued_and_its_driver_lost_is_tried_again_once(tmp_path: Path) -> None:
+    run(spec_of(), tmp_path)
+    with open_store(url_in(tmp_path)) as store:
+        number, _ = enqueue(store, "toy", {"batch_size": 8, "batch_stages": "400:32"})
+
+    class Cancels(CriticalLaw):
+        def events(self, timeout: float) -> list[Event]:
+            if self.running and self.running[0].configuration.grows:
+                request = self.running.pop(0)
+                return [Ended(request.number, TrialOutcome(state=TrialState.CANCELLED, reason="stopped"))]
+            return super().events(timeout)
+
+    run_study(spec_of(), db=url_in(tmp_path), make_executor=lambda spec, folder: Cancels())
+    with open_store(url_in(tmp_path), write=False) as store:
+        grown = [one for one in store.trials("toy") if one.phase is Phase.GROWTH]
+    assert [one.retry_of for one in grown] == [None, number]
+
+
+def test_trials_that_fail_end_the_search_for_a_schedule(tmp_path: Path) -> None:
+    class Fails(CriticalLaw):
+        def events(self, timeout: float) -> list[Event]:
+            if self.running and self.running[0].configuration.grows:
+                request = self.running.pop(0)
+                return [Ended(request.number, TrialOutcome(state=TrialState.FAILED, reason="broken"))]
+            return super().events(timeout)
+
+    with pytest.raises(LaunchError, match="5 trials in a row failed"):
+        run_study(spec_of(GROWS), db=url_in(tmp_path), make_executor=lambda spec, folder: Fails())
+    with open_store(url_in(tmp_path), write=False) as store:
+        assert sum(one.phase is Phase.GROWTH for one in store.trials("toy")) == 5

@@ -127,7 +127,7 @@ def test_the_rate_follows_its_rule_and_the_micro_batches_make_no_difference() ->
     for rule, factor in ((LearningRateRule.LINEAR, 4.0), (LearningRateRule.SQRT, 2.0), (LearningRateRule.NONE, 1.0)):
         whole, split = trainer(rule, (0, 20), (40, 80)), trainer(rule, (0, 20), (40, 80, 8))
         assert whole.learning_rate == pytest.approx(0.02 * factor)
-        assert (whole.accumulation_steps, split.accumulation_steps) == (1, 10)
+        assert (whole.now.accumulation_steps, split.now.accumulation_steps) == (1, 10)
         for one, other in zip(whole.model.parameters(), split.model.parameters(), strict=True):
             torch.testing.assert_close(one, other)
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from bssearch.analysis.answer import Answer, parameters_of
+from bssearch.analysis.answer import Answer, BatchScheduleAnswer, parameters_of
 from bssearch.analysis.baseline import default_configuration
 from bssearch.analysis.growing import growing_batch, judge_growing
 from bssearch.analysis.objectives.base import objective_of
@@ -159,7 +159,7 @@ def _cases(
     sizes = sorted({answer.optimal.batch_size, largest} - {base.batch_size})
     top, best = max(answer.optimal.batch_size, largest), answer.optimal.batch_size
     layerwise = _case(spec, base, Rule.LAYERWISE, top, optima.get(top), trials)
-    growing = _case(spec, base, Rule.GROWING, best, optima.get(best), trials)
+    growing = _case(spec, base, Rule.GROWING, best, optima.get(best), trials, answer.batch_schedule)
     if not sizes:
         reason = "it changes nothing: the optimum and the largest with confirmation runs are the default's batch size"
         return [*(Case(rule, base.batch_size, reason=reason) for rule in RULES), layerwise, growing]
@@ -257,6 +257,7 @@ def _case(
     batch_size: int,
     tuned: Candidate | None,
     trials: Sequence[TrialRecord],
+    found: BatchScheduleAnswer | None = None,
 ) -> Case:
     if tuned is None:
         return Case(rule, batch_size, reason="no trial there says anything")
@@ -269,7 +270,7 @@ def _case(
     if rule is Rule.LAYERWISE:
         given = other_kind(trials, tuned)
     elif rule is Rule.GROWING:
-        given = growing_batch(spec, trials, tuned)
+        given = growing_batch(spec, trials, tuned, found)
     elif not spec.default_is_known:
         given = "nobody said what the default is (import … --default-batch)"
     else:
