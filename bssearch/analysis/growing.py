@@ -19,8 +19,7 @@ from bssearch.batch_schedule import (
 )
 from bssearch.errors import UsageError
 from bssearch.records import Configuration, Phase, TrialRecord, TrialState, model_parameters
-from bssearch.scaling import learning_rate_factor, rule_of_optimizer
-from bssearch.space import RelativeLearningRate
+from bssearch.scaling import learning_rate_factor
 from bssearch.spec import StudySpec
 from bssearch.step_times import StepSeconds
 
@@ -107,8 +106,7 @@ def growing_batch(
         return f"the space has not both {smaller} and {larger}, half of the optimum's batch size and its double"
     if spec.is_program:
         return "no schedule was run; a space.batch_schedule has one searched"
-    rate = spec.space.learning_rate
-    rule = rate.rule if isinstance(rate, RelativeLearningRate) else rule_of_optimizer(tuned.configuration.optimizer)
+    rule = spec.space.rate_rule(tuned.configuration.optimizer)
     starts = round(steps * size / 3), round(2 * steps * size / 3)
     schedule = BatchSchedule(
         name="geometric",

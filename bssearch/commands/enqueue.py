@@ -22,10 +22,9 @@ from bssearch.batch_schedule import (
 )
 from bssearch.errors import UsageError
 from bssearch.records import BATCH_SCHEDULE, OWN_GROUPS, Configuration, ParameterValue, Phase, ProbeRecord, TrialPlan
-from bssearch.scaling import rule_of_optimizer
 from bssearch.search.calibration import refuse_where_nothing_fits
 from bssearch.search.seeds import trial_seed
-from bssearch.space import OPTIMIZER_SETTINGS, OPTIMIZERS, RelativeLearningRate
+from bssearch.space import OPTIMIZER_SETTINGS, OPTIMIZERS
 from bssearch.spec import StudySpec
 from bssearch.spec.configuration import whole_configuration
 from bssearch.spec.parts import DefaultSpec
@@ -84,8 +83,7 @@ def with_schedule(
     given = {name: values[name] for name in PARAMETERS if name in values}
     if not given:
         return configuration
-    rate = spec.space.learning_rate
-    rule = rate.rule if isinstance(rate, RelativeLearningRate) else rule_of_optimizer(configuration.optimizer)
+    rule = spec.space.rate_rule(configuration.optimizer)
     name = NOISE_SCALE if NOISE_SHARE in given else "milestones"
     own = {**configuration.parameters, BATCH_SCHEDULE: name, RATE_RULE: str(rule), **given}
     schedule = batch_schedule_of(replace(configuration, parameters=own))

@@ -23,7 +23,6 @@ from bssearch.batch_schedule import (
 )
 from bssearch.history import History
 from bssearch.records import Configuration, ParameterValue, TrialRecord, TrialState
-from bssearch.scaling import LearningRateRule, rule_of_optimizer
 from bssearch.space import RETUNED, BatchGrowth, Dimension, SearchSpace
 from bssearch.space.domains import Domain, Range
 from bssearch.space.parts import RelativeLearningRate
@@ -134,7 +133,7 @@ def decode(history: History, tuned: Tuned, sampled: Mapping[str, ParameterValue]
     schedule = BatchSchedule(
         name=cast(BatchScheduleName, name),
         stages=tuple(_stages(history, start, changes, spread=name not in {NOISE_SCALE, "milestones"})),
-        rate_rule=growth.rate_rule or _rate_rule(history.spec.space, base.optimizer),
+        rate_rule=growth.rate_rule or history.spec.space.rate_rule(base.optimizer),
         noise_share=float(sampled["noise_share"] or 0.0) if name == NOISE_SCALE else None,
     )
     return with_batch_schedule(replace(base, learning_rate=rate), schedule)
@@ -240,8 +239,3 @@ def _best_at(history: History, batch_size: int, tuned: Configuration) -> Configu
         return history.as_run(best.configuration)
     coordinates = history.spec.space.encode(tuned)
     return history.as_run(history.spec.space.decode(batch_size, coordinates or {}))
-
-
-def _rate_rule(space: SearchSpace, optimizer: str) -> LearningRateRule:
-    rate = space.learning_rate
-    return rate.rule if isinstance(rate, RelativeLearningRate) else rule_of_optimizer(optimizer)

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Self
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
 from bssearch.records import OWN_GROUPS, Configuration, ParameterValue
-from bssearch.scaling import learning_rate_factor
+from bssearch.scaling import LearningRateRule, learning_rate_factor, rule_of_optimizer
 from bssearch.space.batch_growth import BatchGrowth
 from bssearch.space.batch_rules import BatchRules
 from bssearch.space.domains import (
@@ -229,6 +229,11 @@ class SearchSpace(StrictModel):
     def learning_rate_factor(self, batch_size: int, optimizer: str) -> float:
         """Return the factor on the reference learning rate at a batch size, for an offered optimizer."""
         return self._learning_rate_factor(batch_size, self._optimizer(optimizer))
+
+    def rate_rule(self, optimizer: str) -> LearningRateRule:
+        """Return how the learning rate follows the batch size: as the space says, else as an optimizer's does."""
+        rate = self.learning_rate
+        return rate.rule if isinstance(rate, RelativeLearningRate) else rule_of_optimizer(optimizer)
 
     def plain_learning_rate(self, batch_size: int, sampled: Mapping[str, ParameterValue]) -> float:
         """Return the learning rate of coordinates without the optimizer's own scale, to compare it with others'."""

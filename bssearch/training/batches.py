@@ -147,10 +147,7 @@ def _growing_rows(
     train: Part, computation: Computation, seed: int, growth: Growth
 ) -> Generator[torch.Tensor, None, None]:
     """Yield what `rows_on_device` does, from where a trial stands whose batch grows."""
-    epochs = _whole_epochs(train, seed, growth)
-    if computation.device.type == "cuda":
-        epochs = _on_device(drawn_ahead(epochs, torch.Tensor.pin_memory), computation.device)
-    return growing_rows(epochs, growth)
+    return growing_rows(_ready(_whole_epochs(train, seed, growth), computation), growth)
 
 
 def _whole_epochs(train: Part, seed: int, growth: Growth) -> Iterator[torch.Tensor]:
@@ -175,9 +172,7 @@ def rows_on_device(
     """
     if growth is not None and growth.schedule is not None:
         return _growing_rows(train, computation, seed, growth)
-    epochs = _epochs(len(train), configuration.batch_size, seed, after_steps)
-    if computation.device.type == "cuda":
-        epochs = _on_device(drawn_ahead(epochs, torch.Tensor.pin_memory), computation.device)
+    epochs = _ready(_epochs(len(train), configuration.batch_size, seed, after_steps), computation)
     return _split(epochs, configuration.micro_batch_size)
 
 
@@ -203,6 +198,13 @@ def drawn_ahead(
             thread.shutdown(wait=False, cancel_futures=True)
 
     return drawn(thread.submit(draw))
+
+
+def _ready(epochs: Iterator[torch.Tensor], computation: Computation) -> Iterator[torch.Tensor]:
+    """Return the orders where rows are gathered: for a GPU each is drawn and copied while the one before is trained."""
+    if computation.device.type != "cuda":
+        return epochs
+    return _on_device(drawn_ahead(epochs, torch.Tensor.pin_memory), computation.device)
 
 
 def _on_device(
