@@ -336,6 +336,13 @@ def test_a_study_keeps_what_was_decided_when_it_began(tmp_path: Path, decided: l
     assert fingerprint(url).endswith("compile none channels_last") and decided == ["none channels_last"]
 
 
+def assert_both_have_what_the_other_decided(url: str, decided: list[str]) -> None:
+    assert decided == ["none channels_last", "the other's is none", "none"]
+    assert fingerprint(url).endswith("compile none")
+    with open_store(url, write=False) as store:
+        assert len(store.trials(OPEN_SPEC.name)) == 2
+
+
 def test_who_opens_a_new_study_beside_another_has_what_the_other_decided(
     tmp_path: Path, decided: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -352,10 +359,7 @@ def test_who_opens_a_new_study_beside_another_has_what_the_other_decided(
 
     monkeypatch.setattr(InlineExecutor, "describe", late)
     run_study(WITH_A_SECOND, db=url, folder=tmp_path)
-    assert decided == ["none channels_last", "the other's is none", "none"]
-    assert fingerprint(url).endswith("compile none")
-    with open_store(url, write=False) as store:
-        assert len(store.trials(OPEN_SPEC.name)) == 2
+    assert_both_have_what_the_other_decided(url, decided)
 
 
 def test_who_binds_a_new_study_after_another_has_what_the_other_decided(
@@ -373,10 +377,7 @@ def test_who_binds_a_new_study_after_another_has_what_the_other_decided(
 
     monkeypatch.setattr(Store, "bind_environment", late)
     run_study(WITH_A_SECOND, db=url, folder=tmp_path)
-    assert decided == ["none channels_last", "the other's is none", "none"]
-    assert fingerprint(url).endswith("compile none")
-    with open_store(url, write=False) as store:
-        assert len(store.trials(OPEN_SPEC.name)) == 2
+    assert_both_have_what_the_other_decided(url, decided)
 
 
 def test_a_study_of_another_device_is_joined_by_no_second_try(
