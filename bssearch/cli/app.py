@@ -24,13 +24,13 @@ from bssearch.cli import (
     price,
     query,
     registered,
-    report,
     rerun,
     run,
     simulate,
     trials,
 )
 from bssearch.cli.output import end_of_pipe
+from bssearch.cli.pages import report, serve
 from bssearch.cli.transfer import export, merge
 from bssearch.errors import BSSearchError, UsageError
 from bssearch.pages.words import visible, without_passwords
@@ -104,6 +104,7 @@ app.command("rerun")(rerun.rerun)
 app.command("best")(query.best)
 app.command("report")(report.report)
 app.command("compare")(report.compare)
+app.command("serve")(serve.serve)
 app.command("price")(price.price)
 app.command("audit")(audit.audit)
 app.command("export")(export.export)

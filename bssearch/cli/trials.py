@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -91,6 +91,8 @@ def trial(
     """Show one trial: its configuration, its curve, where it ran, and why it ended."""
     if log and repro:
         raise UsageError("--log and --repro contradict each other: each prints one thing alone")
+    from bssearch.commands.trials import trial_document
+
     study = None if number is None else study_or_number
     if number is None:
         if not study_or_number.isdecimal():
@@ -113,7 +115,7 @@ def trial(
         curve = store.observations(name, number)
         environment = store.environment_of(name, number)
         spec = store.spec_at(name, number)
-    row = _document(found, curve, environment, spec) if form is not Format.TABLE else {}
+    row = trial_document(found, curve, environment, spec) if form is not Format.TABLE else {}
     show(form, lambda: _print_trial(name, found, curve, environment), lambda: row, lambda: [row])
 
 
@@ -131,34 +133,6 @@ def _print_reproduction(found: Reproduction) -> None:
     for line in found.notes:
         typer.echo(f"# {visible(line)}", err=True)
     write(f"{found.command}\n")
-
-
-def _document(
-    found: TrialRecord,
-    curve: Sequence[Observation],
-    environment: Environment | None,
-    spec: Mapping[str, object] | None,
-) -> dict[str, Any]:
-    """Return a trial with its curve, its device and the spec it was started by: ``trial --format json``.
-
-    ``stages`` are what it ran of each where its batch grows, null where it stays.
-    """
-    from bssearch.commands.trials import traceback, trial_row
-    from bssearch.run_stages import run_stages
-
-    return {
-        **trial_row(found),
-        "stages": [asdict(one) for one in run_stages(found, curve)] if found.configuration.grows else None,
-        "traceback": traceback(found),
-        "environment": None
-        if environment is None
-        else {**asdict(environment), "libraries": environment.library_versions},
-        "spec": spec,
-        "observations": [
-            {"step": one.step, "train_seconds": one.train_seconds, "metric": one.metric, "loss": one.loss}
-            for one in curve
-        ],
-    }
 
 
 def _print_trial(study: str, found: TrialRecord, curve: Sequence[Observation], environment: Environment | None) -> None:

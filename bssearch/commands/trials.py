@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from bssearch.records import TrialRecord, outcome_fields
+from bssearch.records import Environment, Observation, TrialRecord, outcome_fields
+from bssearch.run_stages import run_stages
 from bssearch.storage.repository import open_store
 
 if TYPE_CHECKING:
@@ -100,6 +101,31 @@ def trial_row(trial: TrialRecord) -> dict[str, Any]:
         **outcome,
         "steps_x_step_time_s": trial.steps_x_step_time_s,
         **(dict.fromkeys(UNKNOWN_OF_IMPORTED) if trial.is_imported else {}),
+    }
+
+
+def trial_document(
+    trial: TrialRecord,
+    curve: Sequence[Observation],
+    environment: Environment | None,
+    spec: Mapping[str, object] | None,
+) -> dict[str, Any]:
+    """Return a trial with its curve, its device and the spec it was started by: the contract of ``trial --format json``.
+
+    ``stages`` are what it ran of each where its batch grows, null where it stays.
+    """
+    return {
+        **trial_row(trial),
+        "stages": [asdict(one) for one in run_stages(trial, curve)] if trial.configuration.grows else None,
+        "traceback": traceback(trial),
+        "environment": None
+        if environment is None
+        else {**asdict(environment), "libraries": environment.library_versions},
+        "spec": spec,
+        "observations": [
+            {"step": one.step, "train_seconds": one.train_seconds, "metric": one.metric, "loss": one.loss}
+            for one in curve
+        ],
     }
 
 

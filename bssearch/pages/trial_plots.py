@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from bssearch.analysis.answer import Answer, parameters_of
+from bssearch.analysis.answer import Answer, TargetAnswer, parameters_of
 from bssearch.analysis.numbers import number
 from bssearch.analysis.objectives.base import Objective
 from bssearch.pages.axes import (
@@ -23,7 +23,7 @@ from bssearch.pages.axes import (
     value_axis,
 )
 from bssearch.pages.traces import dotted_line, hollow_marker, reference_line, sequence_colour
-from bssearch.records import Configuration, Observation, TrialRecord, TrialState
+from bssearch.records import Configuration, Observation, Target, TrialRecord, TrialState
 from bssearch.scaling import LearningRateRule, learning_rate_factor
 
 CURVE_POINTS = 200
@@ -53,7 +53,7 @@ def curve_trials(answer: Answer, trials: Iterable[TrialRecord]) -> dict[int, int
 
 def curves_figure(answer: Answer, curves: Mapping[int, Sequence[Observation]]) -> Figure | None:
     """Return the metric over train seconds of one run for each batch size, at most `CURVE_POINTS` points of each."""
-    drawn = {size: points for size, curve in curves.items() if len(points := _thin(curve)) > 1}
+    drawn = {size: points for size, curve in curves.items() if len(points := thinned(curve)) > 1}
     if not drawn:
         return None
     best = answer.optimal.batch_size
@@ -79,20 +79,50 @@ def curves_figure(answer: Answer, curves: Mapping[int, Sequence[Observation]]) -
     metrics = [one.metric for points in drawn.values() for one in points] + [answer.target.value]
     y = value_axis(label(answer.target.metric), metrics, log=False)
     figure = framed(data, value_axis("train seconds", seconds, log=True), y)
-    figure["layout"]["shapes"] = [reference_line("h", answer.target.value, ACCENT)]
+    _mark_target(figure, answer.target)
+    return figure
+
+
+def recent_curves_figure(target: Target, runs: Sequence[tuple[TrialRecord, Sequence[Observation]]]) -> Figure | None:
+    """Return the metric over train seconds of some trials, of which nothing else needs to be known yet."""
+    drawn = [(trial, points) for trial, curve in runs if (points := thinned(curve))]
+    if not drawn:
+        return None
+    data = [
+        {
+            "type": "scatter",
+            "mode": "lines+markers" if len(points) == 1 else "lines",
+            "name": f"trial {trial.number}, batch {trial.configuration.batch_size}",
+            "x": [one.train_seconds for one in points],
+            "y": [one.metric for one in points],
+            "line": {"color": sequence_colour(index, len(drawn)), "width": 2},
+            "hovertemplate": f"trial {trial.number}<br>%{{x:.4~g}} s: %{{y:.4~g}}<extra></extra>",
+        }
+        for index, (trial, points) in enumerate(drawn)
+    ]
+    seconds = [one.train_seconds for _, points in drawn for one in points]
+    metrics = [one.metric for _, points in drawn for one in points]
+    x = value_axis("train seconds", [0.0, *seconds], log=False)
+    figure = framed(data, x, value_axis(label(target.metric), [*metrics, target.value], log=False))
+    _mark_target(figure, target)
+    return figure
+
+
+def _mark_target(figure: Figure, target: Target | TargetAnswer) -> None:
+    """Draw the target as a line across a figure of curves, named at its left end."""
+    figure["layout"]["shapes"] = [reference_line("h", target.value, ACCENT)]
     figure["layout"]["annotations"] = [
         {
             "xref": "paper",
             "x": 0.01,
-            "y": answer.target.value,
-            "text": f"target {answer.target.goal.sign} {answer.target.value:g}",
+            "y": target.value,
+            "text": f"target {target.goal.sign} {target.value:g}",
             "showarrow": False,
             "xanchor": "left",
             "yanchor": "bottom",
             "font": {"color": ACCENT},
         }
     ]
-    return figure
 
 
 def learning_rate_figure(
@@ -185,7 +215,7 @@ def _learning_rate(configuration: Configuration) -> float | None:
     return rate if isinstance(rate, float) and rate > 0 else None
 
 
-def _thin(curve: Sequence[Observation]) -> list[Observation]:
+def thinned(curve: Sequence[Observation]) -> list[Observation]:
     """Return at most `CURVE_POINTS` of the finite points after step 0, which a logarithmic axis cannot show."""
     finite = [one for one in curve if math.isfinite(one.metric) and one.train_seconds > 0]
     if len(finite) <= CURVE_POINTS:

@@ -90,8 +90,8 @@ def create_engine_for(url: str | URL, *, write: bool = True, foreign_keys: bool 
 @contextmanager
 def reading(engine: Engine) -> Iterator[Connection]:
     """Give a transaction that sees one state of the database; its errors come as `DatabaseError`."""
-    # SQLite's transactions see one state anyway, and know no such level.
-    level = {"isolation_level": "REPEATABLE READ"} if engine.dialect.name == "postgresql" else {}
+    # SQLite's transactions see one state anyway, and know no such level; its files are opened read-only.
+    level = {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True} if _is_server(engine) else {}
     with _translated(engine.url), engine.execution_options(**level).connect() as connection:
         yield connection
 
@@ -99,9 +99,13 @@ def reading(engine: Engine) -> Iterator[Connection]:
 @contextmanager
 def looking(engine: Engine) -> Iterator[Connection]:
     """Give a connection for statements that need not see one state: to a server it takes fewer messages."""
-    level = {"isolation_level": "AUTOCOMMIT"} if engine.dialect.name == "postgresql" else {}
+    level = {"isolation_level": "AUTOCOMMIT"} if _is_server(engine) else {}
     with _translated(engine.url), engine.execution_options(**level).connect() as connection:
         yield connection
+
+
+def _is_server(engine: Engine) -> bool:
+    return engine.dialect.name == "postgresql"
 
 
 @contextmanager

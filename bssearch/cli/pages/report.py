@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,7 +14,6 @@ from bssearch.cli.arguments import DatabasesOption, StudyArgument, study_to_read
 from bssearch.cli.output import (
     Format,
     FormatOption,
-    cell,
     console,
     print_table,
     show,
@@ -28,21 +27,6 @@ if TYPE_CHECKING:
     from bssearch.storage.repository import Store
 
 TABLES = ("trials.csv", "batches.csv", "observations.csv")
-COMPARED = (
-    "study",
-    "device",
-    "precision",
-    "workload",
-    "objective",
-    "target",
-    "optimal",
-    "figure",
-    "ratio to first",
-    "within 5 %",
-    "critical batch",
-    "largest that fits",
-    "test metric",
-)
 
 
 def _path(text: str) -> Path:
@@ -128,8 +112,10 @@ def compare(
 
 def _print_comparison(found: Sequence[Comparison]) -> None:
     """Print studies side by side for people, with the caveats of each, and to stderr why one has no answer."""
+    from bssearch.commands.display.rows import COMPARED, compared_row
+
     several = len({one.database for one in found}) > 1
-    rows = [{**_compared(one), "database": one.database} for one in found]
+    rows = [{**compared_row(one), "database": one.database} for one in found]
     print_table(rows, [COMPARED[0], "database", *COMPARED[1:]] if several else COMPARED)
     for one in found:
         for warning in one.warnings:
@@ -137,35 +123,6 @@ def _print_comparison(found: Sequence[Comparison]) -> None:
     for one in found:
         if one.optimal_batch_size is None:
             typer.echo(f"{one.study}: {one.note}", err=True)
-
-
-def _compared(one: Comparison) -> dict[str, Any]:
-    """Return a comparison's row for people."""
-    from bssearch.analysis.numbers import number
-
-    objective = str(one.objective).replace("_", " ")
-    head = [one.study, one.device, one.precision, one.workload, objective, one.target]
-    if one.optimal_batch_size is None or one.flat_range is None:
-        return dict(zip(COMPARED, [*head, None, "target not reached"], strict=False))
-    figure, ratio, critical = one.objective_value, one.ratio_to_first, one.b_crit
-    low, high = one.flat_range
-    poor = "" if one.fit_verdict == "fits" else f" ({str(one.fit_verdict).replace('_', ' ')})"
-    figures = [
-        one.optimal_batch_size,
-        figure and f"{number(figure.median)}{_ends(figure)} ({figure.runs} run{'' if figure.runs == 1 else 's'})",
-        one.note if ratio is None else f"{ratio.value:.3g}{_ends(ratio)}",
-        str(low) if low == high else f"{low}–{high}",
-        critical and f"{critical.in_words}{poor}",
-        one.largest_that_fits,
-        cell(one.test_metric),
-    ]
-    return dict(zip(COMPARED, [*head, *figures], strict=True))
-
-
-def _ends(figure: Any) -> str:
-    from bssearch.analysis.numbers import ends
-
-    return ends(figure.low, figure.high)
 
 
 def _write_tables(store: Store, name: str, folder: Path) -> list[Path]:

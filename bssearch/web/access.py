@@ -1,0 +1,204 @@
+"""Who may see the pages: the names that this server answers to, a token where others can reach it, and GET alone.
+
+A page of another site that a reader has open may send requests here. It cannot read the answers: the names in the Host
+header are checked, so that a name of theirs that is made to point here (DNS rebinding) is refused, and browsers are told
+to give nothing to other origins.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import ipaddress
+import secrets
+import socket
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from urllib.parse import parse_qsl, quote, urlencode, urlsplit
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import cookie_parser
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+TOKEN_BYTES = 32
+"""Bytes of a token: 256 bits cannot be guessed, however often somebody tries."""
+
+MOST_QUERY_BYTES = 16_384
+"""Bytes of the longest query that is read: a choice, many times what any form here sends."""
+
+LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
+
+HEADERS = {
+    # Scripts, styles and requests of this server alone; nothing inline, nothing from elsewhere, no frame around it.
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+    "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-cache, private",
+}
+
+Refuse = Callable[[int, str, str], Response]
+"""Makes the page that says why a request is refused: of a status, a sentence, and what to do about it."""
+
+Welcome = Callable[[str], Response]
+"""Makes the page that leads on to a place here. A redirect would not do: where the link was followed from another site
+(a chat), a browser sends a strict cookie only with a request that a page of this server has begun."""
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """The names that a server answers to, and the token that it asks for, None where it asks for none.
+
+    With ``any_address`` it also answers to every IP address: a name can be made to point here by others, a number not.
+    """
+
+    names: frozenset[str]
+    port: int
+    token: str | None = None
+    any_address: bool = False
+
+    @classmethod
+    def of(cls, host: str, port: int, *, token: str | None, names: Collection[str] = ()) -> Access:
+        """Return the access of a server that listens on a host; ``names`` are further ones that it is reached by."""
+        known = {host, *names}
+        if is_loopback(host):
+            known |= {*LOOPBACK_NAMES}
+        else:
+            known |= {"localhost", socket.gethostname(), socket.getfqdn()}
+        normal = frozenset(_normal(name) for name in known)
+        return cls(normal, port, token, any_address=not is_loopback(host))
+
+    def answers_to(self, host: str) -> bool:
+        """Return whether a Host header names this server."""
+        try:
+            parts = urlsplit(f"//{host}")
+            # The port is not compared: a tunnel has one of its own, and a browser sends that of the address it shows.
+            name, _ = parts.hostname or "", parts.port
+        except ValueError:
+            return False
+        if parts.username is not None or parts.path or parts.query or parts.fragment:
+            return False
+        return _normal(name) in self.names or (self.any_address and _is_address(name))
+
+    @property
+    def cookie(self) -> str:
+        """The name of the cookie: browsers send the cookies of a host to all its ports."""
+        return f"bssearch-{self.port}"
+
+    @property
+    def pass_value(self) -> str:
+        """What the cookie holds: made of the token, which itself is kept by nobody."""
+        assert self.token is not None, "there is a cookie only where there is a token"
+        return hmac.new(self.token.encode(), b"bssearch cookie", hashlib.sha256).hexdigest()
+
+    def accepts_token(self, given: str) -> bool:
+        """Return whether a token is the right one, in a time that does not tell how much of it is right."""
+        return self.token is not None and hmac.compare_digest(given.encode(), self.token.encode())
+
+    def lets_in(self, headers: Headers) -> bool:
+        """Return whether a request carries the cookie, or the token itself as ``Authorization: Bearer``."""
+        if self.token is None:
+            return True
+        kind, _, given = headers.get("authorization", "").partition(" ")
+        if kind.lower() == "bearer" and self.accepts_token(given.strip()):
+            return True
+        kept = cookie_parser(headers.get("cookie", "")).get(self.cookie, "")
+        return hmac.compare_digest(kept.encode(), self.pass_value.encode())
+
+
+def new_token() -> str:
+    """Return a token that nobody can guess."""
+    return secrets.token_urlsafe(TOKEN_BYTES)
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether only this machine reaches a host."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+class Guard:
+    """The middleware that lets through only what `Access` allows, and gives every answer the headers of `HEADERS`."""
+
+    def __init__(self, app: ASGIApp, access: Access, refuse: Refuse, welcome: Welcome) -> None:
+        self._app, self._access, self._refuse, self._welcome = app, access, refuse, welcome
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request, or hand it on."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in HEADERS.items():
+                    headers.setdefault(name, value)
+            await send(message)
+
+        answer = self._answer(scope)
+        if answer is None:
+            await self._app(scope, receive, send_with_headers)
+        else:
+            await answer(scope, receive, send_with_headers)
+
+    def _answer(self, scope: Scope) -> Response | None:
+        """Return the answer to what is not let through; None for what is."""
+        headers, access = Headers(scope=scope), self._access
+        hosts = headers.getlist("host")
+        if len(hosts) != 1 or not access.answers_to(hosts[0]):
+            named = hosts[0] if hosts else "nothing"
+            return self._refuse(
+                421, f"This server is not {named}", "--allow-host NAME lets it answer to a further name"
+            )
+        if scope["method"] not in {"GET", "HEAD"}:
+            return self._refuse(405, f"{scope['method']} is refused: pages are read here", "")
+        if len(scope["query_string"]) > MOST_QUERY_BYTES:
+            size = len(scope["query_string"])
+            return self._refuse(414, f"A query of {size} bytes is too long: at most {MOST_QUERY_BYTES}", "")
+        if access.token is None:
+            return None
+        return self._with_token(scope, headers)
+
+    def _with_token(self, scope: Scope, headers: Headers) -> Response | None:
+        pairs = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
+        given = [value for name, value in pairs if name == "token"]
+        if given and self._access.accepts_token(given[-1]):
+            rest = urlencode([(name, value) for name, value in pairs if name != "token"])
+            # The path alone, and with one slash: what begins with two is the name of another host.
+            place = "/" + quote(scope["path"].lstrip("/\\"))
+            kept = self._welcome(f"{place}?{rest}" if rest else place)
+            kept.set_cookie(self._access.cookie, self._access.pass_value, httponly=True, samesite="strict", path="/")
+            return kept
+        if self._access.lets_in(headers):
+            return None
+        return self._refuse(
+            401,
+            "The token is not the one of this server" if given else "This server asks for its token",
+            "It was printed once, when the server was started",
+        )
+
+
+def _normal(name: str) -> str:
+    """Return a name as it compares: without its case, a final dot, and an address as it is usually written."""
+    plain = name.strip().rstrip(".").lower().strip("[]")
+    try:
+        return str(ipaddress.ip_address(plain))
+    except ValueError:
+        return plain
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,93 @@
+"""Several studies at once: side by side, and what all of one question have found."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bssearch.commands.across.agreement import in_words as agreement_in_words
+from bssearch.commands.across.answers import answers_in
+from bssearch.commands.across.databases import found_study
+from bssearch.commands.display.rows import ANSWERED, COMPARED, answered_row, compared_row
+from bssearch.commands.report import compare
+from bssearch.errors import UsageError
+from bssearch.pages.words import in_words
+from bssearch.storage.repository import Store
+from bssearch.web.studies import FILTERS, study_filter
+from bssearch.web.views import Answered, Asked, Document, View
+
+MOST_COMPARED = 20
+"""Studies that are compared at most: a choice, more than a page shows side by side."""
+
+MOST_TOLD = 5
+"""Disagreements that are told at most: a choice; JSON has all of them."""
+
+
+def compare_page(asked: Asked) -> Answered:
+    """Show studies side by side, the first as what the others are compared with."""
+    names = list(dict.fromkeys(name for name in asked.several.get("study", []) if name))
+    if len(names) > MOST_COMPARED:
+        raise UsageError(f"{len(names)} studies are too many to compare: at most {MOST_COMPARED}")
+    with asked.databases.opened() as stores:
+        found = compare([_placed(stores, name) for name in names]) if len(names) > 1 else []
+    if asked.text("format") == "json":
+        return Document([one.model_dump(mode="json") for one in found])
+    with asked.databases.opened() as stores:
+        known = [(store, one.name) for store in stores for one in store.studies() if one.archived_at is None]
+    numbers = [asked.databases.number_of(store.masked_url) for store, _ in known]
+    return View(
+        template="compare.html",
+        values={
+            "known": [(_named(name, place), name) for (_, name), place in zip(known, numbers, strict=True)],
+            "chosen": names,
+            "columns": COMPARED,
+            "rows": [
+                {**_shown(compared_row(one)), "db": asked.databases.number_of(one.database)} for one in found
+            ],
+            "notes": [(one.study, one.note) for one in found if one.note is not None],
+            "warnings": [(one.study, warning.message) for one in found for warning in one.warnings],
+        },
+    )
+
+
+def best_page(asked: Asked) -> Answered:
+    """Show what all studies that match have found, and whether they agree; without a condition the form alone."""
+    wanted = study_filter(asked)
+    values: dict[str, Any] = {"filters": {name: asked.text(name) or "" for name in FILTERS}, "found": None}
+    if wanted.conditions:
+        with asked.databases.opened() as stores:
+            found = answers_in(stores, wanted)
+        if asked.text("format") == "json":
+            return Document(found.model_dump(mode="json"))
+        values["found"] = {
+            "columns": ANSWERED,
+            "rows": [
+                {**_shown(answered_row(one)), "db": asked.databases.number_of(one.database)} for one in found.answers
+            ],
+            "agreement": agreement_in_words(found.agreement),
+            "disagreements": [one.message for one in found.agreement.disagreements[:MOST_TOLD]],
+            "more": max(0, len(found.agreement.disagreements) - MOST_TOLD),
+            "notes": [
+                (one.study, one.note or f"a copy of {one.copy_of}, which does not count again")
+                for one in found.answers
+                if one.note is not None or one.copy_of is not None
+            ],
+        }
+    return View(template="best.html", values=values)
+
+
+def _named(name: str, number: int | None) -> str:
+    """Return the value that a form has for a study: its name, with the number of its database where there are several."""
+    return name if number is None else f"{number}:{name}"
+
+
+def _placed(stores: list[Store], given: str) -> tuple[Store, str]:
+    place, separator, name = given.partition(":")
+    if not separator:
+        return found_study(stores, given)
+    if not place.isascii() or not place.isdecimal() or not 1 <= int(place[:9]) <= len(stores):
+        raise UsageError(f"study = {given[:60]!r}: the databases are 1 to {len(stores)}")
+    return stores[int(place[:9]) - 1], name
+
+
+def _shown(row: dict[str, Any]) -> dict[str, str]:
+    return {name: in_words(value) for name, value in row.items()}

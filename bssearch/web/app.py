@@ -1,0 +1,159 @@
+"""The web application: which page answers which address, and what is said where one cannot."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from importlib import resources
+from importlib.metadata import version
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+
+from bssearch.errors import BSSearchError, DatabaseError, NotFoundError, TargetNotReachedError, UsageError
+from bssearch.pages.html import templates
+from bssearch.pages.words import in_words, visible, without_passwords
+from bssearch.web.access import Access, Guard
+from bssearch.web.across import best_page, compare_page
+from bssearch.web.calculator.page import calculator_page
+from bssearch.web.databases import Databases
+from bssearch.web.studies import studies_page
+from bssearch.web.study import answer_document, study_page
+from bssearch.web.trials import trial_page, trials_page
+from bssearch.web.views import Asked, Document, Page, Unchanged, View
+
+STATUS: tuple[tuple[type[BSSearchError], int], ...] = (
+    (NotFoundError, 404),
+    (TargetNotReachedError, 404),
+    (UsageError, 400),
+    (DatabaseError, 503),
+)
+"""The status of a page that an error has ended."""
+
+PAGES: dict[str, Page] = {
+    "/studies": studies_page,
+    "/studies/{name}": study_page,
+    "/studies/{name}/best.json": answer_document,
+    "/studies/{name}/trials": trials_page,
+    "/studies/{name}/trials/{number}": trial_page,
+    "/compare": compare_page,
+    "/best": best_page,
+    "/calculator": calculator_page,
+}
+
+log = logging.getLogger("bssearch.web")
+
+
+def create_app(databases: Databases, access: Access) -> Starlette:
+    """Return the application that serves the pages of databases to those whom `Access` lets in."""
+    pages = _Pages(databases)
+    return Starlette(
+        routes=[
+            Route("/", lambda request: RedirectResponse("/studies")),
+            *(Route(path, pages.endpoint(page)) for path, page in PAGES.items()),
+            Route("/static/page.css", _page_style),
+            Mount("/static", StaticFiles(packages=[("bssearch.web", "static")])),
+        ],
+        middleware=[Middleware(Guard, access=access, refuse=pages.refusal, welcome=pages.welcome)],
+        exception_handlers={HTTPException: pages.http_error, Exception: pages.unexpected},
+    )
+
+
+class _Pages:
+    """Makes responses of views."""
+
+    def __init__(self, databases: Databases) -> None:
+        self._databases = databases
+        self._environment = templates("bssearch.web")
+        self._environment.filters["value"] = in_words
+        self._always = {"version": version("bssearch"), "databases": databases.names, "live_seconds": 0, "page_version": None}
+
+    def endpoint(self, page: Page) -> Callable[[Request], Response]:
+        """Return what answers requests for a page, in a thread of its own each."""
+
+        def answer(request: Request) -> Response:
+            try:
+                return self._answer(page, request)
+            except BSSearchError as error:
+                status = next((status for kind, status in STATUS if isinstance(error, kind)), 500)
+                return self._failed(request, status, error.message, error.hint or "")
+
+        return answer
+
+    def refusal(self, status: int, message: str, hint: str) -> Response:
+        """Return the page of a request that is not let through; it tells nothing of the databases."""
+        values = {"status": status, "message": message, "hint": hint, "asks_token": status == 401}
+        refused = self._page("refused.html", status, values)
+        if status == 405:
+            refused.headers["Allow"] = "GET, HEAD"
+        return refused
+
+    def welcome(self, place: str) -> Response:
+        """Return the page that leads on to another, once the token was right."""
+        return self._page("welcome.html", 200, {"place": place})
+
+    def http_error(self, request: Request, error: Exception) -> Response:
+        """Return the page of an address that there is not."""
+        status = error.status_code if isinstance(error, HTTPException) else 500
+        known = {404: f"There is no page {request.url.path}"}
+        return self._failed(request, status, known.get(status, str(error)), "")
+
+    def unexpected(self, request: Request, error: Exception) -> Response:
+        """Return the page of an error that nobody has foreseen; the log has all of it."""
+        log.error("%s", request.url.path, exc_info=error)
+        return self._failed(request, 500, f"{type(error).__name__}: the log of the server has more", "")
+
+    def _answer(self, page: Page, request: Request) -> Response:
+        query = request.query_params
+        found = page(
+            Asked(
+                databases=self._databases,
+                path=request.path_params,
+                query=dict(query),
+                several={name: query.getlist(name) for name in query},
+                known_version=_known_version(request),
+            )
+        )
+        if isinstance(found, Document):
+            return JSONResponse(found.content)
+        if isinstance(found, Unchanged):
+            return Response(status_code=304, headers={"ETag": f'"{found.version}"'})
+        return self._shown(found, request)
+
+    def _shown(self, view: View, request: Request) -> Response:
+        values = {
+            "path": request.url.path,
+            "live_seconds": view.live_seconds,
+            "page_version": view.version,
+            **view.values,
+        }
+        response = self._page(view.template, 200, values)
+        if view.version is not None:
+            response.headers["ETag"] = f'"{view.version}"'
+        return response
+
+    def _failed(self, request: Request, status: int, message: str, hint: str) -> Response:
+        told = {"message": visible(without_passwords(message)), "hint": visible(without_passwords(hint))}
+        if request.url.path.endswith(".json") or request.query_params.get("format") == "json":
+            return JSONResponse({"error": told["message"], "hint": told["hint"] or None}, status)
+        return self._page("error.html", status, {"status": status, "path": request.url.path, **told})
+
+    def _page(self, template: str, status: int, values: dict[str, Any]) -> HTMLResponse:
+        text = self._environment.get_template(template).render(self._always | values)
+        return HTMLResponse(text, status)
+
+
+def _known_version(request: Request) -> str | None:
+    return request.headers.get("if-none-match", "").removeprefix("W/").strip('"') or None
+
+
+def _page_style(request: Request) -> Response:
+    """Give the style sheet that these pages share with the page of a report."""
+    style = resources.files("bssearch.pages").joinpath("page.css").read_text(encoding="utf-8")
+    return Response(style, media_type="text/css")

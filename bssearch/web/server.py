@@ -1,0 +1,125 @@
+"""The server: a socket that is ours before anything is said, and what serves the pages on it."""
+
+from __future__ import annotations
+
+import errno
+import socket
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+from bssearch.errors import UsageError
+
+MOST_AT_ONCE = 40
+"""Requests that are answered at once at most, others are told to come again: a choice, as many as threads answer."""
+
+GRACE_S = 3
+"""Seconds for which requests may end once the server is told to stop: a choice."""
+
+BACKLOG = 128
+"""Connections that wait to be taken."""
+
+
+def serve(
+    urls: Sequence[str] | None = None,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 8765,
+    names: Sequence[str] = (),
+    asks_token: bool | None = None,
+    tell: Callable[[str], None] = print,
+) -> None:
+    """Serve the pages of databases until Ctrl-C or SIGTERM.
+
+    ``port`` 0 takes a free one. A token is asked for where other machines reach the ``host``, else where ``asks_token``
+    says so; ``tell`` is given the address that holds it, this once. ``names`` are further names that the server is
+    reached by. Raises `UsageError` for a host or port that cannot be listened on, and what `open_databases` raises.
+    """
+    uvicorn = _uvicorn()
+    from bssearch.web.access import Access, is_loopback, new_token
+    from bssearch.web.app import create_app
+    from bssearch.web.databases import Databases
+
+    databases = Databases(urls)
+    needs_token = not is_loopback(host)
+    if asks_token is False and needs_token:
+        raise UsageError(
+            f"--no-token: other machines reach {host}, so a token is asked for",
+            hint="without one: --host 127.0.0.1, and `ssh -L` from elsewhere",
+        )
+    token = new_token() if asks_token or needs_token else None
+    with _listening(host, port) as listener:
+        port = listener.getsockname()[1]
+        access = Access.of(host, port, token=token, names=names)
+        app = create_app(databases, access)
+        for line in _welcome(host, port, token, databases.names):
+            tell(line)
+        config = uvicorn.Config(
+            app,
+            access_log=False,  # it would hold the token
+            log_level="warning",
+            server_header=False,
+            proxy_headers=False,
+            lifespan="off",
+            ws="none",
+            limit_concurrency=MOST_AT_ONCE,
+            timeout_graceful_shutdown=GRACE_S,
+        )
+        with suppress(KeyboardInterrupt):
+            uvicorn.Server(config).run(sockets=[listener])
+
+
+def _welcome(host: str, port: int, token: str | None, databases: Sequence[str]) -> list[str]:
+    """Return what is said at the start: what is served, where, and the token."""
+    shown = socket.gethostname() if host in {"0.0.0.0", "::"} else f"[{host}]" if ":" in host else host
+    address = f"http://{shown}:{port}/"
+    lines = [f"serving {', '.join(databases)}, read-only", address if token is None else f"{address}?token={token}"]
+    if token is not None:
+        lines.append("the token is shown this once; it travels unencrypted: on a network of others use ssh -L")
+    return [*lines, "Ctrl-C ends it"]
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    """Return a socket that listens; raise `UsageError` where it cannot."""
+    try:
+        [(family, kind, protocol, _, address), *_] = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+    except (OSError, UnicodeError):
+        raise UsageError(f"--host {host} is no name or address of this machine") from None
+    listener = socket.socket(family, kind, protocol)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind(address)
+        listener.listen(BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise _not_ours(error, host, port) from None
+    return listener
+
+
+def _not_ours(error: OSError, host: str, port: int) -> UsageError:
+    match error.errno:
+        case errno.EADDRINUSE:
+            return UsageError(
+                f"port {port} of {host} is taken by another program", hint="--port 0 takes a free one, --port N another"
+            )
+        case errno.EACCES:
+            return UsageError(f"--port {port} is not for every user", hint="take one from 1024 on")
+        case errno.EADDRNOTAVAIL:
+            return UsageError(f"--host {host} is no address of this machine", hint="0.0.0.0 stands for all it has")
+        case _:
+            return UsageError(f"--host {host} --port {port} cannot be listened on: {error.strerror}")
+
+
+def _uvicorn() -> Any:
+    """Return the module; raise `UsageError` where the extra ``serve`` is not installed."""
+    try:
+        import starlette
+        import uvicorn
+    except ImportError as error:
+        raise UsageError(
+            f"bssearch serve needs {error.name}, which is not installed", hint="pip install 'bssearch[serve]'"
+        ) from None
+    del starlette
+    return uvicorn
