@@ -61,13 +61,14 @@ class Comparison(BaseModel):
     warnings: list[Notice] = Field(default_factory=list)
 
 
-def picture_of(store: Store, name: str) -> StudyPicture:
+def picture_of(store: Store, name: str, trials: Sequence[TrialRecord] | None = None) -> StudyPicture:
     """Return all that the page of a study shows; the rules of thumb where some were audited.
 
+    ``trials`` are all that the study has, where they have been read.
     Raises `NotFoundError`, and `TargetNotReachedError` where no trial reached the target.
     """
     found = answer(store, name)
-    study, trials = store.study(name), store.trials(name)
+    study, trials = store.study(name), store.trials(name) if trials is None else trials
     spec = spec_of(study)
     chosen = curve_trials(found, trials)
     grown = None if found.batch_schedule is None else typical_run(found.batch_schedule, trials)

@@ -66,10 +66,10 @@ class Status:
         }
 
 
-def status(store: Store, study: str) -> Status:
-    """Return how far a stored study is. Raises `NotFoundError`."""
+def status(store: Store, study: str, trials: Sequence[TrialRecord] | None = None) -> Status:
+    """Return how far a stored study is; ``trials`` are all it has, where they were read. Raises `NotFoundError`."""
     spec = spec_of(store.study(study))
-    trials = store.trials(study)
+    trials = store.trials(study) if trials is None else trials
     searched = [trial for trial in trials if spec.is_imported or trial.phase is Phase.SEARCH]
     best = fastest(searched)
     counts: defaultdict[str, Counter[str]] = defaultdict(Counter)

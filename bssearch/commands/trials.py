@@ -110,7 +110,7 @@ def trial_document(
     environment: Environment | None,
     spec: Mapping[str, object] | None,
 ) -> dict[str, Any]:
-    """Return a trial with its curve, its device and the spec it was started by: the contract of ``trial --format json``.
+    """Return a trial with its curve, device and the spec that started it: the contract of ``trial --format json``.
 
     ``stages`` are what it ran of each where its batch grows, null where it stays.
     """

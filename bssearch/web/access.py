@@ -1,8 +1,8 @@
 """Who may see the pages: the names that this server answers to, a token where others can reach it, and GET alone.
 
 A page of another site that a reader has open may send requests here. It cannot read the answers: the names in the Host
-header are checked, so that a name of theirs that is made to point here (DNS rebinding) is refused, and browsers are told
-to give nothing to other origins.
+header are checked, so that a name of theirs that is made to point here (DNS rebinding) is refused, and browsers are
+told to give nothing to other origins.
 """
 
 from __future__ import annotations

@@ -40,9 +40,7 @@ def compare_page(asked: Asked) -> Answered:
             "known": [(_named(name, place), name) for (_, name), place in zip(known, numbers, strict=True)],
             "chosen": names,
             "columns": COMPARED,
-            "rows": [
-                {**_shown(compared_row(one)), "db": asked.databases.number_of(one.database)} for one in found
-            ],
+            "rows": [{**_shown(compared_row(one)), "db": asked.databases.number_of(one.database)} for one in found],
             "notes": [(one.study, one.note) for one in found if one.note is not None],
             "warnings": [(one.study, warning.message) for one in found for warning in one.warnings],
         },
@@ -76,7 +74,7 @@ def best_page(asked: Asked) -> Answered:
 
 
 def _named(name: str, number: int | None) -> str:
-    """Return the value that a form has for a study: its name, with the number of its database where there are several."""
+    """Return the value that a form has for a study: its name, after the number of its database where it has one."""
     return name if number is None else f"{number}:{name}"
 
 

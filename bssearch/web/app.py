@@ -6,8 +6,10 @@ import logging
 from collections.abc import Callable
 from importlib import resources
 from importlib.metadata import version
+from threading import Lock
 from typing import Any
 
+from jinja2 import PackageLoader
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -24,9 +26,9 @@ from bssearch.web.across import best_page, compare_page
 from bssearch.web.calculator.page import calculator_page
 from bssearch.web.databases import Databases
 from bssearch.web.studies import studies_page
-from bssearch.web.study import answer_document, study_page
+from bssearch.web.study import answer_document, study_page, study_version
 from bssearch.web.trials import trial_page, trials_page
-from bssearch.web.views import Asked, Document, Page, Unchanged, View
+from bssearch.web.views import Asked, Document, Page
 
 STATUS: tuple[tuple[type[BSSearchError], int], ...] = (
     (NotFoundError, 404),
@@ -37,15 +39,18 @@ STATUS: tuple[tuple[type[BSSearchError], int], ...] = (
 """The status of a page that an error has ended."""
 
 PAGES: dict[str, Page] = {
-    "/studies": studies_page,
-    "/studies/{name}": study_page,
-    "/studies/{name}/best.json": answer_document,
-    "/studies/{name}/trials": trials_page,
-    "/studies/{name}/trials/{number}": trial_page,
-    "/compare": compare_page,
-    "/best": best_page,
-    "/calculator": calculator_page,
+    "/studies": Page(studies_page),
+    "/studies/{name}": Page(study_page, study_version),
+    "/studies/{name}/best.json": Page(answer_document),
+    "/studies/{name}/trials": Page(trials_page, study_version),
+    "/studies/{name}/trials/{number}": Page(trial_page, study_version),
+    "/compare": Page(compare_page),
+    "/best": Page(best_page),
+    "/calculator": Page(calculator_page),
 }
+
+KEPT_PAGES = 16
+"""Pages that are kept as they were sent, for the next who asks for the same version of one: a choice."""
 
 log = logging.getLogger("bssearch.web")
 
@@ -70,9 +75,15 @@ class _Pages:
 
     def __init__(self, databases: Databases) -> None:
         self._databases = databases
-        self._environment = templates("bssearch.web")
+        self._environment = templates(PackageLoader("bssearch.web"))
         self._environment.filters["value"] = in_words
-        self._always = {"version": version("bssearch"), "databases": databases.names, "live_seconds": 0, "page_version": None}
+        self._kept = _Kept()
+        self._always = {
+            "version": version("bssearch"),
+            "databases": databases.names,
+            "live_seconds": 0,
+            "page_version": None,
+        }
 
     def endpoint(self, page: Page) -> Callable[[Request], Response]:
         """Return what answers requests for a page, in a thread of its own each."""
@@ -111,32 +122,27 @@ class _Pages:
 
     def _answer(self, page: Page, request: Request) -> Response:
         query = request.query_params
-        found = page(
-            Asked(
-                databases=self._databases,
-                path=request.path_params,
-                query=dict(query),
-                several={name: query.getlist(name) for name in query},
-                known_version=_known_version(request),
-            )
-        )
+        several = {name: query.getlist(name) for name in query}
+        asked = Asked(self._databases, request.path_params, dict(query), several)
+        if page.version is None:
+            return self._made(page, asked, request.url.path)
+        version = page.version(asked)
+        tag = {"ETag": f'"{version}"'}
+        if version == request.headers.get("if-none-match", "").removeprefix("W/").strip('"'):
+            return Response(status_code=304, headers=tag)
+        response = self._kept.get(address := str(request.url), version)
+        if response is None:
+            response = self._made(page, asked, request.url.path, version)
+            self._kept.put(address, version, response)
+        response.headers.update(tag)
+        return response
+
+    def _made(self, page: Page, asked: Asked, path: str, version: str | None = None) -> Response:
+        found = page.show(asked)
         if isinstance(found, Document):
             return JSONResponse(found.content)
-        if isinstance(found, Unchanged):
-            return Response(status_code=304, headers={"ETag": f'"{found.version}"'})
-        return self._shown(found, request)
-
-    def _shown(self, view: View, request: Request) -> Response:
-        values = {
-            "path": request.url.path,
-            "live_seconds": view.live_seconds,
-            "page_version": view.version,
-            **view.values,
-        }
-        response = self._page(view.template, 200, values)
-        if view.version is not None:
-            response.headers["ETag"] = f'"{view.version}"'
-        return response
+        about = {"path": path, "live_seconds": found.live_seconds, "page_version": version}
+        return self._page(found.template, 200, {**about, **found.values})
 
     def _failed(self, request: Request, status: int, message: str, hint: str) -> Response:
         told = {"message": visible(without_passwords(message)), "hint": visible(without_passwords(hint))}
@@ -149,8 +155,25 @@ class _Pages:
         return HTMLResponse(text, status)
 
 
-def _known_version(request: Request) -> str | None:
-    return request.headers.get("if-none-match", "").removeprefix("W/").strip('"') or None
+class _Kept:
+    """The pages sent last, each in its newest version."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._pages: dict[str, tuple[str, Response]] = {}
+
+    def get(self, address: str, version: str) -> Response | None:
+        """Return the page of an address in a version, None where it is not kept."""
+        kept = self._pages.get(address)
+        return None if kept is None or kept[0] != version else kept[1]
+
+    def put(self, address: str, version: str, page: Response) -> None:
+        """Keep a page in the place of its earlier version, and of the one kept longest where they are many."""
+        with self._lock:
+            self._pages.pop(address, None)
+            self._pages[address] = version, page
+            while len(self._pages) > KEPT_PAGES:
+                del self._pages[next(iter(self._pages))]
 
 
 def _page_style(request: Request) -> Response:

@@ -47,5 +47,3 @@ class Databases:
         if not number.isascii() or not number.isdecimal() or not 1 <= int(number[:9]) <= len(stores):
             raise NotFoundError(f"{NUMBER}={number[:20]}: there are the databases 1 to {len(stores)}")
         return stores[int(number[:9]) - 1]
-
-

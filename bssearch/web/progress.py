@@ -38,7 +38,7 @@ class Progress:
 
 def version_of(store: Store, name: str) -> str:
     """Return what changes whenever the page of a study does: with its trials, and with each evaluation that runs."""
-    running = [trial.number for trial in store.trials(name) if trial.state is TrialState.RUNNING]
+    running = [trial.number for trial in store.trials(name, states=[TrialState.RUNNING])]
     seen = {number: len(curve) for number, curve in store.evaluations(name, running).items()} if running else {}
     told = f"{store.stamp(name)} {sorted(seen.items())}"
     return hashlib.sha256(told.encode()).hexdigest()[:24]
@@ -46,15 +46,16 @@ def version_of(store: Store, name: str) -> str:
 
 def progress(store: Store, study: StudyRecord, trials: Sequence[TrialRecord]) -> Progress:
     """Return how far a study is. The curves are those of running trials; where none runs, of those that ended last."""
-    found = status(store, study.name)
+    found = status(store, study.name, trials)
     running = [trial for trial in trials if trial.state is TrialState.RUNNING]
     shown = running or [trial for trial in trials if trial.state.is_finished]
-    curves = store.curves(study.name, [trial.number for trial in shown[-MOST_CURVES:]]) if shown else {}
+    drawn = shown[-MOST_CURVES:]
+    curves = store.curves(study.name, [trial.number for trial in drawn]) if drawn else {}
     return Progress(
         status=found,
         running=[_running_row(trial, curves.get(trial.number, [])) for trial in running],
         counts=[(phase, state, count) for phase, states in found.trials.items() for state, count in states.items()],
-        curves=recent_curves_figure(study.target, [(trial, curves.get(trial.number, [])) for trial in shown[-MOST_CURVES:]]),
+        curves=recent_curves_figure(study.target, [(trial, curves[trial.number]) for trial in drawn]),
         summary=_summary(found),
     )
 

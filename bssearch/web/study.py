@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from bssearch.analysis.answer import Answer
@@ -9,10 +10,11 @@ from bssearch.commands.report import picture_of
 from bssearch.errors import TargetNotReachedError
 from bssearch.pages.html import Page
 from bssearch.pages.page import page_of
+from bssearch.records import TrialRecord
 from bssearch.search.finding import answer
 from bssearch.storage.repository import Store
 from bssearch.web.progress import Progress, progress, version_of
-from bssearch.web.views import Answered, Asked, Document, Unchanged, View
+from bssearch.web.views import Answered, Asked, Document, View
 
 RUNNING_SECONDS = 2.0
 """How often the page of a study that runs is looked at anew: a choice, as often as a reader sees something new."""
@@ -24,12 +26,9 @@ RESTING_SECONDS = 15.0
 def study_page(asked: Asked) -> Answered:
     """Show a study: its progress while it runs, and its answer with figures and tables as soon as there is one."""
     with asked.databases.study(asked.study, asked.database) as store:
-        version = version_of(store, asked.study)
-        if version == asked.known_version:
-            return Unchanged(version)
         study, trials = store.study(asked.study), store.trials(asked.study)
         far = progress(store, study, trials)
-        page, missing = _found(store, asked.study)
+        page, missing = _found(store, asked.study, trials)
     return View(
         template="study.html",
         values={
@@ -39,9 +38,14 @@ def study_page(asked: Asked) -> Answered:
             "page": page,
             "missing": missing,
         },
-        version=version,
         live_seconds=RUNNING_SECONDS if far.is_running else RESTING_SECONDS,
     )
+
+
+def study_version(asked: Asked) -> str:
+    """Return what changes with every trial of a study, and with each evaluation of those that run."""
+    with asked.databases.study(asked.study, asked.database) as store:
+        return version_of(store, asked.study)
 
 
 def answer_document(asked: Asked) -> Answered:
@@ -56,9 +60,9 @@ def about_study(asked: Asked, far: Progress | None = None) -> dict[str, Any]:
     return {"study": asked.study, "db": asked.database, "progress": far}
 
 
-def _found(store: Store, name: str) -> tuple[Page | None, str | None]:
+def _found(store: Store, name: str, trials: Sequence[TrialRecord]) -> tuple[Page | None, str | None]:
     """Return the contents of a study's page, or why there is no answer yet."""
     try:
-        return page_of(picture_of(store, name)), None
+        return page_of(picture_of(store, name, trials)), None
     except TargetNotReachedError as error:
         return None, error.message

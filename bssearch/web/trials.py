@@ -96,7 +96,9 @@ def trial_page(asked: Asked) -> Answered:
         if asked.text("format") == "json":
             return Document(document)
         log, again = store.log(asked.study, trial.number), _again(store, asked.study, trial)
-    settings = {name: value for name, value in document.items() if value is not None and not isinstance(value, dict | list)}
+    settings = {
+        name: value for name, value in document.items() if value is not None and not isinstance(value, dict | list)
+    }
     return View(
         template="trial.html",
         values={

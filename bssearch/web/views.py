@@ -15,13 +15,12 @@ LONGEST_SHOWN = 60
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What a request asks: the databases, the parts of its path, its query, and the version that the reader has."""
+    """What a request asks: the databases, the parts of its path, its query, and all values of each of its names."""
 
     databases: Databases
     path: Mapping[str, str]
     query: Mapping[str, str]
     several: Mapping[str, list[str]] = field(default_factory=dict)
-    known_version: str | None = None
 
     @property
     def study(self) -> str:
@@ -59,15 +58,10 @@ class Asked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """A template and what it shows.
-
-    ``version`` changes when what is shown does: a reader who has it is sent nothing. ``live_seconds`` is how often the
-    page asks whether it has; 0 for never.
-    """
+    """A template and what it shows; every ``live_seconds`` the page asks whether that has changed, at 0 never."""
 
     template: str
     values: Mapping[str, Any]
-    version: str | None = None
     live_seconds: float = 0
 
 
@@ -78,15 +72,19 @@ class Document:
     content: Any
 
 
+Answered = View | Document
+Version = Callable[[Asked], str]
+
+
 @dataclass(frozen=True, slots=True)
-class Unchanged:
-    """Says that the reader has the newest version already."""
+class Page:
+    """How a page is made, and what changes whenever it does: who has that ``version`` is sent nothing, None for always.
 
-    version: str
+    Both raise `BSSearchError` where there is nothing to show.
+    """
 
-
-Answered = View | Document | Unchanged
-Page = Callable[[Asked], Answered]
+    show: Callable[[Asked], Answered]
+    version: Version | None = None
 
 
 def shortened(text: str) -> str:

@@ -12,7 +12,8 @@ from bssearch.cli.arguments import DatabasesOption
 def serve(
     db: DatabasesOption = None,
     host: Annotated[
-        str, typer.Option(help="Address to listen on; 0.0.0.0 for all of this machine's. Other than loopback: by token.")
+        str,
+        typer.Option(help="Address to listen on, 0.0.0.0 for all; others than loopback ask for a token."),
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on; 0 for a free one.", min=0, max=65535)] = 8765,
     allow_host: Annotated[
