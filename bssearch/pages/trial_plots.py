@@ -96,6 +96,7 @@ def recent_curves_figure(target: Target, runs: Sequence[tuple[TrialRecord, Seque
             "x": [one.train_seconds for one in points],
             "y": [one.metric for one in points],
             "line": {"color": sequence_colour(index, len(drawn)), "width": 2},
+            "marker": {"color": sequence_colour(index, len(drawn)), "size": 7},
             "hovertemplate": f"trial {trial.number}<br>%{{x:.4~g}} s: %{{y:.4~g}}<extra></extra>",
         }
         for index, (trial, points) in enumerate(drawn)

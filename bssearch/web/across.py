@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bssearch.commands.across.agreement import in_words as agreement_in_words
@@ -40,7 +41,9 @@ def compare_page(asked: Asked) -> Answered:
             "known": [(_named(name, place), name) for (_, name), place in zip(known, numbers, strict=True)],
             "chosen": names,
             "columns": COMPARED,
-            "rows": [{**_shown(compared_row(one)), "db": asked.databases.number_of(one.database)} for one in found],
+            "rows": [
+                {**_shown(compared_row(one), COMPARED), "db": asked.databases.number_of(one.database)} for one in found
+            ],
             "notes": [(one.study, one.note) for one in found if one.note is not None],
             "warnings": [(one.study, warning.message) for one in found for warning in one.warnings],
         },
@@ -59,7 +62,8 @@ def best_page(asked: Asked) -> Answered:
         values["found"] = {
             "columns": ANSWERED,
             "rows": [
-                {**_shown(answered_row(one)), "db": asked.databases.number_of(one.database)} for one in found.answers
+                {**_shown(answered_row(one), ANSWERED), "db": asked.databases.number_of(one.database)}
+                for one in found.answers
             ],
             "agreement": agreement_in_words(found.agreement),
             "disagreements": [one.message for one in found.agreement.disagreements[:MOST_TOLD]],
@@ -87,5 +91,5 @@ def _placed(stores: list[Store], given: str) -> tuple[Store, str]:
     return stores[int(place[:9]) - 1], name
 
 
-def _shown(row: dict[str, Any]) -> dict[str, str]:
-    return {name: in_words(value) for name, value in row.items()}
+def _shown(row: Mapping[str, Any], columns: Sequence[str]) -> dict[str, str]:
+    return {name: in_words(row.get(name)) for name in columns}

@@ -66,7 +66,7 @@ def create_app(databases: Databases, access: Access) -> Starlette:
             Mount("/static", StaticFiles(packages=[("bssearch.web", "static")])),
         ],
         middleware=[Middleware(Guard, access=access, refuse=pages.refusal, welcome=pages.welcome)],
-        exception_handlers={HTTPException: pages.http_error, Exception: pages.unexpected},
+        exception_handlers={HTTPException: pages.http_error},
     )
 
 
@@ -94,6 +94,9 @@ class _Pages:
             except BSSearchError as error:
                 status = next((status for kind, status in STATUS if isinstance(error, kind)), 500)
                 return self._failed(request, status, error.message, error.hint or "")
+            except Exception as error:  # here, so that it is answered as all else is: with the headers of `Guard`
+                log.exception("%s", request.url.path)
+                return self._failed(request, 500, f"{type(error).__name__}: the log of the server has more", "")
 
         return answer
 
@@ -114,11 +117,6 @@ class _Pages:
         status = error.status_code if isinstance(error, HTTPException) else 500
         known = {404: f"There is no page {request.url.path}"}
         return self._failed(request, status, known.get(status, str(error)), "")
-
-    def unexpected(self, request: Request, error: Exception) -> Response:
-        """Return the page of an error that nobody has foreseen; the log has all of it."""
-        log.error("%s", request.url.path, exc_info=error)
-        return self._failed(request, 500, f"{type(error).__name__}: the log of the server has more", "")
 
     def _answer(self, page: Page, request: Request) -> Response:
         query = request.query_params
