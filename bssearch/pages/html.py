@@ -1,22 +1,26 @@
 """One HTML file that needs nothing else: a headline, key figures, sections of figures and tables.
 
-The template escapes every value; plotly's script, the page's own and the figures' JSON are the only parts put in as
-they are. The page's own security policy runs no other script, and fetches nothing.
+The templates escape every value, and the page has no script: its figures are drawn as SVG. The page's own security
+policy runs none, knows its one style sheet by its digest, and fetches nothing.
 """
 
 from __future__ import annotations
 
 import base64
 import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from bssearch.errors import UsageError
 from bssearch.pages.axes import Figure
+from bssearch.pages.drawing.sizes import WIDE_WIDTH
+from bssearch.pages.drawing.svg import svg
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+    from markupsafe import Markup
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,69 +61,52 @@ class Section:
     notes: Sequence[str] = ()
 
 
-def html_page(
-    *,
-    title: str,
-    kicker: str,
-    headline: str,
-    sections: Sequence[Section],
-    tiles: Sequence[Tile] = (),
-    warnings: Sequence[str] = (),
-    reproduction: Mapping[str, Any] | None = None,
-) -> str:
-    """Return a page as HTML; ``reproduction`` has the values of its last section, None for no such section.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page:
+    """A page as its templates show it; ``reproduction`` has the values of its last section, None for no such section."""
 
-    Raises `UsageError` where the extra ``plots`` is not installed.
-    """
-    plotly, environment = _tools()
+    title: str
+    kicker: str
+    headline: str
+    tiles: Sequence[Tile] = ()
+    warnings: Sequence[str] = ()
+    sections: Sequence[Section]
+    reproduction: Mapping[str, Any] | None = None
+
+
+def html_page(page: Page) -> str:
+    """Return a page as one HTML file."""
     from markupsafe import Markup
 
-    figures = {name: figure for section in sections for name, figure in section.figures.items()}
-    script = _asset("page.js")
-    return str(
-        environment.from_string(_asset("page.html")).render(
-            title=title,
-            kicker=kicker,
-            headline=headline,
-            tiles=tiles,
-            warnings=warnings,
-            sections=sections,
-            reproduction=reproduction,
-            policy=_policy(plotly, script),
-            style=Markup(_asset("page.css")),
-            figures=Markup(script_json(figures)),
-            plotly=Markup(plotly),
-            script=Markup(script),
-        )
+    style = _asset("page.css")
+    return _own_templates().get_template("page.html").render(page=page, policy=_policy(style), style=Markup(style))
+
+
+def templates(*packages: str) -> Environment:
+    """Return the templates of the page, and then those that lie in further packages, by the names of their files.
+
+    They escape every value and refuse one that is not defined. ``figure | svg(name, title)`` draws a figure, with
+    a third argument as wide as that on a screen; ``name`` makes its ids, ``title`` is read to those who do not see it.
+    """
+    from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
+
+    loaders = [PackageLoader(package, ".") for package in ("bssearch.pages", *packages)]
+    environment = Environment(
+        loader=ChoiceLoader(loaders), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-
-
-def require_plots() -> None:
-    """Raise `UsageError` where the extra ``plots`` is not installed."""
-    _tools()
-
-
-def script_json(value: object) -> str:
-    """Return JSON that can stand inside a script element: nothing in it ends the element or begins a comment."""
-    text = json.dumps(value, allow_nan=False, separators=(",", ":"))
-    return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
+    environment.filters["svg"] = _svg
+    return environment
 
 
 @cache
-def _tools() -> tuple[str, Any]:
-    """Return plotly's script and a template environment that escapes."""
-    try:
-        import jinja2
-        from plotly.offline import get_plotlyjs
-    except ImportError as error:
-        raise UsageError(
-            f"the page needs {error.name or 'plotly'}, which is not installed", hint="pip install jinja2 plotly"
-        ) from None
-    # A browser reads every end of line as \n, and compares the digest of that with the policy's.
-    plotly = str(get_plotlyjs()).replace("\r\n", "\n").replace("\r", "\n").replace("</script", "<\\/script")
-    return plotly, jinja2.Environment(
-        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
+def _own_templates() -> Environment:
+    return templates()
+
+
+def _svg(figure: Figure, name: str, title: str, wide: float = WIDE_WIDTH) -> Markup:
+    from markupsafe import Markup
+
+    return Markup(svg(figure, name, title, wide))
 
 
 @cache
@@ -127,11 +114,9 @@ def _asset(name: str) -> str:
     return resources.files("bssearch.pages").joinpath(name).read_text(encoding="utf-8")
 
 
-def _policy(*scripts: str) -> str:
-    """Return a policy under which these scripts run, no others, and nothing is fetched."""
-    digests = (base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts)
-    allowed = " ".join(f"'sha256-{digest}'" for digest in digests)
-    return (
-        f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data:; "
-        "base-uri 'none'; form-action 'none'"
-    )
+def _policy(style: str) -> str:
+    """Return a policy under which no script runs, this style alone counts, and nothing is fetched."""
+    # A browser reads every end of line as \n, and compares the digest of that with the policy's.
+    lines = style.replace("\r\n", "\n").replace("\r", "\n")
+    digest = base64.b64encode(hashlib.sha256(lines.encode()).digest()).decode()
+    return f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"

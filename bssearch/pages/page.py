@@ -21,7 +21,7 @@ from bssearch.pages import plots, trial_plots
 from bssearch.pages.axes import Figure
 from bssearch.pages.comparisons import promised_and_found, trained_for_the_same_time
 from bssearch.pages.growing import growing, grown_trials
-from bssearch.pages.html import Row, Section, Table, html_page
+from bssearch.pages.html import Page, Row, Section, Table, html_page
 from bssearch.pages.reproduction import reproduction_of
 from bssearch.pages.tiles import tiles_of
 from bssearch.pages.words import NOTHING, in_words, plural, sentence
@@ -47,8 +47,13 @@ class StudyPicture:
 
 
 def render(picture: StudyPicture) -> str:
-    """Return the page as HTML. Raises `UsageError` where the extra ``plots`` is not installed."""
-    return html_page(
+    """Return the page as HTML."""
+    return html_page(page_of(picture))
+
+
+def page_of(picture: StudyPicture) -> Page:
+    """Return the page as its parts."""
+    return Page(
         title=f"{picture.study.name}: optimal batch size",
         kicker=_kicker(picture),
         headline=headline(picture.answer),

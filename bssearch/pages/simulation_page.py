@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from bssearch.pages.axes import ACCENT, INK, MUTED, SECOND, Figure, framed, label, value_axis
-from bssearch.pages.html import Row, Section, Table, html_page
+from bssearch.pages.html import Page, Row, Section, Table, html_page
 
 Ends = tuple[float, float | None, float | None]
 """A mean with its 95 % interval, where there is one: (mean, low, high)."""
@@ -31,8 +31,8 @@ KINDS = {"ours": ("star", SECOND, 13), "simple": ("circle", ACCENT, 9), "peer": 
 
 
 def simulation_page(points: Sequence[Point], tables: Mapping[str, Sequence[Point]], protocol: str) -> str:
-    """Return the page as HTML; ``protocol`` says what was drawn. Raises `UsageError` without the extra ``plots``."""
-    return html_page(
+    """Return the page as HTML; ``protocol`` says what was drawn."""
+    page = Page(
         title="Pruning policies, simulated",
         kicker=protocol,
         headline="What each pruning policy costs, and how often it loses the winner",
@@ -45,6 +45,7 @@ def simulation_page(points: Sequence[Point], tables: Mapping[str, Sequence[Point
             ),
         ],
     )
+    return html_page(page)
 
 
 def _section(name: str, title: str, points: Sequence[Point]) -> Section:
