@@ -29,7 +29,7 @@ PADDING = 0.06
 
 
 def label(text: object) -> str:
-    """Return text from outside for a figure: cut where it is long, and escaped, for plotly reads some HTML; the page's drawing undoes it."""
+    """Return text from outside for a figure: cut where it is long, and escaped, for plotly reads some HTML."""
     words = " ".join(str(text).split())
     return html.escape(words if len(words) <= LONGEST_LABEL else f"{words[: LONGEST_LABEL - 1]}…", quote=False)
 

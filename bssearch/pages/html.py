@@ -63,7 +63,7 @@ class Section:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Page:
-    """A page as its templates show it; ``reproduction`` has the values of its last section, None for no such section."""
+    """A page as its templates show it. ``reproduction`` has the values of its last section, None for no such one."""
 
     title: str
     kicker: str
