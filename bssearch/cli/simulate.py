@@ -129,13 +129,11 @@ def _compare_policies(
     form: Format,
 ) -> None:
     """Run policies on draws of tables, and print what they cost and miss."""
-    from bssearch.pages.html import require_plots
     from bssearch.pages.simulation_page import simulation_page
     from bssearch.simulation.pruning import PRUNERS, by_policy, pruner_of, summarize
     from bssearch.simulation.pruning import simulate as simulated
 
     if html is not None:
-        require_plots()
         check_file(html)
     names = list(dict.fromkeys(pruner or PRUNERS))
     for name in names:

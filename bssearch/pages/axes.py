@@ -1,7 +1,8 @@
 """What all figures of a study's page have in common: axes, numbers and texts for people, colours by name.
 
-Figures are plotly's JSON, made of plain values. Colours are names of the page's style sheet, which has them for light
-and for dark; ``seq-0`` to ``seq-100`` lie on its sequence, from the best to the worst.
+Figures are plotly's JSON, made of plain values: `bssearch.pages.drawing` makes SVG of them, plotly a notebook's figure.
+Colours are names of the page's style sheet, which has them for light and for dark; ``seq-0`` to ``seq-100`` lie on its
+sequence, from the best to the worst.
 """
 
 from __future__ import annotations

@@ -60,12 +60,10 @@ def report(
 ) -> None:
     """Show a study as a whole: a page with its figures and tables, one picture, or all its rows as CSV."""
     from bssearch.commands.report import picture_of, svg_of
-    from bssearch.pages.html import require_plots
     from bssearch.pages.page import render
     from bssearch.search.finding import answer
 
     if html is not None:
-        require_plots()
         check_file(html)
     if svg is not None:
         check_file(svg)

@@ -22,9 +22,11 @@ def axes_of(layout: Figure, size: Size, top: float) -> tuple[Axis, Axis]:
     """Return both axes of a figure whose plot begins at some height, each with the ticks that there is room for."""
     bottom = top + size.plot_height
     upward = axis_of(layout["yaxis"], bottom, top, most_ticks=size.most_ticks)
-    ticks = fitting(
-        upward.ticks, lambda one, other: abs(upward.place(one[0]) - upward.place(other[0])) < size.font * 1.3
-    )
+
+    def meet(one: tuple[float, str], other: tuple[float, str]) -> bool:
+        return abs(upward.place(one[0]) - upward.place(other[0])) < 1.3 * size.font
+
+    ticks = fitting(upward.ticks, meet)
     left = max((width_of(text, size.font) for _, text in ticks), default=0) + TICK + GAP
     right = size.width - max(10, _overhang(layout["xaxis"], size))
     along = axis_of(layout["xaxis"], left, right, most_ticks=size.most_ticks)

@@ -22,7 +22,7 @@ def text_of(trace: Figure, index: int) -> str | None:
     template = trace.get("hovertemplate")
     if template is None or trace.get("hoverinfo") == "skip":
         return None
-    values = {name: trace[name][index] for name in ("x", "y", "text", "customdata") if name in trace}
+    values: dict[str, Any] = {name: trace[name][index] for name in ("x", "y", "text", "customdata") if name in trace}
     return filled(template, values)
 
 

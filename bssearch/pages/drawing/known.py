@@ -1,4 +1,4 @@
-"""What is drawn of plotly's figures. Anything else is refused, so that nothing is left out or drawn wrong in silence."""
+"""What is drawn of plotly's figures. Anything else is refused, rather than left out in silence."""
 
 from __future__ import annotations
 

@@ -53,5 +53,5 @@ class Labels:
         vertical, horizontal = position.split()
         aside = away * (1.0 if vertical == "middle" else 0.6)
         at_x = x + {"left": -aside, "center": 0.0, "right": aside}[horizontal]
-        below = {"top": -away, "middle": 0.35 * self.font, "bottom": away + 0.8 * self.font}[vertical]
+        below = {"top": -away - 0.2 * self.font, "middle": 0.35 * self.font, "bottom": away + 0.8 * self.font}[vertical]
         return at_x, y + below, ANCHORS[horizontal]

@@ -60,7 +60,7 @@ def colour_scale(marker: Figure, name: str, size: Size) -> tuple[list[str], floa
     if left + BAR_WIDTH + edge > size.width:
         left, top = edge, size.line_height
     middle = top + size.line_height / 2
-    low, high = marker["cmin"], marker["cmax"]
+    low, high = float(marker["cmin"]), float(marker["cmax"])
 
     def place(value: float) -> float:
         return left + BAR_WIDTH * min(1.0, max(0.0, (value - low) / (high - low)))

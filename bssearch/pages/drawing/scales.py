@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from bssearch.pages.axes import Figure
@@ -78,14 +79,6 @@ def fitting(ticks: Ticks, meet: Callable[[tuple[float, str], tuple[float, str]],
     """Return every tick, or every second, third and so on, until the texts of neighbours do not meet."""
     for every in range(1, len(ticks)):
         shown = ticks[::every]
-        if not any(meet(one, following) for one, following in zip(shown, shown[1:], strict=False)):
+        if not any(meet(one, following) for one, following in itertools.pairwise(shown)):
             return shown
     return ticks[:1]
-
-
-def finite(values: Sequence[float]) -> list[float]:
-    """Return the values as floats. Raises `ValueError` for one that is not finite."""
-    found = [float(value) for value in values]
-    if not all(map(math.isfinite, found)):
-        raise ValueError("a point that is not finite is not drawn")
-    return found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -71,7 +70,7 @@ def area(series: Series) -> Iterator[str]:
 
 
 def line(series: Series) -> Iterator[str]:
-    """Yield the line through a trace's points, with its name under the pointer."""
+    """Yield the line through a trace's points."""
     drawn = series.trace.get("line", {})
     if "lines" not in series.modes or not drawn.get("width", 2) or len(series.places) < 2:
         return
@@ -120,7 +119,7 @@ def _ends(series: Series, name: str, axis: Axis) -> Iterator[tuple[float, float,
 
 def _within(axis: Axis, place: float) -> float:
     low, high = sorted((axis.start, axis.end))
-    return math.nan if math.isnan(place) else min(max(place, low), high)
+    return min(max(place, low), high)
 
 
 def _bar(across: float, low: float, high: float, is_flat: bool, cap: float) -> str:

@@ -12,7 +12,7 @@ from bssearch.pages.drawing.symbols import short
 Anchor = Literal["start", "middle", "end"]
 
 WIDTHS = {0.32: "fijlt.,:;'!|I()[]/ -·", 0.85: "mwMW%@—→≥≤±×", 0.7: "ABCDEFGHJKLNOPQRSTUVXYZ&"}
-"""Widths of characters in font sizes, others 0.61: about those of DejaVu Sans, which is wider than most."""
+"""Widths of characters in font sizes, others 0.62: about those of DejaVu Sans, which is wider than most."""
 WIDTH_OF = {character: width for width, characters in WIDTHS.items() for character in characters} | {
     "-": 0.4,
     " ": 0.34,
