@@ -19,7 +19,7 @@ from bssearch.pages.drawing.sizes import WIDE_WIDTH
 from bssearch.pages.drawing.svg import svg
 
 if TYPE_CHECKING:
-    from jinja2 import Environment
+    from jinja2 import BaseLoader, Environment
     from markupsafe import Markup
 
 
@@ -82,17 +82,20 @@ def html_page(page: Page) -> str:
     return _own_templates().get_template("page.html").render(page=page, policy=_policy(style), style=Markup(style))
 
 
-def templates(*packages: str) -> Environment:
-    """Return the templates of the page, and then those that lie in further packages, by the names of their files.
+def templates(*more: BaseLoader) -> Environment:
+    """Return the templates of the page, and then those of further loaders, by the names of their files.
 
     They escape every value and refuse one that is not defined. ``figure | svg(name, title)`` draws a figure, with
     a third argument as wide as that on a screen; ``name`` makes its ids, ``title`` is read to those who do not see it.
     """
     from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
-    loaders = [PackageLoader(package, ".") for package in ("bssearch.pages", *packages)]
     environment = Environment(
-        loader=ChoiceLoader(loaders), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        loader=ChoiceLoader([PackageLoader("bssearch.pages", "."), *more]),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
     environment.filters["svg"] = _svg
     return environment
