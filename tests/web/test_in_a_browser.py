@@ -1,0 +1,204 @@
+"""The pages in Chromium: read, clicked, watched while a study runs, and looked at by axe-core."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from bssearch.records import TrialOutcome, TrialState
+from bssearch.storage.repository import open_store
+from bssearch.web.access import Access
+from bssearch.web.app import create_app
+from bssearch.web.databases import Databases
+from tests.browser import SCHEMES, WIDTHS, browser, grave_findings, overflow, page_of
+from tests.factories import make_curve
+from tests.web.test_pages import running_study
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
+__all__ = ["browser"]
+pytestmark = pytest.mark.slow
+
+ALL_PAGES = (
+    "/studies",
+    "/studies?device=none",
+    "/studies/task",
+    "/studies/task/trials",
+    "/studies/task/trials/1",
+    "/compare",
+    "/compare?study=task&study=other",
+    "/best",
+    "/best?objective=time_to_target",
+    "/calculator",
+)
+
+
+class Served:
+    """Pages at a port of their own, which may go away."""
+
+    def __init__(self, *urls: str) -> None:
+        import uvicorn
+
+        app = create_app(Databases(urls), Access.of("127.0.0.1", 80, token=None))
+        config = uvicorn.Config(app, port=0, log_level="error", lifespan="off", ws="none", timeout_graceful_shutdown=1)
+        self._server = uvicorn.Server(config)
+        self._thread = threading.Thread(target=self._server.run, daemon=True)
+        self._thread.start()
+        while not self._server.started:
+            time.sleep(0.01)
+        self.address = f"http://127.0.0.1:{self._server.servers[0].sockets[0].getsockname()[1]}"
+
+    def stop(self) -> None:
+        """End the server, as Ctrl-C does."""
+        self._server.should_exit = True
+        self._thread.join()
+
+
+@contextmanager
+def served(*urls: str) -> Iterator[Served]:
+    server = Served(*urls)
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
+@pytest.fixture(scope="module")
+def address(searched: str) -> Iterator[str]:
+    with served(searched) as server:
+        yield server.address
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("width", WIDTHS)
+def test_no_page_has_a_grave_fault_or_is_too_wide(browser: Browser, address: str, width: int, scheme: str) -> None:
+    found: dict[str, object] = {}
+    with page_of(browser, width=width, scheme=scheme) as page:
+        for path in ALL_PAGES:
+            page.goto(f"{address}{path}")
+            found[path] = grave_findings(page), overflow(page)
+    assert found == {path: ([], 0) for path in ALL_PAGES}
+
+
+def test_the_pages_lead_to_each_other_by_the_keyboard_alone(browser: Browser, address: str) -> None:
+    with page_of(browser) as page:
+        page.goto(f"{address}/")
+        for _ in range(2):
+            page.keyboard.press("Tab")
+        assert page.evaluate("document.activeElement.textContent") == "bssearch"
+        link = page.get_by_role("link", name="task", exact=True)
+        link.focus()
+        page.keyboard.press("Enter")
+        page.get_by_role("link", name="Trials", exact=True).focus()
+        page.keyboard.press("Enter")
+        page.get_by_role("heading", name="Trials of task").wait_for()
+
+
+def test_the_pages_work_without_scripts(browser: Browser, address: str) -> None:
+    with page_of(browser, java_script_enabled=False) as page:
+        page.goto(f"{address}/studies/task/trials")
+        page.get_by_label("State").select_option("reached")
+        page.get_by_role("button", name="Show").click()
+        assert "state=reached" in page.url
+        assert page.locator("tbody tr").count() > 0
+
+
+def test_studies_are_chosen_and_compared(browser: Browser, address: str) -> None:
+    with page_of(browser) as page:
+        page.goto(f"{address}/compare")
+        for name in ("task", "other"):
+            page.get_by_label(name, exact=True).check()
+        page.get_by_role("button", name="Compare").click()
+        assert page.locator("tbody tr").count() == 2
+
+
+def test_nothing_is_asked_of_another_machine(browser: Browser, address: str) -> None:
+    asked: list[str] = []
+    with page_of(browser) as page:
+        page.on("request", lambda request: asked.append(request.url))
+        for path in ALL_PAGES:
+            page.goto(f"{address}{path}")
+    assert asked
+    assert {url for url in asked if not url.startswith((address, "data:"))} == set()
+
+
+class TestLive:
+    def test_a_study_that_runs_is_followed(self, browser: Browser, empty: str) -> None:
+        number = running_study(empty)
+        with served(empty) as server, page_of(browser) as page:
+            page.goto(f"{server.address}/studies/toy")
+            page.get_by_role("heading", name="No answer yet").wait_for()
+            page.get_by_role("link", name=str(number), exact=True).focus()
+            with open_store(empty) as store:
+                [newest] = make_curve(*((0.1 * n, 0.2 * n) for n in range(1, 5)))[3:]
+                store.append_observations("toy", [(number, newest)])
+            page.get_by_role("cell", name="0.8", exact=True).wait_for(timeout=10_000)
+            assert page.evaluate("document.activeElement.textContent") == str(number)  # where the reader was
+            with open_store(empty) as store:
+                done = TrialOutcome(
+                    state=TrialState.REACHED,
+                    reason="accuracy = 0.9",
+                    steps=5,
+                    train_seconds=0.5,
+                    time_to_target_s=0.5,
+                    steps_to_target=5,
+                    final_metric=0.9,
+                    best_metric=0.9,
+                )
+                store.finish_trial("toy", number, done, steps_x_step_time_s=None)
+            page.get_by_role("heading", level=1, name="reaches accuracy").wait_for(timeout=10_000)
+            assert "reaches accuracy" in (page.locator("#announced").text_content() or "")
+
+    def test_nothing_moves_where_nothing_changes(self, browser: Browser, empty: str) -> None:
+        running_study(empty)
+        answers: list[int] = []
+        with served(empty) as server, page_of(browser) as page:
+            page.goto(f"{server.address}/studies/toy")
+            page.on("response", lambda response: answers.append(response.status))
+            page.evaluate("document.querySelector('#progress').dataset.mark = 'same'")
+            while len(answers) < 2:
+                page.wait_for_timeout(100)
+            assert page.locator("#progress").get_attribute("data-mark") == "same"
+        assert set(answers) == {304}
+
+    def test_what_was_opened_stays_open(self, browser: Browser, empty: str) -> None:
+        running_study(empty)
+        with served(empty) as server, page_of(browser) as page:
+            page.goto(f"{server.address}/studies")
+            page.locator("#narrow summary").click()
+            page.get_by_label("Device").fill("H1")
+            running_study(empty, "second")
+            page.get_by_role("link", name="second").wait_for(timeout=15_000)
+            assert page.get_by_label("Device").input_value() == "H1"
+            assert page.locator("#narrow").get_attribute("open") is not None
+
+    def test_a_server_that_is_gone_is_told_and_what_was_shown_stays(self, browser: Browser, empty: str) -> None:
+        running_study(empty)
+        server = Served(empty)
+        context = browser.new_context()
+        page = context.new_page()
+        page.goto(f"{server.address}/studies/toy")
+        server.stop()
+        page.get_by_role("alert").filter(has_text="does not answer").wait_for(timeout=10_000)
+        assert page.get_by_role("heading", name="No answer yet").is_visible()
+        context.close()
+
+    def test_a_database_that_is_gone_is_told_and_that_it_is_back(self, browser: Browser, tmp_path: Path) -> None:
+        path, away = tmp_path / "team.db", tmp_path / "away.db"
+        running_study(f"sqlite:///{path}")
+        with served(f"sqlite:///{path}") as server:
+            context = browser.new_context()
+            page = context.new_page()
+            page.goto(f"{server.address}/studies/toy")
+            path.rename(away)
+            page.get_by_role("alert").filter(has_text="no database at").wait_for(timeout=10_000)
+            away.rename(path)
+            page.get_by_role("alert").wait_for(state="hidden", timeout=10_000)
+            context.close()
