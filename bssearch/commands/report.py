@@ -67,8 +67,8 @@ def picture_of(store: Store, name: str, trials: Sequence[TrialRecord] | None = N
     ``trials`` are all that the study has, where they have been read.
     Raises `NotFoundError`, and `TargetNotReachedError` where no trial reached the target.
     """
-    found = answer(store, name)
     study, trials = store.study(name), store.trials(name) if trials is None else trials
+    found = answer(store, name, trials=trials)
     spec = spec_of(study)
     chosen = curve_trials(found, trials)
     grown = None if found.batch_schedule is None else typical_run(found.batch_schedule, trials)

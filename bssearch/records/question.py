@@ -6,9 +6,9 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from enum import StrEnum
-from typing import Literal
+from typing import Any, Literal
 
 ParameterValue = bool | int | float | str | None
 
@@ -77,7 +77,11 @@ class TrialState(StrEnum):
 
 def to_json(record: object) -> str:
     """Return a record as compact JSON with sorted keys; infinities and NaN are refused."""
-    return json.dumps(asdict(record), sort_keys=True, separators=(",", ":"), allow_nan=False)  # type: ignore[call-overload]
+    return _json(asdict(record))  # type: ignore[call-overload]
+
+
+def _json(values: Mapping[str, Any]) -> str:
+    return json.dumps(values, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,7 +145,8 @@ class Configuration:
     @property
     def key(self) -> str:
         """Return a short digest that two runs share exactly when they run the same configuration."""
-        return hashlib.sha256(to_json(self).encode()).hexdigest()[:12]
+        values = {name: getattr(self, name) for name in _FIELDS} | {"parameters": dict(self.parameters)}
+        return hashlib.sha256(_json(values).encode()).hexdigest()[:12]
 
     def in_micro_batches(self, micro_batch_size: int) -> Configuration:
         """Return what trains the same in micro-batches of another size, which divides the batch size."""
@@ -164,6 +169,9 @@ class Configuration:
     def grows(self) -> bool:
         """Return whether the batch size is that of a first stage (`bssearch.batch_schedule`)."""
         return BATCH_SCHEDULE in self.parameters
+
+
+_FIELDS = tuple(one.name for one in fields(Configuration))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

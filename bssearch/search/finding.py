@@ -17,7 +17,7 @@ from bssearch.analysis.objectives.base import objective_of
 from bssearch.analysis.report import build_answer
 from bssearch.analysis.retarget import at_target, easier_target, refuse_another_target
 from bssearch.errors import TargetNotReachedError, UsageError
-from bssearch.records import Configuration, model_parameters
+from bssearch.records import Configuration, TrialRecord, model_parameters
 from bssearch.spec import StudySpec
 from bssearch.spec.parts import BudgetSpec
 from bssearch.spec.stored import spec_of
@@ -99,24 +99,28 @@ def _quick_within(last: object) -> Mapping[str, Any] | None:
     return quick if isinstance(quick, Mapping) else None
 
 
-def answer(store: Store, name: str, target: float | None = None) -> Answer:
+def answer(store: Store, name: str, target: float | None = None, trials: Sequence[TrialRecord] | None = None) -> Answer:
     """Return the answer of a study in an open store; for another target from the stored curves.
 
-    The one that was stored when the last trial ended is taken, where nothing has changed since.
+    The one that was stored when the last trial ended is taken, where nothing has changed since. ``trials`` are all that
+    the study has, where they were read.
     """
     if target is None:
         stored = store.finding(name)
         if isinstance(stored, Mapping) and stored.get("made_by") == ANSWERS and stored.get("answer") is not None:
             with suppress(ValidationError):  # what something else has written there does not matter
                 return Answer.model_validate(stored["answer"])
-    return compute_answer(store, name, target)
+    return compute_answer(store, name, target, trials)
 
 
-def compute_answer(store: Store, name: str, target: float | None = None) -> Answer:
-    """Return the answer of a study from its trials."""
+def compute_answer(
+    store: Store, name: str, target: float | None = None, trials: Sequence[TrialRecord] | None = None
+) -> Answer:
+    """Return the answer of a study from its trials, which are read where they are not given."""
     study = store.study(name)
     spec = spec_of(study)
-    trials, probes, memory = store.trials(name), store.probes(name), store.memory_boundary(name)
+    trials = store.trials(name) if trials is None else trials
+    probes, memory = store.probes(name), store.memory_boundary(name)
     uses = [] if study.environment is None else store.memory(name, study.environment)
     noise, versions = store.noise(name), store.torch_versions(name)
     if target is not None:

@@ -78,6 +78,8 @@ class _Pages:
         self._environment = templates(PackageLoader("bssearch.web"))
         self._environment.filters["value"] = in_words
         self._kept = _Kept()
+        # A large study takes memory and the interpreter alone; who asks for the same page at once finds it made.
+        self._one_at_a_time = Lock()
         self._always = {
             "version": version("bssearch"),
             "databases": databases.names,
@@ -128,10 +130,11 @@ class _Pages:
         tag = {"ETag": f'"{version}"'}
         if version == request.headers.get("if-none-match", "").removeprefix("W/").strip('"'):
             return Response(status_code=304, headers=tag)
-        response = self._kept.get(address := str(request.url), version)
-        if response is None:
-            response = self._made(page, asked, request.url.path, version)
-            self._kept.put(address, version, response)
+        with self._one_at_a_time:
+            response = self._kept.get(address := str(request.url), version)
+            if response is None:
+                response = self._made(page, asked, request.url.path, version)
+                self._kept.put(address, version, response)
         response.headers.update(tag)
         return response
 
@@ -157,7 +160,6 @@ class _Kept:
     """The pages sent last, each in its newest version."""
 
     def __init__(self) -> None:
-        self._lock = Lock()
         self._pages: dict[str, tuple[str, Response]] = {}
 
     def get(self, address: str, version: str) -> Response | None:
@@ -167,11 +169,10 @@ class _Kept:
 
     def put(self, address: str, version: str, page: Response) -> None:
         """Keep a page in the place of its earlier version, and of the one kept longest where they are many."""
-        with self._lock:
-            self._pages.pop(address, None)
-            self._pages[address] = version, page
-            while len(self._pages) > KEPT_PAGES:
-                del self._pages[next(iter(self._pages))]
+        self._pages.pop(address, None)
+        self._pages[address] = version, page
+        if len(self._pages) > KEPT_PAGES:
+            del self._pages[next(iter(self._pages))]
 
 
 def _page_style(request: Request) -> Response:
