@@ -1,0 +1,1 @@
+"""The pages of a web server that only reads."""
