@@ -38,25 +38,17 @@ class Asked:
 
     @property
     def line(self) -> str:
-        """Return the command line with the values as typed; empty where one of them cannot be written on a line."""
+        """Return the command line with the values as typed; empty where one of them has no place on it."""
         words = ["bssearch", "plan", self.command]
         for option, name in self.options.items():
             text = self.typed.texts[name].strip()
-            if len(text) > LONGEST_VALUE or not text.isprintable():
+            is_flag = FIELDS[name].kind in ("flag", "yes_no")
+            if len(text) > LONGEST_VALUE or not text.isprintable() or (is_flag and name in self.typed.errors):
                 return ""
-            if text:
-                words += self._words(option, name, text)
+            words += _flag_words(option, self.typed.values.get(name)) if is_flag else _words(option, text)
         for option, value in self.set_by_page.items():
-            words += [_flag(option), str(value)]
+            words += _words(option, str(value))
         return shlex.join([*words, *self.fixed])
-
-    def _words(self, option: str, name: str, text: str) -> list[str]:
-        value = self.typed.values.get(name)
-        if FIELDS[name].kind == "flag" and name not in self.typed.errors:
-            return [_flag(option)] if value else []
-        if FIELDS[name].kind == "yes_no" and name not in self.typed.errors:
-            return [_flag(option) if value else f"--no-{option.replace('_', '-')}"]
-        return [f"{_flag(option)}={text}"] if text.startswith("-") else [_flag(option), text]
 
     def unready(self) -> Part | None:
         """Return the part without results where a field is wrong or missing, None where it can be planned."""
@@ -98,6 +90,18 @@ class Asked:
         words = "|".join(name for name in names if "_" in name)
         alone = rf"|(?<![\w-])(?:{words})(?!\w)" if words else ""
         return re.compile(rf"(?<![\w-])(?:{flags})(?![\w-])|(?<![\w-])(?:{assigned})(?= = ){alone}")
+
+
+def _words(option: str, text: str) -> list[str]:
+    if not text:
+        return []
+    return [f"{_flag(option)}={text}"] if text.startswith("-") else [_flag(option), text]
+
+
+def _flag_words(option: str, value: bool | None) -> list[str]:
+    if value is None:
+        return []
+    return [_flag(option) if value else f"--no-{option.replace('_', '-')}"]
 
 
 def _flag(option: str) -> str:

@@ -299,7 +299,7 @@ _SPEED = Fieldset(
             label="Critical batch size",
             unit="samples",
             kind="number",
-            default="4000",
+            default="800",
             help="B_crit: there half of the samples are spent on nothing.",
         ),
         Field(

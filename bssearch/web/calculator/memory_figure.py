@@ -8,7 +8,7 @@ from bssearch.pages.axes import ACCENT, INK, MUTED, SECOND, THIRD, Figure, batch
 from bssearch.pages.traces import reference_line
 from bssearch.planning.memory.plan import GIB, MemoryPlan, Term
 
-STYLES = {"activations": (ACCENT, "solid"), "attention_scores": (THIRD, "dash"), "logits": (SECOND, "dash")}
+STYLES = {"activations": (ACCENT, "solid"), "attention_scores": (THIRD, "dash"), "logits": (SECOND, "dot")}
 
 DECADES = 10**4
 """How far below the peak a term is still drawn: a choice."""

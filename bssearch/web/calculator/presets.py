@@ -42,7 +42,7 @@ PRESETS: Mapping[str, Mapping[str, str]] = {
     },
     "Llama-like 8B": {
         "parameters": "8.03B",
-        "device": "h200",
+        "device": "b200",
         "precision": "bf16",
         "optimizer": "adamw",
         "checkpointing": "on",
@@ -50,7 +50,7 @@ PRESETS: Mapping[str, Mapping[str, str]] = {
         "hidden": "4096",
         "heads": "32",
         "kv_heads": "8",
-        "sequence": "8192",
+        "sequence": "4096",
         "vocabulary": "128256",
         "intermediate": "14336",
         "mlp": "swiglu",

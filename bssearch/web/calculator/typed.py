@@ -6,7 +6,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from pydantic import TypeAdapter, ValidationError
+
+from bssearch.pages.words import visible
 from bssearch.web.calculator.fields import FIELDS, GROUPS, Field
+
+WHOLE, NUMBER = TypeAdapter(int), TypeAdapter(float)
+"""How the command line reads numbers, too."""
 
 LONGEST_VALUE = 64
 """Characters of a value that is read: a choice, far above what any number or name here has."""
@@ -52,7 +58,7 @@ def read(query: Mapping[str, str]) -> Typed:
             if value is not None:
                 values[name] = value
     return Typed(
-        texts={name: text[:LONGEST_ECHO] for name, text in texts.items()},
+        texts={name: visible(text[:LONGEST_ECHO]) for name, text in texts.items()},
         values=values,
         errors=errors,
         notes=tuple(_notes(name for name in query if name not in FIELDS and name not in OWN)),
@@ -78,9 +84,9 @@ def _value(field: Field, text: str) -> Any:
     if not text:
         return None
     if field.kind == "whole":
-        return _parsed(int, text, "must be a whole number, as 32")
+        return _parsed(WHOLE, text, "must be a whole number, as 32")
     if field.kind == "number":
-        return _parsed(float, text, "must be a number, as 0.02 or 1e-4")
+        return _parsed(NUMBER, text, "must be a number, as 0.02 or 1e-4")
     return text
 
 
@@ -92,10 +98,10 @@ def _yes_or_no(field: Field, text: str) -> bool | None:
     raise ValueError(f"{text!r} must be yes or no")
 
 
-def _parsed(kind: type[int] | type[float], text: str, expected: str) -> float:
+def _parsed(kind: TypeAdapter[int] | TypeAdapter[float], text: str, expected: str) -> float:
     try:
-        return kind(text)
-    except ValueError:
+        return kind.validate_python(text)
+    except ValidationError:
         raise ValueError(f"{text!r} {expected}") from None
 
 
