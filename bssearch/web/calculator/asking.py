@@ -62,7 +62,7 @@ class Asked:
         """Return the part of a request that was refused."""
         named = list(self._named(error.message))
         empty = [name for name in named if not (self.typed.texts[name].strip() or FIELDS[name].empty)]
-        name = (empty or named or [None])[0]
+        name = next(iter(empty or named), None)
         hint = None if error.hint is None else self.in_page_words(error.hint)
         refusal = Refusal(
             field=name,
@@ -70,7 +70,7 @@ class Asked:
             message=self.in_page_words(error.message),
             hint=hint,
         )
-        return self.heading.part(refusal=refusal, absent="Not calculated.", command=self.line)
+        return self.heading.part(refusal=refusal, absent="Not calculated: what is wrong stands above the results.", command=self.line)
 
     def in_page_words(self, message: str) -> str:
         """Return a message with the page's labels in place of a command's options."""
