@@ -70,7 +70,9 @@ class Asked:
             message=self.in_page_words(error.message),
             hint=hint,
         )
-        return self.heading.part(refusal=refusal, absent="Not calculated: what is wrong stands above the results.", command=self.line)
+        return self.heading.part(
+            refusal=refusal, absent="Not calculated: what is wrong stands above the results.", command=self.line
+        )
 
     def in_page_words(self, message: str) -> str:
         """Return a message with the page's labels in place of a command's options."""
