@@ -241,6 +241,7 @@ def test_every_input_has_a_label_a_help_and_a_place_for_its_error() -> None:
         ({"most_devices": "5000"}, "most_devices", "“Devices to plan for” = 5000 must be"),
         ({"beta_s": "two"}, "beta_s", "'two' must be a number"),
         ({"dropout": "maybe"}, "dropout", "'maybe' must be yes or no"),
+        ({"learning_rate": "1" * 65}, "learning_rate", "has 65 characters; at most 64 are read"),
     ],
 )
 def test_what_is_wrong_is_told_beside_its_field_in_the_words_of_the_page(
@@ -360,6 +361,11 @@ def test_what_would_import_code_or_read_files_is_refused_and_unknown_keys_are_sa
     assert all("os:system" not in part.command for part in found.parts)
     many = calculated({f"k{at}": "" for at in range(1000)})
     assert "and 995 more" in many.notes[0]
+
+
+def test_what_cannot_be_printed_is_refused_before_it_reaches_a_plan() -> None:
+    (error,) = calculated({**DEFAULTS, "device": "a\x00b"}).errors
+    assert (error.field, error.message) == ("device", "has characters that cannot be printed")
 
 
 def test_of_a_key_given_twice_the_last_counts() -> None:
