@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from bssearch.space import UNKNOWN, MemoryBoundary, choose_micro_batch, in_force
+from bssearch.space import UNKNOWN, MemoryBoundary, choose_micro_batch, in_force, split_batch
 from tests.factories import make_probe
 
 
@@ -55,3 +55,11 @@ def test_a_step_time_measured_alone_takes_the_place_of_one_that_was_not_but_for_
     later = make_probe(64, step_seconds=2.0, eval_every_steps=8)
     assert in_force([shared, alone, later], UNKNOWN) == {64: make_probe(64, step_seconds=1.0, eval_every_steps=3)}
     assert in_force([alone, shared], UNKNOWN) == {64: alone}
+
+
+def test_a_batch_is_split_by_its_largest_divisor_up_to_the_limit() -> None:
+    for batch in range(1, 200):
+        for most in range(1, 210):
+            micro = max(size for size in range(1, most + 1) if batch % size == 0)
+            assert split_batch(batch, most) == (micro, batch // micro)
+    assert split_batch(999_999_937, 999_999_936) == (1, 999_999_937), "a prime"

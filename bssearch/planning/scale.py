@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from functools import cache
+from functools import lru_cache
 from typing import Any
 
 from bssearch.errors import UsageError
@@ -26,13 +26,16 @@ LARGEST_BATCH = 10**9
 LARGEST_MICRO = 65_536
 """The largest batch and micro-batch that are planned: choices."""
 
+SHOWN_ROWS = 16
+"""Rows of a plan for people at most; of more only powers of two and the last: a choice."""
+
 PAYS = 0.5
 """More devices pay while each does at least this share of what a single one would: at B_crit itself half of the samples
 are spent on nothing. A choice."""
 
 SECONDS_PER_HOUR = 3600
 
-_split = cache(split_batch)
+_split = lru_cache(maxsize=MOST_DEVICES)(split_batch)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,6 +195,13 @@ class ScalePlan:
     fastest: int
     remarks: list[str]
     claims: list[Claim]
+
+    def rows_for_people(self) -> list[Row]:
+        """Return the rows, or where they are many powers of two, the last, and those that the plan speaks of."""
+        if len(self.rows) <= SHOWN_ROWS:
+            return self.rows
+        kept = {1, self.fastest, self.pays_up_to.estimate, self.passes_b_crit.estimate, self.rows[-1].devices}
+        return [row for row in self.rows if row.devices in kept or row.devices.bit_count() == 1]
 
     def document(self) -> dict[str, Any]:
         """Return the plan as JSON values."""

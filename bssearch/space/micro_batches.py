@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from math import isqrt
 from typing import Self
 
 from bssearch.records import ProbeRecord
@@ -56,8 +57,17 @@ def split_batch(batch_size: int, max_micro_batch_size: int | None) -> tuple[int,
     """Return (micro-batch, accumulation steps): the largest divisor of the batch size that may run at once."""
     if max_micro_batch_size is None or batch_size <= max_micro_batch_size:
         return batch_size, 1
-    micro = max(size for size in range(1, max_micro_batch_size + 1) if batch_size % size == 0)
+    micro = _largest_divisor(batch_size, max_micro_batch_size)
     return micro, batch_size // micro
+
+
+def _largest_divisor(number: int, most: int) -> int:
+    """Return the largest divisor of a number up to ``most``, which is below it, in about √number divisions."""
+    root = isqrt(number)
+    for count in range(-(-number // most), root + 1):
+        if number % count == 0:
+            return number // count
+    return next(size for size in range(min(most, root), 0, -1) if number % size == 0)
 
 
 def choose_micro_batch(batch_size: int, max_micro_batch_size: int | None, memory: MemoryBoundary) -> int | None:

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
 COLUMNS = ("devices", "batch", "accumulation_steps", "step_s", "communication_s", "throughput_efficiency", "speedup")
 LAST_COLUMNS = ("efficiency", "time_to_target_s", "device_hours", "cost")
-SHOWN_ROWS = 16
-"""Rows of the table for people at most; of more only powers of two and the last: a choice."""
 
 
 def scale(
@@ -84,10 +82,7 @@ def scale(
 def print_scale(found: ScalePlan) -> None:
     """Print for people what each number of devices takes, and where more stop paying."""
     out = console()
-    rows = [asdict(row) for row in found.rows]
-    if len(rows) > SHOWN_ROWS:
-        kept = {1, found.fastest, found.pays_up_to.estimate, found.passes_b_crit.estimate, rows[-1]["devices"]}
-        rows = [row for row in rows if row["devices"] in kept or row["devices"].bit_count() == 1]
+    rows = [asdict(row) for row in found.rows_for_people()]
     print_table(rows, [*COLUMNS, *(name for name in LAST_COLUMNS if rows[0][name] is not None)])
     out.print(f"More devices pay up to {_in_words(found.pays_up_to)}: there each still does half of what one would.")
     if found.passes_b_crit.estimate is not None:

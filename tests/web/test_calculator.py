@@ -1,0 +1,410 @@
+"""The calculator has the numbers of the command line and of Python, tells what is wrong in its own words, and lives."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import random
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from functools import reduce
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.datastructures import QueryParams
+
+import bssearch as api
+from bssearch.errors import BSSearchError
+from bssearch.pages.words import visible
+from bssearch.planning.scale import Hardware, Interval
+from bssearch.planning.trade_off import plan_trade_off
+from bssearch.web.calculator.fields import FIELDS, FIELDSETS, Field
+from bssearch.web.calculator.form import Calculated, calculated
+from bssearch.web.calculator.parts import Part
+from bssearch.web.calculator.presets import PRESETS
+from bssearch.web.calculator.typed import LONGEST_ECHO, NUMBER, WHOLE
+from tests.cli.task import bssearch
+from tests.web.serving import rendered
+
+CASES = 200
+
+DEFAULTS = {name: field.default for name, field in FIELDS.items() if field.kind != "flag"}
+
+FUNCTIONS: Mapping[str, Callable[..., Any]] = {
+    "memory": api.plan_memory,
+    "accumulation": api.plan_accumulation,
+    "lr": api.plan_learning_rate,
+    "scale": api.plan_scale,
+}
+
+WRONG = [
+    "0",
+    "-1",
+    "x",
+    "1.5",
+    "nan",
+    "inf",
+    "1e400",
+    "10" * 30,
+    "1_0",
+    "１２",
+    " 7 ",
+    "",
+    "1e9",
+    "-",
+    "0x10",
+    "--help",
+]
+
+LIKELY: Mapping[str, Callable[[random.Random], str]] = {
+    "parameters": lambda rng: rng.choice([str(rng.randint(10**4, 10**10)), "1.1e8", "7B", "330k"]),
+    "memory_gib": lambda rng: repr(rng.uniform(1, 200)),
+    "layers": lambda rng: str(rng.randint(1, 90)),
+    "hidden": lambda rng: str(64 * rng.randint(1, 90)),
+    "heads": lambda rng: str(2 ** rng.randint(0, 6)),
+    "kv_heads": lambda rng: str(2 ** rng.randint(0, 4)),
+    "devices": lambda rng: str(2 ** rng.randint(0, 5)),
+    "batch": lambda rng: str(2 ** rng.randint(0, 14)),
+    "overlap": lambda rng: repr(rng.random()),
+    "lr_dropout": lambda rng: repr(rng.random()),
+    "label_smoothing": lambda rng: repr(rng.random()),
+    "beta1": lambda rng: repr(rng.uniform(0.5, 0.999)),
+    "beta2": lambda rng: repr(rng.uniform(0.5, 0.9999)),
+    "ema_decay": lambda rng: repr(rng.uniform(0.9, 0.9999)),
+    "b_crit_low": lambda rng: repr(rng.uniform(10, 800)),
+    "b_crit_high": lambda rng: repr(rng.uniform(800, 9000)),
+}
+
+
+def likely(field: Field, rng: random.Random) -> str:
+    if field.name in LIKELY:
+        return LIKELY[field.name](rng)
+    if field.choices:
+        return rng.choice([value for value, _ in field.choices])
+    if field.kind == "flag":
+        return "on"
+    return str(rng.randint(1, 4096)) if field.kind == "whole" else repr(10 ** rng.uniform(-4, 2))
+
+
+def random_query(rng: random.Random) -> dict[str, str]:
+    """Return a query with some fields changed, a third of them to what is likely wrong."""
+    query = dict(DEFAULTS)
+    for name in rng.sample(sorted(FIELDS), k=rng.randint(1, 8)):
+        query[name] = rng.choice(WRONG) if rng.random() < 0.3 else likely(FIELDS[name], rng)
+    return query
+
+
+class Elements(HTMLParser):
+    """The numbers of a page by part and key, its text, and the attributes of its tags."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.part, self.text = "", ""
+        self.numbers: dict[str, dict[str, Any]] = {}
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        given = dict(attributes)
+        self.tags.append((tag, given))
+        self.part = given.get("data-part") or self.part
+        if "data-key" in given:
+            self.numbers.setdefault(self.part, {})[given["data-key"] or ""] = json.loads(given["data-value"] or "")
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+    def named(self, name: str) -> dict[str, str | None]:
+        """Return the attributes of the input of a field."""
+        return next(given for tag, given in self.tags if tag in ("input", "select") and given.get("name") == name)
+
+
+def of_document(document: Any, key: str) -> Any:
+    return reduce(lambda inner, step: inner[int(step) if step.isdigit() else step], key.split("."), document)
+
+
+def from_python(words: list[str]) -> Any:
+    """Return the document of the public function that has a command's name, called with its options."""
+    name, *options = words
+    function = FUNCTIONS[name]
+    types = inspect.signature(function).parameters
+    given: dict[str, Any] = {}
+    while options:
+        option, sign, text = options.pop(0).removeprefix("--").partition("=")
+        key = option.replace("-", "_")
+        if key.startswith("no_"):
+            given[key.removeprefix("no_")] = False
+            continue
+        kind = str(types[key].annotation)
+        if "bool" in kind:
+            given[key] = True
+            continue
+        text = text if sign else options.pop(0)
+        given[key] = text if "str" in kind else (WHOLE if "int" in kind else NUMBER).validate_python(text)
+    return json.loads(json.dumps(function(**given).document()))
+
+
+def check_against_others(part: Part, numbers: Mapping[str, Any], folder: Path) -> bool:
+    """Hold a part against the command that it shows, and against Python; return whether it has results."""
+    words = shlex.split(part.command)[2:]
+    done = bssearch("plan", *words, "--format", "json", cwd=folder)
+    if part.absent:
+        assert done.returncode in (2, 6), f"{part.command}: {part.absent}"
+        with pytest.raises((BSSearchError, ValueError, TypeError, KeyError)):
+            from_python(words)
+        return False
+    assert done.returncode == 0, f"{part.command}: {done.stderr}"
+    document = json.loads(done.stdout)
+    assert from_python(words) == document
+    assert len(numbers) > 2
+    for key, value in numbers.items():
+        assert value == of_document(document, key), f"{part.command}: {key}"
+    return True
+
+
+@pytest.mark.slow
+def test_page_command_line_and_python_have_the_same_numbers_and_refuse_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    rng = random.Random(0)
+    counts = {True: 0, False: 0}
+    for _ in range(CASES):
+        query = random_query(rng)
+        found = calculated(query)
+        page = Elements(rendered(query))
+        for part in found.parts:
+            assert set(page.numbers) >= {one.name for one in found.parts if not one.absent}
+            if part.command:
+                counts[check_against_others(part, page.numbers.get(part.name, {}), tmp_path)] += 1
+    assert counts[True] > CASES and counts[False] > CASES / 2, counts
+
+
+@pytest.mark.parametrize("preset", [None, *PRESETS])
+def test_the_first_page_and_each_named_model_have_results_as_the_command_prints_them(
+    preset: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    query = {} if preset is None else PRESETS[preset]
+    found, page = calculated(query), Elements(rendered(query))
+    assert not found.errors and not found.notes
+    for part in found.parts:
+        assert check_against_others(part, page.numbers[part.name], tmp_path), part.absent
+    fits = next(iter(found.parts[0].tiles)).cell.text
+    assert fits == "35" if preset is None else preset == "ResNet-50" or int(fits) > 0
+
+
+def test_every_input_has_a_label_a_help_and_a_place_for_its_error() -> None:
+    page = Elements(rendered({"layers": "x"}))
+    ids = [given["id"] for _, given in page.tags if "id" in given]
+    assert len(ids) == len(set(ids))
+    labels = {given.get("for") for tag, given in page.tags if tag == "label"}
+    for name in FIELDS:
+        given = page.named(name)
+        assert given["id"] in labels
+        assert (given["aria-describedby"] or "").split() == [f"help-{name}", f"error-{name}"]
+        assert {f"help-{name}", f"error-{name}"} <= set(ids)
+        assert FIELDS[name].label and FIELDS[name].help
+    assert page.named("layers")["aria-invalid"] == "true" and page.named("layers")["value"] == "x"
+    assert "aria-invalid" not in page.named("hidden")
+    assert [one.name for fieldset in FIELDSETS for one in fieldset.all()] == list(FIELDS)
+
+
+@pytest.mark.parametrize(
+    ("changes", "field", "said"),
+    [
+        ({"heads": "7"}, "heads", "“Attention heads” 7 must divide “Hidden size” 768"),
+        ({"hidden": ""}, "hidden", "“Layers” needs “Hidden size” too"),
+        ({"parameters": "lots"}, "parameters", "“Parameters” 'lots' must be a number"),
+        ({"parameters": "-5"}, "parameters", "must be a whole number from 1"),
+        ({"stage": "2", "devices": ""}, "devices", "“ZeRO stage” 2 needs “Devices”"),
+        ({"mixed": "pure", "precision": "fp32"}, "mixed", "“Mixing with fp32” pure needs “Precision” bf16"),
+        ({"device": "rtx-4070", "memory_gib": "80"}, "memory_gib", "contradicts “Device” rtx-4070"),
+        ({"device": "abacus"}, "device", "“Device” 'abacus' is not known"),
+        ({"memory_gib": "nan"}, "memory_gib", "“Memory for tensors” nan must be above 0"),
+        ({"batch": "100", "micro": "48"}, "batch", "“Wanted batch” = 100 cannot be split exactly"),
+        ({"micro": "4", "max_micro": "8"}, "micro", "contradict each other"),
+        ({"learning_rate": "0"}, "learning_rate", "“Learning rate” = 0 must be a finite number > 0"),
+        (
+            {"lr_optimizer": "sgd", "beta2": "0.9"},
+            "beta2",
+            "“β₂” = 0.9 contradicts “Optimizer of the training” = 'sgd'",
+        ),
+        ({"lr_dropout": "1"}, "lr_dropout", "“Dropout” = 1 must be in [0, 1)"),
+        ({"b_crit_low": "900"}, "b_crit_low", "must be <= “Critical batch size” = 800"),
+        ({"price_per_device_hour": "2"}, "samples_to_target", "needs “Samples to the target”"),
+        ({"most_devices": "5000"}, "most_devices", "“Devices to plan for” = 5000 must be"),
+        ({"beta_s": "two"}, "beta_s", "'two' must be a number"),
+        ({"dropout": "maybe"}, "dropout", "'maybe' must be yes or no"),
+        ({"learning_rate": "1" * 65}, "learning_rate", "has 65 characters; at most 64 are read"),
+    ],
+)
+def test_what_is_wrong_is_told_beside_its_field_in_the_words_of_the_page(
+    changes: dict[str, str], field: str, said: str
+) -> None:
+    found = calculated({**DEFAULTS, **changes})
+    shown = {one.field.name: one for fieldset in found.fieldsets for one in (*fieldset.fields, *fieldset.rare)}
+    assert said in shown[field].error
+    assert shown[field].text == changes.get(field, DEFAULTS[field])
+    assert [name for name, one in shown.items() if one.error] == [field]
+    for error in found.errors:
+        assert not re.search(r"--\w|\b\w+_\w+\b", error.message.replace(repr(changes.get(field)), "")), error.message
+    assert any(not part.absent for part in found.parts), "other parts are calculated"
+
+
+def test_parameters_that_do_not_fit_are_told_above_the_results_with_what_would() -> None:
+    found = calculated({**DEFAULTS, "parameters": "70B"})
+    (error,) = found.errors
+    assert error.field is None and "70,000,000,000 parameters in bf16" in error.message
+    assert error.hint is not None and "“ZeRO stage” 3 “Devices” 64" in error.hint and "--" not in error.hint
+    assert "The parameters" not in found.summary and "1 entry is wrong" in found.summary
+    assert [part.name for part in found.parts if part.absent] == ["memory"]
+
+
+def test_a_group_of_which_nothing_is_said_has_its_defaults_and_one_of_which_something_is_has_not() -> None:
+    found = calculated({"parameters": "25.6M"})
+    texts = {one.field.name: one.text for fieldset in found.fieldsets for one in (*fieldset.fields, *fieldset.rare)}
+    assert texts["layers"] == texts["memory_gib"] == ""
+    assert texts["batch"] == "1024"
+
+
+def test_the_split_and_the_devices_take_the_micro_batch_that_memory_has_room_for() -> None:
+    parts = {part.name: part for part in calculated({}).parts}
+    assert "--max-micro 35" in parts["accumulation"].command
+    assert "--max-micro 35" in parts["devices"].command
+    parts = {part.name: part for part in calculated({**DEFAULTS, "max_micro": "8"}).parts}
+    assert "--max-micro 8" in parts["accumulation"].command
+    parts = {part.name: part for part in calculated({**DEFAULTS, "sequence": "200000"}).parts}
+    assert "not even one sample fits" in parts["accumulation"].absent
+
+
+def test_the_trade_off_is_least_where_the_formula_says() -> None:
+    hardware, b_crit = Hardware(alpha_s=0.02, beta_s=0.005), Interval(estimate=4096)
+    found = plan_trade_off(hardware, b_crit)
+    assert found.optimum == 128 == found.fastest.row.batch
+    for point in found.points:
+        batch = point.row.batch
+        steps = 1 + 4096 / batch
+        least = (0.02 + 0.005 * 128) * (1 + 4096 / 128)
+        assert point.relative_time == pytest.approx((0.02 + 0.005 * batch) * steps / least)
+    limited = plan_trade_off(hardware, b_crit, max_micro=20)
+    assert limited.fastest.row.batch == 16 and max(one.row.micro_batch for one in limited.points) == 16
+
+
+@pytest.mark.parametrize("max_micro", ["", "24"])
+def test_figures_show_what_is_marked_and_the_limit(max_micro: str) -> None:
+    parts = {part.name: part for part in calculated({**DEFAULTS, "max_micro": max_micro}).parts}
+    memory, trade_off = parts["memory"].figures[0].figure, parts["trade-off"].figures[0].figure
+    assert [shape["y0"] for shape in memory["layout"]["shapes"]] == [24]
+    marks = {trace["name"]: trace for trace in memory["data"]}
+    assert marks["largest that fits: 44"]["x"] == [44]
+    peak = dict(zip(marks["peak of a step"]["x"], marks["peak of a step"]["y"], strict=True))
+    plan = api.plan_memory(parameters="110M", precision="bf16", layers=12, hidden=768, heads=12, sequence=512,
+                           vocabulary=30522, micro_batch=32)  # fmt: skip
+    assert plan.peak_bytes is not None and peak[32] == plan.peak_bytes / 2**30
+    names = [trace["name"] for trace in trade_off["data"]]
+    assert f"largest that fits at once: {16 if max_micro else 32}" in names
+    assert [shape["x0"] for shape in trade_off["layout"]["shapes"]] == [800]
+    json.dumps([memory, trade_off], allow_nan=False)
+
+
+HOSTILE = [
+    "1" + "0" * 400,
+    "9" * 64,
+    "1e400",
+    "nan",
+    "-inf",
+    "inf",
+    "-1",
+    "",
+    "   ",
+    "<script>alert(1)</script>",
+    '"><img src=x onerror=alert(2)>',
+    "١٢٣",
+    "½",
+    "\x00",
+    "1\x00",
+    "\ud800",
+    "{{ 7 * 7 }}",
+    "$(rm -rf /)",
+    "'; drop table",
+    "../../etc/passwd",
+    "--help",
+    "1e-999999999",
+    "1e999999999",
+    "x" * 10**6,
+]
+
+
+@pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
+def test_hostile_texts_are_answered_with_a_page_that_shows_them_as_text(text: str) -> None:
+    for query in (dict.fromkeys(FIELDS, text), *({**DEFAULTS, name: text} for name in FIELDS)):
+        found = calculated(query)
+        assert len(json.dumps([error.message for error in found.errors])) < 20_000
+    page = rendered({**dict.fromkeys(FIELDS, text), text: text})
+    assert len(page) < 300_000
+    assert "<script>alert" not in page and "<img" not in page
+    assert Elements(page).named("parameters")["value"] == visible(text[:LONGEST_ECHO])
+
+
+def test_what_would_import_code_or_read_files_is_refused_and_unknown_keys_are_said() -> None:
+    found = calculated({"model": "os:system", "study": "digits", "<b>": "1", "parameters": "25M", "part": "results"})
+    assert len(found.notes) == 3
+    assert "“model” is not taken from a page" in found.notes[0] and "“study”" in found.notes[1]
+    assert "'<b>'" in found.notes[2] and "part" not in found.notes[2]
+    assert "&lt;b&gt;" in rendered({"<b>": "1"})
+    assert all("os:system" not in part.command for part in found.parts)
+    many = calculated({f"k{at}": "" for at in range(1000)})
+    assert "and 995 more" in many.notes[0]
+
+
+def test_what_cannot_be_printed_is_refused_before_it_reaches_a_plan() -> None:
+    (error,) = calculated({**DEFAULTS, "device": "a\x00b"}).errors
+    assert (error.field, error.message) == ("device", "has characters that cannot be printed")
+
+
+def test_of_a_key_given_twice_the_last_counts() -> None:
+    assert _text(calculated(QueryParams("batch=8&batch=16")), "batch") == "16"
+
+
+def _text(found: Calculated, name: str) -> str:
+    return next(one.text for fieldset in found.fieldsets for one in fieldset.fields if one.field.name == name)
+
+
+def test_commands_are_quoted_for_a_shell() -> None:
+    part = calculated({**DEFAULTS, "device": "$(touch x); a'b"}).parts[0]
+    assert shlex.split(part.command)[shlex.split(part.command).index("--device") + 1] == "$(touch x); a'b"
+    assert "'$(touch x); a'\"'\"'b'" in part.command
+    assert calculated({**DEFAULTS, "device": "a\nb"}).parts[0].command == ""
+
+
+def test_a_preset_keeps_what_the_other_groups_say() -> None:
+    links = {one.name: one.query for one in calculated({"batch": "77", "parameters": "1M"}).presets}
+    query = QueryParams(links["GPT-2"])
+    assert query["batch"] == "77" and query["parameters"] == "124M"
+    assert not calculated(query).errors
+
+
+def test_the_page_imports_no_torch_no_optuna_and_no_code_of_users(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("raise SystemExit('imported')")
+    script = (
+        "import sys\n"
+        "from bssearch.web.calculator.form import calculated\n"
+        "calculated({}); calculated({'model': 'mine.py:make', 'parameters': '7B', 'device': 'h100', 'stage': '3'})\n"
+        "heavy = ('torch', 'optuna', 'pandas', 'mine', 'transformers', 'plotly')\n"
+        "print([name for name in heavy if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.stdout.strip(), done.returncode) == ("[]", 0), done.stderr
+
+
+def test_the_fragment_is_the_results_of_the_page() -> None:
+    query = {**DEFAULTS, "batch": "96"}
+    fragment = rendered(query, "calculator_results.html")
+    assert fragment.strip() in rendered(query)
+    assert "<form" not in fragment and "<!doctype" not in fragment
