@@ -25,8 +25,8 @@ def simulated() -> list[Point]:
         Point(
             name=name,
             kind=kind,
-            relative_cost=(cost := 1.0 - 0.04 * index * (1 + index % 3), cost - 0.03, cost + 0.02),
-            miss_rate=(0.02 * index, 0.01 * index if index else None, 0.03 * index if index else None),
+            relative_cost=(cost := 0.6 - 0.01 * index * (1 + index % 3), cost - 0.03, cost + 0.02),
+            miss_rate=(0.002 * index, 0.001 * index if index else None, 0.02 * index if index else None),
             regret=0.01,
             cost_to_within=0.5,
         )
@@ -51,6 +51,15 @@ def with_every_end() -> StudyPicture:
     )
 
 
+def with_many_sizes() -> StudyPicture:
+    """Return a study of batch sizes whose names do not fit beside each other on a phone."""
+    found = page.picture()
+    trials = law_trials([2**power for power in range(3, 18)], peak_memory_bytes=2**30)
+    return StudyPicture(
+        study=found.study, spec=found.spec, answer=answer_of(trials, found.spec), trials=trials, curves={}
+    )
+
+
 def shipped() -> Iterator[tuple[str, Figure]]:
     """Yield every shipped figure with a name of its own."""
     for objective in OBJECTIVES:
@@ -61,7 +70,7 @@ def shipped() -> Iterator[tuple[str, Figure]]:
         for index, figure in enumerate(all_figures(answer_of(trials, spec), trials, spec)):
             if figure is not None:
                 yield f"{objective}-{index}", figure
-    for kind, found in (("every-end", with_every_end()), ("growing", growing.picture())):
+    for kind, found in (("every-end", with_every_end()), ("growing", growing.picture()), ("many", with_many_sizes())):
         for section in page_of(found).sections:
             yield from ((f"{kind}-{name}", figure) for name, figure in section.figures.items())
     yield "simulation", frontier_figure(simulated())

@@ -15,11 +15,12 @@ from bssearch.pages.page import render
 from bssearch.pages.simulation_page import simulation_page
 from tests.pages import test_growing as growing
 from tests.pages import test_page as page
-from tests.pages.drawing.figures import simulated, with_every_end
+from tests.pages.drawing.figures import simulated, with_every_end, with_many_sizes
 
 pytestmark = pytest.mark.slow
 PAGES: dict[str, Callable[[], str]] = {
     "study": lambda: render(with_every_end()),
+    "many": lambda: render(with_many_sizes()),
     "evil": lambda: render(page.evil_picture()),
     "growing": lambda: render(growing.picture()),
     "audited": lambda: render(page.picture(audit=page.AUDIT)),
