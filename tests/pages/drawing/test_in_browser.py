@@ -85,7 +85,12 @@ def opened(browser: Any, path: Path, width: int, scheme: str, **more: Any) -> Se
     seen.tab.on("request", lambda request: seen.requests.append(request.url))
     seen.tab.on("console", lambda message: seen.said.append(message.text))
     seen.tab.on("pageerror", lambda error: seen.said.append(str(error)))
-    seen.tab.on("dialog", lambda dialog: (seen.said.append(dialog.message), dialog.dismiss()))
+
+    def dismiss(dialog: Any) -> None:
+        seen.said.append(dialog.message)
+        dialog.dismiss()
+
+    seen.tab.on("dialog", dismiss)
     seen.tab.goto(path.as_uri())
     return seen
 

@@ -189,6 +189,19 @@ def test_ticks_that_would_meet_are_left_out_evenly() -> None:
     }
 
 
+def test_the_text_of_a_point_stands_clear_of_every_marker_or_is_left_out() -> None:
+    labels = {"mode": "markers+text", "textposition": "top right", "textfont": {"color": "var(--ink)"}}
+    figure = points([5.0, 5.01, 2.0], [5.0, 5.0, 2.0], text=["left", "hidden" * 8, "under"], **labels)
+    star = {"color": "var(--second)", "size": 20, "symbol": "star"}
+    figure["data"].append({**figure["data"][0], "x": [2.0], "y": [2.0], "mode": "markers", "marker": star})
+    element = drawn(figure)["narrow"]
+    _, top, _, bottom = frame(element)
+    placed = {text.text: text.attrib for text in element.iter("text") if "paint-order" in text.attrib}
+    assert {"left", "under"} <= set(placed) and "hidden" * 8 not in placed
+    assert float(placed["left"]["y"]) < (top + bottom) / 2 - 3, "above both"
+    assert float(placed["under"]["y"]) < bottom - 0.2 * (bottom - top) - 10, "above the star around it"
+
+
 def test_a_long_text_is_cut_to_the_figure() -> None:
     element = drawn(points([5.0], [5.0], name="w" * 200))["narrow"]
     (name,) = [text.text for text in element.iter("text") if (text.text or "").startswith("www")]
