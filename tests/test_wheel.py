@@ -70,5 +70,8 @@ def test_studies_migrations_templates_and_the_guide_travel_in_the_wheel(installe
 @pytest.mark.slow
 def test_a_users_own_workload_runs_from_an_empty_folder(installed: Path, tmp_path: Path) -> None:
     write_task(tmp_path, space=space_of(32, 64), budget={"trials": 3, "trial_train_seconds": 2.0}, confirm=UNCONFIRMED)
-    _, answer = run(installed, tmp_path, "run task.yaml", "best task --format json")
+    report = "report task --html page.html"
+    _, answer, _ = run(installed, tmp_path, "run task.yaml", "best task --format json", report)
     assert json.loads(answer)["study"] == "task"
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert '<section id="objective">' in page and '<svg class="wide"' in page, "its templates travel in the wheel"

@@ -14,8 +14,6 @@ import pytest
 
 from bssearch.commands.transfer import tables
 from bssearch.commands.trials import trials_frame
-from bssearch.errors import UsageError
-from bssearch.pages import html
 from bssearch.records import Lease, Phase, TrialRecord, TrialState
 from bssearch.spec import StudySpec
 from bssearch.storage.repository import Store, open_store
@@ -229,20 +227,6 @@ def test_without_a_reached_trial_nothing_is_written(folder: Path, tmp_path: Path
     assert (done.returncode, done.stdout) == (5, "")
     assert "nearest came trial 1 (batch 32) with 0.7" in done.stderr
     assert files(tmp_path) == set()
-
-
-def test_without_plotly_it_says_what_to_install_and_the_tables_still_come(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def missing() -> None:
-        raise UsageError("the page needs plotly, which is not installed", hint="pip install '.[plots]'")
-
-    monkeypatch.setattr(html, "require_plots", missing)
-    done = bssearch("report", "toy", "--html", tmp_path / "out.html", cwd=folder)
-    assert done.returncode == 2
-    assert "pip install '.[plots]'" in done.stderr
-    assert files(tmp_path) == set()
-    assert bssearch("report", "toy", "--csv", tmp_path, cwd=folder).returncode == 0
 
 
 def read(path: Path) -> list[dict[str, str]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -233,10 +232,10 @@ def test_the_page_has_both_sections_after_the_batch_sizes(schedule: BatchSchedul
     assert order[place : place + 4] == ["batches", "grown-trials", "growing", "steps"]
     assert about_growing(found.answer) in texts
     assert any(text.startswith("Every trial whose batch stays. ") for text in texts)
-    figures = json.loads(re.search(r'<script type="application/json" id="figures">(.*?)</script>', page, re.S)[1])  # type: ignore[index]
-    for name in ("batch-growth", "rate-growth"):
-        go.Figure(figures[name])
-        assert not re.findall(r"#[0-9a-f]{6}|rgb\(", json.dumps(figures[name])), "colours of the style sheet alone"
+    for name, figure in section(found).figures.items():
+        assert f'<div class="figure" id="figure-{name}">' in page
+        go.Figure(figure)
+    assert not re.findall(r"#[0-9a-f]{6}|rgb\(", page.partition("</style>")[2]), "colours of the style sheet alone"
 
 
 def test_a_study_without_schedules_has_neither_section() -> None:

@@ -1,4 +1,4 @@
-"""The texts beside points: each where it meets no other text, at best no marker either; left out where it would."""
+"""The texts beside points: each where it meets no other text and no marker, left out where there is no such place."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from bssearch.pages.drawing.text import Anchor, Box, box_of, plain, text_at
 HALO = ' paint-order="stroke" stroke="var(--page)" stroke-width="3" stroke-linejoin="round"'
 """Attributes of a text that stands over lines and points."""
 ANCHORS: dict[str, Anchor] = {"left": "end", "center": "middle", "right": "start"}
+APART = 5
+"""Room between two texts, so that they are not read as one."""
 POSITIONS = (
     *("top right", "bottom right", "top left", "bottom left", "top center", "bottom center"),
     *("middle right", "middle left"),
@@ -20,25 +22,33 @@ POSITIONS = (
 class Labels:
     """The texts of a figure one after the other, each with the room that those before it have left."""
 
-    def __init__(self, frame: Box, obstacles: Sequence[Box], font: float) -> None:
-        self.frame, self.obstacles, self.font = frame, obstacles, font
-        self.taken: list[Box] = []
+    def __init__(self, frame: Box, markers: Sequence[Box], bars: Sequence[Box], font: float) -> None:
+        self.frame, self.markers, self.bars, self.font = frame, markers, bars, font
+        self.taken: list[Box] = [*markers]
 
     def of(self, series: Series) -> Iterator[str]:
         """Yield the texts of a trace's points."""
         if "text" not in series.modes:
             return
         colour, wanted = paint(series.trace["textfont"]["color"]), series.trace["textposition"]
-        away = 0.5 * series.trace["marker"].get("size", 6) + 2
         for (x, y), text in zip(series.places, map(plain, series.trace["text"]), strict=True):
-            found = self._place(x, y, text, wanted, away)
+            found = self._place(x, y, text, wanted, self._half_of(x, y) + 2)
             if found is not None:
                 at_x, baseline, anchor = found
-                self.taken.append(box_of(text, self.font, at_x, baseline, anchor))
+                self.take(box_of(text, self.font, at_x, baseline, anchor))
                 yield text_at(at_x, baseline, text, anchor=anchor, more=f' fill="{colour}"{HALO}')
 
+    def take(self, box: Box) -> None:
+        """Keep the room of a text, and some on either side, from those that follow."""
+        self.taken.append(Box(box.left - APART, box.top, box.right + APART, box.bottom))
+
+    def _half_of(self, x: float, y: float) -> float:
+        """Return half the size of the largest marker around a place."""
+        here = Box(x, y, x, y)
+        return max(((box.right - box.left) / 2 for box in self.markers if here.is_inside(box)), default=0.0)
+
     def _place(self, x: float, y: float, text: str, wanted: str, away: float) -> tuple[float, float, Anchor] | None:
-        """Return where a text goes, the place that the figure asks for first; None where there is no room."""
+        """Return where a text goes, None where there is no room: at best off the error bars too."""
         places = [self._beside(x, y, position, away) for position in dict.fromkeys((wanted, *POSITIONS))]
         boxed = [(one, box_of(text, self.font, *one)) for one in places]
         free = [
@@ -46,7 +56,7 @@ class Labels:
             for one, box in boxed
             if box.is_inside(self.frame) and not any(box.meets(other) for other in self.taken)
         ]
-        clear = (one for one, box in free if not any(box.meets(other) for other in self.obstacles))
+        clear = (one for one, box in free if not any(box.meets(other) for other in self.bars))
         return next(clear, free[0][0] if free else None)
 
     def _beside(self, x: float, y: float, position: str, away: float) -> tuple[float, float, Anchor]:

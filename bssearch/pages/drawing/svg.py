@@ -88,11 +88,12 @@ _NO_AXES = (Axis("", False, 0, 1, 0, 1, []), Axis("", False, 0, 1, 0, 1, []))
 
 def _texts(layout: Figure, x: Axis, y: Axis, every: Sequence[Series], size: Size) -> Iterator[str]:
     """Yield the texts in the plot: first the notes, then those of points where there is room."""
-    obstacles = [box for series in every for box in (*marker_boxes(series), *bar_boxes(series))]
+    marks = [box for series in every for box in marker_boxes(series)]
+    bars = [box for series in every for box in bar_boxes(series)]
     frame = Box(x.start, y.end - 2, size.width, y.start)
-    labels = Labels(frame, obstacles[:MOST_OBSTACLES], size.font)
+    labels = Labels(frame, marks[:MOST_OBSTACLES], bars[:MOST_OBSTACLES], size.font)
     for element, box in notes(layout, x, y, size):
-        labels.taken.append(box)
+        labels.take(box)
         yield element
     for series in every:
         yield from labels.of(series)

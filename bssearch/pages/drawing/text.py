@@ -11,12 +11,9 @@ from bssearch.pages.drawing.symbols import short
 
 Anchor = Literal["start", "middle", "end"]
 
-WIDTHS = {0.32: "fijlt.,:;'!|I()[]/ -·", 0.85: "mwMW%@—→≥≤±×", 0.7: "ABCDEFGHJKLNOPQRSTUVXYZ&"}
+WIDTHS = {0.34: "fijlt.,:;'!|I()[]/ -·", 0.85: "mwMW%@—→≥≤±×", 0.7: "ABCDEFGHJKLNOPQRSTUVXYZ&"}
 """Widths of characters in font sizes, others 0.62: about those of DejaVu Sans, which is wider than most."""
-WIDTH_OF = {character: width for width, characters in WIDTHS.items() for character in characters} | {
-    "-": 0.4,
-    " ": 0.34,
-}
+WIDTH_OF = {character: width for width, characters in WIDTHS.items() for character in characters}
 USUAL_WIDTH = 0.62
 NO_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 """Characters that XML 1.0 (section 2.2) does not have."""
