@@ -161,7 +161,7 @@ class BoardProcess:
             while (event := self._next()) is not None:
                 line = memoryview(encode(event, without_passwords))
                 while line:
-                    line = line[stream.write(line) :]  # type: ignore[attr-defined]
+                    line = line[stream.write(line) :]
 
     def _next(self) -> Event | None:
         with self._changed:

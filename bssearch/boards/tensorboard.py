@@ -33,10 +33,10 @@ class TensorBoard:
     def opened(self, study: StudyOpened) -> None:
         """Find the study's folder."""
         self._folder, self._metric = study_folder(self._root, study), study.metric
-        with SummaryWriter(str(self._folder / "summary")) as summary:  # type: ignore[no-untyped-call]
+        with SummaryWriter(str(self._folder / "summary")) as summary:
             about = f"{study.target}, {study.objective}, on {study.device}"
-            summary.add_text("study", about)  # type: ignore[no-untyped-call]
-            summary.add_text("spec", _block(study.spec))  # type: ignore[no-untyped-call]
+            summary.add_text("study", about)
+            summary.add_text("spec", _block(study.spec))
 
     def started(self, trial: TrialStarted) -> None:
         """Begin or go on with the trial's run, and show its configuration."""
@@ -45,8 +45,8 @@ class TensorBoard:
         values = {name: _scalar(value) for name, value in trial.parameters.items() if value is not None}
         about, begins, _ = _hparams({**values, "phase": trial.phase, "seed": trial.seed}, self._results)
         for summary in (about, begins):
-            writer.file_writer.add_summary(summary)
-        writer.flush()  # type: ignore[no-untyped-call]
+            _add_summary(writer, summary)
+        writer.flush()
 
     def observed(self, number: int, points: Sequence[TrialObserved]) -> None:
         """Add the metric by step and by train milliseconds, and whatever else was measured by step."""
@@ -59,7 +59,7 @@ class TensorBoard:
             _add(writer, f"{self._metric}/by_train_milliseconds", point.value, milliseconds, at)
             for name, value in {"train_seconds": point.train_seconds, **point.figures}.items():
                 _add(writer, name, value, point.step, at)
-        writer.flush()  # type: ignore[no-untyped-call]
+        writer.flush()
 
     def ended(self, trial: TrialEnded) -> None:
         """Write state, reason and results; the run of a trial that is paused stays open for what follows."""
@@ -67,29 +67,29 @@ class TensorBoard:
             return
         writer = self._writer(trial.number)
         step = round(trial.figures.get("steps", 0))
-        writer.add_text("state", f"{trial.state}: {trial.reason}", step, trial.ended_at)  # type: ignore[no-untyped-call]
+        writer.add_text("state", f"{trial.state}: {trial.reason}", step, trial.ended_at)
         if trial.is_over:
             for name in RESULTS:
                 if name in trial.figures:
                     _add(writer, f"result/{name}", trial.figures[name], step, trial.ended_at)
-            writer.file_writer.add_summary(_hparams({}, self._results)[2])
-        writer.close()  # type: ignore[no-untyped-call]
+            _add_summary(writer, _hparams({}, self._results)[2])
+        writer.close()
         del self._writers[trial.number]
 
     def answered(self, answer: Answered) -> None:
         """Write the answer's words and figures, at the number of trials behind it."""
-        with SummaryWriter(str(self._folder / "summary")) as summary:  # type: ignore[no-untyped-call]
+        with SummaryWriter(str(self._folder / "summary")) as summary:
             rows = [f"| {name} | {value} |" for name, value in answer.parameters.items()]
             table = "\n".join(["| parameter | value |", "|---|---|", *rows])
             words = f"{answer.headline}\n\nThis is {answer.verdict}.\n\n{table}"
-            summary.add_text("answer", words, answer.trials)  # type: ignore[no-untyped-call]
+            summary.add_text("answer", words, answer.trials)
             for name, value in answer.figures.items():
                 _add(summary, f"answer/{name}", value, answer.trials, None)
 
     def close(self) -> None:
         """Close all runs."""
         for writer in self._writers.values():
-            writer.close()  # type: ignore[no-untyped-call]
+            writer.close()
 
     @property
     def _results(self) -> dict[str, float]:
@@ -100,7 +100,7 @@ class TensorBoard:
 
     def _writer(self, number: int) -> SummaryWriter:
         if number not in self._writers:
-            self._writers[number] = SummaryWriter(str(self._path(number)))  # type: ignore[no-untyped-call]
+            self._writers[number] = SummaryWriter(str(self._path(number)))
         return self._writers[number]
 
 
@@ -124,12 +124,16 @@ def study_folder(root: Path, study: StudyOpened) -> Path:
 
 
 def _add(writer: SummaryWriter, tag: str, value: float, step: int, at: float | None) -> None:
-    writer.add_scalar(tag, value, step, at)  # type: ignore[no-untyped-call]
+    writer.add_scalar(tag, value, step, at)
+
+
+def _add_summary(writer: SummaryWriter, summary: Any) -> None:
+    writer._get_file_writer().add_summary(summary)  # where `add_hparams` would begin a run of its own
 
 
 def _hparams(values: Mapping[str, Any], results: Mapping[str, float]) -> tuple[Any, Any, Any]:
     """Return the summaries of a run's hyperparameters: which there are, their values, and that the run has ended."""
-    about, begins, ends = hparams(dict(values), dict(results))  # type: ignore[no-untyped-call]
+    about, begins, ends = hparams(dict(values), dict(results))
     return about, begins, ends
 
 
