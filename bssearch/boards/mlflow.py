@@ -27,6 +27,9 @@ PARAM_CHARACTERS = 6000
 TAG_CHARACTERS = 5000
 """What MLflow takes at once, by its REST API (log-batch), and of one value."""
 
+MAKING_SECONDS = (2.0, 4.0, 8.0)
+"""Seconds between tries to open a database: a choice; another driver's MLflow takes some to make its tables."""
+
 STATUS = {
     "reached": "FINISHED",
     "exhausted": "FINISHED",
@@ -45,7 +48,7 @@ class MLflow:
     """Logs to the store that MLflow's environment names. A run is found again by its study's mark and its number."""
 
     def __init__(self) -> None:
-        self._client = MlflowClient()
+        self._client = _connected()
         self._study: StudyOpened | None = None
         self._experiment_id: str | None = None
         self._started: dict[int, TrialStarted] = {}
@@ -180,6 +183,16 @@ class MLflow:
         wanted = {"mark": self._told.mark, **tags}
         condition = " and ".join(starmap("tags.`bssearch.{}` = '{}'".format, wanted.items()))
         return next(iter(self._client.search_runs([self._experiment], condition, max_results=1)), None)
+
+
+def _connected() -> MlflowClient:
+    """Return a client; where another process makes the tables of a new database just now, after a while."""
+    for wait in MAKING_SECONDS:
+        try:
+            return MlflowClient()
+        except Exception:
+            time.sleep(wait)
+    return MlflowClient()
 
 
 def _key(name: str) -> str:

@@ -19,7 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from bssearch.boards.base import load_board
-from bssearch.boards.delivery import Delivery
+from bssearch.boards.delivery import Delivery, in_words
 from bssearch.boards.events import Reply, decode, encode_reply
 from bssearch.executors.messages import Lines
 from bssearch.settings import BOARD_PROCESS
@@ -97,7 +97,10 @@ def main() -> None:
     line = Line()
     watch(arguments.lifeline)
     os.nice(STARTING_NICENESS)
-    board = load_board(arguments.target)
+    try:
+        board = load_board(arguments.target)
+    except Exception as error:
+        raise SystemExit(in_words(error)) from None  # the driver tells its last line
     line.reply(Reply(is_ready=True))
     stand_back()
     delivery = Delivery(board, line.reply)

@@ -1,4 +1,4 @@
-"""Boards that stand in for a library: one that keeps what it is told in a file, and others that do not do as they should.
+"""Boards that stand in for a library: one keeps what it is told in a file, others do not do as they should.
 
 They live in a process of their own, as a real one does; what they need to know is in their environment.
 """
