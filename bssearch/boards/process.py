@@ -64,7 +64,7 @@ class BoardProcess:
         self._changed = threading.Condition()
         self._is_closed = self._is_gone = False
         self._notes: queue.SimpleQueue[str] = queue.SimpleQueue()
-        self._asked = self._handled = self._dropped = 0
+        self._asked = self._handled = self._failed = self._dropped = 0
         self._has_failed = self._has_dropped = False
         self._heard = time.monotonic()
         self._ready = threading.Event()
@@ -81,6 +81,11 @@ class BoardProcess:
     def pid(self) -> int:
         """The process id, which is also that of its group."""
         return self._process.pid
+
+    @property
+    def is_idle(self) -> bool:
+        """Return whether the board has taken or lost all that it was told so far."""
+        return self._is_gone or self._handled + self._failed + self._dropped == self._asked
 
     def wait_until_ready(self, deadline: float) -> None:
         """Wait until the board's library is imported, to a moment of `time.monotonic` at most; then note that."""
@@ -200,6 +205,7 @@ class BoardProcess:
             return  # no reply: something in the board writes where it should not
         self._heard = time.monotonic()
         self._handled += reply.handled
+        self._failed += reply.failed
         if reply.is_ready:
             self._ready.set()
         if reply.why and not self._has_failed:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -100,6 +101,7 @@ class TensorBoard:
 
     def _writer(self, number: int) -> SummaryWriter:
         if number not in self._writers:
+            _wait_for_another_second(self._path(number))
             self._writers[number] = SummaryWriter(str(self._path(number)))
         return self._writers[number]
 
@@ -121,6 +123,17 @@ def study_folder(root: Path, study: StudyOpened) -> Path:
                 continue
         return folder
     raise FileExistsError(f"{folder} holds what is not of study {study.name!r}")
+
+
+def _wait_for_another_second(run: Path) -> None:
+    """Wait until a new event file of a run is called after a later second than those there are.
+
+    TensorBoard reads them in the order of their names, ``events.out.tfevents.SECOND.…``. A clock that is ahead
+    elsewhere is not waited for.
+    """
+    seconds = [int(file.name.split(".")[3]) for file in run.glob("events.out.tfevents.*")]
+    if seconds:
+        time.sleep(min(max(0.0, max(seconds) + 1 - time.time()), 2.0))
 
 
 def _add(writer: SummaryWriter, tag: str, value: float, step: int, at: float | None) -> None:
