@@ -141,12 +141,13 @@ def _add(writer: SummaryWriter, tag: str, value: float, step: int, at: float | N
 
 
 def _add_summary(writer: SummaryWriter, summary: Any) -> None:
-    writer._get_file_writer().add_summary(summary)  # where `add_hparams` would begin a run of its own
+    files: Any = writer._get_file_writer()  # type: ignore[no-untyped-call]
+    files.add_summary(summary)  # where `add_hparams` would begin a run of its own
 
 
 def _hparams(values: Mapping[str, Any], results: Mapping[str, float]) -> tuple[Any, Any, Any]:
     """Return the summaries of a run's hyperparameters: which there are, their values, and that the run has ended."""
-    about, begins, ends = hparams(dict(values), dict(results))
+    about, begins, ends = hparams(dict(values), dict(results))  # type: ignore[no-untyped-call]
     return about, begins, ends
 
 

@@ -101,8 +101,8 @@ def check_question(spec: StudySpec, stored: StudyRecord) -> None:
         raise QuestionChangedError(
             f"study {spec.name!r} exists and asks another question: {listed}",
             changes=differing,
-            hint="give the spec another name, or undo the change; budget, sampler, pruner, confirm, seed and "
-            "slots may change",
+            hint="give the spec another name, or undo the change; budget, sampler, pruner, confirm, seed, slots and "
+            "log may change",
         )
 
 

@@ -70,7 +70,7 @@ def test_the_folder_that_a_board_leaves_behind_is_not_taken_for_its_library(
     (tmp_path / "nowhere_installed").mkdir()
     monkeypatch.syspath_prepend(str(tmp_path))
     library = LIBRARIES["wandb"]
-    monkeypatch.setitem(LIBRARIES, "wandb", type(library)(library.called, "nowhere_installed", "none", (0,)))  # type: ignore[index, arg-type]
+    monkeypatch.setitem(LIBRARIES, "wandb", type(library)(library.called, "nowhere_installed", "none", (0,)))
     with pytest.raises(UsageError, match="not installed"):
         check_boards(["wandb"])
 

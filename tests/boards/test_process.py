@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from bssearch.boards import process
-from bssearch.boards.events import StudyOpened, TrialEnded, TrialObserved, TrialStarted
+from bssearch.boards.events import Event, StudyOpened, TrialEnded, TrialObserved, TrialStarted
 from bssearch.boards.process import BoardProcess
 from bssearch.settings import BOARD_PROCESS
 from tests.boards.fakes import FILE
@@ -90,7 +90,8 @@ def test_a_board_is_told_everything_in_order_and_evaluations_together(
     board: Callable[..., BoardProcess], file: Path
 ) -> None:
     one = board("Keeping")
-    for event in (STUDY, started(1), *(observed(1, step) for step in range(500)), ended(1)):
+    events: list[Event] = [STUDY, started(1), *(observed(1, step) for step in range(500)), ended(1)]
+    for event in events:
         one.report(event)
     one.close()
     calls = told(file)
@@ -144,7 +145,8 @@ def test_a_board_that_cannot_start_is_told_with_its_reason_and_nobody_waits_for_
 
 def test_a_board_that_crashes_later_is_told_with_its_last_words(board: Callable[..., BoardProcess], file: Path) -> None:
     one = board("Crashing")
-    for event in (STUDY, *map(started, range(1, 6))):
+    events: list[Event] = [STUDY, *map(started, range(1, 6))]
+    for event in events:
         one.report(event)
     wait_for(lambda: one._is_gone)
     (note,) = one.take_notes()
@@ -176,7 +178,8 @@ def test_a_slow_board_is_waited_for_as_long_as_it_answers(
 ) -> None:
     impatient(monkeypatch)
     one = board("Slow")
-    for event in (STUDY, *map(started, range(60))):  # three seconds
+    events: list[Event] = [STUDY, *map(started, range(60))]
+    for event in events:  # three seconds
         one.report(event)
     one.close()
     assert one.take_notes() == []
