@@ -245,8 +245,8 @@ def test_no_process_is_left_of_a_board_whose_driver_is_killed(kind: str, file: P
         board = psutil.Process(int(driver.stdout.readline()))
         wait_for(lambda: [call["call"] for call in told(file)] == ["opened"])
         family = [board, *board.children(recursive=True)]
-        assert len(family) == 2, "the board, and the shell that watches over it"
         os.kill(driver.pid, signal.SIGKILL)
+    assert len(family) == 2, "the board, and the shell that watches over it"
     alive = psutil.wait_procs(family, timeout=60)[1]
     assert not alive
     if kind == "Keeping":
