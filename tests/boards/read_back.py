@@ -74,10 +74,14 @@ def wandb_records(file: Path) -> Iterator[Any]:
 
 
 def wandb_run(folder: Path, suffix: str) -> dict[str, Any]:
-    """Return the configuration, the history and the summary of an offline run of W&B."""
-    (file,) = folder.glob(f"wandb/offline-run-*-{suffix}/*.wandb")
+    """Return the configuration, the history and the summary of an offline run of W&B.
+
+    A run that was finished and goes on has another file, which W&B adds to it when it is synced.
+    """
+    files = sorted(folder.glob(f"wandb/offline-run-*-{suffix}/*.wandb"), key=lambda file: file.stat().st_mtime_ns)
+    assert files
     found: dict[str, Any] = {"config": {}, "history": [], "summary": {}}
-    for record in wandb_records(file):
+    for record in (record for file in files for record in wandb_records(file)):
         if record.HasField("run"):
             found["group"], found["id"] = record.run.run_group, record.run.run_id
             found["config"] |= {one.key: json.loads(one.value_json) for one in record.run.config.update}
