@@ -15,6 +15,11 @@ DATA_DIR_VARIABLE = "BSSEARCH_DATA_DIR"
 CHECKPOINT_DIR_VARIABLE = "BSSEARCH_CHECKPOINT_DIR"
 STATE_DIR_VARIABLE = "BSSEARCH_STATE_DIR"
 NETWORK_FILE_VARIABLE = "BSSEARCH_ALLOW_NETWORK_FILE"
+LOG_VARIABLE = "BSSEARCH_LOG"
+TENSORBOARD_DIR_VARIABLE = "BSSEARCH_TENSORBOARD_DIR"
+
+BOARD_PROCESS = "bssearch-board"
+"""What a board's process is called where the system lists processes; Linux takes 15 characters."""
 
 
 def database_url(given: str | None = None) -> str:
@@ -63,6 +68,11 @@ def state_folder() -> Path:
         return Path(given)
     state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
     return Path(state) / "bssearch"
+
+
+def tensorboard_folder() -> Path:
+    """Return where TensorBoard's files are written: ``BSSEARCH_TENSORBOARD_DIR``, else ``runs`` in this folder."""
+    return Path(os.environ.get(TENSORBOARD_DIR_VARIABLE) or "runs")
 
 
 def user_name() -> str:

@@ -268,6 +268,7 @@ def test_what_a_spec_leaves_out_has_its_default() -> None:
             "hang_seconds": 300.0,
             "memory_limit_gib": None,
         },
+        "log": [],
     }
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from bssearch import registry
 from bssearch.analysis.objectives.base import objective_of
+from bssearch.boards.named import boards_of, check_boards
 from bssearch.errors import BSSearchError, QuestionChangedError, SpecError, UsageError
 from bssearch.history import History
 from bssearch.pruners.base import make_pruner
@@ -28,10 +29,11 @@ MAY_CHANGE = ("budget", "sampler", "pruner", "confirm")
 
 
 def check_parts(spec: StudySpec) -> None:
-    """Raise `UsageError` where the objective, sampler, pruner or executor that a spec names cannot be loaded or made.
+    """Raise `UsageError` where the objective, sampler, pruner, executor or board of a spec cannot be loaded or made.
 
     Theirs may be the code of another package, or gone since the spec was written.
     """
+    check_boards(boards_of(spec))
     makers: dict[str, Callable[[], object]] = {
         f"objective = {spec.objective!r}": lambda: objective_of(spec),
         f"sampler = {spec.sampler.name!r}": lambda: make_sampler(spec),
@@ -99,8 +101,8 @@ def check_question(spec: StudySpec, stored: StudyRecord) -> None:
         raise QuestionChangedError(
             f"study {spec.name!r} exists and asks another question: {listed}",
             changes=differing,
-            hint="give the spec another name, or undo the change; budget, sampler, pruner, confirm, seed and "
-            "slots may change",
+            hint="give the spec another name, or undo the change; budget, sampler, pruner, confirm, seed, slots and "
+            "log may change",
         )
 
 

@@ -105,6 +105,7 @@ def audit_study(
         keeps_name=True,
         listener=listener,
         progress=progress,
+        reports=True,
         make_executor=make_executor,
     )
     with opened(spec, launch) as study:

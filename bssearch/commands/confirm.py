@@ -73,6 +73,7 @@ def confirm_study(
         keeps_name=True,
         listener=listener,
         progress=progress,
+        reports=True,
         make_executor=make_executor,
     )
     with opened(spec, launch) as study:

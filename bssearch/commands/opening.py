@@ -24,6 +24,7 @@ from bssearch.commands.display.progress import watched
 from bssearch.commands.known_workloads import refuse_unknown, remember
 from bssearch.commands.launching.decided import decided_mode, decided_otherwise
 from bssearch.commands.launching.naming import INLINE, in_this_process, named, with_workload
+from bssearch.commands.launching.reporting import reported
 from bssearch.errors import BSSearchError, UsageError, WorkloadError
 from bssearch.executors.base import Executor, ExecutorSettings, Program, make_executor
 from bssearch.history import History
@@ -57,7 +58,8 @@ class Launch:
     the executor has a device of so many GiB of memory, which the study is not bound to. ``workload`` is the code to run
     in the place of the spec's: a class, an object, or its name; with ``keeps_name`` the study goes on under the name
     that its spec has. Without a ``listener`` a run is shown in a notebook, elsewhere with ``progress``, and with False
-    nowhere. ``make_executor`` gives other executors than worker processes on this machine.
+    nowhere. With ``reports`` its trials are reported to the boards that the spec and ``BSSEARCH_LOG`` name.
+    ``make_executor`` gives other executors than worker processes on this machine.
     """
 
     db: str | None = None
@@ -70,6 +72,7 @@ class Launch:
     keeps_name: bool = False
     listener: Listener | None = None
     progress: bool | None = None
+    reports: bool = False
     make_executor: ExecutorFactory | None = None
 
     @property
@@ -130,7 +133,8 @@ def opened(spec: StudySpec, launch: Launch) -> Iterator[OpenStudy]:
     spec = _named(checked(spec), given, launch)
     check_writable(launch.db)  # before a program of the user's own runs for minutes to be described
     with (
-        watched(launch.listener, launch.progress) as listener,
+        watched(launch.listener, launch.progress) as watcher,
+        reported(spec, watcher, reports=launch.reports) as (listener, reporter),
         _joined(spec, launch, given, listener) as joined,
     ):
         spec, store, found = _with_slots(joined.spec, joined.executor.slots), joined.store, joined.found
@@ -138,7 +142,10 @@ def opened(spec: StudySpec, launch: Launch) -> Iterator[OpenStudy]:
             remember(spec, store.study(spec.name), Path(launch.folder))
         elif given.in_process is not None and asked.executor.name != INLINE:
             listener.note(in_this_process(given))
-        with _not_left_empty(store, spec.name) if joined.is_new else nullcontext():
+        with (
+            _not_left_empty(store, spec.name) if joined.is_new else nullcontext(),
+            reporter.reporting(store, spec, found.train_samples),
+        ):
             yield OpenStudy(spec, store, joined.executor, found.environment, listener, found.train_samples)
 
 

@@ -62,6 +62,7 @@ def run_study(
         allow_busy=allow_busy,
         listener=listener,
         progress=progress,
+        reports=True,
         make_executor=make_executor,
     )
     with opened(spec, launch) as study:

@@ -78,6 +78,7 @@ class Study:
                 allow_busy=allow_busy,
                 listener=listener,
                 progress=progress,
+                reports=True,
             ),
             _revision(objective),
         )

@@ -121,13 +121,13 @@ def report_folder_prefix(worker: int) -> str:
     return f"bssearch-report-{worker}-"
 
 
-def _kill_descendants(worker: int) -> None:
-    """Kill all that a worker started, first stopping it: it could tell of their end, and lose sight of orphans."""
+def kill_descendants(parent: int) -> None:
+    """Kill all that a process started, first stopping it: it could tell of their end, and lose sight of orphans."""
     killed: set[psutil.Process] = set()
     with suppress(psutil.Error, ProcessLookupError):
-        os.kill(worker, signal.SIGSTOP)
+        os.kill(parent, signal.SIGSTOP)
         for _ in range(_KILL_ROUNDS):
-            fresh = set(psutil.Process(worker).children(recursive=True)) - killed
+            fresh = set(psutil.Process(parent).children(recursive=True)) - killed
             if not fresh:
                 break
             for one in fresh:
@@ -209,7 +209,7 @@ class WorkerProcess:
     def kill(self) -> None:
         """Kill the worker and all that it started, in sessions of their own too."""
         if not self.has_exited():
-            _kill_descendants(self.pid)
+            kill_descendants(self.pid)
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
 

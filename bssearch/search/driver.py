@@ -15,7 +15,6 @@ from typing import assert_never
 
 from bssearch.errors import BSSearchError, InterruptedRunError
 from bssearch.executors import base as executors
-from bssearch.executors.base import Executor
 from bssearch.pruners.checkpoints import Checkpoints
 from bssearch.records import (
     Environment,
@@ -72,7 +71,7 @@ class Driver(Host):
         self,
         spec: StudySpec,
         store: Store,
-        executor: Executor,
+        executor: executors.Executor,
         environment: Environment,
         listener: Listener,
         *,
@@ -302,6 +301,7 @@ class Driver(Host):
             match event:
                 case executors.Observed(number, observation):
                     self._recorder.observe(number, observation)
+                    self.listener.observed(number, observation)
                     self._feed(events.Evaluated(number, observation))
                 case executors.Ended(number, outcome, log):
                     self._end(number, outcome, log)

@@ -25,6 +25,7 @@ from bssearch.space import OPTIONAL, TRAINING_PARAMETERS, BatchRules, SearchSpac
 from bssearch.spec.command_line import check_command
 from bssearch.spec.configuration import whole_configuration
 from bssearch.spec.parts import (
+    BoardName,
     BudgetSpec,
     ConfirmSpec,
     DefaultSpec,
@@ -91,6 +92,7 @@ class StudySpec(StrictModel):
     budget: BudgetSpec
     seed: int = Field(default=0, ge=0, lt=2**31)
     executor: ExecutorSpec = ExecutorSpec()
+    log: tuple[BoardName, ...] = ()
     _preset: str | None = PrivateAttr(default=None)
 
     @field_validator("command", "arguments", mode="before")
@@ -109,6 +111,14 @@ class StudySpec(StrictModel):
         if not registry.is_known("objectives", name):
             raise ValueError(f"{name!r} is not known; there are {', '.join(registry.names('objectives'))}")
         return name
+
+    @field_validator("log")
+    @classmethod
+    def _each_board_once(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        twice = [name for name in dict.fromkeys(names) if names.count(name) > 1]
+        if twice:
+            raise ValueError(f"{twice[0]!r} stands there more than once")
+        return names
 
     @field_validator("default")
     @classmethod

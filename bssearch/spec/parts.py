@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from difflib import get_close_matches
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, PlainValidator, WithJsonSchema, field_validator, model_validator
@@ -13,6 +14,9 @@ from bssearch.space import OPTIONAL, TRAINING_PARAMETERS, Optimizer, ScheduleNam
 from bssearch.space.own_parameters import OwnValues
 
 Positive = Annotated[float, Field(gt=0)]
+
+BOARDS = ("tensorboard", "mlflow", "wandb")
+"""What a study's trials may be reported to (`bssearch.boards`)."""
 
 MOST_SLOTS = 65536
 """Trials side by side at most: a choice."""
@@ -37,6 +41,18 @@ def _schema(kind: registry.Kind) -> dict[str, Any]:
 ExecutorName = Annotated[str, AfterValidator(_known("executors")), WithJsonSchema(_schema("executors"))]
 SamplerName = Annotated[str, AfterValidator(_known("samplers")), WithJsonSchema(_schema("samplers"))]
 PrunerName = Annotated[str, AfterValidator(_known("pruners")), WithJsonSchema(_schema("pruners"))]
+
+
+def _board(name: str) -> str:
+    """Return the name of a board."""
+    if name not in BOARDS:
+        near = get_close_matches(name.lower(), BOARDS, n=1, cutoff=0.4)
+        meant = f"; did you mean {near[0]}?" if near else ""
+        raise ValueError(f"there is no board {name!r}, there are {', '.join(BOARDS)}{meant}")
+    return name
+
+
+BoardName = Annotated[str, AfterValidator(_board), WithJsonSchema({"enum": list(BOARDS)})]
 
 
 def _slots(given: Any) -> Any:

@@ -3,7 +3,8 @@
 On a GPU its driver tells who computes there, at each look; where it cannot, only the memory in use does, and that is
 said. On the CPU the kernel's own account tells: the busy seconds of the CPUs that this process may use (`/proc/stat`,
 time stolen by a hypervisor included), less those of this process and its children, and less those of its parent, which
-samples and writes to the database. What is left others have used. Where there is no such account nothing is said.
+samples and writes to the database, and of the boards that it reports to, which run where a CPU is left over (what they
+cost a core shows in its pace). What is left others have used. Where there is no such account nothing is said.
 What shares a core without being on that account shows in the core's own pace (`bssearch.training.core_pace`).
 """
 
@@ -19,6 +20,7 @@ from typing import Any
 
 import torch
 
+from bssearch.settings import BOARD_PROCESS
 from bssearch.training.core_pace import CorePace, are_too_many
 from bssearch.training.nvml import POWER_CAP, computing_processes, known_other_processes, throttle_reasons
 
@@ -250,7 +252,7 @@ def cpu_use(stat: Path = Path("/proc/stat"), parents: Iterable[int] | None = Non
         wall=time.perf_counter(),
         busy=_busy_ticks(lines, cpus) * _tick_seconds(),
         ours=time.process_time() + _children_seconds(os.getpid()),
-        parent=sum(map(_process_seconds, [os.getppid()] if parents is None else parents)),
+        parent=sum(map(_driver_seconds, [os.getppid()] if parents is None else parents)),
         cpus=len(cpus),
     )
 
@@ -285,6 +287,22 @@ def _children(pid: int) -> list[int]:
         except OSError:  # the thread has ended meanwhile
             continue
     return found
+
+
+def _driver_seconds(pid: int) -> float:
+    """Return the seconds of CPU that a process has had, with those of the boards that it reports to.
+
+    A board that has ended counts on, until the driver reaps it: else its past would turn up as another's.
+    """
+    boards = [child for child in _children(pid) if _name(child) == BOARD_PROCESS]
+    return _process_seconds(pid) + sum(_process_seconds(board) + _children_seconds(board) for board in boards)
+
+
+def _name(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().rstrip("\n")
+    except OSError:
+        return ""
 
 
 def _process_seconds(pid: int) -> float:

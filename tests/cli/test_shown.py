@@ -16,6 +16,7 @@ from rich.live import Live
 from bssearch.cli import app as application
 from bssearch.cli import trials as trial_commands
 from bssearch.commands.display.live import Display, Lines, batch_table, ended_line
+from bssearch.commands.trials import trial_document
 from bssearch.errors import NotFoundError, UsageError
 from bssearch.history import History
 from bssearch.records import Phase, TrialRecord, TrialState
@@ -113,14 +114,14 @@ def test_a_trial_is_shown_with_where_it_ran_and_with_its_traceback(capsys: pytes
 
 def test_the_document_of_a_trial_has_every_evaluation_and_its_device() -> None:
     curve = make_curve((0.0, 0.1), (1.5, 0.9))
-    found = trial_commands._document(make_trial(7), curve, make_environment(libraries=("timm 1.0",)), {"seed": 3})
+    found = trial_document(make_trial(7), curve, make_environment(libraries=("timm 1.0",)), {"seed": 3})
     assert found["observations"] == [
         {"step": one.step, "train_seconds": one.train_seconds, "metric": one.metric, "loss": one.loss} for one in curve
     ]
     assert found["environment"]["device_name"] == "Test CPU"
     assert (found["environment"]["libraries"], found["spec"]) == ({"timm": "1.0"}, {"seed": 3})
     assert found["traceback"] is None
-    assert trial_commands._document(make_trial(7), [], None, None)["environment"] is None
+    assert trial_document(make_trial(7), [], None, None)["environment"] is None
 
 
 # A study that runs ----------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from bssearch.settings import BOARD_PROCESS
 from bssearch.training import contention
 from bssearch.training.contention import Contention, ContentionMeter, CpuUse, cpu_crowd, cpu_use
 from tests.training.toys import core_of_pace
@@ -266,3 +267,32 @@ print(cpu_use().ours - alone < 0.15)
 def test_what_the_other_children_of_a_launcher_use_counts_as_ones_own() -> None:
     done = subprocess.run([sys.executable, "-c", SIBLINGS, LOOKS], capture_output=True, text=True, timeout=60)
     assert done.stdout == "True\n", done.stderr
+
+
+BOARD = """
+import ctypes, sys, time
+ctypes.CDLL(None).prctl(15, {name!r}.encode(), 0, 0, 0)
+end = time.process_time() + 0.5
+while time.process_time() < end: pass
+print(flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize(("name", "counts"), [(BOARD_PROCESS, True), ("another", False)])
+def test_a_board_of_our_driver_is_no_contention_even_once_it_has_ended(name: str, counts: bool) -> None:
+    def driver_seconds() -> float:
+        use = cpu_use(parents=[os.getpid()])
+        assert use is not None
+        return use.parent - time.process_time()
+
+    before = driver_seconds()
+    with subprocess.Popen(
+        [sys.executable, "-c", BOARD.format(name=name)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as board:
+        assert board.stdout is not None and board.stdin is not None
+        board.stdout.readline()
+        assert (driver_seconds() - before > 0.4) is counts
+        board.stdin.close()
+        os.waitid(os.P_PID, board.pid, os.WEXITED | os.WNOWAIT)
+        assert (driver_seconds() - before > 0.4) is counts

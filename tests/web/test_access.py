@@ -78,7 +78,7 @@ class TestToken:
     @pytest.mark.parametrize("given", ["", "wrong", TOKEN[:-1], TOKEN + "x", "ü", "%00"])
     def test_a_wrong_one_is_refused(self, guarded: TestClient, given: str) -> None:
         assert guarded.get("/studies", params={"token": given}).status_code == 401
-        assert guarded.get("/studies", headers={"Authorization": f"Bearer {given}".encode()}).status_code == 401
+        assert guarded.get("/studies", headers={b"Authorization": f"Bearer {given}".encode()}).status_code == 401
         assert not guarded.cookies
 
     def test_the_right_one_leaves_a_cookie_that_scripts_and_other_sites_cannot_use(self, guarded: TestClient) -> None:

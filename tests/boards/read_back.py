@@ -1,0 +1,94 @@
+"""What the boards' own libraries read of what was written: their warnings are not ours."""
+
+from __future__ import annotations
+
+import json
+import struct
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+_BLOCK_BYTES = 32 * 1024
+_FILE_HEADER_BYTES = 7
+_FIRST, _MIDDLE, _LAST = 2, 3, 4
+
+
+def event_files(folder: Path) -> Any:
+    """Return a run of TensorBoard's, whole."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+        run = EventAccumulator(str(folder), size_guidance={"scalars": 0, "tensors": 0})
+        run.Reload()
+        return run
+
+
+def hyperparameters(run: Any) -> dict[str, Any]:
+    """Return the values of a run in TensorBoard's table of hyperparameters."""
+    from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
+
+    content = run.PluginTagToContent("hparams")["_hparams_/session_start_info"]
+    found = HParamsPluginData.FromString(content).session_start_info.hparams
+    return {name: getattr(value, value.WhichOneof("kind")) for name, value in found.items()}
+
+
+def texts(run: Any) -> dict[str, str]:
+    return {tag: run.Tensors(tag)[-1].tensor_proto.string_val[0].decode() for tag in run.Tags()["tensors"]}
+
+
+def mlflow_client(folder: Path) -> Any:
+    """Return MLflow's client for the store in a folder."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from mlflow import MlflowClient
+
+        return MlflowClient(f"sqlite:///{folder / 'mlflow.db'}")
+
+
+def mlflow_runs(folder: Path, study: str, kind: str = "trial") -> list[Any]:
+    """Return a study's runs in MLflow."""
+    client = mlflow_client(folder)
+    experiment = client.get_experiment_by_name(f"bssearch/{study}")
+    runs: list[Any] = client.search_runs([experiment.experiment_id], f"tags.`bssearch.kind` = '{kind}'")
+    return sorted(runs, key=lambda run: int(run.data.tags.get("bssearch.trial", 0)))
+
+
+def wandb_records(file: Path) -> Iterator[Any]:
+    """Yield the records of a ``.wandb`` file: a LevelDB log of protocol buffers, after a header of seven bytes."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    content, position, whole = file.read_bytes(), _FILE_HEADER_BYTES, b""
+    while position + 7 <= len(content):
+        left = _BLOCK_BYTES - position % _BLOCK_BYTES
+        if left < 7:
+            position += left
+            continue
+        _, length, kind = struct.unpack_from("<IHB", content, position)
+        whole += content[position + 7 : position + 7 + length]
+        position += 7 + length
+        if kind not in {_FIRST, _MIDDLE}:
+            yield Record.FromString(whole)
+            whole = b""
+
+
+def wandb_run(folder: Path, suffix: str) -> dict[str, Any]:
+    """Return the configuration, the history and the summary of an offline run of W&B.
+
+    A run that was finished and goes on has another file, which W&B adds to it when it is synced.
+    """
+    files = sorted(folder.glob(f"wandb/offline-run-*-{suffix}/*.wandb"), key=lambda file: file.stat().st_mtime_ns)
+    assert files
+    found: dict[str, Any] = {"config": {}, "history": [], "summary": {}}
+    for record in (record for file in files for record in wandb_records(file)):
+        if record.HasField("run"):
+            found["group"], found["id"] = record.run.run_group, record.run.run_id
+            found["config"] |= {one.key: json.loads(one.value_json) for one in record.run.config.update}
+        elif record.HasField("history"):
+            row = {one.key or ".".join(one.nested_key): json.loads(one.value_json) for one in record.history.item}
+            found["history"].append(row)
+        elif record.HasField("summary"):
+            updates = {one.key or ".".join(one.nested_key): json.loads(one.value_json) for one in record.summary.update}
+            found["summary"] |= updates
+    return found
