@@ -11,16 +11,20 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import math
 import os
 import select
 import subprocess
 import sys
+import time
+from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 from bssearch.boards.base import load_board
 from bssearch.boards.delivery import Delivery, in_words
-from bssearch.boards.events import Reply, decode, encode_reply
+from bssearch.boards.events import Event, Reply, decode, encode_reply
 from bssearch.executors.messages import Lines
 from bssearch.settings import BOARD_PROCESS
 
@@ -29,6 +33,12 @@ ORPHAN_SECONDS = 5
 
 STARTING_NICENESS = 10
 """How far a board stands back while it imports its library, before the first trial: a choice."""
+
+CPU_SHARE = 0.02
+"""The share of a CPU that a board takes at most while trials run: a choice, below what step times are resolved to."""
+
+READ_AHEAD = 1000
+"""Events that are read before they can be delivered, at most: a choice; more of them wait with the driver."""
 
 _CHUNK_BYTES = 1 << 16  # the capacity of a pipe on Linux (pipe(7))
 _PR_SET_NAME = 15  # prctl(2)
@@ -73,18 +83,64 @@ def watch(lifeline: int) -> None:
     os.close(lifeline)
 
 
-def serve(line: Line, delivery: Delivery) -> None:
-    """Deliver events until their stream ends."""
-    lines = Lines()
-    while True:
-        ready, _, _ = select.select([line.events], [], [], delivery.seconds_left)
-        if ready:
-            chunk = os.read(line.events, _CHUNK_BYTES)
-            if not chunk:
-                return
-            for one in lines.feed(chunk):
-                delivery.take(decode(one))
+class Pace:
+    """Rests between deliveries, so that they take a small share of a CPU until the driver has no more to say.
+
+    What a library does in processes of its own is not counted. ``cpu`` and ``now`` are in seconds.
+    """
+
+    def __init__(self, cpu: Callable[[], float] = time.process_time, now: Callable[[], float] = time.monotonic) -> None:
+        self._cpu, self._now = cpu, now
+        self._used = cpu()
+        self._until = -math.inf
+
+    @property
+    def seconds_left(self) -> float:
+        """Return how long the rest goes on, 0 where it is over."""
+        return max(0.0, self._until - self._now())
+
+    def worked(self) -> None:
+        """Rest for as long as the CPU seconds since the last time ask for."""
+        used = self._cpu() - self._used
+        self._used += used
+        self._until = max(self._until, self._now()) + used * (1 / CPU_SHARE - 1)
+
+
+class Stream:
+    """The events that a driver writes to a descriptor, read ahead of their delivery so that its end is seen."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.waiting: deque[Event] = deque()
+        self.has_ended = self.is_closed = False
+        self._descriptor, self._lines, self._poll = descriptor, Lines(), select.poll()
+        self._poll.register(descriptor, select.POLLIN)
+
+    def read(self, seconds: float | None) -> None:
+        """Take in what has been written, once it is there or so many seconds have passed; None: however long."""
+        has_room = len(self.waiting) < READ_AHEAD
+        self._poll.modify(self._descriptor, select.POLLIN if has_room else 0)
+        for _, what in self._poll.poll(None if seconds is None else math.ceil(1000 * seconds)):
+            self.is_closed = bool(what & select.POLLHUP)  # the driver's end; what it wrote may still be in the pipe
+            if has_room:
+                chunk = os.read(self._descriptor, _CHUNK_BYTES)
+                self.has_ended = not chunk
+                self.waiting.extend(decode(one) for one in self._lines.feed(chunk))
+
+
+def serve(stream: Stream, delivery: Delivery, pace: Pace) -> None:
+    """Deliver events until their stream has ended: at a pace, and what is left then as fast as the board takes it."""
+    while stream.waiting or not stream.has_ended:
+        rest = 0.0 if stream.is_closed else pace.seconds_left
+        if stream.waiting:
+            stream.read(rest)
+        else:
+            stream.read(None if delivery.seconds_left is None else max(rest, delivery.seconds_left))
+        if pace.seconds_left and not stream.is_closed:
+            continue
+        if stream.waiting:
+            delivery.take(stream.waiting.popleft())
         delivery.flush_if_due()
+        pace.worked()
 
 
 def main() -> None:
@@ -104,7 +160,7 @@ def main() -> None:
     line.reply(Reply(is_ready=True))
     stand_back()
     delivery = Delivery(board, line.reply)
-    serve(line, delivery)
+    serve(Stream(line.events), delivery, Pace())
     delivery.flush()
     board.close()
 
