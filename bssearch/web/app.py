@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from importlib import resources
 from importlib.metadata import version
 from threading import Lock
@@ -49,6 +51,9 @@ PAGES: dict[str, Page] = {
     "/calculator": Page(calculator_page),
 }
 
+THREADS = 4
+"""Requests that are worked on at once: a choice. They share one interpreter, and each thread keeps its memory."""
+
 KEPT_PAGES = 16
 """Pages that are kept as they were sent, for the next who asks for the same version of one: a choice."""
 
@@ -77,6 +82,7 @@ class _Pages:
         self._databases = databases
         self._environment = templates(PackageLoader("bssearch.web"))
         self._environment.filters["value"] = in_words
+        self._threads = ThreadPoolExecutor(THREADS, "bssearch page")
         self._kept = _Kept()
         # A large study takes memory and the interpreter alone; who asks for the same page at once finds it made.
         self._one_at_a_time = Lock()
@@ -87,8 +93,8 @@ class _Pages:
             "page_version": None,
         }
 
-    def endpoint(self, page: Page) -> Callable[[Request], Response]:
-        """Return what answers requests for a page, in a thread of its own each."""
+    def endpoint(self, page: Page) -> Callable[[Request], Awaitable[Response]]:
+        """Return what answers requests for a page, each in one of `THREADS`."""
 
         def answer(request: Request) -> Response:
             try:
@@ -100,7 +106,10 @@ class _Pages:
                 log.exception("%s", request.url.path)
                 return self._failed(request, 500, f"{type(error).__name__}: the log of the server has more", "")
 
-        return answer
+        async def answer_in_a_thread(request: Request) -> Response:
+            return await asyncio.get_running_loop().run_in_executor(self._threads, answer, request)
+
+        return answer_in_a_thread
 
     def refusal(self, status: int, message: str, hint: str) -> Response:
         """Return the page of a request that is not let through; it tells nothing of the databases."""
