@@ -1,65 +1,38 @@
-"""A tiny application that serves the calculator as a server of its pages does, and a browser to look at it."""
+"""A tiny application that serves the calculator, whose answers a test may delay or break."""
 
 from __future__ import annotations
 
-import os
-import shutil
 import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from importlib import resources
-from typing import Any
 
 import jinja2
-import pytest
 import uvicorn
-from markupsafe import Markup
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 
+from bssearch.pages.html import templates
+from bssearch.web.access import HEADERS
 from bssearch.web.calculator.form import calculated
 
-POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; form-action 'self'; "
-    "base-uri 'none'; frame-ancestors 'none'"
-)
-
-LAYOUT = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark"><title>{% block title %}{% endblock %}</title>
-<link rel="stylesheet" href="static/page.css"></head><body><main>{% block main %}{% endblock %}</main></body></html>
-"""
-
-STAND_IN = '<svg role="img" aria-label="{title}" viewBox="0 0 560 300"><title id="{name}">{title}</title></svg>'
-"""What stands for a drawn figure."""
-
-ASSETS = {
-    "page.css": ("bssearch.pages", "page.css", "text/css"),
-    "calculator.css": ("bssearch.web", "static/calculator.css", "text/css"),
-    "calculator.js": ("bssearch.web", "static/calculator.js", "text/javascript"),
-}
+KINDS = {"css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
+AROUND = {"path": "/calculator", "live_seconds": 0, "page_version": None, "version": "1", "databases": ["a database"]}
+"""What the layout shows around the calculator."""
 
 
 @cache
 def environment() -> jinja2.Environment:
-    made = jinja2.Environment(
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        loader=jinja2.ChoiceLoader([jinja2.DictLoader({"layout.html": LAYOUT}), jinja2.PackageLoader("bssearch.web")]),
-    )
-    made.filters["svg"] = lambda figure, name, title: Markup(STAND_IN).format(name=name, title=title)
-    return made
+    return templates(jinja2.PackageLoader("bssearch.web"))
 
 
 def rendered(query: Mapping[str, str], template: str = "calculator.html") -> str:
     """Return the page of a query as HTML."""
-    return environment().get_template(template).render(calculator=calculated(query))
+    return environment().get_template(template).render(calculator=calculated(query), **AROUND)
 
 
 class Server:
@@ -82,11 +55,13 @@ class Server:
         time.sleep(next((seconds for words, seconds in self.delays.items() if words in query), 0) if is_part else 0)
         template = "calculator_results.html" if is_part else "calculator.html"
         text = rendered(request.query_params, template)
-        return HTMLResponse(text, headers={"Content-Security-Policy": POLICY})
+        return HTMLResponse(text, headers=HEADERS)
 
     def _asset(self, request: Request) -> Response:
-        package, name, kind = ASSETS[request.path_params["name"]]
-        return Response(resources.files(package).joinpath(name).read_text(encoding="utf-8"), media_type=kind)
+        name = request.path_params["name"]
+        package, folder = ("bssearch.pages", "") if name == "page.css" else ("bssearch.web", "static/")
+        text = resources.files(package).joinpath(folder + name).read_text(encoding="utf-8")
+        return Response(text, media_type=KINDS[name.rpartition(".")[2]])
 
     @contextmanager
     def running(self) -> Iterator[str]:
@@ -101,19 +76,3 @@ class Server:
         finally:
             self._server.should_exit = True
             thread.join()
-
-
-@contextmanager
-def chromium() -> Iterator[Any]:
-    """Yield headless Chromium; without it skip the test, or fail where a machine must have it."""
-    path = shutil.which("chromium")
-    if path is None:
-        if os.environ.get("CI"):
-            pytest.fail("no chromium")
-        pytest.skip("no chromium")
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as driver:
-        opened = driver.chromium.launch(executable_path=path, args=["--no-sandbox"])
-        yield opened
-        opened.close()

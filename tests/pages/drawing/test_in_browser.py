@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,10 +11,12 @@ import pytest
 
 from bssearch.pages.page import render
 from bssearch.pages.simulation_page import simulation_page
+from tests.browser import browser, grave_findings
 from tests.pages import test_growing as growing
 from tests.pages import test_page as page
 from tests.pages.drawing.figures import simulated, with_every_end, with_many_sizes
 
+__all__ = ["browser"]
 pytestmark = pytest.mark.slow
 PAGES: dict[str, Callable[[], str]] = {
     "study": lambda: render(with_every_end()),
@@ -43,22 +43,6 @@ MEASURED = """
 """
 ABOVE, BELOW = 0.22, 0.18
 """Shares of a text's box above and below its characters: DejaVu Sans has that much room, and no accents are used."""
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    """Yield headless Chromium; without it fail where tests run unattended, skip on a developer's machine."""
-    chromium = shutil.which("chromium")
-    if chromium is None:
-        if os.environ.get("CI"):
-            pytest.fail("no chromium: apt-get install chromium")
-        pytest.skip("no chromium: apt-get install chromium")
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as driver:
-        opened = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        yield opened
-        opened.close()
 
 
 @pytest.fixture(scope="module")
@@ -140,14 +124,8 @@ def test_axe_finds_no_serious_violation(
     from axe_playwright_python.sync_playwright import Axe
 
     seen = opened(browser, files[name], width, scheme)
-    found = Axe().run(seen.tab).response
-    serious = {
-        one["id"]: [node["html"][:200] for node in one["nodes"]]
-        for one in found["violations"]
-        if one["impact"] in ("serious", "critical")
-    }
-    assert serious == {}
-    assert any(one["id"] == "svg-img-alt" for one in found["passes"]), "it looked at the figures"
+    assert grave_findings(seen.tab) == []
+    assert any(one["id"] == "svg-img-alt" for one in Axe().run(seen.tab).response["passes"]), "it looked at the figures"
     seen.tab.context.close()
 
 
