@@ -38,7 +38,7 @@ LEAST_FIRST = ("time_to_target_s", "batch_size", "learning_rate", "train_seconds
 """The columns that trials can be ordered by, the least first, beside their numbers with the newest first."""
 
 
-HIDDEN = {"number", "phase", "state", "reason", "traceback"}
+HIDDEN = {"number", "phase", "state", "reason", "warnings", "traceback"}
 """What stands above the table of a trial's facts."""
 
 
