@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import textwrap
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -131,9 +132,17 @@ def test_a_late_section_is_ended_with_its_children_and_keeps_what_it_had_saved(
     assert "it hangs" in found["failed"] and "stopped after 2 s" in found["failed"]
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Have Ctrl-C raise, as it does in a terminal; where tests run in the background of a shell it is ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_call_ends_the_section_that_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, interruptible: None, number: signal.Signals
 ) -> None:
     as_section(
         monkeypatch,

@@ -34,7 +34,7 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("growing")
     spec = write_task(
         place,
-        space={**space_of(16, 32, 64), "batch_schedule": {"name": "geometric"}},
+        space={**space_of(16, 32, 64), "warmup_epochs": 0, "batch_schedule": {"name": "geometric"}},
         budget={"trials": 4, "trial_train_seconds": 2.0, "schedule_trials": 2},
         executor=INLINE,
         confirm={"top": 1, "runs": 2},
