@@ -37,8 +37,9 @@ STARTING_NICENESS = 10
 CPU_SHARE = 0.02
 """The share of a CPU that a board takes at most while trials run: a choice, below what step times are resolved to."""
 
-READ_AHEAD = 1000
-"""Events that are read before they can be delivered, at most: a choice; more of them wait with the driver."""
+READ_AHEAD = 10_000
+"""Events that are read before they can be delivered, at most: a choice, as many as wait with the driver, so that a
+driver that closes has soon written all it had, and what is left is hurried."""
 
 _CHUNK_BYTES = 1 << 16  # the capacity of a pipe on Linux (pipe(7))
 _PR_SET_NAME = 15  # prctl(2)

@@ -40,7 +40,8 @@ def version_of(store: Store, name: str) -> str:
     """Return what changes whenever the page of a study does: with its trials, and with each evaluation that runs."""
     running = [trial.number for trial in store.trials(name, states=[TrialState.RUNNING])]
     seen = {number: len(curve) for number, curve in store.evaluations(name, running).items()} if running else {}
-    told = f"{store.stamp(name)} {sorted(seen.items())}"
+    found = {part: value for part, value in (store.last_finding(name) or {}).items() if part != "answer"}
+    told = f"{store.stamp(name)} {sorted(seen.items())} {store.study(name).archived_at} {found}"
     return hashlib.sha256(told.encode()).hexdigest()[:24]
 
 

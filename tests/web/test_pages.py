@@ -108,6 +108,17 @@ class TestAStudy:
             store.append_observations("toy", [(number, make_curve(*((0.1 * n, 0.2 * n) for n in range(1, 5)))[3])])
         assert client.get("/studies/toy", headers={"If-None-Match": tag}).status_code == 200
 
+    def test_that_it_was_archived_is_something_new(self, empty: str) -> None:
+        with open_store(empty) as store:
+            store.create_study(make_spec(name="toy").new_study("anna"))
+        client = client_of(empty)
+        tag = client.get("/studies/toy").headers["etag"]
+        with open_store(empty) as store:
+            store.archive_study("toy")
+        again = client.get("/studies/toy", headers={"If-None-Match": tag})
+        assert again.status_code == 200
+        assert "The study is archived" in again.text
+
     def test_the_page_that_is_kept_is_that_of_its_own_address_and_version(self, searched: str) -> None:
         client = client_of(searched)
         first = client.get("/studies/task").text
