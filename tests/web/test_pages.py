@@ -257,6 +257,13 @@ class TestAcross:
                 assert "<script>alert" not in told.text
 
 
+def test_a_password_that_stands_where_none_belongs_is_not_repeated(pages: TestClient) -> None:
+    told = pages.get("/best", params={"workload": "postgresql://anna:hunter2@db/x"})
+    assert told.status_code == 404
+    heading = told.text.partition("<h1>")[2].partition("</h1>")[0]
+    assert "anna:***@db" in heading
+
+
 class TestDatabases:
     def test_of_two_each_study_is_found_in_its_own(self, searched: str, tmp_path: Path) -> None:
         second = f"sqlite:///{tmp_path / 'second.db'}"
