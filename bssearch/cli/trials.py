@@ -56,17 +56,11 @@ def trials(
     batch_size: Annotated[int | None, typer.Option(help="Only this batch size.")] = None,
 ) -> None:
     """List the trials of a study."""
-    from bssearch.commands.trials import trial_row
+    from bssearch.commands.trials import matching_trials, trial_row
 
     with study_to_read(db, study) as (store, name):
         found = store.trials(name)
-    kept = [
-        trial
-        for trial in found
-        if (phase is None or trial.phase is phase)
-        and (state is None or trial.state is state)
-        and (batch_size is None or trial.configuration.batch_size == batch_size)
-    ]
+    kept = matching_trials(found, phase=phase, state=state, batch_size=batch_size)
     rows = [trial_row(trial) for trial in kept]
     if form is Format.TABLE:
         from bssearch.batch_schedule import sizes_in_words

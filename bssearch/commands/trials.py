@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from bssearch.records import Environment, Observation, TrialRecord, outcome_fields
+from bssearch.records import Environment, Observation, Phase, TrialRecord, TrialState, outcome_fields
 from bssearch.run_stages import run_stages
 from bssearch.storage.repository import open_store
 
@@ -49,6 +49,23 @@ def trials_frame(study: str, *, db: str | None = None) -> pd.DataFrame:
         for trial, row in zip(trials, rows, strict=True)
     ]
     return pd.DataFrame(whole, columns=list(dict.fromkeys([*columns, "sampled", "traceback"])) if whole else None)
+
+
+def matching_trials(
+    trials: Sequence[TrialRecord],
+    *,
+    phase: Phase | None = None,
+    state: TrialState | None = None,
+    batch_size: int | None = None,
+) -> list[TrialRecord]:
+    """Return the trials of a phase, in a state and of a batch size, each where it is given."""
+    return [
+        trial
+        for trial in trials
+        if (phase is None or trial.phase is phase)
+        and (state is None or trial.state is state)
+        and (batch_size is None or trial.configuration.batch_size == batch_size)
+    ]
 
 
 def trial_table(trials: Sequence[TrialRecord]) -> tuple[list[str], list[dict[str, Any]]]:

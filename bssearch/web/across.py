@@ -13,8 +13,9 @@ from bssearch.commands.report import compare
 from bssearch.errors import UsageError
 from bssearch.pages.words import in_words
 from bssearch.storage.repository import Store
+from bssearch.web.databases import numbered
 from bssearch.web.studies import FILTERS, study_filter
-from bssearch.web.views import Answered, Asked, Document, View
+from bssearch.web.views import Answered, Asked, Document, View, shortened
 
 MOST_COMPARED = 20
 """Studies that are compared at most: a choice, more than a page shows side by side."""
@@ -29,11 +30,10 @@ def compare_page(asked: Asked) -> Answered:
     if len(names) > MOST_COMPARED:
         raise UsageError(f"{len(names)} studies are too many to compare: at most {MOST_COMPARED}")
     with asked.databases.opened() as stores:
+        known = [(store, one.name) for store in stores for one in store.studies() if one.archived_at is None]
         found = compare([_placed(stores, name) for name in names]) if len(names) > 1 else []
     if asked.text("format") == "json":
         return Document([one.model_dump(mode="json") for one in found])
-    with asked.databases.opened() as stores:
-        known = [(store, one.name) for store in stores for one in store.studies() if one.archived_at is None]
     numbers = [asked.databases.number_of(store.masked_url) for store, _ in known]
     return View(
         template="compare.html",
@@ -86,9 +86,10 @@ def _placed(stores: list[Store], given: str) -> tuple[Store, str]:
     place, separator, name = given.partition(":")
     if not separator:
         return found_study(stores, given)
-    if not place.isascii() or not place.isdecimal() or not 1 <= int(place[:9]) <= len(stores):
-        raise UsageError(f"study = {given[:60]!r}: the databases are 1 to {len(stores)}")
-    return stores[int(place[:9]) - 1], name
+    store = numbered(stores, place)
+    if store is None:
+        raise UsageError(f"study = {shortened(given)!r}: the databases are 1 to {len(stores)}")
+    return store, name
 
 
 def _shown(row: Mapping[str, Any], columns: Sequence[str]) -> dict[str, str]:

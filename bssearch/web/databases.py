@@ -44,6 +44,13 @@ class Databases:
         return self.names.index(database) + 1 if len(self.names) > 1 and database in self.names else None
 
     def _numbered(self, stores: Sequence[Store], number: str) -> Store:
-        if not number.isascii() or not number.isdecimal() or not 1 <= int(number[:9]) <= len(stores):
+        store = numbered(stores, number)
+        if store is None:
             raise NotFoundError(f"{NUMBER}={number[:20]}: there are the databases 1 to {len(stores)}")
-        return stores[int(number[:9]) - 1]
+        return store
+
+
+def numbered(stores: Sequence[Store], number: str) -> Store | None:
+    """Return the store of a number from 1 on, as a query has it; None where there is none."""
+    is_number = number.isascii() and number.isdecimal() and 1 <= int(number[:9]) <= len(stores)
+    return stores[int(number[:9]) - 1] if is_number else None

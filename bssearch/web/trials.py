@@ -10,7 +10,7 @@ from urllib.parse import urlencode
 
 from bssearch.batch_schedule import sizes_in_words
 from bssearch.commands.reproduction import Reproduction, reproduction
-from bssearch.commands.trials import trial_document, trial_row
+from bssearch.commands.trials import matching_trials, trial_document, trial_row
 from bssearch.errors import NotFoundError, UsageError
 from bssearch.pages.trial_plots import recent_curves_figure
 from bssearch.pages.words import in_words
@@ -49,13 +49,7 @@ def trials_page(asked: Asked) -> Answered:
     size, order = asked.count("batch_size"), asked.one_of("order", {one: one for one in ("number", *LEAST_FIRST)})
     with asked.databases.study(asked.study, asked.database) as store:
         every = store.trials(asked.study)
-    kept = [
-        trial
-        for trial in every
-        if (phase is None or trial.phase is phase)
-        and (state is None or trial.state is state)
-        and (size is None or trial.configuration.batch_size == size)
-    ]
+    kept = matching_trials(every, phase=phase, state=state, batch_size=size)
     rows = [trial_row(trial) for trial in kept]
     if asked.text("format") == "json":
         return Document(rows)

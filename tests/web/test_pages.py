@@ -6,6 +6,7 @@ import json
 import shutil
 import sqlite3
 from contextlib import closing
+from html import unescape
 from pathlib import Path
 from urllib.parse import quote
 
@@ -233,6 +234,8 @@ class TestAcross:
         assert text.index('<a href="/studies/task">') < text.index('<a href="/studies/other">')
         rows = pages.get("/compare?study=task&study=other&format=json").json()
         assert rows[0]["ratio_to_first"]["value"] == 1
+        warnings = [warning["message"] for row in rows for warning in row["warnings"]]
+        assert warnings and all(unescape(text).count(warning) for warning in warnings)
 
     def test_one_alone_asks_for_another(self, pages: TestClient) -> None:
         assert "takes two studies" in pages.get("/compare?study=task").text
