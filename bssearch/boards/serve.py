@@ -26,6 +26,7 @@ from bssearch.boards.base import load_board
 from bssearch.boards.delivery import Delivery, in_words
 from bssearch.boards.events import Event, Reply, decode, encode_reply
 from bssearch.executors.messages import Lines
+from bssearch.process_times import descendants_seconds
 from bssearch.settings import BOARD_PROCESS
 
 ORPHAN_SECONDS = 5
@@ -34,8 +35,15 @@ ORPHAN_SECONDS = 5
 STARTING_NICENESS = 10
 """How far a board stands back while it imports its library, before the first trial: a choice."""
 
-CPU_SHARE = 0.02
+CPU_SHARE = 0.01
 """The share of a CPU that a board takes at most while trials run: a choice, below what step times are resolved to."""
+
+LONGEST_REST_SECONDS = 30.0
+"""How long a board rests at most: a choice. Who opens a study's page sees its trials within this time, though opening
+the study took a library a second of CPU, which it does once."""
+
+LOOK_SECONDS = 1.0
+"""How often a board looks at what the processes of its library have used: a choice, a look takes some 0.1 ms."""
 
 READ_AHEAD = 10_000
 """Events that are read before they can be delivered, at most: a choice, as many as wait with the driver, so that a
@@ -84,13 +92,27 @@ def watch(lifeline: int) -> None:
     os.close(lifeline)
 
 
+class Usage:
+    """The CPU seconds of this process, and of those that its library has started, as they were when last looked at."""
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
+        self._children, self._looked_at = 0.0, -math.inf
+
+    def __call__(self) -> float:
+        """Return the seconds so far; less than before where a process has ended that nobody waited for."""
+        if self._now() >= self._looked_at + LOOK_SECONDS:
+            self._children, self._looked_at = descendants_seconds(os.getpid()), self._now()
+        return time.process_time() + self._children
+
+
 class Pace:
     """Rests between deliveries, so that they take a small share of a CPU until the driver has no more to say.
 
-    What a library does in processes of its own is not counted. ``cpu`` and ``now`` are in seconds.
+    ``cpu`` returns the seconds of a CPU that were used so far, ``now`` those of the world.
     """
 
-    def __init__(self, cpu: Callable[[], float] = time.process_time, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, cpu: Callable[[], float], now: Callable[[], float] = time.monotonic) -> None:
         self._cpu, self._now = cpu, now
         self._used = cpu()
         self._until = -math.inf
@@ -102,9 +124,10 @@ class Pace:
 
     def worked(self) -> None:
         """Rest for as long as the CPU seconds since the last time ask for."""
-        used = self._cpu() - self._used
-        self._used += used
-        self._until = max(self._until, self._now()) + used * (1 / CPU_SHARE - 1)
+        used = max(0.0, (total := self._cpu()) - self._used)
+        self._used = total
+        now = self._now()
+        self._until = min(max(self._until, now) + used * (1 / CPU_SHARE - 1), now + LONGEST_REST_SECONDS)
 
 
 class Stream:
@@ -161,7 +184,7 @@ def main() -> None:
     line.reply(Reply(is_ready=True))
     stand_back()
     delivery = Delivery(board, line.reply)
-    serve(Stream(line.events), delivery, Pace())
+    serve(Stream(line.events), delivery, Pace(Usage()))
     delivery.flush()
     board.close()
 

@@ -11,7 +11,6 @@ What shares a core without being on that account shows in the core's own pace (`
 from __future__ import annotations
 
 import os
-import resource
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, replace
@@ -20,6 +19,7 @@ from typing import Any
 
 import torch
 
+from bssearch.process_times import children_of, descendants_seconds, process_seconds
 from bssearch.settings import BOARD_PROCESS
 from bssearch.training.core_pace import CorePace, are_too_many
 from bssearch.training.nvml import POWER_CAP, computing_processes, known_other_processes, throttle_reasons
@@ -41,7 +41,6 @@ UNKNOWN = (
 )
 
 _BUSY_FIELDS = (0, 1, 2, 5, 6, 7)  # user, nice, system, irq, softirq, steal: proc_stat(5)
-_SCHEDULED_TIME = 2  # the clock of a process: ~pid << 3 | CPUCLOCK_SCHED, as clock_getcpuclockid(3) returns it
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,7 +250,7 @@ def cpu_use(stat: Path = Path("/proc/stat"), parents: Iterable[int] | None = Non
     return CpuUse(
         wall=time.perf_counter(),
         busy=_busy_ticks(lines, cpus) * _tick_seconds(),
-        ours=time.process_time() + _children_seconds(os.getpid()),
+        ours=time.process_time() + descendants_seconds(os.getpid()),
         parent=sum(map(_driver_seconds, [os.getppid()] if parents is None else parents)),
         cpus=len(cpus),
     )
@@ -260,7 +259,7 @@ def cpu_use(stat: Path = Path("/proc/stat"), parents: Iterable[int] | None = Non
 def cpu_use_of_siblings() -> CpuUse | None:
     """Return the use of the CPUs so far, where the other children of this process's parent work for the same."""
     use = cpu_use()
-    return None if use is None else replace(use, ours=_children_seconds(os.getppid()))
+    return None if use is None else replace(use, ours=descendants_seconds(os.getppid()))
 
 
 def _busy_ticks(lines: Iterable[str], cpus: Iterable[int]) -> int:
@@ -269,33 +268,13 @@ def _busy_ticks(lines: Iterable[str], cpus: Iterable[int]) -> int:
     return sum(int(count[field]) for count in counts for field in _BUSY_FIELDS)
 
 
-def _children_seconds(pid: int) -> float:
-    """Return what all descendants have used, those that have ended and were waited for included."""
-    ended = resource.getrusage(resource.RUSAGE_CHILDREN) if pid == os.getpid() else None
-    seconds = 0.0 if ended is None else ended.ru_utime + ended.ru_stime
-    for child in _children(pid):
-        seconds += _process_seconds(child) + _children_seconds(child)
-    return seconds
-
-
-def _children(pid: int) -> list[int]:
-    """Return the processes that the threads of a process have started."""
-    found: list[int] = []
-    for children in Path(f"/proc/{pid}/task").glob("*/children"):
-        try:
-            found += map(int, children.read_text().split())
-        except OSError:  # the thread has ended meanwhile
-            continue
-    return found
-
-
 def _driver_seconds(pid: int) -> float:
     """Return the seconds of CPU that a process has had, with those of the boards that it reports to.
 
     A board that has ended counts on, until the driver reaps it: else its past would turn up as another's.
     """
-    boards = [child for child in _children(pid) if _name(child) == BOARD_PROCESS]
-    return _process_seconds(pid) + sum(_process_seconds(board) + _children_seconds(board) for board in boards)
+    boards = [child for child in children_of(pid) if _name(child) == BOARD_PROCESS]
+    return process_seconds(pid) + sum(process_seconds(board) + descendants_seconds(board) for board in boards)
 
 
 def _name(pid: int) -> str:
@@ -303,16 +282,6 @@ def _name(pid: int) -> str:
         return Path(f"/proc/{pid}/comm").read_text().rstrip("\n")
     except OSError:
         return ""
-
-
-def _process_seconds(pid: int) -> float:
-    """Return the seconds of CPU that a process has had; 0 where it has ended, or lies outside our container (0)."""
-    if pid == 0:
-        return 0.0
-    try:
-        return time.clock_gettime(~pid << 3 | _SCHEDULED_TIME)
-    except OSError:
-        return 0.0
 
 
 def _tick_seconds() -> float:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 
 import pytest
 
 from bssearch.boards.delivery import Delivery
 from bssearch.boards.events import TrialObserved, encode
-from bssearch.boards.serve import CPU_SHARE, READ_AHEAD, Pace, Stream, serve
+from bssearch.boards.serve import CPU_SHARE, LONGEST_REST_SECONDS, LOOK_SECONDS, READ_AHEAD, Pace, Stream, Usage, serve
 
 
 class Clocks:
@@ -37,9 +40,9 @@ def test_work_is_followed_by_a_rest_that_keeps_to_the_share() -> None:
     clocks = Clocks()
     pace = clocks.pace()
     assert pace.seconds_left == 0
-    clocks.cpu, clocks.now = 0.1, 0.1
+    clocks.cpu, clocks.now = 0.01, 0.01
     pace.worked()
-    assert 0.1 / (0.1 + pace.seconds_left) == pytest.approx(CPU_SHARE)
+    assert 0.01 / (0.01 + pace.seconds_left) == pytest.approx(CPU_SHARE)
     clocks.now += pace.seconds_left
     assert pace.seconds_left == 0
 
@@ -48,9 +51,44 @@ def test_rests_add_up() -> None:
     clocks = Clocks()
     pace = clocks.pace()
     for _ in range(3):
-        clocks.cpu += 0.1
+        clocks.cpu += 0.02
         pace.worked()
-    assert 0.3 / (0.3 + pace.seconds_left) == pytest.approx(CPU_SHARE)
+    assert 0.06 / (0.06 + pace.seconds_left) == pytest.approx(CPU_SHARE)
+
+
+def test_no_rest_is_longer_than_somebody_waits_for_a_trial_to_appear() -> None:
+    clocks = Clocks()
+    pace = clocks.pace()
+    for _ in range(2):
+        clocks.cpu += 5.0
+        pace.worked()
+    assert pace.seconds_left == LONGEST_REST_SECONDS
+
+
+def test_what_was_used_by_a_process_that_ended_unseen_gives_no_rest_back() -> None:
+    clocks = Clocks()
+    pace = clocks.pace()
+    clocks.cpu = 0.1
+    pace.worked()
+    rest = pace.seconds_left
+    clocks.cpu = 0.05
+    pace.worked()
+    assert pace.seconds_left == rest
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells who a process has started")
+def test_what_a_library_does_in_a_process_of_its_own_is_used_too() -> None:
+    clocks = Clocks()
+    usage = Usage(lambda: clocks.now)
+    before = usage() - time.process_time()
+    program = "import time\nwhile time.process_time() < 0.3: pass\nprint(flush=True)\ninput()"
+    with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as busy:
+        assert busy.stdout is not None
+        busy.stdout.readline()
+        assert usage() - time.process_time() - before < 0.1  # not looked at again so soon
+        clocks.now = LOOK_SECONDS
+        assert usage() - time.process_time() - before >= 0.3
+        busy.communicate(b"\n")
 
 
 def test_what_is_written_is_read_ahead_of_its_delivery_up_to_a_bound(pipe: tuple[int, int]) -> None:
