@@ -72,7 +72,7 @@ def best_schedule(trials: Sequence[TrialRecord], tuned: Candidate, step_seconds:
     searched = [[one] for one in trials if one.phase is Phase.GROWTH and one.state is TrialState.REACHED]
     most = max(map(len, repeated.values()), default=0)
     groups = [group for group in repeated.values() if len(group) == most] or searched
-    groups = [group for group in groups if any(map(_has_grown, group))]
+    groups = [group for group in groups if any(map(has_grown, group))]
     runs = [run for group in groups for run in group]
     objective = tuned.objective.between((*runs, *tuned.runs), step_seconds)
     found = [Candidate(group[0].configuration, tuple(group), objective) for group in groups]
@@ -85,6 +85,16 @@ def typical_run(found: BatchScheduleAnswer, trials: Sequence[TrialRecord]) -> Tr
     runs = [one for one in trials if one.number in found.trial_numbers and one.state is TrialState.REACHED]
     ranked = sorted(runs, key=lambda one: ((one.outcome and one.outcome.steps_to_target) or 0, one.number))
     return ranked[len(ranked) // 2] if ranked else None
+
+
+def has_grown(trial: TrialRecord) -> bool:
+    """Return whether a trial had a step of its second stage before it reached the target, or ended."""
+    schedule, outcome = batch_schedule_of(trial.configuration), trial.outcome
+    if schedule is None or outcome is None:
+        return False
+    if schedule.is_measured:
+        return outcome.samples > outcome.steps * trial.configuration.batch_size
+    return len(schedule.steps_by_stage(outcome.steps_to_target or outcome.steps)) > 1
 
 
 def growing_batch(
@@ -159,16 +169,6 @@ def _stages(candidate: Candidate, step_seconds: StepSeconds) -> list[StageAnswer
             )
         )
     return found
-
-
-def _has_grown(trial: TrialRecord) -> bool:
-    """Return whether a trial had a step of its second stage before it reached the target, or ended."""
-    schedule, outcome = batch_schedule_of(trial.configuration), trial.outcome
-    if schedule is None or outcome is None:
-        return False
-    if schedule.is_measured:
-        return outcome.samples > outcome.steps * trial.configuration.batch_size
-    return len(schedule.steps_by_stage(outcome.steps_to_target or outcome.steps)) > 1
 
 
 def _says_something(trial: TrialRecord) -> bool:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from statistics import median
 
+from bssearch.analysis.growing import has_grown
 from bssearch.analysis.optimum import Candidate
 from bssearch.history import History
 from bssearch.records import Configuration, ParameterValue, Phase, TrialPlan, TrialRecord, TrialState
@@ -55,8 +56,8 @@ def growth_trials(history: History) -> list[TrialRecord]:
 
 
 def best_schedules(history: History) -> list[Configuration]:
-    """Return the schedules that reached the target soonest, each once, the best first."""
-    reached = [one for one in growth_trials(history) if one.state is TrialState.REACHED]
+    """Return the schedules that reached the target soonest after they had grown, each once, the best first."""
+    reached = [one for one in growth_trials(history) if one.state is TrialState.REACHED and has_grown(one)]
     ranked = sorted(reached, key=lambda one: (history.value(one), one.number))
     return list({one.configuration.key: one.configuration for one in ranked}.values())[:REPEATED]
 

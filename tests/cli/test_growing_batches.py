@@ -286,7 +286,8 @@ def test_the_page_of_the_study_has_the_schedule(stored: Path) -> None:
 
 
 def test_an_easier_target_counts_the_steps_of_each_size(stored: Path) -> None:
-    found = Answer.model_validate_json(run(stored, "best", "task", "--target", "0.9", "--format", "json"))
+    hardly_easier = "0.929"  # An easy one may be met before a batch has grown: then there is no such schedule.
+    found = Answer.model_validate_json(run(stored, "best", "task", "--target", hardly_easier, "--format", "json"))
     grown = found.batch_schedule
     assert grown is not None
     assert sum(one.steps or 0.0 for one in grown.stages) <= max(one["steps"] for one in trials(stored))

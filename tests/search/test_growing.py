@@ -18,6 +18,7 @@ from bssearch.errors import LaunchError, UsageError
 from bssearch.executors.base import Ended, Event, Observed
 from bssearch.history import History
 from bssearch.records import Configuration, Phase, TrialOutcome, TrialState
+from bssearch.search.finding import answer
 from bssearch.search.listener import Listener
 from bssearch.search.seeds import trial_seed
 from bssearch.storage.repository import Store, open_store
@@ -196,6 +197,25 @@ def test_what_a_person_enqueues_runs_first_whatever_the_space_says(tmp_path: Pat
     assert (trial.phase, trial.state) == (Phase.GROWTH, TrialState.REACHED)
     assert [one.batch_size for one in found.batch_schedule.stages] == [8, 32, 128]
     assert found.batch_schedule.runs == 3 and found.batch_schedule.trials == 1
+
+
+def test_a_schedule_whose_target_came_before_its_second_stage_is_not_repeated(tmp_path: Path) -> None:
+    run(spec_of(), tmp_path)
+    with open_store(url_in(tmp_path)) as store:
+        best = tuned_batch(store)
+        for stages in (f"40000:{2 * best}", f"400:{2 * best}"):
+            enqueue(store, "toy", {"batch_size": best, "batch_stages": stages})
+    found = run(spec_of(), tmp_path)
+    with open_store(url_in(tmp_path), write=False) as store:
+        late = next(one for one in store.trials("toy") if one.phase is Phase.GROWTH)
+        assert late.outcome is not None and late.state is TrialState.REACHED and late.outcome.samples < 40000
+        repeated = {one.configuration.key for one in store.trials("toy") if one.phase is Phase.AUDIT}
+    assert late.configuration.key not in repeated and len(repeated) == 1
+    assert found.batch_schedule.stages[1].start_samples == 400
+
+
+def tuned_batch(store: Store) -> int:
+    return answer(store, "toy").optimal.batch_size
 
 
 @pytest.mark.parametrize(
