@@ -1,7 +1,7 @@
 """What the driver of an NVIDIA GPU says of it, by way of nvidia-ml-py: the module `pynvml`, of the extra ``gpu``.
 
 Every function answers None or an empty list where nothing can be known: on the CPU, without the library or the driver,
-and for what a device does not support.
+and for what a device, the driver or an older library does not support.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def _ask(device: torch.device, read: Callable[[Any, Any], T]) -> T | None:
         return None
     try:
         return read(library, _handle(library, device))
-    except library.NVMLError:
+    except (library.NVMLError, AttributeError):  # the latter from a library that is older than a function or a name
         return None
 
 
@@ -147,7 +147,12 @@ def _library() -> Any | None:
 
 def _handle(library: Any, device: torch.device) -> Any:
     """Return NVML's handle of a device, by UUID: NVML numbers all devices, torch the visible ones."""
-    uuid = torch.cuda.get_device_properties(device).uuid
+    return _handle_of(library, str(torch.cuda.get_device_properties(device).uuid))
+
+
+@functools.cache
+def _handle_of(library: Any, uuid: str) -> Any:
+    """Return the handle of a UUID, which NVML looks for among all devices; it stays the same."""
     try:
         return library.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
     except library.NVMLError:

@@ -84,7 +84,8 @@ class Trainer:
         """End what loads the data, and let go of graphs with their memory; no step can follow, evaluations can."""
         self._batches.close()
         if self._captured:
-            self._captured = []
+            while self._captured:
+                self._captured.pop().close()
             for parameter in self.model.parameters():
                 parameter.grad = None  # it lies in the memory of the graphs
 

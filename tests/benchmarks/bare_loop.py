@@ -109,7 +109,8 @@ class FastLoop:
                 self.eager_step()
         torch.cuda.current_stream(self.device).wait_stream(stream)
         self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph, stream=stream):
+        # The trial beside it may draw an epoch's order in a thread: the mode "global" would refuse that its pinning.
+        with torch.cuda.graph(self.graph, stream=stream, capture_error_mode="thread_local"):
             self.eager_step()
         self.step = self.graph.replay
 

@@ -52,12 +52,16 @@ class FakeGraphs:
         self.peak_bytes = peak_bytes
         self.idle_bytes = idle_bytes
         self.replays: list[int] = []
+        self.is_closed = False
 
     def apart(self, work: Callable[[], None]) -> None:
         work()
 
     def refusing_waits(self) -> AbstractContextManager[Any]:
         return NoWaits()  # type: ignore[no-untyped-call]
+
+    def close(self) -> None:
+        self.is_closed = True
 
     def record(self, work: Callable[[], None]) -> Callable[[], None]:
         recorded, number = Recorded(), len(self.replays)

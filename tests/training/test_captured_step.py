@@ -326,7 +326,15 @@ def test_a_step_that_waits_is_refused_before_anything_is_recorded() -> None:
     graphs = FakeGraphs()
     with pytest.raises(NotCapturableError, match="synchronizing"):
         trainer(capturing(lambda: graphs), configuration(), Waiting())
-    assert graphs.replays == []
+    assert graphs.replays == [] and graphs.is_closed
+
+
+def test_the_graphs_of_a_trainer_are_let_go_when_it_is_closed_whoever_still_holds_it() -> None:
+    graphs = FakeGraphs()
+    with trainer(capturing(lambda: graphs), configuration()) as one:
+        one.step()
+        assert not graphs.is_closed
+    assert graphs.is_closed
 
 
 def test_the_loss_scaling_of_fp16_is_not_recorded() -> None:

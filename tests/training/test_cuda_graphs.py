@@ -23,6 +23,8 @@ class FakeCuda:
         self.said: list[Any] = []
         self.reserved, self.allocated, self.peak = 1000, 800, 900
         self.mode: int | str = 0
+        self.streams = 0
+        monkeypatch.setattr(graphs, "STREAMS", {})
         monkeypatch.setattr(torch.cuda, "Stream", self.new_stream)
         monkeypatch.setattr(torch.cuda, "CUDAGraph", self.new_graph)
         for name in ("graph_pool_handle", "graph", "stream", "current_stream", "synchronize"):
@@ -33,12 +35,13 @@ class FakeCuda:
         monkeypatch.setattr(torch.cuda, "get_sync_debug_mode", lambda: self.mode)
         monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", lambda mode: setattr(self, "mode", mode))
         monkeypatch.setattr(graphs, "peak_memory_bytes", lambda device: self.peak)
-        monkeypatch.setattr(graphs, "reset_peak_memory", self.reset)
+        monkeypatch.setattr(graphs, "reset_peak_memory", self.reset_peak)
 
-    def reset(self, device: torch.device) -> None:
+    def reset_peak(self, device: torch.device) -> None:
         self.peak = self.allocated
 
     def new_stream(self, device: torch.device) -> FakeCuda:
+        self.streams += 1
         return self
 
     def wait_stream(self, other: Any) -> None:
@@ -62,6 +65,9 @@ class FakeCuda:
     def replay(self) -> None:
         self.said.append("replay")
 
+    def reset(self) -> None:
+        self.said.append("reset")
+
     @contextmanager
     def graph(self, graph: Any, **asked: Any) -> Iterator[None]:
         self.said.append(asked)
@@ -83,6 +89,34 @@ def test_the_graphs_of_a_trial_share_a_pool_and_a_stream_and_bind_this_thread_al
     asked = {"pool": "pool", "stream": cuda, "capture_error_mode": "thread_local"}
     assert cuda.said == ["wait", "wait", "synchronize", "empty", asked, asked, "replay", "replay"]
     assert done == ["apart", "recorded", "recorded"]
+
+
+def test_all_trials_record_on_one_stream_of_their_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of each stream that cuBLAS has seen it keeps a workspace."""
+    cuda = FakeCuda(monkeypatch)
+    for _ in range(3):
+        CudaGraphs(DEVICE).record(lambda: None)
+    assert cuda.streams == 1
+    CudaGraphs(torch.device("cuda", 0))
+    assert cuda.streams == 2
+
+
+def test_graphs_are_gone_once_they_are_closed_those_that_failed_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not at a later collection: PyTorch would then free the workspace that the next graphs have on that stream."""
+    monkeypatch.setattr(graphs, "FAILED", [])
+    cuda = FakeCuda(monkeypatch)
+    made = CudaGraphs(DEVICE)
+    made.record(lambda: None)
+
+    def fail() -> None:
+        raise ValueError("cannot be recorded")
+
+    with pytest.raises(ValueError, match="cannot be recorded"):
+        made.record(fail)
+    made.close()
+    assert cuda.said.count("reset") == 2
+    made.close()
+    assert cuda.said.count("reset") == 2
 
 
 def test_memory_that_only_replays_use_is_told_from_what_tensors_hold(monkeypatch: pytest.MonkeyPatch) -> None:

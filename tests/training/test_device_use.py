@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from typing import Any
 
 import psutil
 import pytest
@@ -74,6 +75,32 @@ def test_what_a_device_does_not_support_is_not_known_and_not_zero(fake: FakeNvml
     fake.reasons = fake.millijoules = fake.megahertz = None
     assert answers(CUDA) == NOTHING
     assert nvml.known_throttle_reasons(CUDA) is None
+
+
+def test_a_library_that_is_older_than_a_function_knows_nothing_of_it(
+    fake: FakeNvml, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Older ones say ``ThrottleReasons``."""
+    monkeypatch.delattr(sys.modules["pynvml"], "nvmlDeviceGetCurrentClocksEventReasons")
+    assert nvml.known_throttle_reasons(CUDA) is None
+    assert nvml.clock_mhz(CUDA) == 1980.0
+    meter = DeviceMeter(CUDA)
+    meter.sample()
+    assert meter.stop().mean_clock_mhz == 1980.0
+
+
+def test_a_device_is_looked_for_once_and_not_at_each_reading(fake: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
+    library: Any = sys.modules["pynvml"]
+    find, asked = library.nvmlDeviceGetHandleByUUID, []
+
+    def handle(uuid: str) -> str:
+        asked.append(uuid)
+        return str(find(uuid))
+
+    monkeypatch.setattr(library, "nvmlDeviceGetHandleByUUID", handle)
+    for _ in range(3):
+        assert nvml.total_energy_joules(CUDA) == 5.0
+    assert asked == ["GPU-0"]
 
 
 def test_a_device_that_nvml_does_not_know_is_not_known(fake: FakeNvml) -> None:

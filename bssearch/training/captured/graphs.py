@@ -17,6 +17,11 @@ FAILED: list[str] = []
 """What recordings failed of in this process. PyTorch may go on to take its random numbers and memory for those of a
 recording: its generator then refuses to draw outside of one."""
 
+STREAMS: dict[torch.device, torch.cuda.Stream] = {}
+"""The stream of all recordings on a device. PyTorch keeps a workspace for cuBLAS of each stream (32 MiB with
+``:4096:8``, in each thread): with a new stream for each trial they would pile up, and count towards the next one's
+peak."""
+
 
 class Graphs(Protocol):
     """Records the work of one trial; its graphs share one memory pool and are replayed in the order of recording."""
@@ -31,6 +36,10 @@ class Graphs(Protocol):
 
     def record(self, work: Work) -> Work:
         """Return what replays the work; it is not done now."""
+        ...
+
+    def close(self) -> None:
+        """Let go of all that was recorded; nothing can be replayed any more."""
         ...
 
     @property
@@ -53,8 +62,11 @@ class CudaGraphs:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        if device not in STREAMS:
+            STREAMS[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._stream = STREAMS[device]
         self._pool = torch.cuda.graph_pool_handle()
+        self._graphs: list[torch.cuda.CUDAGraph] = []
         self._before: tuple[int, int] | None = None
         self.peak_bytes: int | None = None
         self.idle_bytes = 0
@@ -86,6 +98,7 @@ class CudaGraphs:
             torch.cuda.empty_cache()
             self._before = self._memory()
         graph, failures = torch.cuda.CUDAGraph(), []
+        self._graphs.append(graph)
         # Where the end of a failed recording raises, PyTorch does not go back to the stream from before, as this does.
         with torch.cuda.stream(torch.cuda.current_stream(self._device)):
             try:
@@ -106,6 +119,15 @@ class CudaGraphs:
         reset_peak_memory(self._device)
         replay: Work = graph.replay
         return replay
+
+    def close(self) -> None:
+        """Let go of the graphs now, not when the last reference to them goes.
+
+        With a graph newer PyTorch gives cuBLAS's workspace of the stream back. By the time of a later collection that
+        would be the workspace of the next trial's graphs.
+        """
+        while self._graphs:
+            self._graphs.pop().reset()
 
     def _memory(self) -> tuple[int, int]:
         return torch.cuda.memory_reserved(self._device), torch.cuda.memory_allocated(self._device)

@@ -80,9 +80,10 @@ class CapturedStep:
             with _put_back(parts, rows.device):
                 self._try_out()
                 self._record()
-        except BSSearchError:
-            raise
-        except Exception as error:
+        except BaseException as error:
+            graphs.close()
+            if isinstance(error, BSSearchError) or not isinstance(error, Exception):
+                raise
             if is_out_of_memory(error):
                 raise
             raise NotCapturableError((str(error).strip().splitlines() or [type(error).__name__])[0]) from error
@@ -106,6 +107,10 @@ class CapturedStep:
         if self._weighted and self._accumulation_steps > 1:
             self._divide()
         self._update()
+
+    def close(self) -> None:
+        """Let go of the graphs; no step can follow."""
+        self._graphs.close()
 
     def update(self) -> None:
         """Apply the gradient that lies there."""
