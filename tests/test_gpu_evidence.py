@@ -10,11 +10,15 @@ import signal
 import sys
 import textwrap
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from bssearch.commands import opening
+from bssearch.spec import StudySpec
 from bssearch.storage.repository import open_store
 from tests import gpu_evidence
 from tests.documents import DOCUMENTS, ROOT
@@ -32,7 +36,7 @@ from tests.evidence.runner import (
     section_of,
     verdict,
 )
-from tests.evidence.task import Found, Section, Task, configuration_of, write_json
+from tests.evidence.task import Found, Section, Task, configuration_of, study_worker, write_json
 from tests.factories import make_environment, make_spec
 
 SCRIPTS = [ROOT / "tests" / "gpu_evidence.py", *sorted((ROOT / "tests" / "evidence").glob("*.py"))]
@@ -184,6 +188,22 @@ def test_the_study_has_the_mode_that_its_steps_were_computed_in(tmp_path: Path) 
         store.create_study(spec.new_study("tester"))
         store.bind_environment(spec.name, make_environment(compile_mode="capture channels_last"))
     assert mode_of(spec.name, url) == "capture channels_last"
+
+
+def test_how_steps_are_computed_is_decided_once_for_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str | None] = []
+
+    @contextmanager
+    def described(spec: StudySpec, launch: object, compile_mode: str | None) -> Iterator[tuple[object, Any]]:
+        asked.append(compile_mode)
+        yield None, SimpleNamespace(environment=make_environment(compile_mode="capture channels_last"))
+
+    monkeypatch.setattr(opening, "described", described)
+    for quick in (True, True, False):
+        task = Task("cuda", quick, tmp_path)
+        with study_worker(task, make_spec()):
+            pass
+    assert asked == [None, "capture channels_last", None], "another workload decides for itself"
 
 
 def test_no_section_begins_without_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -99,7 +99,10 @@ def study(task: Task) -> Found:
     except TargetNotReachedError as error:
         found: Found = {"compile": mode_of(spec.name, db)}
         return {**found, "wall_seconds": time.monotonic() - started, "error": str(error)}
-    found = {"compile": mode_of(spec.name, db)}
+    mode = mode_of(spec.name, db)
+    if mode is not None:
+        task.keep_compile_mode(mode)
+    found = {"compile": mode}
     return {**found, "wall_seconds": time.monotonic() - started, "optimal": answer.optimal.model_dump(mode="json")}
 
 

@@ -9,7 +9,7 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from tests.evidence.runner import section_of
-from tests.evidence.task import EAGER, ENVIRONMENT, Found, Section, Task, configuration_of, worker
+from tests.evidence.task import EAGER, ENVIRONMENT, Found, Section, Task, configuration_of, study_worker, worker
 
 if TYPE_CHECKING:
     from bssearch.records import Configuration
@@ -97,7 +97,7 @@ def peers(task: Task) -> Found:
     expected = known["expected_seconds"] or spec.budget.trial_train_seconds / CAP_RATIO
     cap = min(max(SHORTEST_CAP, CAP_RATIO * expected), spec.budget.trial_train_seconds)
     found = section_of(task, "B", "finders").get("found", [])
-    with worker(spec) as (executor, description):
+    with study_worker(task, spec) as (executor, description):
         default = spec.default_configuration
         samples = description.train_samples or spec.batch_sizes[-1]
         ours = configuration_of(known["optimal"])

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from dataclasses import asdict, replace
 
-from tests.evidence.task import BENCHMARKS, ENVIRONMENT, ROOT, Found, Section, Task, configuration_of, worker
+from tests.evidence.task import BENCHMARKS, ENVIRONMENT, ROOT, Found, Section, Task, configuration_of, study_worker
 
 PROCESSES = 5
 SLOTS = 6
@@ -31,7 +31,7 @@ def fresh_processes(task: Task) -> Found:
     for process in range(2 if task.quick else PROCESSES):
         if task.seconds_left < task.seconds / (PROCESSES + 1):
             break
-        with worker(spec) as (executor, _):
+        with study_worker(task, spec) as (executor, _):
             for row in step_times_at(spec, executor, sizes, 0.2 if task.quick else 1.0, lambda: task.seconds_left > 2):
                 rows.append({"process": process, **row})
                 task.save({"compile": spec.training.compile, "rows": rows, "spread": spread(rows)})
@@ -70,7 +70,7 @@ def sustained(task: Task) -> Found:
     sizes = [256] if task.quick else [256, 1024, 8192]
     short, long = (0.1, 1.0) if task.quick else (0.5, 10.0)
     rows: list[Found] = []
-    with worker(spec) as (executor, _):
+    with study_worker(task, spec) as (executor, _):
         for size in sizes:
             if task.seconds_left < 1.5 * long:
                 break
@@ -96,7 +96,7 @@ def slots(task: Task) -> Found:
 
     count, size, seconds = (2, 64, 1.0) if task.quick else (SLOTS, 512, 4.0)
     spec = task.study_spec(f"executor.slots={count}", "training.measure_noise=false")
-    with worker(spec) as (executor, _):
+    with study_worker(task, spec) as (executor, _):
         alone = measure_step_time_at(spec, executor, size, UNKNOWN)
         if alone is None or alone.step_seconds is None:
             raise RuntimeError(f"batch size {size} does not fit")
@@ -130,7 +130,7 @@ def noise_scale(task: Task) -> Found:
     answer = task.answer()
     configuration = spec.default_configuration if answer is None else configuration_of(answer["optimal"])
     seconds = 3.0 if task.quick else 15.0
-    with worker(spec) as (executor, _):
+    with study_worker(task, spec) as (executor, _):
         probe = step_time_of_default(spec, executor, configuration.batch_size)
         measured = executor.measure_noise(
             NoiseRequest(
