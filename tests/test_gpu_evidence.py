@@ -6,6 +6,7 @@ import ast
 import json
 import math
 import os
+import re
 import signal
 import sys
 import textwrap
@@ -36,8 +37,9 @@ from tests.evidence.runner import (
     section_of,
     verdict,
 )
-from tests.evidence.task import Found, Section, Task, configuration_of, study_worker, write_json
+from tests.evidence.task import Found, Section, Task, can_build_kernels, configuration_of, study_worker, write_json
 from tests.factories import make_environment, make_spec
+from tests.gpu.conftest import SLOWER, rank
 
 SCRIPTS = [ROOT / "tests" / "gpu_evidence.py", *sorted((ROOT / "tests" / "evidence").glob("*.py"))]
 DIGITS = json.loads((ROOT / "tests" / "data" / "digits.best.json").read_text())
@@ -325,6 +327,33 @@ def test_the_noise_scale_and_the_critical_batch_size_may_be_as_far_apart_as_they
     assert compared(10.0, {"estimate": 100.0})["passes"] is False
     assert compared(None, {"estimate": 100.0})["passes"] is None
     assert compared(400.0, None)["passes"] is None
+
+
+def test_the_quick_tests_on_a_gpu_come_first_and_those_that_compile_last() -> None:
+    folder = ROOT / "tests" / "gpu"
+    found = [
+        (path.stem, name)
+        for path in sorted(folder.glob("test_*.py"))
+        for name in re.findall(r"def (test_\w+)", path.read_text())
+    ]
+    assert {*SLOWER} <= {file for file, _ in found}
+    order = sorted(found, key=lambda one: rank(*one))
+    files = [file for file, _ in order]
+    assert files[0] == "test_clock_on_gpu" and "compiled" in order[-1][1] and order[-1][0] == "test_steps_on_gpu"
+    captured = next(place for place, (_, name) in enumerate(order) if "captured" in name)
+    assert captured < files.index("test_device_on_gpu") < files.index("test_pausing_on_gpu")
+
+
+def test_what_compiling_for_a_gpu_needs_is_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setattr("sysconfig.get_path", lambda name: str(tmp_path))
+    (tmp_path / "gcc").touch(mode=0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert not can_build_kernels()
+    (tmp_path / "Python.h").touch()
+    assert can_build_kernels()
+    monkeypatch.setenv("PATH", "")
+    assert not can_build_kernels()
 
 
 def test_tests_that_were_all_skipped_show_nothing() -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+import sysconfig
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -177,6 +179,12 @@ class Section:
     must: bool = False
 
 
+def can_build_kernels() -> bool:
+    """Return whether there is what Triton needs for a GPU's compiled kernels: a C compiler and Python's header."""
+    compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
+    return compiler is not None and (Path(sysconfig.get_path("include")) / "Python.h").exists()
+
+
 def environment(task: Task) -> Found:
     """Say where this ran, and how long a worker takes to start: the first one, and a second beside warm caches."""
     from dataclasses import asdict
@@ -185,6 +193,7 @@ def environment(task: Task) -> Found:
     with worker(task.spec(*EAGER)) as (_, description):
         first = time.monotonic() - started
     found: Found = {**asdict(description.environment), "cpus": os.cpu_count(), "first_start_seconds": first}
+    found["can_build_kernels"] = can_build_kernels()
     task.save(found)
     started = time.monotonic()
     with worker(task.spec(*EAGER)):

@@ -12,6 +12,7 @@ import torch
 from bssearch.records import TrialState
 from bssearch.training.precision import available_precisions
 from bssearch.workloads.digits import Digits
+from tests.evidence.task import can_build_kernels
 from tests.gpu.conftest import MakeComputation
 from tests.gpu.runs import curve, digits_request, run, run_in, worker
 
@@ -51,6 +52,10 @@ def test_steps_whose_gradients_overflow_fp16_are_skipped_and_counted(computation
     assert outcome.state is TrialState.REACHED
 
 
+needs_compiler = pytest.mark.skipif(not can_build_kernels(), reason="there is no C compiler, or no header of Python")
+
+
+@needs_compiler
 @pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores")
 @pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
 def test_a_compiled_model_takes_about_the_same_steps_and_is_compiled_once_per_shape(
@@ -74,8 +79,9 @@ def test_a_compiled_model_takes_about_the_same_steps_and_is_compiled_once_per_sh
     assert first.steps_to_target <= 2 * eager.steps_to_target
 
 
+@needs_compiler
 @pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores")
-def test_accumulation_is_the_same_under_cuda_graphs(computation: MakeComputation) -> None:
+def test_accumulation_is_the_same_under_cuda_graphs_of_a_compiled_model(computation: MakeComputation) -> None:
     trial = digits_request()
     micro = replace(trial.configuration, micro_batch_size=16, accumulation_steps=4, dropout=0.0)
     trial = replace(trial, configuration=micro, stop_at_target=False, train_seconds_limit=1.0)
