@@ -273,12 +273,14 @@ def test_trials_that_share_a_device_are_contended_and_a_kill_cancels_them_at_onc
     assert {child.pid for child in process.children()} == children, "a zombie"
 
 
-SLOW_BUT_FOR_THE_FIRST = """
-import os, time
-try:
-    os.close(os.open("first", os.O_CREAT | os.O_EXCL))
-except FileExistsError:
+SLOW_IN_THE_SECOND_SLOT = """
+import os, pathlib, time
+first = pathlib.Path({first!r})
+if pathlib.Path(os.readlink("/proc/self/fd/2")).name == "slot-1.log":
+    while not first.exists():
+        time.sleep(0.01)
     time.sleep(1.0)
+first.touch()
 """
 
 
@@ -286,8 +288,7 @@ except FileExistsError:
 def test_no_trial_begins_while_another_slots_worker_still_loads(tmp_path: Path) -> None:
     with opened(tmp_path, slots=2) as executor:
         code = tmp_path / "line.py"
-        place = f"os.chdir({str(tmp_path)!r})"
-        code.write_text(SLOW_BUT_FOR_THE_FIRST.replace("try:", f"{place}\ntry:", 1) + code.read_text())
+        code.write_text(SLOW_IN_THE_SECOND_SLOT.format(first=str(tmp_path / "first")) + code.read_text())
         executor.submit(request_trial(1))
         states = {slot.state for slot in executor._slots}
         assert states == {SlotState.TRAINING, SlotState.READY}
