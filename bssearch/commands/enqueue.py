@@ -89,6 +89,8 @@ def with_schedule(
     schedule = batch_schedule_of(replace(configuration, parameters=own))
     if schedule is None:
         raise UsageError(f"{BATCH_SCHEDULE} = None must be one of {', '.join(get_args(BatchScheduleName))}")
+    if NOISE_SHARE in given and not schedule.is_measured:
+        raise UsageError(f"{NOISE_SHARE} = {given[NOISE_SHARE]}: a {schedule.name} schedule takes none")
     for stage in schedule.stages[1:]:
         if stage.batch_size not in spec.batch_sizes:
             known = ", ".join(map(str, spec.batch_sizes))
