@@ -11,7 +11,7 @@ import pytest
 from bssearch.batch_schedule import batch_schedule_of, constant_configurations
 from bssearch.commands.audit import audit_study
 from bssearch.commands.display.live import ended_line
-from bssearch.commands.enqueue import enqueue
+from bssearch.commands.enqueue import enqueue, with_schedule
 from bssearch.commands.estimates import longest_seconds, pruned_seconds
 from bssearch.commands.run import run_study
 from bssearch.errors import LaunchError, UsageError, WorkloadError
@@ -241,6 +241,23 @@ def test_a_schedule_that_cannot_be_is_not_queued(folder: Path, values: dict[str,
         enqueue(store, "toy", values)
     with open_store(url_in(folder), write=False) as store:
         assert len(store.trials("toy")) == before
+
+
+@pytest.mark.parametrize(
+    ("workload", "values", "expected"),
+    [
+        ("objective", {"batch_stages": "400:64"}, "batch_stages: a function is given one batch size"),
+        ("train.py", {"batch_stages": "64", "batch_noise_share": 1}, "'noise_scale': a program of your own keeps its"),
+    ],
+)
+def test_a_schedule_that_a_program_cannot_follow_is_not_queued(
+    workload: str, values: dict[str, Any], expected: str
+) -> None:
+    spec = make_spec(workload=workload)
+    with pytest.raises(UsageError, match=expected):
+        with_schedule(spec, spec.default_configuration, values)
+    if workload == "train.py":
+        assert with_schedule(spec, spec.default_configuration, {"batch_stages": "400:128"}).grows
 
 
 def test_milestones_and_the_noise_scale_are_tried_as_they_are_given(tmp_path: Path) -> None:
