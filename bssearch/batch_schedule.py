@@ -31,7 +31,8 @@ PARAMETERS = (BATCH_SCHEDULE, BATCH_STAGES, RATE_RULE, NOISE_SHARE)
 MOST_STAGES = 64
 """Stages of a schedule at most: a choice; each has shapes of its own, which are warmed up and timed."""
 
-_STAGE = re.compile(r"(?:(?P<start>\d+):)?(?P<size>\d+)(?:/(?P<micro>\d+))?")
+_STAGE = re.compile("(?:(?P<start>N):)?(?P<size>N)(?:/(?P<micro>N))?".replace("N", "[0-9]{1,15}"))
+"""Numbers up to 15 digits, which a float holds exactly."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bssearch.batch_schedule import (
@@ -86,6 +86,9 @@ def test_the_constant_configurations_of_the_stages_have_their_rates() -> None:
         ({"stages": ""}, "batch_stages = '' must name 1 to 63 changes"),
         ({"stages": "64"}, "'64' must be SAMPLES:SIZE"),
         ({"stages": "8192:x"}, "'8192:x' must be SAMPLES:SIZE or SAMPLES:SIZE/MICRO_BATCH_SIZE"),
+        ({"stages": f"{10**15}:64"}, "'1000000000000000:64' must be SAMPLES:SIZE"),
+        ({"stages": f"8192:{'9' * 5000}"}, "must be SAMPLES:SIZE"),
+        ({"stages": "٨١٩٢:64"}, "'٨١٩٢:64' must be SAMPLES:SIZE"),
         ({"stages": "8192:64 9000:16"}, "batch 16 after 64: a batch must grow, it may not shrink"),
         ({"stages": "8192:32"}, "batch 32 after 32: a batch must grow"),
         ({"stages": "31:64"}, "batch 64 begins after 31 samples; it must be >= 32, one step of batch 32"),
@@ -132,6 +135,7 @@ def schedules(draw: st.DrawFn) -> BatchSchedule:
 
 
 @given(schedules(), st.integers(0, 300))
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_steps_and_samples_by_stage_are_those_of_walking(schedule: BatchSchedule, steps: int) -> None:
     samples, taken = 0, dict.fromkeys(schedule.stages, 0)
     for _ in range(steps):

@@ -21,12 +21,22 @@ from bssearch.batch_schedule import (
     with_batch_schedule,
 )
 from bssearch.errors import UsageError
-from bssearch.records import BATCH_SCHEDULE, OWN_GROUPS, Configuration, ParameterValue, Phase, ProbeRecord, TrialPlan
+from bssearch.records import (
+    BATCH_SCHEDULE,
+    BATCH_STAGES,
+    OWN_GROUPS,
+    Configuration,
+    ParameterValue,
+    Phase,
+    ProbeRecord,
+    TrialPlan,
+)
 from bssearch.search.calibration import refuse_where_nothing_fits
 from bssearch.search.seeds import trial_seed
 from bssearch.space import OPTIMIZER_SETTINGS, OPTIMIZERS
 from bssearch.spec import StudySpec
 from bssearch.spec.configuration import whole_configuration
+from bssearch.spec.model import OBJECTIVE
 from bssearch.spec.parts import DefaultSpec
 from bssearch.spec.stored import spec_of
 from bssearch.storage.repository import Store
@@ -77,8 +87,8 @@ def with_schedule(
     """Return a configuration with the batch schedule that some values give, in the micro-batches of the step times.
 
     It is as it was where they give none. Without a name the schedule is one of milestones, without a rule the learning
-    rate follows the space's. Raises `UsageError` where it means nothing, for a batch size that the study has not, and
-    where it begins later than the trial ends.
+    rate follows the space's. Raises `UsageError` where it means nothing, for a batch size that the study has not,
+    where it begins later than the trial ends, and where the study's program cannot follow it.
     """
     given = {name: values[name] for name in PARAMETERS if name in values}
     if not given:
@@ -89,6 +99,15 @@ def with_schedule(
     schedule = batch_schedule_of(replace(configuration, parameters=own))
     if schedule is None:
         raise UsageError(f"{BATCH_SCHEDULE} = None must be one of {', '.join(get_args(BatchScheduleName))}")
+    if NOISE_SHARE in given and not schedule.is_measured:
+        raise UsageError(f"{NOISE_SHARE} = {given[NOISE_SHARE]}: a {schedule.name} schedule takes none")
+    if spec.workload == OBJECTIVE:
+        raise UsageError(f"{BATCH_STAGES}: a function is given one batch size; that of a script or a workload may grow")
+    if spec.is_program and schedule.is_measured:
+        raise UsageError(
+            f"{BATCH_SCHEDULE} = {schedule.name!r}: a program of your own keeps its gradients to itself",
+            hint="a schedule by samples: batch_stages='SAMPLES:SIZE …'",
+        )
     for stage in schedule.stages[1:]:
         if stage.batch_size not in spec.batch_sizes:
             known = ", ".join(map(str, spec.batch_sizes))

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from bssearch.batch_schedule import (
+    MOST_STAGES,
     NOISE_SCALE,
     BatchSchedule,
     BatchScheduleName,
@@ -63,11 +64,12 @@ def propose(
     space = history.spec.space
     if space.batch_schedule is None:
         return None
-    starts, ends = _sizes(history, space.batch_schedule, tuned)
+    names = _names(history, space.batch_schedule)
+    starts, ends = _sizes(history, space.batch_schedule, names, tuned)
     if not starts:
         return None
-    dimensions = _dimensions(space, starts, ends)
-    first = _usual(space.batch_schedule, dimensions, tuned)
+    dimensions = _dimensions(space, names, starts, ends)
+    first = _usual(names, dimensions, tuned)
     known = [trial for trial in tried if _is_within(trial.sampled, dimensions)]
     keys = {trial.configuration.key for trial in tried}
     startup = len(first) + RANDOM_TRIALS
@@ -112,9 +114,9 @@ def decode(history: History, tuned: Tuned, sampled: Mapping[str, ParameterValue]
     """Return the configuration of some coordinates, in the micro-batches that its batch sizes run in."""
     growth = history.spec.space.batch_schedule
     assert growth is not None, "the space has schedules"
-    _, ends = _sizes(history, growth, tuned)
+    _, ends = _sizes(history, growth, _names(history, growth), tuned)
     start, name = int(sampled["start"] or 0), str(sampled["name"])
-    milestones = [one for one in sorted((growth.milestones or {}).items()) if one[1] in history.feasible]
+    milestones = _milestones(history, growth)
     if name == "milestones" and start >= milestones[0][1]:
         start = max(size for size in history.feasible if size < milestones[0][1])
     base = _best_at(history, start, tuned.configuration)
@@ -124,7 +126,7 @@ def decode(history: History, tuned: Tuned, sampled: Mapping[str, ParameterValue]
         changes = milestones
     else:
         end = max(int(sampled["end"] or 0), min(size for size in ends if size > start))
-        sizes = [size for size in history.feasible if start <= size <= end]
+        sizes = _thinned([size for size in history.feasible if start <= size <= end])
         begin, until = (float(sampled[key] or 0.0) * tuned.samples_to_target for key in ("begin", "until"))
         if name == NOISE_SCALE:
             changes = [(0, size) for size in sizes[1:]]
@@ -148,27 +150,49 @@ def _stages(history: History, start: int, changes: Sequence[tuple[int, int]], *,
     return stages
 
 
-def _sizes(history: History, growth: BatchGrowth, tuned: Tuned) -> tuple[list[int], list[int]]:
+def _thinned(sizes: Sequence[int]) -> Sequence[int]:
+    """Return as many of some sizes as a schedule may have, the first and the last among them."""
+    if len(sizes) <= MOST_STAGES:
+        return sizes
+    gap = (len(sizes) - 1) / (MOST_STAGES - 1)
+    return [sizes[round(place * gap)] for place in range(MOST_STAGES)]
+
+
+def _milestones(history: History, growth: BatchGrowth) -> list[tuple[int, int]]:
+    """Return (samples, batch size) of the milestones whose batch sizes may run, where a smaller one may begin."""
+    found = [one for one in sorted((growth.milestones or {}).items()) if one[1] in history.feasible]
+    return found if found and history.feasible[0] < found[0][1] else []
+
+
+def _names(history: History, growth: BatchGrowth) -> tuple[BatchScheduleName, ...]:
+    """Return the kinds of schedule that trials may have."""
+    return tuple(name for name in growth.names if name != "milestones" or _milestones(history, growth))
+
+
+def _sizes(
+    history: History, growth: BatchGrowth, names: Sequence[BatchScheduleName], tuned: Tuned
+) -> tuple[list[int], list[int]]:
     """Return the batch sizes with which trials begin and end, ascending; none where nothing can grow."""
     best, feasible = tuned.configuration.batch_size, history.feasible
     starts = [size for size in growth.starts(feasible) if growth.start or best <= BELOW * size <= BELOW * best]
     ends = [size for size in growth.ends(feasible) if growth.end or size <= ABOVE * best]
-    if "milestones" in growth.names:
-        reached = [size for size in (growth.milestones or {}).values() if size in feasible]
+    if set(names) <= {"milestones"}:
+        reached = [size for _, size in _milestones(history, growth)]
         below = [size for size in feasible if size < min(reached, default=0)]
-        if growth.names == ("milestones",) or not below:
-            return [size for size in below if not growth.start or size in starts], reached
+        return [size for size in below if not growth.start or size in starts], reached
     return (
         [size for size in starts if size in feasible and any(end > size for end in ends)],
         [size for size in ends if size in feasible],
     )
 
 
-def _dimensions(space: SearchSpace, starts: Sequence[int], ends: Sequence[int]) -> list[Dimension]:
+def _dimensions(
+    space: SearchSpace, names: Sequence[BatchScheduleName], starts: Sequence[int], ends: Sequence[int]
+) -> list[Dimension]:
     growth = space.batch_schedule
     assert growth is not None, "the space has schedules"
     found = [
-        Dimension("name", choices=growth.names),
+        Dimension("name", choices=tuple(names)),
         Dimension("start", choices=tuple(starts)),
         Dimension("end", choices=tuple(ends)),
         _dimension("begin", growth.begin),
@@ -186,11 +210,13 @@ def _dimension(name: str, domain: Domain) -> Dimension:
     return Dimension(name, choices=domain if isinstance(domain, tuple) else (domain,))
 
 
-def _usual(growth: BatchGrowth, dimensions: Sequence[Dimension], tuned: Tuned) -> list[dict[str, ParameterValue]]:
+def _usual(
+    names: Sequence[BatchScheduleName], dimensions: Sequence[Dimension], tuned: Tuned
+) -> list[dict[str, ParameterValue]]:
     """Return the coordinates of the first trials, each once: as near to `FIRST` as the space has them."""
     best, found = tuned.configuration.batch_size, list[dict[str, ParameterValue]]()
     for place, (start, end, until) in enumerate(FIRST):
-        name = growth.names[place % len(growth.names)]
+        name = names[place % len(names)]
         wanted = {"name": name, "start": start * best, "end": end * best, "until": until}
         wanted |= {"begin": 0.0, "noise_share": 1.0, "learning_rate": 1.0}
         sampled = {one.name: one.nearest(wanted[one.name]) for one in dimensions}

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
-from bssearch.batch_schedule import BatchScheduleName
+from bssearch.batch_schedule import MOST_STAGES, BatchScheduleName
 from bssearch.scaling import LearningRateRule
 from bssearch.space.domains import Domain, Range, StrictModel, bounds, check_bounds, domain_kind
 from bssearch.space.parts import BatchSize
@@ -19,6 +19,9 @@ NOISE_SHARES = (math.nextafter(0.0, 1.0), math.inf, "must be > 0")
 RETUNED = Range(low=0.5, high=2.0, log=True)
 """What the learning rate of the first batch size is multiplied by, beside the best that is known there: a choice."""
 
+Milestones = Annotated[
+    dict[Annotated[int, Field(ge=1, lt=10**15)], BatchSize], Field(min_length=1, max_length=MOST_STAGES - 1)
+]
 BatchSizes = BatchSize | Annotated[tuple[BatchSize, ...], Field(min_length=1)]
 
 
@@ -40,7 +43,7 @@ class BatchGrowth(StrictModel):
     end: BatchSizes | None = None
     begin: Domain = 0.0
     until: Domain = Range(low=0.1, high=1.0)
-    milestones: dict[Annotated[int, Field(ge=1)], BatchSize] | None = None
+    milestones: Milestones | None = None
     noise_share: Domain = Range(low=0.25, high=4.0)
     rate_rule: LearningRateRule | None = None
 

@@ -355,6 +355,32 @@ def test_a_schedule_is_told_to_grow_only_where_it_does(point: BranchPoint, sizes
     assert told in " ".join(sentences(make_spec(), found, 3))
 
 
+@pytest.mark.parametrize(
+    ("samples", "sizes", "words"),
+    [
+        ((400, 1600), (8, 16), "batch_size=4 batch_stages='400:8 1600:16'"),
+        ((400, 1600), (4, 16), "batch_size=4 batch_stages='1600:16'"),
+        ((0, 1600), (8, 16), "batch_size=8 batch_stages='1600:16'"),
+        ((400, 1600, 3200), (8, None, 16), "batch_size=4 batch_stages='400:8 3200:16'"),
+    ],
+)
+def test_the_schedule_that_is_proposed_has_each_batch_size_from_its_checkpoint_on(
+    point: BranchPoint, samples: tuple[int, ...], sizes: tuple[int | None, ...], words: str
+) -> None:
+    plan = plan_branches(4, 256, 2)
+    found = [
+        BranchedCheckpoint(
+            point=replace(point, samples=at),
+            plan=plan,
+            start=1.0,
+            sizes=(),
+            found=LocalCriticalBatch(verdict="cannot_tell" if size is None else "found", batch_size=size),
+        )
+        for at, size in zip(samples, sizes, strict=True)
+    ]
+    assert f"(bssearch enqueue toy {words} trains it)" in " ".join(sentences(make_spec(), found, 3))
+
+
 def test_more_samples_than_a_database_keeps_are_refused(folder: Path) -> None:
     done = bssearch(
         "probe", "branch", "line.yaml", "--checkpoint", "early.pt", "--tokens", "512", "--at", str(2**63), cwd=folder

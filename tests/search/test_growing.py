@@ -11,13 +11,13 @@ import pytest
 from bssearch.batch_schedule import batch_schedule_of, constant_configurations
 from bssearch.commands.audit import audit_study
 from bssearch.commands.display.live import ended_line
-from bssearch.commands.enqueue import enqueue
+from bssearch.commands.enqueue import enqueue, with_schedule
 from bssearch.commands.estimates import longest_seconds, pruned_seconds
 from bssearch.commands.run import run_study
-from bssearch.errors import LaunchError, UsageError
+from bssearch.errors import LaunchError, UsageError, WorkloadError
 from bssearch.executors.base import Ended, Event, Observed
 from bssearch.history import History
-from bssearch.records import Configuration, Phase, TrialOutcome, TrialState
+from bssearch.records import Configuration, Phase, StepTime, StepTimeRequest, TrialOutcome, TrialState
 from bssearch.search.finding import answer
 from bssearch.search.listener import Listener
 from bssearch.search.seeds import trial_seed
@@ -227,6 +227,10 @@ def tuned_batch(store: Store) -> int:
         ({"batch_size": 8, "batch_stages": "99999999:32"}, "begins after 99999999 samples; the 100 s of a trial see"),
         ({"batch_size": 8, "batch_stages": "400:32 99999999:64"}, "batch 64 begins after 99999999 samples; the 100 s"),
         ({"batch_size": 8, "batch_stages": "400:32", "batch_schedule": None}, "batch_schedule = None must be one of"),
+        (
+            {"batch_size": 8, "batch_stages": "400:32", "batch_schedule": "linear", "batch_noise_share": 1},
+            "batch_noise_share = 1: a linear schedule takes none",
+        ),
         ({"batch_size": 8, "batch_rate_rule": "sqrt"}, "batch_stages = '' must name 1 to 63 changes"),
         ({"batch_size": 8, "batch_stages": "32", "batch_noise_share": -1}, "batch_noise_share = -1 must be a number"),
     ],
@@ -239,6 +243,23 @@ def test_a_schedule_that_cannot_be_is_not_queued(folder: Path, values: dict[str,
         assert len(store.trials("toy")) == before
 
 
+@pytest.mark.parametrize(
+    ("workload", "values", "expected"),
+    [
+        ("objective", {"batch_stages": "400:64"}, "batch_stages: a function is given one batch size"),
+        ("train.py", {"batch_stages": "64", "batch_noise_share": 1}, "'noise_scale': a program of your own keeps its"),
+    ],
+)
+def test_a_schedule_that_a_program_cannot_follow_is_not_queued(
+    workload: str, values: dict[str, Any], expected: str
+) -> None:
+    spec = make_spec(workload=workload)
+    with pytest.raises(UsageError, match=expected):
+        with_schedule(spec, spec.default_configuration, values)
+    if workload == "train.py":
+        assert with_schedule(spec, spec.default_configuration, {"batch_stages": "400:128"}).grows
+
+
 def test_milestones_and_the_noise_scale_are_tried_as_they_are_given(tmp_path: Path) -> None:
     run(spec_of({"name": ["milestones", "noise_scale"], "milestones": {640: 32, 3200: 128}}), tmp_path)
     with open_store(url_in(tmp_path), write=False) as store:
@@ -248,6 +269,36 @@ def test_milestones_and_the_noise_scale_are_tried_as_they_are_given(tmp_path: Pa
     assert ":" not in str(by_name["noise_scale"].parameters["batch_stages"])
     shares = [float(one.parameters["batch_noise_share"] or 0) for one in grown if "batch_noise_share" in one.parameters]
     assert shares and all(0.25 <= share <= 4 for share in shares)
+
+
+def test_where_no_milestone_may_run_the_other_schedules_are_searched_all_the_same(tmp_path: Path) -> None:
+    class Broken(CriticalLaw):
+        def measure_step_time(self, request: StepTimeRequest) -> StepTime:
+            if request.configuration.batch_size == 256:
+                raise WorkloadError("no batch of 256")
+            return super().measure_step_time(request)
+
+    spec = spec_of({"name": ["milestones", "linear"], "milestones": {640: 256}})
+    run_study(spec, db=url_in(tmp_path), make_executor=lambda spec, folder: Broken())
+    with open_store(url_in(tmp_path), write=False) as store:
+        grown = [one.configuration for one in store.trials("toy") if one.phase is Phase.GROWTH]
+    assert [one.parameters["batch_schedule"] for one in grown] == ["linear"] * 6
+
+
+def test_of_more_sizes_than_a_schedule_may_have_it_has_some_from_the_first_to_the_last(tmp_path: Path) -> None:
+    space = {
+        "batch_size": list(range(4, 404, 4)),
+        "learning_rate": {"reference_batch": 32, "low": 0.02, "high": 0.5},
+        "batch_schedule": {"name": ["geometric", "linear", "noise_scale"], "start": 4, "end": 400},
+    }
+    spec = spec_of()
+    budget = spec.budget.model_copy(update={"trials": 100})
+    run(make_spec(space=space, default={"batch_size": 32, "learning_rate": 0.1}, budget=budget), tmp_path)
+    with open_store(url_in(tmp_path), write=False) as store:
+        grown = [one.configuration for one in store.trials("toy") if one.phase is Phase.GROWTH]
+    found = [batch_schedule_of(one) for one in grown]
+    assert {one and one.name for one in found} == {"geometric", "linear", "noise_scale"}
+    assert all(one and len(one.stages) == 64 and one.stages[-1].batch_size == 400 for one in found)
 
 
 def test_the_memory_that_a_growing_trial_lacks_says_nothing_of_its_first_micro_batch(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
@@ -67,7 +67,7 @@ def test_each_step_has_the_next_samples_and_an_epoch_ends_where_less_than_a_batc
 
 
 @given(schedules(), st.integers(1, 40))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_a_loader_gathers_the_same_rows_and_all_are_different_within_an_epoch(
     schedule: BatchSchedule, steps: int
 ) -> None:

@@ -142,15 +142,17 @@ def sentences(spec: StudySpec, found: Sequence[BranchedCheckpoint], repeats: int
 
 
 def schedule_words(found: Sequence[BranchedCheckpoint]) -> str:
-    """Return the schedule of rising batch sizes as ``bssearch enqueue`` takes it: from each checkpoint on its own."""
-    first, stages = None, list[tuple[int, int]]()
+    """Return the schedule of rising batch sizes as ``bssearch enqueue`` takes it: from each checkpoint on its own.
+
+    Until the first one it is the run's own, that of the branches at B.
+    """
+    begins = [(0, found[0].plan.batch_sizes[0])]
     for one in found:
-        size = one.found.batch_size
-        if first is None:
-            first = size
-        elif size is not None and size > (stages[-1][1] if stages else first) and one.point.samples is not None:
-            stages.append((one.point.samples, size))
-    return f"batch_size={first} batch_stages='{' '.join(f'{samples}:{size}' for samples, size in stages)}'"
+        size, samples = one.found.batch_size, one.point.samples
+        if size is not None and samples is not None and size > begins[-1][1]:
+            begins = [*(begin for begin in begins if begin[0] < samples), (samples, size)]
+    (_, first), *later = begins
+    return f"batch_size={first} batch_stages='{' '.join(f'{samples}:{size}' for samples, size in later)}'"
 
 
 def answer(found: LocalCriticalBatch, base: int) -> str:
