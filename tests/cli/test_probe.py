@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from bssearch.search.calibration import FIRST_VISITS
 from bssearch.storage.repository import open_store
 from tests.cli.task import DEFAULT, INLINE, bssearch, space_of, write_task
 
@@ -31,9 +32,6 @@ def searched(folder: Path) -> Path:
     done = bssearch("probe", "noise", "task.yaml", "--seconds", NOISE_SECONDS, "--format", "json", cwd=folder)
     assert done.returncode == 0, done.stderr
     (folder / "noise.json").write_text(json.dumps(json.loads(done.stdout)))
-    with open_store(f"sqlite:///{folder / 'bssearch.db'}", write=False) as store:
-        shared = [str(size) for size, probe in store.probes("task").items() if probe.contended]
-    (folder / "shared.json").write_text(json.dumps(shared))
     ran = bssearch("run", "task.yaml", cwd=folder)
     assert ran.returncode == 0, ran.stderr
     (folder / "stdout.txt").write_text(ran.stdout)
@@ -64,10 +62,12 @@ def test_the_noise_scale_is_measured_at_the_default_and_shown_by_best(searched: 
 
 
 @pytest.mark.slow
-def test_a_run_times_again_only_what_was_timed_on_a_shared_machine(searched: Path) -> None:
-    shared = json.loads((searched / "shared.json").read_text())
+def test_a_run_makes_the_visits_that_a_probe_has_left_to_it(searched: Path) -> None:
     told = [line for line in (searched / "stderr.txt").read_text().splitlines() if line.startswith("timing steps")]
-    assert told == ([f"timing steps at batch sizes {', '.join(shared)}"] if shared else [])
+    assert told == ["timing steps at batch sizes 16, 32, 64"]
+    with open_store(f"sqlite:///{searched / 'bssearch.db'}", write=False) as store:
+        errors = [probe.error for probe in store.probes("task").values()]
+    assert [error and error.visits for error in errors] == [FIRST_VISITS] * 3
 
 
 @pytest.mark.slow
