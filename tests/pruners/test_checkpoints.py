@@ -40,7 +40,7 @@ def test_checkpoints_of_two_studies_are_kept_apart_and_stay_where_one_is_renamed
         Checkpoints(replace(one, created_by="other")),
         Checkpoints(replace(one, created_at=EPOCH + timedelta(seconds=1))),
     ]
-    assert kept.bytes == 0
+    assert kept.held().bytes == 0
     assert not kept.folder.exists()
     file = kept.file_for(3)
     assert file is not None
@@ -48,8 +48,8 @@ def test_checkpoints_of_two_studies_are_kept_apart_and_stay_where_one_is_renamed
     file.write_bytes(b"abc")
     assert kept.has(3)
     assert not kept.has(4)
-    assert kept.bytes == 3
-    assert kept.saved() == {3}
+    assert kept.held().bytes == 3
+    assert kept.held().saved == {3}
     assert not any(other.has(3) for other in others)
     assert Checkpoints(replace(one, name="renamed")).has(3)
     file.with_name(f"{file.name}.part").touch()
@@ -72,7 +72,7 @@ def test_where_nothing_can_be_written_there_are_no_checkpoints(tmp_path: Path, m
     kept = Checkpoints(study_record())
     assert kept.file_for(0) is None
     assert not kept.has(0)
-    assert kept.bytes == 0
+    assert kept.held().bytes == 0
     kept.forget(0)
     kept.clear()
 
