@@ -33,7 +33,7 @@ class Checkpoints:
     Workers write to its ``folder``, which is not for strangers: what lies in it decides how trials go on. Where they
     are kept in a store elsewhere a file is sent there (`send`) before its trial counts as paused, and brought (`bring`)
     before it goes on; what the store holds is looked up in the background. ``why_not`` says why there can be none,
-    ``refusal`` is the whole sentence.
+    ``refusal`` is the whole sentence, ``away`` says what is wrong with a store whose content is not known.
     Raises `UsageError` where ``BSSEARCH_CHECKPOINT_DIR`` is a URL that names no store.
     """
 
@@ -42,7 +42,7 @@ class Checkpoints:
         url = checkpoint_url()
         self._store = None if url is None else CheckpointStore(url, study.mark)
         self._is_writable = True
-        self.why_not = self.refusal = ""
+        self.why_not = self.refusal = self.away = ""
         self._known = Held()
         self._look: Transfer[Held] | None = None
         self._next_look: float | None = None
@@ -164,10 +164,9 @@ class Checkpoints:
             self._next_look = time.monotonic()
             return
         try:
-            self._known, self.why_not = look.result().without(self._deletions), ""
+            self._known, self.away = look.result().without(self._deletions), ""
         except CheckpointError as error:
-            self._known = Held()
-            self._refuse(error)
+            self._known, self.away = Held(), str(error)
 
     def _note_deletions(self) -> None:
         """Forget the deletions that are over; what is seen from now on holds without them."""

@@ -42,10 +42,10 @@ class WaitingTrials:
 
     def found(self) -> events.SavedTrials:
         """Return which checkpoints this driver can have; say where the place in which they are kept is away."""
-        held, why_not = self.checkpoints.held(), self.checkpoints.why_not
-        if self.checkpoints.are_elsewhere and why_not and why_not != self._told:
-            self._told = why_not
-            self._note(f"what waits cannot go on for now: {why_not}")
+        held, away = self.checkpoints.held(), self.checkpoints.away
+        if away and away != self._told:
+            self._told = away
+            self._note(f"what waits cannot go on for now: {away}")
         return events.SavedTrials(held.saved, held.bytes)
 
     def file_for(self, plan: TrialPlan, number: int) -> str | None:

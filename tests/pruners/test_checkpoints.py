@@ -10,8 +10,7 @@ import pytest
 
 from bssearch.files import new_private_file
 from bssearch.pruners.checkpoints import Checkpoints
-from bssearch.records import StudyRecord
-from tests.factories import EPOCH, make_spec
+from tests.factories import EPOCH, make_study_record
 
 
 @pytest.fixture(autouse=True)
@@ -19,22 +18,8 @@ def _own_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BSSEARCH_CHECKPOINT_DIR", str(tmp_path))
 
 
-def study_record() -> StudyRecord:
-    spec = make_spec()
-    return StudyRecord(
-        name=spec.name,
-        spec={},
-        spec_hash=spec.question_hash,
-        objective=spec.objective,
-        target=spec.record_target,
-        created_by="test",
-        created_at=EPOCH,
-        environment=None,
-    )
-
-
 def test_checkpoints_of_two_studies_are_kept_apart_and_stay_where_one_is_renamed(tmp_path: Path) -> None:
-    one = study_record()
+    one = make_study_record()
     kept = Checkpoints(one)
     others = [
         Checkpoints(replace(one, created_by="other")),
@@ -69,7 +54,7 @@ def test_where_nothing_can_be_written_there_are_no_checkpoints(tmp_path: Path, m
     blocked = tmp_path / "file"
     blocked.touch()
     monkeypatch.setenv("BSSEARCH_CHECKPOINT_DIR", str(blocked))
-    kept = Checkpoints(study_record())
+    kept = Checkpoints(make_study_record())
     assert kept.file_for(0) is None
     assert not kept.has(0)
     assert kept.held().bytes == 0
@@ -78,7 +63,7 @@ def test_where_nothing_can_be_written_there_are_no_checkpoints(tmp_path: Path, m
 
 
 def test_the_folder_is_this_users_alone(tmp_path: Path) -> None:
-    kept = Checkpoints(study_record())
+    kept = Checkpoints(make_study_record())
     kept.folder.mkdir(mode=0o777)
     kept.folder.chmod(0o777)
     assert kept.is_writable()
@@ -87,7 +72,7 @@ def test_the_folder_is_this_users_alone(tmp_path: Path) -> None:
 
 
 def test_a_link_in_the_place_of_the_folder_is_not_followed(tmp_path: Path) -> None:
-    kept, victim = Checkpoints(study_record()), tmp_path / "victim"
+    kept, victim = Checkpoints(make_study_record()), tmp_path / "victim"
     victim.mkdir()
     kept.folder.symlink_to(victim)
     assert not kept.is_writable()
@@ -97,7 +82,7 @@ def test_a_link_in_the_place_of_the_folder_is_not_followed(tmp_path: Path) -> No
 
 
 def test_a_folder_of_somebody_elses_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = Checkpoints(study_record())
+    kept = Checkpoints(make_study_record())
     kept.folder.mkdir(mode=0o700)
     monkeypatch.setattr("bssearch.files.os.geteuid", lambda: kept.folder.stat().st_uid + 1)
     assert not kept.is_writable()
