@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import BinaryIO
 
 import pytest
 
-from bssearch.files import new_private_file
+from bssearch.files import new_guarded_file, new_private_file
 from bssearch.pruners.checkpoints import Checkpoints
 from tests.factories import EPOCH, make_study_record
 
@@ -99,3 +105,115 @@ def test_a_new_file_follows_no_link_and_is_readable_by_nobody_else(tmp_path: Pat
     assert victim.read_text() == "kept"
     assert place.read_bytes() == b"new" and not place.is_symlink()
     assert place.stat().st_mode & 0o777 == 0o600
+
+
+GROUP, ADA, EVE = 54321, 54322, 54323
+"""Numbers of a group and of two users that no machine has."""
+
+
+@contextmanager
+def user(number: int, *groups: int) -> Iterator[None]:
+    """Be another user inside, in some groups beside one of their own."""
+    before = os.getgroups(), os.getegid()
+    os.setgroups(groups)
+    os.setegid(number)
+    os.seteuid(number)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+        os.setegid(before[1])
+        os.setgroups(before[0])
+
+
+@pytest.fixture
+def for_all() -> Iterator[Path]:
+    """A folder into which every user of this machine may look."""
+    with TemporaryDirectory() as name:
+        Path(name).chmod(0o755)
+        (Path(name) / "team").mkdir()
+        yield Path(name) / "team"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="takes several users")
+def test_a_folder_that_its_owner_opened_to_a_group_is_shared_by_that_group_and_nobody_else(
+    for_all: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BSSEARCH_CHECKPOINT_DIR", str(for_all))
+    os.chown(for_all, ADA, GROUP)
+    for_all.chmod(0o2770)
+    with user(ADA, GROUP):
+        kept = Checkpoints(make_study_record())
+        assert kept.is_writable()
+        file = kept.file_for(1)
+        assert file is not None
+        with new_guarded_file(file) as content:
+            content.write(b"ada's")
+    assert stat.S_IMODE(kept.folder.stat().st_mode) == 0o2770
+    assert (stat.S_IMODE(file.stat().st_mode), file.stat().st_gid) == (0o660, GROUP)
+    with user(EVE, GROUP):
+        colleague = Checkpoints(make_study_record())
+        assert colleague.has(1) and file.read_bytes() == b"ada's"
+        with new_guarded_file(file) as content:
+            content.write(b"eve's")
+        colleague.forget(1)
+        colleague.close()
+        assert not colleague.folder.exists()
+    with user(EVE):
+        stranger = Checkpoints(make_study_record())
+        assert not stranger.is_writable() and stranger.file_for(2) is None
+        assert stranger.why_not == "Permission denied"
+
+
+@pytest.mark.parametrize("mode", [0o770, 0o2777, 0o2750])
+def test_a_folder_that_is_not_a_groups_on_purpose_keeps_its_files_private(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int
+) -> None:
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(mode)
+    monkeypatch.setenv("BSSEARCH_CHECKPOINT_DIR", str(tmp_path / "open"))
+    file = Checkpoints(make_study_record()).file_for(1)
+    assert file is not None
+    with new_guarded_file(file) as content:
+        content.write(b"own")
+    assert (file.parent.stat().st_mode & 0o777, file.stat().st_mode & 0o777) == (0o700, 0o600)
+
+
+def test_in_a_groups_folder_neither_a_link_nor_what_is_open_to_all_is_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "team").mkdir()
+    (tmp_path / "team").chmod(0o2770)
+    monkeypatch.setenv("BSSEARCH_CHECKPOINT_DIR", str(tmp_path / "team"))
+    kept, victim = Checkpoints(make_study_record()), tmp_path / "victim"
+    victim.mkdir()
+    kept.folder.symlink_to(victim)
+    assert kept.file_for(1) is None
+    assert kept.why_not == "it is a link, not a folder"
+    kept.folder.unlink()
+    kept.folder.mkdir()
+    kept.folder.chmod(0o2777)
+    owner = kept.folder.stat().st_uid
+    monkeypatch.setattr("bssearch.files.os.geteuid", lambda: owner + 1)
+    again = Checkpoints(make_study_record())
+    assert again.file_for(1) is None
+    assert again.why_not.startswith(f"it belongs to the user number {owner}, and is not for the group number ")
+
+
+def test_a_folder_that_another_driver_removes_in_this_moment_is_made_once_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept, tries = Checkpoints(make_study_record()), list[Path]()
+
+    def open_late(path: Path) -> BinaryIO:
+        tries.append(path)
+        if len(tries) == 1:
+            kept.close()
+        return new_private_file(path)
+
+    monkeypatch.setattr("bssearch.files.new_private_file", open_late)
+    file = kept.file_for(1)
+    assert file is not None
+    with new_guarded_file(file) as content:
+        content.write(b"saved")
+    assert len(tries) == 2 and kept.has(1)
