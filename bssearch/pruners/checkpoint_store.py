@@ -185,7 +185,7 @@ class CheckpointStore:
         """Return the first line of what an error says, without what the URL keeps secret."""
         said = str(error) if isinstance(error, _UnfitError) else f"{type(error).__name__}: {error}"
         if isinstance(error, FileNotFoundError):
-            said = f"there is no {error.filename or error}"
+            said = f"it is not there: {error.filename or error}"
         elif isinstance(error, OSError) and error.strerror:
             said = error.strerror
         said = next(iter(said.strip().splitlines()), "").rstrip(": ").replace(self._url, self.shown)

@@ -24,6 +24,10 @@ class Troubled(LocalFileSystem):  # type: ignore[misc]  # fsspec has no types
     is_held: ClassVar[threading.Event] = threading.Event()
     goes_on: ClassVar[threading.Event] = threading.Event()
 
+    @classmethod
+    def _strip_protocol(cls, path: Any) -> Any:
+        return super()._strip_protocol(str(path).partition("://")[2] or str(path))
+
     def ls(self, path: str, detail: bool = False, **kwargs: Any) -> Any:
         self._be_there()
         return super().ls(path, detail=detail, **kwargs)

@@ -107,7 +107,7 @@ def test_what_was_not_stored_so_is_refused_and_nothing_of_it_is_left_here(
 
 
 def test_what_is_gone_is_named(url: str, file: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"trial 3 cannot be brought back: there is no .*trial-3\.pt"):
+    with pytest.raises(CheckpointError, match=r"trial 3 cannot be brought back: it is not there: .*trial-3\.pt"):
         CheckpointStore(url, MARK).get(3, file, ignore)
 
 
@@ -137,7 +137,7 @@ def test_a_store_that_is_away_is_named_whatever_is_asked_of_it(
 
 def test_a_folder_that_is_not_there_is_not_made_for_a_mount_may_be_away(tmp_path: Path) -> None:
     store = CheckpointStore(f"file://{tmp_path / 'mount'}", MARK)
-    with pytest.raises(CheckpointError, match="nothing can be written to it: there is no "):
+    with pytest.raises(CheckpointError, match="nothing can be written to it: it is not there: "):
         store.try_out()
     assert not list(tmp_path.iterdir())
 
