@@ -116,7 +116,6 @@ class Checkpoints:
     def bring(self, number: int) -> Transfer[None]:
         """Begin to bring the file of a trial here, in the place of what lies here of it."""
         assert self._store is not None
-        self._here.remove(number)
         file, store = self._here.place(number), self._store
         return Transfer(store.shown, lambda on_progress: store.get(number, file, on_progress))
 
