@@ -12,7 +12,7 @@ The tree, with the exit code the command line gives each branch:
     - SchemaError                        its schema is not the one this version speaks
   x TargetNotReachedError            5   no trial reached the target
   x LaunchError                      6   the device, the memory or a worker process failed
-    - CheckpointError                    a paused trial cannot go on from its file
+    - CheckpointError                    a paused trial cannot go on from its file, or a store has it not
   x TrialStopped                     1   a trial of one's own loop has ended
   x InterruptedRunError            130   stopped by the user; everything finished is stored
 """
@@ -88,7 +88,7 @@ class LaunchError(BSSearchError):
 
 
 class CheckpointError(LaunchError):
-    """The file of a paused trial is missing, damaged or that of another trial."""
+    """The file of a paused trial is missing, damaged or that of another trial, or its store is away."""
 
 
 class TrialStopped(BSSearchError):  # noqa: N818 - as Optuna's TrialPruned, it is no failure

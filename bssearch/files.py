@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from itertools import zip_longest
@@ -15,6 +16,9 @@ from bssearch.errors import UsageError
 
 _SQLITE = b"SQLite format 3\0"
 """What every database of SQLite's begins with (https://www.sqlite.org/fileformat.html)."""
+
+_FOR_A_GROUP = stat.S_ISGID | stat.S_IRWXG
+"""Set where the group may do what the owner may, and what is made inside is the group's (inode(7))."""
 
 
 def check_file(path: Path) -> None:
@@ -73,10 +77,74 @@ def make_private_folder(path: Path) -> None:
         path.chmod(0o700)
 
 
+def is_for_a_group(folder: Path) -> bool:
+    """Return whether a folder was opened to its group, and to nobody else, on purpose: as ``chmod 2770`` does.
+
+    What is made in such a folder is the group's, too; without that bit, write access of a group may be a umask's doing.
+    """
+    try:
+        found = folder.lstat()
+    except FileNotFoundError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_mode & _FOR_A_GROUP == _FOR_A_GROUP and not found.st_mode & 0o002
+
+
+def make_guarded_folder(path: Path) -> None:
+    """Make a folder for this user alone, or for the group that the folder above it is for (`is_for_a_group`).
+
+    Raises `OSError` where a link is there, or a folder of somebody else's that is not for that group.
+    """
+    if not is_for_a_group(path.parent):
+        make_private_folder(path)
+        return
+    if not os.path.lexists(path):
+        _make_for_a_group(path)
+    found, group = path.lstat(), path.parent.stat().st_gid
+    if not stat.S_ISDIR(found.st_mode):
+        raise NotADirectoryError(errno.ENOTDIR, "it is a link, not a folder", str(path))
+    if found.st_uid == os.geteuid() and (found.st_gid != group or not is_for_a_group(path)):
+        os.chown(path, -1, group)
+        path.chmod(0o2770)
+        found = path.lstat()
+    if found.st_gid != group or not is_for_a_group(path):
+        what = f"it belongs to the user number {found.st_uid}, and is not for the group number {group} alone"
+        raise PermissionError(errno.EPERM, what, str(path))
+
+
+def _make_for_a_group(path: Path) -> None:
+    """Make a folder for the group of the one above it; at no moment may only one of the group enter it."""
+    draft = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
+    try:
+        os.chown(draft, -1, path.parent.stat().st_gid)
+        draft.chmod(0o2770)
+        draft.rename(path)
+    except OSError:
+        with suppress(OSError):
+            draft.rmdir()
+        if not path.is_dir():  # else another driver was faster
+            raise
+
+
 def new_private_file(path: Path) -> BinaryIO:
     """Open a new file that only this user may read; what is left of an earlier one goes, a link is not followed."""
     path.unlink(missing_ok=True)
     return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "w+b")
+
+
+def new_guarded_file(path: Path) -> BinaryIO:
+    """Open a new file as `new_private_file` does, in a guarded folder that is made; its group may read it.
+
+    Whoever has nothing left in the folder may remove it in this moment: it is made once more then.
+    """
+    make_guarded_folder(path.parent)
+    try:
+        file = new_private_file(path)
+    except FileNotFoundError:
+        make_guarded_folder(path.parent)
+        file = new_private_file(path)
+    if is_for_a_group(path.parent):
+        os.fchmod(file.fileno(), 0o660)
+    return file
 
 
 @contextmanager

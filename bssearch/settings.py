@@ -50,9 +50,25 @@ def _url_from_file() -> str | None:
 
 
 def checkpoint_folder() -> Path:
-    """Return where paused trials are kept: ``BSSEARCH_CHECKPOINT_DIR``, else in the user's cache."""
+    """Return where paused trials are written: ``BSSEARCH_CHECKPOINT_DIR``, else in the user's cache.
+
+    Where that names a store elsewhere they are there on their way only, in the cache too.
+    """
     given = os.environ.get(CHECKPOINT_DIR_VARIABLE)
-    return Path(given) if given else cache_folder() / "checkpoints"
+    if not given:
+        return cache_folder() / "checkpoints"
+    return cache_folder() / "checkpoints-on-their-way" if is_url(given) else Path(given)
+
+
+def checkpoint_url() -> str | None:
+    """Return the URL of the store that ``BSSEARCH_CHECKPOINT_DIR`` names, None where it names a folder or nothing."""
+    given = os.environ.get(CHECKPOINT_DIR_VARIABLE)
+    return given if given and is_url(given) else None
+
+
+def is_url(text: str) -> bool:
+    """Return whether a text is a URL, and no path."""
+    return "://" in text
 
 
 def cache_folder() -> Path:

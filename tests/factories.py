@@ -13,6 +13,7 @@ from bssearch.records import (
     ParameterValue,
     Phase,
     ProbeRecord,
+    StudyRecord,
     TrialOutcome,
     TrialPlan,
     TrialRecord,
@@ -42,6 +43,20 @@ SPEC: dict[str, Any] = {
 
 def make_spec(**changes: Any) -> StudySpec:
     return StudySpec.model_validate({**SPEC, **changes})
+
+
+def make_study_record() -> StudyRecord:
+    spec = make_spec()
+    return StudyRecord(
+        name=spec.name,
+        spec={},
+        spec_hash=spec.question_hash,
+        objective=spec.objective,
+        target=spec.record_target,
+        created_by="test",
+        created_at=EPOCH,
+        environment=None,
+    )
 
 
 def make_environment(**changes: Any) -> Environment:

@@ -8,7 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from bssearch.settings import cache_folder, checkpoint_folder, packaged_folder, presets, shipped_studies, user_name
+from bssearch.settings import (
+    cache_folder,
+    checkpoint_folder,
+    checkpoint_url,
+    packaged_folder,
+    presets,
+    shipped_studies,
+    user_name,
+)
 
 
 def test_a_user_is_called_by_name_and_by_number_where_the_machine_has_no_name(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -34,7 +42,12 @@ def test_paused_trials_are_kept_where_the_user_says_else_in_the_cache(monkeypatc
     monkeypatch.setenv("XDG_CACHE_HOME", "~/elsewhere")
     assert cache_folder() == Path("/home/ada/elsewhere/bssearch")
     monkeypatch.setenv("BSSEARCH_CHECKPOINT_DIR", "/here")
-    assert checkpoint_folder() == Path("/here")
+    assert (checkpoint_folder(), checkpoint_url()) == (Path("/here"), None)
+    monkeypatch.setenv("BSSEARCH_CHECKPOINT_DIR", "s3://bucket/here")
+    assert (checkpoint_folder(), checkpoint_url()) == (
+        cache_folder() / "checkpoints-on-their-way",
+        "s3://bucket/here",
+    )
 
 
 def test_what_is_packaged_is_found_by_name_and_what_is_not_is_missed() -> None:

@@ -21,7 +21,7 @@ from contextlib import suppress
 
 from bssearch.boards.events import Event, decode_reply, encode
 from bssearch.executors.messages import Lines
-from bssearch.executors.process import SECRETS, THREAD_VARIABLES, has_exited, hide_secrets, kill_descendants
+from bssearch.executors.process import THREAD_VARIABLES, has_exited, hide_secrets, is_secret, kill_descendants
 from bssearch.pages.words import plural, visible, without_passwords
 
 CAPACITY = 10_000
@@ -47,7 +47,7 @@ _CHUNK_BYTES = 1 << 16  # the capacity of a pipe on Linux (pipe(7))
 
 def board_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the environment of a board: its own settings, one thread, no GPU, and none of the database's secrets."""
-    kept = {name: value for name, value in environment.items() if name not in SECRETS}
+    kept = {name: value for name, value in environment.items() if not is_secret(name, value)}
     return kept | dict.fromkeys(THREAD_VARIABLES, "1") | {"CUDA_VISIBLE_DEVICES": ""}
 
 

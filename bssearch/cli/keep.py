@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from bssearch.cli.arguments import DatabaseOption, NameArgument, existing_store
-from bssearch.errors import UsageError
+from bssearch.errors import CheckpointError, UsageError
 
 
 def rename(
@@ -55,7 +55,10 @@ def delete(
                 raise UsageError("that is not its name: nothing was deleted")
         waiting = Checkpoints(store.study(study))
         store.delete_study(study)
-        waiting.clear()
+        try:
+            waiting.clear()
+        except CheckpointError as error:
+            typer.echo(f"what waited of it may be left: {error}", err=True)
     typer.echo(f"deleted {what}")
 
 

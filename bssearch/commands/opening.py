@@ -28,6 +28,7 @@ from bssearch.commands.launching.reporting import reported
 from bssearch.errors import BSSearchError, UsageError, WorkloadError
 from bssearch.executors.base import Executor, ExecutorSettings, Program, make_executor
 from bssearch.history import History
+from bssearch.pruners.checkpoints import check_checkpoint_place
 from bssearch.records import Environment, StudyRecord, WorkloadDescription
 from bssearch.search.finding import answer
 from bssearch.search.listener import Listener
@@ -132,6 +133,7 @@ def opened(spec: StudySpec, launch: Launch) -> Iterator[OpenStudy]:
     given, asked = launch.given, spec
     spec = _named(checked(spec), given, launch)
     check_writable(launch.db)  # before a program of the user's own runs for minutes to be described
+    check_checkpoint_place()
     with (
         watched(launch.listener, launch.progress) as watcher,
         reported(spec, watcher, reports=launch.reports) as (listener, reporter),

@@ -20,7 +20,7 @@ from pathlib import Path
 import psutil
 
 from bssearch.executors.messages import Command, Lines, Reply, decode_reply, encode
-from bssearch.settings import DATABASE_URL_VARIABLE
+from bssearch.settings import CHECKPOINT_DIR_VARIABLE, DATABASE_URL_VARIABLE, is_url
 
 # Variables that hold a database's address or credentials: a trial process needs none.
 SECRETS = frozenset(
@@ -74,28 +74,35 @@ _PR_SET_DUMPABLE = 4  # prctl(2)
 
 
 def hide_secrets() -> None:
-    """Keep this process's memory and first environment from other processes of its user, where it holds `SECRETS`.
+    """Keep this process's memory and first environment from other processes of its user, where it holds secrets.
 
     A worker is of the same user, and could read them in ``/proc`` although its own environment has none: taking a
     variable out of `os.environ` leaves that as it was. The workers themselves begin anew and are open as ever. No
     protection from the superuser, whose workers read everything; nor elsewhere than on Linux.
     """
-    if sys.platform == "linux" and SECRETS & {*os.environ, *_first_environment()}:
+    known = [*os.environ.items(), *_first_environment().items()]
+    if sys.platform == "linux" and any(is_secret(name, value) for name, value in known):
         ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
 
 
-def _first_environment() -> set[str]:
-    """Return the names of the variables that this process began with, which it shows to others whatever it does."""
+def _first_environment() -> dict[str, str]:
+    """Return the variables that this process began with, which it shows to others whatever it does."""
     try:
         content = Path("/proc/self/environ").read_bytes()
     except OSError:
-        return set()
-    return {os.fsdecode(one.partition(b"=")[0]) for one in content.split(b"\0")}
+        return {}
+    parts = (one.partition(b"=") for one in content.split(b"\0"))
+    return {os.fsdecode(name): os.fsdecode(value) for name, _, value in parts}
+
+
+def is_secret(name: str, value: str) -> bool:
+    """Return whether a variable is none of a trial's business: one of `SECRETS`, or a checkpoint store's URL."""
+    return name in SECRETS or (name == CHECKPOINT_DIR_VARIABLE and is_url(value))
 
 
 def worker_environment(environment: Mapping[str, str], threads: int) -> dict[str, str]:
-    """Return the environment of a worker: without the database's secrets, with the thread count set."""
-    scrubbed = {name: value for name, value in environment.items() if name not in SECRETS}
+    """Return the environment of a worker: without the secrets of database and store, with the thread count set."""
+    scrubbed = {name: value for name, value in environment.items() if not is_secret(name, value)}
     return REPEATABLE_CUBLAS | scrubbed | dict.fromkeys(THREAD_VARIABLES, str(threads))
 
 

@@ -15,7 +15,6 @@ from typing import assert_never
 
 from bssearch.errors import BSSearchError, InterruptedRunError
 from bssearch.executors import base as executors
-from bssearch.pruners.checkpoints import Checkpoints
 from bssearch.records import (
     Environment,
     Lease,
@@ -23,7 +22,6 @@ from bssearch.records import (
     ProbeRecord,
     TrialOutcome,
     TrialPlan,
-    TrialRecord,
     TrialState,
 )
 from bssearch.search import events
@@ -35,6 +33,7 @@ from bssearch.search.calibration import (
     refuse_cap_beyond_memory,
     refuse_where_nothing_fits,
 )
+from bssearch.search.carrier import Carrier
 from bssearch.search.claims import Claims
 from bssearch.search.engine import CONTINUE, Engine, NextRun
 from bssearch.search.finding import SearchEnd, quick_prior
@@ -43,9 +42,10 @@ from bssearch.search.host import Host
 from bssearch.search.interrupts import Interrupts
 from bssearch.search.lease_watch import LeaseWatch
 from bssearch.search.listener import Listener
-from bssearch.search.owner import is_alive, living, this_driver
+from bssearch.search.owner import living, this_driver
 from bssearch.search.recorder import Recorder
 from bssearch.search.turns import Turns
+from bssearch.search.waiting import WaitingTrials
 from bssearch.settings import user_name
 from bssearch.spec import StudySpec
 from bssearch.storage.repository import Store
@@ -85,9 +85,10 @@ class Driver(Host):
         self.owner = this_driver()
         digest = store.keep_spec(spec.name, spec.model_dump(mode="json"))
         self._lease = Lease(owner=self.owner, seconds=LEASE_SECONDS, user=user_name(), spec=digest)
-        self.checkpoints = Checkpoints(store.study(spec.name))
         self._watch = LeaseWatch(store, spec.name)
         self._claims = Claims(store, spec.name, self.owner, self._watch)
+        self._waiting = WaitingTrials(spec, store, self.owner, self._watch, self._claims, listener.note)
+        self._carrier = Carrier(executor, self._waiting.checkpoints)
         self._turns = Turns(store, spec.name, self.owner)
         self._recorder = Recorder(store, spec.name)
         super().__init__(self._engine(), journal)
@@ -144,9 +145,7 @@ class Driver(Host):
                 refuse_cap_beyond_memory(self.spec, self.store, self.environment)
                 self._refresh()
                 self._raise_if_failed()
-                saves = self.spec.pruner.checkpoint_gib > 0
-                if saves and not self.engine.pruning.can_wait and self.checkpoints.is_writable():
-                    self._feed(events.CanSave())
+                self._try_to_save()
                 yield
                 self._recorder.keep_last_finding()
         except KeyboardInterrupt:
@@ -159,7 +158,7 @@ class Driver(Host):
             case events.Start(plan):
                 self._start(plan)
             case events.Stop(number, state, reason):
-                self.executor.stop(number, state, reason)
+                self._carrier.stop(number, state, reason)
             case events.Wait():
                 self._note_wait(action)
                 self._next_look = time.monotonic() + LOOK_SECONDS
@@ -170,7 +169,9 @@ class Driver(Host):
             case events.Release():
                 self._claims.give_back(self._confirming)
             case events.Settle():
-                self._settle(action)
+                trials = [trial for one in action.numbers if (trial := self.engine.history.trial(one)) is not None]
+                self._waiting.settle(trials, action.state, for_disk=action.for_disk)
+                self._refresh()
             case events.SearchEnded(reason):
                 self._search_ended(reason)
             case events.Tell(message):
@@ -201,7 +202,9 @@ class Driver(Host):
         if changes.revision != self._revision or changes.is_rewritten or self._revision == 0:
             self._revision = changes.revision
             self._feed(self._changed(changes))
-            self._forget_checkpoints(changes)
+            if changes.is_rewritten:
+                self._saved = events.SavedTrials(frozenset())  # The engine has forgotten which there are.
+            self._waiting.forget_ended(changes.trials, self.engine.running)
         self._find_saved()
 
     def _changed(self, changes: Changes) -> events.Changed:
@@ -220,20 +223,18 @@ class Driver(Host):
             quick_prior(self.store, self.spec) if changes.has_new_probes else None,
         )
 
-    def _forget_checkpoints(self, changes: Changes) -> None:
-        """Delete the checkpoints of trials that have ended for good, whoever ended them."""
-        if changes.is_rewritten:
-            self._saved = events.SavedTrials(frozenset())  # The engine has forgotten which there are.
-        over = {one.number for one in changes.trials if one.state.is_finished and one.state is not TrialState.PAUSED}
-        for number in over & self.checkpoints.saved() - {*self.engine.running}:
-            self.checkpoints.forget(number)
-
     def _find_saved(self) -> None:
-        """Tell the engine which checkpoints lie here, where those are others than before."""
-        found = events.SavedTrials(self.checkpoints.saved(), self.checkpoints.bytes)
+        """Tell the engine which checkpoints can be had here, where those are others than before."""
+        found = self._waiting.found()
         if found != self._saved:
             self._saved = found
             self._feed(found)
+
+    def _try_to_save(self) -> None:
+        """Tell the engine whether trials can be saved here, where that is not as it takes it to be."""
+        if self._waiting.are_saved and self._waiting.checkpoints.is_writable() is not self.engine.pruning.can_wait:
+            can_wait = self.engine.pruning.can_wait
+            self._feed(events.CannotSave(self._waiting.checkpoints.refusal) if can_wait else events.CanSave())
 
     def _time_steps(self, visits: int) -> None:
         """Have every batch size visited so many times, by this driver or another, while nothing runs here."""
@@ -297,7 +298,7 @@ class Driver(Host):
 
     def _wait(self) -> None:
         """Take in what has happened, and keep the store up to date."""
-        for event in self.executor.events(timeout=min(POLL_SECONDS, self._turns.seconds_to_look)):
+        for event in self._carrier.events(timeout=min(POLL_SECONDS, self._turns.seconds_to_look)):
             match event:
                 case executors.Observed(number, observation):
                     self._recorder.observe(number, observation)
@@ -320,26 +321,18 @@ class Driver(Host):
             return
         if is_last:
             self._turns.ended()
-        checkpoint = self._checkpoint(plan, trial.number)
+        checkpoint = self._waiting.file_for(plan, trial.number)
+        if checkpoint is None and self._waiting.is_to_be_saved(plan):
+            self._feed(events.CannotSave(self._waiting.checkpoints.refusal))
         self._feed(events.Started(plan, trial, is_savable=checkpoint is not None))
-        self.executor.submit(plan.request(trial.number, self.spec.record_target, checkpoint=checkpoint))
+        self._carrier.submit(plan.request(trial.number, self.spec.record_target, checkpoint=checkpoint))
         self.listener.started(trial, self.engine.history)
-
-    def _checkpoint(self, plan: TrialPlan, number: int) -> str | None:
-        """Return the file that a search trial is saved to where it is paused or interrupted; None where none can be."""
-        if plan.phase is not Phase.SEARCH or self.spec.pruner.checkpoint_gib == 0:
-            return None
-        file = self.checkpoints.file_for(number)
-        if file is None:
-            self._feed(events.CannotSave(f"{self.checkpoints.folder} cannot be used: {self.checkpoints.why_not}"))
-        return None if file is None else str(file)
 
     def _end(self, number: int, outcome: TrialOutcome, log: str) -> None:
         self._recorder.flush()
         outcome = self.engine.as_stored(number, outcome)
         trial = self._recorder.finish(number, outcome, log, self.engine.step_seconds(number))
-        if trial.state is not TrialState.PAUSED:
-            self.checkpoints.forget(number)
+        self._waiting.ended(trial)
         self._feed(events.Ended(trial))
         if trial.state is TrialState.LOST and outcome.state is not TrialState.LOST:
             self.listener.note(f"trial {number} was taken over by another driver; what it measured here is left out")
@@ -347,25 +340,6 @@ class Driver(Host):
         self.listener.ended(trial, self.engine.history)
         self._find_saved()
         self._recorder.keep_finding()
-
-    def _settle(self, action: events.Settle) -> None:
-        """End those of some waiting trials that are of this machine; those that others go on with are theirs."""
-        trials = [trial for number in action.numbers if (trial := self.engine.history.trial(number)) is not None]
-        ours = [trial.number for trial in trials if action.for_disk or self._is_ours(trial)]
-        gone = [str(number) for number in ours if not self.checkpoints.has(number)]
-        if gone:
-            self.listener.note(f"what was saved of them is gone, so they do not go on: trial {', '.join(gone)}")
-        for number in self.store.settle_paused(self.spec.name, ours, action.state):
-            self.checkpoints.forget(number)
-        self.checkpoints.close()
-        self._refresh()
-
-    def _is_ours(self, trial: TrialRecord) -> bool:
-        """Return whether a paused trial is this driver's, or was left behind on this machine by one that is gone."""
-        if trial.lease_owner is None or trial.lease_owner == self.owner:
-            return True
-        alive = is_alive(trial.lease_owner)
-        return alive is False or (alive is None and self.checkpoints.has(trial.number))
 
     def _stop_if_interrupted(self) -> None:
         """After Ctrl-C have the engine end in good order."""
@@ -394,7 +368,7 @@ class Driver(Host):
                 self._recorder.cancel(number, self.engine.last_observation(number))
             except BSSearchError as error:
                 self.listener.note(f"trial {number} could not be stored as cancelled: {error}")
-            self.checkpoints.forget(number)
-        for leave in (self._turns.end, partial(self._claims.give_back, self._confirming)):
+            self._waiting.checkpoints.forget(number)
+        for leave in (self._turns.end, self._waiting.leave, partial(self._claims.give_back, self._confirming)):
             with suppress(BSSearchError):
                 leave()

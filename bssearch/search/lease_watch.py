@@ -58,3 +58,8 @@ class LeaseWatch:
         if alive is False or unrenewed >= GONE_AFTER:
             return False
         return None if alive is None and unrenewed >= LEASE_SECONDS else True
+
+    def has_lease(self, owner: str) -> bool:
+        """Return whether a driver holds a lease, which it has renewed for as long as that was watched here."""
+        seen = self._seen.get(owner)
+        return seen is not None and seen.unrenewed_seconds < LEASE_SECONDS

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 from bssearch.errors import CheckpointError
-from bssearch.files import make_private_folder, new_private_file
+from bssearch.files import new_guarded_file
 from bssearch.records import TrialRequest
 from bssearch.training.clock import Clock
 from bssearch.training.computation import Computation
@@ -175,8 +175,7 @@ class _Draft:
 
     def write_training(self, state: State) -> None:
         """Write the large part."""
-        make_private_folder(self._part.parent)  # whoever has nothing left in it may have removed it
-        self._file = new_private_file(self._part)
+        self._file = new_guarded_file(self._part)
         self._archive = zipfile.ZipFile(self._file, "w")
         self._archive.writestr(IDENTITY, json.dumps(self._identity))
         with self._archive.open(TRAINING, "w", force_zip64=True) as member:

@@ -18,6 +18,7 @@ from bssearch.commands.run import run_study
 from bssearch.storage.repository import open_store
 from tests.cli.task import bssearch
 from tests.factories import make_spec
+from tests.pruners.stores import troubled
 from tests.search.law import LawExecutor
 
 
@@ -121,6 +122,23 @@ def test_deleting_without_a_terminal_takes_a_yes(folder: Path) -> None:
     assert what in do(folder, "delete", "task", "--yes")
     assert names(folder) == ["other"]
     assert len(read(folder, "trials", "other")) == 5
+
+
+def test_what_waited_of_a_deleted_study_goes_and_where_the_store_is_away_that_is_said(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with troubled() as store, open_store(f"sqlite:///{folder / 'bssearch.db'}", write=False) as studies:
+        (tmp_path / "store").mkdir()
+        monkeypatch.setenv("BSSEARCH_CHECKPOINT_DIR", f"troubled://{tmp_path}/store")
+        for name in ("task", "other"):
+            (tmp_path / "store" / studies.study(name).mark).mkdir()
+            (tmp_path / "store" / studies.study(name).mark / "trial-1.pt").touch()
+        do(folder, "delete", "task", "--yes")
+        assert len(list((tmp_path / "store").rglob("trial-1.pt"))) == 1
+        store.is_away = True
+        done = bssearch("delete", "other", "--yes", cwd=folder)
+    assert (done.returncode, names(folder)) == (0, [])
+    assert f"what waited of it may be left: the checkpoint store troubled://{tmp_path}/store: " in done.stderr
 
 
 def test_at_a_terminal_deleting_asks_for_the_name(folder: Path) -> None:

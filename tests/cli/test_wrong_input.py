@@ -8,6 +8,7 @@ import sqlite3
 import subprocess
 from pathlib import Path
 
+import fsspec
 import pytest
 
 from tests.cli.task import INLINE, SPEC, WORKLOAD, bssearch, command, environment, write_task
@@ -26,6 +27,23 @@ def refuse(folder: Path, *arguments: str, code: int, said: str) -> None:
     assert done.stdout == ""
     after = sorted(path.name for path in folder.iterdir() if path.name != "__pycache__")
     assert after == [name for name in before if name != "__pycache__"]
+
+
+@pytest.mark.parametrize(
+    ("place", "said"),
+    [
+        ("nowhere://bucket/x", "nowhere:// is none of "),
+        ("lacking://ada:s3cr@t@host/x", "lacking://ada:***@host/x' needs a package that is not installed: Install it"),
+    ],
+)
+def test_a_checkpoint_store_that_cannot_be_spoken_to_is_refused_before_anything_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, said: str
+) -> None:
+    fsspec.register_implementation("lacking", "lackingfs.Files", clobber=True, errtxt="Install it")
+    monkeypatch.setenv("BSSEARCH_CHECKPOINT_DIR", place)
+    write_task(tmp_path)
+    (tmp_path / "task.py").write_text("raise RuntimeError('it is loaded')")
+    refuse(tmp_path, "run", "task.yaml", code=2, said=said)
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,12 @@ def test_a_worker_has_its_number_of_threads_and_no_secret() -> None:
     assert "PGPASSWORD" not in environment and environment["HOME"] == "/home"
 
 
+def test_a_worker_has_no_url_of_a_checkpoint_store_for_it_may_hold_a_password() -> None:
+    name = "BSSEARCH_CHECKPOINT_DIR"
+    assert name not in worker_environment({name: "sftp://ada:secret@host/x"}, threads=1)
+    assert worker_environment({name: "/scratch/ada"}, threads=1)[name] == "/scratch/ada"
+
+
 @contextmanager
 def started(folder: Path) -> Iterator[WorkerProcess]:
     """Yield a worker process that has only just been started; kill and bury it in the end."""
@@ -60,7 +66,7 @@ def test_a_worker_leads_a_group_of_its_own_and_appends_to_its_log(tmp_path: Path
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nothing is kept from other processes")
-@pytest.mark.parametrize("secret", ["BSSEARCH_DB_URL", "PGPASSWORD", None])
+@pytest.mark.parametrize("secret", ["BSSEARCH_DB_URL", "PGPASSWORD", "BSSEARCH_CHECKPOINT_DIR", None])
 def test_a_driver_with_secrets_is_closed_to_other_processes_of_its_user(secret: str | None) -> None:
     code = "import ctypes; from bssearch.executors.process import hide_secrets; hide_secrets(); "
     code += "print(ctypes.CDLL(None).prctl(3, 0, 0, 0, 0))"  # PR_GET_DUMPABLE

@@ -504,7 +504,7 @@ def test_what_another_driver_left_waiting_is_ended_where_it_died_or_left_its_fil
     with open_store(f"sqlite:///{tmp_path / 'study.db'}", write=False) as store:
         waiting = {trial.number for trial in store.trials(spec.name, states=[TrialState.PAUSED])}
     assert waiting
-    monkeypatch.setattr("bssearch.search.driver.is_alive", lambda owner: alive)
+    monkeypatch.setattr("bssearch.search.waiting.is_alive", lambda owner: alive)
     if not here:
         monkeypatch.setenv("BSSEARCH_CHECKPOINT_DIR", str(tmp_path / "elsewhere"))
     trials = run(spec, tmp_path, SteppingLaw(done=first.done))

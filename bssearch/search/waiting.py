@@ -1,0 +1,109 @@
+"""The trials of a study that wait, as one driver has to do with them: which can go on here, and which end and where."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+
+from bssearch.pruners.checkpoints import Checkpoints
+from bssearch.records import Phase, TrialPlan, TrialRecord, TrialState
+from bssearch.search import events
+from bssearch.search.claims import Claims
+from bssearch.search.lease_watch import LeaseWatch
+from bssearch.search.owner import is_alive
+from bssearch.spec import StudySpec
+from bssearch.storage.repository import Store
+
+
+class WaitingTrials:
+    """What waits of one study. Any driver that has a trial's checkpoint may go on with it; the store lets one do it.
+
+    While trials of this driver wait it holds a claim of its own, by which drivers on other hosts know that it is there.
+    """
+
+    def __init__(
+        self,
+        spec: StudySpec,
+        store: Store,
+        owner: str,
+        watch: LeaseWatch,
+        claims: Claims,
+        note: Callable[[str], None],
+    ) -> None:
+        self._spec, self._store, self._owner = spec, store, owner
+        self._watch, self._claims, self._note = watch, claims, note
+        self.checkpoints = Checkpoints(store.study(spec.name))
+        self._told = ""
+        self._has_claim = False
+
+    @property
+    def are_saved(self) -> bool:
+        """Return whether trials of this study are to be saved."""
+        return self._spec.pruner.checkpoint_gib > 0
+
+    def found(self) -> events.SavedTrials:
+        """Return which checkpoints this driver can have; say where the place in which they are kept is away."""
+        held, away = self.checkpoints.held(), self.checkpoints.away
+        if away and away != self._told:
+            self._told = away
+            self._note(f"what waits cannot go on for now: {away}")
+        return events.SavedTrials(held.saved, held.bytes)
+
+    def file_for(self, plan: TrialPlan, number: int) -> str | None:
+        """Return the file that a search trial is saved to where it is paused or interrupted; None where none can be."""
+        file = self.checkpoints.file_for(number) if self.is_to_be_saved(plan) else None
+        return None if file is None else str(file)
+
+    def is_to_be_saved(self, plan: TrialPlan) -> bool:
+        """Return whether a planned trial is to be saved where it is paused."""
+        return plan.phase is Phase.SEARCH and self.are_saved
+
+    def ended(self, trial: TrialRecord) -> None:
+        """Take note of the end of a trial that ran here: its checkpoint goes, unless it waits."""
+        if trial.state is TrialState.PAUSED:
+            if not self._has_claim:
+                self._has_claim = self._claims.take(_claim_of(self._owner))
+        else:
+            self.checkpoints.forget(trial.number)
+
+    def forget_ended(self, trials: Sequence[TrialRecord], running: Collection[int]) -> None:
+        """Delete the checkpoints of trials that have ended for good, whoever ended them; not of those running here."""
+        over = {one.number for one in trials if one.state.is_finished and one.state is not TrialState.PAUSED}
+        for number in over & self.checkpoints.present() - {*running}:
+            self.checkpoints.forget(number)
+
+    def settle(self, trials: Sequence[TrialRecord], state: TrialState, *, for_disk: bool) -> None:
+        """End those of some waiting trials that are of this driver, or of one that is gone; all where ``for_disk``."""
+        if not for_disk:
+            self._watch.look()
+        ours = [trial.number for trial in trials if for_disk or self._is_ours(trial)]
+        gone = [str(number) for number in ours if not self.checkpoints.has(number)]
+        if gone:
+            self._note(f"what was saved of them is gone, so they do not go on: trial {', '.join(gone)}")
+        for number in self._store.settle_paused(self._spec.name, ours, state):
+            self.checkpoints.forget(number)
+        self.checkpoints.close()
+
+    def leave(self) -> None:
+        """End here: what waits is left to whoever comes."""
+        self.checkpoints.finish()
+        self._claims.give_back(_claim_of(self._owner))
+
+    def _is_ours(self, trial: TrialRecord) -> bool:
+        """Return whether a paused trial is this driver's, or was left behind by one that is gone.
+
+        Of a driver on another host its claim tells; of a trial whose checkpoint is not to be had, nobody here can.
+        """
+        owner = trial.lease_owner
+        if owner is None or owner == self._owner:
+            return True
+        alive = is_alive(owner)
+        if alive is None:
+            alive = self._watch.has_lease(owner) or not self.checkpoints.has(trial.number)
+        if not alive:
+            self._store.release(self._spec.name, _claim_of(owner), owner=owner)
+        return not alive
+
+
+def _claim_of(owner: str) -> str:
+    """Return the name of the claim of a driver of which trials wait: the mark at the end of the driver's own."""
+    return f"waiting trials {owner.rpartition('/')[2]}"

@@ -1,0 +1,80 @@
+"""A store for tests, of files below a folder, with which things go wrong: ``troubled:///PATH``."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, ClassVar
+
+import fsspec
+import pytest
+from fsspec.implementations.local import LocalFileSystem
+
+
+class Troubled(LocalFileSystem):  # type: ignore[misc]  # fsspec has no types
+    """Files, as long as nothing is set; ``holds`` lets whoever opens a file wait for ``goes_on``."""
+
+    protocol = "troubled"
+    is_away: ClassVar[bool] = False
+    is_full: ClassVar[bool] = False
+    holds: ClassVar[bool] = False
+    is_held: ClassVar[threading.Event] = threading.Event()
+    goes_on: ClassVar[threading.Event] = threading.Event()
+
+    @classmethod
+    def _strip_protocol(cls, path: Any) -> Any:
+        return super()._strip_protocol(str(path).partition("://")[2] or str(path))
+
+    def ls(self, path: str, detail: bool = False, **kwargs: Any) -> Any:
+        self._be_there()
+        return super().ls(path, detail=detail, **kwargs)
+
+    def _open(self, path: str, mode: str = "rb", **kwargs: Any) -> Any:
+        self._be_there()
+        if self.holds:
+            self.is_held.set()
+            self.goes_on.wait()
+        file = super()._open(path, mode, **kwargs)
+        return _Full(file) if self.is_full and "w" in mode else file
+
+    def _be_there(self) -> None:
+        if self.is_away:
+            raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
+
+
+class _Full:
+    """A file that takes 500 bytes."""
+
+    def __init__(self, file: Any) -> None:
+        self._file, self._left = file, 500
+
+    def __enter__(self) -> _Full:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def write(self, content: bytes) -> int:
+        self._left -= self._file.write(content[: self._left])
+        if not self._left:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return len(content)
+
+
+@contextmanager
+def troubled() -> Iterator[type[Troubled]]:
+    """Register the store inside, with nothing set."""
+    fsspec.register_implementation("troubled", Troubled, clobber=True)
+    Troubled.is_held.clear()
+    Troubled.goes_on.clear()
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            for name in ("is_away", "is_full", "holds"):
+                patch.setattr(Troubled, name, False)
+            yield Troubled
+    finally:
+        Troubled.is_away = Troubled.is_full = Troubled.holds = False
+        Troubled.goes_on.set()

@@ -1,0 +1,178 @@
+"""Paused trials in a store elsewhere: whole or not at all, and only what was stored comes back."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import fsspec
+import pytest
+
+from bssearch.errors import CheckpointError, UsageError
+from bssearch.pruners.checkpoint_store import HEADER_BYTES, CheckpointStore, check_store_url
+from tests.pruners.stores import Troubled, troubled
+
+MARK = "0123456789abcdef"
+CONTENT = os.urandom(5 * 2**20)
+
+
+@pytest.fixture(params=["memory", "file"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "memory":
+        return f"memory://{uuid.uuid4().hex}"
+    (tmp_path / "store").mkdir()
+    return f"file://{tmp_path / 'store'}"
+
+
+@pytest.fixture
+def trouble() -> Iterator[type[Troubled]]:
+    with troubled() as found:
+        yield found
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "here" / "trial-3.pt"
+    path.parent.mkdir()
+    path.write_bytes(CONTENT)
+    return path
+
+
+def ignore() -> None:
+    pass
+
+
+def names(url: str) -> list[str]:
+    files, root = fsspec.url_to_fs(url)
+    return [name.rpartition("/")[2] for name in files.find(root)]
+
+
+def test_a_file_comes_back_as_it_was_in_the_place_of_an_earlier_one(url: str, file: Path, tmp_path: Path) -> None:
+    store, progress = CheckpointStore(url, MARK), []
+    assert store.look().saved == frozenset()
+    file.write_bytes(b"earlier")
+    store.put(3, file, ignore)
+    file.write_bytes(CONTENT)
+    size = store.put(3, file, lambda: progress.append(1))
+    assert size == HEADER_BYTES + len(CONTENT)
+    assert len(progress) >= 2, "it is told of on the way"
+    assert names(url) == ["trial-3.pt"], "nothing else is left"
+    held = CheckpointStore(url, MARK).look()
+    assert held.saved == {3} and held.bytes == size
+    there = tmp_path / "elsewhere" / "trial-3.pt"
+    CheckpointStore(url, MARK).get(3, there, ignore)
+    assert there.read_bytes() == CONTENT
+    assert [one.name for one in there.parent.iterdir()] == ["trial-3.pt"]
+    store.remove(3)
+    store.remove(3)
+    assert store.look().bytes == 0
+
+
+def test_studies_are_kept_apart_and_one_is_cleared_alone(url: str, file: Path) -> None:
+    one, other = CheckpointStore(url, MARK), CheckpointStore(url, MARK[::-1])
+    for store in (one, other):
+        store.put(3, file, ignore)
+    one.clear()
+    assert one.look().saved == set() and other.look().saved == {3}
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (lambda whole: whole[:-1], "it has 5242879 of 5242880 bytes"),
+        (lambda whole: whole[:-1] + bytes([whole[-1] ^ 1]), "it is damaged: its SHA-256 is not the one"),
+        (lambda whole: whole[:100], "it is no checkpoint of bssearch"),
+        (lambda whole: b"", "it is no checkpoint of bssearch"),
+        (lambda whole: CONTENT, "it is no checkpoint of bssearch"),
+        (lambda whole: whole.replace(b"bssearch, 1", b"bssearch, 9"), "it is a checkpoint of bssearch, 9"),
+        (lambda whole: whole.replace(b"0123456789abcdef", b"f" * 16), "it is that of another study, ffffffffffffffff"),
+        (lambda whole: whole.replace(b'"trial": 3', b'"trial": 4'), "it is that of trial 4"),
+    ],
+)
+def test_what_was_not_stored_so_is_refused_and_nothing_of_it_is_left_here(
+    url: str, file: Path, content: object, said: str
+) -> None:
+    store = CheckpointStore(url, MARK)
+    store.put(3, file, ignore)
+    files, root = fsspec.url_to_fs(url)
+    path = f"{root}/{MARK}/trial-3.pt"
+    files.pipe_file(path, content(files.cat_file(path)))  # type: ignore[operator]
+    file.unlink()
+    with pytest.raises(CheckpointError, match="trial 3 cannot be brought back: ") as raised:
+        store.get(3, file, ignore)
+    assert said in raised.value.message
+    assert not list(file.parent.iterdir())
+
+
+def test_what_is_gone_is_named(url: str, file: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"trial 3 cannot be brought back: it is not there: .*trial-3\.pt"):
+        CheckpointStore(url, MARK).get(3, file, ignore)
+
+
+def test_where_the_store_is_full_nothing_is_left_of_the_try(
+    tmp_path: Path, file: Path, trouble: type[Troubled]
+) -> None:
+    url = f"troubled://{tmp_path}/store"
+    (tmp_path / "store").mkdir()
+    store = CheckpointStore(url, MARK)
+    store.put(3, file, ignore)
+    trouble.is_full = True
+    with pytest.raises(CheckpointError, match="trial 3 cannot be stored: No space left on device"):
+        store.put(3, file, ignore)
+    assert store.look().bytes == 0, "nor of the earlier one, which the trial has left behind"
+
+
+def test_a_store_that_is_away_is_named_whatever_is_asked_of_it(
+    tmp_path: Path, file: Path, trouble: type[Troubled]
+) -> None:
+    trouble.is_away = True
+    (tmp_path / "store").mkdir()
+    store = CheckpointStore(f"troubled://{tmp_path}/store", MARK)
+    for ask in (store.look, store.try_out, lambda: store.put(3, file, ignore), lambda: store.get(3, file, ignore)):
+        with pytest.raises(CheckpointError, match=f"the checkpoint store troubled://{tmp_path}/store: .*refused"):
+            ask()
+
+
+def test_a_folder_that_is_not_there_is_not_made_for_a_mount_may_be_away(tmp_path: Path) -> None:
+    store = CheckpointStore(f"file://{tmp_path / 'mount'}", MARK)
+    with pytest.raises(CheckpointError, match="nothing can be written to it: it is not there: "):
+        store.try_out()
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_error_shows_no_password(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Telling(Troubled):
+        protocol = "telling"
+
+        def ls(self, path: str, detail: bool = False, **kwargs: object) -> object:
+            raise OSError(f"telling://ada:s3cr%40t@host{tmp_path} and s3cr@t do not let you in")
+
+    with troubled():
+        fsspec.register_implementation("telling", Telling, clobber=True)
+        store = CheckpointStore(f"telling://ada:s3cr%40t@host{tmp_path}", MARK)
+        with pytest.raises(CheckpointError) as raised:
+            store.look()
+    assert "do not let you in" in raised.value.message
+    assert "s3cr" not in raised.value.message
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (
+            "lacking://bucket/folder",
+            "lacking://bucket/folder' needs a package that is not installed: Install lackingfs",
+        ),
+        ("nowhere://x", r"nowhere:// is none of .*memory"),
+        ("s3://", "names no place"),
+        ("simplecache::memory://x", "names no place"),
+        ("lacking://ada:s3cr@t@host/x", r"lacking://ada:\*\*\*@host/x"),
+    ],
+)
+def test_a_url_that_is_none_or_needs_a_package_is_a_usage_error(given: str, said: str) -> None:
+    fsspec.register_implementation("lacking", "lackingfs.Files", clobber=True, errtxt="Install lackingfs")
+    with pytest.raises(UsageError, match=said) as raised:
+        check_store_url(given)
+    assert "s3cr" not in raised.value.message

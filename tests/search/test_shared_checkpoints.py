@@ -1,0 +1,297 @@
+"""Drivers on different hosts that share what waits: in one folder, or in a store elsewhere."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import fsspec
+import pytest
+
+from bssearch.commands.run import run_study
+from bssearch.errors import InterruptedRunError, TargetNotReachedError
+from bssearch.executors.base import Event
+from bssearch.records import Lease, Phase, TrialOutcome, TrialRecord, TrialRequest, TrialState
+from bssearch.search.claims import Claims
+from bssearch.search.lease_watch import LeaseWatch
+from bssearch.search.listener import Listener
+from bssearch.search.waiting import WaitingTrials
+from bssearch.spec import StudySpec
+from bssearch.storage.repository import open_store
+from tests.factories import make_environment, make_plan
+from tests.pruners.stores import Troubled, troubled
+from tests.search.test_pausing_driver import Dies, Doomed, SteppingLaw, study_spec
+
+FAR = "elsewhere/1/0/0/far"
+"""A driver of another machine, of which nobody here can know whether it runs."""
+
+
+class Interrupted(SteppingLaw):
+    """Is interrupted once, in the middle of its fourth trial."""
+
+    has_interrupted = False
+
+    def events(self, timeout: float) -> list[Event]:
+        if self.done.get(4, 0) == 1 and not self.has_interrupted:
+            os.kill(os.getpid(), signal.SIGTERM)
+            self.has_interrupted = True
+        return super().events(timeout)
+
+
+class Ear(Listener):
+    """Keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def note(self, message: str) -> None:
+        self.notes.append(message)
+
+
+@pytest.fixture
+def trouble() -> Iterator[type[Troubled]]:
+    with troubled() as found:
+        yield found
+
+
+@pytest.fixture(params=["folder", "file", "memory"])
+def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A place that several hosts reach, which ``BSSEARCH_CHECKPOINT_DIR`` names."""
+    (tmp_path / "shared").mkdir()
+    found = {
+        "folder": str(tmp_path / "shared"),
+        "file": f"file://{tmp_path / 'shared'}",
+        "memory": f"memory://{uuid.uuid4().hex}",
+    }[request.param]
+    monkeypatch.setenv("BSSEARCH_CHECKPOINT_DIR", found)
+    return found
+
+
+@pytest.fixture
+def on_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """What has this process believe to be on another host, with folders of its own."""
+
+    def move(host: str) -> None:
+        monkeypatch.setattr("bssearch.search.owner.socket.gethostname", lambda: host)
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / host / "cache"))
+        monkeypatch.setenv("BSSEARCH_STATE_DIR", str(tmp_path / host / "state"))
+
+    move("one")
+    return move
+
+
+def run(spec: StudySpec, folder: Path, executor: SteppingLaw) -> tuple[list[TrialRecord], list[str]]:
+    """Run a study; return its search trials and what was told."""
+    url, ear = f"sqlite:///{folder / 'study.db'}", Ear()
+    executor.full = spec.budget.trial_train_seconds
+    run_study(spec, db=url, listener=ear, make_executor=lambda *_: executor)
+    with open_store(url, write=False) as store:
+        return list(store.trials(spec.name, phase=Phase.SEARCH)), ear.notes
+
+
+def interrupted(spec: StudySpec, folder: Path) -> SteppingLaw:
+    """Run a study that is interrupted in its fourth trial."""
+    executor = Interrupted()
+    with pytest.raises(InterruptedRunError):
+        run(spec, folder, executor)
+    return executor
+
+
+def state_of(folder: Path, number: int) -> TrialState:
+    with open_store(f"sqlite:///{folder / 'study.db'}", write=False) as store:
+        return store.trial("toy", number).state
+
+
+def kept(place: str) -> dict[str, str]:
+    """Return the paths of the trials that are kept in a place, by name."""
+    files, root = fsspec.url_to_fs(place)
+    return {path.rpartition("/")[2]: path for path in files.find(root)}
+
+
+def test_what_is_interrupted_on_one_host_goes_on_on_another(
+    tmp_path: Path, place: str, on_host: Callable[[str], None]
+) -> None:
+    spec = study_spec(budget={"trials": 12, "trial_train_seconds": 4.0})
+    first = interrupted(spec, tmp_path)
+    assert state_of(tmp_path, 4) is TrialState.PAUSED
+    assert "trial-4.pt" in kept(place)
+    on_host("two")
+    second = SteppingLaw(done=first.done)
+    trials, _ = run(spec, tmp_path, second)
+    assert (second.requests[0].number, second.requests[0].resumes) == (4, True)
+    assert len(trials) == 12
+    assert not any(trial.state in {TrialState.PAUSED, TrialState.LOST} for trial in trials)
+    assert not kept(place)
+
+
+def test_what_waits_on_a_host_whose_driver_died_goes_on_on_another(
+    tmp_path: Path, place: str, on_host: Callable[[str], None]
+) -> None:
+    spec = study_spec(budget={"trials": 12, "trial_train_seconds": 0.1})
+    doomed = Doomed()
+    with pytest.raises(Dies):
+        run(spec, tmp_path, doomed)
+    waiting = {int(name.removeprefix("trial-").removesuffix(".pt")) for name in kept(place)}
+    assert waiting
+    on_host("two")
+    executor = SteppingLaw(done=doomed.done)
+    with pytest.raises(TargetNotReachedError):
+        run(spec, tmp_path, executor)
+    assert waiting <= set(executor.resumed)
+
+
+def test_two_drivers_share_what_waits_in_one_place(
+    tmp_path: Path, place: str, on_host: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bssearch.search.driver.LOOK_SECONDS", 0.05)
+    monkeypatch.setattr("bssearch.pruners.checkpoints.LOOK_SECONDS", 0.05)
+
+    class Slow(SteppingLaw):
+        def events(self, timeout: float) -> list[Event]:
+            threading.Event().wait(0.005)
+            return super().events(timeout)
+
+    spec, done = study_spec(), dict[int, int]()
+    executors = [Slow(done=done), Slow(done=done, slots=2)]
+    with ThreadPoolExecutor(2) as pool:
+        for ended in [pool.submit(run, spec, tmp_path, executor) for executor in executors]:
+            ended.result()
+    with open_store(f"sqlite:///{tmp_path / 'study.db'}", write=False) as store:
+        trials = store.trials(spec.name)
+    pauses = sum(one.pauses for one in executors)
+    resumed = sum(len(one.resumed) for one in executors)
+    assert pauses > resumed
+    assert sum(trial.state is TrialState.PRUNED for trial in trials) == pauses - resumed
+    assert not any(trial.state in {TrialState.PAUSED, TrialState.LOST, TrialState.FAILED} for trial in trials)
+    assert not kept(place)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda content: content[:-1] + b"?", "it is damaged: its SHA-256"),
+        (lambda content: b"something else", "it is no checkpoint of bssearch"),
+        (lambda content: content.replace(b'"study": "', b'"study": "0', 1)[:-1], "it is that of another study"),
+    ],
+)
+def test_a_trial_whose_checkpoint_is_not_its_own_is_tried_again_and_the_run_goes_on(
+    tmp_path: Path,
+    on_host: Callable[[str], None],
+    monkeypatch: pytest.MonkeyPatch,
+    change: Callable[[bytes], bytes],
+    said: str,
+) -> None:
+    place = f"memory://{uuid.uuid4().hex}"
+    monkeypatch.setenv("BSSEARCH_CHECKPOINT_DIR", place)
+    spec = study_spec(budget={"trials": 8, "trial_train_seconds": 4.0})
+    first = interrupted(spec, tmp_path)
+    path, files = kept(place)["trial-4.pt"], fsspec.filesystem("memory")
+    files.pipe_file(path, change(files.cat_file(path)))
+    on_host("two")
+    second = SteppingLaw(done=first.done)
+    trials, _ = run(spec, tmp_path, second)
+    outcome = trials[3].outcome
+    assert outcome is not None and outcome.state is TrialState.LOST
+    assert f"the checkpoint store {place}: trial 4 cannot be brought back: {said}" in outcome.reason
+    assert not second.resumed
+    (again,) = [trial for trial in trials if trial.retry_of == 4]
+    assert again.seed == trials[3].seed
+    assert not kept(place)
+
+
+def test_where_the_store_is_away_the_run_goes_on_without_it_and_says_so(
+    tmp_path: Path, on_host: Callable[[str], None], monkeypatch: pytest.MonkeyPatch, trouble: type[Troubled]
+) -> None:
+    (tmp_path / "store").mkdir()
+    monkeypatch.setenv("BSSEARCH_CHECKPOINT_DIR", f"troubled://{tmp_path}/store")
+    spec = study_spec(budget={"trials": 12, "trial_train_seconds": 4.0})
+    first = interrupted(spec, tmp_path)
+    on_host("two")
+    trouble.is_away = True
+    second = SteppingLaw(done=first.done)
+    trials, notes = run(spec, tmp_path, second)
+    assert trials[3].state is TrialState.PAUSED, "it may go on once the store is back"
+    assert not second.resumed and not second.pauses
+    assert sum(not trial.state.is_missing for trial in trials) == 12
+    away = f"the checkpoint store troubled://{tmp_path}/store: "
+    assert sum(note.startswith(f"what waits cannot go on for now: {away}") for note in notes) == 1
+    assert sum(note.startswith("trials are stopped for good from now on") and away in note for note in notes) == 1
+    trouble.is_away = False
+    third = SteppingLaw(done=first.done)
+    trials, _ = run(spec, tmp_path, third)
+    assert third.resumed[0] == 4
+    assert trials[3].state not in {TrialState.PAUSED, TrialState.LOST}
+
+
+class Filling(SteppingLaw):
+    """Has the store full once its first trial runs."""
+
+    def submit(self, request: TrialRequest) -> None:
+        Troubled.is_full = True
+        super().submit(request)
+
+
+class FillingAndInterrupted(Filling, Interrupted):
+    """Is interrupted then."""
+
+
+@pytest.mark.parametrize("is_interrupted", [False, True])
+def test_where_the_store_fills_up_what_would_wait_is_stopped_and_what_is_interrupted_is_cancelled(
+    tmp_path: Path,
+    on_host: Callable[[str], None],
+    monkeypatch: pytest.MonkeyPatch,
+    trouble: type[Troubled],
+    is_interrupted: bool,
+) -> None:
+    (tmp_path / "store").mkdir()
+    monkeypatch.setenv("BSSEARCH_CHECKPOINT_DIR", f"troubled://{tmp_path}/store")
+    pruner = {"name": "none" if is_interrupted else "balanced", "slack": 1.0}
+    spec = study_spec(pruner=pruner, budget={"trials": 20, "trial_train_seconds": 4.0})
+    if is_interrupted:
+        with pytest.raises(InterruptedRunError):
+            run(spec, tmp_path, FillingAndInterrupted())
+    else:
+        _, notes = run(spec, tmp_path, Filling())
+        assert sum(note.startswith("trials are stopped for good") and "No space left" in note for note in notes) == 1
+    with open_store(f"sqlite:///{tmp_path / 'study.db'}", write=False) as store:
+        outcomes = [trial.outcome for trial in store.trials(spec.name) if trial.outcome is not None]
+    (stopped,) = [one for one in outcomes if "could not be paused: the checkpoint store" in one.reason]
+    assert stopped.state is (TrialState.CANCELLED if is_interrupted else TrialState.PRUNED)
+    assert stopped.reason.endswith("cannot be stored: No space left on device")
+    assert not kept(f"file://{tmp_path / 'store'}")
+
+
+def test_what_a_driver_on_another_host_has_waiting_is_its_own_to_end_while_it_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BSSEARCH_CHECKPOINT_DIR", str(tmp_path / "shared"))
+    spec, notes = study_spec(), list[str]()
+    with open_store(f"sqlite:///{tmp_path / 'study.db'}") as store:
+        store.create_study(spec.new_study("ada"))
+        lease = Lease(owner=FAR, seconds=60.0, user="ada", spec=None)
+        store.start("toy", make_plan(), environment=make_environment(), lease=lease)
+        paused = TrialOutcome(state=TrialState.PAUSED, reason="slow")
+        trial = store.finish_trial("toy", 1, paused, steps_x_step_time_s=None)
+
+        def waiting_for(owner: str) -> WaitingTrials:
+            watch = LeaseWatch(store, "toy")
+            return WaitingTrials(spec, store, owner, watch, Claims(store, "toy", owner, watch), notes.append)
+
+        far, near = waiting_for(FAR), waiting_for("here/1/0/0/near")
+        file = near.checkpoints.file_for(1)
+        assert file is not None
+        file.write_bytes(b"saved")
+        far.ended(trial)
+        near.settle([trial], TrialState.PRUNED, for_disk=False)
+        assert store.trial("toy", 1).state is TrialState.PAUSED
+        assert file.exists()
+        far.leave()
+        near.settle([trial], TrialState.PRUNED, for_disk=False)
+        assert store.trial("toy", 1).state is TrialState.PRUNED
+        assert not file.exists()
+    assert not notes
