@@ -18,6 +18,7 @@ from bssearch.web.app import create_app
 from bssearch.web.databases import Databases
 from tests.browser import SCHEMES, WIDTHS, browser, grave_findings, overflow, page_of
 from tests.factories import make_curve
+from tests.web.conftest import make_study
 from tests.web.test_pages import running_study
 
 if TYPE_CHECKING:
@@ -85,6 +86,32 @@ def test_no_page_has_a_grave_fault_or_is_too_wide(browser: Browser, address: str
             page.goto(f"{address}{path}")
             found[path] = grave_findings(page), overflow(page)
     assert found == {path: ([], 0) for path in ALL_PAGES}
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_the_longest_name_makes_no_page_too_wide(browser: Browser, tmp_path: Path, width: int) -> None:
+    name, url = "W" * 100, f"sqlite:///{tmp_path / 'long.db'}"
+    for study in (name, "short"):
+        make_study(url, tmp_path, study)
+    about = (f"/studies/{name}", f"/studies/{name}/trials", f"/studies/{name}/trials/1", f"/studies/{name}x")
+    across = ("/studies", f"/compare?study={name}&study=short", "/best?objective=time_to_target")
+    found = {}
+    with served(url) as server:
+        context = browser.new_context(viewport={"width": width, "height": 900})
+        page = context.new_page()
+        for path in (*about, *across):
+            page.goto(f"{server.address}{path}")
+            found[path] = overflow(page)
+        context.close()
+    assert found == dict.fromkeys((*about, *across), 0)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_a_trial_of_the_list_takes_one_line(browser: Browser, address: str, width: int) -> None:
+    with page_of(browser, width=width) as page:
+        page.goto(f"{address}/studies/task/trials?state=reached")
+        heights = page.locator("tbody tr").evaluate_all("rows => rows.map(row => row.offsetHeight)")
+        assert max(heights) < 1.5 * page.locator("thead tr").evaluate("row => row.offsetHeight")
 
 
 def test_the_pages_lead_to_each_other_by_the_keyboard_alone(browser: Browser, address: str) -> None:
