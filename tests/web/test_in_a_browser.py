@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,12 +10,10 @@ import pytest
 
 from bssearch.records import TrialOutcome, TrialState
 from bssearch.storage.repository import open_store
-from bssearch.web.access import Access
-from bssearch.web.app import create_app
-from bssearch.web.databases import Databases
 from tests.browser import SCHEMES, WIDTHS, browser, grave_findings, overflow, page_of
 from tests.factories import make_curve
 from tests.web.conftest import make_study
+from tests.web.serving import Served, served
 from tests.web.test_pages import running_study
 
 if TYPE_CHECKING:
@@ -39,36 +34,6 @@ ALL_PAGES = (
     "/best?objective=time_to_target",
     "/calculator",
 )
-
-
-class Served:
-    """Pages at a port of their own, which may go away."""
-
-    def __init__(self, *urls: str) -> None:
-        import uvicorn
-
-        app = create_app(Databases(urls), Access.of("127.0.0.1", 80, token=None))
-        config = uvicorn.Config(app, port=0, log_level="error", lifespan="off", ws="none", timeout_graceful_shutdown=1)
-        self._server = uvicorn.Server(config)
-        self._thread = threading.Thread(target=self._server.run, daemon=True)
-        self._thread.start()
-        while not self._server.started:
-            time.sleep(0.01)
-        self.address = f"http://127.0.0.1:{self._server.servers[0].sockets[0].getsockname()[1]}"
-
-    def stop(self) -> None:
-        """End the server, as Ctrl-C does."""
-        self._server.should_exit = True
-        self._thread.join()
-
-
-@contextmanager
-def served(*urls: str) -> Iterator[Served]:
-    server = Served(*urls)
-    try:
-        yield server
-    finally:
-        server.stop()
 
 
 @pytest.fixture(scope="module")

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import shutil
 import sqlite3
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from html import unescape
 from pathlib import Path
+from threading import Event
 from urllib.parse import quote
 
 import pytest
@@ -18,6 +20,8 @@ from bssearch.errors import DatabaseError
 from bssearch.records import Lease
 from bssearch.search.finding import answer
 from bssearch.storage.repository import open_store
+from bssearch.web import app
+from bssearch.web.views import Answered, Asked, Document, Page
 from tests.cli.task import bssearch
 from tests.factories import make_curve, make_environment, make_plan, make_spec
 from tests.postgres import Postgres
@@ -336,3 +340,23 @@ class TestDatabases:
             store._reading() as connection,
         ):
             connection.exec_driver_sql("DELETE FROM bss_study")
+
+
+def test_who_asks_while_too_many_wait_is_told_to_come_again(searched: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, may_end = Event(), Event()
+
+    def slow(asked: Asked) -> Answered:
+        begun.set()
+        may_end.wait(60)
+        return Document([])
+
+    monkeypatch.setattr(app, "MOST_AT_ONCE", 1)
+    monkeypatch.setitem(app.PAGES, "/best", Page(slow))
+    with client_of(searched) as pages, ThreadPoolExecutor() as reader:
+        first = reader.submit(pages.get, "/best")
+        assert begun.wait(60)
+        refused = pages.get("/studies")
+        may_end.set()
+        assert (refused.status_code, first.result().status_code) == (503, 200)
+        assert "come again in a moment" in refused.text
+        assert pages.get("/studies").status_code == 200
