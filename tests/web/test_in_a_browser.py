@@ -121,6 +121,22 @@ def test_nothing_is_asked_of_another_machine(browser: Browser, address: str) -> 
     assert {url for url in asked if not url.startswith((address, "data:"))} == set()
 
 
+def reached(url: str, number: int) -> None:
+    """Let a trial reach the target."""
+    done = TrialOutcome(
+        state=TrialState.REACHED,
+        reason="accuracy = 0.9",
+        steps=5,
+        train_seconds=0.5,
+        time_to_target_s=0.5,
+        steps_to_target=5,
+        final_metric=0.9,
+        best_metric=0.9,
+    )
+    with open_store(url) as store:
+        store.finish_trial("toy", number, done, steps_x_step_time_s=None)
+
+
 class TestLive:
     def test_a_study_that_runs_is_followed(self, browser: Browser, empty: str) -> None:
         number = running_study(empty)
@@ -133,20 +149,18 @@ class TestLive:
                 store.append_observations("toy", [(number, newest)])
             page.get_by_role("cell", name="0.8", exact=True).wait_for(timeout=10_000)
             assert page.evaluate("document.activeElement.textContent") == str(number)  # where the reader was
-            with open_store(empty) as store:
-                done = TrialOutcome(
-                    state=TrialState.REACHED,
-                    reason="accuracy = 0.9",
-                    steps=5,
-                    train_seconds=0.5,
-                    time_to_target_s=0.5,
-                    steps_to_target=5,
-                    final_metric=0.9,
-                    best_metric=0.9,
-                )
-                store.finish_trial("toy", number, done, steps_x_step_time_s=None)
+            reached(empty, number)
             page.get_by_role("heading", level=1, name="reaches accuracy").wait_for(timeout=10_000)
             assert "reaches accuracy" in (page.locator("#announced").text_content() or "")
+
+    def test_the_first_answer_leaves_the_focus_where_it_was(self, browser: Browser, empty: str) -> None:
+        number = running_study(empty)
+        with served(empty) as server, page_of(browser) as page:
+            page.goto(f"{server.address}/studies/toy")
+            page.get_by_role("link", name="Trials", exact=True).focus()
+            reached(empty, number)
+            page.get_by_role("heading", level=1, name="reaches accuracy").wait_for(timeout=30_000)
+            assert page.evaluate("document.activeElement.textContent") == "Trials"
 
     def test_nothing_moves_where_nothing_changes(self, browser: Browser, empty: str) -> None:
         running_study(empty)
