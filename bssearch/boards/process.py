@@ -18,11 +18,13 @@ import time
 from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
+from pathlib import Path
 
 from bssearch.boards.events import Event, decode_reply, encode
 from bssearch.executors.messages import Lines
 from bssearch.executors.process import THREAD_VARIABLES, has_exited, hide_secrets, is_secret, kill_descendants
 from bssearch.pages.words import plural, visible, without_passwords
+from bssearch.process_times import children_of
 
 CAPACITY = 10_000
 """Events that wait for a board at most: a choice, some megabytes, and the evaluations of minutes."""
@@ -115,6 +117,7 @@ class BoardProcess:
 
     def begin_to_close(self) -> None:
         """Have the board write what it was told, and end; nothing more is reported to it."""
+        _come_forward(self.pid)
         with self._changed:
             self._is_closed = True
             self._changed.notify()
@@ -234,6 +237,22 @@ class BoardProcess:
 
     def _note(self, message: str) -> None:
         self._notes.put(visible(without_passwords(f"{self.name}: {message}")))
+
+
+def _come_forward(pid: int) -> None:
+    """Give a board and what it has started a share of the CPUs again, now that no trial waits for one.
+
+    Where others take all CPUs, one that stands back would write nothing in time. Without the right to change that
+    (Linux: CAP_SYS_NICE), it stays as it is.
+    """
+    if not hasattr(os, "SCHED_IDLE"):
+        return
+    with suppress(OSError):  # it has ended
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            with suppress(OSError):
+                os.sched_setscheduler(int(thread.name), os.SCHED_OTHER, os.sched_param(0))
+    for child in children_of(pid):
+        _come_forward(child)
 
 
 def _spawned(target: str) -> tuple[subprocess.Popen[bytes], int]:

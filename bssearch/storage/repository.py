@@ -332,6 +332,16 @@ class Store(Findings, Measurements, Branches, Specs, Transfers, Turns):
             return self._timed(connection, study_id, found)
 
     @patiently
+    def seconds_at_rest(self, study: str) -> float:
+        """Return how long ago a trial of a study began or ended, or the study began, by the database's clock."""
+        with self._reading() as connection:
+            study_id = self._study_id(connection, study)
+            trials = select(func.max(TrialRow.created_at), func.max(TrialRow.ended_at))
+            last = connection.execute(trials.where(TrialRow.study_id == study_id)).one()
+            made = connection.scalars(select(StudyRow.created_at).where(StudyRow.id == study_id)).one()
+            return (now(connection) - max(one for one in (made, *last) if one is not None)).total_seconds()
+
+    @patiently
     def changes(self, study: str, since: int) -> Changes:
         """Return which trials of a study have changed since a revision (0: all), as one transaction sees it."""
         with self._reading() as connection:

@@ -22,7 +22,7 @@ from starlette.staticfiles import StaticFiles
 
 from bssearch.errors import BSSearchError, DatabaseError, NotFoundError, TargetNotReachedError, UsageError
 from bssearch.pages.html import templates
-from bssearch.pages.words import in_words, visible, without_passwords
+from bssearch.pages.words import in_words, plural, visible, without_passwords
 from bssearch.web.access import Access, Guard
 from bssearch.web.across import best_page, compare_page
 from bssearch.web.calculator.page import calculator_page
@@ -54,6 +54,9 @@ PAGES: dict[str, Page] = {
 THREADS = 4
 """Requests that are worked on at once: a choice. They share one interpreter, and each thread keeps its memory."""
 
+MOST_AT_ONCE = 40
+"""Requests that wait or are worked on at most, others are told to come again: a choice, some seconds of `THREADS`."""
+
 KEPT_PAGES = 16
 """Pages that are kept as they were sent, for the next who asks for the same version of one: a choice."""
 
@@ -84,6 +87,7 @@ class _Pages:
         self._environment.filters["value"] = in_words
         self._threads = ThreadPoolExecutor(THREADS, "bssearch page")
         self._kept = _Kept()
+        self._asked = 0
         # A large study takes memory and the interpreter alone; who asks for the same page at once finds it made.
         self._one_at_a_time = Lock()
         self._always = {
@@ -107,7 +111,15 @@ class _Pages:
                 return self._failed(request, 500, f"{type(error).__name__}: the log of the server has more", "")
 
         async def answer_in_a_thread(request: Request) -> Response:
-            return await asyncio.get_running_loop().run_in_executor(self._threads, answer, request)
+            if self._asked >= MOST_AT_ONCE:
+                return self._failed(
+                    request, 503, f"{plural(self._asked, 'request')} wait already: come again in a moment", ""
+                )
+            self._asked += 1
+            try:
+                return await asyncio.get_running_loop().run_in_executor(self._threads, answer, request)
+            finally:
+                self._asked -= 1
 
         return answer_in_a_thread
 

@@ -19,16 +19,24 @@ from bssearch.storage.repository import Store
 MOST_CURVES = 8
 """Curves that are drawn at most, of the trials that began last: a choice, as many as a reader tells apart."""
 
+PAUSE_SECONDS = 60.0
+"""How long after its last trial a study is still looked at as one that runs: a choice, longer than a driver takes from
+one trial to the next, and than most step times before the first."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """What a study's page shows of its run. ``curves`` is None where no trial has been evaluated."""
+    """What a study's page shows of its run. ``curves`` is None where no trial has been evaluated.
+
+    A study is live while trials run and between them, so that its page does not change its form with each.
+    """
 
     status: Status
     running: list[dict[str, Any]]
     counts: list[tuple[str, str, int]]
     curves: Figure | None
     summary: str
+    is_live: bool
 
     @property
     def is_running(self) -> bool:
@@ -37,11 +45,12 @@ class Progress:
 
 
 def version_of(store: Store, name: str) -> str:
-    """Return what changes whenever the page of a study does: with its trials, and with each evaluation that runs."""
+    """Return what changes whenever the page of a study does: with its trials, evaluations that run, and its rest."""
     running = [trial.number for trial in store.trials(name, states=[TrialState.RUNNING])]
     seen = {number: len(curve) for number, curve in store.evaluations(name, running).items()} if running else {}
     found = {part: value for part, value in (store.last_finding(name) or {}).items() if part != "answer"}
-    told = f"{store.stamp(name)} {sorted(seen.items())} {store.study(name).archived_at} {found}"
+    shown = is_live(store, name, running), store.study(name).archived_at
+    told = f"{store.stamp(name)} {sorted(seen.items())} {shown} {found}"
     return hashlib.sha256(told.encode()).hexdigest()[:24]
 
 
@@ -58,7 +67,13 @@ def progress(store: Store, study: StudyRecord, trials: Sequence[TrialRecord]) ->
         counts=[(phase, state, count) for phase, states in found.trials.items() for state, count in states.items()],
         curves=recent_curves_figure(study.target, [(trial, curves[trial.number]) for trial in drawn]),
         summary=_summary(found),
+        is_live=is_live(store, study.name, found.running) and not found.is_imported,
     )
+
+
+def is_live(store: Store, name: str, running: Sequence[int]) -> bool:
+    """Return whether a study runs: one of its trials does, or did a moment ago."""
+    return bool(running) or store.seconds_at_rest(name) < PAUSE_SECONDS
 
 
 def _summary(found: Status) -> str:

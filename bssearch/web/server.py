@@ -10,9 +10,6 @@ from typing import Any
 
 from bssearch.errors import UsageError
 
-MOST_AT_ONCE = 40
-"""Requests that are answered at once at most, others are told to come again: a choice, as many as threads answer."""
-
 GRACE_S = 3
 """Seconds for which requests may end once the server is told to stop: a choice."""
 
@@ -38,6 +35,7 @@ def serve(
     uvicorn = _uvicorn()
     from bssearch.web.access import Access, is_loopback, new_token
     from bssearch.web.app import create_app
+    from bssearch.web.connections import MOST_CONNECTIONS, Connection
     from bssearch.web.databases import Databases
 
     databases = Databases(urls)
@@ -61,8 +59,9 @@ def serve(
             server_header=False,
             proxy_headers=False,
             lifespan="off",
+            http=Connection,
             ws="none",
-            limit_concurrency=MOST_AT_ONCE,
+            limit_concurrency=MOST_CONNECTIONS,
             timeout_graceful_shutdown=GRACE_S,
         )
         with suppress(KeyboardInterrupt):

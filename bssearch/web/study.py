@@ -38,7 +38,7 @@ def study_page(asked: Asked) -> Answered:
             "page": page,
             "missing": missing,
         },
-        live_seconds=RUNNING_SECONDS if far.is_running else RESTING_SECONDS,
+        live_seconds=RUNNING_SECONDS if far.is_live else RESTING_SECONDS,
     )
 
 

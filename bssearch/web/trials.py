@@ -16,6 +16,7 @@ from bssearch.pages.trial_plots import recent_curves_figure
 from bssearch.pages.words import in_words
 from bssearch.records import Environment, Phase, TrialRecord, TrialState
 from bssearch.storage.repository import Store
+from bssearch.web.progress import is_live
 from bssearch.web.study import RESTING_SECONDS, RUNNING_SECONDS, about_study
 from bssearch.web.views import Answered, Asked, Document, View
 
@@ -49,6 +50,8 @@ def trials_page(asked: Asked) -> Answered:
     size, order = asked.count("batch_size"), asked.one_of("order", {one: one for one in ("number", *LEAST_FIRST)})
     with asked.databases.study(asked.study, asked.database) as store:
         every = store.trials(asked.study)
+        running = [trial.number for trial in every if trial.state is TrialState.RUNNING]
+        live_seconds = RUNNING_SECONDS if is_live(store, asked.study, running) else RESTING_SECONDS
     kept = matching_trials(every, phase=phase, state=state, batch_size=size)
     rows = [trial_row(trial) for trial in kept]
     if asked.text("format") == "json":
@@ -56,7 +59,6 @@ def trials_page(asked: Asked) -> Answered:
     pages = max(1, math.ceil(len(rows) / PAGE_TRIALS))
     page = asked.count("page", 1, most=pages) or 1
     shown = _ordered(kept, rows, order or "number")[(page - 1) * PAGE_TRIALS : page * PAGE_TRIALS]
-    running = any(trial.state is TrialState.RUNNING for trial in every)
     return View(
         template="trials.html",
         values={
@@ -73,7 +75,7 @@ def trials_page(asked: Asked) -> Answered:
             "states": _options(trial.state.value for trial in every),
             "orders": [("", "Newest first"), *((name, f"Least {COLUMNS[name].lower()}") for name in LEAST_FIRST)],
         },
-        live_seconds=RUNNING_SECONDS if running else RESTING_SECONDS,
+        live_seconds=live_seconds,
     )
 
 

@@ -101,3 +101,6 @@ class Environment(Keeping):
         time.sleep(0.2)  # it stands back right after it has said that it is ready
         about = {"name": Path("/proc/self/comm").read_text().strip(), "policy": os.sched_getscheduler(0)}
         self.keep("environment", {"variables": dict(os.environ), **about})
+
+    def close(self) -> None:
+        self.keep("close", {"policy": os.sched_getscheduler(0)})

@@ -223,6 +223,18 @@ def test_a_board_has_its_own_settings_but_no_database_no_gpu_one_thread_and_what
     assert found["policy"] == os.SCHED_IDLE
 
 
+def test_a_board_that_is_to_end_stands_back_no_longer_where_that_is_allowed(
+    board: Callable[..., BoardProcess], file: Path
+) -> None:
+    one = board("Environment")
+    one.report(STUDY)
+    wait_for(lambda: one.is_idle)
+    one.close()
+    back = "import os; [os.sched_setscheduler(0, one, os.sched_param(0)) for one in (os.SCHED_IDLE, os.SCHED_OTHER)]"
+    is_allowed = subprocess.run([sys.executable, "-c", back], capture_output=True, check=False).returncode == 0
+    assert told(file)[-1]["policy"] == (os.SCHED_OTHER if is_allowed else os.SCHED_IDLE)
+
+
 DRIVER = """
 import sys, time
 sys.path.insert(0, {root!r})

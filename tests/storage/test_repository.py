@@ -12,7 +12,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from sqlalchemy import Connection, event, text
+from sqlalchemy import Connection, Update, event, text, update
 
 from bssearch.errors import DatabaseError, NotFoundError, UsageError
 from bssearch.records import (
@@ -24,7 +24,7 @@ from bssearch.records import (
     TrialOutcome,
     TrialState,
 )
-from bssearch.storage.models import TrialRow
+from bssearch.storage.models import StudyRow, TrialRow
 from bssearch.storage.repository import Store, open_store
 from tests.factories import make_environment
 from tests.storage.conftest import CANCELLED, OUTCOME, add_study, enqueue, start, start_after, start_queued
@@ -237,6 +237,22 @@ class TestTrials:
         assert time.process_time() - began < 3
         assert len(trials) == 4000
         assert trials[-1].outcome == OUTCOME
+
+    def test_a_study_is_at_rest_since_its_last_trial_began_or_ended(self, store: Store) -> None:
+        add_study(store)
+        long_ago = {"study": 5, "began": 3, "ended": 1}
+        moments = {name: store.time() - timedelta(hours=hours) for name, hours in long_ago.items()}
+
+        def hours_at_rest(statement: Update) -> int:
+            with store._writing() as connection:
+                connection.execute(statement)
+            return int(store.seconds_at_rest("toy") / 3600)
+
+        assert hours_at_rest(update(StudyRow).values(created_at=moments["study"])) == 5
+        start(store)
+        assert hours_at_rest(update(TrialRow).values(created_at=moments["began"])) == 3
+        store.finish_trial("toy", 1, OUTCOME, steps_x_step_time_s=None)
+        assert hours_at_rest(update(TrialRow).values(ended_at=moments["ended"])) == 1
 
     def test_a_trial_is_started_only_where_none_is_newer_than_the_caller_has_seen(self, store: Store) -> None:
         add_study(store)

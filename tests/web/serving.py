@@ -1,4 +1,4 @@
-"""A tiny application that serves the calculator, whose answers a test may delay or break."""
+"""The pages at a port of their own, and a tiny application of the calculator, whose answers a test may break."""
 
 from __future__ import annotations
 
@@ -17,8 +17,11 @@ from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 
 from bssearch.pages.html import templates
-from bssearch.web.access import HEADERS
+from bssearch.web.access import HEADERS, Access
+from bssearch.web.app import create_app
 from bssearch.web.calculator.form import calculated
+from bssearch.web.connections import Connection
+from bssearch.web.databases import Databases
 
 KINDS = {"css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 AROUND = {"path": "/calculator", "live_seconds": 0, "page_version": None, "version": "1", "databases": ["a database"]}
@@ -76,3 +79,39 @@ class Server:
         finally:
             self._server.should_exit = True
             thread.join()
+
+
+class Served:
+    """Pages at a port of their own, which may go away."""
+
+    def __init__(self, *urls: str) -> None:
+        app = create_app(Databases(urls), Access.of("127.0.0.1", 80, token=None))
+        config = uvicorn.Config(
+            app,
+            port=0,
+            http=Connection,
+            log_level="error",
+            lifespan="off",
+            ws="none",
+            timeout_graceful_shutdown=1,
+        )
+        self._server = uvicorn.Server(config)
+        self._thread = threading.Thread(target=self._server.run, daemon=True)
+        self._thread.start()
+        while not self._server.started:
+            time.sleep(0.01)
+        self.address = f"http://127.0.0.1:{self._server.servers[0].sockets[0].getsockname()[1]}"
+
+    def stop(self) -> None:
+        """End the server, as Ctrl-C does."""
+        self._server.should_exit = True
+        self._thread.join()
+
+
+@contextmanager
+def served(*urls: str) -> Iterator[Served]:
+    server = Served(*urls)
+    try:
+        yield server
+    finally:
+        server.stop()

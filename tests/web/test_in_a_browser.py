@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,11 +10,10 @@ import pytest
 
 from bssearch.records import TrialOutcome, TrialState
 from bssearch.storage.repository import open_store
-from bssearch.web.access import Access
-from bssearch.web.app import create_app
-from bssearch.web.databases import Databases
 from tests.browser import SCHEMES, WIDTHS, browser, grave_findings, overflow, page_of
 from tests.factories import make_curve
+from tests.web.conftest import make_study
+from tests.web.serving import Served, served
 from tests.web.test_pages import running_study
 
 if TYPE_CHECKING:
@@ -40,36 +36,6 @@ ALL_PAGES = (
 )
 
 
-class Served:
-    """Pages at a port of their own, which may go away."""
-
-    def __init__(self, *urls: str) -> None:
-        import uvicorn
-
-        app = create_app(Databases(urls), Access.of("127.0.0.1", 80, token=None))
-        config = uvicorn.Config(app, port=0, log_level="error", lifespan="off", ws="none", timeout_graceful_shutdown=1)
-        self._server = uvicorn.Server(config)
-        self._thread = threading.Thread(target=self._server.run, daemon=True)
-        self._thread.start()
-        while not self._server.started:
-            time.sleep(0.01)
-        self.address = f"http://127.0.0.1:{self._server.servers[0].sockets[0].getsockname()[1]}"
-
-    def stop(self) -> None:
-        """End the server, as Ctrl-C does."""
-        self._server.should_exit = True
-        self._thread.join()
-
-
-@contextmanager
-def served(*urls: str) -> Iterator[Served]:
-    server = Served(*urls)
-    try:
-        yield server
-    finally:
-        server.stop()
-
-
 @pytest.fixture(scope="module")
 def address(searched: str) -> Iterator[str]:
     with served(searched) as server:
@@ -85,6 +51,32 @@ def test_no_page_has_a_grave_fault_or_is_too_wide(browser: Browser, address: str
             page.goto(f"{address}{path}")
             found[path] = grave_findings(page), overflow(page)
     assert found == {path: ([], 0) for path in ALL_PAGES}
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_the_longest_name_makes_no_page_too_wide(browser: Browser, tmp_path: Path, width: int) -> None:
+    name, url = "W" * 100, f"sqlite:///{tmp_path / 'long.db'}"
+    for study in (name, "short"):
+        make_study(url, tmp_path, study)
+    about = (f"/studies/{name}", f"/studies/{name}/trials", f"/studies/{name}/trials/1", f"/studies/{name}x")
+    across = ("/studies", f"/compare?study={name}&study=short", "/best?objective=time_to_target")
+    found = {}
+    with served(url) as server:
+        context = browser.new_context(viewport={"width": width, "height": 900})
+        page = context.new_page()
+        for path in (*about, *across):
+            page.goto(f"{server.address}{path}")
+            found[path] = overflow(page)
+        context.close()
+    assert found == dict.fromkeys((*about, *across), 0)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_a_trial_of_the_list_takes_one_line(browser: Browser, address: str, width: int) -> None:
+    with page_of(browser, width=width) as page:
+        page.goto(f"{address}/studies/task/trials?state=reached")
+        heights = page.locator("tbody tr").evaluate_all("rows => rows.map(row => row.offsetHeight)")
+        assert max(heights) < 1.5 * page.locator("thead tr").evaluate("row => row.offsetHeight")
 
 
 def test_the_pages_lead_to_each_other_by_the_keyboard_alone(browser: Browser, address: str) -> None:
@@ -129,6 +121,22 @@ def test_nothing_is_asked_of_another_machine(browser: Browser, address: str) -> 
     assert {url for url in asked if not url.startswith((address, "data:"))} == set()
 
 
+def reached(url: str, number: int) -> None:
+    """Let a trial reach the target."""
+    done = TrialOutcome(
+        state=TrialState.REACHED,
+        reason="accuracy = 0.9",
+        steps=5,
+        train_seconds=0.5,
+        time_to_target_s=0.5,
+        steps_to_target=5,
+        final_metric=0.9,
+        best_metric=0.9,
+    )
+    with open_store(url) as store:
+        store.finish_trial("toy", number, done, steps_x_step_time_s=None)
+
+
 class TestLive:
     def test_a_study_that_runs_is_followed(self, browser: Browser, empty: str) -> None:
         number = running_study(empty)
@@ -141,20 +149,18 @@ class TestLive:
                 store.append_observations("toy", [(number, newest)])
             page.get_by_role("cell", name="0.8", exact=True).wait_for(timeout=10_000)
             assert page.evaluate("document.activeElement.textContent") == str(number)  # where the reader was
-            with open_store(empty) as store:
-                done = TrialOutcome(
-                    state=TrialState.REACHED,
-                    reason="accuracy = 0.9",
-                    steps=5,
-                    train_seconds=0.5,
-                    time_to_target_s=0.5,
-                    steps_to_target=5,
-                    final_metric=0.9,
-                    best_metric=0.9,
-                )
-                store.finish_trial("toy", number, done, steps_x_step_time_s=None)
+            reached(empty, number)
             page.get_by_role("heading", level=1, name="reaches accuracy").wait_for(timeout=10_000)
             assert "reaches accuracy" in (page.locator("#announced").text_content() or "")
+
+    def test_the_first_answer_leaves_the_focus_where_it_was(self, browser: Browser, empty: str) -> None:
+        number = running_study(empty)
+        with served(empty) as server, page_of(browser) as page:
+            page.goto(f"{server.address}/studies/toy")
+            page.get_by_role("link", name="Trials", exact=True).focus()
+            reached(empty, number)
+            page.get_by_role("heading", level=1, name="reaches accuracy").wait_for(timeout=30_000)
+            assert page.evaluate("document.activeElement.textContent") == "Trials"
 
     def test_nothing_moves_where_nothing_changes(self, browser: Browser, empty: str) -> None:
         running_study(empty)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import shutil
 import sqlite3
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from html import unescape
 from pathlib import Path
+from threading import Event
 from urllib.parse import quote
 
 import pytest
@@ -18,9 +20,12 @@ from bssearch.errors import DatabaseError
 from bssearch.records import Lease
 from bssearch.search.finding import answer
 from bssearch.storage.repository import open_store
+from bssearch.web import app, progress
+from bssearch.web.views import Answered, Asked, Document, Page
 from tests.cli.task import bssearch
 from tests.factories import make_curve, make_environment, make_plan, make_spec
 from tests.postgres import Postgres
+from tests.storage.conftest import OUTCOME
 from tests.web.conftest import client_of, make_study
 
 HOSTILE = [
@@ -90,6 +95,19 @@ class TestAStudy:
     def test_json_is_that_of_the_command(self, pages: TestClient, searched: str, tmp_path: Path) -> None:
         printed = json.loads(bssearch("best", "task", "--db", searched, "--format", "json", cwd=tmp_path).stdout)
         assert pages.get("/studies/task/best.json").json() == printed
+
+    @pytest.mark.parametrize("path", ["/studies/toy", "/studies/toy/trials"])
+    def test_between_two_trials_it_is_still_live_and_only_later_at_rest(
+        self, empty: str, monkeypatch: pytest.MonkeyPatch, path: str
+    ) -> None:
+        number = running_study(empty)
+        with open_store(empty) as store:
+            store.finish_trial("toy", number, OUTCOME, steps_x_step_time_s=None)
+        between = client_of(empty).get(path)
+        assert 'data-live-seconds="2.0"' in between.text
+        monkeypatch.setattr(progress, "PAUSE_SECONDS", 0.0)
+        later = client_of(empty).get(path, headers={"If-None-Match": between.headers["etag"]})
+        assert 'data-live-seconds="15.0"' in later.text
 
     def test_one_without_an_answer_shows_what_runs(self, empty: str) -> None:
         number = running_study(empty)
@@ -336,3 +354,23 @@ class TestDatabases:
             store._reading() as connection,
         ):
             connection.exec_driver_sql("DELETE FROM bss_study")
+
+
+def test_who_asks_while_too_many_wait_is_told_to_come_again(searched: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, may_end = Event(), Event()
+
+    def slow(asked: Asked) -> Answered:
+        begun.set()
+        may_end.wait(60)
+        return Document([])
+
+    monkeypatch.setattr(app, "MOST_AT_ONCE", 1)
+    monkeypatch.setitem(app.PAGES, "/best", Page(slow))
+    with client_of(searched) as pages, ThreadPoolExecutor() as reader:
+        first = reader.submit(pages.get, "/best")
+        assert begun.wait(60)
+        refused = pages.get("/studies")
+        may_end.set()
+        assert (refused.status_code, first.result().status_code) == (503, 200)
+        assert "come again in a moment" in refused.text
+        assert pages.get("/studies").status_code == 200

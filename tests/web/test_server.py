@@ -8,14 +8,15 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 import pytest
 
 from bssearch.errors import UsageError
-from bssearch.web import server
+from bssearch.web import connections, server
 from tests.cli.task import bssearch, command, environment
+from tests.web.serving import served
 
 STARTS_WITHIN = 60
 
@@ -98,6 +99,23 @@ class TestServing:
             ):
                 with closing(socket.create_connection(("127.0.0.1", port), timeout=5)) as raw:
                     raw.sendall(nonsense)
+            assert get(port, "/studies")[0] == 200
+
+    def test_connections_that_ask_nothing_keep_nobody_out(self, searched: str, tmp_path: Path) -> None:
+        with serving("--db", searched, "--port", "0", cwd=tmp_path) as (_, lines), ExitStack() as opened:
+            port = port_of(lines)
+            for _ in range(60):
+                opened.enter_context(closing(socket.create_connection(("127.0.0.1", port), timeout=STARTS_WITHIN)))
+            assert get(port, "/studies")[0] == 200
+
+    def test_a_connection_that_asks_nothing_is_closed(self, searched: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(connections, "FIRST_REQUEST_S", 0.1)
+        with served(searched) as server:
+            port = int(server.address.rpartition(":")[2])
+            for sent in (b"", b"GET /studies HTTP/1.1\r\nHost: 127.0."):
+                with closing(socket.create_connection(("127.0.0.1", port), timeout=STARTS_WITHIN)) as raw:
+                    raw.sendall(sent)
+                    assert raw.recv(100) == b""
             assert get(port, "/studies")[0] == 200
 
 

@@ -38,13 +38,27 @@
     }
   }
 
+  // The form of the page is another: what a reader has done in a part that is still there stays so, too.
+  function replaceAll(main, parts) {
+    const focused = main.contains(document.activeElement) ? document.activeElement : null;
+    const part = focused && focused.closest("main > [id]");
+    const at = part ? [...part.querySelectorAll("*")].indexOf(focused) : -1;
+    for (const fresh of parts) {
+      const old = fresh.id && document.getElementById(fresh.id);
+      if (old) keepState(old, fresh);
+    }
+    main.replaceChildren(...parts);
+    const next = part && document.getElementById(part.id)?.querySelectorAll("*")[at];
+    if (next && next.focus) next.focus({ preventScroll: true });
+  }
+
   function take(text) {
     const fresh = new DOMParser().parseFromString(text, "text/html");
     const [was, is] = [page(), fresh.getElementById("main")];
     if (!is) return;
     const [before, after] = [[...was.children], [...is.children]];
     const named = (parts) => parts.map((part) => `${part.tagName}#${part.id}`).join();
-    if (named(before) !== named(after)) was.replaceChildren(...after);
+    if (named(before) !== named(after)) replaceAll(was, after);
     else before.forEach((part, index) => part.outerHTML === after[index].outerHTML || replace(part, after[index]));
     const news = is.dataset.announce;
     if (news && news !== was.dataset.announce) announced.textContent = news;
