@@ -43,6 +43,7 @@ from bssearch.storage.lookups import (
 )
 from bssearch.storage.measurements import Measurements
 from bssearch.storage.models import LogRow, ObservationRow, StudyRow, TrialRow
+from bssearch.storage.queue import Queue
 from bssearch.storage.revisions import Changes, changes, mark_changed, mark_observed
 from bssearch.storage.rows import from_columns, to_columns
 from bssearch.storage.specs import Specs
@@ -79,7 +80,7 @@ _EVALUATIONS = EVALUATIONS.where(
 )
 
 
-class Store(Findings, Measurements, Branches, Specs, Transfers, Turns):
+class Store(Findings, Measurements, Branches, Specs, Transfers, Turns, Queue):
     """An open database. Every method may raise `DatabaseError`; those that take a study's name `NotFoundError`.
 
     Threads may share one. One that is open for writing waits for a server that is away (`Patience`).
