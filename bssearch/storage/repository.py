@@ -158,7 +158,7 @@ class Store(Findings, Measurements, Branches, Specs, Transfers, Turns, Queue):
         self._on_study(name, partial(keeping.update_spec, spec=spec))
 
     def bind_environment(self, name: str, environment: Environment, *, again: bool = False) -> None:
-        """Bind a study to the kind of device of its first run; raise `UsageError` on any other kind.
+        """Bind a study to the kind of device of its first run; raise `OtherDeviceError` on any other kind.
 
         ``again``: from now on it is this environment, of the same kind, that counts as its first.
         """
