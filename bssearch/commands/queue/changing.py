@@ -15,7 +15,8 @@ def cancel_study(store: Store, study: str) -> Submission:
     Raises `NotFoundError` where nobody submitted it, `UsageError` where it is done.
     """
     found = store.set_submission(study, SubmissionState.CANCELLED, f"cancelled by {user_name()}")
-    settle_cancelled(store, study)
+    if not any(worker.is_here and worker.serving == study for worker in store.workers()):
+        settle_cancelled(store, study)  # Else those that serve it do, once what runs has ended.
     return found
 
 

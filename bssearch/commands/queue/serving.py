@@ -66,8 +66,9 @@ class Meter(Listener):
             return used
 
     def note(self, message: str) -> None:
-        """Tell a line."""
-        self._tell(message)
+        """Tell a line, but not what to press: nobody sits at a worker."""
+        if "Ctrl-C" not in message:
+            self._tell(message)
 
     def started(self, trial: TrialRecord, history: History) -> None:
         """Count a trial from now on."""

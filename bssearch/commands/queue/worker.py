@@ -160,11 +160,15 @@ class Worker:
         if end.alone_seconds:
             self._alone_until[one.name] = time.monotonic() + end.alone_seconds
         self._store.end_shift(self._name, meter.take(), end.state, end.reason)
-        state = self._state(one.name)
-        if state is SubmissionState.CANCELLED:
+        found = self._found(one.name)
+        if found is None:
+            self._tell(f"{one.name}: deleted")
+            return True
+        if found.state is SubmissionState.CANCELLED:
             settle_cancelled(self._store, one.name)
+        reason = found.reason or end.reason
         alone = f" (left alone here for {end.alone_seconds:g} s)" if end.alone_seconds else ""
-        self._tell(f"{one.name}: {state or 'deleted'}{end.reason and f': {end.reason}'}{alone}")
+        self._tell(f"{one.name}: {found.state}{reason and f': {reason}'}{alone}")
         return True
 
     def _eligible(self) -> set[str]:
@@ -244,8 +248,9 @@ class Worker:
                 continue
             next_look = now + LOOK_SECONDS
             try:
-                if (state := self._state(one.name)) is not SubmissionState.WAITING:
-                    self._tell(f"{one.name}: {state or 'deleted'}; what runs of it is stopped")
+                found = self._found(one.name)
+                if found is None or found.state is not SubmissionState.WAITING:
+                    self._tell(f"{one.name}: {found.state if found else 'deleted'}; what runs of it is stopped")
                     shift.interrupt()
                 elif shift.is_ending:
                     continue
@@ -263,10 +268,10 @@ class Worker:
                 next_look = now + AWAY_FOR_S
         return alone
 
-    def _state(self, name: str) -> SubmissionState | None:
-        """Return the state of a submission, None where it was deleted."""
+    def _found(self, name: str) -> Submission | None:
+        """Return a submission as it is now, None where it was deleted."""
         try:
-            return self._store.submission(name).state
+            return self._store.submission(name)
         except NotFoundError:
             return None
 
