@@ -84,7 +84,7 @@ def test_a_study_without_a_trial_at_its_target_is_done_and_says_so(tmp_path: Pat
     with open_store(url) as store:
         put(store, "vain", values={"budget.trials": 3})
         serve(node, url)
-        assert state(store, "vain")[0] == "done" and "no trial" in state(store, "vain")[1]
+        assert state(store, "vain")[0] == "done" and "none of 3 trials reached" in state(store, "vain")[1]
 
 
 class TestRefusals:

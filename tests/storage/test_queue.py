@@ -45,7 +45,7 @@ def served(store: Store, worker: str, names: set[str], *, used: float, charged: 
     """Serve what comes next for one shift; return its name."""
     one = store.begin_shift(worker, names, charged)
     store.end_shift(worker, used)
-    return one and one.name
+    return None if one is None else one.name
 
 
 def test_a_submission_is_stored_as_it_was_made(store: Store) -> None:
