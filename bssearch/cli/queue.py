@@ -19,7 +19,7 @@ from bssearch.cli.arguments import (
     existing_store,
     store_to_read,
 )
-from bssearch.cli.output import Format, FormatOption, console, duration, print_table, show_model
+from bssearch.cli.output import Format, FormatOption, console, duration, print_table, show_model, write
 from bssearch.errors import UsageError
 from bssearch.pages.words import visible
 
@@ -45,6 +45,9 @@ WORKER_COLUMNS = ("worker", "device", "tags", "slots", "serving", "templates")
 TagsOption = Annotated[
     list[str] | None, typer.Option("--tag", metavar="TAG", help="Such as gpu:h200; may be repeated.")
 ]
+
+
+TURN_SECONDS = 300.0
 
 
 class Printed(StrEnum):
@@ -209,7 +212,7 @@ def worker(
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N.", show_default="each spec's")] = None,
     turn_seconds: Annotated[
         float, typer.Option(help="After so long a study makes room for one that is further behind.")
-    ] = 300.0,
+    ] = TURN_SECONDS,
     until_empty: Annotated[bool, typer.Option("--until-empty", help="Stop once nothing is left to serve.")] = False,
     allow_busy: AllowBusyOption = False,
     data_dir: DataDirOption = None,
@@ -222,6 +225,9 @@ def worker(
     """Serve the queue on this node until SIGTERM or Ctrl-C: trials are then saved and given back."""
     if slots is not None and slots != "auto" and not re.fullmatch(r"[1-9]\d{0,3}", slots):
         raise UsageError(f"--slots {slots}: it must be a number of at least 1, or auto")
+    if printed is not None:
+        _print(printed, templates, tags or [], slots, device, turn_seconds, until_empty, allow_busy, data_dir)
+        return
     from bssearch.commands.queue.worker import run_worker
 
     run_worker(
@@ -236,6 +242,34 @@ def worker(
         until_empty=until_empty,
         tell=_tell,
     )
+
+
+def _print(
+    printed: Printed,
+    templates: Path,
+    tags: list[str],
+    slots: str | None,
+    device: str | None,
+    turn_seconds: float,
+    until_empty: bool,
+    allow_busy: bool,
+    data_dir: Path | None,
+) -> None:
+    """Print a unit or a script with the options that were given."""
+    from bssearch.commands.queue.units import sbatch_script, systemd_unit
+    from bssearch.queue.submission import check_tags
+
+    check_tags(tags)
+    options = [word for tag in tags for word in ("--tag", tag)]
+    given = {"--slots": slots, "--device": device, "--data-dir": data_dir and data_dir.resolve()}
+    options += [word for name, value in given.items() if value is not None for word in (name, str(value))]
+    if turn_seconds != TURN_SECONDS:
+        options += ["--turn-seconds", f"{turn_seconds:g}"]
+    options += [name for name, is_set in (("--until-empty", until_empty), ("--allow-busy", allow_busy)) if is_set]
+    if printed is Printed.SYSTEMD:
+        write(systemd_unit(templates, options))
+    else:
+        write(sbatch_script(templates, options, has_gpu=device != "cpu"))
 
 
 def _tell(line: str) -> None:

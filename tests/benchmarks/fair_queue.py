@@ -95,9 +95,8 @@ def main(seconds: float = SECONDS) -> bool:
     for owner in owners[0]:
         print(f"all    {owner:5}            {_three(*(found[owner] for found in owners))}")
     is_met = meets_bar(slots, stated) and meets_bar(owners[1], owners[0])
-    print(
-        f"slot seconds of {sum(after[0].values()) - sum(before[0].values()):.0f}; bar of ± 10 %: {'met' if is_met else 'MISSED'}"
-    )
+    counted = sum(after[0].values()) - sum(before[0].values())
+    print(f"{counted:.0f} slot seconds; bar of ± 10 %: {'met' if is_met else 'MISSED'}")
     return is_met
 
 
