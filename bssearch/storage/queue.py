@@ -260,6 +260,27 @@ class Queue(Database):
                 connection.execute(update(SubmissionRow).where(*of_it).values(state=state, reason=reason))
 
 
+def refuse_queued(connection: Connection, name: str, doing: str) -> None:
+    """Raise `UsageError` where a study is still to be served: a worker would make it anew under its old name."""
+    state = connection.scalar(select(SubmissionRow.state).where(SubmissionRow.name == name))
+    if state in {SubmissionState.WAITING, SubmissionState.PAUSED}:
+        raise UsageError(
+            f"the study {name!r} cannot be {doing}: it is in the queue, and {state}", hint=f"bssearch cancel {name}"
+        )
+
+
+def rename_submission(connection: Connection, old: str, new: str) -> None:
+    """Have a submission that is over follow its study; raise `UsageError` where another one has the new name."""
+    if connection.scalar(select(SubmissionRow.id).where(SubmissionRow.name == new)) is not None:
+        raise UsageError(f"{new!r} is the name of a study in the queue", hint="choose another name")
+    connection.execute(update(SubmissionRow).where(SubmissionRow.name == old).values(name=new))
+
+
+def forget_submission(connection: Connection, name: str) -> None:
+    """Delete a submission with its study, so that the name is free."""
+    connection.execute(delete(SubmissionRow).where(SubmissionRow.name == name))
+
+
 _OF_SHIFTS = frozenset({"seen_at", "serving", "serving_since", "is_here"})
 """What of a worker its shifts and heartbeats change."""
 

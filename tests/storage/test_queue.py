@@ -180,6 +180,29 @@ def test_a_worker_is_here_until_it_leaves_or_is_not_seen(store: Store, monkeypat
     assert [one.name for one in store.workers()] == []
 
 
+def test_a_study_that_waits_in_the_queue_keeps_its_name_and_one_that_is_over_takes_it_along(store: Store) -> None:
+    store.submit(new("toy"))
+    store.submit(new("taken"))
+    add_study(store, "toy")
+    for state in (SubmissionState.WAITING, SubmissionState.PAUSED):
+        store.set_submission("toy", state, "")
+        for change in (
+            lambda: store.rename_study("toy", "other"),
+            lambda: store.archive_study("toy"),
+            lambda: store.delete_study("toy"),
+        ):
+            with pytest.raises(UsageError, match=f"it is in the queue, and {state}"):
+                change()
+    store.set_submission("toy", SubmissionState.CANCELLED, "")
+    with pytest.raises(UsageError, match="'taken' is the name of a study in the queue"):
+        store.rename_study("toy", "taken")
+    store.rename_study("toy", "other")
+    store.archive_study("other")
+    assert [one.name for one in store.submissions()] == ["other", "taken"]
+    store.delete_study("other")
+    assert [one.name for one in store.submissions()] == ["taken"]
+
+
 class TestLogins:
     """On a server a submission is its login's, whose worker serves it or not."""
 
