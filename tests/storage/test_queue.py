@@ -186,13 +186,13 @@ def test_a_study_that_waits_in_the_queue_keeps_its_name_and_one_that_is_over_tak
     add_study(store, "toy")
     for state in (SubmissionState.WAITING, SubmissionState.PAUSED):
         store.set_submission("toy", state, "")
-        for change in (
-            lambda: store.rename_study("toy", "other"),
-            lambda: store.archive_study("toy"),
-            lambda: store.delete_study("toy"),
-        ):
-            with pytest.raises(UsageError, match=f"it is in the queue, and {state}"):
-                change()
+        refused = f"it is in the queue, and {state}"
+        with pytest.raises(UsageError, match=refused):
+            store.rename_study("toy", "other")
+        with pytest.raises(UsageError, match=refused):
+            store.archive_study("toy")
+        with pytest.raises(UsageError, match=refused):
+            store.delete_study("toy")
     store.set_submission("toy", SubmissionState.CANCELLED, "")
     with pytest.raises(UsageError, match="'taken' is the name of a study in the queue"):
         store.rename_study("toy", "taken")
