@@ -92,6 +92,12 @@ def test_no_password_stands_in_either(node: Path, monkeypatch: pytest.MonkeyPatc
     assert all("secret" not in printed(node, kind) for kind in ("systemd", "sbatch"))
 
 
+def test_a_login_at_a_store_of_checkpoints_is_refused(node: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(CHECKPOINT_DIR_VARIABLE, "sftp://ann:secret@host/folder")
+    done = bssearch("worker", "--templates", "templates.yaml", "--print", "systemd", cwd=node)
+    assert (done.returncode, done.stdout) == (2, "") and "secret" not in done.stderr
+
+
 def test_a_file_of_templates_that_is_wrong_is_refused_before_anything_is_printed(node: Path) -> None:
     (node / "templates.yaml").write_text("templates: {}")
     done = bssearch("worker", "--templates", "templates.yaml", "--print", "systemd", cwd=node)

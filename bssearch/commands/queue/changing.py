@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
+from bssearch.errors import CheckpointError
 from bssearch.pruners.checkpoints import Checkpoints
 from bssearch.queue.submission import Submission, SubmissionState
 from bssearch.records import TrialState
@@ -35,4 +38,5 @@ def settle_cancelled(store: Store, study: str) -> None:
     record = store.find_study(study)
     if record is not None:
         store.settle_paused(study, state=TrialState.CANCELLED)
-        Checkpoints(record).clear()
+        with suppress(CheckpointError):  # what a store elsewhere does not delete now is of no use to anybody
+            Checkpoints(record).clear()

@@ -11,6 +11,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from bssearch.errors import UsageError
 from bssearch.queue.templates import load_templates
@@ -101,8 +102,13 @@ def _command(templates: Path, options: Sequence[str]) -> list[str]:
 def _environment() -> dict[str, str]:
     """Return what the worker needs of this environment: where the URL stands, and where paused trials are kept."""
     kept = {DATABASE_URL_FILE_VARIABLE: os.environ.get(DATABASE_URL_FILE_VARIABLE) or URL_FILE}
-    if folder := os.environ.get(CHECKPOINT_DIR_VARIABLE):
-        kept[CHECKPOINT_DIR_VARIABLE] = folder
+    if place := os.environ.get(CHECKPOINT_DIR_VARIABLE):
+        if "@" in urlsplit(place).netloc:
+            raise UsageError(
+                f"{CHECKPOINT_DIR_VARIABLE} is a URL with a login, which would stand in what is printed",
+                hint="leave the login to a file of the store's own library",
+            )
+        kept[CHECKPOINT_DIR_VARIABLE] = place
     return kept
 
 
