@@ -27,6 +27,10 @@ if TYPE_CHECKING:
     from bssearch.commands.plan.learning_rate import plan_learning_rate
     from bssearch.commands.plan.memory import plan_memory
     from bssearch.commands.plan.scale import plan_scale
+    from bssearch.commands.queue.changing import cancel_study, pause_study, resume_study
+    from bssearch.commands.queue.listing import queued_studies
+    from bssearch.commands.queue.submitting import submit_study
+    from bssearch.commands.queue.worker import run_worker
     from bssearch.commands.rerun import rerun
     from bssearch.commands.run import run_study
     from bssearch.commands.study import Study
@@ -39,6 +43,7 @@ if TYPE_CHECKING:
         InterruptedRunError,
         LaunchError,
         NotFoundError,
+        OtherDeviceError,
         QuestionChangedError,
         SchemaError,
         SpecError,
@@ -69,6 +74,7 @@ _HOMES = {
     "LaunchError": "bssearch.errors",
     "MetricInfo": "bssearch.records",
     "NotFoundError": "bssearch.errors",
+    "OtherDeviceError": "bssearch.errors",
     "Part": "bssearch.workloads.data",
     "QuestionChangedError": "bssearch.errors",
     "SchemaError": "bssearch.errors",
@@ -88,6 +94,7 @@ _HOMES = {
     "audit_study": "bssearch.commands.audit",
     "best": "bssearch.commands.best",
     "best_across": "bssearch.commands.across.answers",
+    "cancel_study": "bssearch.commands.queue.changing",
     "check": "bssearch.commands.check",
     "current_trial": "bssearch.integrations.current",
     "confirm_study": "bssearch.commands.confirm",
@@ -95,13 +102,18 @@ _HOMES = {
     "load_optuna_study": "bssearch.commands.optuna_study",
     "load_spec": "bssearch.spec",
     "open_store": "bssearch.storage.repository",
+    "pause_study": "bssearch.commands.queue.changing",
     "plan_accumulation": "bssearch.planning.accumulation",
     "plan_learning_rate": "bssearch.commands.plan.learning_rate",
     "plan_memory": "bssearch.commands.plan.memory",
     "plan_scale": "bssearch.commands.plan.scale",
     "plan_start": "bssearch.planning.start_spec",
+    "queued_studies": "bssearch.commands.queue.listing",
     "rerun": "bssearch.commands.rerun",
+    "resume_study": "bssearch.commands.queue.changing",
     "run_study": "bssearch.commands.run",
+    "submit_study": "bssearch.commands.queue.submitting",
+    "run_worker": "bssearch.commands.queue.worker",
     "trials_frame": "bssearch.commands.trials",
 }
 
@@ -116,6 +128,7 @@ __all__ = [
     "LaunchError",
     "MetricInfo",
     "NotFoundError",
+    "OtherDeviceError",
     "Part",
     "QuestionChangedError",
     "SchemaError",
@@ -135,6 +148,7 @@ __all__ = [
     "audit_study",
     "best",
     "best_across",
+    "cancel_study",
     "check",
     "confirm_study",
     "current_trial",
@@ -142,13 +156,18 @@ __all__ = [
     "load_optuna_study",
     "load_spec",
     "open_store",
+    "pause_study",
     "plan_accumulation",
     "plan_learning_rate",
     "plan_memory",
     "plan_scale",
     "plan_start",
+    "queued_studies",
     "rerun",
+    "resume_study",
     "run_study",
+    "run_worker",
+    "submit_study",
     "trials_frame",
 ]
 

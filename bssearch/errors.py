@@ -7,6 +7,7 @@ The tree, with the exit code the command line gives each branch:
     - SpecError                          the study spec is wrong
       - QuestionChangedError             another question under the name of an existing study
     - WorkloadError                      the workload does not import, or lacks a part
+    - OtherDeviceError                   the study was measured on another kind of device
   x NotFoundError                    3   no such study, trial or file
   x DatabaseError                    4   the database cannot be reached, read or written
     - SchemaError                        its schema is not the one this version speaks
@@ -57,6 +58,10 @@ class QuestionChangedError(SpecError):
 
 class WorkloadError(UsageError):
     """A workload that does not import, or does not offer what the protocol asks."""
+
+
+class OtherDeviceError(UsageError):
+    """A study that was measured on another kind of device than this one."""
 
 
 class NotFoundError(BSSearchError):

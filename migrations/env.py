@@ -5,7 +5,8 @@ from __future__ import annotations
 from alembic import context
 
 import bssearch.storage.branches
-import bssearch.storage.specs  # noqa: F401 - both have a table
+import bssearch.storage.queue
+import bssearch.storage.specs  # noqa: F401 - each has a table
 from bssearch.storage.migrate import VERSION_TABLE, is_ours
 from bssearch.storage.models import Base
 

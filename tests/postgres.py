@@ -82,7 +82,8 @@ class Postgres:
         if self._cleared is None:
             self._cleared = self.create_database("cleared")
         else:
-            self.execute("DELETE FROM bss_study", "DELETE FROM bss_environment", database="cleared")
+            tables = ("study", "environment", "submission", "share", "worker")
+            self.execute(*(f"DELETE FROM bss_{table}" for table in tables), database="cleared")
         return self._cleared
 
     def execute(self, *statements: str, database: str = "postgres") -> None:

@@ -23,6 +23,7 @@ from bssearch.cli import (
     plan,
     price,
     query,
+    queue,
     registered,
     rerun,
     run,
@@ -96,6 +97,12 @@ app.command("track-record")(query.track_record)
 app.command("run")(run.run)
 app.command("confirm")(confirm.confirm)
 app.command("enqueue")(enqueue.enqueue)
+app.command("submit")(queue.submit)
+app.command("queue")(queue.queue)
+app.command("cancel")(queue.cancel)
+app.command("pause")(queue.pause)
+app.command("resume")(queue.resume)
+app.command("worker")(queue.worker)
 app.command("status")(query.status)
 app.command("studies")(query.studies)
 app.command("trials")(trials.trials)

@@ -32,6 +32,7 @@ from bssearch.pruners.checkpoints import check_checkpoint_place
 from bssearch.records import Environment, StudyRecord, WorkloadDescription
 from bssearch.search.finding import answer
 from bssearch.search.listener import Listener
+from bssearch.search.shift import Shift
 from bssearch.settings import DATA_DIR_VARIABLE, user_name
 from bssearch.spec import StudySpec, checked
 from bssearch.spec.stored import spec_of
@@ -60,7 +61,8 @@ class Launch:
     in the place of the spec's: a class, an object, or its name; with ``keeps_name`` the study goes on under the name
     that its spec has. Without a ``listener`` a run is shown in a notebook, elsewhere with ``progress``, and with False
     nowhere. With ``reports`` its trials are reported to the boards that the spec and ``BSSEARCH_LOG`` name.
-    ``make_executor`` gives other executors than worker processes on this machine.
+    ``make_executor`` gives other executors than worker processes on this machine. With a ``shift`` its drivers may have
+    to make room for other studies.
     """
 
     db: str | None = None
@@ -75,6 +77,7 @@ class Launch:
     progress: bool | None = None
     reports: bool = False
     make_executor: ExecutorFactory | None = None
+    shift: Shift | None = None
 
     @property
     def given(self) -> GivenWorkload | None:
@@ -108,12 +111,13 @@ class OpenStudy:
     environment: Environment
     listener: Listener
     train_samples: int | None = None
+    shift: Shift | None = None
 
     def driver(self) -> Driver:
         """Return a driver of the study's trials."""
         from bssearch.search.driver import Driver
 
-        return Driver(self.spec, self.store, self.executor, self.environment, self.listener)
+        return Driver(self.spec, self.store, self.executor, self.environment, self.listener, shift=self.shift)
 
     def history(self) -> History:
         """Return what is stored of the study now."""
@@ -148,7 +152,8 @@ def opened(spec: StudySpec, launch: Launch) -> Iterator[OpenStudy]:
             _not_left_empty(store, spec.name) if joined.is_new else nullcontext(),
             reporter.reporting(store, spec, found.train_samples),
         ):
-            yield OpenStudy(spec, store, joined.executor, found.environment, listener, found.train_samples)
+            environment = found.environment
+            yield OpenStudy(spec, store, joined.executor, environment, listener, found.train_samples, launch.shift)
 
 
 @contextmanager

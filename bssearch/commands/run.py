@@ -69,9 +69,14 @@ def run_study(
         if from_quick and _is_without_quick_answer(study):
             stored_quick_answer(study, QuickPlan(SECONDS, time.monotonic()), spec.preset)
         _tell_of_quick_answer(study)
-        study.driver().run()
-        grow(study)
-        return Answer.of(answer(study.store, spec.name))
+        return run_opened(study)
+
+
+def run_opened(study: OpenStudy) -> Answer:
+    """Run an open study to its end, batches that grow too, and return the answer; raises what `run_study` raises."""
+    study.driver().run()
+    grow(study)
+    return Answer.of(answer(study.store, study.spec.name))
 
 
 def grow(study: OpenStudy) -> None:

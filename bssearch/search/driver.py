@@ -44,6 +44,7 @@ from bssearch.search.lease_watch import LeaseWatch
 from bssearch.search.listener import Listener
 from bssearch.search.owner import living, this_driver
 from bssearch.search.recorder import Recorder
+from bssearch.search.shift import Shift
 from bssearch.search.turns import Turns
 from bssearch.search.waiting import WaitingTrials
 from bssearch.settings import user_name
@@ -64,7 +65,8 @@ LOOK_SECONDS = 1.0
 class Driver(Host):
     """Runs one study to its end. The store holds everything; the driver keeps what runs and is not yet written.
 
-    With a list as ``journal`` every event that the engine is told is kept there.
+    With a list as ``journal`` every event that the engine is told is kept there. With a ``shift`` it may have to make
+    room for other studies before it has done.
     """
 
     def __init__(
@@ -76,6 +78,7 @@ class Driver(Host):
         listener: Listener,
         *,
         journal: list[events.Event] | None = None,
+        shift: Shift | None = None,
     ) -> None:
         self.spec = spec
         self.store = store
@@ -104,13 +107,16 @@ class Driver(Host):
         self._looked = self._next_look = time.monotonic()
         self._first_visits = FIRST_VISITS
         self.interrupts = Interrupts(on_second=executor.kill, at_once=lambda: store.is_waiting)
+        self._shift = shift or Shift()
+        self._shift.join(self.interrupts, executor.kill)
 
     def run(self) -> None:
-        """Search, then confirm. Raises `InterruptedRunError` on Ctrl-C, with every trial stored."""
+        """Search, then confirm. Raises `InterruptedRunError` on Ctrl-C or at a shift's end, with every trial stored."""
         with self._ready():
             while not self._is_done:
                 self._stop_if_interrupted()
                 self._raise_if_failed()
+                self._shift.raise_if_over(self.engine.running)
                 self._offer_slots()
                 if not self._is_done:
                     self._wait()
@@ -186,7 +192,7 @@ class Driver(Host):
     def _offer_slots(self) -> None:
         """Ask the engine what each free slot is for, where something may have changed since it had nothing to do."""
         while not self._is_done and self._error is None and len(self.engine.running) < self.executor.slots:
-            if time.monotonic() < self._next_look or self.interrupts.count:
+            if time.monotonic() < self._next_look or self.interrupts.count or self._shift.is_ending:
                 break
             is_here = self._turns.is_here()
             if self._turns.is_to_read:
@@ -245,6 +251,7 @@ class Driver(Host):
             with self._claims.held(TIMING, partial(self._wait_for_claim, TIMING)):
                 missing = missing_step_times(*asked, visits, trials=trials)
                 if missing:
+                    self._shift.work()
                     self.listener.note(f"timing steps at batch sizes {', '.join(map(str, missing))}")
                 measure_step_times(
                     self.spec,
@@ -259,9 +266,11 @@ class Driver(Host):
         self._feed(events.Timed(self.store.probes(self.spec.name, self.environment)))
 
     def _wait_for_claim(self, name: str) -> None:
-        """Wait while another driver holds a claim; raise `InterruptedRunError` on Ctrl-C."""
+        """Wait while another driver holds a claim; raise `InterruptedRunError` on Ctrl-C or at the end of the shift."""
         self._note_once(f"waiting for another driver ({name})")
+        self._shift.wait()
         self._raise_if_interrupted()
+        self._shift.raise_if_over()
         time.sleep(LOOK_SECONDS)
 
     @property
@@ -279,6 +288,8 @@ class Driver(Host):
         self._looked = time.monotonic()
 
     def _note_wait(self, wait: events.Wait) -> None:
+        if wait.for_others or wait.for_claim:
+            self._shift.wait()
         if wait.for_others:
             self._note_once(f"waiting for other drivers: trial {', '.join(map(str, wait.for_others))}")
         if wait.for_claim:
@@ -321,6 +332,7 @@ class Driver(Host):
             return
         if is_last:
             self._turns.ended()
+        self._shift.work()
         checkpoint = self._waiting.file_for(plan, trial.number)
         if checkpoint is None and self._waiting.is_to_be_saved(plan):
             self._feed(events.CannotSave(self._waiting.checkpoints.refusal))

@@ -115,6 +115,10 @@ class Database:
         """Whether a call waits for a server that is away, and so may take long."""
         return self._patience.is_waiting
 
+    def give_up(self) -> None:
+        """Wait no more for a server that is away: who waits fails now, and who comes later at once."""
+        self._patience.end()
+
     @contextmanager
     def _reading(self) -> Iterator[Connection]:
         with reading(self._engine) as connection:

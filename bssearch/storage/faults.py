@@ -28,8 +28,8 @@ _GAVE_WAY = ("40001", "40P01")
 _NO_RIGHT = ("42501", "3F000")
 """No privilege; no schema to create in, which is what a role without rights on the schema is told."""
 
-MAKER_TRIGGER = "bss_study_maker"
-"""What refuses to rename, archive or delete the study of somebody else (revision 0012)."""
+MAKER_TRIGGERS = ("bss_study_maker", "bss_submission_submitter")
+"""What refuses to change the study, or the submission, of somebody else (revisions 0012 and 0016)."""
 
 _NOT_POSTGRESQL = re.compile(r"invalid response to \w+ negotiation|expected authentication request")
 _REFUSED = {
@@ -118,7 +118,7 @@ def _of_server(error: SQLAlchemyError, cause: str, where: str, url: URL) -> Data
 
 def _without_right(error: SQLAlchemyError, cause: str, where: str, url: URL) -> DatabaseError:
     said = getattr(getattr(error, "orig", None), "diag", None)
-    if getattr(said, "constraint_name", None) == MAKER_TRIGGER:
+    if getattr(said, "constraint_name", None) in MAKER_TRIGGERS:
         return DatabaseError(f"{where}: {getattr(said, 'message_primary', cause)}", hint="ask one of them to do it")
     owned = re.search(r"must be owner of (\w+ \S+)", cause)
     if owned:

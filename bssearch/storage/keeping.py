@@ -8,7 +8,7 @@ from typing import Annotated
 from sqlalchemy import Connection, delete, select, update
 from sqlalchemy.exc import IntegrityError
 
-from bssearch.errors import UsageError
+from bssearch.errors import OtherDeviceError, UsageError
 from bssearch.records import Environment, StudyRecord
 from bssearch.storage.clock import now
 from bssearch.storage.leases import check_idle
@@ -48,14 +48,14 @@ def update_spec(connection: Connection, study_id: int, *, spec: Mapping[str, obj
 def bind(connection: Connection, study_id: int, environment: Environment, environment_id: int, *, again: bool) -> None:
     """Bind a study to the kind of device of its first environment, or ``again`` to another environment of that kind.
 
-    Raises `UsageError` on any other kind.
+    Raises `OtherDeviceError` on any other kind.
     """
     study = study_record(connection.execute(STUDY.where(StudyRow.id == study_id)).mappings().one())
     same_kind = study.environment is not None and study.environment.fingerprint == environment.fingerprint
     if study.environment is None or (again and same_kind):
         connection.execute(update(StudyRow).where(StudyRow.id == study_id).values(environment_id=environment_id))
     elif not same_kind:
-        raise UsageError(
+        raise OtherDeviceError(
             f"the study {study.name!r} was measured on {study.environment.fingerprint}, this is "
             f"{environment.fingerprint}: seconds of two kinds of device are never pooled",
             hint="give the spec another name to ask the question on this device",

@@ -30,7 +30,7 @@ from bssearch.storage.urls import parse_url, shown, sqlite_file
 if TYPE_CHECKING:
     from alembic.config import Config
 
-REVISIONS: Final = tuple(f"{number:04d}" for number in range(1, 16))
+REVISIONS: Final = tuple(f"{number:04d}" for number in range(1, 17))
 """Every revision that this version knows, the oldest first."""
 
 SCHEMA_HEAD: Final = REVISIONS[-1]

@@ -43,6 +43,7 @@ from bssearch.storage.lookups import (
 )
 from bssearch.storage.measurements import Measurements
 from bssearch.storage.models import LogRow, ObservationRow, StudyRow, TrialRow
+from bssearch.storage.queue import Queue, forget_submission, refuse_queued, rename_submission
 from bssearch.storage.revisions import Changes, changes, mark_changed, mark_observed
 from bssearch.storage.rows import from_columns, to_columns
 from bssearch.storage.specs import Specs
@@ -79,7 +80,7 @@ _EVALUATIONS = EVALUATIONS.where(
 )
 
 
-class Store(Findings, Measurements, Branches, Specs, Transfers, Turns):
+class Store(Findings, Measurements, Branches, Specs, Transfers, Turns, Queue):
     """An open database. Every method may raise `DatabaseError`; those that take a study's name `NotFoundError`.
 
     Threads may share one. One that is open for writing waits for a server that is away (`Patience`).
@@ -110,16 +111,38 @@ class Store(Findings, Measurements, Branches, Specs, Transfers, Turns):
         self._patience.run(add)
 
     def rename_study(self, old: str, new: str) -> None:
-        """Rename a study; raise `UsageError` for a name that is taken or ill-formed, or where a trial of it runs."""
-        self._on_study(old, partial(keeping.rename, old=old, new=new))
+        """Rename a study; raise `UsageError` for a name that is taken or ill-formed, or where a trial of it runs.
+
+        Or where it waits in the queue: that holds for archiving and deleting it, too.
+        """
+
+        def rename(connection: Connection, study_id: int) -> None:
+            refuse_queued(connection, old, "renamed")
+            keeping.rename(connection, study_id, old=old, new=new)
+            if old != new:
+                rename_submission(connection, old, new)
+
+        self._on_study(old, rename)
 
     def archive_study(self, name: str, archived: bool = True) -> None:
         """Archive a study, or bring it back; raise `UsageError` where it is to be archived while a driver runs it."""
-        self._on_study(name, partial(keeping.archive, name=name, archived=archived))
+
+        def archive(connection: Connection, study_id: int) -> None:
+            if archived:
+                refuse_queued(connection, name, "archived")
+            keeping.archive(connection, study_id, name=name, archived=archived)
+
+        self._on_study(name, archive)
 
     def delete_study(self, name: str) -> None:
         """Delete a study with all its trials; raise `UsageError` where one of them runs."""
-        self._on_study(name, partial(keeping.delete_all, name=name))
+
+        def delete_all(connection: Connection, study_id: int) -> None:
+            refuse_queued(connection, name, "deleted")
+            keeping.delete_all(connection, study_id, name=name)
+            forget_submission(connection, name)
+
+        self._on_study(name, delete_all)
 
     @patiently
     def study(self, name: str) -> StudyRecord:
@@ -157,7 +180,7 @@ class Store(Findings, Measurements, Branches, Specs, Transfers, Turns):
         self._on_study(name, partial(keeping.update_spec, spec=spec))
 
     def bind_environment(self, name: str, environment: Environment, *, again: bool = False) -> None:
-        """Bind a study to the kind of device of its first run; raise `UsageError` on any other kind.
+        """Bind a study to the kind of device of its first run; raise `OtherDeviceError` on any other kind.
 
         ``again``: from now on it is this environment, of the same kind, that counts as its first.
         """

@@ -36,6 +36,7 @@ READS = {
     "compare": "compare task other",
     "price": "price task --step-times {out}/h100.csv",
     "track-record": "track-record",
+    "queue": "queue --all",
     "audit": "audit task --no-run",
     "export": "export task --to curves --file {to}/task.csv.gz",
     "export --to optuna": "export task --to optuna --file {to}/task.optuna.db",
@@ -51,6 +52,11 @@ WRITES = {
     "audit": "audit task --workload task.py:Task",
     "enqueue": "enqueue task batch_size=64",
     "quick": "quick {out}/other.yaml",
+    "submit": "submit task --name submitted",
+    "cancel": "cancel queued",
+    "pause": "pause queued",
+    "resume": "resume queued",
+    "worker": "worker --templates {out}/templates.yaml",
     "probe memory": "probe memory {out}/task.yaml",
     "import runs": "import runs {out}/runs.csv --name runs --metric accuracy --target 0.5",
     "import study": "import study {out}/whole.jsonl.gz",
@@ -87,6 +93,7 @@ def make_studies(url: str, folder: Path) -> None:
         store.write_study("other", folder / "whole.jsonl.gz")
     open_store(f"sqlite:///{folder / 'else.db'}").close()
     (folder / "h100.csv").write_text("batch_size,step_seconds\n" + "".join(f"{2**k},0.001\n" for k in range(3, 8)))
+    (folder / "templates.yaml").write_text("templates: {task: {spec: task.yaml}}")
     (folder / "runs.csv").write_text("batch_size,train_seconds,reached\n8,1.0,true\n16,2.0,true\n")
 
 

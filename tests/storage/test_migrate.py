@@ -125,7 +125,7 @@ class TestRevisions:
         with writing(engine) as connection:
             Base.metadata.create_all(connection)
         assert described == _described(engine)
-        assert len(described) == 11
+        assert len(described) == 14
         if engine.dialect.name == "sqlite":
             assert all(one["name"] for table in described.values() for one in table["check_constraints"])
 

@@ -77,13 +77,24 @@ WRITER_RIGHTS: Mapping[str, tuple[str, ...]] = {
     "bss_finding": ("INSERT", "UPDATE"),
     "bss_log": ("INSERT", "UPDATE"),
     "bss_claim": ("INSERT", "UPDATE", "DELETE"),
+    # Who may cancel, pause, resume, rename or delete a submission says the trigger of revision 0016. What is asked for
+    # stays as it was submitted; workers keep the accounts.
+    "bss_submission": (
+        "INSERT",
+        "UPDATE (name, state, reason, served_seconds, virtual_time, started_at, has_joined)",
+        "DELETE",
+    ),
+    "bss_share": ("INSERT", "UPDATE"),
+    "bss_worker": ("INSERT", "UPDATE", "DELETE"),
 }
 """What running studies takes beside SELECT, by table. Who adds a table says it here."""
 
-FUNCTIONS = ("bss_check_maker()",)
+FUNCTIONS = ("bss_check_maker()", "bss_check_submitter()")
 """What our triggers call on PostgreSQL."""
 
-SEQUENCES = tuple(f"bss_{table}_id_seq" for table in ("environment", "study", "trial", "probe", "visit", "branch"))
+SEQUENCES = tuple(
+    f"bss_{table}_id_seq" for table in ("environment", "study", "trial", "probe", "visit", "branch", "submission")
+)
 """What numbers the rows of tables on PostgreSQL."""
 
 

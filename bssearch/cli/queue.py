@@ -1,0 +1,278 @@
+"""The commands of the queue that nodes serve: submit, list, cancel, pause, resume; and the worker of a node."""
+
+from __future__ import annotations
+
+import re
+import sys
+from datetime import UTC, datetime
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from bssearch.cli.arguments import (
+    AllowBusyOption,
+    DatabaseOption,
+    DataDirOption,
+    NameArgument,
+    existing_store,
+    store_to_read,
+)
+from bssearch.cli.output import Format, FormatOption, console, duration, print_table, show_model, write
+from bssearch.errors import UsageError
+from bssearch.pages.words import visible
+
+if TYPE_CHECKING:
+    from bssearch.commands.queue.listing import QueueListing
+    from bssearch.commands.queue.submitting import Asked
+
+COLUMNS = (
+    "position",
+    "study",
+    "state",
+    "owner",
+    "priority",
+    "share",
+    "served",
+    "trials",
+    "reached",
+    "running",
+    "worker",
+)
+WORKER_COLUMNS = ("worker", "device", "tags", "slots", "serving", "templates")
+
+TagsOption = Annotated[
+    list[str] | None, typer.Option("--tag", metavar="TAG", help="Such as gpu:h200; may be repeated.")
+]
+
+
+TURN_SECONDS = 300.0
+
+
+class Printed(StrEnum):
+    """What a worker can be printed as."""
+
+    SYSTEMD = "systemd"
+    SBATCH = "sbatch"
+
+
+def submit(
+    template: Annotated[
+        str, typer.Argument(metavar="TEMPLATE", help="A template that a worker offers, or a .yaml file that names one.")
+    ],
+    values: Annotated[
+        list[str] | None, typer.Argument(metavar="KEY=VALUE...", help="Values that the template takes.")
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option(metavar="STUDY", help="Name of the study.", show_default="the file's")
+    ] = None,
+    priority: Annotated[float, typer.Option(help="Its weight among your studies.")] = 1.0,
+    owner: Annotated[str | None, typer.Option(help="Whose share it has.", show_default="you")] = None,
+    tags: TagsOption = None,
+    not_before: Annotated[
+        str | None, typer.Option(metavar="MOMENT", help="Such as 2026-12-01T08:00+00:00.", show_default=False)
+    ] = None,
+    db: DatabaseOption = None,
+) -> None:
+    """Queue a study for the workers: a template of theirs with your values."""
+    from bssearch.commands.queue.submitting import submit_study
+
+    asked = _asked(template, values or [])
+    study = name or asked.name
+    if study is None:
+        raise UsageError("a submission has a name: that of the study", hint="--name STUDY")
+    moment = None if not_before is None else _moment(not_before)
+    with existing_store(db) as store:
+        found = submit_study(
+            store,
+            asked.template,
+            asked.values,
+            name=study,
+            owner=owner,
+            priority=priority,
+            tags=tags or (),
+            not_before=moment,
+        )
+    typer.echo(
+        f"{found.name} is queued for {found.owner} (template {found.template}); `bssearch queue` shows its place"
+    )
+
+
+def _asked(template: str, values: list[str]) -> Asked:
+    from bssearch.commands.queue.submitting import Asked, asked_in_file, checked_value
+    from bssearch.spec.reader import parse_value
+
+    path = Path(template)
+    of_file = asked_in_file(path) if path.suffix in {".yaml", ".yml"} else Asked(template, {})
+    given = {}
+    for text in values:
+        key, separator, value = text.partition("=")
+        if not separator or not key or not value:
+            raise UsageError(f"{text!r}: it takes the form KEY=VALUE, such as budget.trials=40")
+        given[key] = checked_value(key, parse_value(value, text), "on the command line")
+    return Asked(of_file.template, {**of_file.values, **given}, of_file.name)
+
+
+def _moment(text: str) -> datetime:
+    try:
+        return datetime.fromisoformat(text)
+    except ValueError:
+        raise UsageError(f"{text!r} is no moment", hint="such as 2026-12-01T08:00+00:00") from None
+
+
+def queue(
+    everything: Annotated[bool, typer.Option("--all", help="What is over, and workers that are gone, too.")] = False,
+    db: DatabaseOption = None,
+    form: FormatOption = Format.TABLE,
+) -> None:
+    """Show the queue: what is served next, whose share it is, how far it is; and the workers."""
+    from bssearch.commands.queue.listing import queued_studies
+
+    with store_to_read(db) as store:
+        found = queued_studies(store, everything=everything)
+    show_model(form, found, print_queue, found.submissions, COLUMNS)
+
+
+def print_queue(found: QueueListing) -> None:
+    """Print the queue for people."""
+    if found.submissions:
+        rows = [
+            {
+                **row.model_dump(mode="json"),
+                "share": None if row.share is None else f"{row.share:.0%}",
+                "served": duration(row.served_seconds),
+                "worker": ", ".join(row.workers) or None,
+            }
+            for row in found.submissions
+        ]
+        print_table(rows, COLUMNS)
+        now = datetime.now(UTC)
+        for one in found.submissions:
+            if one.reason:
+                console().print(f"{one.study}: {one.reason}")
+            elif one.not_before is not None and one.not_before > now:
+                console().print(f"{one.study}: not before {one.not_before:%Y-%m-%d %H:%M} UTC")
+    else:
+        console().print("nothing is queued")
+    if not found.workers:
+        console().print("no worker is here: `bssearch worker --templates FILE` on a node serves the queue")
+        return
+    print_table(
+        [
+            {
+                "worker": worker.host if worker.is_here else f"{worker.host} (gone)",
+                "device": worker.device,
+                "tags": ", ".join(worker.tags) or None,
+                "slots": worker.slots,
+                "serving": worker.serving,
+                "templates": ", ".join(worker.templates),
+            }
+            for worker in found.workers
+        ],
+        WORKER_COLUMNS,
+    )
+
+
+def cancel(study: NameArgument, db: DatabaseOption = None) -> None:
+    """Cancel a queued study: what runs of it is stopped, and what waits goes on no more."""
+    from bssearch.commands.queue.changing import cancel_study
+
+    with existing_store(db) as store:
+        cancel_study(store, study)
+    typer.echo(f"{study} is cancelled")
+
+
+def pause(study: NameArgument, db: DatabaseOption = None) -> None:
+    """Pause a queued study: what runs of it is saved, and waits for resume."""
+    from bssearch.commands.queue.changing import pause_study
+
+    with existing_store(db) as store:
+        pause_study(store, study)
+    typer.echo(f"{study} is paused")
+
+
+def resume(study: NameArgument, db: DatabaseOption = None) -> None:
+    """Have a queued study wait again that was paused or cancelled, or has failed."""
+    from bssearch.commands.queue.changing import resume_study
+
+    with existing_store(db) as store:
+        resume_study(store, study)
+    typer.echo(f"{study} waits to be served")
+
+
+def worker(
+    templates: Annotated[
+        Path, typer.Option("--templates", metavar="FILE", help="What others may ask this worker to run.")
+    ],
+    tags: TagsOption = None,
+    slots: Annotated[
+        str | None, typer.Option(metavar="N|auto", help="Trials at once.", show_default="each spec's")
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N.", show_default="each spec's")] = None,
+    turn_seconds: Annotated[
+        float, typer.Option(help="After so long a study makes room for one that is further behind.")
+    ] = TURN_SECONDS,
+    until_empty: Annotated[bool, typer.Option("--until-empty", help="Stop once nothing is left to serve.")] = False,
+    allow_busy: AllowBusyOption = False,
+    data_dir: DataDirOption = None,
+    db: DatabaseOption = None,
+    printed: Annotated[
+        Printed | None,
+        typer.Option("--print", help="Print a systemd unit, or a script for sbatch, with these options; run nothing."),
+    ] = None,
+) -> None:
+    """Serve the queue on this node until SIGTERM or Ctrl-C: trials are then saved and given back."""
+    if slots is not None and slots != "auto" and not re.fullmatch(r"[1-9]\d{0,3}", slots):
+        raise UsageError(f"--slots {slots}: it must be a number of at least 1, or auto")
+    if printed is not None:
+        _print(printed, templates, tags or [], slots, device, turn_seconds, until_empty, allow_busy, data_dir)
+        return
+    from bssearch.commands.queue.worker import run_worker
+
+    run_worker(
+        templates,
+        db=db,
+        tags=tags or (),
+        slots=slots if slots in (None, "auto") else int(slots),  # type: ignore[arg-type]
+        device=device,
+        data_dir=data_dir,
+        allow_busy=allow_busy,
+        turn_seconds=turn_seconds,
+        until_empty=until_empty,
+        tell=_tell,
+    )
+
+
+def _print(
+    printed: Printed,
+    templates: Path,
+    tags: list[str],
+    slots: str | None,
+    device: str | None,
+    turn_seconds: float,
+    until_empty: bool,
+    allow_busy: bool,
+    data_dir: Path | None,
+) -> None:
+    """Print a unit or a script with the options that were given."""
+    from bssearch.commands.queue.units import sbatch_script, systemd_unit
+    from bssearch.queue.submission import check_tags
+
+    check_tags(tags)
+    options = [word for tag in tags for word in ("--tag", tag)]
+    given = {"--slots": slots, "--device": device, "--data-dir": data_dir and data_dir.resolve()}
+    options += [word for name, value in given.items() if value is not None for word in (name, str(value))]
+    if turn_seconds != TURN_SECONDS:
+        options += ["--turn-seconds", f"{turn_seconds:g}"]
+    options += [name for name, is_set in (("--until-empty", until_empty), ("--allow-busy", allow_busy)) if is_set]
+    if printed is Printed.SYSTEMD:
+        write(systemd_unit(templates, options))
+    else:
+        write(sbatch_script(templates, options, has_gpu=device != "cpu"))
+
+
+def _tell(line: str) -> None:
+    """Print one line an event, at once: a journal shows them as they come."""
+    sys.stdout.write(f"{datetime.now():%H:%M:%S} {visible(' '.join(line.split()))}\n")
+    sys.stdout.flush()

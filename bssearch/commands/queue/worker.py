@@ -1,0 +1,329 @@
+"""``worker``: a node serves the queue, one shift on a study after the other, until it is told to stop."""
+
+from __future__ import annotations
+
+import math
+import socket
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Literal, Self
+
+from bssearch.commands.opening import Launch
+from bssearch.commands.queue.changing import settle_cancelled
+from bssearch.commands.queue.serving import AWAY_FOR_S, REFUSED_FOR_S, End, Meter, ServedStudy, Tell
+from bssearch.commands.queue.stopping import Stop
+from bssearch.commands.queue.submitting import check_offered
+from bssearch.errors import BSSearchError, DatabaseError, NotFoundError, UsageError
+from bssearch.queue.submission import Submission, SubmissionState, WorkerRecord, check_tags
+from bssearch.queue.templates import Templates, load_templates
+from bssearch.search.owner import this_driver
+from bssearch.search.shift import Shift
+from bssearch.settings import user_name
+from bssearch.spec import StudySpec
+from bssearch.storage.repository import Store, open_store
+
+TURN_SECONDS = 300.0
+"""Seconds after which a study makes room where another one is further behind: a choice, many times what it takes to
+load a workload."""
+
+LOOK_SECONDS = 2.0
+"""How often a worker looks whether its study was paused or cancelled, or whether there is something to serve."""
+
+BEAT_SECONDS = 15.0
+"""How often a worker says that it is there."""
+
+WAITS_AT_MOST_S = 5.0
+"""Seconds for which a study that only waits for other drivers keeps a worker from other studies: a choice."""
+
+BACK_AFTER_S = 15.0
+"""Seconds after which a worker looks at such a study again: a choice."""
+
+_TICK_SECONDS = 0.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerOptions:
+    """What a worker's operator says beside its templates. ``slots`` and ``device`` stand over those of the specs."""
+
+    tags: tuple[str, ...] = ()
+    slots: int | Literal["auto"] | None = None
+    device: str | None = None
+    data_dir: Path | str | None = None
+    allow_busy: bool = False
+    turn_seconds: float = TURN_SECONDS
+    until_empty: bool = False
+
+    def __post_init__(self) -> None:
+        check_tags(self.tags)
+        if isinstance(self.slots, int) and self.slots < 1:
+            raise UsageError(f"slots = {self.slots} must be at least 1, or auto")
+        if not 0 < self.turn_seconds < math.inf:
+            raise UsageError(f"turn_seconds = {self.turn_seconds:g} must be > 0")
+
+    @property
+    def overrides(self) -> tuple[str, ...]:
+        """Return what stands over the specs, as ``--set`` has it."""
+        slots = () if self.slots is None else (f"executor.slots={self.slots}",)
+        return slots if self.device is None else (*slots, f"executor.device={self.device}")
+
+
+def run_worker(
+    templates: Path | str,
+    *,
+    db: str | None = None,
+    tags: Sequence[str] = (),
+    slots: int | Literal["auto"] | None = None,
+    device: str | None = None,
+    data_dir: Path | str | None = None,
+    allow_busy: bool = False,
+    turn_seconds: float = TURN_SECONDS,
+    until_empty: bool = False,
+    tell: Tell | None = None,
+) -> None:
+    """Serve the queue from the templates of a file until SIGTERM or Ctrl-C; with ``until_empty`` until nothing is left.
+
+    A worker serves one study at a time, chosen fairly (`bssearch.queue.fairness`), and after ``turn_seconds`` another
+    one that is further behind. When it is told to stop its trials are paused, with their checkpoints, and given back.
+    ``tell`` gets a line for each thing that happens. Raises `SpecError` and `NotFoundError` for what is wrong with the
+    file, and `DatabaseError` where the database cannot be written at the start; later it waits for it.
+    """
+    options = WorkerOptions(
+        tags=tuple(dict.fromkeys(tags)),
+        slots=slots,
+        device=device,
+        data_dir=data_dir,
+        allow_busy=allow_busy,
+        turn_seconds=turn_seconds,
+        until_empty=until_empty,
+    )
+    offered, say = load_templates(Path(templates)), tell or _silent
+    with open_store(db, notify=say) as store:
+        Worker(offered, options, store, db, say).run()
+
+
+class Worker:
+    """A worker of one process. ``db`` is the URL that the drivers of its studies open."""
+
+    def __init__(self, templates: Templates, options: WorkerOptions, store: Store, db: str | None, tell: Tell) -> None:
+        self._templates, self._options, self._store, self._db, self._tell = templates, options, store, db, tell
+        self._record = _record(templates, options)
+        self._name = self._record.name
+        self._alone_until: dict[str, float] = {}
+        self._shift = Shift()
+        self._stop = Stop(self._obey, lambda: self._shift.kill())
+
+    def run(self) -> None:
+        """Serve one study after the other."""
+        self._store.keep_worker(self._record)
+        offered = ", ".join(self._templates.by_name)
+        self._tell(
+            f"serves {self._store.masked_url}: templates {offered}; tags {', '.join(self._record.tags) or 'none'}"
+        )
+        with self._stop, _Beats(self._store, self._name):
+            while not self._stop.is_asked:
+                try:
+                    served = self._serve_next()
+                except DatabaseError as error:
+                    self._tell(f"the queue cannot be used now, trying again in {AWAY_FOR_S:g} s: {error}")
+                    self._stop.wait(AWAY_FOR_S)
+                    continue
+                if not served:
+                    if self._options.until_empty and not self._may_come():
+                        self._tell("nothing is left to serve")
+                        break
+                    self._stop.wait(LOOK_SECONDS)
+            try:
+                self._store.beat(self._name, left=True)
+            except DatabaseError as error:
+                self._tell(f"the queue does not know that this worker has left: {error}")
+        self._tell("has stopped")
+
+    def _obey(self) -> None:
+        """Give back what runs; a database that is away is waited for no more."""
+        self._tell("told to stop: trials are paused and given back")
+        self._shift.interrupt()
+        if self._store.is_waiting:
+            self._store.give_up()
+
+    def _serve_next(self) -> bool:
+        """Serve the study that comes next for one shift; return whether there was one."""
+        one = self._store.begin_shift(self._name, self._eligible(), self._charge(None))
+        if one is None:
+            return False
+        meter = Meter(lambda line: self._tell(f"{one.name}: {line}"))
+        end = self._served(one, meter)
+        if end.alone_seconds:
+            self._alone_until[one.name] = time.monotonic() + end.alone_seconds
+        self._store.end_shift(self._name, meter.take(), end.state, end.reason)
+        found = self._found(one.name)
+        if found is None:
+            self._tell(f"{one.name}: deleted")
+            return True
+        if found.state is SubmissionState.CANCELLED:
+            settle_cancelled(self._store, one.name)
+        reason = found.reason or end.reason
+        alone = f" (left alone here for {end.alone_seconds:g} s)" if end.alone_seconds else ""
+        self._tell(f"{one.name}: {found.state}{reason and f': {reason}'}{alone}")
+        return True
+
+    def _eligible(self) -> set[str]:
+        """Return the submissions that this worker may serve now."""
+        now = time.monotonic()
+        self._alone_until = {name: until for name, until in self._alone_until.items() if until > now}
+        return {one.name for one in self._servable() if one.name not in self._alone_until}
+
+    def _servable(self) -> list[Submission]:
+        """Return the submissions that wait for a worker like this, those too that it leaves alone for a while."""
+        tags = {*self._record.tags}
+        return [
+            one
+            for one in self._store.submissions()
+            if one.state is SubmissionState.WAITING and one.template in self._templates.by_name and tags >= {*one.tags}
+        ]
+
+    def _may_come(self) -> bool:
+        """Return whether there may soon be something to serve: what only waits for others, or for its hour, counts."""
+        now = time.monotonic()
+        return any(self._alone_until.get(one.name, 0.0) - now <= BACK_AFTER_S for one in self._servable())
+
+    def _charge(self, spec: StudySpec | None) -> float:
+        """Return the slot seconds that a turn is expected to take."""
+        slots = spec.executor.slots if spec else self._options.slots
+        return self._options.turn_seconds * (slots if isinstance(slots, int) else 1)
+
+    def _served(self, one: Submission, meter: Meter) -> End:
+        """Run a study until it is done, or has to make room; return how it went."""
+        try:
+            template = self._templates[one.template]
+            spec = template.study(one.name, one.values, self._options.overrides)
+        except UsageError as error:
+            return self._refused(one, error)
+        self._shift = shift = Shift()
+        if self._stop.is_asked:
+            return End(SubmissionState.WAITING)
+        self._tell(f"{one.name}: served from now on (template {one.template}, owner {one.owner})")
+        launch = Launch(
+            db=self._db,
+            folder=template.spec.resolve().parent,
+            data_dir=self._options.data_dir,
+            allow_busy=self._options.allow_busy,
+            listener=meter,
+            progress=False,
+            reports=True,
+            shift=shift,
+        )
+        study = ServedStudy(spec, launch, lambda line: self._tell(f"{one.name}: {line}"))
+        study.start()
+        alone = self._watch(one, spec, study, shift, meter)
+        self._learn_device(study.device_name)
+        end = study.end or End(SubmissionState.WAITING)
+        return replace(end, alone_seconds=max(alone, end.alone_seconds))
+
+    def _refused(self, one: Submission, error: UsageError) -> End:
+        """Return the end of a submission that this worker does not take; where another one here does, it waits."""
+        others = [worker for worker in self._store.workers() if worker.is_here and worker.name != self._name]
+        try:
+            check_offered(others, one.template, one.values)
+        except UsageError:
+            return End(SubmissionState.FAILED, str(error))
+        if not others:
+            return End(SubmissionState.FAILED, str(error))
+        return End(SubmissionState.WAITING, str(error), REFUSED_FOR_S)
+
+    def _watch(self, one: Submission, spec: StudySpec, study: ServedStudy, shift: Shift, meter: Meter) -> float:
+        """Look after a study while it runs; return for how long it is then to be left alone."""
+        turn_ends = math.inf  # until the study is open: a turn that is spent with loading gets nowhere
+        next_look = time.monotonic() + LOOK_SECONDS
+        alone = 0.0
+        while not study.is_over(_TICK_SECONDS):
+            now = time.monotonic()
+            if turn_ends == math.inf and study.device_name is not None:
+                turn_ends = now + self._options.turn_seconds
+            if self._stop.is_asked or (now < next_look and now < turn_ends):
+                continue
+            next_look = now + LOOK_SECONDS
+            try:
+                found = self._found(one.name)
+                if found is None or found.state is not SubmissionState.WAITING:
+                    self._tell(f"{one.name}: {found.state if found else 'deleted'}; what runs of it is stopped")
+                    shift.interrupt()
+                elif shift.is_ending:
+                    continue
+                elif now >= turn_ends:
+                    turn_ends += self._options.turn_seconds
+                    if not self._store.renew_shift(self._name, self._eligible(), meter.take(), self._charge(spec)):
+                        self._tell(f"{one.name}: makes room for another study")
+                        shift.end()
+                elif shift.seconds_waited > WAITS_AT_MOST_S and self._eligible() - {one.name}:
+                    self._tell(f"{one.name}: other drivers are at work on what is left of it for now")
+                    alone = BACK_AFTER_S
+                    shift.end()
+            except DatabaseError as error:
+                self._tell(f"{one.name}: the queue cannot be used now: {error}")
+                next_look = now + AWAY_FOR_S
+        return alone
+
+    def _found(self, name: str) -> Submission | None:
+        """Return a submission as it is now, None where it was deleted."""
+        try:
+            return self._store.submission(name)
+        except NotFoundError:
+            return None
+
+    def _learn_device(self, device_name: str | None) -> None:
+        """Say which device this worker has, once a study has told."""
+        if device_name is not None and device_name != self._record.device_name:
+            self._record = replace(self._record, device_name=device_name)
+            self._store.keep_worker(self._record)
+
+
+class _Beats:
+    """Says every `BEAT_SECONDS` that a worker is there, while it is entered; one that fails is left out."""
+
+    def __init__(self, store: Store, worker: str) -> None:
+        self._store, self._worker = store, worker
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._beat, name="bssearch worker's beats", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._stopped.set()
+        self._thread.join(timeout=BEAT_SECONDS)
+
+    def _beat(self) -> None:
+        while not self._stopped.wait(BEAT_SECONDS):
+            try:
+                self._store.beat(self._worker)
+            except BSSearchError:
+                continue
+
+
+def _record(templates: Templates, options: WorkerOptions) -> WorkerRecord:
+    return WorkerRecord(
+        name=this_driver(),
+        user=user_name(),
+        host=socket.gethostname(),
+        tags=options.tags,
+        slots=str(options.slots or "as each spec says"),
+        device_name=None,
+        templates=templates.offered(),
+        seen_at=datetime.now(UTC),
+        left_at=None,
+        serving=None,
+        serving_since=None,
+        is_here=True,
+    )
+
+
+def _silent(line: str) -> None:
+    pass

@@ -1,0 +1,113 @@
+"""What the queue holds: submissions, and the workers that serve them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+
+from bssearch.errors import UsageError
+
+Value = float | int | bool | str | list[int] | list[float]
+"""A value that a submission gives: a number, yes or no, one of the choices of a template, or a list of numbers."""
+
+Values = Mapping[str, Value]
+"""Values by the dotted key of the spec's field."""
+
+HIGHEST_PRIORITY = 1e6
+MOST_TAGS = 20
+LONGEST_OWNER = 100
+"""Choices: far beyond what anybody needs."""
+
+_TAG = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,63}")
+
+
+class SubmissionState(StrEnum):
+    """WAITING: it is served, now or later. Who submitted it has it PAUSED or CANCELLED; a worker DONE or FAILED."""
+
+    WAITING = "waiting"
+    PAUSED = "paused"
+    CANCELLED = "cancelled"
+    DONE = "done"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewSubmission:
+    """A study that somebody wants to be run: under a name, from a worker's template with these values.
+
+    No worker serves it before the moment ``not_before``, nor one that lacks one of its ``tags``.
+    """
+
+    name: str
+    template: str
+    values: Values
+    owner: str
+    priority: float = 1.0
+    tags: tuple[str, ...] = ()
+    not_before: datetime | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 < self.priority <= HIGHEST_PRIORITY:
+            raise UsageError(f"priority = {self.priority:g} must be > 0 and at most {HIGHEST_PRIORITY:g}")
+        if not self.owner.strip() or len(self.owner) > LONGEST_OWNER or not self.owner.isprintable():
+            raise UsageError(f"owner = {self.owner!r} must be a name of at most {LONGEST_OWNER} characters")
+        if self.not_before is not None and self.not_before.tzinfo is None:
+            raise UsageError(
+                f"not before {self.not_before.isoformat()}: the moment must say its offset from UTC",
+                hint=f"such as {self.not_before.isoformat(timespec='minutes')}+00:00",
+            )
+        check_tags(self.tags)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submission(NewSubmission):
+    """A submission as it is stored; ``login`` is who PostgreSQL saw submit it.
+
+    ``served_seconds`` are the slot seconds for which workers have served it; ``reason`` says why it is in its state.
+    """
+
+    login: str | None
+    submitted_at: datetime
+    state: SubmissionState
+    reason: str
+    served_seconds: float
+    virtual_time: float
+    started_at: float
+    has_joined: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerRecord:
+    """A worker as others see it. ``name`` is its process's (`bssearch.search.owner`).
+
+    ``templates`` are the values of each template that it offers, as `bssearch.queue.values` writes their types;
+    ``serving`` is the study that it serves now, since ``serving_since``. One that has ended in good order ``left_at`` a
+    moment; ``is_here`` says whether it was seen lately and has not left.
+    """
+
+    name: str
+    user: str
+    host: str
+    tags: tuple[str, ...]
+    slots: str
+    device_name: str | None
+    templates: Mapping[str, Mapping[str, object]]
+    seen_at: datetime
+    left_at: datetime | None
+    serving: str | None
+    serving_since: datetime | None
+    is_here: bool
+
+
+def check_tags(tags: Sequence[str]) -> None:
+    """Raise `UsageError` for a tag that is none."""
+    if len(tags) > MOST_TAGS:
+        raise UsageError(f"{len(tags)} tags are more than {MOST_TAGS}")
+    for tag in tags:
+        if not _TAG.fullmatch(tag):
+            raise UsageError(
+                f"{tag!r} is no tag", hint="a tag is of letters, digits, '_', '.', ':' and '-', such as gpu:h200"
+            )

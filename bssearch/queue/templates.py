@@ -1,0 +1,129 @@
+"""A worker's file of templates: what its operator lets others ask it to run, and with which values.
+
+A row of the queue names a template and gives values of the types stated here. It never carries a path, a folder, a
+command, or code: those stand in the specs that this file names, on the worker's own disk.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from bssearch.errors import NotFoundError, SpecError, UsageError
+from bssearch.queue.submission import Values
+from bssearch.queue.values import ValueType, checked_values, value_type
+from bssearch.settings import shipped_studies
+from bssearch.spec import StudySpec, find_spec, load_spec
+from bssearch.spec.yaml_values import read_yaml, shortened
+
+OFFERS_NONE = frozenset(
+    {"name", "schema_version", "preset", "workload", "command", "arguments", "report", "executor", "log"}
+)
+"""Fields of a spec that no template lets others set: they name code, places, or what a worker does with its machine."""
+
+MOST_TEMPLATES = 200
+MOST_BYTES = 2**20
+"""Choices: far beyond what a worker offers."""
+
+_EXAMPLE = "templates: {digits: {spec: digits.yaml, values: {budget.trials: {type: integer, low: 1, high: 400}}}}"
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """A spec on this machine, and the types of the values that others may give it, by dotted key."""
+
+    name: str
+    spec: Path
+    values: Mapping[str, ValueType]
+
+    def study(self, name: str, values: Values, overrides: tuple[str, ...] = ()) -> StudySpec:
+        """Return the spec of a submission; ``overrides`` are the worker's own, as ``--set`` has them.
+
+        Raises `UsageError` for a value that the template does not take, `SpecError` where they make no spec.
+        """
+        given = {**checked_values(self.name, self.values, values), "name": name}
+        return load_spec(self.spec, [*(f"{key}={json.dumps(value)}" for key, value in given.items()), *overrides])
+
+
+@dataclass(frozen=True, slots=True)
+class Templates:
+    """The templates of a worker by name."""
+
+    by_name: Mapping[str, Template]
+
+    def __getitem__(self, name: str) -> Template:
+        if name not in self.by_name:
+            raise UsageError(f"this worker has no template {shortened(name)}; it has {', '.join(self.by_name)}")
+        return self.by_name[name]
+
+    def offered(self) -> dict[str, dict[str, object]]:
+        """Return what the worker tells others: for each template the types of its values, as JSON values."""
+        return {
+            name: {key: type_.model_dump(mode="json") for key, type_ in template.values.items()}
+            for name, template in self.by_name.items()
+        }
+
+
+def load_templates(path: Path) -> Templates:
+    """Read a worker's file; raise `SpecError` naming the file and what is wrong with it, and of a spec its fields."""
+    data = _read(path)
+    if not isinstance(data, Mapping) or set(data) != {"templates"} or not isinstance(data["templates"], Mapping):
+        raise SpecError(f"{path}: it must hold `templates` and nothing else", hint=_EXAMPLE)
+    if not 1 <= len(data["templates"]) <= MOST_TEMPLATES:
+        raise SpecError(f"{path}: it must hold 1 to {MOST_TEMPLATES} templates", hint=_EXAMPLE)
+    return Templates({str(name): _template(path, name, one) for name, one in data["templates"].items()})
+
+
+def _read(path: Path) -> Any:
+    try:
+        content = path.read_bytes()
+        if len(content) > MOST_BYTES:
+            raise SpecError(f"{path} has more than {MOST_BYTES:,} bytes: it is no file of templates")
+        return read_yaml(content.decode("utf-8"))[0]
+    except FileNotFoundError:
+        raise NotFoundError(f"no file of templates {str(path)!r}", hint=_EXAMPLE) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise SpecError(f"{path} cannot be read: {error}") from None
+    except yaml.YAMLError as error:
+        raise SpecError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
+
+
+def _template(path: Path, name: object, data: object) -> Template:
+    where = f"{path}: templates.{name}"
+    if not isinstance(name, str) or not name.isprintable() or not 0 < len(name) <= 100:
+        raise SpecError(f"{path}: {shortened(name)} is no name of a template")
+    if not isinstance(data, Mapping) or not set(data) <= {"spec", "values"} or not isinstance(data.get("spec"), str):
+        raise SpecError(f"{where}: a template has a `spec`, the path of a file, and `values`, and nothing else")
+    values = data.get("values") or {}
+    if not isinstance(values, Mapping):
+        raise SpecError(f"{where}.values: it maps keys of the spec to types of values", hint=_EXAMPLE)
+    types = {}
+    for key, one in values.items():
+        _check_key(f"{where}.values", key)
+        try:
+            types[key] = value_type(one)
+        except ValueError as error:
+            raise SpecError(f"{where}.values.{key}: {error}") from None
+    beside = path.parent / data["spec"]
+    spec = find_spec(data["spec"] if data["spec"] in shipped_studies() and not beside.exists() else beside)
+    load_spec(spec)
+    return Template(name, spec, types)
+
+
+def _check_key(where: str, key: object) -> None:
+    """Raise `SpecError` for a key that is no field of a spec, or one that others must not set."""
+    if not isinstance(key, str) or not all(key.split(".")):
+        raise SpecError(f"{where}: {shortened(key)} is no key of a spec, such as budget.trials")
+    field = key.split(".")[0]
+    if field in OFFERS_NONE:
+        raise SpecError(
+            f"{where}.{key}: no template lets others set {field}",
+            hint=f"{', '.join(sorted(OFFERS_NONE))} are the operator's: make another template of another spec",
+        )
+    if field not in StudySpec.model_fields:
+        raise SpecError(f"{where}.{key}: a spec has no field {field}", hint="bssearch schema spec prints every field")

@@ -1,0 +1,379 @@
+"""The queue of studies that nodes serve: submissions, the accounts of their owners, and the workers.
+
+A worker is chosen a submission in one transaction, which charges what its turn is expected to take, so that the next
+worker chooses otherwise; what it took in fact is settled afterwards (`bssearch.queue.fairness`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import fields
+from datetime import datetime, timedelta
+from typing import Any
+
+from sqlalchemy import (
+    JSON,
+    CheckConstraint,
+    Connection,
+    UniqueConstraint,
+    delete,
+    func,
+    select,
+    text,
+    update,
+)
+from sqlalchemy.orm import Mapped, mapped_column
+
+from bssearch.errors import NotFoundError, UsageError
+from bssearch.queue.fairness import Account, Ledger, Waiting
+from bssearch.queue.submission import NewSubmission, Submission, SubmissionState, WorkerRecord
+from bssearch.storage.clock import now
+from bssearch.storage.columns import Sentences, enum, not_negative, positive
+from bssearch.storage.database import Database, patiently
+from bssearch.storage.keeping import check_name
+from bssearch.storage.models import Base, Id, StudyRow
+from bssearch.storage.statements import insert_if_absent
+
+SEEN_WITHIN_S = 60.0
+"""Seconds after which a worker that was not seen counts as gone: four of its heartbeats."""
+
+FORGOTTEN_AFTER = timedelta(days=7)
+"""How long the rows of workers that are gone are kept, so that `submit` knows what they offer: a choice."""
+
+
+class SubmissionRow(Base):
+    """A study that somebody wants to be run; ``virtual_time``, ``started_at`` and ``has_joined`` are its account."""
+
+    __tablename__ = "bss_submission"
+    __table_args__ = (
+        UniqueConstraint("name"),
+        CheckConstraint("name <> ''", name="name_not_empty"),
+        *positive("priority"),
+        *not_negative("served_seconds", "virtual_time", "started_at"),
+    )
+
+    id: Mapped[Id]
+    name: Mapped[str]
+    template: Mapped[str]
+    values: Mapped[Mapping[str, object]] = mapped_column(JSON)
+    owner: Mapped[str] = mapped_column(index=True)
+    login: Mapped[str | None]
+    priority: Mapped[float]
+    tags: Mapped[tuple[str, ...]] = mapped_column(Sentences)
+    not_before: Mapped[datetime | None]
+    submitted_at: Mapped[datetime]
+    state: Mapped[SubmissionState] = mapped_column(enum(SubmissionState, "state"), index=True)
+    reason: Mapped[str]
+    served_seconds: Mapped[float]
+    virtual_time: Mapped[float]
+    started_at: Mapped[float]
+    has_joined: Mapped[bool]
+
+
+class ShareRow(Base):
+    """The account of an owner of submissions."""
+
+    __tablename__ = "bss_share"
+    __table_args__ = (*not_negative("virtual_time", "started_at"),)
+
+    owner: Mapped[str] = mapped_column(primary_key=True)
+    virtual_time: Mapped[float]
+    started_at: Mapped[float]
+
+
+class WorkerRow(Base):
+    """A worker; ``charged_seconds`` is what the submission that it serves has been charged and not yet used."""
+
+    __tablename__ = "bss_worker"
+    __table_args__ = (*not_negative("charged_seconds"),)
+
+    name: Mapped[str] = mapped_column(primary_key=True)
+    user: Mapped[str]
+    host: Mapped[str]
+    tags: Mapped[tuple[str, ...]] = mapped_column(Sentences)
+    slots: Mapped[str]
+    device_name: Mapped[str | None]
+    templates: Mapped[Mapping[str, Mapping[str, object]]] = mapped_column(JSON)
+    seen_at: Mapped[datetime]
+    left_at: Mapped[datetime | None]
+    serving: Mapped[str | None]
+    serving_since: Mapped[datetime | None]
+    charged_seconds: Mapped[float]
+
+
+_SUBMISSIONS = select(*(SubmissionRow.__table__.c[one.name] for one in fields(Submission))).order_by(SubmissionRow.id)
+_MAY_BECOME = {
+    SubmissionState.PAUSED: (SubmissionState.WAITING,),
+    SubmissionState.CANCELLED: (SubmissionState.WAITING, SubmissionState.PAUSED, SubmissionState.FAILED),
+    SubmissionState.WAITING: (SubmissionState.PAUSED, SubmissionState.FAILED, SubmissionState.CANCELLED),
+}
+"""What a person may make of a submission, and out of which states."""
+
+
+class Queue(Database):
+    """The part of the store that keeps the queue."""
+
+    def submit(self, new: NewSubmission) -> Submission:
+        """Queue a study; raise `UsageError` where a submission or a study has its name, or no study could."""
+        check_name(new.name)
+        again = False
+
+        def add() -> Submission:
+            nonlocal again
+            tried, again = again, True
+            with self._writing() as connection:
+                if connection.scalar(select(StudyRow.id).where(StudyRow.name == new.name)) is not None and not tried:
+                    raise UsageError(f"there is a study {new.name!r} already", hint="--name gives it another name")
+                row = {one.name: getattr(new, one.name) for one in fields(NewSubmission)}
+                row |= {"values": dict(new.values), "submitted_at": now(connection), "reason": ""}
+                row |= {"state": SubmissionState.WAITING, "has_joined": False}
+                row |= dict.fromkeys(("served_seconds", "virtual_time", "started_at"), 0.0)
+                is_new = insert_if_absent(connection, SubmissionRow, row)
+                found = _submission(connection, new.name)
+                if not is_new and not tried:
+                    raise UsageError(
+                        f"{new.name!r} was submitted by {found.owner} already; it is {found.state}",
+                        hint="--name gives it another name",
+                    )
+                return found
+
+        return self._patience.run(add)
+
+    @patiently
+    def submissions(self) -> list[Submission]:
+        """Return all submissions in the order in which they came."""
+        with self._reading() as connection:
+            return [Submission(**row) for row in connection.execute(_SUBMISSIONS).mappings()]
+
+    @patiently
+    def submission(self, name: str) -> Submission:
+        """Return one; raise `NotFoundError` where there is none of that name."""
+        with self._reading() as connection:
+            return _submission(connection, name)
+
+    @patiently
+    def set_submission(self, name: str, state: SubmissionState, reason: str) -> Submission:
+        """Pause a submission, cancel it, or have it wait again, and return it as it is then.
+
+        One that is in the state already stays as it is. Raises `NotFoundError`, and `UsageError` where it is in a state
+        out of which it does not get there.
+        """
+        with self._writing() as connection:
+            _lock(connection)
+            found = _submission(connection, name)
+            if found.state is state:
+                return found
+            if found.state not in _MAY_BECOME[state]:
+                raise UsageError(f"the submission {name!r} is {found.state}: it cannot be made {state} any more")
+            values = {"state": state, "reason": reason, "has_joined": False}
+            connection.execute(update(SubmissionRow).where(SubmissionRow.name == name).values(values))
+            return _submission(connection, name)
+
+    @patiently
+    def ledger(self) -> Ledger:
+        """Return the accounts of what waits now, as the next choice would find them."""
+        with self._reading() as connection:
+            return _ledger(connection, [one for one in _waiting(connection) if _has_begun(one, now(connection))])
+
+    @patiently
+    def keep_worker(self, worker: WorkerRecord) -> None:
+        """Store a worker as it is, seen now; forget those that have long been gone."""
+        row = {one.name: getattr(worker, one.name) for one in fields(WorkerRecord) if one.name not in _OF_SHIFTS}
+        row["templates"] = {name: dict(types) for name, types in worker.templates.items()}
+        with self._writing() as connection:
+            row["seen_at"] = now(connection)
+            if not insert_if_absent(connection, WorkerRow, {**row, "charged_seconds": 0.0}):
+                connection.execute(update(WorkerRow).where(WorkerRow.name == worker.name).values(row))
+            connection.execute(delete(WorkerRow).where(WorkerRow.seen_at < row["seen_at"] - FORGOTTEN_AFTER))
+
+    @patiently
+    def workers(self) -> list[WorkerRecord]:
+        """Return the workers that were seen in the last days, the newest sign of life first."""
+        names = [one.name for one in fields(WorkerRecord) if one.name != "is_here"]
+        with self._reading() as connection:
+            time = now(connection)
+            rows = connection.execute(
+                select(*(WorkerRow.__table__.c[name] for name in names)).order_by(WorkerRow.seen_at.desc())
+            ).mappings()
+            return [WorkerRecord(**row, is_here=_is_here(row["seen_at"], row["left_at"], time)) for row in rows]
+
+    @patiently
+    def beat(self, worker: str, *, left: bool = False) -> None:
+        """Say that a worker is there, or that it leaves in good order."""
+        with self._writing() as connection:
+            time = now(connection)
+            values = {"seen_at": time, "left_at": time if left else None}
+            connection.execute(update(WorkerRow).where(WorkerRow.name == worker).values(values))
+
+    @patiently
+    def begin_shift(self, worker: str, eligible: Collection[str], seconds: float) -> Submission | None:
+        """Choose which of the ``eligible`` a worker serves next; None where none of them waits.
+
+        It is charged so many slot seconds, until `renew_shift` or `end_shift`. A worker that serves one already is
+        given that: an earlier try was committed.
+        """
+        with self._writing() as connection:
+            _lock(connection)
+            serving = connection.scalar(select(WorkerRow.serving).where(WorkerRow.name == worker))
+            if serving is not None:
+                return _submission(connection, serving)
+            time = now(connection)
+            waiting = [one for one in _waiting(connection) if _has_begun(one, time)]
+            ledger = _ledger(connection, waiting)
+            name = ledger.next(eligible)
+            if name is not None:
+                ledger.charge(name, seconds)
+                values = {"serving": name, "serving_since": time, "charged_seconds": seconds}
+                connection.execute(update(WorkerRow).where(WorkerRow.name == worker).values(values))
+            _keep(connection, ledger)
+            return next((one for one in waiting if one.name == name), None)
+
+    @patiently
+    def renew_shift(self, worker: str, eligible: Collection[str], used: float, seconds: float) -> bool:
+        """Settle what a worker's shift has used, and return whether it goes on: nobody else comes first.
+
+        It is then charged ``seconds`` more.
+        """
+        with self._writing() as connection:
+            _lock(connection)
+            name = _settle(connection, worker, used)
+            ledger = _ledger(connection, [one for one in _waiting(connection) if _has_begun(one, now(connection))])
+            goes_on = name is not None and ledger.next(eligible) == name
+            if name is not None and goes_on:
+                ledger.charge(name, seconds)
+                connection.execute(update(WorkerRow).where(WorkerRow.name == worker).values(charged_seconds=seconds))
+            _keep(connection, ledger)
+            return goes_on
+
+    @patiently
+    def end_shift(
+        self, worker: str, used: float, state: SubmissionState = SubmissionState.WAITING, reason: str = ""
+    ) -> None:
+        """Settle a worker's shift and give its submission back, or say how it ended; of one that waits no more, not."""
+        with self._writing() as connection:
+            _lock(connection)
+            name = _settle(connection, worker, used)
+            values = {"serving": None, "serving_since": None, "seen_at": now(connection)}
+            connection.execute(update(WorkerRow).where(WorkerRow.name == worker).values(values))
+            if name is not None and state is not SubmissionState.WAITING:
+                of_it = SubmissionRow.name == name, SubmissionRow.state == SubmissionState.WAITING
+                connection.execute(update(SubmissionRow).where(*of_it).values(state=state, reason=reason))
+
+
+def refuse_queued(connection: Connection, name: str, doing: str) -> None:
+    """Raise `UsageError` where a study is still to be served: a worker would make it anew under its old name."""
+    state = connection.scalar(select(SubmissionRow.state).where(SubmissionRow.name == name))
+    if state in {SubmissionState.WAITING, SubmissionState.PAUSED}:
+        raise UsageError(
+            f"the study {name!r} cannot be {doing}: it is in the queue, and {state}", hint=f"bssearch cancel {name}"
+        )
+
+
+def rename_submission(connection: Connection, old: str, new: str) -> None:
+    """Have a submission that is over follow its study; raise `UsageError` where another one has the new name."""
+    if connection.scalar(select(SubmissionRow.id).where(SubmissionRow.name == new)) is not None:
+        raise UsageError(f"{new!r} is the name of a study in the queue", hint="choose another name")
+    connection.execute(update(SubmissionRow).where(SubmissionRow.name == old).values(name=new))
+
+
+def forget_submission(connection: Connection, name: str) -> None:
+    """Delete a submission with its study, so that the name is free."""
+    connection.execute(delete(SubmissionRow).where(SubmissionRow.name == name))
+
+
+_OF_SHIFTS = frozenset({"seen_at", "serving", "serving_since", "is_here"})
+"""What of a worker its shifts and heartbeats change."""
+
+
+def _lock(connection: Connection) -> None:
+    """Let one choose at a time; on SQLite the transaction itself does."""
+    if connection.dialect.name == "postgresql":
+        connection.execute(text("SELECT pg_advisory_xact_lock(hashtext('bss_submission'))"))
+
+
+def _submission(connection: Connection, name: str) -> Submission:
+    row = connection.execute(_SUBMISSIONS.where(SubmissionRow.name == name)).mappings().first()
+    if row is None:
+        names = connection.scalars(select(SubmissionRow.name).order_by(SubmissionRow.id.desc()).limit(5)).all()
+        raise NotFoundError(
+            f"nobody has submitted {name!r}",
+            hint=f"the last ones are {', '.join(names)}" if names else "the queue is empty: bssearch submit",
+        )
+    return Submission(**row)
+
+
+def _waiting(connection: Connection) -> list[Submission]:
+    query = _SUBMISSIONS.where(SubmissionRow.state == SubmissionState.WAITING)
+    return [Submission(**row) for row in connection.execute(query).mappings()]
+
+
+def _has_begun(one: Submission, time: datetime) -> bool:
+    return one.not_before is None or one.not_before <= time
+
+
+def _is_here(seen_at: datetime, left_at: datetime | None, time: datetime) -> bool:
+    return left_at is None and time - seen_at <= timedelta(seconds=SEEN_WITHIN_S)
+
+
+def _ledger(connection: Connection, waiting: list[Submission]) -> Ledger:
+    owners = {
+        owner: Account(virtual_time, started_at)
+        for owner, virtual_time, started_at in connection.execute(
+            select(ShareRow.owner, ShareRow.virtual_time, ShareRow.started_at)
+        )
+    }
+    asked = {one.owner for one in waiting}
+    floors = connection.execute(
+        select(SubmissionRow.owner, func.max(SubmissionRow.virtual_time))
+        .where(SubmissionRow.owner.in_(asked))
+        .group_by(SubmissionRow.owner)
+    )
+    return Ledger(
+        (
+            Waiting(one.name, one.owner, one.priority, Account(one.virtual_time, one.started_at), one.has_joined)
+            for one in waiting
+        ),
+        owners,
+        {owner: floor for owner, floor in floors},
+    )
+
+
+def _keep(connection: Connection, ledger: Ledger) -> None:
+    """Store the accounts of those that wait, and of their owners."""
+    owners = {one.owner for one in ledger.waiting.values()}
+    for owner in sorted(owners):
+        account: dict[str, Any] = _columns(ledger.owners[owner])
+        if not insert_if_absent(connection, ShareRow, {"owner": owner, **account}):
+            connection.execute(update(ShareRow).where(ShareRow.owner == owner).values(account))
+    for one in ledger.waiting.values():
+        of_it = update(SubmissionRow).where(SubmissionRow.name == one.name)
+        connection.execute(of_it.values(**_columns(one.account), has_joined=one.has_joined))
+
+
+def _columns(account: Account) -> dict[str, float]:
+    return {"virtual_time": account.virtual_time, "started_at": account.started_at}
+
+
+def _settle(connection: Connection, worker: str, used: float) -> str | None:
+    """Put the accounts right by what a shift used beside what it was charged; return what the worker serves."""
+    row = connection.execute(
+        select(WorkerRow.serving, WorkerRow.charged_seconds).where(WorkerRow.name == worker)
+    ).first()
+    if row is None or row.serving is None:
+        return None
+    found = connection.execute(_SUBMISSIONS.where(SubmissionRow.name == row.serving)).mappings().first()
+    if found is None:  # deleted meanwhile
+        return None
+    one = Submission(**found)
+    more = used - row.charged_seconds
+    study = Account(one.virtual_time)
+    study.settle(more / one.priority)
+    values = {"virtual_time": study.virtual_time, "served_seconds": one.served_seconds + used}
+    connection.execute(update(SubmissionRow).where(SubmissionRow.name == one.name).values(values))
+    had = connection.scalar(select(ShareRow.virtual_time).where(ShareRow.owner == one.owner))
+    if had is not None:
+        owner = Account(had)
+        owner.settle(more)
+        connection.execute(update(ShareRow).where(ShareRow.owner == one.owner).values(virtual_time=owner.virtual_time))
+    connection.execute(update(WorkerRow).where(WorkerRow.name == worker).values(charged_seconds=0.0))
+    return one.name

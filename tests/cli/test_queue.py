@@ -1,0 +1,149 @@
+"""The queue by its commands: submitted here, served by workers elsewhere, told to stop, killed, refused."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bssearch.queue.submission import SubmissionState
+from bssearch.records import TrialState
+from bssearch.settings import CHECKPOINT_DIR_VARIABLE, DATABASE_URL_VARIABLE
+from bssearch.storage.repository import open_store
+from tests.cli.task import UNCONFIRMED, bssearch, space_of
+from tests.cli.worker_process import PATIENCE_S, make_node, worker
+from tests.postgres import Postgres
+
+QUICK = {"confirm": UNCONFIRMED, "budget": {"trials": 3, "trial_train_seconds": 2.0}, "space": space_of(32, 64)}
+LONG = {
+    "confirm": UNCONFIRMED,
+    "budget": {"trials": 2, "trial_train_seconds": 60.0},
+    "pruner": {"name": "none"},
+    "space": {"batch_size": [64], "learning_rate": {"reference_batch": 32, "low": 0.02, "high": 0.2}},
+    "default": {"batch_size": 64, "learning_rate": 0.02},
+    "workload_settings": {"step_seconds": 0.05},
+}
+"""Trials of some seconds."""
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path / 'queue.db'}"
+    postgres: Postgres = request.getfixturevalue("postgres")
+    return postgres.create_database()
+
+
+@pytest.fixture
+def checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "shared"
+    monkeypatch.setenv(CHECKPOINT_DIR_VARIABLE, str(folder))
+    return folder
+
+
+@pytest.fixture
+def here(tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of somebody who submits: nothing lies there, and nothing is to."""
+    monkeypatch.setenv(DATABASE_URL_VARIABLE, url)
+    folder = tmp_path / "here"
+    folder.mkdir()
+    open_store(url).close()
+    return folder
+
+
+def do(here: Path, *words: str) -> str:
+    done = bssearch(*words, cwd=here)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def queue(here: Path) -> dict[str, Any]:
+    found = json.loads(do(here, "queue", "--all", "--format", "json"))
+    assert isinstance(found, dict)
+    return found
+
+
+def states(here: Path) -> dict[str, str]:
+    return {row["study"]: row["state"] for row in queue(here)["submissions"]}
+
+
+@pytest.mark.slow
+def test_two_workers_serve_what_a_third_submits_though_one_is_killed(
+    tmp_path: Path, url: str, here: Path, checkpoints: Path
+) -> None:
+    nodes = [make_node(tmp_path / name, **{**QUICK, "workload_settings": {"step_seconds": 0.02}}) for name in "ab"]
+    for number, owner in enumerate(("ann", "bob", "ann")):
+        do(here, "submit", "task", "budget.trials=3", "--name", f"study-{number}", "--owner", owner)
+    with (
+        worker(nodes[0], url, checkpoints, "--turn-seconds", "5") as first,
+        worker(nodes[1], url, checkpoints, "--turn-seconds", "5", "--until-empty") as second,
+    ):
+        first.wait_for("trial 1 runs")
+        first.process.send_signal(signal.SIGKILL)
+        first.process.wait()
+        assert second.wait() == 0, second.said
+    assert states(here) == dict.fromkeys(("study-0", "study-1", "study-2"), "done"), second.said
+    with open_store(url, write=False) as store:
+        for name in states(here):
+            ended = Counter(trial.state for trial in store.trials(name))
+            assert not ended[TrialState.RUNNING] + ended[TrialState.PAUSED]
+            assert ended.total() - ended[TrialState.LOST] == 3
+    assert list(here.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_a_worker_told_to_stop_gives_its_trial_back_and_another_goes_on_to_the_same_steps(
+    tmp_path: Path, url: str, here: Path, checkpoints: Path
+) -> None:
+    first_node, second_node = (make_node(tmp_path / name, **LONG) for name in "ab")
+    do(here, "submit", "task", "target.value=0.95", "--name", "long")
+    with worker(first_node, url, checkpoints) as first, open_store(url, write=False) as store:
+        first.wait_for("trial 1 runs")
+        until = time.monotonic() + PATIENCE_S
+        while not store.observations("long", 1)[1:]:  # evaluated since its first step: in its middle
+            assert first.process.poll() is None and time.monotonic() < until, first.said
+            time.sleep(0.05)
+        assert store.trial("long", 1).state is TrialState.RUNNING
+        first.process.send_signal(signal.SIGTERM)
+        assert first.wait(30) == 0, first.said
+        stopped = store.trial("long", 1)
+        assert (stopped.state, first.lines[-1][9:]) == (TrialState.PAUSED, "has stopped"), first.said
+        assert store.submission("long").state is SubmissionState.WAITING
+        assert [one.is_here for one in store.workers()] == [False]
+        with worker(second_node, url, checkpoints, "--until-empty") as second:
+            assert second.wait() == 0, second.said
+        trials = store.trials("long")
+        assert len(trials) == 2, "the trial that was stopped is not tried again, it goes on"
+        went_on, outcome = trials[0], trials[0].outcome
+        assert went_on.state is TrialState.REACHED and outcome is not None and outcome.steps_to_target is not None
+        assert stopped.outcome is not None and outcome.steps > stopped.outcome.steps > 0
+    words = ("rerun", "long", "1", "--workload", "task.py:Task", "--format", "json")
+    again = json.loads(do(first_node, *words))
+    assert (again["identical"], again["steps_ratio"]) == (True, 1.0), again
+
+
+@pytest.mark.slow
+def test_a_person_pauses_resumes_and_cancels_what_runs(tmp_path: Path, url: str, here: Path, checkpoints: Path) -> None:
+    node = make_node(tmp_path / "a", **LONG)
+    do(here, "submit", "task", "target.value=0.99", "budget.trials=40", "--name", "one")
+    with worker(node, url, checkpoints) as served, open_store(url, write=False) as store:
+        served.wait_for("trial 1 runs")
+        do(here, "pause", "one")
+        served.wait_for("one: paused: paused by")
+        assert {trial.state for trial in store.trials("one")} <= {TrialState.PAUSED, TrialState.CAPPED}
+        assert states(here) == {"one": "paused"}
+        served.lines.clear()
+        do(here, "resume", "one")
+        served.wait_for("runs: batch 64")
+        assert [row["serving"] for row in queue(here)["workers"]] == ["one"]
+        do(here, "cancel", "one")
+        served.wait_for("one: cancelled: cancelled by")
+        assert {trial.state for trial in store.trials("one")} <= {TrialState.CANCELLED, TrialState.CAPPED}
+        assert store.submission("one").served_seconds > 0
+        served.process.send_signal(signal.SIGTERM)
+        assert served.wait() == 0, served.said

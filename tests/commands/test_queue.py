@@ -1,0 +1,289 @@
+"""A worker and what it is asked for, in this process: what it serves, refuses, and leaves to others."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bssearch.commands.queue.changing import cancel_study, pause_study, resume_study
+from bssearch.commands.queue.listing import queued_studies
+from bssearch.commands.queue.serving import Meter, ended_by
+from bssearch.commands.queue.submitting import asked_in_file, submit_study
+from bssearch.commands.queue.worker import run_worker
+from bssearch.errors import (
+    DatabaseError,
+    InterruptedRunError,
+    LaunchError,
+    OtherDeviceError,
+    QuestionChangedError,
+    SpecError,
+    TargetNotReachedError,
+    UsageError,
+    WorkloadError,
+)
+from bssearch.queue.submission import NewSubmission, SubmissionState
+from bssearch.spec import load_spec
+from bssearch.storage.repository import Store, open_store
+from tests.cli.task import INLINE, UNCONFIRMED, bssearch, space_of
+from tests.cli.worker_process import make_node
+from tests.factories import make_environment, make_trial
+from tests.storage.test_queue import record
+
+QUICK: dict[str, Any] = {
+    "confirm": UNCONFIRMED,
+    "budget": {"trials": 3, "trial_train_seconds": 2.0},
+    "space": space_of(32, 64),
+    "executor": INLINE,
+}
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path / 'queue.db'}"
+
+
+def serve(node: Path, url: str, **options: Any) -> str:
+    """Have a worker serve a node's templates until nothing is left; return what it said."""
+    lines: list[str] = []
+    run_worker(node / "templates.yaml", db=url, until_empty=True, tell=lines.append, **options)
+    return "\n".join(lines)
+
+
+def state(store: Store, name: str) -> tuple[str, str]:
+    found = store.submission(name)
+    return found.state.value, found.reason
+
+
+def put(store: Store, name: str, **changes: Any) -> None:
+    """Store a submission past all that `submit` refuses, as who may write the table could."""
+    values: dict[str, Any] = {"template": "task", "values": {}, "owner": "ann"}
+    store.submit(NewSubmission(name=name, **{**values, **changes}))
+
+
+def test_a_study_is_served_to_its_end_and_says_what_was_found(tmp_path: Path, url: str) -> None:
+    node = make_node(tmp_path / "node", **QUICK)
+    with open_store(url) as store:
+        submit_study(store, "task", {"budget.trials": 4, "space.batch_size": [16, 64]}, name="mine", owner="ann")
+        said = serve(node, url, tags=["a:b"])
+        assert state(store, "mine")[0] == "done" and "reaches accuracy ≥ 0.93" in state(store, "mine")[1], said
+        assert len(store.trials("mine")) == 4
+        assert {trial.configuration.batch_size for trial in store.trials("mine")} <= {16, 32, 64}
+        [row] = queued_studies(store, everything=True).submissions
+        assert (row.trials, row.position, row.share) == (4, None, None) and row.served_seconds > 0
+        [worker] = queued_studies(store, everything=True).workers
+        assert (worker.is_here, worker.tags, worker.serving) == (False, ["a:b"], None) and worker.device is not None
+        assert queued_studies(store).workers == [] == queued_studies(store).submissions
+
+
+def test_a_study_without_a_trial_at_its_target_is_done_and_says_so(tmp_path: Path, url: str) -> None:
+    short = {"budget": {"trials": 3, "trial_train_seconds": 1e-4}}
+    node = make_node(tmp_path / "node", **{**QUICK, **short, "target": {"metric": "accuracy", "value": 0.9999}})
+    with open_store(url) as store:
+        put(store, "vain", values={"budget.trials": 3})
+        serve(node, url)
+        assert state(store, "vain")[0] == "done" and "none of 3 trials reached" in state(store, "vain")[1]
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(
+        ("values", "said"),
+        [
+            ({"budget.trials": 41}, "budget.trials = 41 must be a whole number from 1 to 40"),
+            ({"workload": "evil.py:Evil"}, "workload: the template 'task' does not take it"),
+            ({"command": "rm -rf ."}, "command: the template 'task' does not take it"),
+        ],
+    )
+    def test_a_row_with_other_values_has_failed(
+        self, tmp_path: Path, url: str, values: dict[str, Any], said: str
+    ) -> None:
+        node = make_node(tmp_path / "node", **QUICK)
+        with open_store(url) as store:
+            put(store, "wrong", values=values)
+            assert "wrong: failed" in serve(node, url)
+            assert state(store, "wrong")[0] == "failed" and said in state(store, "wrong")[1]
+            assert store.studies() == []
+
+    def test_values_that_another_worker_takes_are_left_to_it(self, tmp_path: Path, url: str) -> None:
+        node = make_node(tmp_path / "node", values={"budget.trials": {"type": "integer", "low": 1, "high": 2}}, **QUICK)
+        with open_store(url) as store:
+            store.keep_worker(
+                record("other", templates={"task": {"budget.trials": {"type": "integer", "low": 1, "high": 9}}})
+            )
+            put(store, "large", values={"budget.trials": 5})
+            assert "large: waiting: budget.trials = 5 must be" in serve(node, url)
+            assert state(store, "large") == ("waiting", "")
+
+    def test_a_workload_that_is_broken_has_failed_and_resume_puts_it_back(self, tmp_path: Path, url: str) -> None:
+        node = make_node(tmp_path / "node", **QUICK)
+        whole = (node / "task.py").read_text()
+        (node / "task.py").write_text("raise RuntimeError('out of order')")
+        with open_store(url) as store:
+            put(store, "mine")
+            serve(node, url)
+            assert state(store, "mine")[0] == "failed" and "out of order" in state(store, "mine")[1]
+            (node / "task.py").write_text(whole)
+            resume_study(store, "mine")
+            serve(node, url)
+            assert state(store, "mine")[0] == "done"
+
+    def test_a_study_of_another_kind_of_device_stays_and_the_worker_serves_others(
+        self, tmp_path: Path, url: str
+    ) -> None:
+        node = make_node(tmp_path / "node", **QUICK)
+        with open_store(url) as store:
+            for name in ("elsewhere", "mine"):
+                put(store, name)
+            spec = load_spec(node / "task.yaml", ["name=elsewhere"])
+            store.create_study(spec.new_study("ann"))
+            store.bind_environment("elsewhere", replace(make_environment(), device_name="H200"))
+            said = serve(node, url)
+            assert "elsewhere: waiting: the study 'elsewhere' was measured on" in said
+            assert "(left alone here for 600 s)" in said
+            assert (state(store, "elsewhere"), state(store, "mine")[0]) == (("waiting", ""), "done")
+            assert store.trials("elsewhere") == []
+
+    def test_what_needs_other_tags_or_another_template_is_not_touched(self, tmp_path: Path, url: str) -> None:
+        node = make_node(tmp_path / "node", **QUICK)
+        with open_store(url) as store:
+            put(store, "tagged", tags=("gpu:h200", "fast"))
+            put(store, "other", template="other")
+            assert "nothing is left to serve" in serve(node, url, tags=["gpu:h200"])
+            assert [one.served_seconds for one in store.submissions()] == [0.0, 0.0]
+            assert {one.state for one in store.submissions()} == {SubmissionState.WAITING}
+
+    @pytest.mark.parametrize("options", [{"slots": 0}, {"turn_seconds": 0.0}, {"tags": ["no tag"]}])
+    def test_a_worker_s_own_options_are_checked(self, tmp_path: Path, url: str, options: dict[str, Any]) -> None:
+        node = make_node(tmp_path / "node", **QUICK)
+        with pytest.raises(UsageError):
+            serve(node, url, **options)
+
+
+@pytest.mark.parametrize(
+    ("error", "state", "alone"),
+    [
+        (InterruptedRunError("stopped"), SubmissionState.WAITING, 0.0),
+        (TargetNotReachedError("none"), SubmissionState.DONE, 0.0),
+        (LaunchError("no GPU"), SubmissionState.WAITING, 600.0),
+        (OtherDeviceError("another"), SubmissionState.WAITING, 600.0),
+        (DatabaseError("disk full"), SubmissionState.WAITING, 60.0),
+        (OSError("no space left"), SubmissionState.WAITING, 600.0),
+        (WorkloadError("broken"), SubmissionState.FAILED, 0.0),
+        (SpecError("wrong"), SubmissionState.FAILED, 0.0),
+        (QuestionChangedError("other", changes={}, hint=""), SubmissionState.FAILED, 0.0),
+    ],
+)
+def test_whose_fault_an_error_is(error: Exception, state: SubmissionState, alone: float) -> None:
+    end = ended_by(error)
+    assert (end.state, end.alone_seconds) == (state, alone)
+
+
+def test_slot_seconds_are_those_of_trials_and_of_one_slot_without_any() -> None:
+    now = 0.0
+    meter = Meter(lambda line: None, clock=lambda: now)
+    history: Any = None
+    now = 3.0  # loads
+    meter.started(make_trial(1), history)
+    now = 5.0
+    meter.started(make_trial(2), history)
+    now = 9.0
+    meter.ended(make_trial(1), history)
+    assert meter.take() == 3 + 2 + 2 * 4
+    now = 10.0
+    meter.ended(make_trial(2), history)
+    now = 12.0
+    assert meter.take() == 1 + 2
+
+
+class TestSubmitting:
+    @pytest.fixture
+    def store(self, url: str) -> Any:
+        with open_store(url) as opened:
+            yield opened
+
+    def test_what_no_worker_offers_is_refused_at_once(self, store: Store) -> None:
+        submit_study(store, "unknown", {}, name="before")  # no worker has been seen: nothing is known
+        store.keep_worker(record())
+        with pytest.raises(UsageError, match="no worker has a template 'other'; there are digits"):
+            submit_study(store, "other", {}, name="a")
+        with pytest.raises(UsageError, match=r"budget.trials = 10 must be a whole number from 1 to 9"):
+            submit_study(store, "digits", {"budget.trials": 10}, name="a")
+        with pytest.raises(UsageError, match="the template 'digits' does not take it"):
+            submit_study(store, "digits", {"workload": "x.py:X"}, name="a")
+        store.keep_worker(
+            record("wider", templates={"digits": {"budget.trials": {"type": "integer", "low": 1, "high": 99}}})
+        )
+        assert submit_study(store, "digits", {"budget.trials": 10}, name="a").values == {"budget.trials": 10}
+
+    def test_a_file_gives_template_name_and_nested_values(self, tmp_path: Path) -> None:
+        path = tmp_path / "mine.yaml"
+        path.write_text("template: digits\nname: mine\nbudget: {trials: 4}\nspace: {batch_size: [8, 16]}\nseed: 1\n")
+        asked = asked_in_file(path)
+        assert (asked.template, asked.name) == ("digits", "mine")
+        assert asked.values == {"budget.trials": 4, "space.batch_size": [8, 16], "seed": 1}
+
+    @pytest.mark.parametrize(
+        ("text", "said"),
+        [
+            ("workload: digits\ntarget: {value: 1}", "a row of the queue carries no code"),
+            ("template: digits\ncommand: [rm]", "command cannot be submitted"),
+            ("template: digits\nexecutor: {slots: 4}", "executor.slots cannot be submitted"),
+            ("name: mine", "it must say which template"),
+            ("template: digits\nspace: {optimizer: [{name: sgd}]}", "space.optimizer = .* must be a number"),
+            ("template: digits\nseed: null", "seed = None must be a number"),
+            ("- digits", "a submission is a mapping"),
+            ("template: [", "not valid YAML"),
+        ],
+    )
+    def test_a_file_that_carries_anything_else_is_refused(self, tmp_path: Path, text: str, said: str) -> None:
+        path = tmp_path / "mine.yaml"
+        path.write_text(text)
+        with pytest.raises(SpecError, match=said):
+            asked_in_file(path)
+
+    def test_pause_resume_and_cancel_change_the_state(self, store: Store) -> None:
+        put(store, "one")
+        assert pause_study(store, "one").reason.startswith("paused by ")
+        assert resume_study(store, "one").state is SubmissionState.WAITING
+        assert cancel_study(store, "one").state is SubmissionState.CANCELLED
+        with pytest.raises(UsageError, match="'one' is cancelled: it cannot be made paused"):
+            pause_study(store, "one")
+
+
+class TestCommands:
+    @pytest.mark.parametrize(
+        ("words", "code", "said"),
+        [
+            ("digits", 2, "a submission has a name"),
+            ("digits --name a b", 2, "it takes the form KEY=VALUE"),
+            ("digits --name a --not-before tomorrow", 2, "'tomorrow' is no moment"),
+            ("digits --name a --not-before 2026-12-01T08:00", 2, "must say its offset from UTC"),
+            ("digits --name a --priority 0", 2, "priority = 0 must be > 0"),
+            ("digits --name a workload=x.py:X", 2, "workload cannot be submitted"),
+            ("digits --name ../a", 2, "is no name for a study"),
+            ("missing.yaml --name a", 2, "missing.yaml cannot be read"),
+        ],
+    )
+    def test_wrong_words_are_named(self, tmp_path: Path, url: str, words: str, code: int, said: str) -> None:
+        open_store(url).close()
+        done = bssearch("submit", *words.split(), "--db", url, cwd=tmp_path)
+        assert (done.returncode, done.stdout) == (code, "") and said in done.stderr, done.stderr
+        assert "Traceback" not in done.stderr
+
+    def test_what_nobody_submitted_is_not_found(self, tmp_path: Path, url: str) -> None:
+        open_store(url).close()
+        for verb in ("cancel", "pause", "resume"):
+            done = bssearch(verb, "none", "--db", url, cwd=tmp_path)
+            assert (done.returncode, done.stdout) == (3, "") and "nobody has submitted 'none'" in done.stderr
+
+    def test_the_queue_is_shown_to_people(self, tmp_path: Path, url: str) -> None:
+        with open_store(url) as store:
+            store.keep_worker(record())
+            words = ("submit", "digits", "budget.trials=4", "--name", "mine", "--tag", "gpu:h200", "--db", url)
+            assert "mine is queued for " in bssearch(*words, cwd=tmp_path).stdout
+            shown = bssearch("queue", "--db", url, cwd=tmp_path).stdout
+            assert all(word in shown for word in ("mine", "100%", "node-1", "gpu:h200", "digits"))
+            pause_study(store, "mine")
+            assert "mine: paused by" in bssearch("queue", "--db", url, cwd=tmp_path).stdout

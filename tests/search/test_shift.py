@@ -1,0 +1,54 @@
+"""How long a driver serves a study: it makes room, or stops, when it is told from another thread."""
+
+from __future__ import annotations
+
+import pytest
+
+from bssearch.errors import InterruptedRunError
+from bssearch.search.interrupts import Interrupts
+from bssearch.search.shift import Shift
+
+
+def interrupts() -> Interrupts:
+    return Interrupts(on_second=lambda: None)
+
+
+def test_at_its_end_what_runs_goes_on_and_then_it_is_over() -> None:
+    shift, asked = Shift(), interrupts()
+    shift.join(asked, lambda: None)
+    shift.raise_if_over()
+    shift.end()
+    shift.raise_if_over(running=[3])
+    with pytest.raises(InterruptedRunError, match="made room for other studies"):
+        shift.raise_if_over()
+    assert asked.count == 0
+
+
+def test_an_interrupt_reaches_each_driver_once_also_one_that_comes_later() -> None:
+    shift, early, late = Shift(), interrupts(), interrupts()
+    shift.join(early, lambda: None)
+    shift.interrupt()
+    shift.interrupt()
+    shift.join(late, lambda: None)
+    assert (early.count, late.count, shift.is_ending) == (1, 1, True)
+
+
+def test_what_runs_is_killed_by_the_drivers_own_means() -> None:
+    shift, killed = Shift(), []
+    for name in ("one", "two"):
+        shift.join(interrupts(), lambda name=name: killed.append(name))  # type: ignore[misc]
+    shift.kill()
+    assert killed == ["one", "two"]
+
+
+def test_waiting_for_others_counts_from_its_beginning_until_there_is_work() -> None:
+    now = 0.0
+    shift = Shift(clock=lambda: now)
+    assert shift.seconds_waited == 0
+    shift.wait()
+    now = 4.0
+    shift.wait()
+    now = 5.0
+    assert shift.seconds_waited == 5
+    shift.work()
+    assert shift.seconds_waited == 0

@@ -1,0 +1,252 @@
+"""The stored queue, on every kind of database: what is chosen, charged and settled, and who may change what."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from bssearch.errors import DatabaseError, NotFoundError, UsageError
+from bssearch.queue.submission import NewSubmission, SubmissionState, WorkerRecord
+from bssearch.storage import migrate
+from bssearch.storage.access.grants import Roles
+from bssearch.storage.repository import Store, open_store
+from tests.postgres import Postgres
+from tests.storage.conftest import add_study
+
+
+def new(name: str, **changes: Any) -> NewSubmission:
+    return NewSubmission(
+        **{"name": name, "template": "digits", "values": {"budget.trials": 4}, "owner": "ann", **changes}
+    )
+
+
+def record(name: str = "worker", **changes: Any) -> WorkerRecord:
+    values: dict[str, Any] = {
+        "name": name,
+        "user": "ann",
+        "host": "node-1",
+        "tags": ("gpu:h200",),
+        "slots": "auto",
+        "device_name": None,
+        "templates": {"digits": {"budget.trials": {"type": "integer", "low": 1.0, "high": 9.0}}},
+        "seen_at": datetime.now(UTC),
+        "left_at": None,
+        "serving": None,
+        "serving_since": None,
+        "is_here": True,
+    }
+    return WorkerRecord(**{**values, **changes})
+
+
+def served(store: Store, worker: str, names: set[str], *, used: float, charged: float = 10.0) -> str | None:
+    """Serve what comes next for one shift; return its name."""
+    one = store.begin_shift(worker, names, charged)
+    store.end_shift(worker, used)
+    return None if one is None else one.name
+
+
+def test_a_submission_is_stored_as_it_was_made(store: Store) -> None:
+    moment = datetime(2026, 12, 1, 8, 30, tzinfo=UTC)
+    values = {"budget.trials": 4, "space.batch_size": [8, 16], "target.value": 0.97, "training.compile": True}
+    asked = new("toy", values=values, priority=2.5, tags=("gpu:h200", "fast"), not_before=moment)
+    found = store.submit(asked)
+    assert store.submissions() == [found]
+    assert {name: getattr(found, name) for name in ("values", "priority", "tags", "not_before", "owner")} == {
+        "values": values,
+        "priority": 2.5,
+        "tags": ("gpu:h200", "fast"),
+        "not_before": moment,
+        "owner": "ann",
+    }
+    assert (found.state, found.served_seconds, found.has_joined) == (SubmissionState.WAITING, 0.0, False)
+
+
+def test_a_name_is_given_once_among_submissions_and_studies(store: Store) -> None:
+    store.submit(new("toy"))
+    with pytest.raises(UsageError, match="'toy' was submitted by ann already; it is waiting"):
+        store.submit(new("toy", owner="bob"))
+    add_study(store, "stored")
+    with pytest.raises(UsageError, match="there is a study 'stored' already"):
+        store.submit(new("stored"))
+    with pytest.raises(UsageError, match="'no name' is no name for a study"):
+        store.submit(new("no name"))
+
+
+def test_the_least_served_owner_comes_next_then_its_least_served_study(store: Store) -> None:
+    store.keep_worker(record())
+    for name, owner, priority in (("a1", "ann", 1.0), ("a2", "ann", 3.0), ("b", "bob", 1.0)):
+        store.submit(new(name, owner=owner, priority=priority))
+    order = [served(store, "worker", {"a1", "a2", "b"}, used=10.0) for _ in range(16)]
+    assert (order.count("b"), order.count("a2"), order.count("a1")) == (8, 6, 2)
+    assert {one.name: one.served_seconds for one in store.submissions()} == {"a1": 20.0, "a2": 60.0, "b": 80.0}
+
+
+def test_what_is_charged_keeps_the_next_worker_from_the_same_study(store: Store) -> None:
+    for name in ("one", "two"):
+        store.keep_worker(record(name))
+        store.submit(new(f"of-{name}", owner=name))
+    names = {"of-one", "of-two"}
+    chosen = {one.name for worker in ("one", "two") if (one := store.begin_shift(worker, names, 10.0))}
+    assert chosen == names
+
+
+def test_workers_that_choose_at_once_share_alike(url: str) -> None:
+    names = {f"study-{number}" for number in range(4)}
+    with open_store(url) as store:
+        for name in sorted(names):
+            store.submit(new(name, owner=f"of-{name}"))
+
+        def serve(number: int) -> list[str]:
+            with open_store(url) as own:
+                own.keep_worker(record(f"worker-{number}"))
+                return [str(served(own, f"worker-{number}", names, used=10.0)) for _ in range(8)]
+
+        with ThreadPoolExecutor(4) as pool:
+            found = [name for names in pool.map(serve, range(4)) for name in names]
+        assert sorted(found.count(name) for name in names) == pytest.approx([8] * 4, abs=2)
+        assert sum(one.served_seconds for one in store.submissions()) == 320.0
+
+
+def test_a_shift_goes_on_while_nobody_is_further_behind(store: Store) -> None:
+    store.keep_worker(record())
+    store.submit(new("one"))
+    assert store.begin_shift("worker", {"one"}, 10.0) is not None
+    assert store.renew_shift("worker", {"one"}, used=10.0, seconds=10.0)
+    store.submit(new("two", owner="bob"))
+    assert not store.renew_shift("worker", {"one", "two"}, used=10.0, seconds=10.0)
+    store.end_shift("worker", 5.0)
+    assert [one.served_seconds for one in store.submissions()] == [25.0, 0.0]
+    assert served(store, "worker", {"one", "two"}, used=10.0) == "two"
+
+
+def test_a_worker_that_asks_again_is_given_what_it_serves(store: Store) -> None:
+    store.keep_worker(record())
+    for name in ("one", "two"):
+        store.submit(new(name, owner=name))
+    first = store.begin_shift("worker", {"one", "two"}, 10.0)
+    again = store.begin_shift("worker", {"one", "two"}, 10.0)
+    assert first is not None and again is not None and first.name == again.name
+    store.end_shift("worker", 1.0)
+    store.end_shift("worker", 1.0)
+    assert sum(one.served_seconds for one in store.submissions()) == 1.0
+
+
+def test_nothing_is_chosen_before_its_moment(store: Store) -> None:
+    store.keep_worker(record())
+    store.submit(new("later", not_before=datetime.now(UTC) + timedelta(hours=1)))
+    store.submit(new("now", not_before=datetime.now(UTC) - timedelta(hours=1)))
+    assert [served(store, "worker", {"later", "now"}, used=1.0) for _ in range(2)] == ["now", "now"]
+    assert store.ledger().order() == ["now"]
+
+
+def test_states_change_as_a_person_and_a_worker_may_change_them(store: Store) -> None:
+    store.keep_worker(record())
+    store.submit(new("one"))
+    assert store.set_submission("one", SubmissionState.PAUSED, "by me").reason == "by me"
+    assert served(store, "worker", {"one"}, used=1.0) is None
+    store.set_submission("one", SubmissionState.WAITING, "")
+    assert store.begin_shift("worker", {"one"}, 10.0) is not None
+    store.set_submission("one", SubmissionState.CANCELLED, "by me")
+    store.end_shift("worker", 1.0, SubmissionState.DONE, "found")  # too late
+    assert store.submission("one").state is SubmissionState.CANCELLED
+    store.set_submission("one", SubmissionState.WAITING, "")
+    store.begin_shift("worker", {"one"}, 10.0)
+    store.end_shift("worker", 1.0, SubmissionState.DONE, "found")
+    assert (store.submission("one").state, store.submission("one").reason) == (SubmissionState.DONE, "found")
+    with pytest.raises(UsageError, match="'one' is done: it cannot be made waiting"):
+        store.set_submission("one", SubmissionState.WAITING, "")
+    with pytest.raises(NotFoundError, match="nobody has submitted 'other'") as caught:
+        store.submission("other")
+    assert caught.value.hint == "the last ones are one"
+
+
+def test_a_worker_is_here_until_it_leaves_or_is_not_seen(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    store.keep_worker(record())
+    store.keep_worker(record(device_name="H200"))
+    [found] = store.workers()
+    assert (found.is_here, found.device_name, found.tags) == (True, "H200", ("gpu:h200",))
+    assert found.templates == record().templates
+    store.beat("worker", left=True)
+    assert [one.is_here for one in store.workers()] == [False]
+    store.beat("worker")
+    assert [one.is_here for one in store.workers()] == [True]
+    monkeypatch.setattr("bssearch.storage.queue.SEEN_WITHIN_S", -1.0)
+    assert [one.is_here for one in store.workers()] == [False]
+    monkeypatch.setattr("bssearch.storage.queue.FORGOTTEN_AFTER", timedelta(seconds=-1))
+    store.keep_worker(record("new"))
+    assert [one.name for one in store.workers()] == []
+
+
+def test_a_study_that_waits_in_the_queue_keeps_its_name_and_one_that_is_over_takes_it_along(store: Store) -> None:
+    store.submit(new("toy"))
+    store.submit(new("taken"))
+    add_study(store, "toy")
+    for state in (SubmissionState.WAITING, SubmissionState.PAUSED):
+        store.set_submission("toy", state, "")
+        refused = f"it is in the queue, and {state}"
+        with pytest.raises(UsageError, match=refused):
+            store.rename_study("toy", "other")
+        with pytest.raises(UsageError, match=refused):
+            store.archive_study("toy")
+        with pytest.raises(UsageError, match=refused):
+            store.delete_study("toy")
+    store.set_submission("toy", SubmissionState.CANCELLED, "")
+    with pytest.raises(UsageError, match="'taken' is the name of a study in the queue"):
+        store.rename_study("toy", "taken")
+    store.rename_study("toy", "other")
+    store.archive_study("other")
+    assert [one.name for one in store.submissions()] == ["other", "taken"]
+    store.delete_study("other")
+    assert [one.name for one in store.submissions()] == ["taken"]
+
+
+class TestLogins:
+    """On a server a submission is its login's, whose worker serves it or not."""
+
+    @pytest.fixture
+    def team(self, postgres: Postgres) -> str:
+        url = postgres.create_database()
+        migrate.upgrade(url, Roles("queuing"))
+        for login, role in (("una", "writer"), ("ugo", "writer"), ("uma", "owner")):
+            postgres.execute(
+                f"DO $$ BEGIN IF NOT EXISTS (SELECT FROM pg_roles WHERE rolname = '{login}') "
+                f"THEN CREATE ROLE {login} LOGIN; END IF; END $$",
+                f"GRANT queuing_{role} TO {login}",
+            )
+        return url
+
+    def as_login(self, team: str, login: str) -> Store:
+        return open_store(team.replace("postgres@", f"{login}@"))
+
+    def test_another_login_serves_it_and_cannot_change_it(self, team: str) -> None:
+        with self.as_login(team, "una") as una, self.as_login(team, "ugo") as ugo, self.as_login(team, "uma") as uma:
+            found = una.submit(new("one"))
+            assert found.login == "una"
+            ugo.keep_worker(record())
+            assert served(ugo, "worker", {"one"}, used=3.0) == "one"
+            for state in (SubmissionState.PAUSED, SubmissionState.CANCELLED):
+                with pytest.raises(DatabaseError, match=r"'one' may be cancelled, paused, .* by una, who submitted it"):
+                    ugo.set_submission("one", state, "")
+            uma.set_submission("one", SubmissionState.PAUSED, "")
+            with pytest.raises(DatabaseError, match="may be cancelled"):
+                ugo.set_submission("one", SubmissionState.WAITING, "")
+            una.set_submission("one", SubmissionState.WAITING, "")
+            ugo.begin_shift("worker", {"one"}, 10.0)
+            ugo.end_shift("worker", 1.0, SubmissionState.FAILED, "its values are wrong")
+            assert una.submission("one").state is SubmissionState.FAILED
+
+    @pytest.mark.parametrize("column", ["template", "owner", "priority", "login", "values"])
+    def test_nobody_but_an_owner_changes_what_was_asked_for(self, team: str, postgres: Postgres, column: str) -> None:
+        import psycopg
+
+        with self.as_login(team, "una") as una:
+            una.submit(new("one"))
+        database = team.partition("@/")[2].partition("?")[0]
+        with (
+            pytest.raises(psycopg.errors.InsufficientPrivilege),
+            psycopg.connect(f"host={postgres.folder} user=una dbname={database}") as connection,
+        ):
+            connection.execute(f'UPDATE bss_submission SET "{column}" = "{column}"'.encode())
