@@ -267,6 +267,7 @@ def test_what_a_spec_leaves_out_has_its_default() -> None:
             "device": "auto",
             "hang_seconds": 300.0,
             "memory_limit_gib": None,
+            "address": None,
         },
         "log": [],
     }

@@ -287,6 +287,7 @@ def local(
             given=given,
             default=default,
             compile_mode=compile_mode if spec.training.record.leave_open else None,
+            address=spec.executor.address,
         )
         return make_executor(spec.executor.name, settings)
 

@@ -18,6 +18,7 @@ import pytest
 
 from bssearch.errors import LaunchError, WorkloadError
 from bssearch.executors.base import Ended, ExecutorSettings, Observed
+from bssearch.executors.failures import Death
 from bssearch.executors.inline import InlineExecutor
 from bssearch.executors.local import LocalExecutor
 from bssearch.executors.messages import Load, Loaded
@@ -146,8 +147,8 @@ class Recording:
 
     def send(self, command: object) -> None: ...
     def kill(self) -> None: ...
-    def bury(self) -> int:
-        return -signal.SIGKILL
+    def bury(self) -> Death:
+        return Death(-signal.SIGKILL)
 
 
 def test_a_trial_is_told_with_the_gpu_of_its_slot_though_the_worker_died(tmp_path: Path) -> None:
