@@ -259,7 +259,7 @@ def test_trials_that_share_a_device_are_contended_and_a_kill_cancels_them_at_onc
         ended = outcomes(events)
         assert ended[1].contended and ended[2].contended
         assert {event.number for event in events if isinstance(event, Observed)} == {1, 2}
-        assert not any(executor._trials_on("cpu"))
+        assert not any(executor._trials_on(("", "cpu")))
 
         executor.submit(request_endless_trial(3, "hang"))
         executor.submit(request_endless_trial(4))

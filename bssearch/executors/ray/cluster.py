@@ -116,7 +116,7 @@ def said_by(error: Exception) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if not lines:
         return type(error).__name__
-    return lines[-1] if "Traceback" in str(error) else lines[0]
+    return lines[-1] if any(line.startswith('File "') for line in lines) else lines[0]
 
 
 def _imported() -> Any:
@@ -140,20 +140,24 @@ def _quiet() -> Mapping[str, Any]:
 
 @contextmanager
 def _unchanged_by_ray() -> Iterator[None]:
-    """Keep Ray from what is this process's own: the secrets in its environment and command line, and its signals.
+    """Keep Ray from what is this process's own: its environment and command line, which may have secrets, and stdout.
 
-    Ray's processes inherit the environment, a cluster keeps the command line of each driver for all to see, and SIGTERM
-    would no longer be what it was.
+    Ray's processes inherit the environment, and a cluster keeps the command line of each driver for all to see. What
+    happens to other processes Ray would print, and SIGTERM would no longer be what it was.
     """
-    import ray._private.utils as utils
-
+    private = importlib.import_module("ray._private")
+    instead = {
+        (private.utils, "get_entrypoint_name"): lambda: "bssearch",
+        (private.worker, "listen_error_messages"): lambda *_: None,
+    }
     in_main_thread = threading.current_thread() is threading.main_thread()
     before = signal.getsignal(signal.SIGTERM)
     secrets = {name: os.environ.pop(name) for name in SECRETS if name in os.environ}
     try:
         with ExitStack() as stack:
-            if hasattr(utils, "get_entrypoint_name"):
-                stack.enter_context(patch.object(utils, "get_entrypoint_name", lambda: "bssearch"))
+            for (module, name), function in instead.items():
+                if hasattr(module, name):
+                    stack.enter_context(patch.object(module, name, function))
             yield
     finally:
         os.environ.update(secrets)

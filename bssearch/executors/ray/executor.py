@@ -190,7 +190,8 @@ class RayExecutor(SlotExecutor):
     def _placed(self, slot: Slot, seat: _Seat) -> Place:
         """Wait until the slot's actor has a node; raise `LaunchError` where it gets none, or one that will not do."""
         ray = self._cluster.ray
-        needs = f"{self._settings.threads} CPUs" + (" and a GPU" if self._gpus else "")
+        threads = self._settings.threads
+        needs = f"{threads} CPU{'s' * (threads > 1)}" + (" and a GPU" if self._gpus else "")
         try:
             place: Place = ray.get(seat.asked, timeout=PLACE_SECONDS)
             self._check(slot, place)

@@ -105,12 +105,14 @@ class ActorWorker:
                     self._actor.hear.remote(HEAR_SECONDS), timeout=HEAR_SECONDS + SILENCE_SECONDS
                 )
                 self._take(heard)
-        except OSError as error:
-            self._end(TrialState.FAILED, f"the log {self.log} cannot be written: {error.strerror}")
-        except self._ray.exceptions.GetTimeoutError:
+        except self._ray.exceptions.GetTimeoutError:  # which is an OSError, too
             self._end(TrialState.LOST, f"{self.machine} has not answered for {SILENCE_SECONDS:g} s")
+        except self._ray.exceptions.RayTaskError as error:  # this may be any error that the actor has raised
+            self._end(TrialState.FAILED, f"the worker cannot be served on {self.machine}: {said_by(error)}")
         except self._ray.exceptions.RayError as error:
             self._end(TrialState.LOST, f"lost with its Ray actor on {self.machine}: {said_by(error)}")
+        except OSError as error:
+            self._end(TrialState.FAILED, f"the log {self.log} cannot be written: {error.strerror}")
         finally:
             self._inbox.put((self, None))
 
