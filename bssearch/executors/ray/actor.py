@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import platform
 import queue
+import threading
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -56,6 +57,7 @@ class SlotActor:
         self._inbox: Inbox = queue.SimpleQueue()
         self._waiting: list[Reply | None] = []
         self._death: Death | None = None
+        self._burial = threading.Lock()
         self._log_passed = self._log_due = 0
 
     def place(self, current: str, folder: str) -> Place:
@@ -108,8 +110,9 @@ class SlotActor:
             self._worker.kill()
 
     def leave(self) -> None:
-        """Kill the worker, and remove what it has printed."""
-        self.kill()
+        """End the worker, and remove what it has printed."""
+        self._bury()
+        self._home.shutdown()
         self._logs.close()
 
     def _listen(self, seconds: float) -> None:
@@ -118,9 +121,14 @@ class SlotActor:
             self._waiting.append(self._inbox.get(timeout=seconds)[1])
             while True:
                 self._waiting.append(self._inbox.get_nowait()[1])
-        if None in self._waiting and self._worker is not None:
-            self._death = self._worker.bury()
+        if None in self._waiting:
+            self._bury()
         self._log_due = self._log.stat().st_size
+
+    def _bury(self) -> None:
+        with self._burial:
+            if self._worker is not None and self._death is None:
+                self._death = self._worker.bury()
 
     def _next_of_log(self) -> bytes:
         with self._log.open("rb") as file:
