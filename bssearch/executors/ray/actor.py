@@ -9,6 +9,7 @@ import os
 import platform
 import queue
 import threading
+import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -19,11 +20,15 @@ from pathlib import Path
 from bssearch.executors.driven_worker import Inbox
 from bssearch.executors.failures import Death
 from bssearch.executors.log_folder import LogFolder
-from bssearch.executors.messages import Reply, TrialEnded, decode_command, encode
+from bssearch.executors.messages import Heartbeat, Reply, TrialEnded, TrialObserved, decode_command, encode
 from bssearch.executors.process import WorkerProcess
 
 MOST_LOG_BYTES = 1 << 16
 """Of a log as much is passed on at a time: a choice; Ray passes less than 100 KiB on without a store for objects."""
+
+GATHER_SECONDS = 0.05
+"""How long an evaluation may wait for the next ones: a choice. Each answer of an actor takes a millisecond of a CPU,
+which short steps that are evaluated often would lack."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +124,9 @@ class SlotActor:
         """Wait for replies, and take in all that there are; bury a worker that has ended."""
         with suppress(queue.Empty):
             self._waiting.append(self._inbox.get(timeout=seconds)[1])
-            while True:
-                self._waiting.append(self._inbox.get_nowait()[1])
+            gathered = time.monotonic() + GATHER_SECONDS
+            while isinstance(self._waiting[-1], TrialObserved | Heartbeat):
+                self._waiting.append(self._inbox.get(timeout=max(0.0, gathered - time.monotonic()))[1])
         if None in self._waiting:
             self._bury()
         self._log_due = self._log.stat().st_size
