@@ -78,6 +78,7 @@ class ScriptedWorker:
         self.slot = slot
         self.log = log
         self.place = ""
+        self.pid = 0
         self.environment = environment
         self.told: list[Command] = []
         self.last_heard = time.monotonic()
