@@ -13,7 +13,19 @@ from pathlib import Path
 import psutil
 
 from bssearch.executors.base import ExecutorSettings
-from bssearch.executors.messages import Load, Loaded, Refused, Reply, Run, Stop, TrialEnded, decode_reply, encode
+from bssearch.executors.messages import (
+    Describe,
+    Described,
+    Load,
+    Loaded,
+    Refused,
+    Reply,
+    Run,
+    Stop,
+    TrialEnded,
+    decode_reply,
+    encode,
+)
 from bssearch.executors.ray.actor import MOST_LOG_BYTES, Heard, SlotActor
 from bssearch.records import TrialState
 from tests.executors.line_workload import request_endless_trial, write_workload
@@ -57,6 +69,7 @@ def until(actor: SlotActor, kind: type[Reply]) -> list[Reply]:
         replies += [decode_reply(line) for line in one.replies]
         if any(isinstance(reply, kind | Refused) for reply in replies):
             return replies
+        assert one.death is None, one
     raise AssertionError(f"no {kind.__name__}; so far {replies}")
 
 
@@ -88,14 +101,26 @@ def test_a_stop_goes_in_and_a_dead_worker_is_told_once_with_its_signal(tmp_path:
         assert not psutil.pid_exists(actor._worker.pid)
 
 
-def test_a_worker_outlives_the_call_that_has_started_it(tmp_path: Path) -> None:
-    with started(tmp_path) as actor:
-        actor.kill()
-        while next(heard(actor)).death is None:
-            pass
-        call = threading.Thread(target=actor.start, args=(0, 1, {}))
-        call.start()
-        call.join()
+def test_a_worker_outlives_the_thread_that_asked_for_it(tmp_path: Path) -> None:
+    write_workload(tmp_path)
+    actor, has_loaded = SlotActor(), threading.Event()
+
+    def call() -> None:
+        actor.start(0, 1, {})
+        has_loaded.wait()  # Linux tells a process of the end of a thread only after it has asked for that
+
+    thread = threading.Thread(target=call)
+    thread.start()
+    try:
+        while actor._worker is None:
+            time.sleep(0.01)
         settings = ExecutorSettings(workload="line.py:Line", folder=tmp_path, device="cpu")
         actor.tell(encode(Load.of(settings, 0)))
         assert isinstance(until(actor, Loaded)[-1], Loaded)
+        has_loaded.set()
+        thread.join()
+        actor.tell(encode(Describe()))
+        assert isinstance(until(actor, Described)[-1], Described)
+    finally:
+        has_loaded.set()
+        actor.leave()
