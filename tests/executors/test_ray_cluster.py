@@ -81,6 +81,10 @@ def test_an_actor_and_a_node_that_are_killed_are_each_a_lost_trial_and_no_other(
     cluster: Any, executor: RayExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert executor.slots == 2
+    jobs = executor._cluster.ray._private.state.jobs()
+    assert [job["Entrypoint"] for job in jobs if not job["IsDead"]] == ["bssearch"], (
+        "a command line may have a password"
+    )
     for number in (1, 2):
         executor.submit(request_endless_trial(number))
     wait_for(executor, lambda events: trained(events) == {1, 2})

@@ -19,10 +19,11 @@ from bssearch.executors.base import Ended, ExecutorSettings, make_executor
 from bssearch.executors.messages import Load
 from bssearch.executors.ray import executor as ray_executor
 from bssearch.executors.ray import worker
+from bssearch.executors.ray.actor import Heard
 from bssearch.executors.ray.cluster import Cluster, Node, said_by
 from bssearch.executors.ray.executor import RayExecutor
 from bssearch.records import TrialState
-from tests.executors.fake_ray import Actor, FakeRay
+from tests.executors.fake_ray import Actor, FakeRay, RayTaskError
 from tests.executors.line_workload import outcomes, request_trial, wait_for
 
 GPU_NODES = [Node("a", 8, 2), Node("b", 8, 2)]
@@ -206,6 +207,30 @@ def test_a_disk_that_takes_no_more_fails_the_trial_by_name(monkeypatch: pytest.M
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert failed.state is TrialState.FAILED
     assert failed.reason == f"the log {tmp_path / 'slot-0.log'} cannot be written: File too large"
+
+
+def test_what_is_no_reply_and_what_an_actor_raises_fail_the_trial_and_end_the_actor(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def raises(self: Actor, seconds: float) -> Heard:
+        raise RayTaskError('ray::SlotActor.hear()\n  File "actor.py"\nOSError: [Errno 28] No space left on device')
+
+    hear = Actor.do_hear
+    for other, reason in (
+        (
+            lambda self, seconds: replace(hear(self, seconds), replies=(b"{}\n",)),
+            "what came from host of a is no reply",
+        ),
+        (raises, "the worker cannot be served on host of a: OSError: [Errno 28] No space left on device"),
+    ):
+        here = actors("a")
+        with opened(FakeRay(here[:], GPU_NODES), monkeypatch) as executor:
+            executor.submit(request_trial(1))
+            monkeypatch.setattr(Actor, "do_hear", other)
+            failed = outcomes(wait_for(executor, lambda events: 1 in outcomes(events)))[1]
+            assert failed.state is TrialState.FAILED and failed.reason.startswith(reason)
+            assert here[0].is_killed
+        monkeypatch.setattr(Actor, "do_hear", hear)
 
 
 def test_of_an_error_of_rays_the_line_that_says_it_is_kept() -> None:

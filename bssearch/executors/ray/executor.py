@@ -76,7 +76,7 @@ class RayExecutor(SlotExecutor):
             nodes = self._cluster.nodes()
             self._gpus = _gpus_of_a_slot(settings, nodes)
             self._room = _room(settings, nodes, self._gpus)
-        except UsageError:
+        except BaseException:
             self._cluster.close()
             raise
         slots = self._room if settings.slots == "auto" else settings.slots

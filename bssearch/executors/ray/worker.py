@@ -113,6 +113,8 @@ class ActorWorker:
             self._end(TrialState.LOST, f"lost with its Ray actor on {self.machine}: {said_by(error)}")
         except OSError as error:
             self._end(TrialState.FAILED, f"the log {self.log} cannot be written: {error.strerror}")
+        except ValueError as error:
+            self._end(TrialState.FAILED, f"what came from {self.machine} is no reply: {error}")
         finally:
             self._inbox.put((self, None))
 
@@ -129,4 +131,5 @@ class ActorWorker:
     def _end(self, state: TrialState, reason: str) -> None:
         """Note a death that is not the worker's own, and end the actor, which may live on."""
         self._death = Death(0, verdict=(state, reason))
-        self._ray.kill(self._actor, no_restart=True)
+        with suppress(self._ray.exceptions.RayError):
+            self._ray.kill(self._actor, no_restart=True)
