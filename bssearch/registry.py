@@ -51,6 +51,7 @@ BUILT_IN: Mapping[Kind, Mapping[str, str]] = {
     "executors": {
         "local": "bssearch.executors.local:LocalExecutor",
         "inline": "bssearch.executors.inline:InlineExecutor",
+        "ray": "bssearch.executors.ray.executor:RayExecutor",
     },
     "importers": {
         "runs": "bssearch.importers.runs:import_runs",

@@ -48,6 +48,12 @@ def test_a_fixed_value_of_the_space_is_that_of_a_default_that_leaves_it_out() ->
         make_spec(default=default)
 
 
+def test_an_address_is_for_the_executor_ray() -> None:
+    assert make_spec(executor={"name": "ray", "address": "auto"}).executor.address == "auto"
+    with pytest.raises(ValueError, match="address is for the executor ray; the executor is local"):
+        make_spec(executor={"address": "auto"})
+
+
 def test_a_gib_is_2_to_the_30th() -> None:
     assert make_spec(executor={"memory_limit_gib": 0.5}).executor.memory_limit_bytes == 2**29
 
@@ -267,6 +273,7 @@ def test_what_a_spec_leaves_out_has_its_default() -> None:
             "device": "auto",
             "hang_seconds": 300.0,
             "memory_limit_gib": None,
+            "address": None,
         },
         "log": [],
     }

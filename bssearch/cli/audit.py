@@ -48,7 +48,7 @@ def audit(
     from bssearch.commands.audit import audit_study
     from bssearch.commands.opening import stored_spec
 
-    spec = stored_spec(study, db=db, runs_code=workload is None and not no_run)
+    spec = stored_spec(study, db=db, runs_code=workload is None and not no_run, connects=not no_run)
     with watch() as listener:
         found = audit_study(
             spec,

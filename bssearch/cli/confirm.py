@@ -55,7 +55,7 @@ def confirm(
     from bssearch.commands.confirm import confirm_study, with_confirmation
     from bssearch.commands.opening import stored_spec
 
-    spec = stored_spec(study, db=db, to_run=True, runs_code=workload is None)
+    spec = stored_spec(study, db=db, to_run=True, runs_code=workload is None, connects=True)
     if not to_budget:
         spec = with_confirmation(spec, runs=runs, max_runs=max_runs, train_seconds=train_seconds)
     with watch() as listener:

@@ -25,9 +25,9 @@ from bssearch.workloads.base import SHIPPED, lies_in_no_file
 def remember(spec: StudySpec, study: StudyRecord, folder: Path) -> None:
     """Record that this user runs a study with this workload; where nothing can be written, nothing is remembered.
 
-    A workload's file is looked up in ``folder``: what is remembered is its content.
+    A workload's file is looked up in ``folder``: what is remembered is its content. So is a cluster's address.
     """
-    if spec.workload in SHIPPED:
+    if spec.workload in SHIPPED and spec.executor.address is None:
         return
     file = _file(study)
     text = _text(spec, folder)
@@ -67,6 +67,26 @@ def refuse_unknown(spec: StudySpec, study: StudyRecord, folder: Path) -> None:
         )
 
 
+def refuse_unknown_address(spec: StudySpec, study: StudyRecord) -> None:
+    """Raise `UsageError` where a stored study names a cluster on which this user has not run it from this machine.
+
+    What a cluster sends is taken for Python's objects: who chooses the cluster can run code here.
+    """
+    address = spec.executor.address
+    if address is None:
+        return
+    try:
+        is_known = json.loads(_file(study).read_text(encoding="utf-8")).get("address") == address
+    except (OSError, ValueError):
+        is_known = False
+    if not is_known:
+        raise UsageError(
+            f"the stored study {study.name!r} names the cluster executor.address = {address!r}, on which you have not "
+            "run it from this machine: nothing is connected to on a database's word alone",
+            hint="`bssearch run` of your spec with this address makes it known",
+        )
+
+
 def refuse_where_in_no_file(spec: StudySpec) -> None:
     """Raise `UsageError` where a spec names no workload, or one that was given from Python and lies in no file."""
     if spec.workload == GIVEN_IN_PYTHON:
@@ -99,6 +119,8 @@ def _text(spec: StudySpec, folder: Path) -> str:
         "executor": spec.executor.name,
         "sha256": _digest(folder / _location(spec)),
     }
+    if spec.executor.address is not None:
+        told["address"] = spec.executor.address
     if spec.is_program:
         told |= {name: getattr(spec, name) for name in OF_PROGRAMS}
         told["files"] = {name: digest_of(file) for name, file in files_of(spec.command, folder).items()}

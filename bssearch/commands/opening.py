@@ -21,7 +21,7 @@ from bssearch.commands.agreement import (
     workload_has_changed,
 )
 from bssearch.commands.display.progress import watched
-from bssearch.commands.known_workloads import refuse_unknown, remember
+from bssearch.commands.known_workloads import refuse_unknown, refuse_unknown_address, remember
 from bssearch.commands.launching.decided import decided_mode, decided_otherwise
 from bssearch.commands.launching.naming import INLINE, in_this_process, named, with_workload
 from bssearch.commands.launching.reporting import reported
@@ -244,12 +244,15 @@ def _telling_of_a_wait(spec: StudySpec, listener: Listener) -> Iterator[None]:
         timer.cancel()
 
 
-def stored_spec(study: str, *, db: str | None = None, to_run: bool = False, runs_code: bool = False) -> StudySpec:
+def stored_spec(
+    study: str, *, db: str | None = None, to_run: bool = False, runs_code: bool = False, connects: bool = False
+) -> StudySpec:
     """Return the spec of a stored study of which there is an answer; ``to_run`` where more of it is to be run.
 
     Raises `NotFoundError`, `DatabaseError`, `TargetNotReachedError` where no trial reached the target, and, ``to_run``,
     `UsageError` where its runs were imported. With ``runs_code`` the workload that it names is to be run: `UsageError`
-    where this user has not done so before (`bssearch.commands.known_workloads`).
+    where this user has not done so before (`bssearch.commands.known_workloads`); that, too, where it ``connects`` to a
+    cluster that the spec names and that is not known.
     """
     with open_store(db, write=False) as store:
         record = store.study(study)
@@ -262,6 +265,8 @@ def stored_spec(study: str, *, db: str | None = None, to_run: bool = False, runs
         answer(store, study)
     if runs_code and not spec.is_imported:
         refuse_unknown(spec, record, Path())
+    if connects and not spec.is_imported:
+        refuse_unknown_address(spec, record)
     return spec
 
 
@@ -294,6 +299,7 @@ def local(
             given=given,
             default=default,
             compile_mode=compile_mode if spec.training.record.leave_open else None,
+            address=spec.executor.address,
         )
         return make_executor(spec.executor.name, settings)
 

@@ -20,7 +20,7 @@ from pydantic import Field
 from bssearch.analysis.objectives.base import objective_of
 from bssearch.analysis.shape import Model
 from bssearch.batch_schedule import sizes_in_words
-from bssearch.commands.known_workloads import refuse_unknown
+from bssearch.commands.known_workloads import refuse_unknown, refuse_unknown_address
 from bssearch.commands.opening import ExecutorFactory, Launch, described
 from bssearch.commands.unstored import run_request
 from bssearch.errors import NotFoundError, UsageError
@@ -211,6 +211,7 @@ def rerun(
         stored = stored_trial(store, study, trial)
     if workload is None:
         refuse_unknown(stored.spec, stored.study, Path(folder))
+    refuse_unknown_address(stored.spec, stored.study)
     listener = listener or Listener()
     launch = Launch(
         folder=folder,

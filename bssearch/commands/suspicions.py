@@ -157,7 +157,7 @@ def _about_the_spec(evidence: Evidence) -> Iterator[tuple[str, str]]:
             f"budget.trial_train_seconds = {spec.budget.trial_train_seconds:g}",
         )
     wanted, cores = spec.executor.least_slots * spec.executor.threads, os.cpu_count() or 1
-    if evidence.found.environment.device_type == "cpu" and wanted > cores:
+    if evidence.found.environment.device_type == "cpu" and wanted > cores and spec.executor.address is None:
         yield (
             "more_threads_than_cores",
             f"executor.slots × executor.threads = {wanted} on {cores} cores: trials slow each other down",

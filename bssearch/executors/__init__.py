@@ -1,1 +1,1 @@
-"""Where trials run: in worker processes (`local`) or in this process (`inline`); each passes one contract suite."""
+"""Where trials run: in worker processes here (`local`) or on a cluster (`ray`), or in this process (`inline`)."""

@@ -71,6 +71,7 @@ class ExecutorSettings:
     user's own of the default, by ``model.NAME`` and ``loss.NAME``: the workload is described with these. ``optimizers``
     are the names of those that trials may have: what bssearch needs for them must be there. What ``training`` leaves
     open is as in ``compile_mode``; without one it is decided on the device at the configuration ``default``.
+    ``address`` is that of a Ray cluster, for the executor ``ray``: ``auto`` or ``HOST:PORT``.
     """
 
     workload: str
@@ -91,6 +92,7 @@ class ExecutorSettings:
     optimizers: tuple[str, ...] = ()
     default: Configuration | None = None
     compile_mode: str | None = None
+    address: str | None = None
 
     @property
     def is_settled(self) -> bool:

@@ -81,6 +81,15 @@ def uuid_of(device: str) -> str | None:
     return device_uuid(torch.device(device))
 
 
+def name_of(device: str) -> str:
+    """Return of which kind a device of this process is, as a study's environment names it."""
+    import torch
+
+    from bssearch.training.environment import device_name
+
+    return device_name(torch.device(device))
+
+
 def _idle_ones(devices: list[torch.device], allow_busy: bool) -> list[torch.device]:
     from bssearch.training.nvml import other_processes
 

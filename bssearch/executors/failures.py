@@ -6,7 +6,9 @@ import os
 import signal
 import sysconfig
 import traceback
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 from bssearch.errors import BSSearchError, WorkloadError
 from bssearch.records import TrialState
@@ -68,24 +70,52 @@ def describe_exit(return_code: int) -> str:
     return f"worker killed by {name} (signal {-return_code})"
 
 
+@dataclass(frozen=True, slots=True)
+class Death:
+    """How a worker process ended: with ``return_code`` (negative: the signal that killed it).
+
+    ``killed_by_kernel`` is whether the kernel has killed a process of its machine for want of memory meanwhile, None
+    where it does not say. Where the process went with its machine, or was ended for a reason of ours, the ``verdict``
+    says that, and the rest is not known.
+    """
+
+    return_code: int
+    killed_by_kernel: bool | None = None
+    verdict: tuple[TrialState, str] | None = None
+
+    @classmethod
+    def since(cls, kernel_kills_before: int | None, return_code: int) -> Self:
+        """Return the death of a process of this machine, with what `kernel_memory_kills` was before."""
+        kills = kernel_memory_kills()
+        if kernel_kills_before is None or kills is None:
+            return cls(return_code)
+        return cls(return_code, killed_by_kernel=kills > kernel_kills_before)
+
+    def judged(self, last_words: str | None = None) -> tuple[TrialState, str]:
+        """Return the state and the reason of a trial whose worker died so under it.
+
+        ``last_words`` are those of `words_of_no_memory`: a library that gets no memory may end the process in any way.
+        """
+        if self.verdict is not None:
+            return self.verdict
+        reason = describe_exit(self.return_code)
+        if self.return_code == -signal.SIGKILL and self.killed_by_kernel is not None:
+            if self.killed_by_kernel:
+                return TrialState.OOM, f"{reason} by the kernel, out of host memory"
+            return TrialState.FAILED, f"{reason}, from outside"
+        if last_words is not None and self.return_code not in (0, -signal.SIGKILL):
+            return TrialState.OOM, f"{reason}, out of memory: {last_words}"
+        return TrialState.FAILED, reason
+
+
 def judge_exit(
     return_code: int, kernel_kills_before: int | None, last_words: str | None = None
 ) -> tuple[TrialState, str]:
-    """Return the state and the reason of a trial whose worker process ended under it.
+    """Return the state and the reason of a trial whose process ended under it on this machine; see `Death`.
 
-    ``kernel_kills_before`` is `kernel_memory_kills` from when the trial started: where it has grown and the
-    worker fell to SIGKILL, the kernel took it for want of memory. ``last_words`` are those of `words_of_no_memory`: a
-    library that gets no memory may end the process in any other way.
+    ``kernel_kills_before`` is `kernel_memory_kills` from when the trial started.
     """
-    reason = describe_exit(return_code)
-    kills = kernel_memory_kills()
-    if return_code == -signal.SIGKILL and kernel_kills_before is not None and kills is not None:
-        if kills > kernel_kills_before:
-            return TrialState.OOM, f"{reason} by the kernel, out of host memory"
-        return TrialState.FAILED, f"{reason}, from outside"
-    if last_words is not None and return_code not in (0, -signal.SIGKILL):
-        return TrialState.OOM, f"{reason}, out of memory: {last_words}"
-    return TrialState.FAILED, reason
+    return Death.since(kernel_kills_before, return_code).judged(last_words)
 
 
 def judge_command(code: int, kernel_kills_before: int | None, printed: str) -> tuple[TrialState, str]:

@@ -194,12 +194,14 @@ class Assign:
 class Loaded:
     """The workload is loaded; ``device`` is the one it is on, ``revision`` that of its file, where it has one.
 
-    ``device_uuid`` says which GPU that is (`bssearch.executors.devices.uuid_of`). Slots take turns over ``devices``.
+    ``device_uuid`` says which GPU that is (`bssearch.executors.devices.uuid_of`), ``device_name`` of which kind the
+    device is. Slots take turns over ``devices``.
     """
 
     device: str
     revision: str | None = None
     device_uuid: str | None = None
+    device_name: str | None = None
     devices: int = 1
     kind: Literal["loaded"] = "loaded"
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import queue
 import select
 import shutil
 import signal
@@ -19,7 +18,9 @@ from pathlib import Path
 
 import psutil
 
-from bssearch.executors.messages import Command, Lines, Reply, decode_reply, encode
+from bssearch.executors.driven_worker import Inbox
+from bssearch.executors.failures import Death, kernel_memory_kills
+from bssearch.executors.messages import Command, Exit, Lines, Stop, decode_reply, encode
 from bssearch.settings import CHECKPOINT_DIR_VARIABLE, DATABASE_URL_VARIABLE, is_url
 
 # Variables that hold a database's address or credentials: a trial process needs none.
@@ -144,7 +145,7 @@ def kill_descendants(parent: int) -> None:
 
 
 class WorkerProcess:
-    """A child process in a session of its own; its replies arrive in ``inbox``, a None last.
+    """A child process in a session of its own, as a `bssearch.executors.driven_worker.Worker`.
 
     ``environment`` is added to what it inherits. Make it in a thread that lives as long as the worker shall: on Linux
     the kernel ends it with the thread.
@@ -157,13 +158,14 @@ class WorkerProcess:
         slot: int,
         threads: int,
         log: Path,
-        inbox: queue.SimpleQueue[tuple[WorkerProcess, Reply | None]],
+        inbox: Inbox,
         environment: Mapping[str, str],
     ) -> None:
         self.slot = slot
         self.log = log
         self.last_heard = time.monotonic()
         self._inbox = inbox
+        self._kernel_kills = kernel_memory_kills()
         hide_secrets()
         lifeline, self._lifeline = os.pipe()
         try:
@@ -198,8 +200,15 @@ class WorkerProcess:
         """The process id, which is also that of its group and session."""
         return self._process.pid
 
+    @property
+    def place(self) -> str:
+        """This machine."""
+        return ""
+
     def send(self, command: Command) -> None:
         """Send a command; one to a dead worker is lost, its death is told through the inbox."""
+        if not isinstance(command, Stop | Exit):  # a job that it may die of
+            self._kernel_kills = kernel_memory_kills()
         with suppress(BrokenPipeError):
             self._commands.write(encode(command))
 
@@ -220,8 +229,8 @@ class WorkerProcess:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
 
-    def bury(self) -> int:
-        """Kill what is left of the group, reap the worker, remove its pipes; return its return code."""
+    def bury(self) -> Death:
+        """Kill what is left of the group, reap the worker, remove its pipes; return how it died."""
         self.kill()
         return_code = self._process.wait()
         self._listener.join()
@@ -230,7 +239,7 @@ class WorkerProcess:
         os.close(self._lifeline)
         for folder in Path(tempfile.gettempdir()).glob(f"{report_folder_prefix(self.pid)}*"):
             shutil.rmtree(folder, ignore_errors=True)
-        return return_code
+        return Death.since(self._kernel_kills, return_code)
 
     def _listen(self) -> None:
         """Put each reply into the inbox, and a None once the process is dead and its pipe is empty.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field, replace
 
-from bssearch.executors.failures import kernel_memory_kills
 from bssearch.records import Observation, TrialOutcome, TrialRequest
 
 
@@ -13,8 +12,7 @@ from bssearch.records import Observation, TrialOutcome, TrialRequest
 class RunningTrial:
     """A trial in a slot: its last observation, its best metric, and where the slot's log stood when it began.
 
-    ``device`` and ``device_uuid`` are those of the slot. ``kernel_kills`` is the kernel's count of processes that it
-    killed for want of memory, as of the start.
+    ``device`` and ``device_uuid`` are those of the slot.
     """
 
     request: TrialRequest
@@ -22,7 +20,6 @@ class RunningTrial:
     device: str | None = None
     device_uuid: str | None = None
     started: float = field(default_factory=time.monotonic)
-    kernel_kills: int | None = field(default_factory=kernel_memory_kills)
     contended: bool = False
     last: Observation | None = None
     best_metric: float | None = None

@@ -1,4 +1,4 @@
-"""One slot of the local executor: the states of its worker, and what is known of the work it was given.
+"""One slot of an executor: the states of its worker, and what is known of the work it was given.
 
 ::
 
@@ -16,13 +16,14 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum, auto
 from pathlib import Path
 
 from bssearch.errors import BSSearchError, LaunchError
 from bssearch.executors.base import Ended, Event, Observed
-from bssearch.executors.failures import judge_exit, kernel_memory_kills, printed, tail, words_of_no_memory
+from bssearch.executors.driven_worker import Worker
+from bssearch.executors.failures import printed, tail, words_of_no_memory
 from bssearch.executors.messages import (
     Describe,
     Described,
@@ -41,11 +42,13 @@ from bssearch.executors.messages import (
     TrialEnded,
     TrialObserved,
 )
-from bssearch.executors.process import WorkerProcess
 from bssearch.executors.running_trial import RunningTrial
 from bssearch.records import Configuration, TrialOutcome, TrialRequest, TrialState
 
 Answer = Described | StepTimeMeasured | MemoryMeasured | NoiseMeasured
+
+Place = tuple[str, str]
+"""A machine, as `Worker.place` names it, and one of its devices: trials there at once slow each other down."""
 
 
 class SlotState(Enum):
@@ -69,31 +72,24 @@ class SlotState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why a worker could not do what it was asked, and whether for want of memory."""
+    """Why a worker could not do what it was asked: whether for want of memory, or because its machine is gone."""
 
     error: BSSearchError
-    out_of_memory: bool
-
-
-@dataclass(frozen=True, slots=True)
-class _JobStart:
-    """Where the log and the kernel's count of kills stood when a worker got the job that it may have died of."""
-
-    log: int
-    kernel_kills: int | None = field(default_factory=kernel_memory_kills)
+    out_of_memory: bool = False
+    is_lost: bool = False
 
 
 class Slot:
     """A slot and its worker. ``log`` is emptied after each trial unless ``keeps_log``, lest it fill the disk.
 
-    ``timed`` is what the worker has timed the steps of.
+    ``timed`` is what the worker has timed the steps of. ``failure`` is why it could not do what it was asked.
     """
 
     def __init__(self, index: int, log: Path, *, keeps_log: bool) -> None:
         self.index = index
         self.log = log
         self.state = SlotState.EMPTY
-        self.worker: WorkerProcess | None = None
+        self.worker: Worker | None = None
         self.device: str | None = None
         self.device_uuid: str | None = None
         self.answer: Answer | None = None
@@ -102,14 +98,15 @@ class Slot:
         self.trial: RunningTrial | None = None
         self._keeps_log = keeps_log
         self._verdict: tuple[TrialState, str] | None = None
-        self._job = _JobStart(0)
+        self._job_log = 0
+        """Where the log stood when the worker got the job that it may have died of."""
 
-    def start(self, worker: WorkerProcess, load: Load) -> None:
+    def start(self, worker: Worker, load: Load) -> None:
         """EMPTY → LOADING: have a new worker load the workload."""
         self._move(SlotState.LOADING, SlotState.EMPTY)
         self.worker, self.failure, self.answer, self._verdict = worker, None, None, None
         self.timed = []
-        self._job = _JobStart(worker.log_start)
+        self._job_log = worker.log_start
         worker.send(load)
 
     def ask(self, command: Describe | MeasureStepTime | MeasureMemory | MeasureNoise) -> None:
@@ -117,7 +114,7 @@ class Slot:
         self._move(SlotState.ANSWERING, SlotState.READY)
         self.answer = None
         if not isinstance(command, Describe):
-            self._job = _JobStart(self.log.stat().st_size)
+            self._job_log = self.log.stat().st_size
         self._living.send(command)
 
     def run(self, request: TrialRequest) -> RunningTrial:
@@ -181,24 +178,29 @@ class Slot:
     def bury(self) -> Ended | None:
         """→ EMPTY: reap a worker whose end was told; return the end of the trial that it ran."""
         worker = self._living
-        return_code = worker.bury()
+        death = worker.bury()
         self.worker = self.device = self.answer = None
         self.state = SlotState.EMPTY
         if self.trial is not None:
             start = self.trial.log_start
-            died = judge_exit(return_code, self.trial.kernel_kills, words_of_no_memory(self.log, start))
-            state, reason = self._verdict or died
+            state, reason = self._verdict or death.judged(words_of_no_memory(self.log, start))
             return self._end_trial(TrialOutcome(state=state, reason=reason, traceback=tail(self.log, start) or None))
         if self.failure is None:
-            died = judge_exit(return_code, self._job.kernel_kills, words_of_no_memory(self.log, self._job.log))
-            state, reason = self._verdict or died
+            state, reason = self._verdict or death.judged(words_of_no_memory(self.log, self._job_log))
             words = tail(self.log, worker.log_start)
             error = LaunchError(f"slot {self.index}: {reason}" + (f"\n{words}" if words else ""))
-            self.failure = Failure(error, out_of_memory=state is TrialState.OOM)
+            self.failure = Failure(error, state is TrialState.OOM, state is TrialState.LOST)
         return None
 
     @property
-    def _living(self) -> WorkerProcess:
+    def place(self) -> Place | None:
+        """Return where the slot's worker is, None until it has loaded."""
+        if self.worker is None or self.device is None:
+            return None
+        return self.worker.place, self.device_uuid or self.device
+
+    @property
+    def _living(self) -> Worker:
         assert self.worker is not None, f"a slot that is {self.state.name} has no worker"
         return self.worker
 
@@ -225,4 +227,4 @@ class Slot:
         os.truncate(self.log, 0)
         if self.worker is not None:
             self.worker.log_start = 0
-            self._job = _JobStart(0, self._job.kernel_kills)
+            self._job_log = 0

@@ -23,7 +23,7 @@ import traceback
 from typing import NoReturn
 
 from bssearch.executors.command import LoadedCommand
-from bssearch.executors.devices import uuid_of
+from bssearch.executors.devices import name_of, uuid_of
 from bssearch.executors.lifeline import Watcher, die_with_parent, end_group
 from bssearch.executors.loaded import LoadedWorkload, failed, not_measured, refused, trial_ended
 from bssearch.executors.messages import (
@@ -158,9 +158,15 @@ class Worker:
                 _import_torch()
             self._loaded = _loaded(command)
             gc.freeze()  # what the workload imported and loaded stays, too
-            device, devices = self._loaded.device, self._loaded.devices
+            device = self._loaded.device
             self._channel.send(
-                Loaded(device=device, revision=self._loaded.revision, device_uuid=uuid_of(device), devices=devices)
+                Loaded(
+                    device=device,
+                    revision=self._loaded.revision,
+                    device_uuid=uuid_of(device),
+                    device_name=name_of(device),
+                    devices=self._loaded.devices,
+                )
             )
         except BaseException as error:
             self._refuse(error)

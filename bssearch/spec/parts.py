@@ -217,8 +217,10 @@ class ExecutorSpec(StrictModel):
 
     ``slots: auto`` is one for each CUDA device that no other program computes on, and one on the CPU.
     ``local`` runs each slot in a worker process of this machine; ``inline`` runs one trial at a time in this very
-    process, for a debugger. A trial without progress for ``hang_seconds`` counts as hung. ``memory_limit_gib`` pretends
-    a device with less memory than it has; on the CPU it limits the data segment of each worker.
+    process, for a debugger; ``ray`` runs each slot on a node of the Ray cluster at ``address`` (``auto`` or
+    ``HOST:PORT``), without one on a Ray of its own on this machine. A trial without progress for ``hang_seconds``
+    counts as hung. ``memory_limit_gib`` pretends a device with less memory than it has; on the CPU it limits the data
+    segment of each worker.
     """
 
     name: ExecutorName = "local"
@@ -227,6 +229,13 @@ class ExecutorSpec(StrictModel):
     device: str = Field(default="auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
     hang_seconds: Positive = 300.0
     memory_limit_gib: float | None = Field(default=None, gt=0, le=1e6)
+    address: str | None = Field(default=None, min_length=1, max_length=300)
+
+    @model_validator(mode="after")
+    def _address_is_of_ray(self) -> Self:
+        if self.address is not None and self.name != "ray":
+            raise ValueError(f"address is for the executor ray; the executor is {self.name}")
+        return self
 
     @property
     def least_slots(self) -> int:

@@ -67,7 +67,7 @@ def describe_device(
     revision, is_dirty = (None, None) if source is None else git_state(source)
     memory = torch.cuda.get_device_properties(device).total_memory if is_cuda else psutil.virtual_memory().total
     return Environment(
-        device_name=torch.cuda.get_device_name(device) if is_cuda else _processor_name(),
+        device_name=device_name(device),
         device_type=device.type,
         device_memory_bytes=memory if memory_limit_bytes is None else min(memory, memory_limit_bytes),
         precision=precision,
@@ -214,6 +214,11 @@ def cudnn_version() -> str | None:
     major, rest = divmod(number, 10_000 if number >= 90_000 else 1000)
     minor, patch = divmod(rest, 100)
     return f"{major}.{minor}.{patch}"
+
+
+def device_name(device: torch.device) -> str:
+    """Return of which kind a device is: the name of a GPU's model, or the processor's."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else _processor_name()
 
 
 def _processor_name(cpu_info: Path = Path("/proc/cpuinfo")) -> str:

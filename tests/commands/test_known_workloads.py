@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bssearch.commands.confirm import confirm_study
-from bssearch.commands.known_workloads import refuse_unknown, remember
+from bssearch.commands.known_workloads import refuse_unknown, refuse_unknown_address, remember
 from bssearch.errors import UsageError
 from bssearch.records import StudyRecord
 from bssearch.settings import STATE_DIR_VARIABLE
@@ -53,6 +53,21 @@ def test_a_file_outside_of_the_folder_is_not_taken_from_a_database_whoever_ran_i
     remember(outside, stored(), FOLDER)
     with pytest.raises(UsageError, match="a file outside of this folder"):
         refuse_unknown(outside, stored(), FOLDER)
+
+
+def on_cluster(address: str) -> StudySpec:
+    return make_spec(workload="digits", executor={"name": "ray", "address": address})
+
+
+def test_a_cluster_is_not_taken_from_a_database_unless_the_study_was_run_there_from_here() -> None:
+    ours, theirs = on_cluster("ray-1:6379"), on_cluster("ray-2:6379")
+    with pytest.raises(UsageError, match="nothing is connected to on a database's word alone"):
+        refuse_unknown_address(ours, stored())
+    remember(ours, stored(), FOLDER)
+    refuse_unknown_address(ours, stored())
+    with pytest.raises(UsageError, match=r"executor\.address = 'ray-2:6379'"):
+        refuse_unknown_address(theirs, stored())
+    refuse_unknown_address(make_spec(workload="digits", executor={"name": "ray"}), stored())
 
 
 def test_a_shipped_workload_needs_no_record() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import queue
 import signal
 import time
 from collections.abc import Mapping
@@ -12,6 +11,8 @@ from typing import Any
 import pytest
 
 from bssearch.executors import local
+from bssearch.executors.driven_worker import Inbox
+from bssearch.executors.failures import Death
 from bssearch.executors.messages import (
     Command,
     Describe,
@@ -69,12 +70,15 @@ class ScriptedWorker:
         *,
         slot: int,
         log: Path,
-        inbox: queue.SimpleQueue[tuple[Any, Reply | None]],
+        inbox: Inbox,
         threads: int,
         environment: Mapping[str, str],
     ) -> None:
         log.touch()
         self.slot = slot
+        self.log = log
+        self.place = ""
+        self.pid = 0
         self.environment = environment
         self.told: list[Command] = []
         self.last_heard = time.monotonic()
@@ -137,5 +141,5 @@ class ScriptedWorker:
             self._has_ended = True
             self._inbox.put((self, None))
 
-    def bury(self) -> int:
-        return -signal.SIGKILL
+    def bury(self) -> Death:
+        return Death(-signal.SIGKILL)

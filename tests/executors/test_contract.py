@@ -74,10 +74,15 @@ def play_line(request: TrialRequest) -> Iterator[Observation | TrialOutcome]:
         )
 
 
-EXECUTORS = {"local": of_kind("local"), "inline": of_kind("inline"), "fake": fake}
+EXECUTORS = {"local": of_kind("local"), "inline": of_kind("inline"), "ray": of_kind("ray"), "fake": fake}
+
+SLOW = {"ray"}
+"""Their start takes many seconds."""
 
 
-@pytest.fixture(scope="module", params=list(EXECUTORS))
+@pytest.fixture(
+    scope="module", params=[pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in EXECUTORS]
+)
 def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

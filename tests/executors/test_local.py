@@ -18,6 +18,7 @@ import pytest
 
 from bssearch.errors import LaunchError, WorkloadError
 from bssearch.executors.base import Ended, ExecutorSettings, Observed
+from bssearch.executors.failures import Death
 from bssearch.executors.inline import InlineExecutor
 from bssearch.executors.local import LocalExecutor
 from bssearch.executors.messages import Load, Loaded
@@ -146,8 +147,8 @@ class Recording:
 
     def send(self, command: object) -> None: ...
     def kill(self) -> None: ...
-    def bury(self) -> int:
-        return -signal.SIGKILL
+    def bury(self) -> Death:
+        return Death(-signal.SIGKILL)
 
 
 def test_a_trial_is_told_with_the_gpu_of_its_slot_though_the_worker_died(tmp_path: Path) -> None:
@@ -258,7 +259,7 @@ def test_trials_that_share_a_device_are_contended_and_a_kill_cancels_them_at_onc
         ended = outcomes(events)
         assert ended[1].contended and ended[2].contended
         assert {event.number for event in events if isinstance(event, Observed)} == {1, 2}
-        assert not any(executor._trials_on("cpu"))
+        assert not any(executor._trials_on(("", "cpu")))
 
         executor.submit(request_endless_trial(3, "hang"))
         executor.submit(request_endless_trial(4))

@@ -12,12 +12,13 @@ from typing import Any
 import pytest
 
 from bssearch.errors import LaunchError
-from bssearch.executors import devices, local
+from bssearch.executors import devices
 from bssearch.executors.base import Ended, ExecutorSettings, Program
 from bssearch.executors.loaded import LoadedWorkload
 from bssearch.executors.local import LocalExecutor
 from bssearch.executors.messages import Describe, Load, MeasureStepTime, Run, TrialObserved
 from bssearch.executors.process import ALLOCATOR_VARIABLES, EXPANDABLE_SEGMENTS
+from bssearch.executors.slot_executor import COMPILE_SECONDS
 from bssearch.records import Observation, StepTimeRequest, TrainingSettings, TrialState
 from bssearch.training import memory
 from tests.executors.line_workload import request_trial, write_workload
@@ -132,7 +133,7 @@ def test_on_the_cpu_one_worker_makes_all_visits(monkeypatch: pytest.MonkeyPatch)
     assert len(node.workers) == 1
 
 
-@pytest.mark.parametrize(("compile_mode", "hangs_after"), [("none", 300.0), ("default", local.COMPILE_SECONDS)])
+@pytest.mark.parametrize(("compile_mode", "hangs_after"), [("none", 300.0), ("default", COMPILE_SECONDS)])
 @pytest.mark.parametrize("is_open", [False, True])
 def test_before_its_first_evaluation_a_model_may_be_compiled_for_longer_than_a_trial_may_hang(
     is_open: bool, compile_mode: Any, hangs_after: float, monkeypatch: pytest.MonkeyPatch

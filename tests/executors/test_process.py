@@ -12,7 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from bssearch.executors.messages import LONGEST_LINE_BYTES, Lines, Reply
+from bssearch.executors.driven_worker import Inbox
+from bssearch.executors.messages import LONGEST_LINE_BYTES, Lines
 from bssearch.executors.process import SECRETS, WorkerProcess, allocator_environment, worker_environment
 
 
@@ -36,14 +37,14 @@ def test_a_worker_has_no_url_of_a_checkpoint_store_for_it_may_hold_a_password() 
 @contextmanager
 def started(folder: Path) -> Iterator[WorkerProcess]:
     """Yield a worker process that has only just been started; kill and bury it in the end."""
-    inbox: queue.SimpleQueue[tuple[WorkerProcess, Reply | None]] = queue.SimpleQueue()
+    inbox: Inbox = queue.SimpleQueue()
     (folder / "log").write_text("from before\n")
     made = WorkerProcess(slot=3, threads=1, log=folder / "log", inbox=inbox, environment={})
     try:
         yield made
     finally:
-        return_code = made.bury()
-    assert return_code == -signal.SIGKILL
+        death = made.bury()
+    assert death.return_code == -signal.SIGKILL
     assert inbox.get(timeout=10) == (made, None)
 
 

@@ -21,7 +21,7 @@ def with_workload(spec: StudySpec, given: GivenWorkload) -> StudySpec:
     if given.settings is not None:
         changed["workload_settings"] = given.settings
     if given.in_process is not None:
-        changed["executor"] = spec.executor.model_copy(update={"name": INLINE})
+        changed["executor"] = spec.executor.model_copy(update={"name": INLINE, "address": None})
     return spec.model_copy(update=changed)
 
 

@@ -1,0 +1,149 @@
+"""What the Ray actor of a slot does on its node: it owns the slot's worker process, and passes on what is said.
+
+The worker is the one that the local executor has, and so are the messages.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import queue
+import threading
+import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+from bssearch.executors.driven_worker import Inbox
+from bssearch.executors.failures import Death
+from bssearch.executors.log_folder import LogFolder
+from bssearch.executors.messages import Heartbeat, Reply, TrialEnded, TrialObserved, decode_command, encode
+from bssearch.executors.process import WorkerProcess
+
+MOST_LOG_BYTES = 1 << 16
+"""Of a log as much is passed on at a time: a choice; Ray passes less than 100 KiB on without a store for objects."""
+
+GATHER_SECONDS = 0.05
+"""How long an evaluation may wait for the next ones: a choice. Each answer of an actor takes a millisecond of a CPU,
+which short steps that are evaluated often would lack."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where an actor is: Ray's name of the node, that of the machine, bssearch's version, whether a folder is there."""
+
+    node: str
+    machine: str
+    version: str
+    has_folder: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """What a worker has said: what it printed, the replies that followed, as lines, and how it died, if it did."""
+
+    log: bytes
+    replies: tuple[bytes, ...]
+    death: Death | None = None
+
+
+class SlotActor:
+    """Owns a slot's worker process, one after the other. Several of its methods may be called at once."""
+
+    def __init__(self) -> None:
+        # On Linux the kernel ends a worker with the thread that started it: this one lives as long as the actor.
+        self._home = ThreadPoolExecutor(max_workers=1, thread_name_prefix="bssearch worker")
+        self._logs = LogFolder(None)
+        self._log = self._logs.file_of(0)
+        self._worker: WorkerProcess | None = None
+        self._inbox: Inbox = queue.SimpleQueue()
+        self._waiting: list[Reply | None] = []
+        self._death: Death | None = None
+        self._burial = threading.Lock()
+        self._log_passed = self._log_due = 0
+
+    def place(self, current: str, folder: str) -> Place:
+        """Say where this is, and whether a folder is; a worker's ``current`` folder is that of the driver, if there."""
+        import ray
+
+        with suppress(OSError):
+            os.chdir(current)
+        node = ray.get_runtime_context().get_node_id()
+        return Place(node, platform.node(), version("bssearch"), Path(folder).is_dir())
+
+    def start(self, slot: int, threads: int, environment: Mapping[str, str]) -> int:
+        """Start a worker process, the last one having died; return its process id. Raises `OSError`."""
+        self._log.write_bytes(b"")
+        self._log_passed = self._log_due = 0
+        self._death = None
+        self._worker = self._home.submit(
+            WorkerProcess, slot=slot, threads=threads, log=self._log, inbox=self._inbox, environment=environment
+        ).result()
+        return self._worker.pid
+
+    def tell(self, line: bytes) -> None:
+        """Pass a command on to the worker."""
+        if self._worker is not None:
+            self._worker.send(decode_command(line))
+
+    def hear(self, seconds: float) -> Heard:
+        """Return what the worker has said since the last call, waiting so many seconds for something.
+
+        What it printed comes before the replies that followed, which may have to wait for the next call.
+        """
+        if not self._waiting:
+            self._listen(seconds)
+        log = self._next_of_log()
+        if self._log_passed < self._log_due:
+            return Heard(log, ())
+        replies, self._waiting = [one for one in self._waiting if one is not None], []
+        if any(isinstance(one, TrialEnded) for one in replies):
+            self._empty_log()
+        return Heard(log, tuple(encode(one) for one in replies), self._death)
+
+    def write_stack(self) -> None:
+        """Have the worker write to its log where its main thread stands."""
+        if self._worker is not None:
+            self._worker.write_stack()
+
+    def kill(self) -> None:
+        """Kill the worker and all that it started."""
+        if self._worker is not None and self._death is None:
+            self._worker.kill()
+
+    def leave(self) -> None:
+        """End the worker, and remove what it has printed."""
+        self._bury()
+        self._home.shutdown()
+        self._logs.close()
+
+    def _listen(self, seconds: float) -> None:
+        """Wait for replies, and take in all that there are; bury a worker that has ended."""
+        with suppress(queue.Empty):
+            self._waiting.append(self._inbox.get(timeout=seconds)[1])
+            gathered = time.monotonic() + GATHER_SECONDS
+            while isinstance(self._waiting[-1], TrialObserved | Heartbeat):
+                self._waiting.append(self._inbox.get(timeout=max(0.0, gathered - time.monotonic()))[1])
+        if None in self._waiting:
+            self._bury()
+        self._log_due = self._log.stat().st_size
+
+    def _bury(self) -> None:
+        with self._burial:
+            if self._worker is not None and self._death is None:
+                self._death = self._worker.bury()
+
+    def _next_of_log(self) -> bytes:
+        with self._log.open("rb") as file:
+            file.seek(self._log_passed)
+            found = file.read(MOST_LOG_BYTES)
+        self._log_passed += len(found)
+        return found
+
+    def _empty_log(self) -> None:
+        """Forget what has been passed on, lest it fill the disk; the worker goes on at the new end."""
+        os.truncate(self._log, 0)
+        self._log_passed = self._log_due = 0

@@ -1,0 +1,167 @@
+"""The Ray cluster that trials run on: found or started, looked at, and left."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import signal
+import threading
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+from unittest.mock import patch
+
+from bssearch.errors import LaunchError, UsageError
+from bssearch.executors.process import hide_secrets, is_secret
+
+CONNECT_SECONDS = 30.0
+"""How long a cluster may take to answer: the requirement."""
+
+STORE_BYTES = 100 * 2**20
+"""The store for objects of a Ray that is started here: a choice; near the least that Ray takes (75 MiB). What an actor
+says is not kept there."""
+
+OWN_RAY = {
+    "RAY_USAGE_STATS_ENABLED": "0",  # tell nobody
+    "RAY_memory_monitor_refresh_ms": "0",  # what runs out of memory is the kernel's business, as for the executor local
+}
+"""The environment of a Ray that is started here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A machine of a cluster, as far as Ray may give it away: CPUs and GPUs in all, free or not."""
+
+    name: str
+    cpus: float
+    gpus: float
+
+    def slots(self, threads: int, gpus: int) -> int:
+        """Return how many slots of so many threads and GPUs there is room for."""
+        rooms = [self.cpus // threads, *([self.gpus // gpus] if gpus else [])]
+        return int(min(rooms))
+
+
+class Cluster:
+    """This process's connection to a Ray cluster; without an ``address`` a Ray of its own, which ends with it.
+
+    Where this process is connected already, to whichever cluster, that connection is used and stays. Raises
+    `UsageError` where Ray is not installed or the address is none, and `LaunchError` where no cluster answers.
+    """
+
+    def __init__(self, address: str | None) -> None:
+        if address is not None and "://" in address:
+            raise UsageError(
+                f"executor.address = {address!r} must be auto or HOST:PORT: bssearch runs on a machine of the cluster",
+                hint="`ray job submit -- bssearch run …` runs it there",
+            )
+        self.ray = _imported()
+        self._is_own = not self.ray.is_initialized()
+        if not self._is_own:
+            return
+        hide_secrets()
+        with _unchanged_by_ray():
+            if address is None:
+                self._begin()
+            else:
+                self._connect(address)
+
+    def _begin(self) -> None:
+        """Start a Ray on this machine. Its processes end with the thread that calls this."""
+        try:
+            with patch.dict(os.environ, OWN_RAY):
+                self.ray.init(include_dashboard=False, object_store_memory=STORE_BYTES, **_quiet())
+        except Exception as error:
+            raise LaunchError(f"Ray cannot be started on this machine: {said_by(error)}") from error
+
+    def _connect(self, address: str) -> None:
+        failures: list[Exception] = []
+
+        def connect() -> None:
+            try:
+                self.ray.init(address=address, **_quiet())
+            except Exception as error:
+                failures.append(error)
+
+        thread = threading.Thread(target=connect, name="bssearch ray", daemon=True)
+        thread.start()
+        thread.join(CONNECT_SECONDS)
+        if failures or thread.is_alive():
+            why = said_by(failures[0]) if failures else f"no answer for {CONNECT_SECONDS:g} s"
+            raise LaunchError(
+                f"executor.address = {address!r}: no Ray cluster can be reached there: {why}",
+                hint="`ray status` says whether there is one; without executor.address one is started on this machine",
+            )
+
+    def nodes(self) -> list[Node]:
+        """Return the machines that are there now."""
+        return [
+            Node(one["NodeManagerHostname"], one["Resources"].get("CPU", 0.0), one["Resources"].get("GPU", 0.0))
+            for one in self.ray.nodes()
+            if one["Alive"]
+        ]
+
+    def close(self) -> None:
+        """End the connection, and a Ray that was started here; a second time does nothing."""
+        if self._is_own:
+            self._is_own = False
+            self.ray.shutdown()
+
+
+def said_by(error: Exception) -> str:
+    """Return what an error of Ray's says, in one line: of a traceback the last one."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if not lines:
+        return type(error).__name__
+    return lines[-1] if any(line.startswith('File "') for line in lines) else lines[0]
+
+
+def _imported() -> Any:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return importlib.import_module("ray")
+    except ModuleNotFoundError as error:
+        if error.name != "ray":
+            raise
+        raise UsageError(
+            "the executor ray needs Ray, which is not installed", hint="pip install 'bssearch[ray]'"
+        ) from None
+
+
+def _quiet() -> Mapping[str, Any]:
+    """Return how Ray is asked to print nothing: stdout is for the answer."""
+    logging.getLogger("ray").setLevel(logging.ERROR)
+    return {"log_to_driver": False, "configure_logging": False}
+
+
+@contextmanager
+def _unchanged_by_ray() -> Iterator[None]:
+    """Keep Ray from what is this process's own: its environment and command line, which may have secrets, and stdout.
+
+    Ray's processes inherit the environment, and a cluster keeps the command line of each driver for all to see. What
+    happens to other processes Ray would print, and SIGTERM would no longer be what it was.
+    """
+    private = importlib.import_module("ray._private")
+    instead = {
+        (private.utils, "get_entrypoint_name"): lambda: "bssearch",
+        (private.worker, "listen_error_messages"): lambda *_: None,
+    }
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    before = signal.getsignal(signal.SIGTERM)
+    secrets = {name: value for name, value in os.environ.items() if is_secret(name, value)}
+    for name in secrets:
+        del os.environ[name]
+    try:
+        with ExitStack() as stack:
+            for (module, name), function in instead.items():
+                if hasattr(module, name):
+                    stack.enter_context(patch.object(module, name, function))
+            yield
+    finally:
+        os.environ.update(secrets)
+        if in_main_thread:
+            signal.signal(signal.SIGTERM, before)

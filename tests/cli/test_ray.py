@@ -1,0 +1,86 @@
+"""A whole study on a Ray of its own: an actor is killed in its middle, and somebody presses Ctrl-C."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import time
+from collections.abc import Callable
+from contextlib import closing, suppress
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.cli.task import bssearch, command, environment, write_task
+from tests.cli.test_interruptions import SLOW, alive, check_complete, wait_for_start
+
+SECRETS = {"BSSEARCH_DB_URL": "sqlite:///bssearch.db", "PGPASSWORD": "a-secret-word"}
+WORKER = "bssearch.executors.worker"
+
+
+def wait_until(holds: Callable[[], bool], process: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + 120
+    while not holds():
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def states(folder: Path) -> list[str]:
+    """Return the states of the trials so far, none before there are tables."""
+    with closing(sqlite3.connect(folder / "bssearch.db")) as connection, suppress(sqlite3.OperationalError):
+        return [state for (state,) in connection.execute("SELECT state FROM bss_trial ORDER BY number")]
+    return []
+
+
+@pytest.mark.slow
+def test_a_killed_actor_is_a_trial_to_be_tried_again_and_ctrl_c_ends_ray_too(tmp_path: Path) -> None:
+    write_task(tmp_path, **{**SLOW, "executor": {"name": "ray", "device": "cpu"}})
+    with (tmp_path / "errors").open("w") as errors_file:
+        process = subprocess.Popen(
+            command("run", "task.yaml"),
+            cwd=tmp_path,
+            env=environment() | SECRETS,
+            stdout=subprocess.PIPE,
+            stderr=errors_file,
+            text=True,
+            start_new_session=True,
+        )
+    driver = psutil.Process(process.pid)
+    family: list[psutil.Process] = []
+    try:
+        wait_until(lambda: "reached" in states(tmp_path), process)
+        wait_for_start(tmp_path, process)
+        family = driver.children(recursive=True)
+        (worker,) = [one for one in family if WORKER in one.cmdline()]
+        for one in family:
+            names = {name for name, value in one.environ().items() if name in SECRETS or "a-secret-word" in value}
+            assert names == set(), f"{one.cmdline()} knows {names}"
+        worker.parent().kill()  # type: ignore[union-attr]
+        wait_until(lambda: "lost" in states(tmp_path), process)
+        assert not alive([worker])
+        ended = len(states(tmp_path))
+        wait_until(lambda: len(states(tmp_path)) > ended + 1, process)
+        wait_for_start(tmp_path, process)
+        family += driver.children(recursive=True)
+        os.killpg(process.pid, signal.SIGINT)
+        out, _ = process.communicate(timeout=60)
+    finally:
+        for one in [*family, driver]:
+            if one.is_running():
+                one.kill()
+        process.wait()
+    errors = (tmp_path / "errors").read_text()
+    assert process.returncode == 130, errors
+    assert "stopped; every trial is stored" in errors
+    assert out == "", "stdout is for the answer, and Ray's processes have been heard of"
+    assert not alive(family)
+
+    found = check_complete(tmp_path, 14)
+    (lost,) = [one for one in found if one["state"] == "lost"]
+    told = json.loads(bssearch("trial", "task", str(lost["number"]), "--format", "json", cwd=tmp_path).stdout)
+    assert "lost with its Ray actor" in json.dumps(told)
+    assert [one["retry_of"] for one in found].count(lost["number"]) == 1

@@ -1,0 +1,239 @@
+"""What the executor on Ray makes of nodes that are lost, of another kind, or not there: on a Ray that is made up."""
+
+from __future__ import annotations
+
+import resource
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bssearch.errors import LaunchError, UsageError
+from bssearch.executors.base import Ended, ExecutorSettings, make_executor
+from bssearch.executors.messages import Load
+from bssearch.executors.ray import executor as ray_executor
+from bssearch.executors.ray import worker
+from bssearch.executors.ray.actor import Heard
+from bssearch.executors.ray.cluster import Cluster, Node, said_by
+from bssearch.executors.ray.executor import RayExecutor
+from bssearch.records import TrialState
+from tests.executors.fake_ray import Actor, FakeRay, RayTaskError
+from tests.executors.line_workload import outcomes, request_trial, wait_for
+
+GPU_NODES = [Node("a", 8, 2), Node("b", 8, 2)]
+
+
+def actors(*nodes: str, kind: str = "A100") -> list[Actor]:
+    return [Actor(node, kind, version("bssearch")) for node in nodes]
+
+
+@contextmanager
+def opened(ray: FakeRay, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> Iterator[RayExecutor]:
+    ray.install(monkeypatch)
+    monkeypatch.setattr(ray_executor, "PLACE_SECONDS", 0.1)
+    with closing(RayExecutor(ExecutorSettings(workload="digits", **settings))) as executor:
+        yield executor
+
+
+def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(UsageError, match="needs Ray, which is not installed") as refused:
+        make_executor("ray", ExecutorSettings(workload="digits"))
+    assert refused.value.hint == "pip install 'bssearch[ray]'"
+
+
+def test_ray_is_imported_only_where_it_is_used() -> None:
+    code = "import sys; from bssearch import registry; registry.load('executors', 'ray'); print('ray' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
+
+
+def test_an_address_of_rays_client_is_refused() -> None:
+    with pytest.raises(UsageError, match="must be auto or HOST:PORT"):
+        Cluster("ray://127.0.0.1:10001")
+
+
+def test_auto_is_a_slot_for_each_gpu_and_each_slot_sees_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = actors("a", "b", "c", "d")
+    with opened(ray := FakeRay(here, GPU_NODES), monkeypatch, slots="auto", threads=2) as executor:
+        assert (executor.slots, executor.slots_apart) == (4, True)
+        for number in range(1, 5):
+            executor.submit(request_trial(number))
+        assert [one["num_gpus"] for one in ray.asked] == [1] * 4
+        assert [(one["num_cpus"], one["max_restarts"], one["max_task_retries"]) for one in ray.asked] == [(2, 0, 0)] * 4
+        loads = [next(one for one in actor.told if isinstance(one, Load)) for actor in here]
+        assert [(load.device, load.slot, load.slots) for load in loads] == [("cuda", 0, 1)] * 4
+        assert not any(slot.trial.contended for slot in executor._slots if slot.trial)
+
+
+def test_gpus_that_no_slot_uses_are_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    with opened(FakeRay(actors("a"), GPU_NODES), monkeypatch) as executor:
+        notice = executor.describe().notice
+        assert notice is not None and "1 of 4 GPUs" in notice
+
+
+@pytest.mark.parametrize(
+    ("nodes", "settings", "message"),
+    [
+        (GPU_NODES, {"slots": 5}, "executor.slots = 5 must be <= 4"),
+        (GPU_NODES, {"slots": 3, "threads": 8}, "executor.slots = 3 must be <= 2"),
+        (GPU_NODES, {"threads": 9}, "executor.threads = 9 must be <= 8"),
+        (GPU_NODES, {"device": "cuda:1"}, "executor.device = 'cuda:1' must be auto, cpu or cuda"),
+        ([Node("a", 8, 0)], {"device": "cuda"}, "no node of the Ray cluster has a GPU"),
+        ([], {}, "executor.threads = 1 must be <= 0"),
+    ],
+)
+def test_more_than_the_cluster_has_is_refused_by_name(
+    nodes: list[Node], settings: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(UsageError) as refused, opened(FakeRay([], nodes), monkeypatch, **settings):
+        pass
+    assert message in str(refused.value)
+
+
+def test_another_kind_of_device_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = [*actors("a"), *actors("b", kind="T4")]
+    with opened(FakeRay(here, GPU_NODES), monkeypatch, slots=2) as executor:
+        executor.describe()
+        with pytest.raises(LaunchError, match="slot 1: host of b has T4, host of a has A100"):
+            executor.submit(request_trial(1))
+
+
+def test_another_bssearch_and_a_folder_that_is_not_shared_are_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    other = Actor("a", "A100", "0.0.1")
+    with (
+        opened(FakeRay([other], GPU_NODES), monkeypatch) as executor,
+        pytest.raises(LaunchError, match=r"host of a has bssearch 0\.0\.1, this machine"),
+    ):
+        executor.describe()
+    bare = Actor("a", "A100", version("bssearch"), has_folder=False)
+    FakeRay([bare], GPU_NODES).install(monkeypatch)
+    settings = ExecutorSettings(workload="line.py:Line", folder=Path("/no/such/place"))
+    with (
+        closing(RayExecutor(settings)) as executor,
+        pytest.raises(LaunchError, match="host of a has no folder /no/such/place"),
+    ):
+        executor.describe()
+
+
+def test_a_node_that_is_lost_is_a_lost_trial_and_the_next_one_has_another_node(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    here = actors("a", "b", "c")
+    with opened(FakeRay(here[:], GPU_NODES), monkeypatch, slots=2) as executor:
+        executor.submit(request_trial(1))
+        executor.submit(request_trial(2))
+        here[0].is_gone = True
+        ended = outcomes(wait_for(executor, lambda events: 1 in outcomes(events)))
+        assert {number: one.state for number, one in ended.items()} == {1: TrialState.LOST}
+        assert "lost with its Ray actor on host of a: The actor died unexpectedly" in ended[1].reason
+        executor.submit(request_trial(3))
+        assert here[2].runs() == [3]
+
+
+def test_an_actor_that_does_not_answer_is_lost_in_bounded_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = actors("a")
+    with opened(FakeRay(here[:], GPU_NODES), monkeypatch) as executor:
+        executor.submit(request_trial(1))
+        here[0].is_silent = True
+        lost = outcomes(wait_for(executor, lambda events: 1 in outcomes(events)))[1]
+        assert (lost.state, lost.reason) == (
+            TrialState.LOST,
+            f"host of a has not answered for {worker.SILENCE_SECONDS:g} s",
+        )
+        assert here[0].is_killed, "it may live on, with a GPU"
+
+
+def test_a_description_whose_node_is_lost_is_made_on_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = actors("a", "b")
+    tell = Actor.do_tell
+
+    def die(self: Actor, line: bytes) -> None:
+        if self is here[0] and b'"describe"' in line:
+            self.is_gone = True
+        else:
+            tell(self, line)
+
+    monkeypatch.setattr(Actor, "do_tell", die)
+    with opened(FakeRay(here[:], GPU_NODES), monkeypatch) as executor:
+        assert executor.describe().metrics
+        assert here[0].is_gone and here[1].told
+
+
+def test_a_slot_without_a_node_any_more_is_given_up_and_the_last_one_is_an_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    here = actors("a", "b")
+    with opened(FakeRay([*here, None, None], GPU_NODES), monkeypatch, slots=2) as executor:
+        executor.submit(request_trial(1))
+        executor.submit(request_trial(2))
+        here[0].is_gone = True
+        wait_for(executor, lambda events: 1 in outcomes(events))
+        executor.submit(request_trial(3))
+        (ended,) = executor.events(0.0)
+        assert isinstance(ended, Ended) and (ended.number, ended.outcome.state) == (3, TrialState.LOST)
+        assert "no node of the Ray cluster had 1 CPU and a GPU free" in ended.outcome.reason
+        assert executor.slots == 1
+        here[1].is_gone = True
+        wait_for(executor, lambda events: 2 in outcomes(events))
+        with pytest.raises(LaunchError, match=r"slot 1: for .* no node"):
+            executor.submit(request_trial(4))
+
+
+def test_a_slot_that_never_had_a_node_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    with opened(FakeRay([*actors("a"), None], GPU_NODES), monkeypatch, slots=2) as executor:
+        executor.describe()
+        with pytest.raises(LaunchError, match=r"slot 1: for .* had 1 CPU and a GPU free"):
+            executor.submit(request_trial(1))
+
+
+def test_a_disk_that_takes_no_more_fails_the_trial_by_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    here = actors("a")
+    hear = Actor.do_hear
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with opened(FakeRay(here[:], GPU_NODES), monkeypatch, log_folder=tmp_path) as executor:
+        executor.submit(request_trial(1))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (2**20, limits[1]))
+        try:
+            monkeypatch.setattr(Actor, "do_hear", lambda self, seconds: replace(hear(self, seconds), log=bytes(2**21)))
+            failed = outcomes(wait_for(executor, lambda events: 1 in outcomes(events)))[1]
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert failed.state is TrialState.FAILED
+    assert failed.reason == f"the log {tmp_path / 'slot-0.log'} cannot be written: File too large"
+
+
+def test_what_is_no_reply_and_what_an_actor_raises_fail_the_trial_and_end_the_actor(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def raises(self: Actor, seconds: float) -> Heard:
+        raise RayTaskError('ray::SlotActor.hear()\n  File "actor.py"\nOSError: [Errno 28] No space left on device')
+
+    hear = Actor.do_hear
+    for other, reason in (
+        (
+            lambda self, seconds: replace(hear(self, seconds), replies=(b"{}\n",)),
+            "what came from host of a is no reply",
+        ),
+        (raises, "the worker cannot be served on host of a: OSError: [Errno 28] No space left on device"),
+    ):
+        here = actors("a")
+        with opened(FakeRay(here[:], GPU_NODES), monkeypatch) as executor:
+            executor.submit(request_trial(1))
+            monkeypatch.setattr(Actor, "do_hear", other)
+            failed = outcomes(wait_for(executor, lambda events: 1 in outcomes(events)))[1]
+            assert failed.state is TrialState.FAILED and failed.reason.startswith(reason)
+            assert here[0].is_killed
+        monkeypatch.setattr(Actor, "do_hear", hear)
+
+
+def test_of_an_error_of_rays_the_line_that_says_it_is_kept() -> None:
+    assert said_by(RuntimeError("first\nmore")) == "first"
+    assert said_by(RuntimeError('A.boom()\n  File "x"\n    ^^^\nOSError: no space left')) == "OSError: no space left"
+    assert said_by(RuntimeError()) == "RuntimeError"
