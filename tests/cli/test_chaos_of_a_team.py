@@ -1,0 +1,265 @@
+"""Drivers and workers of a team, while they are killed, the server restarts, connections break, a disk fills up."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import psycopg
+import pytest
+
+from bssearch.commands.queue.submitting import submit_study
+from bssearch.errors import DatabaseError, LaunchError
+from bssearch.queue.submission import SubmissionState
+from bssearch.records import Observation, Phase, TrialRecord, TrialState
+from bssearch.search.turns import PLACE_SECONDS
+from bssearch.settings import CHECKPOINT_DIR_VARIABLE, DATABASE_URL_VARIABLE, STATE_DIR_VARIABLE
+from bssearch.storage.repository import open_store
+from tests.cli.task import UNCONFIRMED, command, environment, space_of, write_task
+from tests.cli.test_interruptions import alive
+from tests.postgres import Postgres
+from tests.proxy import Proxy, proxy_of
+
+DRIVERS = WORKERS = 3
+TRIALS = 200
+KILLS, RESTARTS, CUTS = 30, 2, 3
+
+LONGEST_PAUSE = 4.0
+"""Seconds between two strikes at most."""
+
+ENDED = {0, 5, LaunchError.exit_code, DatabaseError.exit_code, -signal.SIGKILL}
+"""Complete, complete without a hit, without its worker as it measured, without the server as it began, killed."""
+
+ENDINGS = """
+CREATE TABLE ending (trial_id integer, state text);
+CREATE FUNCTION note_ending() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    IF NEW.state IS DISTINCT FROM OLD.state AND NEW.state NOT IN ('queued', 'running', 'paused') THEN
+        INSERT INTO ending VALUES (NEW.id, NEW.state);
+    END IF;
+    RETURN NEW;
+END $$;
+CREATE TRIGGER note_ending AFTER UPDATE ON bss_trial FOR EACH ROW EXECUTE FUNCTION note_ending();
+"""
+"""Notes each time that a trial ends for good: of a row one sees only the last."""
+
+
+@dataclass
+class Member:
+    """One of those that work on the study, on a machine of its own as far as its folders go."""
+
+    folder: Path
+    words: tuple[str, ...]
+    process: subprocess.Popen[str] | None = None
+
+    def start(self, url: str) -> None:
+        own = {
+            DATABASE_URL_VARIABLE: url,
+            STATE_DIR_VARIABLE: str(self.folder / "state"),
+            CHECKPOINT_DIR_VARIABLE: str(self.folder / "checkpoints"),
+        }
+        with self.log.open("a") as log:
+            self.process = subprocess.Popen(
+                command(*self.words), cwd=self.folder, env={**environment(), **own}, stderr=log, stdout=log, text=True
+            )
+
+    @property
+    def log(self) -> Path:
+        return self.folder / "run.log"
+
+
+class Team:
+    """The members, and every process that they ever started."""
+
+    def __init__(self, members: list[Member], url: str) -> None:
+        self._members = members
+        self._url = url
+        self.family: dict[int, psutil.Process] = {}
+        self.exits: list[tuple[int, str]] = []
+        self._is_done: set[int] = set()
+
+    def keep_up(self) -> bool:
+        """Start members that are not there, and note who has ended how; return whether anybody has work left."""
+        for index, member in enumerate(self._members):
+            if member.process is not None and member.process.poll() is not None:
+                self.exits.append((member.process.returncode, member.log.read_text()[-2000:]))
+                if member.process.returncode in {0, 5}:
+                    self._is_done.add(index)
+                member.process = None
+            if member.process is None and index not in self._is_done:
+                member.start(self._url)
+            if member.process is not None:
+                with suppress(psutil.Error):
+                    own = psutil.Process(member.process.pid)
+                    self.family |= {one.pid: one for one in (own, *own.children(recursive=True))}
+        return len(self._is_done) < len(self._members)
+
+    def kill_one(self, rng: random.Random) -> bool:
+        """Kill a member or a worker process of it; return whether there was one."""
+        running = [one.process.pid for one in self._members if one.process is not None]
+        if not running:
+            return False
+        with suppress(psutil.Error):
+            member = psutil.Process(rng.choice(running))
+            rng.choice([member, *member.children(recursive=True)]).kill()
+            return True
+        return False
+
+    def end(self) -> None:
+        """Kill what is left."""
+        for one in alive(list(self.family.values())):
+            with suppress(psutil.Error):
+                one.kill()
+        for member in self._members:
+            if member.process is not None:
+                member.process.wait()
+
+
+@contextmanager
+def full_disk(folder: Path) -> Iterator[Path]:
+    """Give a folder on a disk of its own of one MiB, which a test may fill up."""
+    folder.mkdir(parents=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", folder], check=True)
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+def fill_up(folder: Path) -> None:
+    with suppress(OSError), (folder / "ballast").open("wb", buffering=0) as file:
+        while True:
+            file.write(bytes(2**14))
+
+
+def make_members(folder: Path) -> list[Member]:
+    """Return drivers of a study and workers that serve it, each with a folder that holds all that its machine would."""
+    made = []
+    served = ("worker", "--templates", "templates.yaml", "--until-empty")
+    for index, words in enumerate([("run", "task.yaml")] * DRIVERS + [served] * WORKERS):
+        own = folder / f"machine-{index}"
+        own.mkdir()
+        (own / "templates.yaml").write_text("templates: {task: {spec: task.yaml}}")
+        write_task(
+            own,
+            target={"metric": "accuracy", "value": 1.0},
+            space=space_of(32, 64),
+            budget={"trials": TRIALS, "trial_train_seconds": 0.1},
+            confirm=UNCONFIRMED,
+        )
+        made.append(Member(own, words))
+    return made
+
+
+def strikes(rng: random.Random) -> list[str]:
+    """Return what will happen, in the order in which it does."""
+    found = ["kill"] * KILLS + ["restart"] * RESTARTS + ["cut"] * CUTS + ["fill"]
+    rng.shuffle(found)
+    return found
+
+
+def check_curve(trial: TrialRecord, curve: list[Observation]) -> None:
+    """See that no evaluation of a trial is missing, and none too many."""
+    assert trial.outcome is not None
+    steps = [one.step for one in curve]
+    assert steps == sorted(set(steps))
+    assert all(one.samples == one.step * trial.configuration.batch_size for one in curve)
+    if trial.state.is_missing or not steps:
+        return
+    due = {*range(0, trial.outcome.steps + 1, trial.eval_every_steps)}
+    assert set(steps) - {trial.outcome.steps} == due - {trial.outcome.steps}, trial.number
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0])
+def test_a_team_s_study_outlives_whatever_happens_to_its_members(
+    tmp_path: Path, own_postgres: Postgres, seed: int
+) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can mount a disk that is full")
+    rng = random.Random(seed)
+    own_postgres.start_if_stopped()
+    database = own_postgres.create_database("team")
+    own_postgres.execute(ENDINGS, database="team")
+    members = make_members(tmp_path)
+    with open_store(database) as store:
+        submit_study(store, "task", {}, name="task")
+    socket = own_postgres.folder / ".s.PGSQL.5432"
+    with (
+        proxy_of(socket) as proxy,
+        full_disk(members[0].folder / "checkpoints") as disk,
+    ):
+        team = Team(members, f"postgresql://postgres@127.0.0.1:{proxy.port}/team")
+        try:
+            began = time.monotonic()
+            while team.keep_up() and not trial_count(database):
+                time.sleep(0.2)
+            happen(strikes(rng), team, rng, own_postgres, proxy, disk)
+            while team.keep_up():
+                assert time.monotonic() - began < 300, "the study does not end"
+                time.sleep(0.2)
+        finally:
+            team.end()
+    assert all(code in ENDED for code, _ in team.exits), team.exits
+    assert not any("Traceback" in said for _, said in team.exits)
+    assert not alive(list(team.family.values()))
+    check_study(database)
+
+
+def happen(strikes: list[str], team: Team, rng: random.Random, server: Postgres, proxy: Proxy, disk: Path) -> None:
+    """Have everything happen at random moments, whatever is running then."""
+    for strike in strikes:
+        until = time.monotonic() + rng.uniform(0.0, LONGEST_PAUSE)
+        while team.keep_up() and time.monotonic() < until:
+            time.sleep(0.1)
+        match strike:
+            case "kill":
+                assert team.kill_one(rng), "the study has ended before everything had happened"
+            case "restart":
+                server.restart()
+            case "cut":
+                while not proxy.cut():  # they are about to connect, all of them
+                    time.sleep(0.01)
+            case "fill":
+                fill_up(disk)
+
+
+def trial_count(database: str) -> int:
+    with psycopg.connect(database) as connection:
+        (count,) = connection.execute("SELECT count(*) FROM bss_trial").fetchone() or (0,)
+    return int(count)
+
+
+def check_study(database: str) -> None:
+    """See that every trial ended once, the budget is spent to the trial, and nothing is left behind."""
+    with open_store(database, write=False) as store:
+        trials = store.trials("task")
+        curves = store.curves("task", [one.number for one in trials])
+        [submission] = store.submissions()
+    assert [one.number for one in trials] == list(range(1, len(trials) + 1))
+    assert submission.state is SubmissionState.DONE, submission.reason
+    assert all(one.state.is_finished and one.state is not TrialState.PAUSED for one in trials)
+    searched = [one for one in trials if one.phase is Phase.SEARCH]
+    assert sum(not one.state.is_missing for one in searched) == TRIALS
+    lost = [one.number for one in trials if one.state is TrialState.LOST]
+    retried = Counter(one.retry_of for one in trials if one.retry_of is not None)
+    assert lost and max(retried.values()) == 1
+    for trial in trials:
+        check_curve(trial, curves[trial.number])
+    with psycopg.connect(database) as connection:
+        endings = connection.execute(
+            "SELECT number, count(*) FROM ending JOIN bss_trial ON trial_id = bss_trial.id GROUP BY number"
+        ).fetchall()
+        assert dict(endings) == {one.number: 1 for one in trials}
+        # The place of one that was killed in its turn lapses; nobody is left to take it away.
+        time.sleep(PLACE_SECONDS)
+        assert connection.execute("SELECT name FROM bss_claim WHERE expires_at > now()").fetchall() == []
