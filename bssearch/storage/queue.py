@@ -116,6 +116,7 @@ class Queue(Database):
     def submit(self, new: NewSubmission) -> Submission:
         """Queue a study; raise `UsageError` where a submission or a study has its name, or no study could."""
         check_name(new.name)
+        new.check()
         again = False
 
         def add() -> Submission:

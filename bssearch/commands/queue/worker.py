@@ -146,6 +146,9 @@ class Worker:
             except DatabaseError as error:
                 self._tell(f"the queue cannot be used now, trying again in {AWAY_FOR_S:g} s: {error}")
                 self._stop.wait(AWAY_FOR_S)
+            except Exception as error:  # a row that something else has written keeps no node from the others for good
+                self._tell(f"unexpected, trying again in {AWAY_FOR_S:g} s: {type(error).__name__}: {error}")
+                self._stop.wait(AWAY_FOR_S)
 
     def _obey(self) -> None:
         """Give back what runs; a database that is away is waited for no more."""
