@@ -38,7 +38,8 @@ class SubmissionState(StrEnum):
 class NewSubmission:
     """A study that somebody wants to be run: under a name, from a worker's template with these values.
 
-    No worker serves it before the moment ``not_before``, nor one that lacks one of its ``tags``.
+    No worker serves it before the moment ``not_before``, nor one that lacks one of its ``tags``. A row may hold
+    anything: `check` is for what is to be stored.
     """
 
     name: str
@@ -49,7 +50,8 @@ class NewSubmission:
     tags: tuple[str, ...] = ()
     not_before: datetime | None = None
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
+        """Raise `UsageError` where something of it is out of bounds."""
         if not 0 < self.priority <= HIGHEST_PRIORITY:
             raise UsageError(f"priority = {self.priority:g} must be > 0 and at most {HIGHEST_PRIORITY:g}")
         if not self.owner.strip() or len(self.owner) > LONGEST_OWNER or not self.owner.isprintable():

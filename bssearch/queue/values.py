@@ -124,6 +124,8 @@ def _problem(problem: Any) -> str:
 
 def checked_values(template: str, types: Mapping[str, ValueType], values: Values) -> dict[str, Value]:
     """Return the values that somebody gives a template; raise `UsageError` naming each that it does not take."""
+    if not isinstance(values, Mapping):  # in a row that something else has written
+        raise UsageError(f"values = {shortened(values)} must be a mapping of keys to values")
     problems = []
     for key, value in values.items():
         if key not in types:

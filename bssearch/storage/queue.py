@@ -116,6 +116,7 @@ class Queue(Database):
     def submit(self, new: NewSubmission) -> Submission:
         """Queue a study; raise `UsageError` where a submission or a study has its name, or no study could."""
         check_name(new.name)
+        new.check()
         again = False
 
         def add() -> Submission:
@@ -201,29 +202,32 @@ class Queue(Database):
     def beat(self, worker: str, *, left: bool = False) -> None:
         """Say that a worker is there, or that it leaves in good order."""
         with self._writing() as connection:
-            time = now(connection)
-            values = {"seen_at": time, "left_at": time if left else None}
+            values: dict[str, Any] = {"seen_at": now(connection)}
+            if left:
+                values["left_at"] = values["seen_at"]
             connection.execute(update(WorkerRow).where(WorkerRow.name == worker).values(values))
 
     @patiently
     def begin_shift(self, worker: str, eligible: Collection[str], seconds: float) -> Submission | None:
         """Choose which of the ``eligible`` a worker serves next; None where none of them waits.
 
-        It is charged so many slot seconds, until `renew_shift` or `end_shift`. A worker that serves one already is
-        given that: an earlier try was committed.
+        It is charged so many slot seconds, until `renew_shift` or `end_shift`. A worker that serves one already, which
+        still waits, is given that: an earlier try was committed, or the end of its shift was lost.
         """
         with self._writing() as connection:
             _lock(connection)
             serving = connection.scalar(select(WorkerRow.serving).where(WorkerRow.name == worker))
-            if serving is not None:
-                return _submission(connection, serving)
             time = now(connection)
             waiting = [one for one in _waiting(connection) if _has_begun(one, time)]
+            if serving in {one.name for one in waiting}:
+                return next(one for one in waiting if one.name == serving)
             ledger = _ledger(connection, waiting)
             name = ledger.next(eligible)
+            values = {"serving": name, "serving_since": None if name is None else time, "charged_seconds": 0.0}
             if name is not None:
                 ledger.charge(name, seconds)
-                values = {"serving": name, "serving_since": time, "charged_seconds": seconds}
+                values["charged_seconds"] = seconds
+            if name is not None or serving is not None:
                 connection.execute(update(WorkerRow).where(WorkerRow.name == worker).values(values))
             _keep(connection, ledger)
             return next((one for one in waiting if one.name == name), None)

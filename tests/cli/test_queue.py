@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from bssearch.commands.queue.submitting import submit_study
 from bssearch.queue.submission import SubmissionState
 from bssearch.records import TrialState
 from bssearch.settings import CHECKPOINT_DIR_VARIABLE, DATABASE_URL_VARIABLE
@@ -147,3 +148,37 @@ def test_a_person_pauses_resumes_and_cancels_what_runs(tmp_path: Path, url: str,
         assert store.submission("one").served_seconds > 0
         served.process.send_signal(signal.SIGTERM)
         assert served.wait() == 0, served.said
+
+
+@pytest.mark.slow
+def test_a_worker_outlasts_a_server_that_is_away(tmp_path: Path, own_postgres: Postgres, checkpoints: Path) -> None:
+    url = own_postgres.create_database()
+    node = make_node(tmp_path / "a", **QUICK)
+    with worker(node, url, checkpoints) as served:
+        served.wait_for("templates task")
+        own_postgres.stop()
+        served.wait_for("trying again for 15 minutes")
+        own_postgres.start()
+        served.wait_for("is back")
+        with open_store(url) as store:
+            submit_study(store, "task", {"budget.trials": 3}, name="one")
+            served.wait_for("one: done")
+            assert len(store.trials("one")) == 3
+        served.process.send_signal(signal.SIGTERM)
+        assert served.wait(30) == 0, served.said
+
+
+@pytest.mark.slow
+def test_a_worker_told_to_stop_while_the_server_is_away_stops(
+    tmp_path: Path, own_postgres: Postgres, checkpoints: Path
+) -> None:
+    own_postgres.start_if_stopped()
+    url = own_postgres.create_database()
+    node = make_node(tmp_path / "a", **QUICK)
+    with worker(node, url, checkpoints) as served:
+        served.wait_for("templates task")
+        own_postgres.stop()
+        served.wait_for("trying again for 15 minutes")
+        served.process.send_signal(signal.SIGTERM)
+        assert served.wait(30) == 0, served.said
+        assert "has stopped" in served.lines[-1]

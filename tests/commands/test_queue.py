@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sqlite3
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -105,6 +107,22 @@ class TestRefusals:
             assert "wrong: failed" in serve(node, url)
             assert state(store, "wrong")[0] == "failed" and said in state(store, "wrong")[1]
             assert store.studies() == []
+
+    @pytest.mark.parametrize("values", ["[1]", '"budget.trials"', "null"])
+    def test_a_row_that_something_else_has_written_has_failed_and_the_next_is_served(
+        self, tmp_path: Path, url: str, values: str
+    ) -> None:
+        node = make_node(tmp_path / "node", **{**QUICK, "budget": {"trials": 2, "trial_train_seconds": 2.0}})
+        with open_store(url) as store:
+            put(store, "odd")
+            with closing(sqlite3.connect(tmp_path / "queue.db")) as connection, connection:
+                connection.execute("UPDATE bss_submission SET \"values\" = ?, owner = '', priority = 1e9", (values,))
+            put(store, "next")
+            serve(node, url)
+            assert state(store, "odd")[0] == "failed" and "must be a mapping" in state(store, "odd")[1]
+            assert state(store, "next")[0] == "done"
+        shown = bssearch("queue", "--all", "--format", "json", "--db", url, cwd=tmp_path)
+        assert shown.returncode == 0, shown.stderr
 
     def test_values_that_another_worker_takes_are_left_to_it(self, tmp_path: Path, url: str) -> None:
         node = make_node(tmp_path / "node", values={"budget.trials": {"type": "integer", "low": 1, "high": 2}}, **QUICK)

@@ -178,4 +178,4 @@ def test_a_shipped_study_is_a_template_by_its_name(tmp_path: Path) -> None:
 )
 def test_a_submission_that_is_wrong_is_refused(changes: Any, said: str) -> None:
     with pytest.raises(UsageError, match=said):
-        NewSubmission(**{"name": "a", "template": "t", "values": {}, "owner": "ann", **changes})
+        NewSubmission(**{"name": "a", "template": "t", "values": {}, "owner": "ann", **changes}).check()

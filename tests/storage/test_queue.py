@@ -134,6 +134,19 @@ def test_a_worker_that_asks_again_is_given_what_it_serves(store: Store) -> None:
     assert sum(one.served_seconds for one in store.submissions()) == 1.0
 
 
+def test_a_worker_whose_shift_s_end_was_lost_goes_on_with_others(store: Store) -> None:
+    store.keep_worker(record())
+    for name in ("one", "two"):
+        store.submit(new(name, owner=name))
+    assert store.begin_shift("worker", {"one"}, 10.0) is not None
+    store.set_submission("one", SubmissionState.PAUSED, "by me")
+    assert served(store, "worker", {"one", "two"}, used=4.0) == "two"
+    assert store.begin_shift("worker", {"two"}, 10.0) is not None
+    store.set_submission("two", SubmissionState.CANCELLED, "by me")
+    assert store.begin_shift("worker", {"one", "two"}, 10.0) is None
+    assert [one.serving for one in store.workers()] == [None]
+
+
 def test_nothing_is_chosen_before_its_moment(store: Store) -> None:
     store.keep_worker(record())
     store.submit(new("later", not_before=datetime.now(UTC) + timedelta(hours=1)))
@@ -171,7 +184,9 @@ def test_a_worker_is_here_until_it_leaves_or_is_not_seen(store: Store, monkeypat
     assert found.templates == record().templates
     store.beat("worker", left=True)
     assert [one.is_here for one in store.workers()] == [False]
-    store.beat("worker")
+    store.beat("worker")  # a beat that was late
+    assert [one.is_here for one in store.workers()] == [False]
+    store.keep_worker(record())
     assert [one.is_here for one in store.workers()] == [True]
     monkeypatch.setattr("bssearch.storage.queue.SEEN_WITHIN_S", -1.0)
     assert [one.is_here for one in store.workers()] == [False]

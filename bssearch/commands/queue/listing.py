@@ -20,7 +20,7 @@ class QueuedStudy(BaseModel):
     owner: str
     priority: float
     template: str
-    values: dict[str, Any]
+    values: Any
     tags: list[str]
     not_before: datetime | None
     submitted_at: datetime
@@ -46,7 +46,7 @@ class SeenWorker(BaseModel):
     serving: str | None
     serving_since: datetime | None
     seen_at: datetime
-    templates: dict[str, Any]
+    templates: Any
 
 
 class QueueListing(BaseModel):
@@ -79,7 +79,7 @@ def queued_studies(store: Store, *, everything: bool = False) -> QueueListing:
                 owner=one.owner,
                 priority=one.priority,
                 template=one.template,
-                values=dict(one.values),
+                values=one.values,
                 tags=list(one.tags),
                 not_before=one.not_before,
                 submitted_at=one.submitted_at,
@@ -107,7 +107,7 @@ def queued_studies(store: Store, *, everything: bool = False) -> QueueListing:
                 serving=worker.serving if worker.is_here else None,
                 serving_since=worker.serving_since if worker.is_here else None,
                 seen_at=worker.seen_at,
-                templates=dict(worker.templates),
+                templates=worker.templates,
             )
             for worker in workers
             if everything or worker.is_here

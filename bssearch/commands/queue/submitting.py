@@ -60,6 +60,7 @@ def submit_study(
         tags=tuple(dict.fromkeys(tags)),
         not_before=not_before,
     )
+    new.check()
     check_offered(store.workers(), template, new.values)
     return store.submit(new)
 
@@ -75,10 +76,10 @@ def check_offered(workers: Sequence[WorkerRecord], template: str, values: Mappin
     problems: list[UsageError] = []
     for worker in offers:
         try:
-            types = {key: value_type(one) for key, one in worker.templates[template].items()}
+            types = {key: value_type(one) for key, one in dict(worker.templates[template]).items()}
             checked_values(template, types, values)
             return
-        except ValueError:  # written by something else than a worker
+        except (ValueError, TypeError):  # written by something else than a worker
             continue
         except UsageError as error:
             problems.append(error)

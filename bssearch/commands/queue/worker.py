@@ -124,24 +124,31 @@ class Worker:
         self._tell(
             f"serves {self._store.masked_url}: templates {offered}; tags {', '.join(self._record.tags) or 'none'}"
         )
-        with self._stop, _Beats(self._store, self._name):
-            while not self._stop.is_asked:
-                try:
-                    served = self._serve_next()
-                except DatabaseError as error:
-                    self._tell(f"the queue cannot be used now, trying again in {AWAY_FOR_S:g} s: {error}")
-                    self._stop.wait(AWAY_FOR_S)
-                    continue
-                if not served:
-                    if self._options.until_empty and not self._may_come():
-                        self._tell("nothing is left to serve")
-                        break
-                    self._stop.wait(LOOK_SECONDS)
+        with self._stop:
+            with _Beats(self._store, self._name):
+                self._serve()
             try:
                 self._store.beat(self._name, left=True)
             except DatabaseError as error:
                 self._tell(f"the queue does not know that this worker has left: {error}")
         self._tell("has stopped")
+
+    def _serve(self) -> None:
+        """Serve what comes, until somebody asks to stop; the queue may be away meanwhile."""
+        while not self._stop.is_asked:
+            try:
+                if self._serve_next():
+                    continue
+                if self._options.until_empty and not self._may_come():
+                    self._tell("nothing is left to serve")
+                    return
+                self._stop.wait(LOOK_SECONDS)
+            except DatabaseError as error:
+                self._tell(f"the queue cannot be used now, trying again in {AWAY_FOR_S:g} s: {error}")
+                self._stop.wait(AWAY_FOR_S)
+            except Exception as error:  # a row that something else has written keeps no node from the others for good
+                self._tell(f"unexpected, trying again in {AWAY_FOR_S:g} s: {type(error).__name__}: {error}")
+                self._stop.wait(AWAY_FOR_S)
 
     def _obey(self) -> None:
         """Give back what runs; a database that is away is waited for no more."""
@@ -156,10 +163,13 @@ class Worker:
         if one is None:
             return False
         meter = Meter(lambda line: self._tell(f"{one.name}: {line}"))
+        before = self._record
         end = self._served(one, meter)
         if end.alone_seconds:
             self._alone_until[one.name] = time.monotonic() + end.alone_seconds
         self._store.end_shift(self._name, meter.take(), end.state, end.reason)
+        if self._record != before:
+            self._store.keep_worker(self._record)  # which device it has is known from now on
         found = self._found(one.name)
         if found is None:
             self._tell(f"{one.name}: deleted")
@@ -220,7 +230,7 @@ class Worker:
         study = ServedStudy(spec, launch, lambda line: self._tell(f"{one.name}: {line}"))
         study.start()
         alone = self._watch(one, spec, study, shift, meter)
-        self._learn_device(study.device_name)
+        self._record = replace(self._record, device_name=study.device_name or self._record.device_name)
         end = study.end or End(SubmissionState.WAITING)
         return replace(end, alone_seconds=max(alone, end.alone_seconds))
 
@@ -274,12 +284,6 @@ class Worker:
             return self._store.submission(name)
         except NotFoundError:
             return None
-
-    def _learn_device(self, device_name: str | None) -> None:
-        """Say which device this worker has, once a study has told."""
-        if device_name is not None and device_name != self._record.device_name:
-            self._record = replace(self._record, device_name=device_name)
-            self._store.keep_worker(self._record)
 
 
 class _Beats:
