@@ -59,6 +59,7 @@ def test_a_killed_actor_is_a_trial_to_be_tried_again_and_ctrl_c_ends_ray_too(tmp
         for one in family:
             names = {name for name, value in one.environ().items() if name in SECRETS or "a-secret-word" in value}
             assert names == set(), f"{one.cmdline()} knows {names}"
+        assert worker.nice() == driver.nice(), "what is timed waits for other programs no longer than elsewhere"
         worker.parent().kill()  # type: ignore[union-attr]
         wait_until(lambda: "lost" in states(tmp_path), process)
         assert not alive([worker])

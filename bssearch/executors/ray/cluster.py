@@ -26,6 +26,7 @@ says is not kept there."""
 
 OWN_RAY = {
     "RAY_USAGE_STATS_ENABLED": "0",  # tell nobody
+    "RAY_worker_niceness": "0",  # trials run beside other programs as those of the executor local do
     "RAY_memory_monitor_refresh_ms": "0",  # what runs out of memory is the kernel's business, as for the executor local
 }
 """The environment of a Ray that is started here."""
