@@ -23,5 +23,5 @@ class Connection(H11Protocol):
         self.loop.call_later(FIRST_REQUEST_S, self._close_unused)
 
     def _close_unused(self) -> None:
-        if not self.cycle:  # None, which its type does not say
+        if not self.cycle:  # uvicorn: None until a request has come
             self.transport.close()
