@@ -7,7 +7,7 @@ from dataclasses import replace
 from datetime import datetime
 from functools import partial
 
-from sqlalchemy import URL, Connection, bindparam, func, insert, select, update
+from sqlalchemy import URL, Connection, bindparam, func, insert, select
 from sqlalchemy.exc import IntegrityError
 
 from bssearch.errors import DatabaseError
@@ -31,6 +31,7 @@ from bssearch.storage.database import Notify, patiently
 from bssearch.storage.engine import create_engine_for
 from bssearch.storage.findings import Findings
 from bssearch.storage.leases import IsAlive
+from bssearch.storage.logs import Logs
 from bssearch.storage.lookups import (
     StudySummary,
     no_study,
@@ -42,12 +43,12 @@ from bssearch.storage.lookups import (
     trial_record,
 )
 from bssearch.storage.measurements import Measurements
-from bssearch.storage.models import LogRow, ObservationRow, StudyRow, TrialRow
+from bssearch.storage.models import ObservationRow, StudyRow, TrialRow
 from bssearch.storage.queue import Queue, forget_submission, refuse_queued, rename_submission
 from bssearch.storage.revisions import Changes, changes, mark_changed, mark_observed
 from bssearch.storage.rows import from_columns, to_columns
 from bssearch.storage.specs import Specs
-from bssearch.storage.statements import EVALUATIONS, OBSERVATIONS, STUDIES, STUDY, TRIALS, end_trial, insert_if_absent
+from bssearch.storage.statements import EVALUATIONS, OBSERVATIONS, STUDIES, STUDY, TRIALS, end_trial
 from bssearch.storage.transfer.finished import FinishedStudy, Import
 from bssearch.storage.transfer.transfers import Transfers
 from bssearch.storage.turns import Turns, give_place_up
@@ -80,7 +81,7 @@ _EVALUATIONS = EVALUATIONS.where(
 )
 
 
-class Store(Findings, Measurements, Branches, Specs, Transfers, Turns, Queue):
+class Store(Findings, Measurements, Branches, Specs, Logs, Transfers, Turns, Queue):
     """An open database. Every method may raise `DatabaseError`; those that take a study's name `NotFoundError`.
 
     Threads may share one. One that is open for writing waits for a server that is away (`Patience`).
@@ -323,21 +324,6 @@ class Store(Findings, Measurements, Branches, Specs, Transfers, Turns, Queue):
     def release(self, study: str, name: str, *, owner: str) -> None:
         """Give a claim back; one that another holds is left alone."""
         self._on_study(study, partial(leases.release, name=name, owner=owner))
-
-    @patiently
-    def save_log(self, study: str, number: int, text: str) -> None:
-        """Store the last lines of a trial's worker, in the place of earlier ones."""
-        with self._writing() as connection:
-            trial_id = trial_id_of(connection, study, self._study_id(connection, study), number)
-            if not insert_if_absent(connection, LogRow, {"trial_id": trial_id, "text": text}):
-                connection.execute(update(LogRow).where(LogRow.trial_id == trial_id).values(text=text))
-
-    @patiently
-    def log(self, study: str, number: int) -> str | None:
-        """Return the last lines of a trial's worker, None where none were stored."""
-        with self._reading() as connection:
-            trial_id = trial_id_of(connection, study, self._study_id(connection, study), number)
-            return connection.scalar(select(LogRow.text).where(LogRow.trial_id == trial_id))
 
     @patiently
     def trials(

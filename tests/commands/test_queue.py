@@ -184,7 +184,7 @@ class TestRefusals:
     [
         (InterruptedRunError("stopped"), SubmissionState.WAITING, 0.0),
         (TargetNotReachedError("none"), SubmissionState.DONE, 0.0),
-        (LaunchError("no GPU"), SubmissionState.WAITING, 600.0),
+        (LaunchError("no GPU"), SubmissionState.WAITING, 15.0),
         (OtherDeviceError("another"), SubmissionState.WAITING, 600.0),
         (DatabaseError("disk full"), SubmissionState.WAITING, 60.0),
         (OSError("no space left"), SubmissionState.WAITING, 600.0),
@@ -196,6 +196,13 @@ class TestRefusals:
 def test_whose_fault_an_error_is(error: Exception, state: SubmissionState, alone: float) -> None:
     end = ended_by(error)
     assert (end.state, end.alone_seconds) == (state, alone)
+    assert end.alone_after(0) == alone
+
+
+def test_what_fails_on_a_node_again_and_again_is_left_alone_for_longer_and_longer() -> None:
+    end = ended_by(LaunchError("no GPU"))
+    assert end.failed_here
+    assert [end.alone_after(failures) for failures in (1, 2, 3, 4, 5)] == [15.0, 60.0, 240.0, 600.0, 600.0]
 
 
 def test_slot_seconds_are_those_of_trials_and_of_one_slot_without_any() -> None:

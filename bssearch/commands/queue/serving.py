@@ -30,6 +30,12 @@ from bssearch.spec import StudySpec
 REFUSED_FOR_S = 600.0
 """Seconds for which a worker leaves alone what it cannot run: a choice, so that a node that is repaired takes it."""
 
+FAILED_FOR_S = 15.0
+"""Seconds for which it leaves alone what a process or a device of its machine failed at; each time in a row for
+`LONGER` times as long, up to `REFUSED_FOR_S`. Choices: a process that was killed once is no reason to go for long."""
+
+LONGER = 4
+
 AWAY_FOR_S = 60.0
 """Seconds for which it does after the database was away for longer than anybody waits: a choice."""
 
@@ -38,11 +44,19 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """How a shift ended: the state of the submission then, why, and for how long this worker leaves it alone."""
+    """How a shift ended: the state of the submission then, why, and for how long this worker leaves it alone.
+
+    What has ``failed_here`` may do so again: then for longer.
+    """
 
     state: SubmissionState
     reason: str = ""
     alone_seconds: float = 0.0
+    failed_here: bool = False
+
+    def alone_after(self, failures: int) -> float:
+        """Return for how many seconds it is left alone after so many ``failures`` in a row."""
+        return min(REFUSED_FOR_S, self.alone_seconds * LONGER ** (failures - 1)) if failures else self.alone_seconds
 
 
 class Meter(Listener):
@@ -132,7 +146,9 @@ def ended_by(error: BaseException) -> End:
         return End(SubmissionState.WAITING)
     if isinstance(error, TargetNotReachedError):
         return End(SubmissionState.DONE, str(error))
-    if isinstance(error, LaunchError | OtherDeviceError):
+    if isinstance(error, LaunchError):
+        return End(SubmissionState.WAITING, str(error), FAILED_FOR_S, failed_here=True)
+    if isinstance(error, OtherDeviceError):
         return End(SubmissionState.WAITING, str(error), REFUSED_FOR_S)
     if isinstance(error, DatabaseError):
         return End(SubmissionState.WAITING, str(error), AWAY_FOR_S)

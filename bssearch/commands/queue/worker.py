@@ -114,6 +114,7 @@ class Worker:
         self._record = _record(templates, options)
         self._name = self._record.name
         self._alone_until: dict[str, float] = {}
+        self._failures: dict[str, int] = {}
         self._shift = Shift()
         self._stop = Stop(self._obey, lambda: self._shift.kill())
 
@@ -165,8 +166,10 @@ class Worker:
         meter = Meter(lambda line: self._tell(f"{one.name}: {line}"))
         before = self._record
         end = self._served(one, meter)
-        if end.alone_seconds:
-            self._alone_until[one.name] = time.monotonic() + end.alone_seconds
+        self._failures[one.name] = self._failures.get(one.name, 0) + 1 if end.failed_here else 0
+        alone_seconds = end.alone_after(self._failures[one.name])
+        if alone_seconds:
+            self._alone_until[one.name] = time.monotonic() + alone_seconds
         self._store.end_shift(self._name, meter.take(), end.state, end.reason)
         if self._record != before:
             self._store.keep_worker(self._record)  # which device it has is known from now on
@@ -177,7 +180,7 @@ class Worker:
         if found.state is SubmissionState.CANCELLED:
             settle_cancelled(self._store, one.name)
         reason = found.reason or end.reason
-        alone = f" (left alone here for {end.alone_seconds:g} s)" if end.alone_seconds else ""
+        alone = f" (left alone here for {alone_seconds:g} s)" if alone_seconds else ""
         self._tell(f"{one.name}: {found.state}{reason and f': {reason}'}{alone}")
         return True
 
