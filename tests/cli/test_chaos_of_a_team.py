@@ -33,8 +33,8 @@ DRIVERS = WORKERS = 3
 TRIALS = 200
 KILLS, RESTARTS, CUTS = 30, 2, 3
 
-LONGEST_PAUSE = 4.0
-"""Seconds between two strikes at most."""
+STRUCK_UNTIL = 180
+"""After so many trials nothing more happens: then there is always somebody to strike, however fast the machine is."""
 
 ENDED = {0, 5, LaunchError.exit_code, DatabaseError.exit_code, -signal.SIGKILL}
 """Complete, complete without a hit, without its worker as it measured, without the server as it began, killed."""
@@ -201,7 +201,7 @@ def test_a_team_s_study_outlives_whatever_happens_to_its_members(
         team = Team(members, f"postgresql://postgres@127.0.0.1:{proxy.port}/team")
         try:
             began = time.monotonic()
-            while team.keep_up() and not trial_count(database):
+            while team.keep_up() and not count_of(own_postgres, "true"):
                 time.sleep(0.2)
             happen(strikes(rng), team, rng, own_postgres, proxy, disk)
             while team.keep_up():
@@ -216,14 +216,15 @@ def test_a_team_s_study_outlives_whatever_happens_to_its_members(
 
 
 def happen(strikes: list[str], team: Team, rng: random.Random, server: Postgres, proxy: Proxy, disk: Path) -> None:
-    """Have everything happen at random moments, whatever is running then."""
-    for strike in strikes:
-        until = time.monotonic() + rng.uniform(0.0, LONGEST_PAUSE)
-        while team.keep_up() and time.monotonic() < until:
+    """Have everything happen at random moments of the study, whatever is running then."""
+    moments = sorted(rng.randrange(STRUCK_UNTIL) for _ in strikes)
+    for moment, strike in zip(moments, strikes, strict=True):
+        while team.keep_up() and count_of(server, "state NOT IN ('queued', 'running', 'paused')") < moment:
             time.sleep(0.1)
         match strike:
             case "kill":
-                assert team.kill_one(rng), "the study has ended before everything had happened"
+                while not team.kill_one(rng):  # the one that was drawn has just ended
+                    assert team.keep_up(), "the study has ended before everything had happened"
             case "restart":
                 server.restart()
             case "cut":
@@ -233,9 +234,9 @@ def happen(strikes: list[str], team: Team, rng: random.Random, server: Postgres,
                 fill_up(disk)
 
 
-def trial_count(database: str) -> int:
-    with psycopg.connect(database) as connection:
-        (count,) = connection.execute("SELECT count(*) FROM bss_trial").fetchone() or (0,)
+def count_of(server: Postgres, condition: str) -> int:
+    with psycopg.connect(server.url("team")) as connection:
+        (count,) = connection.execute(f"SELECT count(*) FROM bss_trial WHERE {condition}".encode()).fetchone() or (0,)
     return int(count)
 
 
