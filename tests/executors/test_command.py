@@ -80,10 +80,10 @@ def test_json_lines_on_stdout_and_in_the_pipe_are_a_trial(tmp_path: Path) -> Non
 
 
 def test_a_log_is_read_by_its_expressions(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    script = "echo acc=0.5; echo step 5; echo 'step 9 acc=0.95'; echo bye >&2; SLEEP"
+    script = "echo acc=0.5; echo step 5; echo well >&2; echo 'step 9 acc=0.95'; SLEEP"
     outcome, observed = run(loaded(tmp_path, script, EXPRESSIONS))
     assert outcome.state is TrialState.REACHED and [one.metric for one in observed] == [0.5, 0.95]
-    assert capfd.readouterr().out == "acc=0.5\nstep 5\nstep 9 acc=0.95\nbye\n"
+    assert capfd.readouterr().out == "acc=0.5\nstep 5\nwell\nstep 9 acc=0.95\n"
 
 
 @pytest.mark.parametrize(("code", "state"), [(0, TrialState.REACHED), (1, TrialState.FAILED)])
