@@ -163,6 +163,30 @@ class TestRefusals:
             assert (state(store, "elsewhere"), state(store, "mine")[0]) == (("waiting", ""), "done")
             assert store.trials("elsewhere") == []
 
+    @pytest.mark.parametrize("broken", [None, "workload: [", "name: task\n"])
+    def test_a_template_whose_spec_breaks_while_the_worker_runs_keeps_its_submissions_and_holds_up_no_others(
+        self, tmp_path: Path, url: str, broken: str | None
+    ) -> None:
+        node = make_node(tmp_path / "node", **QUICK)
+        spec, templates = node / "task.yaml", node / "templates.yaml"
+        (node / "other.yaml").write_text(spec.read_text())
+        templates.write_text("templates: {task: {spec: task.yaml}, other: {spec: other.yaml}}")
+        lines: list[str] = []
+
+        def tell(line: str) -> None:
+            if not lines and broken is None:
+                spec.unlink()
+            elif not lines and broken is not None:
+                spec.write_text(broken)
+            lines.append(line)
+
+        with open_store(url) as store:
+            put(store, "mine")
+            put(store, "next", template="other")
+            run_worker(templates, db=url, until_empty=True, tell=tell)
+            assert (state(store, "mine"), state(store, "next")[0]) == (("waiting", ""), "done"), lines
+            assert any("mine: waiting: the template 'task' cannot be used now: " in line for line in lines), lines
+
     def test_what_needs_other_tags_or_another_template_is_not_touched(self, tmp_path: Path, url: str) -> None:
         node = make_node(tmp_path / "node", **QUICK)
         with open_store(url) as store:
@@ -172,7 +196,9 @@ class TestRefusals:
             assert [one.served_seconds for one in store.submissions()] == [0.0, 0.0]
             assert {one.state for one in store.submissions()} == {SubmissionState.WAITING}
 
-    @pytest.mark.parametrize("options", [{"slots": 0}, {"turn_seconds": 0.0}, {"tags": ["no tag"]}])
+    @pytest.mark.parametrize(
+        "options", [{"slots": 0}, {"turn_seconds": 0.0}, {"tags": ["no tag"]}, {"device": "abacus"}]
+    )
     def test_a_worker_s_own_options_are_checked(self, tmp_path: Path, url: str, options: dict[str, Any]) -> None:
         node = make_node(tmp_path / "node", **QUICK)
         with pytest.raises(UsageError):
