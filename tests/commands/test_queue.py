@@ -311,7 +311,7 @@ class TestCommands:
             ("digits --name a b", 2, "it takes the form KEY=VALUE"),
             ("digits --name a --not-before tomorrow", 2, "'tomorrow' is no moment"),
             ("digits --name a --not-before 2026-12-01T08:00", 2, "must say its offset from UTC"),
-            ("digits --name a --priority 0", 2, "priority = 0 must be > 0"),
+            ("digits --name a --priority 0", 2, "priority = 0 must be from 1e-06 to 1e+06"),
             ("digits --name a workload=x.py:X", 2, "workload cannot be submitted"),
             ("digits --name ../a", 2, "is no name for a study"),
             ("missing.yaml --name a", 2, "missing.yaml cannot be read"),
