@@ -89,6 +89,23 @@ def test_a_study_without_a_trial_at_its_target_is_done_and_says_so(tmp_path: Pat
         assert state(store, "vain")[0] == "done" and "none of 3 trials reached" in state(store, "vain")[1]
 
 
+@pytest.mark.slow
+def test_that_what_runs_is_stopped_is_said_once(tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until it has stopped its file may be on its way to a store for a while."""
+    monkeypatch.setattr("bssearch.commands.queue.worker.LOOK_SECONDS", 0.01)
+    node, lines = make_node(tmp_path / "node", **{**QUICK, "workload_settings": {"step_seconds": 0.2}}), list[str]()
+    with open_store(url) as store:
+        put(store, "mine")
+
+        def tell(line: str) -> None:
+            lines.append(line)
+            if "trial 1 runs" in line:
+                pause_study(store, "mine")
+
+        run_worker(node / "templates.yaml", db=url, until_empty=True, tell=tell)
+    assert len([line for line in lines if "what runs of it is stopped" in line]) == 1, lines
+
+
 class TestRefusals:
     @pytest.mark.parametrize(
         ("values", "said"),

@@ -257,7 +257,7 @@ class Worker:
         """Look after a study while it runs; return for how long it is then to be left alone."""
         turn_ends = math.inf  # until the study is open: a turn that is spent with loading gets nowhere
         next_look = time.monotonic() + LOOK_SECONDS
-        alone = 0.0
+        alone, is_stopping = 0.0, False
         while not study.is_over(_TICK_SECONDS):
             now = time.monotonic()
             if turn_ends == math.inf and study.device_name is not None:
@@ -268,7 +268,9 @@ class Worker:
             try:
                 found = self._found(one.name)
                 if found is None or found.state is not SubmissionState.WAITING:
-                    self._tell(f"{one.name}: {found.state if found else 'deleted'}; what runs of it is stopped")
+                    if not is_stopping:
+                        self._tell(f"{one.name}: {found.state if found else 'deleted'}; what runs of it is stopped")
+                    is_stopping = True
                     shift.interrupt()
                 elif shift.is_ending:
                     continue
