@@ -103,9 +103,10 @@ class Ledger:
 
     def _join(self) -> None:
         """Let those in that have come, or come back, since the last choice."""
-        there = [one for one in self.waiting.values() if one.has_joined]
+        there = [one for one in self.waiting.values() if one.has_joined and one.owner in self.owners]
+        joined = {one.name for one in there}
         for one in self.waiting.values():
-            if one.has_joined:
+            if one.name in joined:
                 continue
             account = self.owners.setdefault(one.owner, Account())
             companions = [other for other in there if other.owner == one.owner]

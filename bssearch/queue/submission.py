@@ -16,10 +16,11 @@ Value = float | int | bool | str | list[int] | list[float]
 Values = Mapping[str, Value]
 """Values by the dotted key of the spec's field."""
 
+LOWEST_PRIORITY = 1e-6
 HIGHEST_PRIORITY = 1e6
 MOST_TAGS = 20
 LONGEST_OWNER = 100
-"""Choices: far beyond what anybody needs."""
+"""Choices: far beyond what anybody needs. A turn's seconds are divided by the priority, and must stay a number."""
 
 _TAG = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,63}")
 
@@ -52,8 +53,8 @@ class NewSubmission:
 
     def check(self) -> None:
         """Raise `UsageError` where something of it is out of bounds."""
-        if not 0 < self.priority <= HIGHEST_PRIORITY:
-            raise UsageError(f"priority = {self.priority:g} must be > 0 and at most {HIGHEST_PRIORITY:g}")
+        if not LOWEST_PRIORITY <= self.priority <= HIGHEST_PRIORITY:
+            raise UsageError(f"priority = {self.priority:g} must be from {LOWEST_PRIORITY:g} to {HIGHEST_PRIORITY:g}")
         if not self.owner.strip() or len(self.owner) > LONGEST_OWNER or not self.owner.isprintable():
             raise UsageError(f"owner = {self.owner!r} must be a name of at most {LONGEST_OWNER} characters")
         if self.not_before is not None and self.not_before.tzinfo is None:
@@ -79,6 +80,11 @@ class Submission(NewSubmission):
     virtual_time: float
     started_at: float
     has_joined: bool
+
+    @property
+    def weight(self) -> float:
+        """Return its priority, within the bounds that something else may not have kept to."""
+        return min(max(self.priority, LOWEST_PRIORITY), HIGHEST_PRIORITY)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

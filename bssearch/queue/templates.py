@@ -41,6 +41,10 @@ class Template:
     spec: Path
     values: Mapping[str, ValueType]
 
+    def check(self, overrides: tuple[str, ...] = ()) -> None:
+        """Raise `SpecError`, or `NotFoundError`, where what is the operator's own makes no spec (any more)."""
+        load_spec(self.spec, overrides)
+
     def study(self, name: str, values: Values, overrides: tuple[str, ...] = ()) -> StudySpec:
         """Return the spec of a submission; ``overrides`` are the worker's own, as ``--set`` has them.
 
@@ -69,14 +73,17 @@ class Templates:
         }
 
 
-def load_templates(path: Path) -> Templates:
-    """Read a worker's file; raise `SpecError` naming the file and what is wrong with it, and of a spec its fields."""
+def load_templates(path: Path, overrides: tuple[str, ...] = ()) -> Templates:
+    """Read a worker's file; ``overrides`` are the worker's own, which each of its specs must take.
+
+    Raises `SpecError` naming the file and what is wrong with it, and of a spec its fields.
+    """
     data = _read(path)
     if not isinstance(data, Mapping) or set(data) != {"templates"} or not isinstance(data["templates"], Mapping):
         raise SpecError(f"{path}: it must hold `templates` and nothing else", hint=_EXAMPLE)
     if not 1 <= len(data["templates"]) <= MOST_TEMPLATES:
         raise SpecError(f"{path}: it must hold 1 to {MOST_TEMPLATES} templates", hint=_EXAMPLE)
-    return Templates({str(name): _template(path, name, one) for name, one in data["templates"].items()})
+    return Templates({str(name): _template(path, name, one, overrides) for name, one in data["templates"].items()})
 
 
 def _read(path: Path) -> Any:
@@ -93,7 +100,7 @@ def _read(path: Path) -> Any:
         raise SpecError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
 
 
-def _template(path: Path, name: object, data: object) -> Template:
+def _template(path: Path, name: object, data: object, overrides: tuple[str, ...]) -> Template:
     where = f"{path}: templates.{name}"
     if not isinstance(name, str) or not name.isprintable() or not 0 < len(name) <= 100:
         raise SpecError(f"{path}: {shortened(name)} is no name of a template")
@@ -111,8 +118,9 @@ def _template(path: Path, name: object, data: object) -> Template:
             raise SpecError(f"{where}.values.{key}: {error}") from None
     beside = path.parent / data["spec"]
     spec = find_spec(data["spec"] if data["spec"] in shipped_studies() and not beside.exists() else beside)
-    load_spec(spec)
-    return Template(name, spec, types)
+    template = Template(name, spec, types)
+    template.check(overrides)
+    return template
 
 
 def _check_key(where: str, key: object) -> None:

@@ -17,7 +17,8 @@ from bssearch.storage.repository import Store
 class WaitingTrials:
     """What waits of one study. Any driver that has a trial's checkpoint may go on with it; the store lets one do it.
 
-    While trials of this driver wait it holds a claim of its own, by which drivers on other hosts know that it is there.
+    While trials of this driver wait it holds a claim of its own, by which drivers in other processes know that it is
+    there.
     """
 
     def __init__(
@@ -91,13 +92,14 @@ class WaitingTrials:
     def _is_ours(self, trial: TrialRecord) -> bool:
         """Return whether a paused trial is this driver's, or was left behind by one that is gone.
 
-        Of a driver on another host its claim tells; of a trial whose checkpoint is not to be had, nobody here can.
+        Unless its process has ended its claim tells, for a process may serve other studies by now; of a trial whose
+        checkpoint is not to be had, nobody here can.
         """
         owner = trial.lease_owner
         if owner is None or owner == self._owner:
             return True
-        alive = is_alive(owner)
-        if alive is None:
+        alive = is_alive(owner) is not False
+        if alive:
             alive = self._watch.has_lease(owner) or not self.checkpoints.has(trial.number)
         if not alive:
             self._store.release(self._spec.name, _claim_of(owner), owner=owner)

@@ -6,7 +6,11 @@ import math
 from datetime import UTC, datetime
 from enum import StrEnum
 
-from sqlalchemy import CheckConstraint, DateTime, Dialect, Enum, Float, Text, TypeDecorator
+from sqlalchemy import CheckConstraint, ColumnElement, DateTime, Dialect, Enum, Float, Text, TypeDecorator, and_
+from sqlalchemy.orm import InstrumentedAttribute
+
+LARGEST = 1e300
+"""What no column of numbers reaches."""
 
 NAMING_CONVENTION = {
     "pk": "pk_%(table_name)s",
@@ -106,6 +110,14 @@ def positive(*columns: str) -> list[CheckConstraint]:
 def not_negative(*columns: str) -> list[CheckConstraint]:
     """Return the checks that columns are >= 0."""
     return [CheckConstraint(f"{column} >= 0", name=f"{column}_not_negative") for column in columns]
+
+
+def are_finite(*columns: ColumnElement[float] | InstrumentedAttribute[float]) -> ColumnElement[bool]:
+    """Return the condition that columns hold numbers, for rows that something else may have written.
+
+    An infinity is a number to SQLite and PostgreSQL, and to the latter NaN is larger than all.
+    """
+    return and_(*(column <= LARGEST for column in columns))
 
 
 def below_one(*columns: str) -> list[CheckConstraint]:

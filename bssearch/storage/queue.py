@@ -15,6 +15,7 @@ from sqlalchemy import (
     JSON,
     CheckConstraint,
     Connection,
+    RowMapping,
     UniqueConstraint,
     delete,
     func,
@@ -28,7 +29,7 @@ from bssearch.errors import NotFoundError, UsageError
 from bssearch.queue.fairness import Account, Ledger, Waiting
 from bssearch.queue.submission import NewSubmission, Submission, SubmissionState, WorkerRecord
 from bssearch.storage.clock import now
-from bssearch.storage.columns import Sentences, enum, not_negative, positive
+from bssearch.storage.columns import Sentences, are_finite, enum, not_negative, positive
 from bssearch.storage.database import Database, patiently
 from bssearch.storage.keeping import check_name
 from bssearch.storage.models import Base, Id, StudyRow
@@ -101,7 +102,15 @@ class WorkerRow(Base):
     charged_seconds: Mapped[float]
 
 
-_SUBMISSIONS = select(*(SubmissionRow.__table__.c[one.name] for one in fields(Submission))).order_by(SubmissionRow.id)
+_NUMBERS = SubmissionRow.priority, SubmissionRow.virtual_time, SubmissionRow.started_at, SubmissionRow.served_seconds
+_SUBMISSIONS = (
+    select(*(SubmissionRow.__table__.c[one.name] for one in fields(Submission)))
+    .where(are_finite(*_NUMBERS))
+    .order_by(SubmissionRow.id)
+)
+_SHARES = select(ShareRow.owner, ShareRow.virtual_time, ShareRow.started_at).where(
+    are_finite(ShareRow.virtual_time, ShareRow.started_at)
+)
 _MAY_BECOME = {
     SubmissionState.PAUSED: (SubmissionState.WAITING,),
     SubmissionState.CANCELLED: (SubmissionState.WAITING, SubmissionState.PAUSED, SubmissionState.FAILED),
@@ -196,7 +205,7 @@ class Queue(Database):
             rows = connection.execute(
                 select(*(WorkerRow.__table__.c[name] for name in names)).order_by(WorkerRow.seen_at.desc())
             ).mappings()
-            return [WorkerRecord(**row, is_here=_is_here(row["seen_at"], row["left_at"], time)) for row in rows]
+            return [_worker(row, time) for row in rows]
 
     @patiently
     def beat(self, worker: str, *, left: bool = False) -> None:
@@ -315,26 +324,25 @@ def _has_begun(one: Submission, time: datetime) -> bool:
     return one.not_before is None or one.not_before <= time
 
 
-def _is_here(seen_at: datetime, left_at: datetime | None, time: datetime) -> bool:
-    return left_at is None and time - seen_at <= timedelta(seconds=SEEN_WITHIN_S)
+def _worker(row: RowMapping, time: datetime) -> WorkerRecord:
+    is_here = row["left_at"] is None and time - row["seen_at"] <= timedelta(seconds=SEEN_WITHIN_S)
+    is_mapping = isinstance(row["templates"], Mapping)  # or something else has written it
+    return WorkerRecord(**{**row, "templates": row["templates"] if is_mapping else {}}, is_here=is_here)
 
 
 def _ledger(connection: Connection, waiting: list[Submission]) -> Ledger:
     owners = {
-        owner: Account(virtual_time, started_at)
-        for owner, virtual_time, started_at in connection.execute(
-            select(ShareRow.owner, ShareRow.virtual_time, ShareRow.started_at)
-        )
+        owner: Account(virtual_time, started_at) for owner, virtual_time, started_at in connection.execute(_SHARES)
     }
     asked = {one.owner for one in waiting}
     floors = connection.execute(
         select(SubmissionRow.owner, func.max(SubmissionRow.virtual_time))
-        .where(SubmissionRow.owner.in_(asked))
+        .where(SubmissionRow.owner.in_(asked), are_finite(SubmissionRow.virtual_time))
         .group_by(SubmissionRow.owner)
     )
     return Ledger(
         (
-            Waiting(one.name, one.owner, one.priority, Account(one.virtual_time, one.started_at), one.has_joined)
+            Waiting(one.name, one.owner, one.weight, Account(one.virtual_time, one.started_at), one.has_joined)
             for one in waiting
         ),
         owners,
@@ -371,10 +379,11 @@ def _settle(connection: Connection, worker: str, used: float) -> str | None:
     one = Submission(**found)
     more = used - row.charged_seconds
     study = Account(one.virtual_time)
-    study.settle(more / one.priority)
+    study.settle(more / one.weight)
     values = {"virtual_time": study.virtual_time, "served_seconds": one.served_seconds + used}
     connection.execute(update(SubmissionRow).where(SubmissionRow.name == one.name).values(values))
-    had = connection.scalar(select(ShareRow.virtual_time).where(ShareRow.owner == one.owner))
+    of_owner = select(ShareRow.virtual_time).where(ShareRow.owner == one.owner)
+    had = connection.scalar(of_owner.where(are_finite(ShareRow.virtual_time)))
     if had is not None:
         owner = Account(had)
         owner.settle(more)

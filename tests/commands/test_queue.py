@@ -89,6 +89,23 @@ def test_a_study_without_a_trial_at_its_target_is_done_and_says_so(tmp_path: Pat
         assert state(store, "vain")[0] == "done" and "none of 3 trials reached" in state(store, "vain")[1]
 
 
+@pytest.mark.slow
+def test_that_what_runs_is_stopped_is_said_once(tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until it has stopped its file may be on its way to a store for a while."""
+    monkeypatch.setattr("bssearch.commands.queue.worker.LOOK_SECONDS", 0.01)
+    node, lines = make_node(tmp_path / "node", **{**QUICK, "workload_settings": {"step_seconds": 0.2}}), list[str]()
+    with open_store(url) as store:
+        put(store, "mine")
+
+        def tell(line: str) -> None:
+            lines.append(line)
+            if "trial 1 runs" in line:
+                pause_study(store, "mine")
+
+        run_worker(node / "templates.yaml", db=url, until_empty=True, tell=tell)
+    assert len([line for line in lines if "what runs of it is stopped" in line]) == 1, lines
+
+
 class TestRefusals:
     @pytest.mark.parametrize(
         ("values", "said"),
@@ -163,6 +180,30 @@ class TestRefusals:
             assert (state(store, "elsewhere"), state(store, "mine")[0]) == (("waiting", ""), "done")
             assert store.trials("elsewhere") == []
 
+    @pytest.mark.parametrize("broken", [None, "workload: [", "name: task\n"])
+    def test_a_template_whose_spec_breaks_while_the_worker_runs_keeps_its_submissions_and_holds_up_no_others(
+        self, tmp_path: Path, url: str, broken: str | None
+    ) -> None:
+        node = make_node(tmp_path / "node", **QUICK)
+        spec, templates = node / "task.yaml", node / "templates.yaml"
+        (node / "other.yaml").write_text(spec.read_text())
+        templates.write_text("templates: {task: {spec: task.yaml}, other: {spec: other.yaml}}")
+        lines: list[str] = []
+
+        def tell(line: str) -> None:
+            if not lines and broken is None:
+                spec.unlink()
+            elif not lines and broken is not None:
+                spec.write_text(broken)
+            lines.append(line)
+
+        with open_store(url) as store:
+            put(store, "mine")
+            put(store, "next", template="other")
+            run_worker(templates, db=url, until_empty=True, tell=tell)
+            assert (state(store, "mine"), state(store, "next")[0]) == (("waiting", ""), "done"), lines
+            assert any("mine: waiting: the template 'task' cannot be used now: " in line for line in lines), lines
+
     def test_what_needs_other_tags_or_another_template_is_not_touched(self, tmp_path: Path, url: str) -> None:
         node = make_node(tmp_path / "node", **QUICK)
         with open_store(url) as store:
@@ -172,7 +213,9 @@ class TestRefusals:
             assert [one.served_seconds for one in store.submissions()] == [0.0, 0.0]
             assert {one.state for one in store.submissions()} == {SubmissionState.WAITING}
 
-    @pytest.mark.parametrize("options", [{"slots": 0}, {"turn_seconds": 0.0}, {"tags": ["no tag"]}])
+    @pytest.mark.parametrize(
+        "options", [{"slots": 0}, {"turn_seconds": 0.0}, {"tags": ["no tag"]}, {"device": "abacus"}]
+    )
     def test_a_worker_s_own_options_are_checked(self, tmp_path: Path, url: str, options: dict[str, Any]) -> None:
         node = make_node(tmp_path / "node", **QUICK)
         with pytest.raises(UsageError):
@@ -285,7 +328,7 @@ class TestCommands:
             ("digits --name a b", 2, "it takes the form KEY=VALUE"),
             ("digits --name a --not-before tomorrow", 2, "'tomorrow' is no moment"),
             ("digits --name a --not-before 2026-12-01T08:00", 2, "must say its offset from UTC"),
-            ("digits --name a --priority 0", 2, "priority = 0 must be > 0"),
+            ("digits --name a --priority 0", 2, "priority = 0 must be from 1e-06 to 1e+06"),
             ("digits --name a workload=x.py:X", 2, "workload cannot be submitted"),
             ("digits --name ../a", 2, "is no name for a study"),
             ("missing.yaml --name a", 2, "missing.yaml cannot be read"),

@@ -92,10 +92,25 @@ def test_no_password_stands_in_either(node: Path, monkeypatch: pytest.MonkeyPatc
     assert all("secret" not in printed(node, kind) for kind in ("systemd", "sbatch"))
 
 
-def test_a_login_at_a_store_of_checkpoints_is_refused(node: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(CHECKPOINT_DIR_VARIABLE, "sftp://ann:secret@host/folder")
+@pytest.mark.parametrize(
+    "url", ["sftp://ann:secret@host/folder", "sftp://ann:of/secret@host/folder", "dbfs://host/folder?password=secret"]
+)
+def test_a_login_at_a_store_of_checkpoints_is_refused(node: Path, monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+    monkeypatch.setenv(CHECKPOINT_DIR_VARIABLE, url)
     done = bssearch("worker", "--templates", "templates.yaml", "--print", "systemd", cwd=node)
     assert (done.returncode, done.stdout) == (2, "") and "secret" not in done.stderr
+
+
+def test_paths_from_here_are_those_of_here(node: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The worker runs in the folder of its templates, which may be another one."""
+    monkeypatch.setenv(DATABASE_URL_FILE_VARIABLE, "the-url")
+    monkeypatch.setenv(CHECKPOINT_DIR_VARIABLE, "kept")
+    done = bssearch("worker", "--templates", str(node / "templates.yaml"), "--print", "systemd", cwd=tmp_path)
+    lines = {*done.stdout.splitlines()}
+    expected = {DATABASE_URL_FILE_VARIABLE: tmp_path / "the-url", CHECKPOINT_DIR_VARIABLE: tmp_path / "kept"}
+    assert {f"Environment={name}={path}" for name, path in expected.items()} <= lines, done.stdout + done.stderr
+    monkeypatch.setenv(CHECKPOINT_DIR_VARIABLE, "memory://kept")
+    assert f"export {CHECKPOINT_DIR_VARIABLE}=memory://kept" in printed(node, "sbatch")
 
 
 def test_a_file_of_templates_that_is_wrong_is_refused_before_anything_is_printed(node: Path) -> None:

@@ -138,6 +138,35 @@ time.sleep(1000)
 """
 
 
+TOLD = """\
+import os, signal, sys, threading
+from concurrent.futures import ThreadPoolExecutor
+from bssearch.executors.ray.cluster import Cluster
+
+told = threading.Event()
+signal.signal(signal.SIGTERM, lambda *_: told.set())
+
+def is_told():
+    told.clear()
+    os.kill(os.getpid(), signal.SIGTERM)
+    return told.wait(60)
+
+with ThreadPoolExecutor(1) as thread:
+    cluster = thread.submit(Cluster, sys.argv[1]).result()
+    print(is_told())
+    thread.submit(cluster.close).result()
+    print(is_told())
+"""
+
+
+def test_a_process_that_connects_in_a_thread_is_still_told_to_stop_by_sigterm(cluster: Any) -> None:
+    """As a worker of the queue does, which has its trials saved then."""
+    done = subprocess.run(
+        [sys.executable, "-c", TOLD, cluster.address], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert (done.returncode, done.stdout.split()) == (0, ["True", "True"]), done.stderr
+
+
 def test_a_driver_that_is_killed_leaves_no_worker_on_the_cluster(cluster: Any, tmp_path: Path) -> None:
     write_workload(tmp_path)
     path = os.pathsep.join([str(Path(__file__).parents[2]), *filter(None, sys.path)])

@@ -167,9 +167,10 @@ def test_a_shipped_study_is_a_template_by_its_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"priority": 0.0}, "priority = 0 must be > 0"),
-        ({"priority": float("nan")}, "priority = nan must be > 0"),
-        ({"priority": 1e9}, "at most 1e[+]06"),
+        ({"priority": 0.0}, "priority = 0 must be from 1e-06 to 1e[+]06"),
+        ({"priority": 5e-324}, "must be from 1e-06"),  # by which turns would be divided
+        ({"priority": float("nan")}, "priority = nan must be from"),
+        ({"priority": 1e9}, "to 1e[+]06"),
         ({"owner": " "}, "owner = ' ' must be a name"),
         ({"owner": "a\nb"}, "must be a name"),
         ({"tags": ("has space",)}, "'has space' is no tag"),

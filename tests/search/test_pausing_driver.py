@@ -493,9 +493,16 @@ def test_only_search_trials_are_saved_and_only_where_they_may_take_disk(tmp_path
 
 @pytest.mark.parametrize(
     ("alive", "here", "ours"),
-    [(False, True, True), (False, False, True), (None, True, True), (None, False, False), (True, True, False)],
+    [
+        (False, True, True),
+        (False, False, True),
+        (None, True, True),
+        (None, False, False),
+        (True, True, True),
+        (True, False, False),
+    ],
 )
-def test_what_another_driver_left_waiting_is_ended_where_it_died_or_left_its_file_here(
+def test_what_a_driver_that_is_gone_left_waiting_is_ended_where_its_process_ended_or_its_file_is_here(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alive: bool | None, here: bool, ours: bool
 ) -> None:
     spec, first = study_spec(), Doomed()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import uuid
 from collections.abc import Callable, Iterator
@@ -17,6 +19,7 @@ from bssearch.commands.run import run_study
 from bssearch.errors import InterruptedRunError, TargetNotReachedError
 from bssearch.executors.base import Event
 from bssearch.records import Lease, Phase, TrialOutcome, TrialRecord, TrialRequest, TrialState
+from bssearch.search import owner
 from bssearch.search.claims import Claims
 from bssearch.search.lease_watch import LeaseWatch
 from bssearch.search.listener import Listener
@@ -266,23 +269,35 @@ def test_where_the_store_fills_up_what_would_wait_is_stopped_and_what_is_interru
     assert not kept(f"file://{tmp_path / 'store'}")
 
 
-def test_what_a_driver_on_another_host_has_waiting_is_its_own_to_end_while_it_is_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.fixture(params=["on another host", "in a process that serves other studies"])
+def elsewhere(request: pytest.FixtureRequest) -> Iterator[str]:
+    """A driver of another host, or one of another process of this host, which lives on without it."""
+    if request.param == "on another host":
+        yield FAR
+        return
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        host, _, place, _, mark = owner.this_driver().rsplit("/", 4)
+        yield "/".join([host, str(process.pid), place, owner._start(process.pid), mark])
+        process.kill()
+
+
+def test_what_a_driver_elsewhere_has_waiting_is_its_own_to_end_while_it_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, elsewhere: str
 ) -> None:
     monkeypatch.setenv("BSSEARCH_CHECKPOINT_DIR", str(tmp_path / "shared"))
     spec, notes = study_spec(), list[str]()
     with open_store(f"sqlite:///{tmp_path / 'study.db'}") as store:
         store.create_study(spec.new_study("ada"))
-        lease = Lease(owner=FAR, seconds=60.0, user="ada", spec=None)
+        lease = Lease(owner=elsewhere, seconds=60.0, user="ada", spec=None)
         store.start("toy", make_plan(), environment=make_environment(), lease=lease)
         paused = TrialOutcome(state=TrialState.PAUSED, reason="slow")
         trial = store.finish_trial("toy", 1, paused, steps_x_step_time_s=None)
 
-        def waiting_for(owner: str) -> WaitingTrials:
+        def waiting_for(driver: str) -> WaitingTrials:
             watch = LeaseWatch(store, "toy")
-            return WaitingTrials(spec, store, owner, watch, Claims(store, "toy", owner, watch), notes.append)
+            return WaitingTrials(spec, store, driver, watch, Claims(store, "toy", driver, watch), notes.append)
 
-        far, near = waiting_for(FAR), waiting_for("here/1/0/0/near")
+        far, near = waiting_for(elsewhere), waiting_for("here/1/0/0/near")
         file = near.checkpoints.file_for(1)
         assert file is not None
         file.write_bytes(b"saved")

@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from sqlalchemy import text
 
 from bssearch.errors import DatabaseError, NotFoundError, UsageError
 from bssearch.queue.submission import NewSubmission, SubmissionState, WorkerRecord
@@ -174,6 +175,54 @@ def test_states_change_as_a_person_and_a_worker_may_change_them(store: Store) ->
     with pytest.raises(NotFoundError, match="nobody has submitted 'other'") as caught:
         store.submission("other")
     assert caught.value.hint == "the last ones are one"
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        ("priority", float("nan")),
+        ("priority", float("inf")),
+        ("priority", 5e-324),
+        ("virtual_time", float("inf")),
+        ("started_at", float("inf")),
+        ("served_seconds", float("inf")),
+        ("has_joined", True),  # and its owner was never served
+    ],
+)
+def test_a_row_that_something_else_has_written_keeps_no_worker_from_the_next(
+    store: Store, column: str, value: float
+) -> None:
+    if value != value and store.masked_url.startswith("sqlite"):
+        pytest.skip("SQLite makes NULL of it, which the column does not take")
+    store.keep_worker(record())
+    store.submit(new("odd", owner="eve"))
+    with store._writing() as connection:
+        connection.execute(text(f"UPDATE bss_submission SET {column} = :value"), {"value": value})
+    for name, owner in (("a", "ann"), ("of-eve", "eve")):
+        store.submit(new(name, owner=owner))
+    names = {"odd", "a", "of-eve"}
+    turns = [served(store, "worker", names, used=10.0) for _ in range(8)]
+    assert turns.count("a") == 4, turns
+    assert {"a", "of-eve"} <= {*store.ledger().order()}
+    assert "a" in [one.name for one in store.submissions()]
+
+
+def test_an_owner_whose_account_something_else_has_written_begins_anew(store: Store) -> None:
+    store.keep_worker(record())
+    for name, owner in (("a", "ann"), ("b", "bob")):
+        store.submit(new(name, owner=owner))
+    served(store, "worker", {"a", "b"}, used=10.0)
+    with store._writing() as connection:
+        connection.execute(text("UPDATE bss_share SET virtual_time = :value"), {"value": float("inf")})
+    assert sorted(str(served(store, "worker", {"a", "b"}, used=10.0)) for _ in range(4)) == ["a", "a", "b", "b"]
+
+
+@pytest.mark.parametrize("templates", ["[1, 2]", "null", '"digits"'])
+def test_a_worker_whose_row_something_else_has_written_offers_nothing(store: Store, templates: str) -> None:
+    store.keep_worker(record())
+    with store._writing() as connection:
+        connection.execute(text("UPDATE bss_worker SET templates = :value"), {"value": templates})
+    assert [one.templates for one in store.workers()] == [{}]
 
 
 def test_a_worker_is_here_until_it_leaves_or_is_not_seen(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

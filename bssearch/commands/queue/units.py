@@ -11,11 +11,11 @@ import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from bssearch.errors import UsageError
 from bssearch.queue.templates import load_templates
-from bssearch.settings import CHECKPOINT_DIR_VARIABLE, DATABASE_URL_FILE_VARIABLE, user_name
+from bssearch.settings import CHECKPOINT_DIR_VARIABLE, DATABASE_URL_FILE_VARIABLE, is_url, user_name
+from bssearch.storage.urls import masked
 
 URL_FILE = "/etc/bssearch/database"
 """The file with the database's URL, where the environment names none."""
@@ -100,16 +100,23 @@ def _command(templates: Path, options: Sequence[str]) -> list[str]:
 
 
 def _environment() -> dict[str, str]:
-    """Return what the worker needs of this environment: where the URL stands, and where paused trials are kept."""
-    kept = {DATABASE_URL_FILE_VARIABLE: os.environ.get(DATABASE_URL_FILE_VARIABLE) or URL_FILE}
+    """Return what the worker needs of this environment: where the URL stands, and where paused trials are kept.
+
+    It runs in another folder: paths are whole.
+    """
+    kept = {DATABASE_URL_FILE_VARIABLE: _whole(os.environ.get(DATABASE_URL_FILE_VARIABLE) or URL_FILE)}
     if place := os.environ.get(CHECKPOINT_DIR_VARIABLE):
-        if "@" in urlsplit(place).netloc:
+        if is_url(place) and ("@" in place or masked(place) != place):
             raise UsageError(
                 f"{CHECKPOINT_DIR_VARIABLE} is a URL with a login, which would stand in what is printed",
                 hint="leave the login to a file of the store's own library",
             )
-        kept[CHECKPOINT_DIR_VARIABLE] = place
+        kept[CHECKPOINT_DIR_VARIABLE] = place if is_url(place) else _whole(place)
     return kept
+
+
+def _whole(path: str) -> str:
+    return str(Path(path).absolute())
 
 
 def _quoted(word: str) -> str:

@@ -18,7 +18,7 @@ from bssearch.commands.queue.changing import settle_cancelled
 from bssearch.commands.queue.serving import AWAY_FOR_S, REFUSED_FOR_S, End, Meter, ServedStudy, Tell
 from bssearch.commands.queue.stopping import Stop
 from bssearch.commands.queue.submitting import check_offered
-from bssearch.errors import BSSearchError, DatabaseError, NotFoundError, UsageError
+from bssearch.errors import BSSearchError, DatabaseError, NotFoundError, SpecError, UsageError
 from bssearch.queue.submission import Submission, SubmissionState, WorkerRecord, check_tags
 from bssearch.queue.templates import Templates, load_templates
 from bssearch.search.owner import this_driver
@@ -101,7 +101,7 @@ def run_worker(
         turn_seconds=turn_seconds,
         until_empty=until_empty,
     )
-    offered, say = load_templates(Path(templates)), tell or _silent
+    offered, say = load_templates(Path(templates), options.overrides), tell or _silent
     with open_store(db, notify=say) as store:
         Worker(offered, options, store, db, say).run()
 
@@ -211,8 +211,13 @@ class Worker:
 
     def _served(self, one: Submission, meter: Meter) -> End:
         """Run a study until it is done, or has to make room; return how it went."""
+        template = self._templates[one.template]
         try:
-            template = self._templates[one.template]
+            template.check(self._options.overrides)
+        except (SpecError, NotFoundError) as error:  # its operator's doing, since the start
+            reason = f"the template {one.template!r} cannot be used now: {error}"
+            return End(SubmissionState.WAITING, reason, REFUSED_FOR_S)
+        try:
             spec = template.study(one.name, one.values, self._options.overrides)
         except UsageError as error:
             return self._refused(one, error)
@@ -252,7 +257,7 @@ class Worker:
         """Look after a study while it runs; return for how long it is then to be left alone."""
         turn_ends = math.inf  # until the study is open: a turn that is spent with loading gets nowhere
         next_look = time.monotonic() + LOOK_SECONDS
-        alone = 0.0
+        alone, is_stopping = 0.0, False
         while not study.is_over(_TICK_SECONDS):
             now = time.monotonic()
             if turn_ends == math.inf and study.device_name is not None:
@@ -263,7 +268,9 @@ class Worker:
             try:
                 found = self._found(one.name)
                 if found is None or found.state is not SubmissionState.WAITING:
-                    self._tell(f"{one.name}: {found.state if found else 'deleted'}; what runs of it is stopped")
+                    if not is_stopping:
+                        self._tell(f"{one.name}: {found.state if found else 'deleted'}; what runs of it is stopped")
+                    is_stopping = True
                     shift.interrupt()
                 elif shift.is_ending:
                     continue

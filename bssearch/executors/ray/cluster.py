@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import logging
 import os
@@ -30,6 +31,10 @@ OWN_RAY = {
     "RAY_memory_monitor_refresh_ms": "0",  # what runs out of memory is the kernel's business, as for the executor local
 }
 """The environment of a Ray that is started here."""
+
+
+_SIGACTION_BYTES = 512
+"""More than sigaction(2)'s structure takes anywhere: 152 on Linux."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +114,8 @@ class Cluster:
         """End the connection, and a Ray that was started here; a second time does nothing."""
         if self._is_own:
             self._is_own = False
-            self.ray.shutdown()
+            with _sigterm_as_it_is():
+                self.ray.shutdown()
 
 
 def said_by(error: Exception) -> str:
@@ -157,7 +163,7 @@ def _unchanged_by_ray() -> Iterator[None]:
     for name in secrets:
         del os.environ[name]
     try:
-        with ExitStack() as stack:
+        with _sigterm_as_it_is(), ExitStack() as stack:
             for (module, name), function in instead.items():
                 if hasattr(module, name):
                     stack.enter_context(patch.object(module, name, function))
@@ -166,3 +172,18 @@ def _unchanged_by_ray() -> Iterator[None]:
         os.environ.update(secrets)
         if in_main_thread:
             signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def _sigterm_as_it_is() -> Iterator[None]:
+    """Keep what SIGTERM does in this process: Ray's core sets a handler of its own, which kills, and none at its end.
+
+    It does so from any thread, and `signal` undoes it in the main one alone.
+    """
+    libc = ctypes.CDLL(None)
+    before = ctypes.create_string_buffer(_SIGACTION_BYTES)
+    libc.sigaction(signal.SIGTERM, None, before)
+    try:
+        yield
+    finally:
+        libc.sigaction(signal.SIGTERM, before, None)
