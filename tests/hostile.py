@@ -253,7 +253,7 @@ class StoredRows:
             connection.execute("PRAGMA ignore_check_constraints = ON")
             where = f" WHERE rowid = (SELECT max(rowid) FROM {table})" if one_row else ""
             with suppress(sqlite3.IntegrityError):  # a key twice, or nothing where something must be
-                connection.execute(f"UPDATE {table} SET {column} = {value}{where}")
+                connection.execute(f'UPDATE {table} SET "{column}" = {value}{where}')
             connection.commit()
         for ask in ASKED:
             # Each in a store of its own: what went wrong is judged where it is closed.

@@ -105,6 +105,21 @@ def test_another_kind_of_device_is_refused_by_name(monkeypatch: pytest.MonkeyPat
             executor.submit(request_trial(1))
 
 
+def test_an_actor_that_is_lost_before_it_has_a_place_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    lost, *good = actors("a", "b", "c")
+    lost.is_gone = True
+    with opened(FakeRay([lost, *good], GPU_NODES), monkeypatch, slots=2) as executor:
+        executor.submit(request_trial(1))
+        assert good[1].runs() == [1], "slot 1 has the second actor, slot 0 the third"
+    gone = actors("a", "b", "c")
+    for one in gone:
+        one.is_gone = True
+    with opened(FakeRay(gone, GPU_NODES), monkeypatch) as executor:
+        with pytest.raises(LaunchError, match="slot 0: its Ray actor cannot be started: The actor died unexpectedly"):
+            executor.submit(request_trial(1))
+        assert all(one.is_killed for one in gone)
+
+
 def test_another_bssearch_and_a_folder_that_is_not_shared_are_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     other = Actor("a", "A100", "0.0.1")
     with (

@@ -143,12 +143,14 @@ class RayExecutor(SlotExecutor):
         self._cluster.close()
 
     def _again(self, work: Callable[[], T]) -> T:
-        """Have something done, and again where a worker is lost meanwhile: its slot gets another node."""
+        """Have something done, and again where a worker or an actor is lost meanwhile: its slot gets another node."""
         for _ in range(ATTEMPTS - 1):
             try:
                 return work()
             except _NoNodeError:
                 raise
+            except _ActorLostError:
+                continue
             except LaunchError:
                 if not any(slot.failure is not None and slot.failure.is_lost for slot in self._slots):
                     raise
@@ -202,7 +204,8 @@ class RayExecutor(SlotExecutor):
             ) from None
         except ray.exceptions.RayError as error:
             self._leave(slot)
-            raise LaunchError(
+            has_raised = isinstance(error, ray.exceptions.RayTaskError)
+            raise (LaunchError if has_raised else _ActorLostError)(
                 f"slot {slot.index}: its Ray actor cannot be started: {said_by(error)}",
                 hint="bssearch and Ray must be installed on each node, in the versions that are here",
             ) from error
@@ -260,6 +263,10 @@ class RayExecutor(SlotExecutor):
             "kind of device do not compare with those of another",
             hint="a Ray cluster of nodes of one kind, or a study for each kind",
         )
+
+
+class _ActorLostError(LaunchError):
+    """An actor was lost before it had a place: Ray, its node or its process has failed."""
 
 
 class _NoNodeError(LaunchError):
