@@ -7,7 +7,7 @@ import sys
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -223,8 +223,7 @@ def worker(
     ] = None,
 ) -> None:
     """Serve the queue on this node until SIGTERM or Ctrl-C: trials are then saved and given back."""
-    if slots is not None and slots != "auto" and not re.fullmatch(r"[1-9]\d{0,3}", slots):
-        raise UsageError(f"--slots {slots}: it must be a number of at least 1, or auto")
+    at_once = _slots(slots)
     if printed is not None:
         _print(printed, templates, tags or [], slots, device, turn_seconds, until_empty, allow_busy, data_dir)
         return
@@ -234,7 +233,7 @@ def worker(
         templates,
         db=db,
         tags=tags or (),
-        slots=slots if slots in (None, "auto") else int(slots),  # type: ignore[arg-type]
+        slots=at_once,
         device=device,
         data_dir=data_dir,
         allow_busy=allow_busy,
@@ -242,6 +241,16 @@ def worker(
         until_empty=until_empty,
         tell=_tell,
     )
+
+
+def _slots(text: str | None) -> int | Literal["auto"] | None:
+    if text is None:
+        return None
+    if text == "auto":
+        return "auto"
+    if not re.fullmatch(r"[1-9]\d{0,3}", text):
+        raise UsageError(f"--slots {text}: it must be a number of at least 1, or auto")
+    return int(text)
 
 
 def _print(

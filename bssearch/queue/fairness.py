@@ -110,11 +110,10 @@ class Ledger:
                 continue
             account = self.owners.setdefault(one.owner, Account())
             companions = [other for other in there if other.owner == one.owner]
-            if not companions:
-                account.join(self._clock_of_owners(there))
             if companions:
                 clock = max(other.account.started_at for other in companions)
             else:
+                account.join(self._clock_of_owners(there))
                 clock = self._floors.get(one.owner, 0.0)
             one.account.join(clock)
             one.has_joined = True

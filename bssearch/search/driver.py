@@ -146,7 +146,8 @@ class Driver(Host):
     def _ready(self) -> Iterator[None]:
         """Run trials inside: what dead drivers left is marked, interrupts are obeyed, the answer is kept at the end."""
         try:
-            with self.interrupts, living(self.owner), Heartbeat(self.store, self.spec.name, self.owner):
+            renew = partial(self.store.heartbeat, self.spec.name, self.owner, LEASE_SECONDS)
+            with self.interrupts, living(self.owner), Heartbeat(renew):
                 self._take_over()
                 refuse_cap_beyond_memory(self.spec, self.store, self.environment)
                 self._refresh()

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import math
 import socket
-import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
-from types import TracebackType
-from typing import Literal, Self
+from typing import Literal
 
 from bssearch.commands.opening import Launch
 from bssearch.commands.queue.changing import settle_cancelled
 from bssearch.commands.queue.serving import AWAY_FOR_S, REFUSED_FOR_S, End, Meter, ServedStudy, Tell
 from bssearch.commands.queue.stopping import Stop
 from bssearch.commands.queue.submitting import check_offered
-from bssearch.errors import BSSearchError, DatabaseError, NotFoundError, SpecError, UsageError
+from bssearch.errors import DatabaseError, NotFoundError, SpecError, UsageError
 from bssearch.queue.submission import Submission, SubmissionState, WorkerRecord, check_tags
 from bssearch.queue.templates import Templates, load_templates
+from bssearch.search.heartbeat import Heartbeat
 from bssearch.search.owner import this_driver
 from bssearch.search.shift import Shift
 from bssearch.settings import user_name
@@ -33,9 +33,6 @@ load a workload."""
 
 LOOK_SECONDS = 2.0
 """How often a worker looks whether its study was paused or cancelled, or whether there is something to serve."""
-
-BEAT_SECONDS = 15.0
-"""How often a worker says that it is there."""
 
 WAITS_AT_MOST_S = 5.0
 """Seconds for which a study that only waits for other drivers keeps a worker from other studies: a choice."""
@@ -126,7 +123,7 @@ class Worker:
             f"serves {self._store.masked_url}: templates {offered}; tags {', '.join(self._record.tags) or 'none'}"
         )
         with self._stop:
-            with _Beats(self._store, self._name):
+            with Heartbeat(partial(self._store.beat, self._name)):
                 self._serve()
             try:
                 self._store.beat(self._name, left=True)
@@ -294,32 +291,6 @@ class Worker:
             return self._store.submission(name)
         except NotFoundError:
             return None
-
-
-class _Beats:
-    """Says every `BEAT_SECONDS` that a worker is there, while it is entered; one that fails is left out."""
-
-    def __init__(self, store: Store, worker: str) -> None:
-        self._store, self._worker = store, worker
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._beat, name="bssearch worker's beats", daemon=True)
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._stopped.set()
-        self._thread.join(timeout=BEAT_SECONDS)
-
-    def _beat(self) -> None:
-        while not self._stopped.wait(BEAT_SECONDS):
-            try:
-                self._store.beat(self._worker)
-            except BSSearchError:
-                continue
 
 
 def _record(templates: Templates, options: WorkerOptions) -> WorkerRecord:
