@@ -49,6 +49,7 @@ if TYPE_CHECKING:
         SpecError,
         TargetNotReachedError,
         TrialStopped,
+        UnknownFieldError,
         UsageError,
         WorkloadError,
     )
@@ -86,6 +87,7 @@ _HOMES = {
     "TrialStopped": "bssearch.errors",
     "TimeToTargetSampler": "bssearch.samplers.time_model.optuna_sampler",
     "TrainingStep": "bssearch.workloads.training_step",
+    "UnknownFieldError": "bssearch.errors",
     "UsageError": "bssearch.errors",
     "WeightedLoss": "bssearch.workloads.base",
     "Workload": "bssearch.workloads.base",
@@ -140,6 +142,7 @@ __all__ = [
     "TimeToTargetSampler",
     "TrainingStep",
     "TrialStopped",
+    "UnknownFieldError",
     "UsageError",
     "WeightedLoss",
     "Workload",

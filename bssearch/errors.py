@@ -5,6 +5,7 @@ The tree, with the exit code the command line gives each branch:
 * BSSearchError                      1
   x UsageError                       2   the command, the spec or the workload is wrong
     - SpecError                          the study spec is wrong
+      - UnknownFieldError                it gives a field that no spec has
       - QuestionChangedError             another question under the name of an existing study
     - WorkloadError                      the workload does not import, or lacks a part
     - OtherDeviceError                   the study was measured on another kind of device
@@ -43,6 +44,10 @@ class UsageError(BSSearchError):
 
 class SpecError(UsageError):
     """A study spec that is not valid; the message names file, line and field."""
+
+
+class UnknownFieldError(SpecError):
+    """A spec that gives a field that no spec has, or an option that its part lacks."""
 
 
 class QuestionChangedError(SpecError):

@@ -24,8 +24,8 @@ from bssearch.commands.status import status
 from bssearch.commands.trials import trial_table
 from bssearch.errors import BSSearchError, UsageError
 from bssearch.executors.messages import Lines, decode_reply
-from bssearch.executors.reported_trial import ReportedTrial
-from bssearch.executors.reports import ReportReader
+from bssearch.executors.programs.reported_trial import ReportedTrial
+from bssearch.executors.programs.reports import ReportReader
 from bssearch.importers.rcp import import_rcp
 from bssearch.importers.runs import import_runs
 from bssearch.recorded import read_table

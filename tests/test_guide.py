@@ -25,7 +25,7 @@ from bssearch.settings import presets, shipped_studies
 from bssearch.spec import load_spec
 from bssearch.spec.model import StudySpec
 from bssearch.spec.parts import TrainingSpec
-from bssearch.storage.patience import RETRY_FOR_S
+from bssearch.storage.connection.patience import RETRY_FOR_S
 from tests.cli.task import bssearch as run
 from tests.documents import DOCUMENTS, GUIDE, ROOT, block_commands, blocks, code, span_commands, spans
 

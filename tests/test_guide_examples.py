@@ -22,8 +22,8 @@ import yaml
 
 from bssearch import registry
 from bssearch.commands.opening import program_of
-from bssearch.executors.command import LoadedCommand
 from bssearch.executors.messages import Load
+from bssearch.executors.programs.command import LoadedCommand
 from bssearch.records import SecondsBasis, TrialState
 from bssearch.settings import STATE_DIR_VARIABLE
 from bssearch.spec import load_spec

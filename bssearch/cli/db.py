@@ -28,9 +28,9 @@ def init(
     from bssearch.settings import DEFAULT_DATABASE_URL, database_url
     from bssearch.storage.access.grants import DEFAULT_PREFIX, Roles
     from bssearch.storage.access.script import script
+    from bssearch.storage.connection.urls import parse_url
     from bssearch.storage.migrate import refuse_roles_of_a_file
     from bssearch.storage.migrate import upgrade as to_head
-    from bssearch.storage.urls import parse_url
 
     if prefix is not None and not roles:
         raise UsageError(f"--prefix {prefix} names roles, which are made with --roles alone")

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path, PurePath
 
 from bssearch.errors import UsageError
-from bssearch.executors.command_files import digest_of, files_of
+from bssearch.executors.programs.command_files import digest_of, files_of
 from bssearch.files import make_private_folder
 from bssearch.records import MAKE_TRAINER, StudyRecord
 from bssearch.settings import state_folder

@@ -35,7 +35,8 @@ class Program:
 
     A script asks for its trial by `bssearch.current_trial`. One that is named ``file.py:make_trainer`` makes a trainer
     for each trial, which bssearch fits. Of a command ``report`` says how its progress is read (see
-    `bssearch.executors.reports`). It is described with the configuration ``default``, and ``metric`` is the target's.
+    `bssearch.executors.programs.reports`). It is described with the configuration ``default``, and ``metric`` is the
+    target's.
     ``names`` are the parameters that the study sets; what it leaves out the program has its own values of. Those
     ``searched`` a command must have a place for, unless it asks for its trial as a script does.
     """

@@ -22,7 +22,6 @@ import threading
 import traceback
 from typing import NoReturn
 
-from bssearch.executors.command import LoadedCommand
 from bssearch.executors.devices import name_of, uuid_of
 from bssearch.executors.lifeline import Watcher, die_with_parent, end_group
 from bssearch.executors.loaded import LoadedWorkload, failed, not_measured, refused, trial_ended
@@ -45,7 +44,8 @@ from bssearch.executors.messages import (
     decode_command,
     encode,
 )
-from bssearch.executors.script import LoadedScript
+from bssearch.executors.programs.command import LoadedCommand
+from bssearch.executors.programs.script import LoadedScript
 from bssearch.records import Observation, TrialRequest, TrialState
 
 HEARTBEAT_SECONDS = 1.0

@@ -14,7 +14,7 @@ from sqlalchemy import URL, create_engine, inspect
 from sqlalchemy.exc import SQLAlchemyError
 
 from bssearch.errors import BSSearchError, DatabaseError, NotFoundError, SchemaError, UsageError
-from bssearch.storage.urls import parse_url, shown, sqlite_file, without_secrets
+from bssearch.storage.connection.urls import parse_url, shown, sqlite_file, without_secrets
 
 if TYPE_CHECKING:
     from optuna.storages import RDBStorage

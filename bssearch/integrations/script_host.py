@@ -33,7 +33,7 @@ from typing import Any, NoReturn
 from bssearch.errors import TrialStopped
 from bssearch.executors.lifeline import become_subreaper, die_with_parent, outlive_parent
 from bssearch.executors.messages import TRIAL_VARIABLE
-from bssearch.executors.script_process import HOST
+from bssearch.executors.programs.script_process import HOST
 from bssearch.records import MAKE_TRAINER
 
 TICK_SECONDS = 0.02

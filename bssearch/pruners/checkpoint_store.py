@@ -21,7 +21,7 @@ from bssearch.errors import CheckpointError, UsageError
 from bssearch.files import new_guarded_file
 from bssearch.pruners.checkpoint_folder import Held, held_of
 from bssearch.settings import CHECKPOINT_DIR_VARIABLE
-from bssearch.storage.urls import masked
+from bssearch.storage.connection.urls import masked
 
 HEADER_BYTES = 512
 """Bytes before the file: a choice; two digests and three numbers fit in."""

@@ -9,6 +9,7 @@ from datetime import datetime
 from enum import StrEnum
 
 from bssearch.errors import UsageError
+from bssearch.spec.yaml_values import shortened
 
 Value = float | int | bool | str | list[int] | list[float]
 """A value that a submission gives: a number, yes or no, one of the choices of a template, or a list of numbers."""
@@ -23,6 +24,9 @@ LONGEST_OWNER = 100
 """Choices: far beyond what anybody needs. A turn's seconds are divided by the priority, and must stay a number."""
 
 _TAG = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,63}")
+
+TEMPLATE_NAME = "a template's name is of at most 100 letters, digits, '_', '.' and '-', such as digits"
+_TEMPLATE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 
 
 class SubmissionState(StrEnum):
@@ -62,6 +66,8 @@ class NewSubmission:
                 f"not before {self.not_before.isoformat()}: the moment must say its offset from UTC",
                 hint=f"such as {self.not_before.isoformat(timespec='minutes')}+00:00",
             )
+        if not is_template_name(self.template):
+            raise UsageError(f"{shortened(self.template)} is no name of a template", hint=TEMPLATE_NAME)
         check_tags(self.tags)
 
 
@@ -89,7 +95,7 @@ class Submission(NewSubmission):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerRecord:
-    """A worker as others see it. ``name`` is its process's (`bssearch.search.owner`).
+    """A worker as others see it. ``name`` is its process's (`bssearch.search.leases.owner`).
 
     ``templates`` are the values of each template that it offers, as `bssearch.queue.values` writes their types;
     ``serving`` is the study that it serves now, since ``serving_since``. One that has ended in good order ``left_at`` a
@@ -108,6 +114,11 @@ class WorkerRecord:
     serving: str | None
     serving_since: datetime | None
     is_here: bool
+
+
+def is_template_name(name: str) -> bool:
+    """Return whether a template may have a name: no path is one."""
+    return _TEMPLATE.fullmatch(name) is not None
 
 
 def check_tags(tags: Sequence[str]) -> None:

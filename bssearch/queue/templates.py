@@ -14,8 +14,8 @@ from typing import Any
 
 import yaml
 
-from bssearch.errors import NotFoundError, SpecError, UsageError
-from bssearch.queue.submission import Values
+from bssearch.errors import NotFoundError, SpecError, UnknownFieldError, UsageError
+from bssearch.queue.submission import TEMPLATE_NAME, Values, is_template_name
 from bssearch.queue.values import ValueType, checked_values, value_type
 from bssearch.settings import shipped_studies
 from bssearch.spec import StudySpec, find_spec, load_spec
@@ -44,6 +44,16 @@ class Template:
     def check(self, overrides: tuple[str, ...] = ()) -> None:
         """Raise `SpecError`, or `NotFoundError`, where what is the operator's own makes no spec (any more)."""
         load_spec(self.spec, overrides)
+
+    def check_keys(self, overrides: tuple[str, ...] = ()) -> None:
+        """Raise `SpecError` for a key that its spec has no field for; whether a value fits depends on the others."""
+        for key, type_ in self.values.items():
+            try:
+                load_spec(self.spec, [f"{key}={json.dumps(type_.example)}", *overrides])
+            except UnknownFieldError as error:
+                raise SpecError(f"values.{key}: {error}", hint=error.hint) from None
+            except SpecError:
+                continue
 
     def study(self, name: str, values: Values, overrides: tuple[str, ...] = ()) -> StudySpec:
         """Return the spec of a submission; ``overrides`` are the worker's own, as ``--set`` has them.
@@ -102,8 +112,8 @@ def _read(path: Path) -> Any:
 
 def _template(path: Path, name: object, data: object, overrides: tuple[str, ...]) -> Template:
     where = f"{path}: templates.{name}"
-    if not isinstance(name, str) or not name.isprintable() or not 0 < len(name) <= 100:
-        raise SpecError(f"{path}: {shortened(name)} is no name of a template")
+    if not isinstance(name, str) or not is_template_name(name):
+        raise SpecError(f"{path}: {shortened(name)} is no name of a template", hint=TEMPLATE_NAME)
     if not isinstance(data, Mapping) or not set(data) <= {"spec", "values"} or not isinstance(data.get("spec"), str):
         raise SpecError(f"{where}: a template has a `spec`, the path of a file, and `values`, and nothing else")
     values = data.get("values") or {}
@@ -117,9 +127,13 @@ def _template(path: Path, name: object, data: object, overrides: tuple[str, ...]
         except ValueError as error:
             raise SpecError(f"{where}.values.{key}: {error}") from None
     beside = path.parent / data["spec"]
-    spec = find_spec(data["spec"] if data["spec"] in shipped_studies() and not beside.exists() else beside)
-    template = Template(name, spec, types)
-    template.check(overrides)
+    try:
+        spec = find_spec(data["spec"] if data["spec"] in shipped_studies() and not beside.exists() else beside)
+        template = Template(name, spec, types)
+        template.check(overrides)
+        template.check_keys(overrides)
+    except (SpecError, NotFoundError) as error:
+        raise type(error)(f"{where}: {error}", hint=error.hint) from None
     return template
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, Literal, Self
 
@@ -48,6 +49,12 @@ class NumberType(_Type):
         }[self.type]
         return f"{what} from {self.low:g} to {self.high:g}"
 
+    @property
+    def example(self) -> Value:
+        """A value of the type."""
+        low = math.ceil(self.low) if self.type.startswith("integer") else self.low
+        return [low] if self.type.endswith("s") else low
+
     def takes(self, value: object) -> bool:
         """Return whether a value is of the type."""
         if self.type.endswith("s"):
@@ -69,6 +76,11 @@ class BooleanType(_Type):
         """What a value must be."""
         return "true or false"
 
+    @property
+    def example(self) -> Value:
+        """A value of the type."""
+        return True
+
     def takes(self, value: object) -> bool:
         """Return whether a value is of the type."""
         return isinstance(value, bool)
@@ -83,6 +95,11 @@ class ChoiceType(_Type):
     def wanted(self) -> str:
         """What a value must be."""
         return f"one of {', '.join(map(str, self.choices))}"
+
+    @property
+    def example(self) -> Value:
+        """A value of the type."""
+        return self.choices[0]
 
     def takes(self, value: object) -> bool:
         """Return whether a value is of the type."""

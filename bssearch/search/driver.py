@@ -34,15 +34,15 @@ from bssearch.search.calibration import (
     refuse_where_nothing_fits,
 )
 from bssearch.search.carrier import Carrier
-from bssearch.search.claims import Claims
 from bssearch.search.engine import CONTINUE, Engine, NextRun
 from bssearch.search.finding import SearchEnd, quick_prior
-from bssearch.search.heartbeat import HEARTBEAT_SECONDS, LEASE_SECONDS, Heartbeat
 from bssearch.search.host import Host
 from bssearch.search.interrupts import Interrupts
-from bssearch.search.lease_watch import LeaseWatch
+from bssearch.search.leases.claims import Claims
+from bssearch.search.leases.heartbeat import HEARTBEAT_SECONDS, LEASE_SECONDS, Heartbeat
+from bssearch.search.leases.lease_watch import LeaseWatch
+from bssearch.search.leases.owner import living, this_driver
 from bssearch.search.listener import Listener
-from bssearch.search.owner import living, this_driver
 from bssearch.search.recorder import Recorder
 from bssearch.search.shift import Shift
 from bssearch.search.turns import Turns

@@ -7,9 +7,9 @@ from collections.abc import Callable, Collection, Sequence
 from bssearch.pruners.checkpoints import Checkpoints
 from bssearch.records import Phase, TrialPlan, TrialRecord, TrialState
 from bssearch.search import events
-from bssearch.search.claims import Claims
-from bssearch.search.lease_watch import LeaseWatch
-from bssearch.search.owner import is_alive
+from bssearch.search.leases.claims import Claims
+from bssearch.search.leases.lease_watch import LeaseWatch
+from bssearch.search.leases.owner import is_alive
 from bssearch.spec import StudySpec
 from bssearch.storage.repository import Store
 

@@ -10,6 +10,7 @@ from bssearch.space.batch_rules import BatchRules
 from bssearch.space.domains import (
     OPTIONAL,
     TRAINING_PARAMETERS,
+    UNKNOWN_KEY,
     WORKLOAD_PARAMETERS,
     Dimension,
     Domain,
@@ -30,6 +31,7 @@ __all__ = [
     "RETUNED",
     "TRAINING_PARAMETERS",
     "UNKNOWN",
+    "UNKNOWN_KEY",
     "WORKLOAD_PARAMETERS",
     "AdamW",
     "BatchGrowth",

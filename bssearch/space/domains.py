@@ -6,12 +6,15 @@ import difflib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Final, Self
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationInfo, model_validator
 from pydantic_core import PydanticCustomError
 
 from bssearch.records import ParameterValue
+
+UNKNOWN_KEY: Final = "unknown_key"
+"""The type of pydantic's error where a part of a spec has a key that it does not know."""
 
 
 class StrictModel(BaseModel):
@@ -27,7 +30,7 @@ class StrictModel(BaseModel):
             key = str(unknown[0])
             near = difflib.get_close_matches(key, cls.model_fields, n=1, cutoff=0.4)
             advice = f"did you mean {near[0]!r}?" if near else f"it takes {', '.join(cls.model_fields)}"
-            raise PydanticCustomError("unknown_key", "unknown key; {advice}", {"key": key, "advice": advice})
+            raise PydanticCustomError(UNKNOWN_KEY, "unknown key; {advice}", {"key": key, "advice": advice})
         return data
 
 

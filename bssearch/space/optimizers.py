@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, Self, get_args
 from pydantic import Discriminator, Field, Tag, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from bssearch.space.domains import LIMITS, Domain, StrictModel, bounds, check_bounds, domain_kind
+from bssearch.space.domains import LIMITS, UNKNOWN_KEY, Domain, StrictModel, bounds, check_bounds, domain_kind
 
 OPTIMIZER_SETTINGS = {"name", "learning_rate_scale"}
 """Fields of every optimizer; all others are its options."""
@@ -53,7 +53,7 @@ class OptimizerOptions(StrictModel):
         if unknown:
             has = ", ".join(cls.option_defaults())
             context = {"key": str(unknown[0]), "name": cls.optimizer_name(), "has": has}
-            raise PydanticCustomError("unknown_key", "{name} has no option '{key}'; it has {has}", context)
+            raise PydanticCustomError(UNKNOWN_KEY, "{name} has no option '{key}'; it has {has}", context)
         return data
 
     @field_validator("*")

@@ -12,7 +12,7 @@ from pydantic import AfterValidator, Discriminator, Field, PlainValidator, Tag, 
 from pydantic_core import PydanticCustomError
 
 from bssearch.records import ParameterValue
-from bssearch.space.domains import LIMITS, OPTIONAL, TRAINING_PARAMETERS, Domain, Range, domain_kind
+from bssearch.space.domains import LIMITS, OPTIONAL, TRAINING_PARAMETERS, UNKNOWN_KEY, Domain, Range, domain_kind
 from bssearch.space.optimizers import AdamW, Sgd
 
 MOST_OWN = 32
@@ -130,7 +130,7 @@ def checked_names(given: Mapping[str, Any] | None) -> Any:
     """Return a group of own parameters, None where it is empty; raise an error naming a key that is no name for one."""
     for name in given or {}:
         if problem := _problem(name):
-            raise PydanticCustomError("unknown_key", "{advice}", {"key": name, "advice": problem})
+            raise PydanticCustomError(UNKNOWN_KEY, "{advice}", {"key": name, "advice": problem})
     return given or None
 
 

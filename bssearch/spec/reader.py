@@ -14,7 +14,8 @@ import yaml
 from pydantic import ValidationError
 
 from bssearch import settings
-from bssearch.errors import NotFoundError, SpecError, UsageError
+from bssearch.errors import NotFoundError, SpecError, UnknownFieldError, UsageError
+from bssearch.space import UNKNOWN_KEY
 from bssearch.spec.model import StudySpec
 from bssearch.spec.yaml_values import MOST_BITS, MOST_LEVELS, is_unicode, read_yaml, shortened
 
@@ -161,7 +162,10 @@ def _validated(data: Mapping[str, Any], origins: Mapping[Location, str], source:
         return StudySpec.model_validate(data)
     except ValidationError as error:
         problems = [_explain(problem, data, origins, source) for problem in error.errors()]
-        raise SpecError("\n".join(dict.fromkeys(problems)), hint="bssearch schema spec prints every field") from None
+        is_unknown = any(problem["type"] == UNKNOWN_KEY for problem in error.errors())
+        raise (UnknownFieldError if is_unknown else SpecError)(
+            "\n".join(dict.fromkeys(problems)), hint="bssearch schema spec prints every field"
+        ) from None
 
 
 def _with_preset(source: str, data: Mapping[str, Any]) -> tuple[dict[str, Any], dict[Location, str]]:
@@ -273,7 +277,7 @@ def _override(data: dict[str, Any], override: str) -> Location:
 def _explain(problem: Any, data: Any, origins: Mapping[Location, str], path: str) -> str:
     """Return one validation problem as ``field = value: what is wrong (file:line)``."""
     wanted = list(problem["loc"])
-    if problem["type"] == "unknown_key":
+    if problem["type"] == UNKNOWN_KEY:
         wanted.append(problem["ctx"]["key"])
     location: Location = ()
     value = data
@@ -288,7 +292,7 @@ def _explain(problem: Any, data: Any, origins: Mapping[Location, str], path: str
     field = ".".join(str(part) for part in location) or "spec"
     message = _said(problem)
     shown = ""
-    if problem["type"] not in {"unknown_key", "missing"} and isinstance(value, str | int | float | None):
+    if problem["type"] not in {UNKNOWN_KEY, "missing"} and isinstance(value, str | int | float | None):
         shown = " = null" if value is None else f" = {shortened(value)}"
     while location and location not in origins:
         location = location[:-1]

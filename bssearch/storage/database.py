@@ -15,13 +15,13 @@ from sqlalchemy import URL, Connection, Select, bindparam, select
 from bssearch.errors import BSSearchError, DatabaseError
 from bssearch.records import Environment, to_json
 from bssearch.storage import migrate
-from bssearch.storage.engine import create_engine_for, looking, reading, writing
+from bssearch.storage.connection.engine import create_engine_for, looking, reading, writing
+from bssearch.storage.connection.patience import Patience
+from bssearch.storage.connection.urls import masked, shown
 from bssearch.storage.lookups import no_study
 from bssearch.storage.models import EnvironmentRow, StudyRow
-from bssearch.storage.patience import Patience
 from bssearch.storage.rows import to_columns
 from bssearch.storage.statements import insert_if_absent
-from bssearch.storage.urls import masked, shown
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")

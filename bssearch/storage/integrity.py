@@ -37,7 +37,7 @@ from sqlalchemy import (
 from sqlalchemy.types import NullType, TypeEngine
 
 from bssearch.storage.branches import BranchRow
-from bssearch.storage.engine import from_json
+from bssearch.storage.connection.engine import from_json
 from bssearch.storage.models import (
     EnvironmentRow,
     FindingRow,

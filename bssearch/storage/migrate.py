@@ -23,9 +23,9 @@ from bssearch.storage.access.roles import (
     refuse_without_reading,
     refuse_without_writing,
 )
-from bssearch.storage.engine import copy_sqlite, create_engine_for, reading, writing
-from bssearch.storage.faults import missing_right
-from bssearch.storage.urls import parse_url, shown, sqlite_file
+from bssearch.storage.connection.engine import copy_sqlite, create_engine_for, reading, writing
+from bssearch.storage.connection.faults import missing_right
+from bssearch.storage.connection.urls import parse_url, shown, sqlite_file
 
 if TYPE_CHECKING:
     from alembic.config import Config

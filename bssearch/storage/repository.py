@@ -27,8 +27,9 @@ from bssearch.settings import database_url
 from bssearch.storage import keeping, leases, migrate, starting
 from bssearch.storage.branches import Branches
 from bssearch.storage.clock import now
+from bssearch.storage.connection.engine import create_engine_for
+from bssearch.storage.connection.urls import sqlite_file
 from bssearch.storage.database import Notify, patiently
-from bssearch.storage.engine import create_engine_for
 from bssearch.storage.findings import Findings
 from bssearch.storage.leases import IsAlive
 from bssearch.storage.logs import Logs
@@ -52,7 +53,6 @@ from bssearch.storage.statements import EVALUATIONS, OBSERVATIONS, STUDIES, STUD
 from bssearch.storage.transfer.finished import FinishedStudy, Import
 from bssearch.storage.transfer.transfers import Transfers
 from bssearch.storage.turns import Turns, give_place_up
-from bssearch.storage.urls import sqlite_file
 
 
 def open_store(url: str | URL | None = None, *, write: bool = True, notify: Notify | None = None) -> Store:

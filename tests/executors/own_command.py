@@ -12,8 +12,8 @@ from pathlib import Path
 import psutil
 
 from bssearch.executors.base import ExecutorSettings, Program
-from bssearch.executors.command import LoadedCommand
 from bssearch.executors.messages import Load
+from bssearch.executors.programs.command import LoadedCommand
 from bssearch.records import Configuration, Observation, Target, TrialOutcome, TrialRequest, TrialState
 from tests.executors.line_workload import request_trial
 

@@ -17,13 +17,13 @@ import psutil
 import pytest
 
 from bssearch.errors import LaunchError, UsageError, WorkloadError
-from bssearch.executors import command_process
 from bssearch.executors.base import Ended
-from bssearch.executors.command import LoadedCommand
-from bssearch.executors.command_files import LARGEST_FILE
-from bssearch.executors.command_process import CommandProcess
 from bssearch.executors.local import LocalExecutor
 from bssearch.executors.messages import Load, MeasureMemory, MeasureNoise, MeasureStepTime
+from bssearch.executors.programs import command_process
+from bssearch.executors.programs.command import LoadedCommand
+from bssearch.executors.programs.command_files import LARGEST_FILE
+from bssearch.executors.programs.command_process import CommandProcess
 from bssearch.records import (
     Configuration,
     MemoryRequest,

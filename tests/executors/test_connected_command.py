@@ -13,9 +13,9 @@ import pytest
 
 from bssearch.errors import WorkloadError
 from bssearch.executors.base import Program
-from bssearch.executors.command import LoadedCommand
-from bssearch.executors.connected_command import Patience
 from bssearch.executors.messages import Load, MeasureStepTime, StepTimeMeasured
+from bssearch.executors.programs.command import LoadedCommand
+from bssearch.executors.programs.connected_command import Patience
 from bssearch.records import Configuration, StepTimeRequest, TrialState
 from tests.executors.own_command import BEGINS, DEFAULT, loaded, request, run, settings
 
@@ -81,7 +81,7 @@ def test_a_program_that_asks_and_is_silent_is_given_up(tmp_path: Path, monkeypat
             self._seconds = 1.0
             super().stop()
 
-    monkeypatch.setattr("bssearch.executors.command.Patience", NoneOnceItAsked)
+    monkeypatch.setattr("bssearch.executors.programs.command.Patience", NoneOnceItAsked)
     (tmp_path / "train.py").write_text(ASKS + "time.sleep(1000)")
     with pytest.raises(WorkloadError, match=r"said nothing for 1 s after it had asked"):
         loaded(tmp_path, [sys.executable, "train.py"], hang_seconds=300).describe()

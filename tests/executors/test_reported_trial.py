@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from bssearch.errors import UsageError
-from bssearch.executors import reported_trial
-from bssearch.executors.reported_trial import ReportedTrial
-from bssearch.executors.reports import Report
+from bssearch.executors.programs import reported_trial
+from bssearch.executors.programs.reported_trial import ReportedTrial
+from bssearch.executors.programs.reports import Report
 from bssearch.records import COULD_NOT_PAUSE, Observation, SecondsBasis, Target, TrialRequest, TrialState
 from tests.executors.line_workload import request_trial
 

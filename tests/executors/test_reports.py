@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import pytest
 
 from bssearch.errors import UsageError
-from bssearch.executors.reports import LONGEST_LINE, LONGEST_LOG_LINE, LONGEST_NAME, Report, ReportReader
+from bssearch.executors.programs.reports import LONGEST_LINE, LONGEST_LOG_LINE, LONGEST_NAME, Report, ReportReader
 
 LOG = {"step": r"step (\d+)", "accuracy": r"acc=(\S+)", "seconds": r"after ([0-9.]+) s"}
 

@@ -19,7 +19,7 @@ from bssearch.executors.base import Ended, ExecutorSettings, Program
 from bssearch.executors.local import LocalExecutor
 from bssearch.executors.messages import Load, MeasureMemory, MeasureStepTime, MemoryMeasured, StepTimeMeasured
 from bssearch.executors.process import THREAD_VARIABLES
-from bssearch.executors.script import LoadedScript
+from bssearch.executors.programs.script import LoadedScript
 from bssearch.records import (
     Configuration,
     MemoryRequest,

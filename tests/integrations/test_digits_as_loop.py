@@ -10,7 +10,7 @@ import pytest
 from bssearch.executors.base import Program
 from bssearch.executors.loaded import LoadedWorkload
 from bssearch.executors.messages import Load
-from bssearch.executors.script import LoadedScript
+from bssearch.executors.programs.script import LoadedScript
 from bssearch.records import Configuration, Observation, Target, TrainingSettings, TrialRequest, TrialState
 from tests.executors.test_script import single_threaded
 

@@ -21,7 +21,7 @@ from bssearch.commands.opening import program_of
 from bssearch.errors import UsageError
 from bssearch.executors.loaded import LoadedWorkload
 from bssearch.executors.messages import Describe, Described, Load, MeasureMemory, MeasureStepTime
-from bssearch.executors.script import LoadedScript
+from bssearch.executors.programs.script import LoadedScript
 from bssearch.integrations.alone import Alone
 from bssearch.integrations.made_trainer import fit_made, train_made
 from bssearch.integrations.measuring import DescribedLoop, MeasuredMemory, TimedLoop

@@ -24,8 +24,8 @@ from bssearch.history import History
 from bssearch.probes.cadence import eval_every_steps, probe_record
 from bssearch.records import Configuration, Phase, StepTime, TrialPlan, TrialRecord, TrialState
 from bssearch.search.confirmation import beside, ending, finalists, remaining
+from bssearch.search.leases.owner import _start, is_alive, living, this_driver
 from bssearch.search.listener import Listener
-from bssearch.search.owner import _start, is_alive, living, this_driver
 from bssearch.search.seeds import trial_seed
 from bssearch.spec import StudySpec
 from bssearch.spec.parts import ConfirmSpec

@@ -14,8 +14,8 @@ from bssearch.analysis.answer import Answer
 from bssearch.commands.run import run_study
 from bssearch.executors.base import Event
 from bssearch.records import Phase, StepTime, StepTimeRequest, TrialRequest, TrialState
-from bssearch.search import heartbeat
 from bssearch.search.calibration import COMPARING_VISITS
+from bssearch.search.leases import heartbeat
 from bssearch.search.listener import Listener
 from bssearch.spec import StudySpec
 from bssearch.storage.repository import open_store

@@ -19,9 +19,9 @@ from bssearch.commands.run import run_study
 from bssearch.errors import InterruptedRunError, TargetNotReachedError
 from bssearch.executors.base import Event
 from bssearch.records import Lease, Phase, TrialOutcome, TrialRecord, TrialRequest, TrialState
-from bssearch.search import owner
-from bssearch.search.claims import Claims
-from bssearch.search.lease_watch import LeaseWatch
+from bssearch.search.leases import owner
+from bssearch.search.leases.claims import Claims
+from bssearch.search.leases.lease_watch import LeaseWatch
 from bssearch.search.listener import Listener
 from bssearch.search.waiting import WaitingTrials
 from bssearch.spec import StudySpec
@@ -80,7 +80,7 @@ def on_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], 
     """What has this process believe to be on another host, with folders of its own."""
 
     def move(host: str) -> None:
-        monkeypatch.setattr("bssearch.search.owner.socket.gethostname", lambda: host)
+        monkeypatch.setattr("bssearch.search.leases.owner.socket.gethostname", lambda: host)
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / host / "cache"))
         monkeypatch.setenv("BSSEARCH_STATE_DIR", str(tmp_path / host / "state"))
 

@@ -16,7 +16,7 @@ from pytest_alembic.tests import (
 )
 
 from bssearch.settings import packaged_folder
-from bssearch.storage.engine import create_engine_for, writing
+from bssearch.storage.connection.engine import create_engine_for, writing
 
 __all__ = [
     "test_model_definitions_match_ddl",

@@ -20,10 +20,10 @@ from sqlalchemy.schema import CreateTable
 
 from bssearch.errors import BSSearchError, DatabaseError, SchemaError, UsageError
 from bssearch.storage.columns import FiniteFloat, UtcDateTime
-from bssearch.storage.engine import create_engine_for, looking, reading, writing
+from bssearch.storage.connection.engine import create_engine_for, looking, reading, writing
+from bssearch.storage.connection.urls import masked, parse_url, without_secrets
 from bssearch.storage.models import Base
 from bssearch.storage.repository import open_store
-from bssearch.storage.urls import masked, parse_url, without_secrets
 from tests.postgres import Postgres
 from tests.storage.conftest import add_study, start
 
@@ -193,7 +193,7 @@ def test_a_connection_is_asked_whether_it_is_there_only_some_time_after_its_last
 ) -> None:
     asked: list[object] = []
     engine = create_engine_for(postgres.create_database(schema=False))
-    monkeypatch.setattr("bssearch.storage.engine.UNASKED_S", unasked)
+    monkeypatch.setattr("bssearch.storage.connection.engine.UNASKED_S", unasked)
 
     def ping(connection: object) -> bool:
         asked.append(connection)
@@ -311,7 +311,7 @@ class TestSqlite:
             assert store.study("toy").name == "toy"
 
     def test_a_file_locked_for_long_is_a_database_error(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("bssearch.storage.engine.BUSY_TIMEOUT_S", 0.05)
+        monkeypatch.setattr("bssearch.storage.connection.engine.BUSY_TIMEOUT_S", 0.05)
         with open_store(f"sqlite:///{path}") as store, closing(sqlite3.connect(path, isolation_level=None)) as other:
             add_study(store)
             other.execute("BEGIN IMMEDIATE")
@@ -325,7 +325,7 @@ class TestSqlite:
 OPEN_WITHOUT_RIGHTS = """
 import os, sys
 from bssearch.errors import BSSearchError
-from bssearch.storage.urls import parse_url
+from bssearch.storage.connection.urls import parse_url
 from bssearch.storage.repository import open_store
 parse_url(sys.argv[1]).get_dialect()  # nothing is left to import when the rights are gone
 if os.getuid() == 0:

@@ -13,7 +13,8 @@ from sqlalchemy import Connection, event
 
 from bssearch.errors import DatabaseError, NotFoundError
 from bssearch.records import TrialOutcome, TrialState
-from bssearch.storage import leases, patience
+from bssearch.storage import leases
+from bssearch.storage.connection import patience
 from bssearch.storage.repository import Store, open_store
 from tests.factories import make_curve, make_environment, make_probe
 from tests.postgres import Postgres

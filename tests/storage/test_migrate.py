@@ -22,7 +22,7 @@ from sqlalchemy import Engine, inspect, text
 from bssearch.errors import DatabaseError, SchemaError
 from bssearch.settings import packaged_folder
 from bssearch.storage import migrate
-from bssearch.storage.engine import create_engine_for, writing
+from bssearch.storage.connection.engine import create_engine_for, writing
 from bssearch.storage.integrity import first_fault
 from bssearch.storage.models import Base
 from bssearch.storage.repository import open_store

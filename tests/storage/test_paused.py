@@ -12,7 +12,7 @@ from sqlalchemy import text
 from bssearch.errors import DatabaseError, UsageError
 from bssearch.records import TrialOutcome, TrialState
 from bssearch.storage import migrate
-from bssearch.storage.engine import create_engine_for, writing
+from bssearch.storage.connection.engine import create_engine_for, writing
 from bssearch.storage.repository import Store, open_store
 from tests.factories import make_curve
 from tests.storage.conftest import OUTCOME, add_study, resume, start

@@ -11,7 +11,7 @@ from sqlalchemy import text
 from bssearch.errors import DatabaseError
 from bssearch.records import Phase
 from bssearch.storage import migrate
-from bssearch.storage.engine import create_engine_for, writing
+from bssearch.storage.connection.engine import create_engine_for, writing
 from bssearch.storage.repository import Store, open_store
 from tests.factories import make_curve, make_environment, make_probe
 from tests.storage.conftest import OUTCOME, add_study, start

@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy import text
 
 from bssearch.storage import migrate
-from bssearch.storage.engine import create_engine_for, writing
+from bssearch.storage.connection.engine import create_engine_for, writing
 from bssearch.storage.integrity import first_fault
 from bssearch.storage.repository import open_store
 from tests.storage.conftest import OUTCOME, add_study, start

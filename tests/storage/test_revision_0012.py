@@ -7,7 +7,7 @@ from alembic import command
 from sqlalchemy import text
 
 from bssearch.storage import migrate
-from bssearch.storage.engine import create_engine_for, writing
+from bssearch.storage.connection.engine import create_engine_for, writing
 from bssearch.storage.repository import open_store
 from tests.storage.conftest import add_study, start
 from tests.storage.test_migrate import _config

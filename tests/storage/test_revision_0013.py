@@ -7,7 +7,7 @@ from sqlalchemy import text
 
 from bssearch.records import Lease
 from bssearch.storage import migrate
-from bssearch.storage.engine import create_engine_for, writing
+from bssearch.storage.connection.engine import create_engine_for, writing
 from bssearch.storage.integrity import first_fault
 from bssearch.storage.repository import open_store
 from tests.factories import make_environment, make_plan

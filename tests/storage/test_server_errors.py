@@ -11,7 +11,7 @@ import pytest
 
 from bssearch.errors import DatabaseError
 from bssearch.storage import migrate
-from bssearch.storage.engine import SERVER_OPTIONS
+from bssearch.storage.connection.engine import SERVER_OPTIONS
 from bssearch.storage.repository import open_store
 from tests.postgres import SECURED, Postgres
 from tests.storage.conftest import add_study, start

@@ -8,8 +8,8 @@ from contextlib import ExitStack, contextmanager
 
 from bssearch.errors import BSSearchError, NotFoundError, UsageError
 from bssearch.settings import database_url
+from bssearch.storage.connection.urls import parse_url, shown, sqlite_file
 from bssearch.storage.repository import Store, open_store
-from bssearch.storage.urls import parse_url, shown, sqlite_file
 
 
 @contextmanager

@@ -112,7 +112,12 @@ def asked_in_file(path: Path) -> Asked:
     if name is not None and not isinstance(name, str):
         raise SpecError(f"{path}: name = {shortened(name)} must be a text")
     rest = {key: value for key, value in data.items() if key not in {"template", "name"}}
-    return Asked(data["template"], dict(_leaves(path, rest)), name)
+    values: dict[str, Value] = {}
+    for key, value in _leaves(path, rest):
+        if key in values:
+            raise SpecError(f"{path}: {key} is given twice: {shortened(values[key])} and {shortened(value)}")
+        values[key] = value
+    return Asked(data["template"], values, name)
 
 
 def _leaves(path: Path, data: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Value]]:

@@ -15,7 +15,7 @@ from pathlib import Path
 from bssearch.errors import UsageError
 from bssearch.queue.templates import load_templates
 from bssearch.settings import CHECKPOINT_DIR_VARIABLE, DATABASE_URL_FILE_VARIABLE, is_url, user_name
-from bssearch.storage.urls import masked
+from bssearch.storage.connection.urls import masked
 
 URL_FILE = "/etc/bssearch/database"
 """The file with the database's URL, where the environment names none."""

@@ -20,8 +20,8 @@ from bssearch.commands.queue.submitting import check_offered
 from bssearch.errors import DatabaseError, NotFoundError, SpecError, UsageError
 from bssearch.queue.submission import Submission, SubmissionState, WorkerRecord, check_tags
 from bssearch.queue.templates import Templates, load_templates
-from bssearch.search.heartbeat import Heartbeat
-from bssearch.search.owner import this_driver
+from bssearch.search.leases.heartbeat import Heartbeat
+from bssearch.search.leases.owner import this_driver
 from bssearch.search.shift import Shift
 from bssearch.settings import user_name
 from bssearch.spec import StudySpec

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from bssearch.errors import BSSearchError
+from bssearch.storage.connection.urls import masked, parse_url
 from bssearch.storage.repository import Store, open_store
 from bssearch.storage.transfer.joining import Count, Joined
 from bssearch.storage.transfer.layout import Kind
 from bssearch.storage.transfer.sources import opened_source
 from bssearch.storage.transfer.transfers import Incoming
-from bssearch.storage.urls import masked, parse_url
 
 MEASUREMENTS = (Kind.PROBE, Kind.VISIT, Kind.BRANCH)
 COLUMNS = ("study", "trials_new", "trials_changed", "trials_known", "observations_new", "measurements_new", "source")

@@ -21,8 +21,8 @@ from bssearch.commands.transfer.exported import Exported
 from bssearch.errors import DatabaseError, UsageError
 from bssearch.importers.optuna_database import optuna_database, optuna_storage
 from bssearch.spec.stored import spec_of
+from bssearch.storage.connection.urls import masked, shown, sqlite_file, without_secrets
 from bssearch.storage.repository import Store
-from bssearch.storage.urls import masked, shown, sqlite_file, without_secrets
 
 if TYPE_CHECKING:
     from optuna.trial import FrozenTrial

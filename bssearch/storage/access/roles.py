@@ -9,8 +9,8 @@ from sqlalchemy import Connection, text
 
 from bssearch.errors import DatabaseError
 from bssearch.storage.access.grants import NOTE, SEQUENCES, WRITER_RIGHTS, Roles, right_statements, role_statements
-from bssearch.storage.faults import missing_right
-from bssearch.storage.urls import shown
+from bssearch.storage.connection.faults import missing_right
+from bssearch.storage.connection.urls import shown
 
 PRINT_COMMAND = "bssearch db init --roles --print"
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from bssearch.storage import migrate
-from bssearch.storage.engine import copy_sqlite
+from bssearch.storage.connection.engine import copy_sqlite
+from bssearch.storage.connection.urls import parse_url, sqlite_file
 from bssearch.storage.repository import Store, open_store
-from bssearch.storage.urls import parse_url, sqlite_file
 
 
 @contextmanager

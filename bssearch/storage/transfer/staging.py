@@ -25,8 +25,8 @@ from sqlalchemy.schema import CreateIndex, CreateTable
 from bssearch.errors import SpecError, UsageError
 from bssearch.records import Environment, spec_digest
 from bssearch.spec import StudySpec
+from bssearch.storage.connection.engine import from_json
 from bssearch.storage.database import is_digest_of
-from bssearch.storage.engine import from_json
 from bssearch.storage.keeping import check_name
 from bssearch.storage.models import Base
 from bssearch.storage.rows import column_names, from_columns, to_columns

@@ -22,7 +22,7 @@ from typing import Any, BinaryIO
 
 from bssearch.errors import NotFoundError, UsageError
 from bssearch.files import check_file, replacing
-from bssearch.storage.engine import from_json
+from bssearch.storage.connection.engine import from_json
 from bssearch.storage.migrate import REVISIONS, SCHEMA_HEAD
 from bssearch.storage.transfer.layout import LAYOUTS, Kind, Row, shown
 

@@ -21,8 +21,8 @@ from sqlalchemy.pool import ConnectionPoolEntry, PoolProxiedConnection, QueuePoo
 
 from bssearch.errors import DatabaseError
 from bssearch.storage.access.mounts import refuse_network_file
-from bssearch.storage.faults import BUSY_TIMEOUT_S, OTHER_DATABASE_HINT, as_database_error, read_only
-from bssearch.storage.urls import parse_url, sqlite_file, without_secrets
+from bssearch.storage.connection.faults import BUSY_TIMEOUT_S, OTHER_DATABASE_HINT, as_database_error, read_only
+from bssearch.storage.connection.urls import parse_url, sqlite_file, without_secrets
 
 SERVER_OPTIONS: dict[str, int] = {
     # Seconds for each address of a host: two of them (IPv6, IPv4) are tried within ten.

@@ -19,7 +19,7 @@ from bssearch.executors.messages import Assign, Described, Measured, Reply, Tria
 from bssearch.records import TrialOutcome, TrialRequest, TrialState
 
 if TYPE_CHECKING:
-    from bssearch.executors.command_process import CommandProcess
+    from bssearch.executors.programs.command_process import CommandProcess
 
 THE_COMMAND = "the command"
 """What a command is called in what is said of it."""

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 from bssearch.errors import UsageError
-from bssearch.executors.reports import LOSS, Report
+from bssearch.executors.programs.reports import LOSS, Report
 from bssearch.records import (
     COULD_NOT_PAUSE,
     Observation,

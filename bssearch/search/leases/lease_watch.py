@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 
-from bssearch.search.heartbeat import HEARTBEAT_SECONDS, LEASE_SECONDS
-from bssearch.search.owner import is_alive
+from bssearch.search.leases.heartbeat import HEARTBEAT_SECONDS, LEASE_SECONDS
+from bssearch.search.leases.owner import is_alive
 from bssearch.storage.repository import Store
 
 LONGEST_LOOK = 2 * HEARTBEAT_SECONDS

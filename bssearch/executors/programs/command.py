@@ -10,15 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bssearch.errors import UsageError, WorkloadError
-from bssearch.executors.command_files import files_of, revision_of
-from bssearch.executors.command_process import LAST_LINES, CommandProcess
-from bssearch.executors.connected_command import (
-    ConnectedCommand,
-    Patience,
-    answer_of,
-    failure_of,
-    outcome_of,
-)
 from bssearch.executors.conversation import TICK_SECONDS, Work, converse, relaying
 from bssearch.executors.failures import code_has_changed, judge_command, no_noise_scale
 from bssearch.executors.messages import (
@@ -34,8 +25,17 @@ from bssearch.executors.messages import (
     Run,
     StepTimeMeasured,
 )
-from bssearch.executors.reported_trial import ReportedTrial
-from bssearch.executors.reports import LOSS, Pace, Report, pace_of
+from bssearch.executors.programs.command_files import files_of, revision_of
+from bssearch.executors.programs.command_process import LAST_LINES, CommandProcess
+from bssearch.executors.programs.connected_command import (
+    ConnectedCommand,
+    Patience,
+    answer_of,
+    failure_of,
+    outcome_of,
+)
+from bssearch.executors.programs.reported_trial import ReportedTrial
+from bssearch.executors.programs.reports import LOSS, Pace, Report, pace_of
 from bssearch.records import (
     BATCH_SCHEDULE,
     Configuration,

@@ -35,7 +35,7 @@ from bssearch.executors.messages import (
     Run,
     TrialEnded,
 )
-from bssearch.executors.script_process import ScriptServer
+from bssearch.executors.programs.script_process import ScriptServer
 from bssearch.records import MAKE_TRAINER, Observation, TrialOutcome, TrialRequest, TrialState, WorkloadDescription
 
 if TYPE_CHECKING:

@@ -20,12 +20,12 @@ from typing import Self
 import psutil
 
 from bssearch.errors import LaunchError, WorkloadError
-from bssearch.executors.connected_command import ConnectedCommand, TrialSocket
 from bssearch.executors.failures import kernel_memory_kills
 from bssearch.executors.lifeline import DieWithParent, GroupWatcher, become_subreaper
 from bssearch.executors.messages import TRIAL_VARIABLE
 from bssearch.executors.process import has_exited, report_folder_prefix
-from bssearch.executors.reports import Report, ReportReader
+from bssearch.executors.programs.connected_command import ConnectedCommand, TrialSocket
+from bssearch.executors.programs.reports import Report, ReportReader
 
 REPORT_VARIABLE = "BSSEARCH_REPORT"
 """Names the pipe to which a program may write its JSON lines, in its environment."""

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 from bssearch.errors import DatabaseError
-from bssearch.search.heartbeat import LEASE_SECONDS
-from bssearch.search.lease_watch import LeaseWatch
+from bssearch.search.leases.heartbeat import LEASE_SECONDS
+from bssearch.search.leases.lease_watch import LeaseWatch
 from bssearch.storage.repository import Store
 
 

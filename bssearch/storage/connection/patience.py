@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from bssearch.errors import BSSearchError, DatabaseError
-from bssearch.storage.faults import ConnectionLostError
+from bssearch.storage.connection.faults import ConnectionLostError
 
 RETRY_FOR_S = 900.0
 """Seconds for which work is tried again: longer than a server takes to be restarted or replaced. A choice."""

@@ -10,7 +10,7 @@ from sqlalchemy.exc import DBAPIError, OperationalError, SQLAlchemyError
 
 from bssearch.errors import DatabaseError
 from bssearch.settings import user_name
-from bssearch.storage.urls import shown, sqlite_file, without_secrets
+from bssearch.storage.connection.urls import shown, sqlite_file, without_secrets
 
 BUSY_TIMEOUT_S = 30.0
 """Seconds to wait for another process that writes to a SQLite file: a choice."""
