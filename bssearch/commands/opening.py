@@ -185,7 +185,8 @@ def _described(
     check_parts(spec)
     executor = launch.executor(spec, given, compile_mode)
     try:
-        with _telling_of_a_wait(spec, listener):
+        loading = nullcontext() if launch.shift is None else launch.shift.loading(executor.kill)
+        with _telling_of_a_wait(spec, listener), loading:
             found = executor.describe()
         check_against_workload(spec, found)
         yield executor, found

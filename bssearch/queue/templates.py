@@ -51,7 +51,8 @@ class Template:
             try:
                 load_spec(self.spec, [f"{key}={json.dumps(type_.example)}", *overrides])
             except UnknownFieldError as error:
-                raise SpecError(f"values.{key}: {error}", hint=error.hint) from None
+                what, _, _ = str(error).rpartition(" (--set ")
+                raise SpecError(f"values.{what}", hint=error.hint) from None
             except SpecError:
                 continue
 

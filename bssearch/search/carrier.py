@@ -21,10 +21,14 @@ TICK_SECONDS = 0.05
 
 @dataclass(slots=True)
 class _Arriving:
-    """A trial that goes on once its file is here, and how it is to end where that has been asked for meanwhile."""
+    """A trial that goes on once its file is here, and how it is to end where that has been asked for meanwhile.
+
+    ``paused`` is how it was paused; where it is to be paused again before it has gone on, that is its end.
+    """
 
     request: TrialRequest
     transfer: Transfer[None]
+    paused: TrialOutcome | None
     stop: tuple[TrialState, str] | None = None
 
 
@@ -45,15 +49,21 @@ class Carrier:
         self._arriving: dict[int, _Arriving] = {}
         self._leaving: dict[int, _Leaving] = {}
 
-    def submit(self, request: TrialRequest) -> None:
-        """Start a trial in a free slot, as `Executor.submit` does, or have its file brought first."""
+    def submit(self, request: TrialRequest, paused: TrialOutcome | None = None) -> None:
+        """Start a trial in a free slot, as `Executor.submit` does, or have its file brought first.
+
+        One that goes on was ``paused`` with that outcome, where it is known.
+        """
         if request.resumes and self._checkpoints.are_elsewhere:
-            self._arriving[request.number] = _Arriving(request, self._checkpoints.bring(request.number))
+            self._arriving[request.number] = _Arriving(request, self._checkpoints.bring(request.number), paused)
         else:
             self._executor.submit(request)
 
     def stop(self, number: int, state: TrialState, reason: str) -> None:
-        """Ask a running trial to end, as `Executor.stop` does; one that has not gone on yet ends once it has."""
+        """Ask a running trial to end, as `Executor.stop` does.
+
+        One that has not gone on yet is paused at once, as it was; in any other state it ends once it has gone on.
+        """
         if number in self._arriving:
             self._arriving[number].stop = state, reason
         else:
@@ -77,6 +87,10 @@ class Carrier:
         """Submit the trials whose files are here; return the ends of those whose files cannot be had."""
         ended: list[Event] = []
         for number, one in list(self._arriving.items()):
+            if one.paused is not None and one.stop is not None and one.stop[0] is TrialState.PAUSED:
+                del self._arriving[number]
+                ended.append(Ended(number, replace(one.paused, reason=one.stop[1])))
+                continue
             if not one.transfer.is_over:
                 continue
             del self._arriving[number]

@@ -334,11 +334,13 @@ class Driver(Host):
         if is_last:
             self._turns.ended()
         self._shift.work()
+        waited = None if plan.resumed is None else self.engine.history.trial(plan.resumed)
         checkpoint = self._waiting.file_for(plan, trial.number)
         if checkpoint is None and self._waiting.is_to_be_saved(plan):
             self._feed(events.CannotSave(self._waiting.checkpoints.refusal))
         self._feed(events.Started(plan, trial, is_savable=checkpoint is not None))
-        self._carrier.submit(plan.request(trial.number, self.spec.record_target, checkpoint=checkpoint))
+        request = plan.request(trial.number, self.spec.record_target, checkpoint=checkpoint)
+        self._carrier.submit(request, None if waited is None else waited.outcome)
         self.listener.started(trial, self.engine.history)
 
     def _end(self, number: int, outcome: TrialOutcome, log: str) -> None:

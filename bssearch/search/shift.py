@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 
-from bssearch.errors import InterruptedRunError
+from bssearch.errors import InterruptedRunError, LaunchError
 from bssearch.search.engine import CONTINUE
 from bssearch.search.interrupts import Interrupts
 
@@ -23,6 +24,7 @@ class Shift:
         self._is_ending = False
         self._is_interrupted = False
         self._drivers: list[tuple[Interrupts, Callable[[], None]]] = []
+        self._end_loading: Callable[[], None] | None = None
         self._waiting_since: float | None = None
 
     @property
@@ -41,13 +43,17 @@ class Shift:
         self._is_ending = True
 
     def interrupt(self) -> None:
-        """Have the driver end now, with what runs paused, as after Ctrl-C."""
+        """Have the driver end now, with what runs paused, as after Ctrl-C; a workload is loaded no further."""
         with self._lock:
             self._is_ending = True
-            if not self._is_interrupted:
-                self._is_interrupted = True
-                for interrupts, _ in self._drivers:
-                    interrupts.ask()
+            if self._is_interrupted:
+                return
+            self._is_interrupted = True
+            for interrupts, _ in self._drivers:
+                interrupts.ask()
+            end_loading = self._end_loading
+        if end_loading is not None:
+            end_loading()
 
     def kill(self) -> None:
         """End all that runs at once; who watches does this last."""
@@ -59,6 +65,20 @@ class Shift:
         """Raise `InterruptedRunError` where no trial is to start any more and none is ``running``."""
         if self._is_ending and not running:
             raise InterruptedRunError("made room for other studies; every trial is stored", hint=CONTINUE)
+
+    @contextmanager
+    def loading(self, end: Callable[[], None]) -> Iterator[None]:
+        """Load a workload inside, which ``end`` ends from another thread; raise `InterruptedRunError` after that."""
+        with self._lock:
+            self._end_loading = end
+        try:
+            self.raise_if_over()
+            yield
+        except LaunchError:
+            self.raise_if_over()
+            raise
+        finally:
+            self._end_loading = None
 
     def join(self, interrupts: Interrupts, kill: Callable[[], None]) -> None:
         """Take in a driver; one that comes after the interrupt is interrupted too."""

@@ -162,10 +162,8 @@ def _validated(data: Mapping[str, Any], origins: Mapping[Location, str], source:
         return StudySpec.model_validate(data)
     except ValidationError as error:
         problems = [_explain(problem, data, origins, source) for problem in error.errors()]
-        is_unknown = any(problem["type"] == UNKNOWN_KEY for problem in error.errors())
-        raise (UnknownFieldError if is_unknown else SpecError)(
-            "\n".join(dict.fromkeys(problems)), hint="bssearch schema spec prints every field"
-        ) from None
+        kind = UnknownFieldError if any(one["type"] == UNKNOWN_KEY for one in error.errors()) else SpecError
+        raise kind("\n".join(dict.fromkeys(problems)), hint="bssearch schema spec prints every field") from None
 
 
 def _with_preset(source: str, data: Mapping[str, Any]) -> tuple[dict[str, Any], dict[Location, str]]:
@@ -269,7 +267,7 @@ def _override(data: dict[str, Any], override: str) -> Location:
     for depth, key in enumerate(keys[:-1]):
         inner = inner.setdefault(key, {})
         if not isinstance(inner, dict):
-            raise SpecError(f"--set {override}: {'.'.join(keys[: depth + 1])} is no group of fields")
+            raise UnknownFieldError(f"{'.'.join(keys[: depth + 1])} is no group of fields (--set {override})")
     inner[keys[-1]] = value
     return tuple(keys)
 

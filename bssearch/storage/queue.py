@@ -11,28 +11,18 @@ from dataclasses import fields
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import (
-    JSON,
-    CheckConstraint,
-    Connection,
-    RowMapping,
-    UniqueConstraint,
-    delete,
-    func,
-    select,
-    text,
-    update,
-)
-from sqlalchemy.orm import Mapped, mapped_column
+from sqlalchemy import Connection, RowMapping, delete, func, select, text, update
 
 from bssearch.errors import NotFoundError, UsageError
 from bssearch.queue.fairness import Account, Ledger, Waiting
 from bssearch.queue.submission import NewSubmission, Submission, SubmissionState, WorkerRecord
+from bssearch.records import TrialState
 from bssearch.storage.clock import now
-from bssearch.storage.columns import Sentences, are_finite, enum, not_negative, positive
+from bssearch.storage.columns import are_finite
 from bssearch.storage.database import Database, patiently
 from bssearch.storage.keeping import check_name
-from bssearch.storage.models import Base, Id, StudyRow
+from bssearch.storage.models import StudyRow, TrialRow
+from bssearch.storage.queue_tables import ShareRow, SubmissionRow, WorkerRow
 from bssearch.storage.statements import insert_if_absent
 
 SEEN_WITHIN_S = 60.0
@@ -40,66 +30,6 @@ SEEN_WITHIN_S = 60.0
 
 FORGOTTEN_AFTER = timedelta(days=7)
 """How long the rows of workers that are gone are kept, so that `submit` knows what they offer: a choice."""
-
-
-class SubmissionRow(Base):
-    """A study that somebody wants to be run; ``virtual_time``, ``started_at`` and ``has_joined`` are its account."""
-
-    __tablename__ = "bss_submission"
-    __table_args__ = (
-        UniqueConstraint("name"),
-        CheckConstraint("name <> ''", name="name_not_empty"),
-        *positive("priority"),
-        *not_negative("served_seconds", "virtual_time", "started_at"),
-    )
-
-    id: Mapped[Id]
-    name: Mapped[str]
-    template: Mapped[str]
-    values: Mapped[Mapping[str, object]] = mapped_column(JSON)
-    owner: Mapped[str] = mapped_column(index=True)
-    login: Mapped[str | None]
-    priority: Mapped[float]
-    tags: Mapped[tuple[str, ...]] = mapped_column(Sentences)
-    not_before: Mapped[datetime | None]
-    submitted_at: Mapped[datetime]
-    state: Mapped[SubmissionState] = mapped_column(enum(SubmissionState, "state"), index=True)
-    reason: Mapped[str]
-    served_seconds: Mapped[float]
-    virtual_time: Mapped[float]
-    started_at: Mapped[float]
-    has_joined: Mapped[bool]
-
-
-class ShareRow(Base):
-    """The account of an owner of submissions."""
-
-    __tablename__ = "bss_share"
-    __table_args__ = (*not_negative("virtual_time", "started_at"),)
-
-    owner: Mapped[str] = mapped_column(primary_key=True)
-    virtual_time: Mapped[float]
-    started_at: Mapped[float]
-
-
-class WorkerRow(Base):
-    """A worker; ``charged_seconds`` is what the submission that it serves has been charged and not yet used."""
-
-    __tablename__ = "bss_worker"
-    __table_args__ = (*not_negative("charged_seconds"),)
-
-    name: Mapped[str] = mapped_column(primary_key=True)
-    user: Mapped[str]
-    host: Mapped[str]
-    tags: Mapped[tuple[str, ...]] = mapped_column(Sentences)
-    slots: Mapped[str]
-    device_name: Mapped[str | None]
-    templates: Mapped[Mapping[str, Mapping[str, object]]] = mapped_column(JSON)
-    seen_at: Mapped[datetime]
-    left_at: Mapped[datetime | None]
-    serving: Mapped[str | None]
-    serving_since: Mapped[datetime | None]
-    charged_seconds: Mapped[float]
 
 
 _NUMBERS = SubmissionRow.priority, SubmissionRow.virtual_time, SubmissionRow.started_at, SubmissionRow.served_seconds
@@ -123,7 +53,10 @@ class Queue(Database):
     """The part of the store that keeps the queue."""
 
     def submit(self, new: NewSubmission) -> Submission:
-        """Queue a study; raise `UsageError` where a submission or a study has its name, or no study could."""
+        """Queue a study, or again one that is over: its owner's, of the same template, now with these values.
+
+        Raises `UsageError` where another submission or a study has its name, or no study could.
+        """
         check_name(new.name)
         new.check()
         again = False
@@ -132,20 +65,23 @@ class Queue(Database):
             nonlocal again
             tried, again = again, True
             with self._writing() as connection:
-                if connection.scalar(select(StudyRow.id).where(StudyRow.name == new.name)) is not None and not tried:
+                earlier = _found(connection, new.name)
+                if earlier is not None and tried:
+                    return earlier
+                if earlier is not None and _may_follow(new, earlier):
+                    # Who may run studies may delete and add submissions of their own, and change nothing of one.
+                    connection.execute(delete(SubmissionRow).where(SubmissionRow.name == new.name))
+                elif earlier is not None:
+                    raise _taken(earlier)
+                elif connection.scalar(select(StudyRow.id).where(StudyRow.name == new.name)) is not None:
                     raise UsageError(f"there is a study {new.name!r} already", hint="--name gives it another name")
                 row = {one.name: getattr(new, one.name) for one in fields(NewSubmission)}
                 row |= {"values": dict(new.values), "submitted_at": now(connection), "reason": ""}
                 row |= {"state": SubmissionState.WAITING, "has_joined": False}
-                row |= dict.fromkeys(("served_seconds", "virtual_time", "started_at"), 0.0)
-                is_new = insert_if_absent(connection, SubmissionRow, row)
-                found = _submission(connection, new.name)
-                if not is_new and not tried:
-                    raise UsageError(
-                        f"{new.name!r} was submitted by {found.owner} already; it is {found.state}",
-                        hint="--name gives it another name",
-                    )
-                return found
+                row |= {name: getattr(earlier, name, 0.0) for name in ("served_seconds", "virtual_time", "started_at")}
+                if not insert_if_absent(connection, SubmissionRow, row):
+                    raise _taken(_submission(connection, new.name))
+                return _submission(connection, new.name)
 
         return self._patience.run(add)
 
@@ -160,6 +96,17 @@ class Queue(Database):
         """Return one; raise `NotFoundError` where there is none of that name."""
         with self._reading() as connection:
             return _submission(connection, name)
+
+    @patiently
+    def unsettled(self) -> list[str]:
+        """Return the cancelled submissions of whose studies trials run or wait to go on."""
+        of_it = select(TrialRow.id).join(StudyRow, StudyRow.id == TrialRow.study_id)
+        left = of_it.where(
+            StudyRow.name == SubmissionRow.name, TrialRow.state.in_([TrialState.RUNNING, TrialState.PAUSED])
+        )
+        is_cancelled = SubmissionRow.state == SubmissionState.CANCELLED
+        with self._reading() as connection:
+            return [*connection.scalars(select(SubmissionRow.name).where(is_cancelled, left.exists()))]
 
     @patiently
     def set_submission(self, name: str, state: SubmissionState, reason: str) -> Submission:
@@ -236,6 +183,8 @@ class Queue(Database):
             if name is not None:
                 ledger.charge(name, seconds)
                 values["charged_seconds"] = seconds
+                has_reason = SubmissionRow.name == name, SubmissionRow.reason != ""
+                connection.execute(update(SubmissionRow).where(*has_reason).values(reason=""))
             if name is not None or serving is not None:
                 connection.execute(update(WorkerRow).where(WorkerRow.name == worker).values(values))
             _keep(connection, ledger)
@@ -262,13 +211,16 @@ class Queue(Database):
     def end_shift(
         self, worker: str, used: float, state: SubmissionState = SubmissionState.WAITING, reason: str = ""
     ) -> None:
-        """Settle a worker's shift and give its submission back, or say how it ended; of one that waits no more, not."""
+        """Settle a worker's shift and give its submission back, or say how it ended; of one that waits no more, not.
+
+        The ``reason`` of one that goes on waiting is why this worker has not served it to its end.
+        """
         with self._writing() as connection:
             _lock(connection)
             name = _settle(connection, worker, used)
             values = {"serving": None, "serving_since": None, "seen_at": now(connection)}
             connection.execute(update(WorkerRow).where(WorkerRow.name == worker).values(values))
-            if name is not None and state is not SubmissionState.WAITING:
+            if name is not None and (state is not SubmissionState.WAITING or reason):
                 of_it = SubmissionRow.name == name, SubmissionRow.state == SubmissionState.WAITING
                 connection.execute(update(SubmissionRow).where(*of_it).values(state=state, reason=reason))
 
@@ -304,15 +256,33 @@ def _lock(connection: Connection) -> None:
         connection.execute(text("SELECT pg_advisory_xact_lock(hashtext('bss_submission'))"))
 
 
-def _submission(connection: Connection, name: str) -> Submission:
+def _may_follow(new: NewSubmission, earlier: Submission) -> bool:
+    """Return whether a submission asks for more of one that is over."""
+    is_over = earlier.state not in {SubmissionState.WAITING, SubmissionState.PAUSED}
+    return is_over and (new.owner, new.template) == (earlier.owner, earlier.template)
+
+
+def _taken(by: Submission) -> UsageError:
+    return UsageError(
+        f"{by.name!r} was submitted by {by.owner} already, from the template {by.template}; it is {by.state}",
+        hint="--name gives it another name",
+    )
+
+
+def _found(connection: Connection, name: str) -> Submission | None:
     row = connection.execute(_SUBMISSIONS.where(SubmissionRow.name == name)).mappings().first()
-    if row is None:
+    return None if row is None else Submission(**row)
+
+
+def _submission(connection: Connection, name: str) -> Submission:
+    found = _found(connection, name)
+    if found is None:
         names = connection.scalars(select(SubmissionRow.name).order_by(SubmissionRow.id.desc()).limit(5)).all()
         raise NotFoundError(
             f"nobody has submitted {name!r}",
             hint=f"the last ones are {', '.join(names)}" if names else "the queue is empty: bssearch submit",
         )
-    return Submission(**row)
+    return found
 
 
 def _waiting(connection: Connection) -> list[Submission]:
@@ -373,10 +343,9 @@ def _settle(connection: Connection, worker: str, used: float) -> str | None:
     ).first()
     if row is None or row.serving is None:
         return None
-    found = connection.execute(_SUBMISSIONS.where(SubmissionRow.name == row.serving)).mappings().first()
-    if found is None:  # deleted meanwhile
+    one = _found(connection, row.serving)
+    if one is None:  # deleted meanwhile
         return None
-    one = Submission(**found)
     more = used - row.charged_seconds
     study = Account(one.virtual_time)
     study.settle(more / one.weight)

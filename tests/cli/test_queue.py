@@ -9,6 +9,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from bssearch.commands.queue.submitting import submit_study
@@ -16,8 +17,8 @@ from bssearch.queue.submission import SubmissionState
 from bssearch.records import TrialState
 from bssearch.settings import CHECKPOINT_DIR_VARIABLE, DATABASE_URL_VARIABLE
 from bssearch.storage.repository import open_store
-from tests.cli.task import UNCONFIRMED, bssearch, space_of
-from tests.cli.worker_process import PATIENCE_S, make_node, worker
+from tests.cli.task import UNCONFIRMED, WORKLOAD, bssearch, space_of
+from tests.cli.worker_process import PATIENCE_S, WorkerProcess, make_node, worker
 from tests.postgres import Postgres
 
 QUICK = {"confirm": UNCONFIRMED, "budget": {"trials": 3, "trial_train_seconds": 2.0}, "space": space_of(32, 64)}
@@ -182,3 +183,50 @@ def test_a_worker_told_to_stop_while_the_server_is_away_stops(
         served.process.send_signal(signal.SIGTERM)
         assert served.wait(30) == 0, served.said
         assert "has stopped" in served.lines[-1]
+
+
+@pytest.mark.slow
+def test_a_worker_told_to_stop_while_a_workload_is_loaded_waits_for_it_no_longer(
+    tmp_path: Path, url: str, here: Path, checkpoints: Path
+) -> None:
+    node = make_node(tmp_path / "a", **QUICK)
+    (node / "task.py").write_text("import time\nopen('loads', 'w').close()\ntime.sleep(1000)\n")
+    do(here, "submit", "task", "--name", "mine")
+    with worker(node, url, checkpoints) as served:
+        wait_for_file(node / "loads", served)
+        served.process.send_signal(signal.SIGTERM)
+        assert served.wait() == 0, served.said
+        assert "has stopped" in served.lines[-1] and "what runs is killed" not in served.said
+    assert states(here) == {"mine": "waiting"}
+
+
+@pytest.mark.slow
+def test_a_worker_told_to_stop_kills_what_does_not_within_25_seconds(
+    tmp_path: Path, url: str, here: Path, checkpoints: Path
+) -> None:
+    default = {"batch_size": 16, "learning_rate": 0.1, "warmup_epochs": 0}
+    node = make_node(
+        tmp_path / "a",
+        **{**QUICK, "space": space_of(16, 64), "default": default, "workload_settings": {"fault": "hang"}},
+    )
+    hangs = WORKLOAD.replace("time.sleep(1000)", "open('hangs', 'w').close(); time.sleep(1000)")
+    (node / "task.py").write_text(hangs)
+    do(here, "submit", "task", "--name", "mine")
+    with worker(node, url, checkpoints) as served:
+        wait_for_file(node / "hangs", served)
+        family = psutil.Process(served.process.pid).children(recursive=True)
+        asked = time.monotonic()
+        served.process.send_signal(signal.SIGTERM)
+        served.wait()
+        assert "not stopped within 25 s: what runs is killed" in served.said
+        assert time.monotonic() - asked >= 25
+        psutil.wait_procs(family, PATIENCE_S)
+        assert not [one for one in family if one.is_running()]
+    assert states(here) == {"mine": "waiting"}
+
+
+def wait_for_file(path: Path, served: WorkerProcess) -> None:
+    until = time.monotonic() + PATIENCE_S
+    while not path.exists():
+        assert served.process.poll() is None and time.monotonic() < until, served.said
+        time.sleep(0.05)

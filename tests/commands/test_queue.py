@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sqlite3
 from contextlib import closing
 from dataclasses import replace
@@ -10,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from bssearch.commands.queue.changing import cancel_study, pause_study, resume_study
+from bssearch.commands.queue.changing import cancel_study, pause_study, resume_study, settle_left_behind
 from bssearch.commands.queue.listing import queued_studies
 from bssearch.commands.queue.serving import Meter, ended_by
 from bssearch.commands.queue.submitting import asked_in_file, submit_study
@@ -27,11 +28,12 @@ from bssearch.errors import (
     WorkloadError,
 )
 from bssearch.queue.submission import NewSubmission, SubmissionState
+from bssearch.records import Lease, TrialOutcome, TrialState
 from bssearch.spec import load_spec
 from bssearch.storage.repository import Store, open_store
 from tests.cli.task import INLINE, UNCONFIRMED, bssearch, space_of
 from tests.cli.worker_process import make_node
-from tests.factories import make_environment, make_trial
+from tests.factories import make_environment, make_plan, make_trial
 from tests.storage.test_queue import record
 
 QUICK: dict[str, Any] = {
@@ -149,7 +151,8 @@ class TestRefusals:
             )
             put(store, "large", values={"budget.trials": 5})
             assert "large: waiting: budget.trials = 5 must be" in serve(node, url)
-            assert state(store, "large") == ("waiting", "")
+            assert state(store, "large")[0] == "waiting"
+            assert re.match(r"on \S+: budget.trials = 5 must be", state(store, "large")[1])
 
     def test_a_workload_that_is_broken_has_failed_and_resume_puts_it_back(self, tmp_path: Path, url: str) -> None:
         node = make_node(tmp_path / "node", **QUICK)
@@ -177,7 +180,8 @@ class TestRefusals:
             said = serve(node, url)
             assert "elsewhere: waiting: the study 'elsewhere' was measured on" in said
             assert "(left alone here for 600 s)" in said
-            assert (state(store, "elsewhere"), state(store, "mine")[0]) == (("waiting", ""), "done")
+            assert (state(store, "elsewhere")[0], state(store, "mine")[0]) == ("waiting", "done")
+            assert " was measured on H200" in queued_studies(store).submissions[0].reason
             assert store.trials("elsewhere") == []
 
     @pytest.mark.parametrize("broken", [None, "workload: [", "name: task\n"])
@@ -201,7 +205,8 @@ class TestRefusals:
             put(store, "mine")
             put(store, "next", template="other")
             run_worker(templates, db=url, until_empty=True, tell=tell)
-            assert (state(store, "mine"), state(store, "next")[0]) == (("waiting", ""), "done"), lines
+            assert (state(store, "mine")[0], state(store, "next")[0]) == ("waiting", "done"), lines
+            assert "the template 'task' cannot be used now: " in state(store, "mine")[1]
             assert any("mine: waiting: the template 'task' cannot be used now: " in line for line in lines), lines
 
     def test_what_needs_other_tags_or_another_template_is_not_touched(self, tmp_path: Path, url: str) -> None:
@@ -220,6 +225,97 @@ class TestRefusals:
         node = make_node(tmp_path / "node", **QUICK)
         with pytest.raises(UsageError):
             serve(node, url, **options)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"template": "other"}, "of the workers that are here none serves it: no worker has a template 'other'"),
+        ({"values": {"budget.trials": 9}}, "none serves it: budget.trials = 9 must be a whole number from 1 to 4"),
+        ({"tags": ("gpu:h200", "a:b")}, "of the workers that are here none that offers task has the tag gpu:h200"),
+        ({"tags": ("a:b",)}, ""),
+        ({}, ""),
+    ],
+)
+def test_the_queue_says_why_no_worker_serves_what_waits(
+    tmp_path: Path, url: str, changes: dict[str, Any], said: str
+) -> None:
+    with open_store(url) as store:
+        put(store, "mine", **changes)
+        assert [one.reason for one in queued_studies(store).submissions] == [""]  # of no worker nothing is known
+        offered = {"task": {"budget.trials": {"type": "integer", "low": 1, "high": 4}}}
+        store.keep_worker(record("untagged", templates=offered))
+        store.keep_worker(record("tagged", templates=offered, tags=("a:b",)))
+        [row] = queued_studies(store).submissions
+        assert said in row.reason and bool(row.reason) == bool(said)
+    shown = bssearch("queue", "--db", url, cwd=tmp_path).stdout
+    assert (said.split(":")[0] in " ".join(shown.split())) and ("of the workers" in shown) == bool(said)
+
+
+def test_what_kept_one_worker_from_a_study_is_forgotten_once_another_serves_it(url: str) -> None:
+    with open_store(url) as store:
+        for name in ("one", "two"):
+            store.keep_worker(record(name))
+        put(store, "mine")
+        store.begin_shift("one", {"mine"}, 10.0)
+        store.end_shift("one", 1.0, SubmissionState.WAITING, "on one: no GPU")
+        assert state(store, "mine") == ("waiting", "on one: no GPU")
+        store.begin_shift("two", {"mine"}, 10.0)
+        assert state(store, "mine") == ("waiting", "")
+
+
+def test_a_study_that_is_done_goes_on_with_a_larger_budget(tmp_path: Path, url: str) -> None:
+    node = make_node(tmp_path / "node", **QUICK)
+    with open_store(url) as store:
+        submit_study(store, "task", {"budget.trials": 3}, name="mine", owner="ann")
+        serve(node, url)
+        before = store.submission("mine")
+        assert (before.state, len(store.trials("mine"))) == (SubmissionState.DONE, 3)
+        again = submit_study(store, "task", {"budget.trials": 5}, name="mine", owner="ann")
+        assert (again.state, again.reason, again.values) == (SubmissionState.WAITING, "", {"budget.trials": 5})
+        assert (again.served_seconds, again.virtual_time) == (before.served_seconds, before.virtual_time)
+        serve(node, url)
+        assert (state(store, "mine")[0], len(store.trials("mine"))) == ("done", 5)
+
+
+def test_only_its_owner_submits_a_study_again_from_its_template_and_once_it_is_over(url: str) -> None:
+    with open_store(url) as store:
+        put(store, "mine")
+        for changes in ({}, {"owner": "bert"}):
+            with pytest.raises(UsageError, match="'mine' was submitted by ann already, from the template task; it"):
+                put(store, "mine", **changes)
+        store.set_submission("mine", SubmissionState.CANCELLED, "")
+        for changes in ({"owner": "bert"}, {"template": "other"}):
+            with pytest.raises(UsageError, match="it is cancelled"):
+                put(store, "mine", **changes)
+        put(store, "mine", priority=2.0)
+        assert [(one.name, one.priority) for one in store.submissions()] == [("mine", 2.0)]
+
+
+def test_what_a_killed_worker_left_of_a_cancelled_study_is_settled_once_nobody_is_at_work_on_it(
+    tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = make_node(tmp_path / "node", **QUICK)
+    driver_runs = True
+    monkeypatch.setattr("bssearch.commands.queue.changing.is_alive", lambda owner: driver_runs)
+    with open_store(url) as store:
+        put(store, "mine")
+        spec = load_spec(node / "task.yaml", ["name=mine"])
+        store.create_study(spec.new_study("ann"))
+        store.bind_environment("mine", make_environment())
+        lease = Lease(owner="driver", seconds=60.0)
+        for _ in range(2):
+            store.start("mine", make_plan(), environment=make_environment(), lease=lease)
+        paused = TrialOutcome(state=TrialState.PAUSED, reason="later")
+        store.finish_trial("mine", 2, paused, steps_x_step_time_s=None)
+        settle_left_behind(store)
+        store.set_submission("mine", SubmissionState.CANCELLED, "by ann")
+        settle_left_behind(store)
+        assert [trial.state for trial in store.trials("mine")] == [TrialState.RUNNING, TrialState.PAUSED]
+        driver_runs = False
+        settle_left_behind(store)
+        assert [trial.state for trial in store.trials("mine")] == [TrialState.LOST, TrialState.CANCELLED]
+        assert store.unsettled() == []
 
 
 @pytest.mark.parametrize(
@@ -301,6 +397,7 @@ class TestSubmitting:
             ("name: mine", "it must say which template"),
             ("template: digits\nspace: {optimizer: [{name: sgd}]}", "space.optimizer = .* must be a number"),
             ("template: digits\nseed: null", "seed = None must be a number"),
+            ("template: digits\nbudget: {trials: 4}\nbudget.trials: 5", "budget.trials is given twice: 4 and 5"),
             ("- digits", "a submission is a mapping"),
             ("template: [", "not valid YAML"),
         ],

@@ -97,6 +97,18 @@ def test_more_than_the_cluster_has_is_refused_by_name(
     assert message in str(refused.value)
 
 
+def test_a_store_that_is_no_folder_is_refused_on_several_machines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BSSEARCH_CHECKPOINT_DIR", "s3://key:secret@bucket/waiting")
+    two = [Node("a", 8, 0), Node("b", 8, 0)]
+    with (
+        pytest.raises(UsageError, match=r"DIR = s3://…: on a Ray cluster of 2 machines it must name a folder"),
+        opened(FakeRay([], two), monkeypatch),
+    ):
+        pass
+    with opened(FakeRay([], two[:1]), monkeypatch):
+        pass
+
+
 def test_another_kind_of_device_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     here = [*actors("a"), *actors("b", kind="T4")]
     with opened(FakeRay(here, GPU_NODES), monkeypatch, slots=2) as executor:

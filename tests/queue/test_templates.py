@@ -11,6 +11,7 @@ import yaml
 from bssearch.errors import BSSearchError, NotFoundError, SpecError, UsageError
 from bssearch.queue.submission import NewSubmission
 from bssearch.queue.templates import OFFERS_NONE, Templates, load_templates
+from bssearch.queue.values import value_type
 from tests.cli.task import write_task
 
 VALUES = {
@@ -139,7 +140,17 @@ def test_a_type_that_is_none_is_refused(tmp_path: Path, type_: object, said: str
             "a spec has no field nothing",
         ),
         ("templates: {task: {spec: task.yaml, values: {'budget..trials': {type: boolean}}}}", "is no key of a spec"),
-        ("templates: {task: {spec: missing.yaml}}", "no spec"),
+        (
+            "templates: {task: {spec: task.yaml, values: {budget.trails: {type: integer, low: 1, high: 9}}}}",
+            "templates.yaml: templates.task: values.budget.trails: unknown key; did you mean 'trials'?",
+        ),
+        (
+            "templates: {task: {spec: task.yaml, values: {target.value.x: {choices: [a]}}}}",
+            "values.target.value is no group of fields",
+        ),
+        ("templates: {./task.yaml: {spec: task.yaml}}", "'./task.yaml' is no name of a template"),
+        ("templates: {task: {spec: missing.yaml}}", "templates.yaml: templates.task: no spec"),
+        ("templates: {task: {spec: templates.yaml}}", "templates.yaml: templates.task: "),
         ("templates: {task: {spec: task.yaml", "not valid YAML"),
         ("templates: !!python/object/apply:os.system [ls]", "not valid YAML"),
     ],
@@ -173,6 +184,8 @@ def test_a_shipped_study_is_a_template_by_its_name(tmp_path: Path) -> None:
         ({"priority": 1e9}, "to 1e[+]06"),
         ({"owner": " "}, "owner = ' ' must be a name"),
         ({"owner": "a\nb"}, "must be a name"),
+        ({"template": "./spec.toml"}, "'./spec.toml' is no name of a template"),
+        ({"template": "."}, "'.' is no name of a template"),
         ({"tags": ("has space",)}, "'has space' is no tag"),
         ({"tags": ("a\nb",)}, "is no tag"),
     ],
@@ -180,3 +193,14 @@ def test_a_shipped_study_is_a_template_by_its_name(tmp_path: Path) -> None:
 def test_a_submission_that_is_wrong_is_refused(changes: Any, said: str) -> None:
     with pytest.raises(UsageError, match=said):
         NewSubmission(**{"name": "a", "template": "t", "values": {}, "owner": "ann", **changes}).check()
+
+
+@pytest.mark.parametrize("key", VALUES)
+def test_a_type_s_example_is_of_the_type(templates: Templates, key: str) -> None:
+    type_ = templates["task"].values[key]
+    assert type_.takes(type_.example)
+
+
+def test_a_whole_number_s_example_lies_within_bounds_that_are_none() -> None:
+    type_ = value_type({"type": "integer", "low": 0.5, "high": 3.5})
+    assert (type_.example, type_.takes(type_.example)) == (1, True)

@@ -100,16 +100,34 @@ def test_a_trial_goes_on_once_its_file_is_here_and_ends_then_where_that_was_aske
     file.parent.mkdir(exist_ok=True)
     file.write_bytes(b"of before")
     store.holds = True
-    carrier.submit(resuming(1, file))
+    carrier.submit(resuming(1, file), paused(1).outcome)
     assert store.is_held.wait(60)
-    carrier.stop(1, TrialState.PAUSED, "stopped by the user")
+    carrier.stop(1, TrialState.CANCELLED, "not wanted")
     assert carrier.events(0.0) == [] and not executor.submitted and not executor.stopped
     store.goes_on.set()
     while not executor.stopped:
         assert carrier.events(0.05) == []
     assert [one.number for one in executor.submitted] == [1]
-    assert executor.stopped == [(1, TrialState.PAUSED, "stopped by the user")]
+    assert executor.stopped == [(1, TrialState.CANCELLED, "not wanted")]
     assert file.read_bytes() == b"saved"
+
+
+def test_a_trial_that_is_to_be_paused_before_it_has_gone_on_is_so_at_once_and_as_far_as_it_was(
+    store: type[Troubled],
+) -> None:
+    checkpoints, executor = Checkpoints(make_study_record()), Noting()
+    carrier = Carrier(cast(Executor, executor), checkpoints)
+    file = save(checkpoints, 1)
+    executor.to_say = [paused(1)]
+    assert until_ended(carrier) == paused(1)
+    store.holds = True
+    carrier.submit(resuming(1, file), paused(1).outcome)
+    assert store.is_held.wait(60)
+    carrier.stop(1, TrialState.PAUSED, "stopped by the user")
+    ended = until_ended(carrier)
+    assert ended.outcome == replace(paused(1).outcome, reason="stopped by the user")
+    store.goes_on.set()
+    assert checkpoints.has(1) and not executor.submitted
 
 
 def test_a_store_with_which_nothing_happens_is_given_up(store: type[Troubled], monkeypatch: pytest.MonkeyPatch) -> None:

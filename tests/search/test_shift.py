@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bssearch.errors import InterruptedRunError
+from bssearch.errors import InterruptedRunError, LaunchError
 from bssearch.search.interrupts import Interrupts
 from bssearch.search.shift import Shift
 
@@ -31,6 +31,19 @@ def test_an_interrupt_reaches_each_driver_once_also_one_that_comes_later() -> No
     shift.interrupt()
     shift.join(late, lambda: None)
     assert (early.count, late.count, shift.is_ending) == (1, 1, True)
+
+
+def test_a_workload_is_loaded_no_further_once_it_is_interrupted() -> None:
+    shift, ended = Shift(), []
+    with pytest.raises(LaunchError, match="no GPU"), shift.loading(lambda: ended.append("early")):
+        raise LaunchError("no GPU")
+    with pytest.raises(InterruptedRunError), shift.loading(lambda: ended.append("now")):
+        shift.interrupt()
+        shift.interrupt()
+        raise LaunchError("its process was killed")
+    with pytest.raises(InterruptedRunError), shift.loading(lambda: ended.append("late")):
+        pytest.fail("nothing is loaded any more")
+    assert ended == ["now"]
 
 
 def test_what_runs_is_killed_by_the_drivers_own_means() -> None:

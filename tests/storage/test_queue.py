@@ -67,7 +67,7 @@ def test_a_submission_is_stored_as_it_was_made(store: Store) -> None:
 
 def test_a_name_is_given_once_among_submissions_and_studies(store: Store) -> None:
     store.submit(new("toy"))
-    with pytest.raises(UsageError, match="'toy' was submitted by ann already; it is waiting"):
+    with pytest.raises(UsageError, match="'toy' was submitted by ann already, from the template digits; it is waiting"):
         store.submit(new("toy", owner="bob"))
     add_study(store, "stored")
     with pytest.raises(UsageError, match="there is a study 'stored' already"):

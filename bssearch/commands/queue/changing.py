@@ -8,6 +8,7 @@ from bssearch.errors import CheckpointError
 from bssearch.pruners.checkpoints import Checkpoints
 from bssearch.queue.submission import Submission, SubmissionState
 from bssearch.records import TrialState
+from bssearch.search.leases.owner import is_alive
 from bssearch.settings import user_name
 from bssearch.storage.repository import Store
 
@@ -18,7 +19,7 @@ def cancel_study(store: Store, study: str) -> Submission:
     Raises `NotFoundError` where nobody submitted it, `UsageError` where it is done.
     """
     found = store.set_submission(study, SubmissionState.CANCELLED, f"cancelled by {user_name()}")
-    if not any(worker.is_here and worker.serving == study for worker in store.workers()):
+    if study not in _served(store):
         settle_cancelled(store, study)  # Else those that serve it do, once what runs has ended.
     return found
 
@@ -34,9 +35,25 @@ def resume_study(store: Store, study: str) -> Submission:
 
 
 def settle_cancelled(store: Store, study: str) -> None:
-    """End the trials of a cancelled study that wait, and forget what is saved of them here."""
+    """End the trials of a cancelled study that wait, or whose driver is gone; forget what is saved of them here."""
     record = store.find_study(study)
     if record is not None:
+        store.mark_lost(study, is_alive=is_alive)
         store.settle_paused(study, state=TrialState.CANCELLED)
         with suppress(CheckpointError):  # what a store elsewhere does not delete now is of no use to anybody
             Checkpoints(record).clear()
+
+
+def settle_left_behind(store: Store) -> None:
+    """Settle the cancelled studies that a worker which was killed has left; none that any driver is at work on."""
+    left = store.unsettled()
+    for study in {*left} - _served(store) if left else ():
+        store.mark_lost(study, is_alive=is_alive)
+        time = store.time()
+        if not any(until > time and is_alive(owner) is not False for owner, until in store.leases(study).items()):
+            settle_cancelled(store, study)
+
+
+def _served(store: Store) -> set[str]:
+    """Return the studies that workers serve now."""
+    return {worker.serving for worker in store.workers() if worker.is_here and worker.serving is not None}

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
 from pydantic import BaseModel
 
-from bssearch.queue.submission import SubmissionState
+from bssearch.commands.queue.submitting import check_offered
+from bssearch.errors import UsageError
+from bssearch.queue.submission import Submission, SubmissionState, WorkerRecord
+from bssearch.storage.lookups import StudySummary
 from bssearch.storage.repository import Store
 
 
@@ -59,57 +63,74 @@ class QueueListing(BaseModel):
 def queued_studies(store: Store, *, everything: bool = False) -> QueueListing:
     """Return the queue; with ``everything`` submissions that are done or cancelled, and workers that are gone, too.
 
-    Shares are of the time of workers that serve everybody: a study that few may serve gets less.
+    Shares are of the time of workers that serve everybody: a study that few may serve gets less. The reason of one that
+    waits says why no worker that is here can serve it, or what kept the last one from it.
     """
     ledger = store.ledger()
     places = {name: number for number, name in enumerate(ledger.order(), start=1)}
     shares = ledger.shares()
     counts = {one.name: one for one in store.studies()}
     workers = store.workers()
+    here = [worker for worker in workers if worker.is_here]
     rows = []
     for one in store.submissions():
         if not everything and one.state in {SubmissionState.DONE, SubmissionState.CANCELLED}:
             continue
-        count = counts.get(one.name)
-        rows.append(
-            QueuedStudy(
-                study=one.name,
-                state=one.state,
-                reason=one.reason,
-                owner=one.owner,
-                priority=one.priority,
-                template=one.template,
-                values=one.values,
-                tags=list(one.tags),
-                not_before=one.not_before,
-                submitted_at=one.submitted_at,
-                position=places.get(one.name),
-                share=shares.get(one.name),
-                served_seconds=one.served_seconds,
-                trials=count.trials if count else 0,
-                reached=count.reached if count else 0,
-                running=count.running if count else 0,
-                workers=[worker.host for worker in workers if worker.is_here and worker.serving == one.name],
-            )
-        )
+        row = _queued(one, counts.get(one.name), here)
+        rows.append(row.model_copy(update={"position": places.get(one.name), "share": shares.get(one.name)}))
     rows.sort(key=lambda row: (row.position is None, row.position or 0))
-    return QueueListing(
-        submissions=rows,
-        workers=[
-            SeenWorker(
-                worker=worker.name,
-                host=worker.host,
-                user=worker.user,
-                is_here=worker.is_here,
-                tags=list(worker.tags),
-                slots=worker.slots,
-                device=worker.device_name,
-                serving=worker.serving if worker.is_here else None,
-                serving_since=worker.serving_since if worker.is_here else None,
-                seen_at=worker.seen_at,
-                templates=worker.templates,
-            )
-            for worker in workers
-            if everything or worker.is_here
-        ],
+    return QueueListing(submissions=rows, workers=[_seen(one) for one in (workers if everything else here)])
+
+
+def _queued(one: Submission, study: StudySummary | None, here: Sequence[WorkerRecord]) -> QueuedStudy:
+    """Return a submission without its place and share; ``here`` are the workers that there are."""
+    serving = [worker.host for worker in here if worker.serving == one.name]
+    waits_alone = one.state is SubmissionState.WAITING and not serving and not one.reason
+    return QueuedStudy(
+        study=one.name,
+        state=one.state,
+        reason=_why_unserved(one, here) if waits_alone else one.reason,
+        owner=one.owner,
+        priority=one.priority,
+        template=one.template,
+        values=one.values,
+        tags=list(one.tags),
+        not_before=one.not_before,
+        submitted_at=one.submitted_at,
+        position=None,
+        share=None,
+        served_seconds=one.served_seconds,
+        trials=study.trials if study else 0,
+        reached=study.reached if study else 0,
+        running=study.running if study else 0,
+        workers=serving,
+    )
+
+
+def _why_unserved(one: Submission, here: Sequence[WorkerRecord]) -> str:
+    """Return why no worker that is here can serve a submission; nothing where one can, or none is here."""
+    try:
+        check_offered(here, one.template, one.values)
+    except UsageError as error:
+        return f"of the workers that are here none serves it: {error}"
+    lacking = [sorted({*one.tags} - {*worker.tags}) for worker in here if one.template in worker.templates]
+    if not lacking or not all(lacking):
+        return ""
+    tags = ", ".join(min(lacking, key=len))
+    return f"of the workers that are here none that offers {one.template} has the tag {tags}"
+
+
+def _seen(worker: WorkerRecord) -> SeenWorker:
+    return SeenWorker(
+        worker=worker.name,
+        host=worker.host,
+        user=worker.user,
+        is_here=worker.is_here,
+        tags=list(worker.tags),
+        slots=worker.slots,
+        device=worker.device_name,
+        serving=worker.serving if worker.is_here else None,
+        serving_since=worker.serving_since if worker.is_here else None,
+        seen_at=worker.seen_at,
+        templates=worker.templates,
     )

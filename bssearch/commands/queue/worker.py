@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from bssearch.commands.opening import Launch
-from bssearch.commands.queue.changing import settle_cancelled
+from bssearch.commands.queue.changing import settle_cancelled, settle_left_behind
 from bssearch.commands.queue.serving import AWAY_FOR_S, REFUSED_FOR_S, End, Meter, ServedStudy, Tell
 from bssearch.commands.queue.stopping import Stop
 from bssearch.commands.queue.submitting import check_offered
@@ -39,6 +39,9 @@ WAITS_AT_MOST_S = 5.0
 
 BACK_AFTER_S = 15.0
 """Seconds after which a worker looks at such a study again: a choice."""
+
+SETTLE_SECONDS = 15.0
+"""How often a worker looks whether one that was killed has left something of a cancelled study: a choice."""
 
 _TICK_SECONDS = 0.1
 
@@ -112,6 +115,7 @@ class Worker:
         self._name = self._record.name
         self._alone_until: dict[str, float] = {}
         self._failures: dict[str, int] = {}
+        self._next_settling = time.monotonic()
         self._shift = Shift()
         self._stop = Stop(self._obey, lambda: self._shift.kill())
 
@@ -135,6 +139,7 @@ class Worker:
         """Serve what comes, until somebody asks to stop; the queue may be away meanwhile."""
         while not self._stop.is_asked:
             try:
+                self._settle()
                 if self._serve_next():
                     continue
                 if self._options.until_empty and not self._may_come():
@@ -147,6 +152,12 @@ class Worker:
             except Exception as error:  # a row that something else has written keeps no node from the others for good
                 self._tell(f"unexpected, trying again in {AWAY_FOR_S:g} s: {type(error).__name__}: {error}")
                 self._stop.wait(AWAY_FOR_S)
+
+    def _settle(self) -> None:
+        """Now and then end what is left of cancelled studies."""
+        if time.monotonic() >= self._next_settling:
+            self._next_settling = time.monotonic() + SETTLE_SECONDS
+            settle_left_behind(self._store)
 
     def _obey(self) -> None:
         """Give back what runs; a database that is away is waited for no more."""
@@ -167,7 +178,9 @@ class Worker:
         alone_seconds = end.alone_after(self._failures[one.name])
         if alone_seconds:
             self._alone_until[one.name] = time.monotonic() + alone_seconds
-        self._store.end_shift(self._name, meter.take(), end.state, end.reason)
+        is_left = end.reason and end.state is SubmissionState.WAITING
+        reason = f"on {self._record.host}: {end.reason}" if is_left else end.reason
+        self._store.end_shift(self._name, meter.take(), end.state, reason)
         if self._record != before:
             self._store.keep_worker(self._record)  # which device it has is known from now on
         found = self._found(one.name)
@@ -176,7 +189,7 @@ class Worker:
             return True
         if found.state is SubmissionState.CANCELLED:
             settle_cancelled(self._store, one.name)
-        reason = found.reason or end.reason
+        reason = end.reason or found.reason
         alone = f" (left alone here for {alone_seconds:g} s)" if alone_seconds else ""
         self._tell(f"{one.name}: {found.state}{reason and f': {reason}'}{alone}")
         return True

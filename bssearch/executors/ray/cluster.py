@@ -13,7 +13,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
-from unittest.mock import patch
 
 from bssearch.errors import LaunchError, UsageError
 from bssearch.executors.process import hide_secrets, is_secret
@@ -78,7 +77,7 @@ class Cluster:
     def _begin(self) -> None:
         """Start a Ray on this machine. Its processes end with the thread that calls this."""
         try:
-            with patch.dict(os.environ, OWN_RAY):
+            with _in_environment(OWN_RAY):
                 self.ray.init(include_dashboard=False, object_store_memory=STORE_BYTES, **_quiet())
         except Exception as error:
             raise LaunchError(f"Ray cannot be started on this machine: {said_by(error)}") from error
@@ -146,6 +145,32 @@ def _quiet() -> Mapping[str, Any]:
 
 
 @contextmanager
+def _in_environment(values: Mapping[str, str]) -> Iterator[None]:
+    """Add values to the environment, for what is started inside."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+@contextmanager
+def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Have an attribute be another one inside."""
+    before = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)
+
+
+@contextmanager
 def _unchanged_by_ray() -> Iterator[None]:
     """Keep Ray from what is this process's own: its environment and command line, which may have secrets, and stdout.
 
@@ -166,7 +191,7 @@ def _unchanged_by_ray() -> Iterator[None]:
         with _sigterm_as_it_is(), ExitStack() as stack:
             for (module, name), function in instead.items():
                 if hasattr(module, name):
-                    stack.enter_context(patch.object(module, name, function))
+                    stack.enter_context(_replaced(module, name, function))
             yield
     finally:
         os.environ.update(secrets)

@@ -31,7 +31,7 @@ from bssearch.records import (
     TrialState,
     WorkloadDescription,
 )
-from bssearch.settings import DATA_DIR_VARIABLE
+from bssearch.settings import CHECKPOINT_DIR_VARIABLE, DATA_DIR_VARIABLE, checkpoint_url
 
 PLACE_SECONDS = 60.0
 """How long Ray may take to give a slot a node: a choice. It takes seconds where there is room."""
@@ -66,7 +66,8 @@ class RayExecutor(SlotExecutor):
     the next one has a new actor. A slot for which there is no node any more is given up. The workload, its data and
     checkpoints must lie on each node where they lie here.
 
-    Raises `UsageError` where Ray is not installed, and for more slots or threads than the cluster has room for;
+    Raises `UsageError` where Ray is not installed, for more slots or threads than the cluster has room for, and where a
+    cluster of several machines would have checkpoints in a store that is no folder;
     `LaunchError` where no cluster answers.
     """
 
@@ -76,6 +77,7 @@ class RayExecutor(SlotExecutor):
             nodes = self._cluster.nodes()
             self._gpus = _gpus_of_a_slot(settings, nodes)
             self._room = _room(settings, nodes, self._gpus)
+            _check_checkpoint_place(nodes)
         except BaseException:
             self._cluster.close()
             raise
@@ -288,6 +290,17 @@ def _gpus_of_a_slot(settings: ExecutorSettings, nodes: Sequence[Node]) -> int:
     if settings.device == "cuda" and not there_are:
         raise UsageError("executor.device = 'cuda': no node of the Ray cluster has a GPU")
     return int(there_are and settings.device != "cpu")
+
+
+def _check_checkpoint_place(nodes: Sequence[Node]) -> None:
+    """Raise `UsageError` where checkpoints are sent to a store from this machine, and trials run on others too."""
+    url = checkpoint_url()
+    if url is not None and len(nodes) > 1:
+        raise UsageError(
+            f"{CHECKPOINT_DIR_VARIABLE} = {url.partition('://')[0]}://…: on a Ray cluster of {len(nodes)} machines it "
+            "must name a folder: a store's files are sent and brought by the driver's machine alone",
+            hint="name a folder that all machines share",
+        )
 
 
 def _room(settings: ExecutorSettings, nodes: Sequence[Node], gpus: int) -> int:
