@@ -183,3 +183,27 @@ def test_a_driver_that_is_killed_leaves_no_worker_on_the_cluster(cluster: Any, t
         driver.wait()
     for pid in family:
         wait_until_gone(pid)
+
+
+SILENT = """
+import os
+import socket
+
+from bssearch.errors import LaunchError
+from bssearch.executors.ray import cluster
+
+cluster.CONNECT_SECONDS = 1.0
+with socket.create_server(("127.0.0.1", 0)) as silent:
+    address = f"127.0.0.1:{silent.getsockname()[1]}"
+    try:
+        cluster.Cluster(address)
+    except LaunchError as error:
+        print(str(error).replace(address, "ADDRESS"), flush=True)
+os._exit(0)  # Ray still tries, in a thread of its own
+"""
+
+
+def test_a_cluster_that_does_not_answer_is_named_and_waited_for_no_longer() -> None:
+    done = subprocess.run([sys.executable, "-c", SILENT], capture_output=True, text=True, timeout=120, check=False)
+    said = "executor.address = 'ADDRESS': no Ray cluster can be reached there: no answer for 1 s\n"
+    assert (done.returncode, done.stdout) == (0, said), done.stderr

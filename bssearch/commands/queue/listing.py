@@ -116,8 +116,8 @@ def _why_unserved(one: Submission, here: Sequence[WorkerRecord]) -> str:
     lacking = [sorted({*one.tags} - {*worker.tags}) for worker in here if one.template in worker.templates]
     if not lacking or not all(lacking):
         return ""
-    tags = ", ".join(min(lacking, key=len))
-    return f"of the workers that are here none that offers {one.template} has the tag {tags}"
+    fewest = min(lacking, key=len)
+    return f"of the workers that are here none that offers {one.template} has the tag {', '.join(fewest)}"
 
 
 def _seen(worker: WorkerRecord) -> SeenWorker:
