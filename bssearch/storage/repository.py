@@ -7,15 +7,13 @@ from dataclasses import replace
 from datetime import datetime
 from functools import partial
 
-from sqlalchemy import URL, Connection, bindparam, func, insert, select
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy import URL, Connection, func, select
 
 from bssearch.errors import DatabaseError
 from bssearch.records import (
     Environment,
     Lease,
     NewStudy,
-    Observation,
     Phase,
     StudyRecord,
     TrialOutcome,
@@ -40,16 +38,16 @@ from bssearch.storage.lookups import (
     study_record,
     study_summary,
     trial_id_of,
-    trial_ids_of,
     trial_record,
 )
 from bssearch.storage.measurements import Measurements
-from bssearch.storage.models import ObservationRow, StudyRow, TrialRow
+from bssearch.storage.models import StudyRow, TrialRow
+from bssearch.storage.observations import Observations
 from bssearch.storage.queue import Queue, forget_submission, refuse_queued, rename_submission
-from bssearch.storage.revisions import Changes, changes, mark_changed, mark_observed
-from bssearch.storage.rows import from_columns, to_columns
+from bssearch.storage.revisions import Changes, changes, mark_changed
+from bssearch.storage.rows import to_columns
 from bssearch.storage.specs import Specs
-from bssearch.storage.statements import EVALUATIONS, OBSERVATIONS, STUDIES, STUDY, TRIALS, end_trial
+from bssearch.storage.statements import STUDIES, STUDY, TRIALS, end_trial
 from bssearch.storage.transfer.finished import FinishedStudy, Import
 from bssearch.storage.transfer.transfers import Transfers
 from bssearch.storage.turns import Turns, give_place_up
@@ -75,13 +73,7 @@ def check_writable(url: str | None = None) -> None:
         engine.dispose()
 
 
-_OBSERVED = insert(ObservationRow.__table__)
-_EVALUATIONS = EVALUATIONS.where(
-    TrialRow.study_id == bindparam("study_id"), TrialRow.number.in_(bindparam("numbers", expanding=True))
-)
-
-
-class Store(Findings, Measurements, Branches, Specs, Logs, Transfers, Turns, Queue):
+class Store(Observations, Findings, Measurements, Branches, Specs, Logs, Transfers, Turns, Queue):
     """An open database. Every method may raise `DatabaseError`; those that take a study's name `NotFoundError`.
 
     Threads may share one. One that is open for writing waits for a server that is away (`Patience`).
@@ -233,35 +225,6 @@ class Store(Findings, Measurements, Branches, Specs, Logs, Transfers, Turns, Que
         """End paused trials that will not go on, all or those given; return which were paused."""
         return self._on_study(study, partial(starting.settle_paused, numbers=numbers, state=state))
 
-    @patiently
-    def append_observations(self, study: str, rows: Sequence[tuple[int, Observation]]) -> None:
-        """Store observations with the numbers of their trials, all or none; for a trial that runs that is no change.
-
-        Raises `DatabaseError` for a step twice, unless all are stored already as they are: an earlier try made it.
-        """
-        if not rows:
-            return
-        numbers = list(dict(rows))
-        try:
-            with self._writing() as connection:
-                study_id = self._lock_study(connection, study)
-                ids = trial_ids_of(connection, study, study_id, numbers)
-                connection.execute(_OBSERVED, [{"trial_id": ids[number], **to_columns(one)} for number, one in rows])
-                mark_observed(connection, study_id, numbers)
-        except DatabaseError as error:
-            if not isinstance(error.__cause__, IntegrityError):
-                raise
-            curves = self.curves(study, numbers)
-            stored = {(number, one.step): one for number, curve in curves.items() for one in curve}
-            if all(stored.get((number, one.step)) == one for number, one in rows):
-                return  # an earlier try was committed although its connection broke
-            keys = [(number, one.step) for number, one in rows]
-            twice = [key for key in keys if key in stored or keys.count(key) > 1]
-            if not twice:
-                raise
-            number, step = twice[0]
-            raise DatabaseError(f"trial {number} of {study!r} already has an observation at step {step}") from error
-
     def finish_trial(
         self, study: str, number: int, outcome: TrialOutcome, *, steps_x_step_time_s: float | None
     ) -> TrialRecord:
@@ -364,40 +327,3 @@ class Store(Findings, Measurements, Branches, Specs, Logs, Transfers, Turns, Que
             study_id = self._study_id(connection, study)
             [found] = self._timed(connection, study_id, [stored_trial(connection, study, study_id, number)])
             return found
-
-    @patiently
-    def observations(self, study: str, number: int) -> list[Observation]:
-        """Return the observations of one trial by step; raise `NotFoundError` for a trial that is not."""
-        with self._reading() as connection:
-            trial_id_of(connection, study, self._study_id(connection, study), number)
-        return self.curves(study, [number])[number]
-
-    @patiently
-    def curves(self, study: str, numbers: Collection[int]) -> dict[int, list[Observation]]:
-        """Return the observations of some trials, by trial and step; a trial without any has an empty list."""
-        found: dict[int, list[Observation]] = {number: [] for number in numbers}
-        with self._reading() as connection:
-            query = OBSERVATIONS.where(
-                TrialRow.study_id == self._study_id(connection, study), TrialRow.number.in_(found)
-            )
-            for row in connection.execute(query).mappings():
-                found[row["number"]].append(from_columns(Observation, row))
-        return found
-
-    @patiently
-    def evaluations(self, study: str, numbers: Collection[int]) -> dict[int, list[tuple[float, float]]]:
-        """Return (train seconds, metric) of each evaluation of some trials, by trial and step: what pruning asks of."""
-        found: dict[int, list[tuple[float, float]]] = {number: [] for number in numbers}
-        with self._looking() as connection:
-            of = {"study_id": self._study_id(connection, study), "numbers": list(found)}
-            for number, train_seconds, metric in connection.execute(_EVALUATIONS, of):
-                found[number].append((train_seconds, metric))
-        return found
-
-    @patiently
-    def observation_count(self, study: str) -> int:
-        """Return how many observations a study has."""
-        with self._reading() as connection:
-            query = select(func.count()).select_from(ObservationRow).join(TrialRow)
-            study_id = self._study_id(connection, study)
-            return connection.execute(query.where(TrialRow.study_id == study_id)).scalar_one()
