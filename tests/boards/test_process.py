@@ -213,6 +213,7 @@ def test_a_board_has_its_own_settings_but_no_database_no_gpu_one_thread_and_what
     monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", "its own")
     one = board("Environment")
     one.report(STUDY)
+    wait_for(lambda: one.is_idle)  # at its end it stands back no longer
     one.close()
     found = told(file)[0]
     variables = found["variables"]
