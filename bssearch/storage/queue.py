@@ -6,12 +6,12 @@ worker chooses otherwise; what it took in fact is settled afterwards (`bssearch.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import fields
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import Connection, RowMapping, delete, func, select, text, update
+from sqlalchemy import Connection, case, delete, func, select, text, update
 
 from bssearch.errors import NotFoundError, UsageError
 from bssearch.queue.fairness import Account, Ledger, Waiting
@@ -22,6 +22,7 @@ from bssearch.storage.columns import are_finite
 from bssearch.storage.database import Database, patiently
 from bssearch.storage.keeping import check_name
 from bssearch.storage.models import StudyRow, TrialRow
+from bssearch.storage.queue_rows import SUBMISSIONS, WORKERS, submission_record, worker_record
 from bssearch.storage.queue_tables import ShareRow, SubmissionRow, WorkerRow
 from bssearch.storage.statements import insert_if_absent
 
@@ -32,12 +33,6 @@ FORGOTTEN_AFTER = timedelta(days=7)
 """How long the rows of workers that are gone are kept, so that `submit` knows what they offer: a choice."""
 
 
-_NUMBERS = SubmissionRow.priority, SubmissionRow.virtual_time, SubmissionRow.started_at, SubmissionRow.served_seconds
-_SUBMISSIONS = (
-    select(*(SubmissionRow.__table__.c[one.name] for one in fields(Submission)))
-    .where(are_finite(*_NUMBERS))
-    .order_by(SubmissionRow.id)
-)
 _SHARES = select(ShareRow.owner, ShareRow.virtual_time, ShareRow.started_at).where(
     are_finite(ShareRow.virtual_time, ShareRow.started_at)
 )
@@ -66,13 +61,13 @@ class Queue(Database):
             tried, again = again, True
             with self._writing() as connection:
                 earlier = _found(connection, new.name)
-                if earlier is not None and tried:
+                if earlier is not None and tried and _is_stored(new, earlier):
                     return earlier
                 if earlier is not None and _may_follow(new, earlier):
                     # Who may run studies may delete and add submissions of their own, and change nothing of one.
                     connection.execute(delete(SubmissionRow).where(SubmissionRow.name == new.name))
                 elif earlier is not None:
-                    raise _taken(earlier)
+                    raise _taken(earlier, new.name)
                 elif connection.scalar(select(StudyRow.id).where(StudyRow.name == new.name)) is not None:
                     raise UsageError(f"there is a study {new.name!r} already", hint="--name gives it another name")
                 row = {one.name: getattr(new, one.name) for one in fields(NewSubmission)}
@@ -80,7 +75,7 @@ class Queue(Database):
                 row |= {"state": SubmissionState.WAITING, "has_joined": False}
                 row |= {name: getattr(earlier, name, 0.0) for name in ("served_seconds", "virtual_time", "started_at")}
                 if not insert_if_absent(connection, SubmissionRow, row):
-                    raise _taken(_submission(connection, new.name))
+                    raise _taken(_found(connection, new.name), new.name)
                 return _submission(connection, new.name)
 
         return self._patience.run(add)
@@ -89,7 +84,7 @@ class Queue(Database):
     def submissions(self) -> list[Submission]:
         """Return all submissions in the order in which they came."""
         with self._reading() as connection:
-            return [Submission(**row) for row in connection.execute(_SUBMISSIONS).mappings()]
+            return [submission_record(row) for row in connection.execute(SUBMISSIONS).mappings()]
 
     @patiently
     def submission(self, name: str) -> Submission:
@@ -146,13 +141,9 @@ class Queue(Database):
     @patiently
     def workers(self) -> list[WorkerRecord]:
         """Return the workers that were seen in the last days, the newest sign of life first."""
-        names = [one.name for one in fields(WorkerRecord) if one.name != "is_here"]
         with self._reading() as connection:
             time = now(connection)
-            rows = connection.execute(
-                select(*(WorkerRow.__table__.c[name] for name in names)).order_by(WorkerRow.seen_at.desc())
-            ).mappings()
-            return [_worker(row, time) for row in rows]
+            return [worker_record(row, time, SEEN_WITHIN_S) for row in connection.execute(WORKERS).mappings()]
 
     @patiently
     def beat(self, worker: str, *, left: bool = False) -> None:
@@ -262,16 +253,22 @@ def _may_follow(new: NewSubmission, earlier: Submission) -> bool:
     return is_over and (new.owner, new.template) == (earlier.owner, earlier.template)
 
 
-def _taken(by: Submission) -> UsageError:
-    return UsageError(
-        f"{by.name!r} was submitted by {by.owner} already, from the template {by.template}; it is {by.state}",
-        hint="--name gives it another name",
+def _is_stored(new: NewSubmission, found: Submission) -> bool:
+    """Return whether an earlier try was committed: a submission waits that is this one."""
+    is_same = all(getattr(found, one.name) == getattr(new, one.name) for one in fields(NewSubmission))
+    return is_same and found.state is SubmissionState.WAITING
+
+
+def _taken(by: Submission | None, name: str) -> UsageError:
+    how = (
+        f"submitted by {by.owner} already, from the template {by.template}; it is {by.state}" if by else "taken already"
     )
+    return UsageError(f"{name!r} was {how}", hint="--name gives it another name")
 
 
 def _found(connection: Connection, name: str) -> Submission | None:
-    row = connection.execute(_SUBMISSIONS.where(SubmissionRow.name == name)).mappings().first()
-    return None if row is None else Submission(**row)
+    row = connection.execute(SUBMISSIONS.where(SubmissionRow.name == name)).mappings().first()
+    return None if row is None else submission_record(row)
 
 
 def _submission(connection: Connection, name: str) -> Submission:
@@ -286,18 +283,12 @@ def _submission(connection: Connection, name: str) -> Submission:
 
 
 def _waiting(connection: Connection) -> list[Submission]:
-    query = _SUBMISSIONS.where(SubmissionRow.state == SubmissionState.WAITING)
-    return [Submission(**row) for row in connection.execute(query).mappings()]
+    query = SUBMISSIONS.where(SubmissionRow.state == SubmissionState.WAITING)
+    return [submission_record(row) for row in connection.execute(query).mappings()]
 
 
 def _has_begun(one: Submission, time: datetime) -> bool:
     return one.not_before is None or one.not_before <= time
-
-
-def _worker(row: RowMapping, time: datetime) -> WorkerRecord:
-    is_here = row["left_at"] is None and time - row["seen_at"] <= timedelta(seconds=SEEN_WITHIN_S)
-    is_mapping = isinstance(row["templates"], Mapping)  # or something else has written it
-    return WorkerRecord(**{**row, "templates": row["templates"] if is_mapping else {}}, is_here=is_here)
 
 
 def _ledger(connection: Connection, waiting: list[Submission]) -> Ledger:
@@ -338,8 +329,9 @@ def _columns(account: Account) -> dict[str, float]:
 
 def _settle(connection: Connection, worker: str, used: float) -> str | None:
     """Put the accounts right by what a shift used beside what it was charged; return what the worker serves."""
+    charged = case((are_finite(WorkerRow.charged_seconds), WorkerRow.charged_seconds), else_=0.0)
     row = connection.execute(
-        select(WorkerRow.serving, WorkerRow.charged_seconds).where(WorkerRow.name == worker)
+        select(WorkerRow.serving, charged.label("charged_seconds")).where(WorkerRow.name == worker)
     ).first()
     if row is None or row.serving is None:
         return None

@@ -318,6 +318,28 @@ def test_what_a_killed_worker_left_of_a_cancelled_study_is_settled_once_nobody_i
         assert store.unsettled() == []
 
 
+def test_what_cannot_be_settled_keeps_a_worker_neither_from_other_cancelled_studies_nor_from_serving(
+    tmp_path: Path, url: str
+) -> None:
+    node = make_node(tmp_path / "node", **QUICK)
+    with open_store(url) as store:
+        for name in ("broken", "left"):
+            put(store, name)
+            store.create_study(load_spec(node / "task.yaml", [f"name={name}"]).new_study("ann"))
+            store.bind_environment(name, make_environment())
+            store.start(name, make_plan(), environment=make_environment(), lease=Lease(owner="driver", seconds=60.0))
+            store.finish_trial(name, 1, TrialOutcome(state=TrialState.PAUSED, reason="later"), steps_x_step_time_s=None)
+            store.set_submission(name, SubmissionState.CANCELLED, "by ann")
+        put(store, "mine")
+    with closing(sqlite3.connect(tmp_path / "queue.db")) as connection, connection:
+        connection.execute("UPDATE bss_study SET spec = '{\"a\": 1e400}' WHERE name = 'broken'")
+    said = serve(node, url)
+    assert said.count("broken: cancelled, but what is left of it cannot be ended: ") == 1, said
+    with open_store(url) as store:
+        assert state(store, "mine")[0] == "done"
+        assert store.unsettled() == ["broken"]
+
+
 @pytest.mark.parametrize(
     ("error", "state", "alone"),
     [

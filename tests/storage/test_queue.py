@@ -187,17 +187,23 @@ def test_states_change_as_a_person_and_a_worker_may_change_them(store: Store) ->
         ("started_at", float("inf")),
         ("served_seconds", float("inf")),
         ("has_joined", True),  # and its owner was never served
+        ("not_before", "infinity"),
+        ("submitted_at", "-infinity"),
+        ("values", '{"budget.trials": 1e400}'),
+        ("values", '{"budget.trials": "\\ud800"}'),
     ],
 )
 def test_a_row_that_something_else_has_written_keeps_no_worker_from_the_next(
-    store: Store, column: str, value: float
+    store: Store, column: str, value: object
 ) -> None:
     if value != value and store.masked_url.startswith("sqlite"):
         pytest.skip("SQLite makes NULL of it, which the column does not take")
     store.keep_worker(record())
     store.submit(new("odd", owner="eve"))
     with store._writing() as connection:
-        connection.execute(text(f"UPDATE bss_submission SET {column} = :value"), {"value": value})
+        connection.execute(text(f'UPDATE bss_submission SET "{column}" = :value'), {"value": value})
+    with pytest.raises(UsageError, match=r"'odd' was (submitted by eve|taken) already"):
+        store.submit(new("odd", owner="ann"))
     for name, owner in (("a", "ann"), ("of-eve", "eve")):
         store.submit(new(name, owner=owner))
     names = {"odd", "a", "of-eve"}
@@ -217,7 +223,28 @@ def test_an_owner_whose_account_something_else_has_written_begins_anew(store: St
     assert sorted(str(served(store, "worker", {"a", "b"}, used=10.0)) for _ in range(4)) == ["a", "a", "b", "b"]
 
 
-@pytest.mark.parametrize("templates", ["[1, 2]", "null", '"digits"'])
+def test_a_worker_whose_charge_something_else_has_written_ends_its_shift(store: Store) -> None:
+    store.keep_worker(record())
+    for name, owner in (("a", "ann"), ("b", "bob")):
+        store.submit(new(name, owner=owner))
+    first = store.begin_shift("worker", {"a", "b"}, 10.0)
+    assert first is not None
+    with store._writing() as connection:
+        connection.execute(text("UPDATE bss_worker SET charged_seconds = :value"), {"value": float("inf")})
+    store.end_shift("worker", 5.0)
+    assert store.submission(first.name).served_seconds == 5.0
+    assert served(store, "worker", {"a", "b"}, used=10.0) != first.name
+
+
+def test_a_worker_whose_moments_something_else_has_written_hides_no_other(store: Store) -> None:
+    for name in ("odd", "worker"):
+        store.keep_worker(record(name))
+    with store._writing() as connection:
+        connection.execute(text("UPDATE bss_worker SET seen_at = :value WHERE name = 'odd'"), {"value": "infinity"})
+    assert [one.name for one in store.workers()] == ["worker"]
+
+
+@pytest.mark.parametrize("templates", ["[1, 2]", "null", '"digits"', '{"digits": {"seed": {"choices": [1e400]}}}'])
 def test_a_worker_whose_row_something_else_has_written_offers_nothing(store: Store, templates: str) -> None:
     store.keep_worker(record())
     with store._writing() as connection:

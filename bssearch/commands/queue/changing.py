@@ -44,14 +44,26 @@ def settle_cancelled(store: Store, study: str) -> None:
             Checkpoints(record).clear()
 
 
-def settle_left_behind(store: Store) -> None:
-    """Settle the cancelled studies that a worker which was killed has left; none that any driver is at work on."""
+def settle_left_behind(store: Store) -> dict[str, str]:
+    """Settle the cancelled studies that a worker which was killed has left; none that any driver is at work on.
+
+    Returns of which that failed, and why.
+    """
+    problems: dict[str, str] = {}
     left = store.unsettled()
     for study in {*left} - _served(store) if left else ():
-        store.mark_lost(study, is_alive=is_alive)
-        time = store.time()
-        if not any(until > time and is_alive(owner) is not False for owner, until in store.leases(study).items()):
-            settle_cancelled(store, study)
+        try:
+            _settle_left_behind(store, study)
+        except Exception as error:  # what somebody has written there, or deleted now, concerns no other study
+            problems[study] = f"{type(error).__name__}: {error}"
+    return problems
+
+
+def _settle_left_behind(store: Store, study: str) -> None:
+    store.mark_lost(study, is_alive=is_alive)
+    time = store.time()
+    if not any(until > time and is_alive(owner) is not False for owner, until in store.leases(study).items()):
+        settle_cancelled(store, study)
 
 
 def _served(store: Store) -> set[str]:

@@ -116,6 +116,7 @@ class Worker:
         self._alone_until: dict[str, float] = {}
         self._failures: dict[str, int] = {}
         self._next_settling = time.monotonic()
+        self._unsettled: dict[str, str] = {}
         self._shift = Shift()
         self._stop = Stop(self._obey, lambda: self._shift.kill())
 
@@ -157,7 +158,11 @@ class Worker:
         """Now and then end what is left of cancelled studies."""
         if time.monotonic() >= self._next_settling:
             self._next_settling = time.monotonic() + SETTLE_SECONDS
-            settle_left_behind(self._store)
+            problems = settle_left_behind(self._store)
+            for study, problem in problems.items():
+                if problem != self._unsettled.get(study):
+                    self._tell(f"{study}: cancelled, but what is left of it cannot be ended: {problem}")
+            self._unsettled = problems
 
     def _obey(self) -> None:
         """Give back what runs; a database that is away is waited for no more."""
