@@ -77,8 +77,10 @@ def submit(
 ) -> None:
     """Queue a study for the workers: a template of theirs with your values."""
     from bssearch.commands.queue.submitting import submit_study
+    from bssearch.queue.submission import check_template_name
 
     asked = _asked(template, values or [])
+    check_template_name(asked.template)
     study = name or asked.name
     if study is None:
         raise UsageError("a submission has a name: that of the study", hint="--name STUDY")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from enum import StrEnum
 
 from bssearch.errors import UsageError
@@ -25,7 +25,15 @@ LONGEST_OWNER = 100
 
 _TAG = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,63}")
 
-TEMPLATE_NAME = "a template's name is of at most 100 letters, digits, '_', '.' and '-', such as digits"
+EARLIEST = datetime(1, 1, 2, tzinfo=UTC)
+LATEST = datetime(9999, 12, 30, tzinfo=UTC)
+"""Between which a moment can be written with any offset from UTC."""
+
+FILE_SUFFIXES = (".yaml", ".yml", ".toml")
+TEMPLATE_NAME = (
+    "a template's name is of at most 100 letters, digits, '_', '.' and '-', such as digits, and ends as no file does "
+    f"({', '.join(FILE_SUFFIXES)}); a submission's file ends in .yaml or .yml"
+)
 _TEMPLATE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 
 
@@ -66,8 +74,11 @@ class NewSubmission:
                 f"not before {self.not_before.isoformat()}: the moment must say its offset from UTC",
                 hint=f"such as {self.not_before.isoformat(timespec='minutes')}+00:00",
             )
-        if not is_template_name(self.template):
-            raise UsageError(f"{shortened(self.template)} is no name of a template", hint=TEMPLATE_NAME)
+        if self.not_before is not None and not EARLIEST <= self.not_before <= LATEST:
+            raise UsageError(
+                f"not before {self.not_before.isoformat()}: the moment must lie from {EARLIEST.date()} to {LATEST.date()}"
+            )
+        check_template_name(self.template)
         check_tags(self.tags)
 
 
@@ -117,8 +128,14 @@ class WorkerRecord:
 
 
 def is_template_name(name: str) -> bool:
-    """Return whether a template may have a name: no path is one."""
-    return _TEMPLATE.fullmatch(name) is not None
+    """Return whether a template may have a name: no path is one, nor what `submit` would read as a file."""
+    return _TEMPLATE.fullmatch(name) is not None and not name.endswith(FILE_SUFFIXES)
+
+
+def check_template_name(name: str) -> None:
+    """Raise `UsageError` where a template may not have a name."""
+    if not is_template_name(name):
+        raise UsageError(f"{shortened(name)} is no name of a template", hint=TEMPLATE_NAME)
 
 
 def check_tags(tags: Sequence[str]) -> None:

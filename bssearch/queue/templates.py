@@ -133,7 +133,7 @@ def _template(path: Path, name: object, data: object, overrides: tuple[str, ...]
         template = Template(name, spec, types)
         template.check(overrides)
         template.check_keys(overrides)
-    except (SpecError, NotFoundError) as error:
+    except (NotFoundError, UsageError) as error:
         raise type(error)(f"{where}: {error}", hint=error.hint) from None
     return template
 

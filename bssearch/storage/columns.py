@@ -6,15 +6,11 @@ import math
 from datetime import UTC, datetime
 from enum import StrEnum
 
-from sqlalchemy import CheckConstraint, ColumnElement, DateTime, Dialect, Enum, Float, Text, TypeDecorator, and_, or_
+from sqlalchemy import CheckConstraint, ColumnElement, DateTime, Dialect, Enum, Float, Text, TypeDecorator, and_
 from sqlalchemy.orm import InstrumentedAttribute
 
 LARGEST = 1e300
 """What no column of numbers reaches."""
-
-EARLIEST = datetime(1, 1, 2, tzinfo=UTC)
-LATEST = datetime(9999, 12, 30, tzinfo=UTC)
-"""Between which moments a `datetime` holds them with any offset from UTC."""
 
 NAMING_CONVENTION = {
     "pk": "pk_%(table_name)s",
@@ -122,16 +118,6 @@ def are_finite(*columns: ColumnElement[float] | InstrumentedAttribute[float]) ->
     An infinity is a number to SQLite and PostgreSQL, and to the latter NaN is larger than all.
     """
     return and_(*(column <= LARGEST for column in columns))
-
-
-def are_moments(
-    *columns: InstrumentedAttribute[datetime] | InstrumentedAttribute[datetime | None],
-) -> ColumnElement[bool]:
-    """Return the condition that columns hold moments, or nothing, for rows that something else may have written.
-
-    PostgreSQL knows infinities, and years, that no `datetime` holds.
-    """
-    return and_(*(or_(column.is_(None), column.between(EARLIEST, LATEST)) for column in columns))
 
 
 def below_one(*columns: str) -> list[CheckConstraint]:

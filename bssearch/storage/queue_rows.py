@@ -7,10 +7,11 @@ from dataclasses import fields
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import ColumnElement, RowMapping, Text, cast, select
+from sqlalchemy import ColumnElement, RowMapping, Text, and_, cast, or_, select
+from sqlalchemy.orm import InstrumentedAttribute
 
-from bssearch.queue.submission import Submission, WorkerRecord
-from bssearch.storage.columns import are_finite, are_moments
+from bssearch.queue.submission import EARLIEST, LATEST, Submission, WorkerRecord
+from bssearch.storage.columns import are_finite
 from bssearch.storage.connection.engine import from_json
 from bssearch.storage.models import Base
 from bssearch.storage.queue_tables import SubmissionRow, WorkerRow
@@ -22,13 +23,20 @@ def _columns(row: type[Base], names: Iterable[str], json: str) -> list[ColumnEle
     return [cast(table.c[name], Text).label(name) if name == json else table.c[name] for name in names]
 
 
+def _are_moments(
+    *columns: InstrumentedAttribute[datetime] | InstrumentedAttribute[datetime | None],
+) -> ColumnElement[bool]:
+    """Return the condition that columns hold moments, or nothing: PostgreSQL has infinities and years beyond ours."""
+    return and_(*(or_(column.is_(None), column.between(EARLIEST, LATEST)) for column in columns))
+
+
 SUBMISSIONS = (
     select(*_columns(SubmissionRow, (one.name for one in fields(Submission)), json="values"))
     .where(
         are_finite(
             SubmissionRow.priority, SubmissionRow.virtual_time, SubmissionRow.started_at, SubmissionRow.served_seconds
         ),
-        are_moments(SubmissionRow.submitted_at, SubmissionRow.not_before),
+        _are_moments(SubmissionRow.submitted_at, SubmissionRow.not_before),
     )
     .order_by(SubmissionRow.id)
 )
@@ -36,7 +44,7 @@ SUBMISSIONS = (
 
 WORKERS = (
     select(*_columns(WorkerRow, (one.name for one in fields(WorkerRecord) if one.name != "is_here"), json="templates"))
-    .where(are_moments(WorkerRow.seen_at, WorkerRow.left_at, WorkerRow.serving_since))
+    .where(_are_moments(WorkerRow.seen_at, WorkerRow.left_at, WorkerRow.serving_since))
     .order_by(WorkerRow.seen_at.desc())
 )
 """The workers, the newest sign of life first, but for rows whose moments are none."""

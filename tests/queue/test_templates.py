@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
@@ -150,6 +151,8 @@ def test_a_type_that_is_none_is_refused(tmp_path: Path, type_: object, said: str
         ),
         ("templates: {./task.yaml: {spec: task.yaml}}", "'./task.yaml' is no name of a template"),
         ("templates: {task: {spec: missing.yaml}}", "templates.yaml: templates.task: no spec"),
+        ("templates: {task.yaml: {spec: task.yaml}}", "'task.yaml' is no name of a template"),
+        ("templates: {task: {spec: .}}", "templates.yaml: templates.task: "),
         ("templates: {task: {spec: templates.yaml}}", "templates.yaml: templates.task: "),
         ("templates: {task: {spec: task.yaml", "not valid YAML"),
         ("templates: !!python/object/apply:os.system [ls]", "not valid YAML"),
@@ -187,6 +190,11 @@ def test_a_shipped_study_is_a_template_by_its_name(tmp_path: Path) -> None:
         ({"template": "./spec.toml"}, "'./spec.toml' is no name of a template"),
         ({"template": "."}, "'.' is no name of a template"),
         ({"tags": ("has space",)}, "'has space' is no tag"),
+        ({"template": "digits.yaml"}, "'digits.yaml' is no name of a template"),  # a file's
+        (
+            {"not_before": datetime.max.replace(tzinfo=timezone(timedelta(hours=-10)))},
+            "must lie from 0001-01-02",
+        ),
         ({"tags": ("a\nb",)}, "is no tag"),
     ],
 )

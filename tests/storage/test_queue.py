@@ -13,6 +13,7 @@ from bssearch.errors import DatabaseError, NotFoundError, UsageError
 from bssearch.queue.submission import NewSubmission, SubmissionState, WorkerRecord
 from bssearch.storage import migrate
 from bssearch.storage.access.grants import Roles
+from bssearch.storage.connection.faults import ConnectionLostError
 from bssearch.storage.repository import Store, open_store
 from tests.postgres import Postgres
 from tests.storage.conftest import add_study
@@ -221,6 +222,28 @@ def test_an_owner_whose_account_something_else_has_written_begins_anew(store: St
     with store._writing() as connection:
         connection.execute(text("UPDATE bss_share SET virtual_time = :value"), {"value": float("inf")})
     assert sorted(str(served(store, "worker", {"a", "b"}, used=10.0)) for _ in range(4)) == ["a", "a", "b", "b"]
+
+
+def test_a_submission_that_is_tried_again_is_not_taken_for_one_that_was_there_before(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.submit(new("mine"))
+    store.submit(new("theirs", owner="bob"))
+    store.set_submission("mine", SubmissionState.CANCELLED, "")
+    lost: list[bool] = []
+    writing = store._writing
+
+    def fails_once() -> Any:
+        if not lost:
+            lost.append(True)
+            raise ConnectionLostError("the server is away")
+        return writing()
+
+    monkeypatch.setattr(store, "_writing", fails_once)
+    assert store.submit(new("mine", values={"budget.trials": 8})).values == {"budget.trials": 8}
+    lost.clear()
+    with pytest.raises(UsageError, match="'theirs' was submitted by bob already"):
+        store.submit(new("theirs"))
 
 
 def test_a_worker_whose_charge_something_else_has_written_ends_its_shift(store: Store) -> None:
