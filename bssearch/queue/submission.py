@@ -76,7 +76,7 @@ class NewSubmission:
             )
         if self.not_before is not None and not EARLIEST <= self.not_before <= LATEST:
             raise UsageError(
-                f"not before {self.not_before.isoformat()}: the moment must lie from {EARLIEST.date()} to {LATEST.date()}"
+                f"not before {self.not_before.isoformat()}: it must lie from {EARLIEST.date()} to {LATEST.date()}"
             )
         check_template_name(self.template)
         check_tags(self.tags)

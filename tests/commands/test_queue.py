@@ -452,7 +452,7 @@ class TestCommands:
             ("digits --name ../a", 2, "is no name for a study"),
             ("missing.yaml --name a", 2, "missing.yaml cannot be read"),
             ("./x.toml", 2, "'./x.toml' is no name of a template"),
-            ("digits --name a --not-before 0001-01-01T00:00+10:00", 2, "must lie from 0001-01-02 to 9999-12-30"),
+            ("digits --name a --not-before 0001-01-01T00:00+10:00", 2, "it must lie from 0001-01-02 to 9999-12-30"),
         ],
     )
     def test_wrong_words_are_named(self, tmp_path: Path, url: str, words: str, code: int, said: str) -> None:

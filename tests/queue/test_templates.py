@@ -193,7 +193,7 @@ def test_a_shipped_study_is_a_template_by_its_name(tmp_path: Path) -> None:
         ({"template": "digits.yaml"}, "'digits.yaml' is no name of a template"),  # a file's
         (
             {"not_before": datetime.max.replace(tzinfo=timezone(timedelta(hours=-10)))},
-            "must lie from 0001-01-02",
+            "it must lie from 0001-01-02",
         ),
         ({"tags": ("a\nb",)}, "is no tag"),
     ],
