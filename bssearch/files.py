@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import stat
 import tempfile
@@ -129,6 +130,21 @@ def new_private_file(path: Path) -> BinaryIO:
     """Open a new file that only this user may read; what is left of an earlier one goes, a link is not followed."""
     path.unlink(missing_ok=True)
     return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "w+b")
+
+
+@contextmanager
+def alone(path: Path) -> Iterator[None]:
+    """Be the only process of this user's inside that locks a file, which is made; raise `OSError` where none can be.
+
+    Waits for the one that is inside. The kernel lets go of the lock of a process that has died.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def new_guarded_file(path: Path) -> BinaryIO:

@@ -9,6 +9,7 @@ import os
 import re
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
 from itertools import starmap
 from typing import Any
 
@@ -20,6 +21,8 @@ from mlflow.entities import Experiment, Metric, Param, Run, RunTag
 from mlflow.exceptions import MlflowException
 
 from bssearch.boards.events import Answered, StudyOpened, TrialEnded, TrialObserved, TrialStarted
+from bssearch.files import alone
+from bssearch.settings import cache_folder
 
 MOST_METRICS = 1000
 MOST_PARAMS = 100
@@ -189,10 +192,21 @@ def _connected() -> MlflowClient:
     """Return a client; where another process makes the tables of a new database just now, after a while."""
     for wait in MAKING_SECONDS:
         try:
-            return MlflowClient()
+            return _opened()
         except Exception:
             time.sleep(wait)
-    return MlflowClient()
+    return _opened()
+
+
+def _opened() -> MlflowClient:
+    """Return a client, while no other board of this user's on this machine makes one.
+
+    Of two that make the tables of a new SQLite file at once each breaks off, and the file stays half made for good.
+    """
+    with ExitStack() as stack:
+        with suppress(OSError):  # then without
+            stack.enter_context(alone(cache_folder() / "mlflow.lock"))
+        return MlflowClient()
 
 
 def _key(name: str) -> str:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -254,3 +257,41 @@ def test_quick_answers_and_probes_start_no_board(tmp_path: Path, monkeypatch: py
     spec = write_task(tmp_path, **SMALL, log=["tensorboard"])
     assert bssearch("probe", "step-time", spec.name, cwd=tmp_path).returncode == 0
     assert "a board was started" in bssearch("run", spec.name, cwd=tmp_path).stderr
+
+
+OPEN = """
+from bssearch.boards import mlflow
+
+mlflow.MAKING_SECONDS = ()
+input()
+mlflow._connected()
+"""
+
+
+@pytest.mark.parametrize("has_cache", [True, False])
+def test_processes_that_open_a_new_mlflow_file_at_once_make_it_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_cache: bool
+) -> None:
+    cache = tmp_path / "cache"
+    if not has_cache:
+        cache.touch()  # no folder: one process opens the file, and does without the lock
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'new.db'}")
+    path = os.pathsep.join([str(Path(__file__).parents[2]), *filter(None, sys.path)])
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", OPEN],
+            env=os.environ | {"PYTHONPATH": path},
+            stdin=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(3 if has_cache else 1)
+    ]
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.write("\n")
+        process.stdin.flush()
+    for process in processes:
+        _, errors = process.communicate(timeout=300)
+        assert process.returncode == 0, errors
