@@ -59,15 +59,15 @@ class Queue(Database):
         """
         check_name(new.name)
         new.check()
-        again = False
+        tried_at: datetime | None = None
 
         def add() -> Submission:
-            nonlocal again
-            tried, again = again, True
+            nonlocal tried_at
             with self._writing() as connection:
+                _lock(connection)
                 earlier = _found(connection, new.name)
-                if earlier is not None and tried:
-                    return earlier
+                if earlier is not None and earlier.submitted_at == tried_at and earlier.owner == new.owner:
+                    return earlier  # an earlier try was committed although its connection broke
                 if earlier is not None and _may_follow(new, earlier):
                     # Who may run studies may delete and add submissions of their own, and change nothing of one.
                     connection.execute(delete(SubmissionRow).where(SubmissionRow.name == new.name))
@@ -75,8 +75,9 @@ class Queue(Database):
                     raise _taken(earlier)
                 elif connection.scalar(select(StudyRow.id).where(StudyRow.name == new.name)) is not None:
                     raise UsageError(f"there is a study {new.name!r} already", hint="--name gives it another name")
+                tried_at = now(connection)
                 row = {one.name: getattr(new, one.name) for one in fields(NewSubmission)}
-                row |= {"values": dict(new.values), "submitted_at": now(connection), "reason": ""}
+                row |= {"values": dict(new.values), "submitted_at": tried_at, "reason": ""}
                 row |= {"state": SubmissionState.WAITING, "has_joined": False}
                 row |= {name: getattr(earlier, name, 0.0) for name in ("served_seconds", "virtual_time", "started_at")}
                 if not insert_if_absent(connection, SubmissionRow, row):
@@ -99,10 +100,15 @@ class Queue(Database):
 
     @patiently
     def unsettled(self) -> list[str]:
-        """Return the cancelled submissions of whose studies trials run or wait to go on."""
+        """Return the cancelled submissions of whose studies trials of a worker run or wait to go on.
+
+        Trials that somebody runs beside the queue, or has paused, are nothing that a worker left.
+        """
         of_it = select(TrialRow.id).join(StudyRow, StudyRow.id == TrialRow.study_id)
         left = of_it.where(
-            StudyRow.name == SubmissionRow.name, TrialRow.state.in_([TrialState.RUNNING, TrialState.PAUSED])
+            StudyRow.name == SubmissionRow.name,
+            TrialRow.state.in_([TrialState.RUNNING, TrialState.PAUSED]),
+            TrialRow.lease_owner.in_(select(WorkerRow.name)),
         )
         is_cancelled = SubmissionRow.state == SubmissionState.CANCELLED
         with self._reading() as connection:
@@ -176,6 +182,8 @@ class Queue(Database):
             time = now(connection)
             waiting = [one for one in _waiting(connection) if _has_begun(one, time)]
             if serving in {one.name for one in waiting}:
+                # What was submitted again since is served as it is now.
+                connection.execute(update(WorkerRow).where(WorkerRow.name == worker).values(serving_since=time))
                 return next(one for one in waiting if one.name == serving)
             ledger = _ledger(connection, waiting)
             name = ledger.next(eligible)
@@ -337,9 +345,12 @@ def _columns(account: Account) -> dict[str, float]:
 
 
 def _settle(connection: Connection, worker: str, used: float) -> str | None:
-    """Put the accounts right by what a shift used beside what it was charged; return what the worker serves."""
+    """Put the accounts right by what a shift used beside what it was charged; return what the worker serves.
+
+    Of one that was submitted again since the shift began that is nothing: what the shift finds is not of its values.
+    """
     row = connection.execute(
-        select(WorkerRow.serving, WorkerRow.charged_seconds).where(WorkerRow.name == worker)
+        select(WorkerRow.serving, WorkerRow.serving_since, WorkerRow.charged_seconds).where(WorkerRow.name == worker)
     ).first()
     if row is None or row.serving is None:
         return None
@@ -358,4 +369,5 @@ def _settle(connection: Connection, worker: str, used: float) -> str | None:
         owner.settle(more)
         connection.execute(update(ShareRow).where(ShareRow.owner == one.owner).values(virtual_time=owner.virtual_time))
     connection.execute(update(WorkerRow).where(WorkerRow.name == worker).values(charged_seconds=0.0))
-    return one.name
+    is_another = row.serving_since is not None and one.submitted_at > row.serving_since
+    return None if is_another else one.name
