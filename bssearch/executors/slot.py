@@ -167,13 +167,14 @@ class Slot:
 
         Only the first reason counts. A slot without a worker stays EMPTY.
         """
-        if self.worker is None:
+        worker = self.worker  # which another thread may bury meanwhile
+        if worker is None:
             return
         if self.state is not SlotState.CONDEMNED:
             self.state, self._verdict = SlotState.CONDEMNED, (state, reason)
             if stack:
-                self.worker.write_stack()
-        self.worker.kill()
+                worker.write_stack()
+        worker.kill()
 
     def bury(self) -> Ended | None:
         """→ EMPTY: reap a worker whose end was told; return the end of the trial that it ran."""

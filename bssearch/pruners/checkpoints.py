@@ -119,6 +119,11 @@ class Checkpoints:
         file, store = self._here.place(number), self._store
         return Transfer(store.shown, lambda on_progress: store.get(number, file, on_progress))
 
+    def leave_there(self, number: int) -> None:
+        """Delete what a `bring` has put here, or begun to, of a trial that goes on waiting in the store elsewhere."""
+        assert self._store is not None
+        self._here.remove(number)
+
     def present(self) -> frozenset[int]:
         """Return the trials of which anything is left, here or elsewhere."""
         return frozenset({*self.held().sizes, *self._here.look().sizes})

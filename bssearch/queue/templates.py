@@ -7,7 +7,7 @@ command, or code: those stand in the specs that this file names, on the worker's
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ import yaml
 
 from bssearch.errors import NotFoundError, SpecError, UnknownFieldError, UsageError
 from bssearch.queue.submission import TEMPLATE_NAME, Values, is_template_name
-from bssearch.queue.values import ValueType, checked_values, value_type
+from bssearch.queue.values import ChoiceType, ValueType, checked_values, value_type
 from bssearch.settings import shipped_studies
 from bssearch.spec import StudySpec, find_spec, load_spec
 from bssearch.spec.yaml_values import read_yaml, shortened
@@ -47,14 +47,31 @@ class Template:
 
     def check_keys(self, overrides: tuple[str, ...] = ()) -> None:
         """Raise `SpecError` for a key that its spec has no field for; whether a value fits depends on the others."""
-        for key, type_ in self.values.items():
-            try:
-                load_spec(self.spec, [f"{key}={json.dumps(type_.example)}", *overrides])
-            except UnknownFieldError as error:
-                what, _, _ = str(error).rpartition(" (--set ")
-                raise SpecError(f"values.{what}", hint=error.hint) from None
-            except SpecError:
-                continue
+        for key in self.values:
+            problems = [self._unknown(key, given, overrides) for given in self._names_above(key)]
+            if all(problems):
+                raise SpecError(f"values.{problems[0]}", hint="bssearch schema spec prints every field")
+
+    def _names_above(self, key: str) -> Iterator[tuple[str, ...]]:
+        """Return nothing, then each name that others may give to what has the key, and that says which keys it has."""
+        yield ()
+        parts = key.split(".")
+        for depth in range(1, len(parts)):
+            name = ".".join([*parts[:depth], "name"])
+            if name != key and isinstance(type_ := self.values.get(name), ChoiceType):
+                yield from ((f"{name}={json.dumps(choice)}",) for choice in type_.choices)
+
+    def _unknown(self, key: str, given: tuple[str, ...], overrides: tuple[str, ...]) -> str:
+        """Return what is wrong with a key itself, beside what else is given; nothing where its spec has the field."""
+        try:
+            load_spec(self.spec, [*given, f"{key}={json.dumps(self.values[key].example)}", *overrides])
+        except UnknownFieldError as error:
+            # Of another name the spec's own fields may be none: that is no fault of the key.
+            of_key = [line for line in str(error).splitlines() if f" (--set {key}=" in line]
+            return of_key[0].rpartition(" (--set ")[0] if of_key else ""
+        except SpecError:
+            return ""
+        return ""
 
     def study(self, name: str, values: Values, overrides: tuple[str, ...] = ()) -> StudySpec:
         """Return the spec of a submission; ``overrides`` are the worker's own, as ``--set`` has them.

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 
-from bssearch.errors import InterruptedRunError, LaunchError
+from bssearch.errors import InterruptedRunError
 from bssearch.search.engine import CONTINUE
 from bssearch.search.interrupts import Interrupts
 
@@ -43,17 +43,18 @@ class Shift:
         self._is_ending = True
 
     def interrupt(self) -> None:
-        """Have the driver end now, with what runs paused, as after Ctrl-C; a workload is loaded no further."""
+        """Have the driver end now, with what runs paused, as after Ctrl-C; a workload is loaded no further.
+
+        Asked again it ends again what is loaded: an executor that is told before it has a process goes on to start one.
+        """
         with self._lock:
             self._is_ending = True
-            if self._is_interrupted:
-                return
-            self._is_interrupted = True
-            for interrupts, _ in self._drivers:
-                interrupts.ask()
-            end_loading = self._end_loading
-        if end_loading is not None:
-            end_loading()
+            if not self._is_interrupted:
+                self._is_interrupted = True
+                for interrupts, _ in self._drivers:
+                    interrupts.ask()
+            if self._end_loading is not None:
+                self._end_loading()
 
     def kill(self) -> None:
         """End all that runs at once; who watches does this last."""
@@ -68,17 +69,21 @@ class Shift:
 
     @contextmanager
     def loading(self, end: Callable[[], None]) -> Iterator[None]:
-        """Load a workload inside, which ``end`` ends from another thread; raise `InterruptedRunError` after that."""
+        """Load a workload inside, which ``end`` ends from another thread; raise `InterruptedRunError` after that.
+
+        It is left once ``end`` has returned: what comes next has the executor for itself.
+        """
         with self._lock:
             self._end_loading = end
         try:
             self.raise_if_over()
             yield
-        except LaunchError:
+        except Exception:  # whatever comes of an executor whose process was ended under it
             self.raise_if_over()
             raise
         finally:
-            self._end_loading = None
+            with self._lock:
+                self._end_loading = None
 
     def join(self, interrupts: Interrupts, kill: Callable[[], None]) -> None:
         """Take in a driver; one that comes after the interrupt is interrupted too."""

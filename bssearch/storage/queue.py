@@ -54,15 +54,15 @@ class Queue(Database):
         """
         check_name(new.name)
         new.check()
-        again = False
+        tried_at: datetime | None = None
 
         def add() -> Submission:
-            nonlocal again
-            tried, again = again, True
+            nonlocal tried_at
             with self._writing() as connection:
+                _lock(connection)
                 earlier = _found(connection, new.name)
-                if earlier is not None and tried and _is_stored(new, earlier):
-                    return earlier
+                if earlier is not None and earlier.submitted_at == tried_at and earlier.owner == new.owner:
+                    return earlier  # an earlier try was committed although its connection broke
                 if earlier is not None and _may_follow(new, earlier):
                     # Who may run studies may delete and add submissions of their own, and change nothing of one.
                     connection.execute(delete(SubmissionRow).where(SubmissionRow.name == new.name))
@@ -70,8 +70,9 @@ class Queue(Database):
                     raise _taken(earlier, new.name)
                 elif connection.scalar(select(StudyRow.id).where(StudyRow.name == new.name)) is not None:
                     raise UsageError(f"there is a study {new.name!r} already", hint="--name gives it another name")
+                tried_at = now(connection)
                 row = {one.name: getattr(new, one.name) for one in fields(NewSubmission)}
-                row |= {"values": dict(new.values), "submitted_at": now(connection), "reason": ""}
+                row |= {"values": dict(new.values), "submitted_at": tried_at, "reason": ""}
                 row |= {"state": SubmissionState.WAITING, "has_joined": False}
                 row |= {name: getattr(earlier, name, 0.0) for name in ("served_seconds", "virtual_time", "started_at")}
                 if not insert_if_absent(connection, SubmissionRow, row):
@@ -93,15 +94,28 @@ class Queue(Database):
             return _submission(connection, name)
 
     @patiently
-    def unsettled(self) -> list[str]:
-        """Return the cancelled submissions of whose studies trials run or wait to go on."""
-        of_it = select(TrialRow.id).join(StudyRow, StudyRow.id == TrialRow.study_id)
-        left = of_it.where(
-            StudyRow.name == SubmissionRow.name, TrialRow.state.in_([TrialState.RUNNING, TrialState.PAUSED])
+    def unsettled(self) -> dict[str, list[int]]:
+        """Return of the studies of cancelled submissions which trials of workers run or wait to go on.
+
+        Trials that somebody runs beside the queue, or has paused, are nothing that a worker left.
+        """
+        of_cancelled = (
+            select(SubmissionRow.name, TrialRow.number, TrialRow.lease_owner)
+            .join(StudyRow, StudyRow.name == SubmissionRow.name)
+            .join(TrialRow, TrialRow.study_id == StudyRow.id)
+            .where(
+                SubmissionRow.state == SubmissionState.CANCELLED,
+                TrialRow.state.in_([TrialState.RUNNING, TrialState.PAUSED]),
+            )
         )
-        is_cancelled = SubmissionRow.state == SubmissionState.CANCELLED
+        found: dict[str, list[int]] = {}
         with self._reading() as connection:
-            return [*connection.scalars(select(SubmissionRow.name).where(is_cancelled, left.exists()))]
+            left = connection.execute(of_cancelled).all()
+            processes = {_process(name) for name in connection.scalars(select(WorkerRow.name))} if left else set()
+        for name, number, owner in left:
+            if owner is not None and _process(owner) in processes:
+                found.setdefault(name, []).append(number)
+        return found
 
     @patiently
     def set_submission(self, name: str, state: SubmissionState, reason: str) -> Submission:
@@ -167,6 +181,8 @@ class Queue(Database):
             time = now(connection)
             waiting = [one for one in _waiting(connection) if _has_begun(one, time)]
             if serving in {one.name for one in waiting}:
+                # What was submitted again since is served as it is now.
+                connection.execute(update(WorkerRow).where(WorkerRow.name == worker).values(serving_since=time))
                 return next(one for one in waiting if one.name == serving)
             ledger = _ledger(connection, waiting)
             name = ledger.next(eligible)
@@ -241,6 +257,11 @@ _OF_SHIFTS = frozenset({"seen_at", "serving", "serving_since", "is_here"})
 """What of a worker its shifts and heartbeats change."""
 
 
+def _process(owner: str) -> str:
+    """Return the process of a driver or a worker: its name but for its own mark (`bssearch.search.leases.owner`)."""
+    return owner.rpartition("/")[0]
+
+
 def _lock(connection: Connection) -> None:
     """Let one choose at a time; on SQLite the transaction itself does."""
     if connection.dialect.name == "postgresql":
@@ -251,12 +272,6 @@ def _may_follow(new: NewSubmission, earlier: Submission) -> bool:
     """Return whether a submission asks for more of one that is over."""
     is_over = earlier.state not in {SubmissionState.WAITING, SubmissionState.PAUSED}
     return is_over and (new.owner, new.template) == (earlier.owner, earlier.template)
-
-
-def _is_stored(new: NewSubmission, found: Submission) -> bool:
-    """Return whether an earlier try was committed: a submission waits that is this one."""
-    is_same = all(getattr(found, one.name) == getattr(new, one.name) for one in fields(NewSubmission))
-    return is_same and found.state is SubmissionState.WAITING
 
 
 def _taken(by: Submission | None, name: str) -> UsageError:
@@ -328,10 +343,15 @@ def _columns(account: Account) -> dict[str, float]:
 
 
 def _settle(connection: Connection, worker: str, used: float) -> str | None:
-    """Put the accounts right by what a shift used beside what it was charged; return what the worker serves."""
+    """Put the accounts right by what a shift used beside what it was charged; return what the worker serves.
+
+    Of one that was submitted again since the shift began that is nothing: what the shift finds is not of its values.
+    """
     charged = case((are_finite(WorkerRow.charged_seconds), WorkerRow.charged_seconds), else_=0.0)
     row = connection.execute(
-        select(WorkerRow.serving, charged.label("charged_seconds")).where(WorkerRow.name == worker)
+        select(WorkerRow.serving, WorkerRow.serving_since, charged.label("charged_seconds")).where(
+            WorkerRow.name == worker
+        )
     ).first()
     if row is None or row.serving is None:
         return None
@@ -350,4 +370,5 @@ def _settle(connection: Connection, worker: str, used: float) -> str | None:
         owner.settle(more)
         connection.execute(update(ShareRow).where(ShareRow.owner == one.owner).values(virtual_time=owner.virtual_time))
     connection.execute(update(WorkerRow).where(WorkerRow.name == worker).values(charged_seconds=0.0))
-    return one.name
+    is_another = row.serving_since is not None and one.submitted_at > row.serving_since
+    return None if is_another else one.name

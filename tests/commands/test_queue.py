@@ -6,6 +6,7 @@ import re
 import sqlite3
 from contextlib import closing
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,10 @@ QUICK: dict[str, Any] = {
     "space": space_of(32, 64),
     "executor": INLINE,
 }
+
+
+WORKER, ITS_DRIVER, BY_HAND = "node-1/7/a/99/w", "node-1/7/a/99/d", "node-1/8/a/98/d"
+"""Names of a worker, of its driver in the same process, and of a driver in another one."""
 
 
 @pytest.fixture
@@ -232,7 +237,7 @@ class TestRefusals:
     [
         ({"template": "other"}, "of the workers that are here none serves it: no worker has a template 'other'"),
         ({"values": {"budget.trials": 9}}, "none serves it: budget.trials = 9 must be a whole number from 1 to 4"),
-        ({"tags": ("gpu:h200", "a:b")}, "of the workers that are here none that offers task has the tag gpu:h200"),
+        ({"tags": ("gpu:h200", "a:b")}, "of the workers that are here none that takes it has the tag gpu:h200"),
         ({"tags": ("a:b",)}, ""),
         ({}, ""),
     ],
@@ -250,6 +255,16 @@ def test_the_queue_says_why_no_worker_serves_what_waits(
         assert said in row.reason and bool(row.reason) == bool(said)
     shown = bssearch("queue", "--db", url, cwd=tmp_path).stdout
     assert (said.split(":")[0] in " ".join(shown.split())) and ("of the workers" in shown) == bool(said)
+
+
+def test_a_worker_with_the_tags_that_does_not_take_the_values_is_none_that_serves_it(url: str) -> None:
+    with open_store(url) as store:
+        put(store, "mine", values={"budget.trials": 9}, tags=("a:b",))
+        for name, most, tags in (("small", 4, ("a:b",)), ("large", 40, ())):
+            offered = {"task": {"budget.trials": {"type": "integer", "low": 1, "high": most}}}
+            store.keep_worker(record(name, templates=offered, tags=tags))
+        [row] = queued_studies(store).submissions
+        assert row.reason == "of the workers that are here none that takes it has the tag a:b"
 
 
 def test_what_kept_one_worker_from_a_study_is_forgotten_once_another_serves_it(url: str) -> None:
@@ -303,7 +318,8 @@ def test_what_a_killed_worker_left_of_a_cancelled_study_is_settled_once_nobody_i
         spec = load_spec(node / "task.yaml", ["name=mine"])
         store.create_study(spec.new_study("ann"))
         store.bind_environment("mine", make_environment())
-        lease = Lease(owner="driver", seconds=60.0)
+        store.keep_worker(record(WORKER))
+        lease = Lease(owner=ITS_DRIVER, seconds=60.0)
         for _ in range(2):
             store.start("mine", make_plan(), environment=make_environment(), lease=lease)
         paused = TrialOutcome(state=TrialState.PAUSED, reason="later")
@@ -315,7 +331,7 @@ def test_what_a_killed_worker_left_of_a_cancelled_study_is_settled_once_nobody_i
         driver_runs = False
         settle_left_behind(store)
         assert [trial.state for trial in store.trials("mine")] == [TrialState.LOST, TrialState.CANCELLED]
-        assert store.unsettled() == []
+        assert store.unsettled() == {}
 
 
 def test_what_cannot_be_settled_keeps_a_worker_neither_from_other_cancelled_studies_nor_from_serving(
@@ -327,9 +343,10 @@ def test_what_cannot_be_settled_keeps_a_worker_neither_from_other_cancelled_stud
             put(store, name)
             store.create_study(load_spec(node / "task.yaml", [f"name={name}"]).new_study("ann"))
             store.bind_environment(name, make_environment())
-            store.start(name, make_plan(), environment=make_environment(), lease=Lease(owner="driver", seconds=60.0))
+            store.start(name, make_plan(), environment=make_environment(), lease=Lease(owner=ITS_DRIVER, seconds=60.0))
             store.finish_trial(name, 1, TrialOutcome(state=TrialState.PAUSED, reason="later"), steps_x_step_time_s=None)
             store.set_submission(name, SubmissionState.CANCELLED, "by ann")
+        store.keep_worker(record(WORKER, left_at=datetime.now(UTC)))
         put(store, "mine")
     with closing(sqlite3.connect(tmp_path / "queue.db")) as connection, connection:
         connection.execute("UPDATE bss_study SET spec = '{\"a\": 1e400}' WHERE name = 'broken'")
@@ -337,7 +354,64 @@ def test_what_cannot_be_settled_keeps_a_worker_neither_from_other_cancelled_stud
     assert said.count("broken: cancelled, but what is left of it cannot be ended: ") == 1, said
     with open_store(url) as store:
         assert state(store, "mine")[0] == "done"
-        assert store.unsettled() == ["broken"]
+        assert store.unsettled() == {"broken": [1]}
+
+
+def test_what_somebody_has_paused_who_ran_a_cancelled_study_by_hand_is_left_to_them(tmp_path: Path, url: str) -> None:
+    node = make_node(tmp_path / "node", **QUICK)
+    with open_store(url) as store:
+        put(store, "mine")
+        store.set_submission("mine", SubmissionState.CANCELLED, "by ann")
+        store.keep_worker(record(WORKER))
+        store.create_study(load_spec(node / "task.yaml", ["name=mine"]).new_study("ann"))
+        store.bind_environment("mine", make_environment())
+        paused = TrialOutcome(state=TrialState.PAUSED, reason="stopped")
+        for number, owner in enumerate((BY_HAND, ITS_DRIVER), start=1):
+            store.start("mine", make_plan(), environment=make_environment(), lease=Lease(owner=owner, seconds=60.0))
+            store.finish_trial("mine", number, paused, steps_x_step_time_s=None)
+        settle_left_behind(store)
+        assert [trial.state for trial in store.trials("mine")] == [TrialState.PAUSED, TrialState.CANCELLED]
+
+
+def test_what_cannot_be_settled_keeps_no_worker_from_what_waits(
+    tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tries: list[Store] = []
+
+    def fail(store: Store) -> None:
+        tries.append(store)
+        if len(tries) > 5:
+            pytest.fail("nothing else is done")
+        raise DatabaseError("no right to")
+
+    monkeypatch.setattr("bssearch.commands.queue.worker.settle_left_behind", fail)
+    monkeypatch.setattr("bssearch.commands.queue.worker.AWAY_FOR_S", 0.3)
+    monkeypatch.setattr("bssearch.commands.queue.worker.SETTLE_SECONDS", 0.1)
+    node = make_node(tmp_path / "node", **QUICK)
+    with open_store(url) as store:
+        put(store, "mine")
+        monkeypatch.setattr("bssearch.commands.queue.worker.Worker._may_come", lambda worker: store.ledger().waiting)
+        serve(node, url)
+        assert state(store, "mine")[0] == "done"
+
+
+def test_a_study_that_is_submitted_again_while_it_runs_is_served_with_what_is_asked_now(
+    tmp_path: Path, url: str
+) -> None:
+    node, lines = make_node(tmp_path / "node", **QUICK), list[str]()
+    with open_store(url) as store:
+        put(store, "mine", values={"budget.trials": 3})
+
+        def tell(line: str) -> None:
+            lines.append(line)
+            if "trial 1 runs" in line:
+                cancel_study(store, "mine")
+                put(store, "mine", values={"budget.trials": 5})
+
+        run_worker(node / "templates.yaml", db=url, until_empty=True, tell=tell)
+        assert state(store, "mine")[0] == "done", lines
+        assert len([one for one in store.trials("mine") if one.state is TrialState.REACHED]) <= 5
+        assert len(store.trials("mine")) >= 5, lines
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import subprocess
 import sys
@@ -20,7 +21,7 @@ from bssearch.executors.messages import Load
 from bssearch.executors.ray import executor as ray_executor
 from bssearch.executors.ray import worker
 from bssearch.executors.ray.actor import Heard
-from bssearch.executors.ray.cluster import Cluster, Node, said_by
+from bssearch.executors.ray.cluster import Cluster, Node, _in_environment, said_by
 from bssearch.executors.ray.executor import RayExecutor
 from bssearch.records import TrialState
 from tests.executors.fake_ray import Actor, FakeRay, RayTaskError
@@ -107,6 +108,13 @@ def test_a_store_that_is_no_folder_is_refused_on_several_machines(monkeypatch: p
         pass
     with opened(FakeRay([], two[:1]), monkeypatch):
         pass
+
+
+def test_what_is_added_to_the_environment_may_be_taken_away_inside(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BSS_GIVEN", "mine")
+    with _in_environment({"BSS_GIVEN": "other", "BSS_NEW": "1"}):
+        assert (os.environ["BSS_GIVEN"], os.environ.pop("BSS_NEW")) == ("other", "1")
+    assert (os.environ["BSS_GIVEN"], "BSS_NEW" in os.environ) == ("mine", False)
 
 
 def test_another_kind_of_device_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:

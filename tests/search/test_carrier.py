@@ -130,6 +130,20 @@ def test_a_trial_that_is_to_be_paused_before_it_has_gone_on_is_so_at_once_and_as
     assert checkpoints.has(1) and not executor.submitted
 
 
+def test_of_a_trial_that_is_paused_again_once_its_file_has_come_nothing_stays_here(store: type[Troubled]) -> None:
+    checkpoints, executor = Checkpoints(make_study_record()), Noting()
+    carrier = Carrier(cast(Executor, executor), checkpoints)
+    file = save(checkpoints, 1)
+    executor.to_say = [paused(1)]
+    assert until_ended(carrier) == paused(1)
+    carrier.submit(resuming(1, file), paused(1).outcome)
+    while not file.exists():
+        assert not executor.submitted
+    carrier.stop(1, TrialState.PAUSED, "stopped by the user")
+    assert until_ended(carrier).outcome.state is TrialState.PAUSED
+    assert not file.exists() and checkpoints.has(1)
+
+
 def test_a_store_with_which_nothing_happens_is_given_up(store: type[Troubled], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transfer, "PATIENCE_SECONDS", 0.2)
     checkpoints, executor = Checkpoints(make_study_record()), Noting()

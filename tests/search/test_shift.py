@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
 from bssearch.errors import InterruptedRunError, LaunchError
@@ -43,7 +45,32 @@ def test_a_workload_is_loaded_no_further_once_it_is_interrupted() -> None:
         raise LaunchError("its process was killed")
     with pytest.raises(InterruptedRunError), shift.loading(lambda: ended.append("late")):
         pytest.fail("nothing is loaded any more")
-    assert ended == ["now"]
+    assert ended == ["now", "now"], "there was perhaps no process yet to be ended"
+
+
+def test_whatever_an_executor_makes_of_its_end_while_it_loads_is_no_error() -> None:
+    shift = Shift()
+    with pytest.raises(InterruptedRunError), shift.loading(lambda: None):
+        shift.interrupt()
+        raise AssertionError("slot 0 is CONDEMNED, not ready to be ANSWERING")
+
+
+def test_what_comes_after_loading_waits_until_the_other_thread_has_ended_it() -> None:
+    shift, begun, left, order = Shift(), threading.Event(), threading.Event(), list[str]()
+
+    def end() -> None:
+        begun.set()
+        left.wait(0.3)  # which it is not: else what comes next is told first
+        order.append("ended")
+
+    other = threading.Thread(target=shift.interrupt)
+    with shift.loading(end):
+        other.start()
+        assert begun.wait(60)
+    order.append("left")
+    left.set()
+    other.join()
+    assert order == ["ended", "left"]
 
 
 def test_what_runs_is_killed_by_the_drivers_own_means() -> None:

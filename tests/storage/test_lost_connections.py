@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, event
 
-from bssearch.errors import DatabaseError, NotFoundError
+from bssearch.errors import DatabaseError, NotFoundError, UsageError
+from bssearch.queue.submission import SubmissionState
 from bssearch.records import TrialOutcome, TrialState
 from bssearch.storage import leases
 from bssearch.storage.connection import patience
@@ -19,6 +20,7 @@ from bssearch.storage.repository import Store, open_store
 from tests.factories import make_curve, make_environment, make_probe
 from tests.postgres import Postgres
 from tests.storage.conftest import add_study, enqueue, start, start_after, start_queued
+from tests.storage.test_queue import new
 
 ENDED = TrialOutcome(state=TrialState.CANCELLED, reason="stopped")
 
@@ -253,6 +255,18 @@ AGAIN: dict[str, tuple[Callable[[Store], object], object, Callable[[Store], obje
         lambda store: [study.name for study in store.studies()],
         ["toy", "renamed"],
     ),
+    "submit": (
+        lambda store: store.submit(new("mine")).state,
+        SubmissionState.WAITING,
+        lambda store: [(one.name, one.state) for one in store.submissions()],
+        [("mine", SubmissionState.WAITING)],
+    ),
+    "submit again": (
+        lambda store: store.submit(new("over", values={"budget.trials": 9})).values,
+        {"budget.trials": 9},
+        lambda store: [(one.name, one.state, one.values) for one in store.submissions()],
+        [("over", SubmissionState.WAITING, {"budget.trials": 9})],
+    ),
     "delete": (
         lambda store: store.delete_study("idle"),
         None,
@@ -260,6 +274,31 @@ AGAIN: dict[str, tuple[Callable[[Store], object], object, Callable[[Store], obje
         ["toy"],
     ),
 }
+
+
+@pytest.mark.parametrize("owner", ["ann", "bert"])
+def test_what_is_over_is_submitted_again_once_the_server_is_back_by_its_owner_alone(
+    store: Store, told: list[str], own_postgres: Postgres, owner: str
+) -> None:
+    store.submit(new("mine"))
+    store.set_submission("mine", SubmissionState.CANCELLED, "")
+    own_postgres.stop()
+    found: list[object] = []
+
+    def submit() -> None:
+        try:
+            found.append(store.submit(new("mine", owner=owner, values={"budget.trials": 9})).state)
+        except UsageError as error:
+            found.append(error.message)
+
+    thread = threading.Thread(target=submit)
+    thread.start()
+    _until(lambda: told)
+    own_postgres.start()
+    thread.join()
+    refused = "'mine' was submitted by ann already, from the template digits; it is cancelled"
+    assert found == [SubmissionState.WAITING if owner == "ann" else refused]
+    assert store.submission("mine").values == {"budget.trials": 9 if owner == "ann" else 4}
 
 
 @pytest.mark.parametrize("what", AGAIN)
@@ -272,6 +311,9 @@ def test_what_was_committed_before_the_connection_broke_is_not_done_twice(
     enqueue(store)
     if what in ("rename", "delete"):
         add_study(store, "idle")
+    if what == "submit again":
+        store.submit(new("over"))
+        store.set_submission("over", SubmissionState.CANCELLED, "")
     cut = _break_after_commit(store, own_postgres)
     assert do(store) == returned
     assert len(cut) == 1

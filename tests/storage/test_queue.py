@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -292,6 +293,22 @@ def test_a_worker_is_here_until_it_leaves_or_is_not_seen(store: Store, monkeypat
     monkeypatch.setattr("bssearch.storage.queue.FORGOTTEN_AFTER", timedelta(seconds=-1))
     store.keep_worker(record("new"))
     assert [one.name for one in store.workers()] == []
+
+
+def test_a_shift_says_nothing_of_a_submission_that_was_made_again_since_it_began(store: Store) -> None:
+    store.submit(new("one"))
+    store.keep_worker(record())
+    store.begin_shift("worker", {"one"}, 10.0)
+    store.set_submission("one", SubmissionState.CANCELLED, "")
+    time.sleep(0.01)  # SQLite's clock counts milliseconds
+    store.submit(new("one", values={"budget.trials": 9}))
+    assert not store.renew_shift("worker", {"one"}, 2.0, 10.0)
+    store.end_shift("worker", 1.0, SubmissionState.DONE, "the answer to what was asked before")
+    found = store.submission("one")
+    assert (found.state, found.reason, found.served_seconds) == (SubmissionState.WAITING, "", 3.0)
+    assert store.begin_shift("worker", {"one"}, 10.0) is not None
+    store.end_shift("worker", 1.0, SubmissionState.DONE, "found")
+    assert store.submission("one").state is SubmissionState.DONE
 
 
 def test_a_study_that_waits_in_the_queue_keeps_its_name_and_one_that_is_over_takes_it_along(store: Store) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from contextlib import suppress
 
 from bssearch.errors import CheckpointError
@@ -53,17 +54,24 @@ def settle_left_behind(store: Store) -> dict[str, str]:
     left = store.unsettled()
     for study in {*left} - _served(store) if left else ():
         try:
-            _settle_left_behind(store, study)
+            _settle_left_behind(store, study, left[study])
         except Exception as error:  # what somebody has written there, or deleted now, concerns no other study
             problems[study] = f"{type(error).__name__}: {error}"
     return problems
 
 
-def _settle_left_behind(store: Store, study: str) -> None:
+def _settle_left_behind(store: Store, study: str, numbers: Collection[int]) -> None:
+    """End some trials of a study, those that wait and those whose driver is gone; forget what is saved of them here."""
     store.mark_lost(study, is_alive=is_alive)
     time = store.time()
-    if not any(until > time and is_alive(owner) is not False for owner, until in store.leases(study).items()):
-        settle_cancelled(store, study)
+    if any(until > time and is_alive(owner) is not False for owner, until in store.leases(study).items()):
+        return
+    checkpoints = Checkpoints(store.study(study))
+    store.settle_paused(study, numbers, TrialState.CANCELLED)
+    for number in checkpoints.present() & {*numbers}:
+        checkpoints.forget(number)
+    checkpoints.finish()
+    checkpoints.close()
 
 
 def _served(store: Store) -> set[str]:

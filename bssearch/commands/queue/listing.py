@@ -113,11 +113,20 @@ def _why_unserved(one: Submission, here: Sequence[WorkerRecord]) -> str:
         check_offered(here, one.template, one.values)
     except UsageError as error:
         return f"of the workers that are here none serves it: {error}"
-    lacking = [sorted({*one.tags} - {*worker.tags}) for worker in here if one.template in worker.templates]
+    lacking = [sorted({*one.tags} - {*worker.tags}) for worker in here if _takes(worker, one)]
     if not lacking or not all(lacking):
         return ""
     fewest = min(lacking, key=len)
-    return f"of the workers that are here none that offers {one.template} has the tag {', '.join(fewest)}"
+    return f"of the workers that are here none that takes it has the tag {', '.join(fewest)}"
+
+
+def _takes(worker: WorkerRecord, one: Submission) -> bool:
+    """Return whether a worker offers the template of a submission and takes its values."""
+    try:
+        check_offered([worker], one.template, one.values)
+    except UsageError:
+        return False
+    return True
 
 
 def _seen(worker: WorkerRecord) -> SeenWorker:

@@ -157,12 +157,14 @@ class Worker:
     def _settle(self) -> None:
         """Now and then end what is left of cancelled studies."""
         if time.monotonic() >= self._next_settling:
-            self._next_settling = time.monotonic() + SETTLE_SECONDS
+            # Where that fails what waits is served all the same: only a later pass settles again.
+            self._next_settling = time.monotonic() + AWAY_FOR_S + SETTLE_SECONDS
             problems = settle_left_behind(self._store)
             for study, problem in problems.items():
                 if problem != self._unsettled.get(study):
                     self._tell(f"{study}: cancelled, but what is left of it cannot be ended: {problem}")
             self._unsettled = problems
+            self._next_settling = time.monotonic() + SETTLE_SECONDS
 
     def _obey(self) -> None:
         """Give back what runs; a database that is away is waited for no more."""
@@ -277,14 +279,19 @@ class Worker:
             now = time.monotonic()
             if turn_ends == math.inf and study.device_name is not None:
                 turn_ends = now + self._options.turn_seconds
-            if self._stop.is_asked or (now < next_look and now < turn_ends):
+            if self._stop.is_asked:
+                shift.interrupt()  # again: what loads had perhaps no process yet that could be ended
+                continue
+            if now < next_look and now < turn_ends:
                 continue
             next_look = now + LOOK_SECONDS
             try:
                 found = self._found(one.name)
-                if found is None or found.state is not SubmissionState.WAITING:
+                is_another = found is not None and found.submitted_at != one.submitted_at
+                if found is None or is_another or found.state is not SubmissionState.WAITING:
                     if not is_stopping:
-                        self._tell(f"{one.name}: {found.state if found else 'deleted'}; what runs of it is stopped")
+                        what = "submitted again" if is_another else found.state if found else "deleted"
+                        self._tell(f"{one.name}: {what}; what runs of it is stopped")
                     is_stopping = True
                     shift.interrupt()
                 elif shift.is_ending:
