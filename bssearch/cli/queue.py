@@ -112,6 +112,8 @@ def _asked(template: str, values: list[str]) -> Asked:
         key, separator, value = text.partition("=")
         if not separator or not key or not value:
             raise UsageError(f"{text!r}: it takes the form KEY=VALUE, such as budget.trials=40")
+        if key in given:
+            raise UsageError(f"{text!r}: {key} is given twice")
         given[key] = checked_value(key, parse_value(value, text), "on the command line")
     return Asked(of_file.template, {**of_file.values, **given}, of_file.name)
 

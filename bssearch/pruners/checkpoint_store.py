@@ -11,6 +11,7 @@ import hashlib
 import json
 import posixpath
 import re
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -95,8 +96,11 @@ class CheckpointStore:
         return written
 
     def get(self, number: int, file: Path, on_progress: OnProgress) -> None:
-        """Bring a trial's file; what is cut off, damaged, or of another study or trial is refused."""
-        part = file.with_name(f"{file.name}.part")
+        """Bring a trial's file; what is cut off, damaged, or of another study or trial is refused.
+
+        Until it is whole it has a name of its own: an earlier one that was abandoned may still be on its way.
+        """
+        part = file.with_name(f"{file.name}.{uuid.uuid4().hex[:8]}.part")
         with self._naming(f"trial {number} cannot be brought back"):
             try:
                 with self._files().open(self._place(number), "rb") as source:
@@ -112,6 +116,7 @@ class CheckpointStore:
                     raise _UnfitError(f"it has {size} of {header['bytes']} bytes")
                 if digest != header["sha256"]:
                     raise _UnfitError("it is damaged: its SHA-256 is not the one that was stored with it")
+                on_progress()
                 part.replace(file)
             finally:
                 part.unlink(missing_ok=True)

@@ -30,6 +30,7 @@ class Transfer(Generic[Result]):
         self._results: list[Result] = []
         self._error: CheckpointError | None = None
         self._ended = threading.Event()
+        self._is_abandoned = False
         threading.Thread(target=self._run, name=f"bssearch {what}", daemon=True).start()
 
     @property
@@ -42,6 +43,10 @@ class Transfer(Generic[Result]):
         until = time.monotonic() + seconds
         while not self.is_over and (left := min(self._patience_left, until - time.monotonic())) > 0:
             self._ended.wait(left)
+
+    def abandon(self) -> None:
+        """Have it end, without a result, at its next bit of progress."""
+        self._is_abandoned = True
 
     def result(self) -> Result:
         """Return the result of one that is over; raise `CheckpointError` where there is none."""
@@ -56,6 +61,8 @@ class Transfer(Generic[Result]):
         return self._last + PATIENCE_SECONDS - time.monotonic()
 
     def _progress(self) -> None:
+        if self._is_abandoned:
+            raise CheckpointError(f"{self._what}: not wanted any more")
         self._last = time.monotonic()
 
     def _run(self) -> None:

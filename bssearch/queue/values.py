@@ -103,7 +103,7 @@ class ChoiceType(_Type):
 
     def takes(self, value: object) -> bool:
         """Return whether a value is of the type."""
-        return any(type(one) is type(value) and one == value for one in self.choices)
+        return any(isinstance(one, bool) == isinstance(value, bool) and one == value for one in self.choices)
 
 
 ValueType = NumberType | BooleanType | ChoiceType

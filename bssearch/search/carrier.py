@@ -89,6 +89,7 @@ class Carrier:
         for number, one in list(self._arriving.items()):
             if one.paused is not None and one.stop is not None and one.stop[0] is TrialState.PAUSED:
                 del self._arriving[number]
+                one.transfer.abandon()
                 self._checkpoints.leave_there(number)
                 ended.append(Ended(number, replace(one.paused, reason=one.stop[1])))
                 continue

@@ -231,3 +231,8 @@ def test_a_type_s_example_is_of_the_type(templates: Templates, key: str) -> None
 def test_a_whole_number_s_example_lies_within_bounds_that_are_none() -> None:
     type_ = value_type({"type": "integer", "low": 0.5, "high": 3.5})
     assert (type_.example, type_.takes(type_.example)) == (1, True)
+
+
+def test_a_whole_number_is_the_choice_that_equals_it_and_true_is_no_number() -> None:
+    type_ = value_type({"choices": [0.0, 1]})
+    assert (type_.takes(0), type_.takes(1.0), type_.takes(True), type_.takes("1")) == (True, True, False, False)

@@ -10,6 +10,7 @@ from typing import cast
 
 import pytest
 
+from bssearch.errors import CheckpointError
 from bssearch.executors.base import Ended, Event, Executor, Observed
 from bssearch.pruners import transfer
 from bssearch.pruners.checkpoints import Checkpoints
@@ -128,6 +129,28 @@ def test_a_trial_that_is_to_be_paused_before_it_has_gone_on_is_so_at_once_and_as
     assert ended.outcome == replace(paused(1).outcome, reason="stopped by the user")
     store.goes_on.set()
     assert checkpoints.has(1) and not executor.submitted
+
+
+def test_a_file_that_is_not_wanted_any_more_is_in_the_way_of_no_later_one(store: type[Troubled]) -> None:
+    checkpoints, executor = Checkpoints(make_study_record()), Noting()
+    carrier = Carrier(cast(Executor, executor), checkpoints)
+    file = save(checkpoints, 1)
+    executor.to_say = [paused(1)]
+    assert until_ended(carrier) == paused(1)
+    store.holds = True
+    carrier.submit(resuming(1, file), paused(1).outcome)
+    assert store.is_held.wait(60)
+    first = carrier._arriving[1].transfer
+    carrier.stop(1, TrialState.PAUSED, "stopped by the user")
+    assert until_ended(carrier).outcome.state is TrialState.PAUSED
+    carrier.submit(resuming(1, file), paused(1).outcome)
+    store.goes_on.set()
+    while not executor.submitted:
+        assert carrier.events(0.05) == []
+    first.wait()
+    with pytest.raises(CheckpointError, match="not wanted any more"):
+        first.result()
+    assert [one.name for one in file.parent.iterdir()] == [file.name] and file.read_bytes() == b"saved"
 
 
 def test_of_a_trial_that_is_paused_again_once_its_file_has_come_nothing_stays_here(store: type[Troubled]) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from bssearch.errors import SpecError, UsageError
+from bssearch.errors import NotFoundError, SpecError, UsageError
 from bssearch.queue.submission import NewSubmission, Submission, Value, WorkerRecord
 from bssearch.queue.templates import OFFERS_NONE
 from bssearch.queue.values import checked_values, value_type
@@ -55,7 +55,7 @@ def submit_study(
         name=name,
         template=template,
         values=dict(values),
-        owner=owner or user_name(),
+        owner=user_name() if owner is None else owner,
         priority=priority,
         tags=tuple(dict.fromkeys(tags)),
         not_before=not_before,
@@ -94,6 +94,10 @@ def asked_in_file(path: Path) -> Asked:
         if len(content) > MOST_BYTES:
             raise SpecError(f"{path} has more than {MOST_BYTES:,} bytes: it is no submission")
         data = read_yaml(content.decode("utf-8"))[0]
+    except FileNotFoundError:
+        raise NotFoundError(
+            f"no file of a submission {str(path)!r}", hint="a template is named without a suffix"
+        ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise SpecError(f"{path} cannot be read: {error}") from None
     except yaml.YAMLError as error:

@@ -295,9 +295,10 @@ def _gpus_of_a_slot(settings: ExecutorSettings, nodes: Sequence[Node]) -> int:
 def _check_checkpoint_place(nodes: Sequence[Node]) -> None:
     """Raise `UsageError` where checkpoints are sent to a store from this machine, and trials run on others too."""
     url = checkpoint_url()
-    if url is not None and len(nodes) > 1:
+    machines = len({node.name for node in nodes})
+    if url is not None and machines > 1:
         raise UsageError(
-            f"{CHECKPOINT_DIR_VARIABLE} = {url.partition('://')[0]}://…: on a Ray cluster of {len(nodes)} machines it "
+            f"{CHECKPOINT_DIR_VARIABLE} = {url.partition('://')[0]}://…: on a Ray cluster of {machines} machines it "
             "must name a folder: a store's files are sent and brought by the driver's machine alone",
             hint="name a folder that all machines share",
         )
