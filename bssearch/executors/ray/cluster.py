@@ -10,9 +10,11 @@ import signal
 import threading
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
+
+import psutil
 
 from bssearch.errors import LaunchError, UsageError
 from bssearch.executors.process import hide_secrets, is_secret
@@ -65,6 +67,7 @@ class Cluster:
             )
         self.ray = _imported()
         self._is_own = not self.ray.is_initialized()
+        self._is_begun = self._is_own and address is None
         if not self._is_own:
             return
         hide_secrets()
@@ -113,6 +116,8 @@ class Cluster:
         """End the connection, and a Ray that was started here; a second time does nothing."""
         if self._is_own:
             self._is_own = False
+            if self._is_begun:
+                _kill_autoscaler()
             with _sigterm_as_it_is():
                 self.ray.shutdown()
 
@@ -123,6 +128,14 @@ def said_by(error: Exception) -> str:
     if not lines:
         return type(error).__name__
     return lines[-1] if any(line.startswith('File "') for line in lines) else lines[0]
+
+
+def _kill_autoscaler() -> None:
+    """Kill the monitor of the autoscaler of a Ray that was started here: it keeps Ray's end waiting for a second."""
+    for child in psutil.Process().children():
+        with suppress(psutil.Error):
+            if any(word.endswith("monitor.py") and "autoscaler" in word for word in child.cmdline()):
+                child.kill()
 
 
 def _imported() -> Any:
