@@ -185,6 +185,28 @@ def test_a_driver_that_is_killed_leaves_no_worker_on_the_cluster(cluster: Any, t
         wait_until_gone(pid)
 
 
+def test_without_an_address_a_ray_of_its_own_is_started_beside_a_cluster(cluster: Any) -> None:
+    path = os.pathsep.join([str(Path(__file__).parents[2]), *filter(None, sys.path)])
+    done = subprocess.run(
+        [sys.executable, "-c", BESIDE],
+        env=os.environ | {"PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, "1\n"), done.stderr
+
+
+BESIDE = """
+from bssearch.executors.ray.cluster import Cluster
+
+here = Cluster(None)
+print(len(here.nodes()))
+here.close()
+"""
+
+
 SILENT = """
 import os
 import socket

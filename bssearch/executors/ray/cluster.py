@@ -78,10 +78,10 @@ class Cluster:
                 self._connect(address)
 
     def _begin(self) -> None:
-        """Start a Ray on this machine. Its processes end with the thread that calls this."""
+        """Start a Ray here, where there may be another. Its processes end with the thread that calls this."""
         try:
             with _in_environment(OWN_RAY):
-                self.ray.init(include_dashboard=False, object_store_memory=STORE_BYTES, **_quiet())
+                self.ray.init("local", include_dashboard=False, object_store_memory=STORE_BYTES, **_quiet())
         except Exception as error:
             raise LaunchError(f"Ray cannot be started on this machine: {said_by(error)}") from error
 
