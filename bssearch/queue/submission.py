@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from enum import StrEnum
 
 from bssearch.errors import UsageError
+from bssearch.spec.reader import SUFFIXES
 from bssearch.spec.yaml_values import shortened
 
 Value = float | int | bool | str | list[int] | list[float]
@@ -29,10 +30,9 @@ EARLIEST = datetime(1, 1, 2, tzinfo=UTC)
 LATEST = datetime(9999, 12, 30, tzinfo=UTC)
 """Between which a moment can be written with any offset from UTC."""
 
-FILE_SUFFIXES = (".yaml", ".yml", ".toml")
 TEMPLATE_NAME = (
     "a template's name is of at most 100 letters, digits, '_', '.' and '-', such as digits, and ends as no file does "
-    f"({', '.join(FILE_SUFFIXES)}); a submission's file ends in .yaml or .yml"
+    f"({', '.join(SUFFIXES)}); a submission's file ends in .yaml or .yml"
 )
 _TEMPLATE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 
@@ -45,6 +45,11 @@ class SubmissionState(StrEnum):
     CANCELLED = "cancelled"
     DONE = "done"
     FAILED = "failed"
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nobody serves it any more, now or later."""
+        return self not in {SubmissionState.WAITING, SubmissionState.PAUSED}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,7 +134,7 @@ class WorkerRecord:
 
 def is_template_name(name: str) -> bool:
     """Return whether a template may have a name: no path is one, nor what `submit` would read as a file."""
-    return _TEMPLATE.fullmatch(name) is not None and not name.endswith(FILE_SUFFIXES)
+    return _TEMPLATE.fullmatch(name) is not None and not name.endswith(SUFFIXES)
 
 
 def check_template_name(name: str) -> None:

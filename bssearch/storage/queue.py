@@ -235,7 +235,7 @@ class Queue(Database):
 def refuse_queued(connection: Connection, name: str, doing: str) -> None:
     """Raise `UsageError` where a study is still to be served: a worker would make it anew under its old name."""
     state = connection.scalar(select(SubmissionRow.state).where(SubmissionRow.name == name))
-    if state in {SubmissionState.WAITING, SubmissionState.PAUSED}:
+    if state is not None and not state.is_over:
         raise UsageError(
             f"the study {name!r} cannot be {doing}: it is in the queue, and {state}", hint=f"bssearch cancel {name}"
         )
@@ -270,8 +270,7 @@ def _lock(connection: Connection) -> None:
 
 def _may_follow(new: NewSubmission, earlier: Submission) -> bool:
     """Return whether a submission asks for more of one that is over."""
-    is_over = earlier.state not in {SubmissionState.WAITING, SubmissionState.PAUSED}
-    return is_over and (new.owner, new.template) == (earlier.owner, earlier.template)
+    return earlier.state.is_over and (new.owner, new.template) == (earlier.owner, earlier.template)
 
 
 def _taken(by: Submission | None, name: str) -> UsageError:

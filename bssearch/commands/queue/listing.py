@@ -76,14 +76,19 @@ def queued_studies(store: Store, *, everything: bool = False) -> QueueListing:
     for one in store.submissions():
         if not everything and one.state in {SubmissionState.DONE, SubmissionState.CANCELLED}:
             continue
-        row = _queued(one, counts.get(one.name), here)
-        rows.append(row.model_copy(update={"position": places.get(one.name), "share": shares.get(one.name)}))
+        rows.append(_queued(one, counts.get(one.name), here, places.get(one.name), shares.get(one.name)))
     rows.sort(key=lambda row: (row.position is None, row.position or 0))
     return QueueListing(submissions=rows, workers=[_seen(one) for one in (workers if everything else here)])
 
 
-def _queued(one: Submission, study: StudySummary | None, here: Sequence[WorkerRecord]) -> QueuedStudy:
-    """Return a submission without its place and share; ``here`` are the workers that there are."""
+def _queued(
+    one: Submission,
+    study: StudySummary | None,
+    here: Sequence[WorkerRecord],
+    position: int | None,
+    share: float | None,
+) -> QueuedStudy:
+    """Return a submission as it is listed; ``here`` are the workers that there are."""
     serving = [worker.host for worker in here if worker.serving == one.name]
     waits_alone = one.state is SubmissionState.WAITING and not serving and not one.reason
     return QueuedStudy(
@@ -97,8 +102,8 @@ def _queued(one: Submission, study: StudySummary | None, here: Sequence[WorkerRe
         tags=list(one.tags),
         not_before=one.not_before,
         submitted_at=one.submitted_at,
-        position=None,
-        share=None,
+        position=position,
+        share=share,
         served_seconds=one.served_seconds,
         trials=study.trials if study else 0,
         reached=study.reached if study else 0,
