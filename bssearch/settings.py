@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import getpass
 import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from bssearch.errors import UsageError
@@ -20,6 +22,21 @@ TENSORBOARD_DIR_VARIABLE = "BSSEARCH_TENSORBOARD_DIR"
 
 BOARD_PROCESS = "bssearch-board"
 """What a board's process is called where the system lists processes; Linux takes 15 characters."""
+
+
+@contextmanager
+def environment_with(values: Mapping[str, str]) -> Iterator[None]:
+    """Have variables of the environment be others inside, for what is started there."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
 
 def database_url(given: str | None = None) -> str:

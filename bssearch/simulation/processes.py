@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from bssearch.errors import UsageError
+from bssearch.settings import environment_with
 
 PROCESSES = 2
 """A choice: more take memory, and most machines have two cores to spare."""
@@ -38,7 +39,8 @@ def repeating(
     if processes == 0:
         yield lambda sampler, pruner, repeats: map(partial(one, shared, sampler, pruner), repeats)
         return
-    with _one_thread_each():
+    # One thread each: faster here, and alike on any number of cores.
+    with environment_with(dict.fromkeys(THREADS, "1")):
         spawn = multiprocessing.get_context("spawn")
         pool = ProcessPoolExecutor(processes, spawn, initializer=_have, initargs=(shared,))
         try:
@@ -88,18 +90,3 @@ def _end_with_parent() -> None:
     assert parent is not None
     parent.join()
     os._exit(1)
-
-
-@contextmanager
-def _one_thread_each() -> Iterator[None]:
-    """Have processes that start meanwhile compute with one thread: faster here, and alike on any number of cores."""
-    before = {name: os.environ.get(name) for name in THREADS}
-    os.environ.update(dict.fromkeys(THREADS, "1"))
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -17,7 +16,7 @@ from bssearch.integrations.own_loop import LoopTrial
 from bssearch.records import Observation, TrialRecord, TrialState
 from bssearch.storage.repository import open_store
 from tests.boards.read_back import event_files, hyperparameters, mlflow_client, mlflow_runs, texts, wandb_run
-from tests.cli.task import INLINE, bssearch, space_of, write_task
+from tests.cli.task import INLINE, bssearch, environment, space_of, write_task
 from tests.factories import make_spec
 from tests.search.law import LawExecutor
 from tests.search.test_pausing_driver import Dies, Doomed, SteppingLaw, study_spec
@@ -277,11 +276,10 @@ def test_processes_that_open_a_new_mlflow_file_at_once_make_it_once(
         cache.touch()  # no folder: one process opens the file, and does without the lock
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'new.db'}")
-    path = os.pathsep.join([str(Path(__file__).parents[2]), *filter(None, sys.path)])
     processes = [
         subprocess.Popen(
             [sys.executable, "-c", OPEN],
-            env=os.environ | {"PYTHONPATH": path},
+            env=environment(),
             stdin=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

@@ -20,6 +20,7 @@ from bssearch.executors.base import Event, ExecutorSettings, Observed
 from bssearch.executors.ray import executor as ray_executor
 from bssearch.executors.ray.executor import RayExecutor
 from bssearch.records import TrialState
+from tests.cli.task import environment
 from tests.executors.line_workload import (
     outcomes,
     request_endless_trial,
@@ -186,10 +187,9 @@ def test_a_driver_that_is_killed_leaves_no_worker_on_the_cluster(cluster: Any, t
 
 
 def test_without_an_address_a_ray_of_its_own_is_started_beside_a_cluster(cluster: Any) -> None:
-    path = os.pathsep.join([str(Path(__file__).parents[2]), *filter(None, sys.path)])
     done = subprocess.run(
         [sys.executable, "-c", BESIDE],
-        env=os.environ | {"PYTHONPATH": path},
+        env=environment(),
         capture_output=True,
         text=True,
         timeout=120,

@@ -21,9 +21,10 @@ from bssearch.executors.messages import Load
 from bssearch.executors.ray import executor as ray_executor
 from bssearch.executors.ray import worker
 from bssearch.executors.ray.actor import Heard
-from bssearch.executors.ray.cluster import Cluster, Node, _in_environment, said_by
+from bssearch.executors.ray.cluster import Cluster, Node, said_by
 from bssearch.executors.ray.executor import RayExecutor
 from bssearch.records import TrialState
+from bssearch.settings import environment_with
 from tests.executors.fake_ray import Actor, FakeRay, RayTaskError
 from tests.executors.line_workload import outcomes, request_trial, wait_for
 
@@ -112,7 +113,7 @@ def test_a_store_that_is_no_folder_is_refused_on_several_machines(monkeypatch: p
 
 def test_what_is_added_to_the_environment_may_be_taken_away_inside(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BSS_GIVEN", "mine")
-    with _in_environment({"BSS_GIVEN": "other", "BSS_NEW": "1"}):
+    with environment_with({"BSS_GIVEN": "other", "BSS_NEW": "1"}):
         assert (os.environ["BSS_GIVEN"], os.environ.pop("BSS_NEW")) == ("other", "1")
     assert (os.environ["BSS_GIVEN"], "BSS_NEW" in os.environ) == ("mine", False)
 

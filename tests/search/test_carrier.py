@@ -72,6 +72,16 @@ def resuming(number: int, file: Path) -> TrialRequest:
     return replace(request_endless_trial(number), checkpoint=str(file), resumes=True)
 
 
+def with_a_trial_in_the_store() -> tuple[Checkpoints, Noting, Carrier, Path]:
+    """Return a carrier that has sent trial 1, with its checkpoints, its executor, and the trial's file here."""
+    checkpoints, executor = Checkpoints(make_study_record()), Noting()
+    carrier = Carrier(cast(Executor, executor), checkpoints)
+    file = save(checkpoints, 1)
+    executor.to_say = [paused(1)]
+    assert until_ended(carrier) == paused(1)
+    return checkpoints, executor, carrier, file
+
+
 def test_while_a_file_is_on_its_way_the_others_are_heard_and_its_trial_ends_once_it_is_there(
     store: type[Troubled],
 ) -> None:
@@ -93,11 +103,7 @@ def test_while_a_file_is_on_its_way_the_others_are_heard_and_its_trial_ends_once
 
 
 def test_a_trial_goes_on_once_its_file_is_here_and_ends_then_where_that_was_asked_for(store: type[Troubled]) -> None:
-    checkpoints, executor = Checkpoints(make_study_record()), Noting()
-    carrier = Carrier(cast(Executor, executor), checkpoints)
-    file = save(checkpoints, 1)
-    executor.to_say = [paused(1)]
-    assert until_ended(carrier) == paused(1)
+    _, executor, carrier, file = with_a_trial_in_the_store()
     file.parent.mkdir(exist_ok=True)
     file.write_bytes(b"of before")
     store.holds = True
@@ -116,11 +122,7 @@ def test_a_trial_goes_on_once_its_file_is_here_and_ends_then_where_that_was_aske
 def test_a_trial_that_is_to_be_paused_before_it_has_gone_on_is_so_at_once_and_as_far_as_it_was(
     store: type[Troubled],
 ) -> None:
-    checkpoints, executor = Checkpoints(make_study_record()), Noting()
-    carrier = Carrier(cast(Executor, executor), checkpoints)
-    file = save(checkpoints, 1)
-    executor.to_say = [paused(1)]
-    assert until_ended(carrier) == paused(1)
+    checkpoints, executor, carrier, file = with_a_trial_in_the_store()
     store.holds = True
     carrier.submit(resuming(1, file), paused(1).outcome)
     assert store.is_held.wait(60)
@@ -132,11 +134,7 @@ def test_a_trial_that_is_to_be_paused_before_it_has_gone_on_is_so_at_once_and_as
 
 
 def test_a_file_that_is_not_wanted_any_more_is_in_the_way_of_no_later_one(store: type[Troubled]) -> None:
-    checkpoints, executor = Checkpoints(make_study_record()), Noting()
-    carrier = Carrier(cast(Executor, executor), checkpoints)
-    file = save(checkpoints, 1)
-    executor.to_say = [paused(1)]
-    assert until_ended(carrier) == paused(1)
+    _, executor, carrier, file = with_a_trial_in_the_store()
     store.holds = True
     carrier.submit(resuming(1, file), paused(1).outcome)
     assert store.is_held.wait(60)
@@ -154,11 +152,7 @@ def test_a_file_that_is_not_wanted_any_more_is_in_the_way_of_no_later_one(store:
 
 
 def test_of_a_trial_that_is_paused_again_once_its_file_has_come_nothing_stays_here(store: type[Troubled]) -> None:
-    checkpoints, executor = Checkpoints(make_study_record()), Noting()
-    carrier = Carrier(cast(Executor, executor), checkpoints)
-    file = save(checkpoints, 1)
-    executor.to_say = [paused(1)]
-    assert until_ended(carrier) == paused(1)
+    checkpoints, executor, carrier, file = with_a_trial_in_the_store()
     carrier.submit(resuming(1, file), paused(1).outcome)
     while not file.exists():
         assert not executor.submitted

@@ -18,6 +18,7 @@ import psutil
 
 from bssearch.errors import LaunchError, UsageError
 from bssearch.executors.process import hide_secrets, is_secret
+from bssearch.settings import environment_with
 
 CONNECT_SECONDS = 30.0
 """How long a cluster may take to answer: the requirement."""
@@ -80,7 +81,7 @@ class Cluster:
     def _begin(self) -> None:
         """Start a Ray here, where there may be another. Its processes end with the thread that calls this."""
         try:
-            with _in_environment(OWN_RAY):
+            with environment_with(OWN_RAY):
                 self.ray.init("local", include_dashboard=False, object_store_memory=STORE_BYTES, **_quiet())
         except Exception as error:
             raise LaunchError(f"Ray cannot be started on this machine: {said_by(error)}") from error
@@ -155,21 +156,6 @@ def _quiet() -> Mapping[str, Any]:
     """Return how Ray is asked to print nothing: stdout is for the answer."""
     logging.getLogger("ray").setLevel(logging.ERROR)
     return {"log_to_driver": False, "configure_logging": False}
-
-
-@contextmanager
-def _in_environment(values: Mapping[str, str]) -> Iterator[None]:
-    """Add values to the environment, for what is started inside."""
-    before = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
 
 
 @contextmanager
