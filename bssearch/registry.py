@@ -20,7 +20,7 @@ from bssearch.errors import UsageError
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
-Kind = Literal["objectives", "pruners", "samplers", "executors", "importers", "exporters", "probes"]
+Kind = Literal["objectives", "pruners", "samplers", "executors", "importers", "exporters", "probes", "boards"]
 
 BUILT_IN: Mapping[Kind, Mapping[str, str]] = {
     "objectives": {
@@ -71,6 +71,11 @@ BUILT_IN: Mapping[Kind, Mapping[str, str]] = {
         "step-time": "bssearch.commands.probe.step_time:step_time",
         "noise": "bssearch.commands.probe.noise:noise",
         "branch": "bssearch.commands.probe.branch:branch",
+    },
+    "boards": {
+        "tensorboard": "bssearch.boards.tensorboard:TensorBoard",
+        "mlflow": "bssearch.boards.mlflow:MLflow",
+        "wandb": "bssearch.boards.wandb:WeightsAndBiases",
     },
 }
 """Of each kind the module and the attribute, ``module:attribute``, by name."""

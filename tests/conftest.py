@@ -1,8 +1,12 @@
 from __future__ import annotations
 
+import ctypes
 import gc
+import importlib.util
 import os
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +16,26 @@ from tests.postgres import own_postgres, postgres
 from tests.schema import make_tables
 
 __all__ = ["own_postgres", "postgres"]  # fixtures for all tests
+
+SERVERS = frozenset({"postgres", "own_postgres", "browser"})
+"""Fixtures that start a server or a browser: tests that take one are slow."""
+
+NEEDED = {
+    "cli/test_ray.py": "ray",
+    "executors/test_ray_actor.py": "ray",
+    "executors/test_ray_cluster.py": "ray",
+    "executors/test_ray_slots.py": "ray",
+    "integrations/test_lightning.py": "lightning",
+    "integrations/test_trainer_arguments.py": "transformers",
+    "integrations/test_transformers.py": "transformers",
+    "boards/test_real_boards.py": "mlflow",
+    "storage/test_alembic.py": "pytest_alembic",
+}
+"""Test modules that import a package of the extra ``integrations``: slow, and left out if it is not installed."""
+
+HERE = Path(__file__).parent
+
+PR_SET_CHILD_SUBREAPER = 36  # prctl(2)
 
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
@@ -26,6 +50,30 @@ def pytest_configure() -> None:
         os.environ.setdefault(name, "1")
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     gc.disable()
+
+
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    """Leave out the modules whose package is not installed; where all must run, their imports fail."""
+    package = _package_of(collection_path)
+    if package is None or os.environ.get("CI"):
+        return None
+    return True if importlib.util.find_spec(package) is None else None
+
+
+def _package_of(path: Path) -> str | None:
+    return NEEDED.get(str(path.relative_to(HERE))) if path.is_relative_to(HERE) else None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark tests slow that take a server, a browser or a package of the extra ``integrations``."""
+    for item in items:
+        taken = SERVERS.intersection(getattr(item, "fixturenames", ()))
+        kinds = (
+            [one for one in item.callspec.params.values() if isinstance(one, str)] if hasattr(item, "callspec") else []
+        )
+        if taken or "postgresql" in kinds or _package_of(item.path) is not None:
+            item.add_marker(pytest.mark.slow)
 
 
 def pytest_collection_finish() -> None:
@@ -59,3 +107,11 @@ def _no_database_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(DATABASE_URL_VARIABLE, raising=False)
     monkeypatch.delenv(DATABASE_URL_FILE_VARIABLE, raising=False)
     monkeypatch.delenv("NO_COLOR", raising=False)
+
+
+@pytest.fixture(autouse=True)
+def _orphans_are_adopted_by_no_test() -> Iterator[None]:
+    """A program run in this process makes it the parent of orphans; later tests count its children."""
+    yield
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)

@@ -10,6 +10,9 @@ ROOT = Path(__file__).resolve().parents[1]
 GUIDE = ROOT / "bssearch" / "guide"
 DOCUMENTS = {path.stem: path.read_text(encoding="utf-8") for path in [ROOT / "README.md", *sorted(GUIDE.glob("*.md"))]}
 README = DOCUMENTS["README"]
+BENCHMARKS = ROOT / "tests" / "benchmarks"
+SCRIPTS = sorted(path for path in BENCHMARKS.rglob("*.py") if "if __name__ ==" in path.read_text(encoding="utf-8"))
+"""The benchmarks that are run as files."""
 
 
 def blocks(text: str, language: str) -> list[str]:

@@ -6,7 +6,6 @@ not simply taken.
 
 from __future__ import annotations
 
-import gzip
 import json
 import random
 import shutil
@@ -28,7 +27,6 @@ from bssearch.executors.programs.reported_trial import ReportedTrial
 from bssearch.executors.programs.reports import ReportReader
 from bssearch.importers.rcp import import_rcp
 from bssearch.importers.runs import import_runs
-from bssearch.recorded import read_table
 from bssearch.records import Configuration, Observation, Target, TrialRequest, TrialState, to_json
 from bssearch.search.finding import compute_answer
 from bssearch.settings import shipped_studies
@@ -174,17 +172,6 @@ def _reference_points(rng: random.Random, folder: Path) -> None:
     import_rcp(file)
 
 
-def _recorded(rng: random.Random, folder: Path) -> None:
-    table, about = folder / "table.csv.gz", folder / "table.json"
-    curves, head = (mutated(rng, text) if rng.random() < 0.7 else text for text in (CURVES, CURVES_HEAD))
-    content = gzip.compress(in_bytes(rng, curves), mtime=0)
-    if rng.random() < 0.1:
-        content = content[: rng.randint(0, len(content))]
-    table.write_bytes(content)
-    about.write_bytes(in_bytes(rng, head))
-    read_table(table)
-
-
 def _message(rng: random.Random, folder: Path) -> None:
     lines = Lines()
     content = in_bytes(rng, mutated(rng, rng.choice(REPLIES))) + b"\n"
@@ -314,15 +301,6 @@ RUNS = """batch_size,reached,seed,steps,train_seconds,final_metric,device,precis
 128,true,0,70,2.9,0.93,A100,bf16,0.4,last
 """
 
-CURVES = "trial,param.batch_size,param.learning_rate,seed,step,train_seconds,metric\n" + "".join(
-    f"{trial},{32 * 2 ** (trial % 3)},0.{trial + 1},0,{10 * step},{0.5 * step},{0.1 + 0.08 * step:.3f}\n"
-    for trial in range(4)
-    for step in range(10)
-)
-CURVES_HEAD = json.dumps(
-    {"name": "toy", "metric": "accuracy", "goal": "maximize", "target": 0.7, "max_train_seconds": 12.0}, indent=1
-)
-
 REPLIES = (
     '{"kind": "loaded", "device": "cpu", "revision": "0123456789ab"}',
     '{"kind": "heartbeat"}',
@@ -348,7 +326,6 @@ KINDS = (
     Kind("enqueued values", _enqueued),
     Kind("run tables", _runs),
     Kind("reference points", _reference_points),
-    Kind("recorded tables", _recorded),
     Kind("worker messages", _message),
     Kind("program reports", _program_reports),
 )

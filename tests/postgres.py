@@ -82,7 +82,7 @@ class Postgres:
         if self._cleared is None:
             self._cleared = self.create_database("cleared")
         else:
-            tables = ("study", "environment", "submission", "share", "worker")
+            tables = ("study", "environment", "submission", "worker")
             self.execute(*(f"DELETE FROM bss_{table}" for table in tables), database="cleared")
         return self._cleared
 

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from bssearch.analysis.answer import Answer
-from tests.benchmarks import fair_queue, memory_plan, other_finders, quick_answers
+from tests.benchmarks import memory_plan, other_finders, quick_answers
 from tests.benchmarks.reconfirmation import meets_bar
 from tests.benchmarks.table_task import disagreements
 from tests.documents import ROOT
@@ -28,15 +28,6 @@ def test_thirteen_of_fifteen_or_as_large_a_share(held: int, count: int, is_met: 
 )
 def test_what_another_tool_finds_may_not_be_sooner_at_the_target(own: float, others: list[float], is_met: bool) -> None:
     assert other_finders.meets_bar(own, others) is is_met
-
-
-def test_a_share_may_be_a_tenth_off_and_no_more() -> None:
-    stated = {"a": 0.5, "b": 0.5}
-    assert fair_queue.meets_bar({"a": 0.54, "b": 0.46}, stated)
-    assert not fair_queue.meets_bar({"a": 0.56, "b": 0.44}, stated)
-    found = fair_queue.shares({"a1": 1.0, "a2": 2.0, "c1": 3.0}, {"a1": 2.0, "a2": 4.0, "c1": 4.0})
-    assert found == {"a1": 0.25, "a2": 0.5, "c1": 0.25}
-    assert fair_queue.by_owner(found) == {"ann": 0.75, "cy": 0.25}
 
 
 def test_of_a_tools_learning_rates_that_counts_which_is_soonest_and_equal_ones_are_trained_once() -> None:

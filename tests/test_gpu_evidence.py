@@ -11,20 +11,15 @@ import signal
 import sys
 import textwrap
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from bssearch.commands import opening
-from bssearch.spec import StudySpec
-from bssearch.storage.repository import open_store
 from tests import gpu_evidence
 from tests.documents import DOCUMENTS, ROOT
 from tests.evidence import runner
-from tests.evidence.call_a import export, mode_of, products
+from tests.evidence.call_a import export, products
 from tests.evidence.call_c import compared, spread, told
 from tests.evidence.ratios import paired_ratio
 from tests.evidence.runner import (
@@ -37,8 +32,7 @@ from tests.evidence.runner import (
     section_of,
     verdict,
 )
-from tests.evidence.task import Found, Section, Task, can_build_kernels, configuration_of, study_worker, write_json
-from tests.factories import make_environment, make_spec
+from tests.evidence.task import Found, Section, Task, can_build_kernels, configuration_of, write_json
 from tests.gpu.conftest import SLOWER, rank
 
 SCRIPTS = [ROOT / "tests" / "gpu_evidence.py", *sorted((ROOT / "tests" / "evidence").glob("*.py"))]
@@ -121,6 +115,7 @@ def test_a_section_that_fails_is_recorded_with_what_it_had_found_and_the_rest_go
     assert sorted(path.name for path in tmp_path.iterdir()) == ["evidence.json"]
 
 
+@pytest.mark.slow
 def test_a_late_section_is_ended_with_its_children_and_keeps_what_it_had_saved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -178,34 +173,10 @@ def test_a_call_that_cannot_be_made_is_refused_at_its_start(
     assert said in capsys.readouterr().err and not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_the_export_of_no_study_says_that_there_is_none(tmp_path: Path) -> None:
     found = export(Task("cpu", True, tmp_path))
     assert "there is no study" in verdict(found)
-
-
-def test_the_study_has_the_mode_that_its_steps_were_computed_in(tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path / 'study.db'}"
-    spec = make_spec()
-    with open_store(url) as store:
-        store.create_study(spec.new_study("tester"))
-        store.bind_environment(spec.name, make_environment(compile_mode="capture channels_last"))
-    assert mode_of(spec.name, url) == "capture channels_last"
-
-
-def test_how_steps_are_computed_is_decided_once_for_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str | None] = []
-
-    @contextmanager
-    def described(spec: StudySpec, launch: object, compile_mode: str | None) -> Iterator[tuple[object, Any]]:
-        asked.append(compile_mode)
-        yield None, SimpleNamespace(environment=make_environment(compile_mode="capture channels_last"))
-
-    monkeypatch.setattr(opening, "described", described)
-    for quick in (True, True, False):
-        task = Task("cuda", quick, tmp_path)
-        with study_worker(task, make_spec()):
-            pass
-    assert asked == [None, "capture channels_last", None], "another workload decides for itself"
 
 
 def test_no_section_begins_without_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,6 +194,7 @@ def test_a_figure_that_is_none_is_not_written(tmp_path: Path) -> None:
     assert not (tmp_path / "evidence.json").exists()
 
 
+@pytest.mark.slow
 def test_a_call_runs_as_a_command_and_only_the_sections_that_are_named(tmp_path: Path) -> None:
     with pytest.raises(SystemExit):
         gpu_evidence.main(["--out", str(tmp_path), "--call", "A", "--quick", "--only", "peers"])
@@ -340,8 +312,7 @@ def test_the_quick_tests_on_a_gpu_come_first_and_those_that_compile_last() -> No
     order = sorted(found, key=lambda one: rank(*one))
     files = [file for file, _ in order]
     assert files[0] == "test_clock_on_gpu" and "compiled" in order[-1][1] and order[-1][0] == "test_steps_on_gpu"
-    captured = next(place for place, (_, name) in enumerate(order) if "captured" in name)
-    assert captured < files.index("test_device_on_gpu") < files.index("test_pausing_on_gpu")
+    assert files.index("test_steps_on_gpu") < files.index("test_device_on_gpu") < files.index("test_pausing_on_gpu")
 
 
 def test_what_compiling_for_a_gpu_needs_is_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

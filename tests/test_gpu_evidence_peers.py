@@ -57,6 +57,7 @@ def memory_of(limit: int | None, samples: int = 200) -> Memory:
     return Memory(Toy(), toy_data(samples), on_cpu(measure_noise=False), DEFAULT, limit)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not finders.is_installed("accelerate"), reason="accelerate is not installed")
 @pytest.mark.parametrize("limit", [None, 70])
 def test_the_rule_of_accelerate_is_what_accelerate_does(limit: int | None) -> None:
@@ -64,6 +65,7 @@ def test_the_rule_of_accelerate_is_what_accelerate_does(limit: int | None) -> No
     assert accelerate_finds(memory) == accelerate_shrinks(memory.fits, memory.samples)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not finders.is_installed("lightning"), reason="Lightning is not installed")
 @pytest.mark.parametrize("limit", [None, 70])
 @pytest.mark.filterwarnings("ignore")
@@ -73,6 +75,7 @@ def test_the_rules_of_lightning_are_what_lightning_does(limit: int | None, tmp_p
     assert lightning_finds(memory, tmp_path, "binsearch") == lightning_binsearch(memory.fits, memory.samples)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not finders.is_installed("lightning"), reason="Lightning is not installed")
 @pytest.mark.parametrize("most", [2, 3, 100, 2047, 3000, 4095, 5000, 8191, 10**9])
 @pytest.mark.filterwarnings("ignore")

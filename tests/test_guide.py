@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import re
 import shutil
 import tomllib
 import typing
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -26,14 +28,29 @@ from bssearch.spec import load_spec
 from bssearch.spec.model import StudySpec
 from bssearch.spec.parts import TrainingSpec
 from bssearch.storage.connection.patience import RETRY_FOR_S
+from tests.benchmarks.simulate import pruning, searching
 from tests.cli.task import bssearch as run
-from tests.documents import DOCUMENTS, GUIDE, ROOT, block_commands, blocks, code, span_commands, spans
+from tests.documents import (
+    BENCHMARKS,
+    DOCUMENTS,
+    GUIDE,
+    ROOT,
+    SCRIPTS,
+    block_commands,
+    blocks,
+    code,
+    span_commands,
+    spans,
+)
 
 UNMEASURED = "TO MEASURE"
 """Stands where a figure is yet to be measured."""
 
 PLACEHOLDERS = {"NUMBER": "1", "X": "1"}
-BENCHMARKS = {path.name for path in (ROOT / "tests" / "benchmarks").glob("*.py")} - {"__init__.py"}
+SIMULATIONS: dict[str, Callable[..., None]] = {
+    "simulate/pruning.py": pruning.simulate,
+    "simulate/searching.py": searching.simulate,
+}
 ROOMS = DOCUMENTS["changing-the-code"]
 every_document = pytest.mark.parametrize("name", DOCUMENTS)
 
@@ -97,13 +114,16 @@ def test_commands_within_sentences_name_commands_and_options_that_exist(name: st
 @every_document
 def test_options_within_sentences_belong_to_some_command(name: str) -> None:
     known = {option for one in leaves() for param in leaf(one.split())[0].params for option in param.opts}
-    known |= {option for path in [*BENCHMARKS] for option in scripted_options(path)} | {"--help", "--check", "--out"}
+    known |= {option for path in SCRIPTS for option in scripted_options(path)} | {"--help", "--check", "--out"}
     named = {word for span in spans(DOCUMENTS[name]) for word in re.findall(r"(?<![\w-])--[a-z-]+", span)}
     assert named <= known
 
 
-def scripted_options(script: str) -> list[str]:
-    return re.findall(r'"(--[a-z-]+)"', (ROOT / "tests" / "benchmarks" / script).read_text())
+def scripted_options(script: Path) -> list[str]:
+    command = SIMULATIONS.get(script.relative_to(BENCHMARKS).as_posix())
+    if command is not None:
+        return ["--format", *(f"--{name}" for name in inspect.signature(command).parameters)]
+    return re.findall(r'"(--[a-z-]+)"', script.read_text())
 
 
 def test_the_table_of_commands_is_that_of_the_command_line() -> None:
@@ -232,10 +252,10 @@ def test_files_that_are_named_exist(name: str) -> None:
 
 
 def test_every_benchmark_is_in_the_figures_with_options_that_it_has() -> None:
-    named = re.findall(r"tests/benchmarks/(\w+\.py)([^`\n]*)", DOCUMENTS["figures"])
-    assert {script for script, _ in named} == BENCHMARKS
+    named = re.findall(r"(tests/benchmarks/[\w/]+\.py)([^`\n]*)", DOCUMENTS["figures"])
+    assert {ROOT / script for script, _ in named} == set(SCRIPTS)
     for script, rest in named:
-        assert set(re.findall(r"--[a-z-]+", rest)) <= set(scripted_options(script)), script
+        assert set(re.findall(r"--[a-z-]+", rest)) <= set(scripted_options(ROOT / script)), script
 
 
 def test_every_figure_of_a_benchmark_has_a_date_and_the_page_its_machine() -> None:

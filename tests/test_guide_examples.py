@@ -21,6 +21,7 @@ import pytest
 import yaml
 
 from bssearch import registry
+from bssearch.boards import process as board_process
 from bssearch.commands.opening import program_of
 from bssearch.executors.messages import Load
 from bssearch.executors.programs.command import LoadedCommand
@@ -81,9 +82,13 @@ def test_there_is_an_example_of_every_kind() -> None:
 
 
 @pytest.mark.slow
-def test_a_study_runs_with_those_that_a_spec_names_and_is_exported(folder: Path) -> None:
+def test_a_study_runs_with_those_that_a_spec_names_and_is_exported(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(board_process, "SILENT_SECONDS", 600.0)  # however slow the machine is
+    monkeypatch.setenv("PYTHONPATH", str(folder / "site"), prepend=os.pathsep)
     named = ["pruner.name=patient", "sampler.name=uniform", "executor.name=noted", "objective=epochs_to_target"]
-    changes = [word for one in [*named, "budget.trials=4", "confirm.runs=0"] for word in ("--set", one)]
+    changes = [word for one in [*named, "log=[ends]", "budget.trials=4", "confirm.runs=0"] for word in ("--set", one)]
     done = bssearch("run", "task.yaml", *changes, cwd=folder)
     assert done.returncode == 0, done.stderr
     trials = rows(folder, "trials", "task")
@@ -95,6 +100,8 @@ def test_a_study_runs_with_those_that_a_spec_names_and_is_exported(folder: Path)
     assert best["objective_value"]["median"] == pytest.approx(best["steps_to_target"] * best["batch_size"] / 500)
     exported = bssearch("export", "task", "--to", "counts", cwd=folder)
     assert exported.stdout == "task.txt\n" and (folder / "task.txt").read_text() == "4\n"
+    ends = [line.split() for line in (folder / "ends.txt").read_text().splitlines()]
+    assert sorted(ends) == sorted([f"{trial['number']}", trial["state"]] for trial in trials)
 
 
 def test_the_pruner_of_the_guide_stops_what_is_far_behind(folder: Path) -> None:
@@ -153,6 +160,7 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("spec", "basis"),
     [
@@ -203,6 +211,7 @@ def test_a_study_of_a_program_runs_answers_and_is_confirmed(programs: Path, monk
 OWN_LOOP = DOCUMENTS["own-training"].split("## A loop of your own")[1].split("\n## ")[0]
 
 
+@pytest.mark.slow
 def test_the_loop_of_the_guide_trains_alone(tmp_path: Path) -> None:
     (script,) = blocks(OWN_LOOP, "python")
     (tmp_path / "train.py").write_text(script)
@@ -215,6 +224,7 @@ def test_the_loop_of_the_guide_trains_alone(tmp_path: Path) -> None:
 LIGHTNING = DOCUMENTS["own-training"].split("## Lightning")[1].split("\n## ")[0]
 
 
+@pytest.mark.slow
 def test_the_lightning_script_of_the_guide_trains_alone(tmp_path: Path) -> None:
     (script,) = blocks(LIGHTNING, "python")
     (tmp_path / "train.py").write_text(script)

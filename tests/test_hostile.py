@@ -35,6 +35,7 @@ def check(kind: Kind, seeds: range, folder: Path) -> None:
         assert time.monotonic() - began < LONGEST_WAIT_S, f"{kind.name}, seed {seed}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 def test_changed_texts_are_taken_or_refused(kind: Kind, tmp_path: Path) -> None:
     check(kind, range(CASES), tmp_path)
@@ -54,6 +55,7 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StoredRows]:
     yield StoredRows(file, spec.name)
 
 
+@pytest.mark.slow
 def test_changed_rows_are_told_or_named(rows: StoredRows, tmp_path: Path) -> None:
     check(Kind("rows", rows.attempt), range(50), tmp_path)
 

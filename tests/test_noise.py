@@ -62,6 +62,7 @@ def test_the_interval_holds_the_exact_value_in_nine_of_ten_runs(ratio: float, pa
         assert np.median([one.low or 0.0 for one in found]) > exact / 2
 
 
+@pytest.mark.slow
 def test_one_pass_is_unbiased_for_both_moments() -> None:
     random = np.random.default_rng(0)
     pairs = np.array([moments(one, one.plain) for one in gaussian_passes(8.0, 20_000, random)])

@@ -154,6 +154,7 @@ def test_enqueued_values_are_named_as_in_a_configuration() -> None:
             configuration_of(spec_of(), values)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["auto", "tpe", "gp", "random", "grid"])
 def test_every_sampler_searches_them(name: str) -> None:
     depth: Any = [1, 2, 3] if name == "grid" else {"low": 1, "high": 3}

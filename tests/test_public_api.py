@@ -42,6 +42,7 @@ STAGES = [
 ]
 
 
+@pytest.mark.slow
 def test_heavy_libraries_wait_until_they_are_needed() -> None:
     watch = f"print('\\nLOADED', *(m for m in {HEAVY!r} if m in sys.modules))"
     code = "\n".join(["import sys", *(f"{code}\n{watch}" for code, _ in STAGES)])

@@ -43,6 +43,7 @@ def test_what_others_use_is_what_is_busy_and_neither_ours_nor_our_parents() -> N
     assert others_seconds(before, after) == pytest.approx(2.0)
 
 
+@pytest.mark.slow
 def test_a_busy_machine_has_a_process_on_each_cpu_that_ends_with_the_block() -> None:
     with condition("busy", math.inf, LOOK) as busy:
         before = [cpu_seconds(one) for one in busy]
@@ -89,6 +90,7 @@ def test_a_measurement_beside_others_does_not_count(tmp_path: Path) -> None:
         watch.check()
 
 
+@pytest.mark.slow
 def test_a_measurement_beside_processes_that_were_not_busy_does_not_count(tmp_path: Path) -> None:
     with busy_process(BUSY_PRODUCTS) as pid:
         watch = watch_in(tmp_path, [psutil.Process(pid)])

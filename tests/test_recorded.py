@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from bssearch.errors import NotFoundError, UsageError
-from bssearch.recorded import RecordedTable, RecordedTrial, read_table, write_table
+from bssearch.recorded import RecordedTable, RecordedTrial, write_table
 from bssearch.records import Goal, Target
+from tests.benchmarks.simulate.tables import read_table
 
 HEADER = "trial,param.batch_size,param.note,seed,step,train_seconds,metric"
 ROWS = ("0,32,,1,10,0.5,0.6", "0,32,,1,20,1.0,0.8", "3,64,true,2,10,0.25,0.7")
@@ -106,14 +107,3 @@ def test_missing_files_and_other_names_are_named(tmp_path: Path) -> None:
     (tmp_path / "toy.csv.gz").write_bytes(b"no gzip")
     with pytest.raises(UsageError, match="cannot be read: Not a gzipped file"):
         read_table(tmp_path / "toy.csv.gz")
-
-
-def test_a_table_has_bounds_however_small_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    table = write(tmp_path, *ROWS)
-    monkeypatch.setattr("bssearch.recorded.MOST_LINES", 4)
-    assert len(read_table(table).trials) == 2
-    with pytest.raises(UsageError, match="more than 4 lines"):
-        read_table(write(tmp_path, *ROWS, ""))
-    monkeypatch.setattr("bssearch.recorded.MOST_CHARACTERS", 100)
-    with pytest.raises(UsageError, match="more than 100 characters"):
-        read_table(table)

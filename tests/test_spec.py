@@ -187,6 +187,7 @@ def test_missing_and_unreadable_files(tmp_path: Path) -> None:
         load_spec(write(tmp_path, "- 1\n"))
 
 
+@pytest.mark.slow
 def test_shipped_studies_load_and_fit_the_printed_schema() -> None:
     shipped = settings.shipped_studies()
     assert "digits" in shipped

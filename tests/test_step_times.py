@@ -52,6 +52,7 @@ def ratio_of(visits: list[Visit]) -> tuple[float, float]:
     return math.log(large.seconds / small.seconds), math.hypot(small.error.own, large.error.own)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("apart", [0.03, 0.1])
 def test_the_error_of_a_ratio_is_as_large_as_it_says_whatever_slows_all_sizes_down(apart: float) -> None:
     rng, truth, covered, draws = random.Random(1), math.log(9.0), 0, 300

@@ -18,7 +18,7 @@ from bssearch.analysis.law.regimes import Slope, slopes
 from bssearch.analysis.measured import BatchNoise
 from bssearch.analysis.objectives.seconds import seconds_to_target
 from bssearch.analysis.objectives.time_to_target import TIME
-from bssearch.analysis.optimum import Candidate, Verdict, least_of, median_steps
+from bssearch.analysis.optimum import Candidate, Verdict, least_of, median_samples, median_steps
 from bssearch.analysis.survival import survival
 from bssearch.analysis.tried_rates import is_at_end
 from bssearch.intervals import student_t
@@ -196,7 +196,7 @@ def _of_candidate(candidate: Candidate | None, step_seconds: float | None) -> di
             "restricted"
         )
         return {**dict.fromkeys(empty.split()), "confirmed": False}
-    size, steps = candidate.configuration.batch_size, median_steps(candidate)
+    steps = median_steps(candidate)
     peak, basis = peak_memory(candidate)
     best = least_of(candidate.runs, candidate.objective)
     curve = survival(candidate.runs, replace(TIME, common=candidate.objective.common))
@@ -210,7 +210,7 @@ def _of_candidate(candidate: Candidate | None, step_seconds: float | None) -> di
         "objective_value": figure_of(candidate),
         "objective_lower_bound": bound_of(candidate),
         "steps_x_step_time_s": None if steps is None or step_seconds is None else steps * step_seconds,
-        "samples_to_target": None if steps is None else steps * size,
+        "samples_to_target": median_samples(candidate),
         "peak_memory_bytes": peak,
         "peak_memory_basis": basis,
         "generalisation": over_seeds(candidate.runs),

@@ -14,6 +14,7 @@ import numpy as np
 
 from bssearch.analysis.confirmation_runs import ENOUGH_RUNS, begun_late, fewest_runs, ignore_their_seeds
 from bssearch.analysis.objectives.base import Objective
+from bssearch.analysis.objectives.samples_to_target import samples_after
 from bssearch.analysis.objectives.seconds import seconds_to_target
 from bssearch.analysis.objectives.time_to_target import TIME
 from bssearch.analysis.time_to_target import Estimate, estimate, pooled_deviation, ratio_interval, ratio_upper_bound
@@ -232,8 +233,9 @@ def decide(
     Recommended is the smallest batch size shown to be within 5 % of the least median, else that with the least.
 
     Where something else used the device during many confirmation runs, all are compared by steps × ``step_seconds``;
-    see `Objective.between`.
+    see `Objective.between`. A configuration that the spec refuses to confirm is left out.
     """
+    trials = _without_refused(trials)
     counted = [trial for trial in trials if trial.state.is_finished and not trial.state.is_missing]
     fresh = [trial for trial in counted if trial.phase is Phase.CONFIRM]
     if fewest_runs(trials, confirmation_runs, objective) < min(confirmation_runs, ENOUGH_RUNS):
@@ -274,6 +276,15 @@ def decide(
     )
 
 
+def _without_refused(trials: Sequence[TrialRecord]) -> Sequence[TrialRecord]:
+    """Return the trials without those of configurations that were refused and have no confirmation run."""
+    confirmed = {one.configuration.key for one in trials if one.phase is Phase.CONFIRM and not one.is_refused}
+    refused = [one.configuration for one in trials if one.is_refused and one.configuration.key not in confirmed]
+    if not refused:
+        return trials
+    return [one for one in trials if not any(one.configuration.trains_like(other) for other in refused)]
+
+
 def _before_the_neighbours(
     trials: Sequence[TrialRecord], confirmation_runs: int, objective: Objective, step_seconds: StepSeconds
 ) -> Verdict | None:
@@ -308,12 +319,18 @@ def _selection_bias(candidates: Sequence[Candidate]) -> float:
 
 
 def median_steps(candidate: Candidate) -> float | None:
-    """Return the median steps over a candidate's runs; None where half of them or more missed.
+    """Return the median steps over a candidate's runs; None where half of them or more missed."""
+    return _median_of_all([run.outcome.steps_to_target for run in candidate.runs if run.outcome])
 
-    Samples to the target are these × the batch size: between two runs they lie half-way, as the objective's do.
-    """
-    steps = [run.outcome.steps_to_target for run in candidate.runs if run.outcome]
-    median = statistics.median([math.inf if value is None else value for value in steps])
+
+def median_samples(candidate: Candidate) -> float | None:
+    """Return the median samples to the target over a candidate's runs; None if half of them or more missed."""
+    runs = [(run, run.outcome.steps_to_target) for run in candidate.runs if run.outcome]
+    return _median_of_all([samples_after(run, steps) for run, steps in runs])
+
+
+def _median_of_all(values: Sequence[float | None]) -> float | None:
+    median = statistics.median([math.inf if value is None else value for value in values])
     return median if math.isfinite(median) else None
 
 

@@ -42,7 +42,7 @@ from bssearch.analysis.measured import measured, noise_of_batches
 from bssearch.analysis.next_steps import next_steps
 from bssearch.analysis.notices import about_generalisation, notices
 from bssearch.analysis.objectives.base import Objective, objective_of
-from bssearch.analysis.optimum import Candidate, Verdict, decide, median_steps, repeats, runs_to_settle
+from bssearch.analysis.optimum import Candidate, Verdict, decide, median_samples, repeats, runs_to_settle
 from bssearch.analysis.settled import standing
 from bssearch.analysis.shape import Parameters
 from bssearch.analysis.time_to_target import coefficient_of_variation, ratio_interval
@@ -187,8 +187,7 @@ def _optimal(spec: StudySpec, candidate: Candidate) -> Optimal:
     at_target = [outcome for outcome in outcomes if outcome.state is TrialState.REACHED]
     tests = [outcome.test_metric for outcome in at_target if outcome.test_metric is not None]
     tokens = next((one.tokens / one.samples for one in at_target if one.tokens is not None and one.samples), None)
-    middle = median_steps(candidate)
-    samples = None if middle is None else middle * configuration.batch_size
+    samples = median_samples(candidate)
     peak, basis = peak_memory(candidate)
     return Optimal(
         batch_size=configuration.batch_size,

@@ -1,48 +1,64 @@
-"""What a board is, whatever its library."""
+"""What a board is, and what it must not be told."""
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Sequence
-from typing import Protocol
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
-from bssearch.boards.events import Answered, StudyOpened, TrialEnded, TrialObserved, TrialStarted
+from bssearch.pages.words import without_passwords
+from bssearch.records import ParameterValue
+
+Words = Mapping[str, str]
+Parameters = Mapping[str, ParameterValue]
+Figures = Mapping[str, float]
+# An evaluation: its step, its epoch second (the trial's start plus its train seconds), its figures.
+Point = tuple[int, float, Figures]
+
+_SECRET = re.compile(r"passw|passphrase|secret|credential|api[_-]?key|token$", re.IGNORECASE)
 
 
 class Board(Protocol):
-    """Shows a study's trials; it lives in a process of its own, and is made once its library is imported.
+    """Shows the trials of one driver. All calls come from one thread; a call that raises is repeated up to twice."""
 
-    A method may take its time, and may raise: the same report is then tried again, so that nothing is written twice
-    that was written before. A trial may be told of that was never told to have started here: another driver's.
-    """
+    def opened(self, name: str, mark: str, metric: str, about: Words) -> None:
+        """Show a study. ``mark`` is unique; ``about`` has ``target``, ``objective``, ``device`` and ``spec`` (YAML)."""
 
-    def opened(self, study: StudyOpened) -> None:
-        """Take in which study it is, before anything else."""
-        ...
+    def started(self, number: int, at: float, parameters: Parameters) -> None:
+        """Show a trial that started at an epoch second, or resumes. Its phase and seed are parameters, too."""
 
-    def started(self, trial: TrialStarted) -> None:
-        """Show a trial that begins, or goes on."""
-        ...
+    def observed(self, number: int, points: Sequence[Point]) -> None:
+        """Add evaluations. The figures of each include the metric and ``train_seconds``."""
 
-    def observed(self, number: int, points: Sequence[TrialObserved]) -> None:
-        """Add evaluations to a trial's curve, in the order of its steps."""
-        ...
+    def ended(self, number: int, state: str, reason: str, at: float, figures: Figures, is_elsewhere: bool) -> None:
+        """Show the end of a trial, or that it is paused. With ``is_elsewhere`` a driver that died had started it."""
 
-    def ended(self, trial: TrialEnded) -> None:
-        """Show how a trial ended, or that it is paused."""
-        ...
-
-    def answered(self, answer: Answered) -> None:
-        """Show the answer in the place of an earlier one."""
-        ...
+    def answered(self, trials: int, words: Words, parameters: Parameters, figures: Figures) -> None:
+        """Show the answer after so many trials, with ``headline``, ``verdict`` and ``document`` (JSON) in words."""
 
     def close(self) -> None:
-        """Write what is not yet written; nothing more is told."""
-        ...
+        """Write what is still in memory. No call follows."""
 
 
-def load_board(target: str) -> Board:
-    """Return a new board of the class that a target names, ``module:attribute``; imports its library."""
-    module, _, attribute = target.partition(":")
-    board: Board = getattr(importlib.import_module(module), attribute)()
-    return board
+def masked(value: Any) -> Any:
+    """Return values with ``***`` for the password of each URL in a text."""
+    if isinstance(value, str):
+        return without_passwords(value)
+    if isinstance(value, Mapping):
+        return {masked(key): masked(one) for key, one in value.items()}
+    return value
+
+
+def without_secrets(value: Any, name: str = "") -> Any:
+    """Return JSON values with ``***`` for texts that a key, ``--password=…`` or the argument before names a secret."""
+    if isinstance(value, Mapping):
+        return {key: without_secrets(one, str(key)) for key, one in value.items()}
+    if isinstance(value, list):
+        names = ["", *(one if isinstance(one, str) and one.startswith("-") else "" for one in value)]
+        return [without_secrets(one, before or name) for one, before in zip(value, names, strict=False)]
+    if not isinstance(value, str):
+        return value
+    key, equals, _ = value.partition("=")
+    if equals and _SECRET.search(key):
+        return f"{key}=***"
+    return "***" if _SECRET.search(name) and not value.startswith("-") else value

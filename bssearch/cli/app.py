@@ -27,7 +27,6 @@ from bssearch.cli import (
     registered,
     rerun,
     run,
-    simulate,
     trials,
 )
 from bssearch.cli.output import end_of_pipe
@@ -116,7 +115,6 @@ app.command("price")(price.price)
 app.command("audit")(audit.audit)
 app.command("export")(export.export)
 app.command("merge")(merge.merge)
-app.command("simulate")(simulate.simulate)
 app.command("rename")(keep.rename)
 app.command("archive")(keep.archive)
 app.command("delete")(keep.delete)

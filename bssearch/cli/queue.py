@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import sys
 from datetime import UTC, datetime
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -19,7 +18,7 @@ from bssearch.cli.arguments import (
     existing_store,
     store_to_read,
 )
-from bssearch.cli.output import Format, FormatOption, console, duration, print_table, show_model, write
+from bssearch.cli.output import Format, FormatOption, console, duration, print_table, show_model
 from bssearch.errors import UsageError
 from bssearch.pages.words import visible
 
@@ -33,7 +32,6 @@ COLUMNS = (
     "state",
     "owner",
     "priority",
-    "share",
     "served",
     "trials",
     "reached",
@@ -50,13 +48,6 @@ TagsOption = Annotated[
 TURN_SECONDS = 300.0
 
 
-class Printed(StrEnum):
-    """What a worker can be printed as."""
-
-    SYSTEMD = "systemd"
-    SBATCH = "sbatch"
-
-
 def submit(
     template: Annotated[
         str, typer.Argument(metavar="TEMPLATE", help="A template that a worker offers, or a .yaml file that names one.")
@@ -67,8 +58,8 @@ def submit(
     name: Annotated[
         str | None, typer.Option(metavar="STUDY", help="Name of the study.", show_default="the file's")
     ] = None,
-    priority: Annotated[float, typer.Option(help="Its weight among your studies.")] = 1.0,
-    owner: Annotated[str | None, typer.Option(help="Whose share it has.", show_default="you")] = None,
+    priority: Annotated[float, typer.Option(help="The highest is served first.")] = 1.0,
+    owner: Annotated[str | None, typer.Option(help="Who asks for it.", show_default="you")] = None,
     tags: TagsOption = None,
     not_before: Annotated[
         str | None, typer.Option(metavar="MOMENT", help="Such as 2026-12-01T08:00+00:00.", show_default=False)
@@ -130,7 +121,7 @@ def queue(
     db: DatabaseOption = None,
     form: FormatOption = Format.TABLE,
 ) -> None:
-    """Show the queue: what is served next, whose share it is, how far it is; and the workers."""
+    """Show the queue: what is served next, how far it is; and the workers."""
     from bssearch.commands.queue.listing import queued_studies
 
     with store_to_read(db) as store:
@@ -144,7 +135,6 @@ def print_queue(found: QueueListing) -> None:
         rows = [
             {
                 **row.model_dump(mode="json"),
-                "share": None if row.share is None else f"{row.share:.0%}",
                 "served": duration(row.served_seconds),
                 "worker": ", ".join(row.workers) or None,
             }
@@ -215,29 +205,21 @@ def worker(
     ] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N.", show_default="each spec's")] = None,
     turn_seconds: Annotated[
-        float, typer.Option(help="After so long a study makes room for one that is further behind.")
+        float, typer.Option(help="After so long a study makes room for one that comes first.")
     ] = TURN_SECONDS,
     until_empty: Annotated[bool, typer.Option("--until-empty", help="Stop once nothing is left to serve.")] = False,
     allow_busy: AllowBusyOption = False,
     data_dir: DataDirOption = None,
     db: DatabaseOption = None,
-    printed: Annotated[
-        Printed | None,
-        typer.Option("--print", help="Print a systemd unit, or a script for sbatch, with these options; run nothing."),
-    ] = None,
 ) -> None:
     """Serve the queue on this node until SIGTERM or Ctrl-C: trials are then saved and given back."""
-    at_once = _slots(slots)
-    if printed is not None:
-        _print(printed, templates, tags or [], slots, device, turn_seconds, until_empty, allow_busy, data_dir)
-        return
     from bssearch.commands.queue.worker import run_worker
 
     run_worker(
         templates,
         db=db,
         tags=tags or (),
-        slots=at_once,
+        slots=_slots(slots),
         device=device,
         data_dir=data_dir,
         allow_busy=allow_busy,
@@ -255,34 +237,6 @@ def _slots(text: str | None) -> int | Literal["auto"] | None:
     if not re.fullmatch(r"[1-9]\d{0,3}", text):
         raise UsageError(f"--slots {text}: it must be a number of at least 1, or auto")
     return int(text)
-
-
-def _print(
-    printed: Printed,
-    templates: Path,
-    tags: list[str],
-    slots: str | None,
-    device: str | None,
-    turn_seconds: float,
-    until_empty: bool,
-    allow_busy: bool,
-    data_dir: Path | None,
-) -> None:
-    """Print a unit or a script with the options that were given."""
-    from bssearch.commands.queue.units import sbatch_script, systemd_unit
-    from bssearch.queue.submission import check_tags
-
-    check_tags(tags)
-    options = [word for tag in tags for word in ("--tag", tag)]
-    given = {"--slots": slots, "--device": device, "--data-dir": data_dir and data_dir.resolve()}
-    options += [word for name, value in given.items() if value is not None for word in (name, str(value))]
-    if turn_seconds != TURN_SECONDS:
-        options += ["--turn-seconds", f"{turn_seconds:g}"]
-    options += [name for name, is_set in (("--until-empty", until_empty), ("--allow-busy", allow_busy)) if is_set]
-    if printed is Printed.SYSTEMD:
-        write(systemd_unit(templates, options))
-    else:
-        write(sbatch_script(templates, options, has_gpu=device != "cpu"))
 
 
 def _tell(line: str) -> None:

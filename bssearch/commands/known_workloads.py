@@ -11,6 +11,7 @@ import json
 import shlex
 from contextlib import suppress
 from pathlib import Path, PurePath
+from typing import Any
 
 from bssearch.errors import UsageError
 from bssearch.executors.programs.command_files import digest_of, files_of
@@ -20,6 +21,8 @@ from bssearch.settings import state_folder
 from bssearch.spec import StudySpec
 from bssearch.spec.model import GIVEN_IN_PYTHON, OBJECTIVE, OF_PROGRAMS
 from bssearch.workloads.base import SHIPPED, lies_in_no_file
+
+TEXTS = "texts"
 
 
 def remember(spec: StudySpec, study: StudyRecord, folder: Path) -> None:
@@ -40,7 +43,8 @@ def remember(spec: StudySpec, study: StudyRecord, folder: Path) -> None:
 def refuse_unknown(spec: StudySpec, study: StudyRecord, folder: Path) -> None:
     """Raise `UsageError` where a stored study names code that this user has not run for it on this machine.
 
-    Code is known by its name, its settings, the executor that runs it, and the content of its file. It is refused, too,
+    Code is known by its name, its settings, the executor that runs it, the content of its file, and the texts that the
+    study's space and default may give it: a command puts them into a shell's words. It is refused, too,
     where its file lies outside of the ``folder``, by an absolute path, ``..`` or a link: whoever ran it. And so is what
     was given from Python and lies in no file.
     """
@@ -54,16 +58,11 @@ def refuse_unknown(spec: StudySpec, study: StudyRecord, folder: Path) -> None:
             f"{named}, a file outside of this folder: code is not run on a database's word alone",
             hint="--workload PATH.py:ATTRIBUTE names the code that you mean",
         )
-    try:
-        is_known = _file(study).read_text(encoding="utf-8") == _text(spec, folder)
-    except OSError:
-        is_known = False
-    if not is_known:
+    if not _is_known(spec, study, folder):
         raise UsageError(
             f"{named}, which you have not run for it on this machine as it is now: code is not run on a database's "
             "word alone",
-            hint=f"where you trust it, add --workload {shlex.quote(spec.workload)}"
-            + (f", which runs {shlex.join(spec.command)}" if spec.command else ""),
+            hint=f"where you trust it, add --workload {shlex.quote(spec.workload)}{_what_runs(spec)}",
         )
 
 
@@ -112,12 +111,24 @@ def _file(study: StudyRecord) -> Path:
     return state_folder() / "workloads" / f"{study.mark}.json"
 
 
+def _is_known(spec: StudySpec, study: StudyRecord, folder: Path) -> bool:
+    """Return whether what is remembered of a study is this workload, and includes each text that it may be given."""
+    try:
+        known = json.loads(_file(study).read_text(encoding="utf-8"))
+        known_texts = set(known.pop(TEXTS, ()))
+    except (OSError, ValueError, AttributeError, TypeError):
+        return False
+    asked = json.loads(_text(spec, folder))
+    return known_texts.issuperset(asked.pop(TEXTS)) and known == asked
+
+
 def _text(spec: StudySpec, folder: Path) -> str:
-    told = {
+    told: dict[str, Any] = {
         "workload": spec.workload,
         "workload_settings": spec.workload_settings,
         "executor": spec.executor.name,
         "sha256": _digest(folder / _location(spec)),
+        TEXTS: sorted(_texts(spec)),
     }
     if spec.executor.address is not None:
         told["address"] = spec.executor.address
@@ -125,6 +136,22 @@ def _text(spec: StudySpec, folder: Path) -> str:
         told |= {name: getattr(spec, name) for name in OF_PROGRAMS}
         told["files"] = {name: digest_of(file) for name, file in files_of(spec.command, folder).items()}
     return json.dumps(told, sort_keys=True) + "\n"
+
+
+def _what_runs(spec: StudySpec) -> str:
+    if not spec.command:
+        return ""
+    texts = ", ".join(map(repr, sorted(_texts(spec))))
+    return f", which runs {shlex.join(spec.command)}" + (f" with the texts {texts}" if texts else "")
+
+
+def _texts(spec: StudySpec) -> set[str]:
+    """Return the texts that the parameters of the workload's own may take."""
+    found: set[str] = set()
+    for name, domain in spec.space.own_domains.items():
+        values = [spec.default_configuration.parameters[name], *(domain if isinstance(domain, tuple) else [domain])]
+        found |= {one for one in values if isinstance(one, str)}
+    return found
 
 
 def _digest(file: Path) -> str | None:

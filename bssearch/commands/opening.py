@@ -9,6 +9,7 @@ from pathlib import Path
 from threading import Timer
 from typing import TYPE_CHECKING, Any
 
+from bssearch.analysis.objectives.samples_to_target import SamplesToTarget
 from bssearch.commands.agreement import (
     batch_normalisation_caveats,
     check_against_workload,
@@ -22,7 +23,6 @@ from bssearch.commands.agreement import (
 )
 from bssearch.commands.display.progress import watched
 from bssearch.commands.known_workloads import refuse_unknown, refuse_unknown_address, remember
-from bssearch.commands.launching.decided import decided_mode, decided_otherwise
 from bssearch.commands.launching.naming import INLINE, in_this_process, named, with_workload
 from bssearch.commands.launching.reporting import reported
 from bssearch.errors import BSSearchError, UsageError, WorkloadError
@@ -84,12 +84,9 @@ class Launch:
         """Return the workload that is given, None for that of the spec. Raises `UsageError` for what is none."""
         return None if self.workload is None else given_workload(self.workload, Path(self.folder))
 
-    def executor(self, spec: StudySpec, given: GivenWorkload | None, compile_mode: str | None = None) -> Executor:
-        """Return a new executor for a spec's trials, of the workload that is given.
-
-        What the spec's training leaves open is as in ``compile_mode``, that of the study's environment.
-        """
-        make = self.make_executor or local(self.data_dir, self.allow_busy, given and given.in_process, compile_mode)
+    def executor(self, spec: StudySpec, given: GivenWorkload | None) -> Executor:
+        """Return a new executor for a spec's trials, of the workload that is given."""
+        make = self.make_executor or local(self.data_dir, self.allow_busy, given and given.in_process)
         if self.pretended_gib is not None:
             limited = spec.executor.model_copy(update={"memory_limit_gib": self.pretended_gib})
             spec = spec.model_copy(update={"executor": limited})
@@ -150,40 +147,36 @@ def opened(spec: StudySpec, launch: Launch) -> Iterator[OpenStudy]:
             listener.note(in_this_process(given))
         with (
             _not_left_empty(store, spec.name) if joined.is_new else nullcontext(),
-            reporter.reporting(store, spec, found.train_samples),
+            nullcontext() if reporter is None else reporter.reporting(store, spec, found.train_samples),
         ):
             environment = found.environment
             yield OpenStudy(spec, store, joined.executor, environment, listener, found.train_samples, launch.shift)
 
 
 @contextmanager
-def described(
-    spec: StudySpec, launch: Launch, compile_mode: str | None = None
-) -> Iterator[tuple[Executor, WorkloadDescription]]:
+def described(spec: StudySpec, launch: Launch) -> Iterator[tuple[Executor, WorkloadDescription]]:
     """Give an executor for a spec and the description of its workload; close the executor at the end.
 
-    What the spec's training leaves open is as in ``compile_mode``, as it was decided for the stored study of the spec,
-    or else decided anew. Raises `UsageError` for an imported study and for a pruner or sampler that cannot be loaded,
+    Raises `UsageError` for an imported study and for a pruner or sampler that cannot be loaded,
     `SpecError` where the spec asks for more than the workload has, `WorkloadError` and `LaunchError`.
     """
     given = launch.given
     listener = launch.listener or Listener()
     spec = _named(checked(spec), given, launch)
-    mode = compile_mode or decided_mode(spec, launch.db)
-    with _described(spec, launch, given, listener, mode) as found:
+    with _described(spec, launch, given, listener) as found:
         yield found
 
 
 @contextmanager
 def _described(
-    spec: StudySpec, launch: Launch, given: GivenWorkload | None, listener: Listener, compile_mode: str | None
+    spec: StudySpec, launch: Launch, given: GivenWorkload | None, listener: Listener
 ) -> Iterator[tuple[Executor, WorkloadDescription]]:
     """Give what `described` does, for a spec that has been checked; ``listener`` hears of a script that takes long."""
     refuse_while_importing()
     if spec.is_imported:
         raise UsageError(f"study {spec.name!r} was imported: it has no workload to run, only runs made elsewhere")
     check_parts(spec)
-    executor = launch.executor(spec, given, compile_mode)
+    executor = launch.executor(spec, given)
     try:
         loading = nullcontext() if launch.shift is None else launch.shift.loading(executor.kill)
         with _telling_of_a_wait(spec, listener), loading:
@@ -207,25 +200,12 @@ class _Joined:
 
 @contextmanager
 def _joined(spec: StudySpec, launch: Launch, given: GivenWorkload | None, listener: Listener) -> Iterator[_Joined]:
-    """Give a study that is bound to this device; what was decided for it before holds.
-
-    Where another driver binds it first and has decided otherwise, the workload is described once more.
-    """
-    mode = decided_mode(spec, launch.db)
-    while True:
-        with _described(spec, launch, given, listener, mode) as (executor, found):
-            check_target(spec, found)
-            with open_store(launch.db, notify=listener.note) as store:
-                try:
-                    opened_spec, is_new = _open_study(spec, launch, store, found, listener)
-                except UsageError:
-                    otherwise = decided_otherwise(spec, launch.db, found.environment)
-                    if mode is not None or otherwise is None:
-                        raise
-                    mode = otherwise
-                    continue
-                yield _Joined(opened_spec, is_new, store, executor, found)
-                return
+    """Give a study that is bound to this device."""
+    with _described(spec, launch, given, listener) as (executor, found):
+        check_target(spec, found)
+        with open_store(launch.db, notify=listener.note) as store:
+            opened_spec, is_new = _open_study(spec, launch, store, found, listener)
+            yield _Joined(opened_spec, is_new, store, executor, found)
 
 
 @contextmanager
@@ -275,9 +255,7 @@ def _named(spec: StudySpec, given: GivenWorkload | None, launch: Launch) -> Stud
     return named(spec, given, keeps_name=launch.keeps_name, in_a_file=launch.make_executor is None)
 
 
-def local(
-    data_dir: Path | str | None, allow_busy: bool, given: Any = None, compile_mode: str | None = None
-) -> ExecutorFactory:
+def local(data_dir: Path | str | None, allow_busy: bool, given: Any = None) -> ExecutorFactory:
     """Return what makes the executor that a spec names, on this machine; ``given`` is the code that lies in no file."""
 
     def make(spec: StudySpec, folder: Path) -> Executor:
@@ -298,8 +276,6 @@ def local(
             environment={} if data_dir is None else {DATA_DIR_VARIABLE: str(data_dir)},
             program=program_of(spec),
             given=given,
-            default=default,
-            compile_mode=compile_mode if spec.training.record.leave_open else None,
             address=spec.executor.address,
         )
         return make_executor(spec.executor.name, settings)
@@ -320,6 +296,7 @@ def program_of(spec: StudySpec) -> Program | None:
         metric=spec.target.metric,
         names=spec.set_parameters,
         searched=spec.searched,
+        needs_samples=spec.objective == SamplesToTarget.name,
     )
 
 

@@ -39,6 +39,7 @@ from bssearch.records import (
 )
 from bssearch.search.listener import Listener
 from bssearch.spec import StudySpec
+from bssearch.spec.admission import admitted
 from bssearch.spec.stored import spec_of
 from bssearch.storage.repository import Store, open_store
 
@@ -138,7 +139,10 @@ class Rerun(Model):
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """What is stored of a trial that can be run again; ``spec`` is the one by which it was started."""
+    """What is stored of a trial that can be run again.
+
+    ``spec`` is the one by which it was started, ``request`` what its worker is asked to do again.
+    """
 
     study: StudyRecord
     spec: StudySpec
@@ -146,6 +150,7 @@ class Stored:
     outcome: TrialOutcome
     curve: Sequence[Observation]
     environment: Environment
+    request: TrialRequest
 
     @property
     def until_step(self) -> int | None:
@@ -160,24 +165,6 @@ class Stored:
         return self.outcome.state not in ENDS_BY_ITSELF or (
             self.outcome.state is TrialState.REACHED and not self.request.stop_at_target
         )
-
-    @property
-    def request(self) -> TrialRequest:
-        """Return what the trial's worker was asked to do, by the study's whole train seconds.
-
-        The trial's own limit may have been what the incumbent left it: on a slow day a rerun would end before its
-        trial did. Its steps decide, not its seconds.
-        """
-        trial, full = self.trial, self.spec.budget.trial_train_seconds
-        planned: dict[str, Any] = {name: getattr(trial, name) for name in PLANNED}
-        planned["train_seconds_limit"] = max(trial.train_seconds_limit, full)
-        is_full = trial.train_seconds_limit >= full
-        plan = TrialPlan(
-            **planned,
-            limit_state=TrialState.EXHAUSTED if is_full else TrialState.CAPPED,
-            stop_at_target=trial.phase is not Phase.TO_BUDGET and objective_of(self.spec).stops_at_target,
-        )
-        return plan.request(trial.number, self.study.target, checkpoint=None)
 
 
 def rerun(
@@ -222,7 +209,7 @@ def rerun(
         listener=listener,
         make_executor=make_executor,
     )
-    with described(_for_one_trial(stored), launch, stored.environment.compile_mode) as (executor, found):
+    with described(_for_one_trial(stored), launch) as (executor, found):
         _warn(stored, found.environment, listener)
         made = [_run(stored, executor, index, runs, listener) for index in range(runs)]
     return _compared(stored, made, found.environment)
@@ -243,7 +230,27 @@ def stored_trial(store: Store, study: str, number: int) -> Stored:
     if why_not is not None:
         raise UsageError(f"trial {number} of {study!r} cannot be run again: {why_not}")
     assert trial.outcome is not None and environment is not None, "the trial has ended"
-    return Stored(record, spec, trial, trial.outcome, curve, environment)
+    return Stored(record, spec, trial, trial.outcome, curve, environment, _request(spec, trial))
+
+
+def _request(spec: StudySpec, trial: TrialRecord) -> TrialRequest:
+    """Return what the trial's worker was asked to do, by the study's whole train seconds.
+
+    The trial's own limit may have been what the incumbent left it: on a slow day a rerun would end before its trial
+    did. Its steps decide, not its seconds.
+    """
+    full = spec.budget.trial_train_seconds
+    planned: dict[str, Any] = {name: getattr(trial, name) for name in PLANNED}
+    planned["train_seconds_limit"] = max(trial.train_seconds_limit, full)
+    plan = TrialPlan(
+        **planned,
+        limit_state=TrialState.EXHAUSTED if trial.train_seconds_limit >= full else TrialState.CAPPED,
+        stop_at_target=trial.phase is not Phase.TO_BUDGET and objective_of(spec).stops_at_target,
+    )
+    try:
+        return admitted(spec, plan, trial.number, checkpoint=None)
+    except UsageError as error:
+        raise UsageError(f"trial {trial.number} of {spec.name!r} cannot be run again: {error.message}") from None
 
 
 def _spec_at(store: Store, record: StudyRecord, number: int) -> StudySpec:

@@ -38,7 +38,8 @@ class Program:
     `bssearch.executors.programs.reports`). It is described with the configuration ``default``, and ``metric`` is the
     target's.
     ``names`` are the parameters that the study sets; what it leaves out the program has its own values of. Those
-    ``searched`` a command must have a place for, unless it asks for its trial as a script does.
+    ``searched`` a command must have a place for, unless it asks for its trial as a script does. ``needs_samples``: the
+    study's objective is in samples.
     """
 
     default: Configuration
@@ -49,6 +50,7 @@ class Program:
     command: tuple[str, ...] = ()
     report: Mapping[str, str] = field(default_factory=dict)
     searched: tuple[str, ...] = ()
+    needs_samples: bool = False
 
     def parameters(self, configuration: Configuration) -> dict[str, ParameterValue]:
         """Return what the study sets in a configuration, beside batch size and learning rate, by bare names."""
@@ -70,8 +72,7 @@ class ExecutorSettings:
     ``environment`` is added to the environment variables that the workload sees. What the workload prints comes with
     the end of each trial; where there is a ``log_folder`` all of it is kept there as well. ``own_parameters`` are the
     user's own of the default, by ``model.NAME`` and ``loss.NAME``: the workload is described with these. ``optimizers``
-    are the names of those that trials may have: what bssearch needs for them must be there. What ``training`` leaves
-    open is as in ``compile_mode``; without one it is decided on the device at the configuration ``default``.
+    are the names of those that trials may have: what bssearch needs for them must be there.
     ``address`` is that of a Ray cluster, for the executor ``ray``: ``auto`` or ``HOST:PORT``.
     """
 
@@ -91,14 +92,7 @@ class ExecutorSettings:
     given: Any = None
     own_parameters: Mapping[str, ParameterValue] = field(default_factory=dict)
     optimizers: tuple[str, ...] = ()
-    default: Configuration | None = None
-    compile_mode: str | None = None
     address: str | None = None
-
-    @property
-    def is_settled(self) -> bool:
-        """Return whether nothing is left to be decided on the device: of a program nothing ever is."""
-        return self.compile_mode is not None or self.program is not None or not self.training.leave_open
 
     def __post_init__(self) -> None:
         if self.least_slots < 1:

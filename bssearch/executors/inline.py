@@ -100,10 +100,7 @@ class InlineExecutor:
     def describe(self) -> WorkloadDescription:
         """Load the workload and return what it offers; raise `WorkloadError` or `LaunchError`."""
         loaded = self._load()
-        found = self._answer(loaded.describe, self._refused)
-        if not self._settings.is_settled:
-            self._settings = replace(self._settings, compile_mode=found.environment.compile_mode)
-        return found
+        return self._answer(loaded.describe, self._refused)
 
     def measure_step_time(self, request: StepTimeRequest) -> StepTime:
         """Time isolated steps while no trial runs; raise `WorkloadError` where the user's code does."""
@@ -184,18 +181,7 @@ class InlineExecutor:
             if not gc.get_freeze_count():
                 gc.freeze()  # as in a worker: the collector runs after every trial, and need not look through libraries
                 self._restore.append(gc.unfreeze)
-        self._refuse_where_a_recording_failed()
         return self._loaded
-
-    @staticmethod
-    def _refuse_where_a_recording_failed() -> None:
-        from bssearch.training.captured.graphs import FAILED
-
-        if FAILED:
-            raise LaunchError(
-                "the recording of a step failed in this process, whose device may draw no random numbers any more",
-                hint="run it again in a new process, which has what was decided before; or executor.name: local",
-            )
 
     def _refuse_memory_limit_on_the_cpu(self) -> None:
         import torch

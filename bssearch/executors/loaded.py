@@ -68,7 +68,7 @@ class LoadedWorkload:
         )
         if self.memory_limit_bytes is not None:
             limit_memory(device, self.memory_limit_bytes)
-        self._computation = Computation(device, load.training, load.compile_mode)
+        self._computation = Computation(device, load.training)
         self._noise_budget = NoiseBudget()
         if given is None:
             self._workload = resolve(load.workload, load.workload_settings, Path(load.folder))
@@ -86,7 +86,6 @@ class LoadedWorkload:
             message = f"workload {load.workload!r} does not load: {describe_exception(error)}"
             raise WorkloadError(message, hint=getattr(error, "hint", None)) from error
         self._own_parameters = load.own_parameters
-        self._load, self._open = load, load.compile_mode is None and load.training.leave_open
         self._data, _ = place(data, self._computation, self.memory_limit_bytes)
 
     @property
@@ -94,28 +93,8 @@ class LoadedWorkload:
         """Return the device that the workload is on."""
         return str(self._computation.device)
 
-    def _settle(self) -> str | None:
-        """Decide what the training settings leave open, once; return what was found, in words."""
-        load, default, device = self._load, self._load.default, self._computation.device
-        if not self._open or default is None:
-            return None
-        import torch
-
-        from bssearch.probes.compile_mode import fastest
-        from bssearch.training.computation import Computation
-
-        torch.set_num_threads(load.threads)
-        found = fastest(
-            self._workload, default, self._data, device, load.training, load.optimizers, threads=load.threads
-        )
-        self._computation, self._open = Computation(device, load.training, found.compile_mode), False
-        return found.notice
-
     def describe(self) -> WorkloadDescription:
-        """Return what the workload offers and what its model is before it is trained. Raises `WorkloadError`.
-
-        What the training settings leave open is decided then.
-        """
+        """Return what the workload offers and what its model is before it is trained. Raises `WorkloadError`."""
         from bssearch.training.environment import describe_environment
         from bssearch.training.inspection import describe_model, tokens_per_sample
         from bssearch.workloads.base import check_takes
@@ -130,7 +109,6 @@ class LoadedWorkload:
         except Exception as error:
             message = f"the workload's model cannot be built and evaluated: {describe_exception(error)}"
             raise WorkloadError(message) from error
-        notice = self._settle()  # after that: a recording that fails may leave the device unusable
         environment = describe_environment(self._computation, workload, memory_limit_bytes=self.memory_limit_bytes)
         description = WorkloadDescription(
             train_samples=len(data.train),
@@ -140,7 +118,7 @@ class LoadedWorkload:
             environment=replace(environment, workload_revision=self.revision),
             model=model,
             tokens_per_sample=tokens_per_sample(workload),
-            notice=notice,
+            notice=self._computation.given_up,
         )
         try:
             to_json(description)
@@ -263,15 +241,11 @@ def _device_works() -> bool:
 
     An exception keeps the tensors of the frames that it passed through, in cycles that only the collector frees:
     without it a trial that ran out of memory would leave none to the next. A CUDA error (an assertion in a kernel, an
-    illegal address) stays with the process for good; so may what a recording leaves that failed (`FAILED`).
+    illegal address) stays with the process for good.
     """
     import torch
 
-    from bssearch.training.captured.graphs import FAILED
-
     gc.collect()
-    if FAILED:
-        return False
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return True
     try:

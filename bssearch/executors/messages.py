@@ -40,8 +40,8 @@ class Load:
 
     ``memory_limit_bytes`` pretends a device with less memory; a busy device is refused unless ``allow_busy``. With a
     ``revision`` the workload's file must be of that one. With a ``program`` that is what trains. ``slot`` is one of
-    ``slots``, which take turns over so many ``devices`` (None: those there are). ``own_parameters``, ``optimizers``,
-    ``default``, ``compile_mode`` and ``hang_seconds`` as in `ExecutorSettings`.
+    ``slots``, which take turns over so many ``devices`` (None: those there are). ``own_parameters``, ``optimizers``
+    and ``hang_seconds`` as in `ExecutorSettings`.
     """
 
     workload: str
@@ -58,8 +58,6 @@ class Load:
     own_parameters: Mapping[str, ParameterValue] = field(default_factory=dict)
     optimizers: tuple[str, ...] = ()
     hang_seconds: float = 300.0
-    default: Configuration | None = None
-    compile_mode: str | None = None
     slots: int = 1
     devices: int | None = None
     kind: Literal["load"] = "load"
@@ -82,8 +80,6 @@ class Load:
             own_parameters=settings.own_parameters,
             optimizers=settings.optimizers,
             hang_seconds=settings.hang_seconds,
-            default=settings.default,
-            compile_mode=settings.compile_mode,
             slots=settings.least_slots,
             devices=devices,
         )
@@ -151,7 +147,8 @@ class Assign:
     """What a worker asks of a program of the user's own, in a process of its own: one piece of ``work``.
 
     ``configuration`` is what to train with, ``parameters`` all else that the study sets, by bare names; ``searched``
-    names what it searches, and ``default`` is its default: what code that has been written for one trial has.
+    names what it searches, and ``default`` is its default: what code that has been written for one trial has. If
+    ``needs_samples``, the study's objective is in samples: a loop of the user's own must tell them.
     """
 
     work: Annotated[Describe | MeasureStepTime | MeasureMemory | Run, Field(discriminator="kind")]
@@ -162,6 +159,7 @@ class Assign:
     revision: str
     memory_limit_bytes: int | None = None
     searched: tuple[str, ...] = ()
+    needs_samples: bool = False
     default: Configuration | None = None
     kind: Literal["assign"] = "assign"
 
@@ -186,6 +184,7 @@ class Assign:
             revision=revision,
             memory_limit_bytes=memory_limit_bytes,
             searched=program.searched,
+            needs_samples=program.needs_samples,
             default=program.default,
         )
 

@@ -100,10 +100,6 @@ class SlotExecutor(ABC):
         """Load the workload and return what it offers; raise `WorkloadError` or `LaunchError`."""
         answer = self._ask(Describe())
         assert isinstance(answer, Described)
-        if not self._settings.is_settled:
-            self._settings = replace(self._settings, compile_mode=answer.description.environment.compile_mode)
-            if self._has_gpus:  # what was tried there has chosen kernels, and left memory in pieces
-                self._discard(self._slots[0])
         notices = [answer.description.notice, self._about_idle_devices()]
         return replace(answer.description, notice="; ".join(filter(None, notices)) or None)
 
@@ -131,7 +127,6 @@ class SlotExecutor(ABC):
     def _times(self, jobs: Sequence[tuple[Slot, StepTimeRequest]]) -> list[StepTime]:
         """Time steps in several slots at once; see `measure_step_time`."""
         self._refuse_while_a_trial_runs()
-        self._settle()
         for slot, request in jobs:
             if self._has_gpus and request.configuration in slot.timed:
                 self._discard(slot)
@@ -160,12 +155,7 @@ class SlotExecutor(ABC):
             return StepTime.where_memory_ran_out(request.configuration)
         assert isinstance(slot.answer, StepTimeMeasured)
         slot.timed.append(request.configuration)
-        found = slot.answer.step_time
-        if (
-            found.step_seconds is None and self._has_gpus
-        ):  # a recording that it ran out in may leave the device unusable
-            self._discard(slot)
-        return found
+        return slot.answer.step_time
 
     def measure_memory(self, request: MemoryRequest, *, reserve: bool = False) -> MemoryUse:
         """Find out in a process of its own whether a micro-batch size fits; not while a trial runs.
@@ -175,7 +165,6 @@ class SlotExecutor(ABC):
         `LaunchError`.
         """
         self._refuse_while_a_trial_runs()
-        self._settle()
         self._discard(self._slots[0])
         try:
             answer = self._measure(MeasureMemory(request=request, reserve=reserve))
@@ -211,13 +200,7 @@ class SlotExecutor(ABC):
 
     def _measure(self, command: MeasureMemory | MeasureNoise) -> Answer:
         self._refuse_while_a_trial_runs()
-        self._settle()
         return self._ask(command)
-
-    def _settle(self) -> None:
-        """Have the first worker decide what the training settings leave open, before any other one loads."""
-        if not self._settings.is_settled:
-            self.describe()
 
     def _ask(self, command: Describe | MeasureMemory | MeasureNoise) -> Answer:
         """Return the answer of the first slot's worker; raise `LaunchError` if it dies of it, else what it says."""
@@ -243,7 +226,6 @@ class SlotExecutor(ABC):
         The first submission starts the workers of all slots and waits for all: they load side by side, and not beside
         a trial, whose steps would take longer for it.
         """
-        self._settle()
         self._pump(0.0)
         running = [slot.trial.request.number for slot in self._slots if slot.trial]
         if len(running) == self.slots:
@@ -353,8 +335,7 @@ class SlotExecutor(ABC):
     def _hang_seconds(self, slot: Slot) -> float:
         """Return for how long a trial may make no progress: until its first evaluation its model may be compiled."""
         settings = self._settings
-        mode = settings.training.settled(settings.compile_mode or "auto").compile
-        compiles = mode != "none" and (slot.trial is None or slot.trial.last is None)
+        compiles = settings.training.compile != "none" and (slot.trial is None or slot.trial.last is None)
         return max(settings.hang_seconds, COMPILE_SECONDS if compiles else 0.0)
 
     def _take(self, worker: Worker, reply: Reply | None) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from bssearch.analysis.law.quick_prior import QuickPrior
 from bssearch.analysis.objectives.base import Objective, objective_of
@@ -24,6 +25,7 @@ from bssearch.records import (
     TrialState,
     model_parameters,
 )
+from bssearch.space import are_coordinates
 from bssearch.spec import StudySpec
 from bssearch.step_times import step_seconds_of, with_step_time
 
@@ -60,6 +62,7 @@ class History:
         self.spec = spec
         self.objective: Objective = objective_of(spec)
         self._timed_model = spec.timed_model
+        self._dimensions = spec.space.dimensions()
         self._probes: Mapping[int, ProbeRecord] = {} if probes is None else probes
         self._step_seconds = step_seconds_of(self._probes.values(), self._timed_model)
         self.now = now
@@ -94,6 +97,9 @@ class History:
     def take(self, trial: TrialRecord) -> None:
         """Take in a trial that is new, or has changed; its number tells which it is."""
         self._takes += 1
+        is_sampled = trial.phase is Phase.SEARCH and trial.sampled is not None
+        if is_sampled and not are_coordinates(trial.sampled, self._dimensions):
+            trial = replace(trial, sampled=None)
         self._as_stored[trial.number] = trial
         trial = with_step_time(trial, self._step_seconds)
         before = self._replace(trial)
@@ -270,8 +276,14 @@ class History:
         return any(trial.configuration.trains_like(configuration) for trial in here)
 
     def as_run(self, configuration: Configuration) -> Configuration:
-        """Return a configuration in the micro-batches that its batch size runs in; it must be timed."""
-        return configuration.in_micro_batches(self.probes[configuration.batch_size].micro_batch_size)
+        """Return a configuration in the micro-batches that its batch size runs in, as it is if no step was timed."""
+        probe = self.probes.get(configuration.batch_size)
+        return configuration if probe is None else configuration.in_micro_batches(probe.micro_batch_size)
+
+    def eval_every_steps(self, batch_size: int) -> int:
+        """Return the evaluation cadence of a batch size, 1 if no step was timed."""
+        probe = self.probes.get(batch_size)
+        return 1 if probe is None else probe.eval_every_steps or 1
 
     def coordinates_near(self, batch_size: int) -> Mapping[str, ParameterValue] | None:
         """Return the best coordinates known at the nearest batch size that reached the target, else the default's."""
@@ -293,7 +305,7 @@ class History:
         for trial in self.in_state(*states):
             if trial.uncapped is not uncapped or self._retried[trial.number]:
                 continue
-            if trial.state is TrialState.FAILED and trial.retry_of is not None:
+            if trial.is_refused or (trial.state is TrialState.FAILED and trial.retry_of is not None):
                 continue
             if trial.configuration.batch_size in feasible and self._attempts(trial) < ATTEMPTS:
                 return trial
@@ -346,7 +358,7 @@ class History:
         state, size = trial.state, trial.configuration.batch_size
         self.spent += by * (not state.is_missing)
         self.ended += by * (state.is_finished and state is not TrialState.PAUSED)
-        self._failed[size] += by * (state is TrialState.FAILED)
+        self._failed[size] += by * (state is TrialState.FAILED and not trial.is_refused)
         self._ran[size] += by * _has_run(trial)
         self._said[size] += by * _says_something(trial)
         if state not in TRIED_AGAIN:

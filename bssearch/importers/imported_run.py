@@ -66,7 +66,7 @@ def make_configuration(
         typed[name] = str(value) if name == "optimizer" else _within_limits(name, value, label(name), origin)
     parts = {name: integer(str(given[name]), label(name), origin, low=1) for name in SPLIT if name in given}
     micro_batch_size, accumulation_steps, world_size = _split(batch_size, parts)
-    own = {name: value for name, value in values.items() if name not in (*TYPED, *SPLIT)}
+    own = {name: value for name, value in values.items() if name not in (*TYPED, *SPLIT, "batch_size")}
     return Configuration(
         batch_size=batch_size,
         micro_batch_size=micro_batch_size,

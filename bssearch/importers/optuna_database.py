@@ -94,8 +94,9 @@ def optuna_storage(url: URL, *, address: URL | None = None) -> Iterator[RDBStora
 
 
 def _check_numbers(trial: FrozenTrial) -> None:
-    """Raise ValueError where a value or a report is no number: SQLite keeps what it is given."""
-    for number in (*(trial.values or ()), *trial.intermediate_values, *trial.intermediate_values.values()):
+    """Raise ValueError if a value, a report or a constraint is not a number: SQLite keeps any value it is given."""
+    reports = trial.intermediate_values
+    for number in (*(trial.values or ()), *reports, *reports.values(), *trial.constraints.values()):
         if not isinstance(number, int | float):
             raise ValueError(f"trial {trial.number} has the value {number!r}, which is no number")
 

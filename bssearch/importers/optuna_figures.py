@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 from bssearch.curves import Crossing
@@ -42,6 +43,40 @@ def _in_words(target: Target) -> str:
 def ended_at_target(hit: Crossing | None, trial: FrozenTrial) -> bool:
     """Return whether a trial is known to have ended where it reached the target: at its last report, after a miss."""
     return hit is not None and hit.last_miss_step < hit.first_hit_step == max(trial.intermediate_values)
+
+
+def hit_before_end(hit: Crossing, trial: FrozenTrial, *, is_value_a_metric: bool) -> bool:
+    """Return whether the reports show that a trial met the target before its last report, and cover its training.
+
+    If its value is none of its reports, it was measured after the last one, and the training may have been longer.
+    """
+    reports = trial.intermediate_values
+    if hit.first_hit_step == max(reports):
+        return False
+    value = trial.value if is_value_a_metric else None
+    return value is None or any(math.isclose(value, report) for report in reports.values())
+
+
+def says_target(name: str) -> bool:
+    """Return whether the name of a figure says that it is the figure at the target, as ``steps_to_target``."""
+    return "target" in name.lower()
+
+
+def are_seconds_of_whole(trial: FrozenTrial, seconds: float, share: float) -> bool | None:
+    """Return whether a trial's duration shows that seconds are those of the whole trial; None if it tells nothing.
+
+    ``share`` is the part of the trial until the target. Seconds to the target are at most that share of the duration;
+    20 % more allows for a slow first epoch.
+    """
+    lasted = 0.0 if trial.duration is None else trial.duration.total_seconds()
+    if lasted <= 0 or seconds > lasted * 1.02:
+        return None
+    return seconds > 1.2 * share * lasted or (seconds > 0.98 * lasted and share < 0.95)
+
+
+def is_feasible(trial: FrozenTrial) -> bool:
+    """Return whether a trial satisfies its constraints: all are <= 0, as for Optuna's `Study.best_trial`."""
+    return all(value <= 0.0 for value in trial.constraints.values())
 
 
 def checked_seconds(value: Any, name: str, reached: bool, origin: str) -> float | None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from bssearch.curves import Crossing, first_crossing
 from bssearch.errors import UsageError
-from bssearch.importers.cells import integer
+from bssearch.importers.cells import LARGEST, integer
 from bssearch.importers.imported_run import Run, make_configuration
 from bssearch.importers.importer import Studies
 from bssearch.importers.optuna_figures import (
@@ -23,12 +23,19 @@ from bssearch.importers.optuna_figures import (
     OWN_TIME,
     USER_ATTRIBUTE,
     VALUE,
+    are_seconds_of_whole,
     check_own_place,
     checked_seconds,
     ended_at_target,
+    hit_before_end,
+    is_feasible,
     number,
+    says_target,
 )
+from bssearch.importers.optuna_reports import ReportSteps
 from bssearch.importers.runs import LARGEST_SEED, RunsObjective
+from bssearch.importers.step_batch import GivenBatch, part_of_batch, step_batches
+from bssearch.importers.whole_training import FiguresAt
 from bssearch.options import Option
 from bssearch.records import Goal, Observation, ParameterValue, Target, TrialState, is_metric
 
@@ -37,7 +44,9 @@ if TYPE_CHECKING:
 
     from bssearch.importers.optuna_database import OptunaTrials
 
-DURATION, STEP_MS, STEP = "duration", "step_ms", "step"
+DURATION, STEP_MS, STEP, EPOCH = "duration", "step_ms", "step", "epoch"
+ENDED = ("COMPLETE", "PRUNED")
+AS_EPOCHS = f"--steps {EPOCH} --samples-per-epoch N says so, N being the training samples of an epoch"
 OURS = frozenset({"objective", "target_metric", "target_value", "target_goal", "train_seconds_limit"})
 """The user attributes of a study that `export --to optuna` wrote."""
 
@@ -64,8 +73,9 @@ def import_optuna(
     seconds: Annotated[
         str | None,
         Option(
-            "Where train seconds stand: duration (of the whole trial, where its last report is the first that met the "
-            "target), step_ms (reports come by milliseconds), value (seconds to the target), or user_attr:NAME.",
+            "Where train seconds stand: duration (of the whole trial, if its last report is the first that met the "
+            "target), step_ms (reports come by milliseconds), value (seconds to the target), or user_attr:NAME (of the "
+            "whole trial; the reports say which share of them is to the target).",
             metavar="PLACE",
             shown_default="nowhere: they are not known",
         ),
@@ -73,9 +83,20 @@ def import_optuna(
     steps: Annotated[
         str | None,
         Option(
-            "Where optimizer steps stand: step (reports come by them) or user_attr:NAME.",
+            "Where optimizer steps stand: step (reports come by them), epoch (reports come by epochs; with "
+            "--samples-per-epoch) or user_attr:NAME (of the whole trial, as for --seconds).",
             metavar="PLACE",
             shown_default="nowhere: they are not known",
+        ),
+    ] = None,
+    samples_per_epoch: Annotated[
+        int | None, Option("Training samples of an epoch, for --steps epoch.", min=1, shown_default="not known")
+    ] = None,
+    figures_at: Annotated[
+        FiguresAt | None,
+        Option(
+            "Whether duration or user_attr:NAME is of the trial until the target, or until its end.",
+            shown_default="end, unless NAME has 'target' in it",
         ),
     ] = None,
     objective: Annotated[
@@ -89,15 +110,22 @@ def import_optuna(
     """Make a study of an Optuna study's finished trials: of parameters batch_size, learning_rate and any others.
 
     A trial reached the target where a report or its value meets it; else a COMPLETE one is exhausted, a PRUNED one
-    pruned. FAIL, RUNNING and WAITING ones are left out. Seconds that nobody measured are not read: say where they
-    stand. A study that `export --to optuna` wrote says so itself.
+    pruned. FAIL, RUNNING and WAITING trials are left out, and trials that violate a constraint. Seconds and steps are
+    read from the place that --seconds and --steps name. A study that `export --to optuna` wrote needs neither.
     """
     # SQLAlchemy, which `import --help` does without
     from bssearch.importers.optuna_database import default_name, read_optuna_study
     from bssearch.importers.studies import make_studies
 
     found = read_optuna_study(file, study)
+    if samples_per_epoch is not None and steps != EPOCH:
+        raise UsageError(f"--samples-per-epoch = {samples_per_epoch} goes with --steps {EPOCH}")
     reader = _reader(found, metric, target, goal, param or [], seconds, steps)
+    if steps == EPOCH and samples_per_epoch is None:
+        raise UsageError(
+            f"--steps {EPOCH}: how many samples an epoch has is not known", hint="--samples-per-epoch N says it"
+        )
+    reader = replace(reader, samples_per_epoch=samples_per_epoch, figures_at=figures_at)
     runs, notes = reader.runs(found.trials)
     runs = [replace(run, device=device or reader.device, precision=precision) for run in runs]
     wanted, more = _objective(found, objective)
@@ -134,9 +162,9 @@ def _reader(
     if len(found.directions) != 1:
         raise UsageError(f"the Optuna study {found.name!r} has {len(found.directions)} objectives: it must have one")
     _check_place("--seconds", seconds, (DURATION, STEP_MS, VALUE))
-    _check_place("--steps", steps, (STEP,))
-    if (seconds, steps) == (STEP_MS, STEP):
-        raise UsageError("--seconds step_ms and --steps step exclude each other: reports come by one of them")
+    _check_place("--steps", steps, (STEP, EPOCH))
+    if seconds == STEP_MS and steps in (STEP, EPOCH):
+        raise UsageError(f"--seconds step_ms and --steps {steps} exclude each other: reports come by one of them")
     attributes = found.user_attributes
     is_ours = attributes.keys() >= OURS
     own = Target(
@@ -170,6 +198,7 @@ def _reader(
         takes_own=takes_own,
         own_values_are_seconds=list(found.metric_names) == [OWN_TIME],
         device=str(attributes["device"]) if is_ours and attributes.get("device") else None,
+        reports=ReportSteps.of(found.trials),
     )
 
 
@@ -187,6 +216,11 @@ def _check_place(option: str, given: str | None, places: Sequence[str]) -> None:
     raise UsageError(f"{option} = {given!r} must be {', '.join(places)} or {USER_ATTRIBUTE}NAME")
 
 
+def _attribute(place: str | None) -> str | None:
+    """Return the user attribute that a place names, None if it names none."""
+    return place.removeprefix(USER_ATTRIBUTE) if place and place.startswith(USER_ATTRIBUTE) else None
+
+
 def _names(given: Sequence[str], found: OptunaTrials) -> dict[str, str]:
     """Return our names of their parameters, of those that are told."""
     there = {name for trial in found.trials for name in trial.params}
@@ -201,6 +235,10 @@ def _names(given: Sequence[str], found: OptunaTrials) -> dict[str, str]:
             )
         names[theirs] = ours
     return names
+
+
+def _infeasible(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
+    return [trial for trial in trials if trial.state.name in ENDED and not is_feasible(trial)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,65 +258,196 @@ class _Reader:
     takes_own: bool
     own_values_are_seconds: bool
     device: str | None
+    reports: ReportSteps
+    samples_per_epoch: int | None = None
+    figures_at: FiguresAt | None = None
 
     def runs(self, trials: Sequence[FrozenTrial]) -> tuple[list[Run], list[str]]:
-        """Return the trials that have ended as runs, and notes. Raises `UsageError` where none says anything."""
-        ended = [trial for trial in trials if trial.state.name in ("COMPLETE", "PRUNED")]
-        runs = [self._run(trial) for trial in ended]
-        if not runs:
-            raise UsageError(f"no runs: of {len(trials)} trials of {self.place} none is COMPLETE or PRUNED")
+        """Return the trials that have ended as runs, and notes. Raises `UsageError` if no trial tells its time."""
+        ended = [trial for trial in trials if trial.state.name in ENDED and is_feasible(trial)]
+        if not ended:
+            without = " without a violated constraint" if _infeasible(trials) else ""
+            raise UsageError(f"no runs: of {len(trials)} trials of {self.place} none is COMPLETE or PRUNED{without}")
+        parameters = [self._parameters(trial, self._origin(trial)) for trial in ended]
+        batches = step_batches(list(map(self._given_batch, ended, parameters)), "--param batch_size={}")
+        runs = list(map(self._run, ended, parameters, batches.batches))
+        self._check_reports({run.configuration.batch_size for run in runs})
+        self._check_attributes(ended)
+        notes = [*batches.notes, *self._notes(trials, ended, runs)]
         if all(run.train_seconds is None and run.steps is None for run in runs):
             raise UsageError(
                 "; ".join(
                     [
                         "nothing says how long a trial took: neither seconds nor steps of any are known",
-                        *self._notes(trials, ended, runs),
+                        *notes,
                     ]
                 ),
                 hint=f"--seconds {DURATION}, {STEP_MS}, {VALUE} or {USER_ATTRIBUTE}NAME says where seconds stand, "
-                f"--steps {STEP} or {USER_ATTRIBUTE}NAME where optimizer steps do",
+                f"--steps {STEP}, {EPOCH} or {USER_ATTRIBUTE}NAME where optimizer steps do; --figures-at "
+                f"{FiguresAt.TARGET} says that {DURATION} and {USER_ATTRIBUTE}NAME are those to the target",
             )
-        return runs, list(self._notes(trials, ended, runs))
+        return runs, notes
 
     def _notes(self, trials: Sequence[FrozenTrial], ended: Sequence[FrozenTrial], runs: Sequence[Run]) -> Iterator[str]:
         for state, count in Counter(trial.state.name for trial in trials).items():
-            if state not in ("COMPLETE", "PRUNED"):
+            if state not in ENDED:
                 yield f"{count} trial{'s are' if count > 1 else ' is'} {state} and left out"
+        infeasible = _infeasible(trials)
+        if infeasible:
+            yield (
+                f"{len(infeasible)} trial{'s' * (len(infeasible) > 1)} left out for a violated constraint (the first: "
+                f"{infeasible[0].number})"
+            )
         beyond = [
             trial.number
             for trial, run in zip(ended, runs, strict=True)
-            if self._are_of_whole_trial and run.reached and run.train_seconds is None
+            if run.reached
+            and ((self._takes_whole_seconds and run.train_seconds is None) or (self._steps_name and run.steps is None))
         ]
         if beyond:
             yield (
                 f"{len(beyond)} of {len(runs)} trials went on past the target (the first: {beyond[0]}), or have no "
-                "reports that tell where they reached it, or no duration: when they reached it is not known"
+                "reports that tell where they reached it, or no such figure: when they reached it is not known; "
+                f"--figures-at {FiguresAt.TARGET} says that the figures are those to the target"
+            )
+        shared = [trial.number for trial in ended if self._share(trial) not in (None, 1.0)]
+        for option, name in self._attributes():
+            if shared and not self._is_at_target(name):
+                yield (
+                    f"{option} {USER_ATTRIBUTE}{name} is taken as that of the whole trial: of {len(shared)} of "
+                    f"{len(runs)} trials, which went on past the target (the first: {shared[0]}), the share until the "
+                    f"first report that met it; --figures-at {FiguresAt.TARGET} says that it is to the target already"
+                )
+        if not self.is_ours and (self.steps == EPOCH or (self.steps != STEP and shared and self._attributes())):
+            yield from self._about_epochs()
+        if self.steps == STEP and not self.is_ours and self.reports.may_be_epochs:
+            yield (
+                f"reports come at steps {self._first_steps()}, whatever the batch size: if they are epochs, {AS_EPOCHS}"
             )
 
-    def _run(self, trial: FrozenTrial) -> Run:
-        origin = f"{self.place}: trial {trial.number}"
-        values = self._parameters(trial, origin)
-        if values.get("batch_size") is None:
-            raise UsageError(
-                f"no parameter batch_size ({origin}); there are {', '.join(trial.params) or 'none'}",
-                hint="--param THEIRS=batch_size says which it is",
+    def _about_epochs(self) -> Iterator[str]:
+        if self.reports.epochs_before_first:
+            yield (
+                f"reports come at {self._first_steps()}: they are taken as counted from 0, {self.reports.first} being "
+                f"the end of epoch {self.reports.first + 1}"
             )
-        batch_size = integer(str(values.pop("batch_size")), "batch_size", origin, low=1)
+
+    def _first_steps(self) -> str:
+        first, gap = self.reports.first, self.reports.smallest_gap or 1
+        return f"{first}, {first + gap}, {first + 2 * gap}, …"
+
+    def _check_reports(self, sizes: set[int]) -> None:
+        """Raise `UsageError` if reports by epoch are said to come by steps or milliseconds."""
+        by = f"--steps {STEP}" if self.steps == STEP else f"--seconds {STEP_MS}" if self.seconds == STEP_MS else None
+        if by and not self.is_ours and len(sizes) > 1 and self.reports.are_epochs:
+            raise UsageError(
+                f"{by}: every trial of {self.place} reports at {self._first_steps()}, whatever its batch size "
+                f"({', '.join(map(str, sorted(sizes)))}): these are epochs",
+                hint=AS_EPOCHS,
+            )
+
+    def _check_attributes(self, ended: Sequence[FrozenTrial]) -> None:
+        """Raise `UsageError` if an attribute may be that to the target of trials that went on past it."""
+        if self.figures_at is not None or self.is_ours:
+            return
+        for option, name in self._attributes():
+            if says_target(name):
+                continue
+            shown = [self._is_of_whole(trial, name, option) for trial in ended]
+            told = [one for one in shown if one is not None]
+            if told and not any(told):
+                raise UsageError(
+                    f"{option} {USER_ATTRIBUTE}{name}: trials of {self.place} went on past the target, and nothing "
+                    f"tells whether {name} is that of the whole trial or that to the target",
+                    hint=f"--figures-at {FiguresAt.END} or --figures-at {FiguresAt.TARGET} says it",
+                )
+
+    def _is_of_whole(self, trial: FrozenTrial, name: str, option: str) -> bool | None:
+        """Return whether an attribute is shown to be that of a whole trial; None if the trial tells nothing."""
+        share, value, hit = self._share(trial), number(trial.user_attrs.get(name)), self._hit(trial)
+        if share is None or share == 1.0 or value is None or hit is None:
+            return None
+        if option == "--seconds":
+            return are_seconds_of_whole(trial, value, share)
+        return None if value > max(trial.intermediate_values) else not hit.last_miss_step < value <= hit.first_hit_step
+
+    def _attributes(self) -> list[tuple[str, str]]:
+        """Return the user attributes that hold figures, each after its option."""
+        names = (("--seconds", self._seconds_name), ("--steps", self._steps_name))
+        return [(option, name) for option, name in names if name is not None]
+
+    @property
+    def _seconds_name(self) -> str | None:
+        return _attribute(self.seconds)
+
+    @property
+    def _steps_name(self) -> str | None:
+        return _attribute(self.steps)
+
+    def _is_at_target(self, name: str) -> bool:
+        """Return whether an attribute is that to the target, of trials that reached it."""
+        return self.figures_at is FiguresAt.TARGET or (self.figures_at is None and says_target(name))
+
+    def _hit(self, trial: FrozenTrial) -> Crossing | None:
+        return first_crossing(self._points(trial), self.target)
+
+    def _share(self, trial: FrozenTrial) -> float | None:
+        """Return the part of a trial until its first report that met the target; None if its reports do not tell."""
+        hit = self._hit(trial)
+        if ended_at_target(hit, trial):
+            return 1.0
+        if hit is None or not hit_before_end(hit, trial, is_value_a_metric=self._values_are_metric(trial)):
+            return None
+        return self._done(hit.first_hit_step) / self._end(trial) or None
+
+    def _end(self, trial: FrozenTrial) -> float:
+        """Return a trial's end in the unit of `_done`: its last report, or its steps if these go on a little longer."""
+        last = self._done(max(trial.intermediate_values))
+        if self._steps_name is None or self._is_at_target(self._steps_name):
+            return last
+        steps = number(trial.user_attrs.get(self._steps_name))
+        return steps if steps is not None and last < steps < 2 * last else last
+
+    def _done(self, step: int) -> int:
+        """Return the part of the training that is done at a report, in any unit."""
+        return step if self.steps == STEP or self.is_ours else step + self.reports.epochs_before_first
+
+    def _origin(self, trial: FrozenTrial) -> str:
+        return f"{self.place}: trial {trial.number}"
+
+    def _given_batch(self, trial: FrozenTrial, values: Mapping[str, ParameterValue]) -> GivenBatch:
+        """Return what a trial says of its batch, by our names of its parameters."""
+        theirs = {self.names.get(name, name): name for name in trial.params}
+        parts = {name: value for name, value in trial.user_attrs.items() if part_of_batch(name)}
+        given = GivenBatch.of({**parts, **values}, self._origin(trial), lambda name: theirs.get(name, name))
+        if not given.is_known:
+            raise UsageError(
+                f"no parameter batch_size ({given.origin}); there are {', '.join(trial.params) or 'none'}",
+                hint="--param THEIRS=batch_size says which it is; micro_batch_size, accumulation_steps and world_size "
+                "may stand for it",
+            )
+        return given
+
+    def _run(self, trial: FrozenTrial, values: Mapping[str, ParameterValue], batch: Mapping[str, int]) -> Run:
+        origin, batch_size = self._origin(trial), batch["batch_size"]
+        others = {name: value for name, value in values.items() if part_of_batch(name) is None}
         points = self._points(trial)
         hit = first_crossing(points, self.target)
         reached = self._has_reached(trial, hit)
         metric = points[-1].metric if points else None
+        if reached and hit is not None:
+            metric = next((point.metric for point in points if point.step == hit.first_hit_step), metric)
         if metric is None and trial.value is not None and self._values_are_metric(trial):
             metric = trial.value if is_metric(trial.value) else None
         seed = trial.user_attrs.get("seed") if self.takes_own else None
         return Run(
             origin=origin,
-            configuration=make_configuration(batch_size, values, origin),
+            configuration=make_configuration(batch_size, {**others, **batch}, origin),
             seed=None if seed is None else integer(str(seed), "seed", origin, low=0, high=LARGEST_SEED),
             reached=reached,
             missed=self._missed(trial),
-            steps=self._steps(trial, reached, points, hit, origin),
-            last_miss_step=hit.last_miss_step if reached and hit is not None and self.steps == STEP else None,
+            steps=self._steps(trial, reached, points, hit, batch_size, origin),
+            last_miss_step=self._last_miss_step(hit, batch_size) if reached and hit is not None else None,
             train_seconds=self._seconds(trial, reached, points, hit, origin),
             final_metric=metric,
         )
@@ -310,9 +479,9 @@ class _Reader:
         ]
 
     @property
-    def _are_of_whole_trial(self) -> bool:
-        """Return whether the seconds are those of a whole trial, which may have gone on past the target."""
-        return self.seconds == DURATION or (self.is_ours and self.seconds == USER_ATTRIBUTE + OWN_SECONDS)
+    def _takes_whole_seconds(self) -> bool:
+        """Whether the seconds may be those of a whole trial."""
+        return self.seconds == DURATION or self._seconds_name is not None
 
     def _values_are_metric(self, trial: FrozenTrial) -> bool:
         """Return whether the value of a trial is the metric: that of a pruned one is its last report."""
@@ -334,41 +503,74 @@ class _Reader:
         return TrialState.PRUNED if trial.state.name == "PRUNED" else TrialState.EXHAUSTED
 
     def _steps(
-        self, trial: FrozenTrial, reached: bool, points: Sequence[Observation], hit: Crossing | None, origin: str
+        self,
+        trial: FrozenTrial,
+        reached: bool,
+        points: Sequence[Observation],
+        hit: Crossing | None,
+        batch_size: int,
+        origin: str,
     ) -> int | None:
-        """Return the optimizer steps to the target, or all of a trial that missed it; None where nobody says."""
-        if self.takes_own or (self.steps or "").startswith(USER_ATTRIBUTE):
-            own = OWN_STEPS if reached else "steps"
-            name = own if self.takes_own else str(self.steps).removeprefix(USER_ATTRIBUTE)
-            value = trial.user_attrs.get(name)
-            return None if value is None else integer(str(value), name, origin, low=1 if reached else 0)
+        """Return the optimizer steps to the target, or all of a trial that missed it; None if they are unknown."""
+        if self.takes_own:
+            name = OWN_STEPS if reached else "steps"
+            return self._own_count(trial, name, reached, origin)
+        if self._steps_name is not None:
+            steps = self._own_count(trial, self._steps_name, reached, origin)
+            share = self._share_of(self._steps_name, trial) if reached else 1.0
+            return None if steps is None or share is None else max(round(steps * share), int(reached))
+        if self.steps == EPOCH:
+            step = (None if hit is None else hit.first_hit_step) if reached else points[-1].step if points else None
+            return None if step is None else self._steps_of_epochs(self._done(step), batch_size, origin)
         if self.steps != STEP:
             return None
         if reached:
             return None if hit is None else max(1, hit.steps)
         return points[-1].step if points else None
 
+    def _last_miss_step(self, hit: Crossing, batch_size: int) -> int | None:
+        if self.steps == EPOCH and hit.last_miss_step < hit.first_hit_step:
+            return self._steps_of_epochs(self._done(hit.last_miss_step), batch_size, self.place)
+        return hit.last_miss_step if self.steps == STEP else None
+
+    def _steps_of_epochs(self, epochs: int, batch_size: int, origin: str) -> int:
+        samples = epochs * (self.samples_per_epoch or 1)
+        steps = max(1, round(samples / batch_size))
+        if steps > LARGEST:
+            raise UsageError(f"{samples:,} samples at batch size {batch_size} are more than {LARGEST} steps ({origin})")
+        return steps
+
+    @staticmethod
+    def _own_count(trial: FrozenTrial, name: str, reached: bool, origin: str) -> int | None:
+        value = trial.user_attrs.get(name)
+        return None if value is None else integer(str(value), name, origin, low=1 if reached else 0)
+
+    def _share_of(self, name: str, trial: FrozenTrial) -> float | None:
+        """Return the share of an attribute that is to the target, of a trial that reached it."""
+        return 1.0 if self._is_at_target(name) else self._share(trial)
+
     def _seconds(
         self, trial: FrozenTrial, reached: bool, points: Sequence[Observation], hit: Crossing | None, origin: str
     ) -> float | None:
-        """Return the seconds to the target, or all of a trial that missed it; None where nobody has measured them."""
+        """Return the seconds to the target, or all of a trial that missed it; None if they are unknown."""
         if self.takes_own:
             return self._own_seconds(trial, reached, origin)
-        if self.seconds is None:
-            return None
-        if self.seconds.startswith(USER_ATTRIBUTE):
-            name = self.seconds.removeprefix(USER_ATTRIBUTE)
-            if reached and self._are_of_whole_trial and not ended_at_target(hit, trial):
-                return None
-            return checked_seconds(trial.user_attrs.get(name), name, reached, origin)
+        if self._seconds_name is not None:
+            name = self._seconds_name
+            seconds = checked_seconds(trial.user_attrs.get(name), name, reached, origin)
+            share = self._share_of(name, trial) if reached else 1.0
+            return None if seconds is None or share is None else seconds * share
         if self.seconds == VALUE:
             return checked_seconds(trial.value, "value", reached, origin) if reached else None
         if self.seconds == STEP_MS:
             if reached:
                 return (hit.train_seconds or None) if hit is not None else None
             return points[-1].train_seconds if points else None
+        if self.seconds is None:
+            return None
         took = None if trial.duration is None else trial.duration.total_seconds()
-        return None if not took or took < 0 or (reached and not ended_at_target(hit, trial)) else took
+        is_to_target = self.figures_at is FiguresAt.TARGET or ended_at_target(hit, trial)
+        return None if not took or took < 0 or (reached and not is_to_target) else took
 
     def _own_seconds(self, trial: FrozenTrial, reached: bool, origin: str) -> float | None:
         """Return what bssearch measured; of a trial that something disturbed what its answer counted: the value."""

@@ -14,6 +14,8 @@ from bssearch.errors import UsageError
 from bssearch.importers.cells import LARGEST, csv_rows, integer, number, parameter_value, read_text
 from bssearch.importers.imported_run import SPLIT, TYPED, Run, RunTable, make_configuration
 from bssearch.importers.importer import Studies, StudyName
+from bssearch.importers.step_batch import MICRO, STEP_BATCH, GivenBatch, part_of_batch, step_batches
+from bssearch.importers.whole_training import FiguresAt, check_figures
 from bssearch.options import Option
 from bssearch.recorded import check_separator
 from bssearch.records import LARGEST_METRIC, Goal, ParameterValue, is_metric
@@ -55,17 +57,26 @@ def import_runs(
     ] = RunsObjective.TIME_TO_TARGET,
     default_batch: Annotated[int | None, Option("The batch size in use today, which others are compared with.")] = None,
     precision: Annotated[str | None, Option("Precision of the runs, where their row does not say it.")] = None,
+    figures_at: Annotated[
+        FiguresAt | None,
+        Option(
+            "target: the steps and train_seconds of runs that reached the target are those to it.",
+            shown_default="target, unless the table shows that all runs ended at a common end",
+        ),
+    ] = None,
 ) -> Studies:
     """Make a study of a table of runs, or several where devices or precisions differ.
 
     Columns: batch_size, reached (true or false), and, where known, seed, steps and train_seconds (to the target, or all
     where it was missed), final_metric, device, precision, param.learning_rate, param.NAME. An empty cell is not known.
+    A batch may also stand in its parts: micro_batch_size, accumulation_steps, world_size.
     """
     from bssearch.importers.studies import find_target, make_studies  # SQLAlchemy, which `import --help` does without
 
     table = read_runs(file)
     runs = [run if run.precision else replace(run, precision=precision) for run in table.runs]
     wanted, notes = find_target(runs, metric, target, goal)
+    check_figures(runs, figures_at)
     made = make_studies(
         runs, name=name or file.stem, target=wanted, objective=objective.value, default_batch=default_batch
     )
@@ -86,32 +97,27 @@ def parse_runs(text: str, source: str) -> RunTable:
     line, header = next(rows, (1, []))
     check_separator(header, f"{source}:{line}")
     columns = _columns(header, f"{source}:{line}")
-    runs: list[Run] = []
-    without_metric: list[str] = []
-    other_splits: list[str] = []
+    table: list[_Row] = []
     for line, cells in rows:
         origin = f"{source}:{line}"
         if len(cells) != len(columns):
             raise UsageError(f"a row of {len(cells)} cells, where the header has {len(columns)} columns ({origin})")
-        if len(runs) == MOST_RUNS:
+        if len(table) == MOST_RUNS:
             raise UsageError(f"more than {MOST_RUNS:,} runs ({origin})", hint="import them as several studies")
-        row = _Row(dict(zip(columns, (cell.strip() for cell in cells), strict=True)), origin)
-        run = row.run()
-        runs.append(run)
-        if run.final_metric is None and row.cells.get("final_metric"):
-            without_metric.append(origin)
-        if any(value not in (None, getattr(run.configuration, name)) for name, value in row.split().items()):
-            other_splits.append(origin)
-    if not runs:
+        table.append(_Row(dict(zip(columns, (cell.strip() for cell in cells), strict=True)), origin))
+    if not table:
         raise UsageError(f"no runs: {source} has no row under its header")
+    batches = step_batches([row.batch() for row in table], "name the column {}")
+    runs = [row.run(batch) for row, batch in zip(table, batches.batches, strict=True)]
     notes = [f"column {number} has no name and is left out" for number, name in enumerate(header, 1) if not name]
+    notes += batches.notes
+    without_metric = [
+        row.origin
+        for row, run in zip(table, runs, strict=True)
+        if run.final_metric is None and row.cells.get("final_metric")
+    ]
     if without_metric:
         notes.append(f"final_metric is NaN, and so not known, {_of(without_metric, runs)}")
-    if other_splits:
-        notes.append(
-            f"batch_size is not micro_batch_size × accumulation_steps × world_size {_of(other_splits, runs)}: "
-            "taken as run without accumulation"
-        )
     return RunTable(tuple(runs), tuple(notes))
 
 
@@ -122,9 +128,17 @@ class _Row:
     cells: Mapping[str, str]
     origin: str
 
-    def run(self) -> Run:
-        """Return the run that the row is."""
-        batch_size = integer(self._text("batch_size"), "batch_size", self.origin, low=1)
+    def batch(self) -> GivenBatch:
+        """Return what the row says of its batch."""
+        given = {name.removeprefix(PREFIX): text for name, text in self.cells.items()}
+        labels = {name.removeprefix(PREFIX): name for name in self.cells}
+        batch = GivenBatch.of(given, self.origin, lambda name: labels[name])
+        if not batch.is_known:
+            integer(self._text("batch_size"), "batch_size", self.origin, low=1)
+        return batch
+
+    def run(self, batch: Mapping[str, int]) -> Run:
+        """Return the run that the row is, with its batch in parts."""
         reached = BOOLEANS.get(self._text("reached").lower())
         if reached is None:
             raise UsageError(
@@ -132,7 +146,9 @@ class _Row:
             )
         return Run(
             origin=self.origin,
-            configuration=make_configuration(batch_size, self._parameters(), self.origin, PREFIX.__add__),
+            configuration=make_configuration(
+                batch["batch_size"], {**self._parameters(), **batch}, self.origin, PREFIX.__add__
+            ),
             seed=self._integer("seed", low=0, high=LARGEST_SEED),
             reached=reached,
             steps=self._integer("steps", low=1 if reached else 0),
@@ -141,10 +157,6 @@ class _Row:
             device=self._text("device") or None,
             precision=self._text("precision") or None,
         )
-
-    def split(self) -> dict[str, float | None]:
-        """Return what the row says of the split of its batch."""
-        return {name: float(self.cells[label]) if self.cells.get(label := PREFIX + name) else None for name in SPLIT}
 
     def _text(self, column: str) -> str:
         return self.cells.get(column, "")
@@ -176,7 +188,11 @@ class _Row:
         return metric
 
     def _parameters(self) -> dict[str, ParameterValue]:
-        texts = {name.removeprefix(PREFIX): text for name, text in self.cells.items() if name.startswith(PREFIX)}
+        texts = {
+            name.removeprefix(PREFIX): text
+            for name, text in self.cells.items()
+            if name.startswith(PREFIX) and part_of_batch(name) is None
+        }
         return {
             name: parameter_value(text, PREFIX + name, self.origin) if text else None for name, text in texts.items()
         }
@@ -188,14 +204,18 @@ def _columns(header: list[str], origin: str) -> list[str]:
     for name, count in Counter(name for name in names if name).items():
         if count > 1:
             raise UsageError(f"the column {name!r} stands {count} times ({origin})")
-        if name not in COLUMNS:
+        if name not in COLUMNS and part_of_batch(name) is None:
             _check_parameter(name, origin)
-    missing = [name for name in REQUIRED if name not in names]
+    parts = {part_of_batch(name) for name in names}
+    missing = [
+        name for name in REQUIRED if name not in names and not (name == "batch_size" and {MICRO, STEP_BATCH} & parts)
+    ]
     if missing:
         there_are = f"it has {', '.join(map(repr, names))}" if any(names) else "it has none"
         raise UsageError(
             f"the table lacks the column{'s' * (len(missing) > 1)} {', '.join(missing)}: {there_are} ({origin})",
-            hint=f"the columns are {', '.join(COLUMNS)}, {PREFIX}NAME, separated by commas",
+            hint=f"the columns are {', '.join(COLUMNS)}, {PREFIX}NAME, separated by commas; {', '.join(SPLIT)} may "
+            "stand for batch_size",
         )
     return [name or f"#{number}" for number, name in enumerate(names)]
 

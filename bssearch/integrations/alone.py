@@ -48,7 +48,7 @@ class Alone(Untimed):
         """Return whether the loop is to be evaluated."""
         return self._every is not None and step > 0 and step % self._every == 0
 
-    def stepped(self, step: int) -> None:
+    def stepped(self, step: int, samples: int | None) -> None:
         """End after the last step, where it is not evaluated."""
         self.is_over = step >= self._most_steps and not self.is_due(step)
 

@@ -70,8 +70,12 @@ class Assignment(Protocol):
         """Go on with the training's time."""
         ...
 
-    def stepped(self, step: int) -> None:
-        """Take note of an optimizer step that is done."""
+    def stepped(self, step: int, samples: int | None) -> None:
+        """Take note of the optimizer steps up to ``step``; None if their ``samples`` were not counted."""
+        ...
+
+    def diverged(self, reason: str) -> bool:
+        """End a trial whose gradients stay not finite; return whether it could end there."""
         ...
 
     def waited(self, seconds: float) -> None:
@@ -110,8 +114,8 @@ class Assignment(Protocol):
         """Take note that the loop ended by itself after so many steps; ``because`` says what ended it."""
         ...
 
-    def keep(self, objects: Mapping[str, Any]) -> int:
-        """Keep what the training goes on from where it is paused; return the steps that lie behind it."""
+    def keep(self, objects: Mapping[str, Any]) -> tuple[int, int]:
+        """Keep what a paused training resumes from; return the steps and samples that it has behind it."""
         ...
 
     def test(self, evaluate: Evaluate) -> None:
@@ -139,6 +143,10 @@ class Untimed:
     def resume(self) -> None:
         """Nothing is timed."""
 
+    def diverged(self, reason: str) -> bool:
+        """Nothing ends as diverged."""
+        return False
+
     def waited(self, seconds: float) -> None:
         """No wait is counted apart."""
 
@@ -155,9 +163,9 @@ class Untimed:
     def pass_ended(self) -> None:
         """Nothing is paused."""
 
-    def keep(self, objects: Mapping[str, Any]) -> int:
+    def keep(self, objects: Mapping[str, Any]) -> tuple[int, int]:
         """Nothing is saved."""
-        return 0
+        return 0, 0
 
 
 def number_of(metrics: Metrics, metric: str) -> float:

@@ -73,7 +73,7 @@ class Piece:
         self._threads_before = torch.get_num_threads()
         torch.set_num_threads(self._threads)
         self._work = work_of(self.assign, self.assign.parameters, self)
-        self.trial = LoopTrial(self._work, searched=self.assign.searched)
+        self.trial = LoopTrial(self._work, searched=self.assign.searched, needs_samples=self.assign.needs_samples)
         seed_everything(self.trial.seed)
         return self.trial
 

@@ -175,7 +175,8 @@ def _trial_of_one(alone: Alone, given: dict[str, ParameterValue]) -> LoopTrial:
     found = session()
     if found is None:
         return LoopTrial(alone)
-    found.trial = LoopTrial(found.take(given), searched=found.assign.searched)
+    work, assign = found.take(given), found.assign
+    found.trial = LoopTrial(work, searched=assign.searched, needs_samples=assign.needs_samples)
     return found.trial
 
 
@@ -194,5 +195,7 @@ def _trial_of_several(alone: Alone, given: dict[str, ParameterValue], ranks: Ran
         prepare(assign)
         return RankTrial(Follower(assign, {**given, **assign.parameters}, ranks), ranks)
     found.assign = assign
-    trial = found.trial = RankTrial(found.lead(given, ranks), ranks, searched=assign.searched)
+    leader = found.lead(given, ranks)
+    trial = RankTrial(leader, ranks, searched=assign.searched, needs_samples=assign.needs_samples)
+    found.trial = trial
     return trial

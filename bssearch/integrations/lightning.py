@@ -86,6 +86,7 @@ class TrialCallback(Callback):  # type: ignore[misc]
         self._steers = trial.is_searched or trial.given.get("evaluate_every") is not None
         self._is_awaited = False
         self._micro_batches = 0
+        self._samples: int | None = 0
         self._steps = 0
         self._horizon = math.inf
 
@@ -116,6 +117,7 @@ class TrialCallback(Callback):  # type: ignore[misc]
                 hint="load the module's weights before fit(), and the optimizer in configure_optimizers() by "
                 "trial.load_optimizer()",
             )
+        self._trial.count_steps_of({type(one).__name__: one for one in trainer.optimizers})
         if self._trial.is_searched:
             adopt_learning_rate(self._trial, trainer.optimizers, trainer.lr_scheduler_configs)
             adopt_weight_decay(self._trial, trainer.optimizers)
@@ -149,6 +151,8 @@ class TrialCallback(Callback):  # type: ignore[misc]
             )
         if self._trial.is_searched and self._trial.steps == 0 and self._micro_batches == 0:
             self._trial.check_size(batch)
+        samples = self._trial.samples_in(batch)
+        self._samples = None if samples is None or self._samples is None else self._samples + samples
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Count a step of the optimizer; have validation run after it where that is due."""
@@ -158,7 +162,8 @@ class TrialCallback(Callback):  # type: ignore[misc]
             return
         self._steps = step
         self._check_window()
-        self._trial.step()
+        samples, self._samples = self._samples, 0
+        self._trial.step(samples)
         if self._steers:
             self._plan(trainer)
         if step >= self._horizon:

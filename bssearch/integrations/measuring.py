@@ -80,7 +80,7 @@ class Looked(Untimed):
         """Return whether an evaluation is due: before the first step and after each."""
         return True
 
-    def stepped(self, step: int) -> None:
+    def stepped(self, step: int, samples: int | None) -> None:
         """Take note of progress."""
         self._line.progressed()
 
@@ -129,9 +129,9 @@ class DescribedLoop(Looked):
         """Tell it with the description."""
         self._warnings.append(sentence)
 
-    def stepped(self, step: int) -> None:
+    def stepped(self, step: int, samples: int | None) -> None:
         """End after a step, where the loop has been evaluated."""
-        super().stepped(step)
+        super().stepped(step, samples)
         self._steps = step
 
     def evaluated(self, step: int, metrics: Metrics, loss: float | None) -> None:
@@ -229,7 +229,7 @@ class TimedLoop(Looked):
         self._row = _Row()
         self._runs: list[TimedRun] = []
         self._last = 0.0
-        self._cadence = 1
+        self._steps = self._cadence = 0
         reset_peak_memory(self._torch_device)
 
     def begin(self) -> None:
@@ -238,7 +238,8 @@ class TimedLoop(Looked):
 
     def is_due(self, step: int) -> bool:
         """Return whether an evaluation is due: before the first step, after the first few, then as in a trial."""
-        return step in {0, WARM_UP_STEPS} or (step > WARM_UP_STEPS and (step - WARM_UP_STEPS) % self._cadence == 0)
+        later = step - WARM_UP_STEPS
+        return step == 0 or (later >= 0 and later % max(1, self._cadence) == 0)
 
     def pause(self) -> None:
         """Time an evaluation."""
@@ -249,23 +250,26 @@ class TimedLoop(Looked):
         self._clock.train()
         self._last = self._clock.clock.train_seconds_so_far
 
-    def stepped(self, step: int) -> None:
-        """Time a step; of the first few the shortest says about how long one is."""
-        super().stepped(step)
+    def stepped(self, step: int, samples: int | None) -> None:
+        """Time a step, or several at once; of the first few the shortest says about how long one is."""
+        super().stepped(step, samples)
+        before, self._steps = self._steps, step
+        taken = step - before
         guess = min(self._first, default=0.0)
-        is_short_row = guess > 0 and (self._row.steps + 1) * guess < RUN_SECONDS and not self.is_due(step)
-        if step > WARM_UP_STEPS and is_short_row:
-            self._row.steps += 1
+        is_due = any(self.is_due(one) for one in range(before + 1, step + 1))
+        is_short_row = guess > 0 and (self._row.steps + taken) * guess < RUN_SECONDS and not is_due
+        if before >= WARM_UP_STEPS and is_short_row:
+            self._row.steps += taken
             return
         self._clock.clock.wait()
         now = self._clock.clock.train_seconds_so_far
         passed, self._last = now - self._last, now
-        if step <= WARM_UP_STEPS:
-            self._first.append(passed)
-            if step == WARM_UP_STEPS:
+        if before < WARM_UP_STEPS:
+            self._first.append(passed / taken)
+            if step >= WARM_UP_STEPS:
                 self._begin_to_count()
             return
-        self._row.steps += 1
+        self._row.steps += taken
         self._row.seconds += passed
         self._close_row()
 
@@ -275,9 +279,11 @@ class TimedLoop(Looked):
         self._clock.pause()
         super().evaluated(step, metrics, loss)
         self._evaluations.append(self._clock.clock.seconds("evaluation") - before)
-        if step == WARM_UP_STEPS:
+        if step < WARM_UP_STEPS:
+            return
+        if not self._cadence:
             self._cadence = self._steps_between_evaluations()
-        if step > WARM_UP_STEPS and self._is_known():
+        elif self._is_known():
             self._tell()
 
     def failed(self, error: BaseException) -> bool:

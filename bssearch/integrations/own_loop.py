@@ -22,10 +22,12 @@ import torch
 from bssearch.errors import TrialStopped, UsageError
 from bssearch.integrations.asked import Asked, AskedParameters
 from bssearch.integrations.assignment import Assignment, Evaluate, Metrics
+from bssearch.integrations.batch_rows import BatchRows
 from bssearch.integrations.branching import FromCheckpoint
 from bssearch.integrations.growing.followed import Followed
 from bssearch.integrations.growing.passes import Given, Passes
 from bssearch.integrations.growing.sampler import sampler_of
+from bssearch.integrations.optimizer_steps import OptimizerSteps
 from bssearch.integrations.random_numbers import kept_random_numbers, unmoved
 from bssearch.integrations.sampler import SeededSampler
 from bssearch.records import Configuration
@@ -34,6 +36,11 @@ T = TypeVar("T")
 
 READINGS_PER_MICRO_BATCH = 1000
 """Times that ``should_stop`` may be read without a step, per micro-batch of one: a choice, far above any use."""
+
+MOST_SKIPPED = 100
+"""Whole batches in a row without a step of the optimizer; a gradient scaler finds its scale within about 20."""
+
+SKIPPED = "a gradient scaler skips the steps whose gradients are not finite"
 
 
 class LoopTrial(FromCheckpoint):
@@ -46,6 +53,9 @@ class LoopTrial(FromCheckpoint):
     by which waits for data are timed, ``searched`` the names of what the study searches: the loop must ask for the
     learning rate, and is warned of others that it has not asked for, by the end of its first step. ``given`` is what
     the script gave to `current_trial`, by its names.
+
+    Steps are those of the optimizers given to `state`, or else one per batch. Samples are those of the micro-batches
+    of `batches`, or those told to `step`. If ``needs_samples``, a loop that does not tell its samples is refused.
     """
 
     def __init__(
@@ -54,6 +64,7 @@ class LoopTrial(FromCheckpoint):
         *,
         now: Callable[[], float] = time.perf_counter,
         searched: Collection[str] = (),
+        needs_samples: bool = False,
     ) -> None:
         self._now_seconds = now
         self._assignment = assignment
@@ -71,6 +82,13 @@ class LoopTrial(FromCheckpoint):
         self._followed = Followed(assignment, self._asked)
         self._sampler: SeededSampler | None = None
         self._counted = self._announced_at = self._evaluated_at = -1
+        self._needs_samples = needs_samples
+        self._rows = BatchRows()
+        self._samples: int | None = 0
+        self._has_warned = False
+        self._optimizer_steps = OptimizerSteps()
+        self._taken_before = self._skipped = 0
+        self._steps_before, self._samples_behind = -1, 0
         self._readings = 0
         self._put_random_numbers_back: Callable[[], None] = lambda: None
 
@@ -152,7 +170,7 @@ class LoopTrial(FromCheckpoint):
             return False
         self._begin()
         if self._announced_at != step:
-            if not self._assignment.is_due(step):
+            if not self._is_due(step):
                 return False
             if self._is_in_batch:
                 self._count(step)
@@ -182,9 +200,12 @@ class LoopTrial(FromCheckpoint):
         self._put_random_numbers_back()
         self._take_in(step, metrics, loss)
 
-    def step(self) -> None:
+    def step(self, samples: int | None = None) -> None:
         """Say that an optimizer step is done, in a loop that does not go over `batches`.
 
+        ``samples`` are those of the step, of all its micro-batches: ``len(x)``. Without them each step counts
+        ``batch_size`` samples, and the trial is warned unless its loader has the order of `sampler`. If the optimizer
+        given to `state` took no step, as when a gradient scaler skips it, none is counted.
         Raises `TrialStopped` where the trial has ended and the loop goes on all the same, `UsageError` where it has
         not evaluated when that was due.
         """
@@ -192,11 +213,24 @@ class LoopTrial(FromCheckpoint):
             raise UsageError("step() in the body of batches(), which counts the steps by itself")
         if self._assignment.is_over:
             raise TrialStopped("the trial has ended; the loop ends where trial.should_stop is true")
-        self._begin()
+        if samples is not None and samples < 1:
+            raise UsageError(f"trial.step(samples={samples}): must be >= 1", hint="trial.step(samples=len(x))")
+        if not self._has_begun:
+            self._begin()
+            self._taken_before -= min(1, self._optimizer_steps.taken)  # the step that this call tells of
         self._check_evaluated()
-        self._count(self.steps + 1)
-        self._go_on(self.steps + 1)
-        self._assignment.settle()
+        if samples is None and self._sampler is not None:
+            samples = self._now.batch_size  # the sampler leaves an incomplete batch out
+        self._add_samples(samples)
+        step = self._step_at_hand_after(is_whole=True)
+        if step is None:
+            self._check_steps()
+        else:
+            if samples is None:
+                self._untold("trial.step() does not say the samples of the step", "trial.step(samples=len(x))")
+            self._count(step)
+            self._go_on(step)
+        self._settle()
 
     def batches(
         self, loader: Given[T], evaluate: Evaluate | None = None, *, test: Evaluate | None = None, epochs: int = 1
@@ -244,13 +278,14 @@ class LoopTrial(FromCheckpoint):
         The same seed gives the same batches there and here. For a `DataLoader`'s ``sampler``, with
         ``batch_size=trial.micro_batch_size``. Where the batch grows each pass begins after the steps that are done.
         """
-        self._sampler = sampler_of(len(dataset), self._stages, self.seed, lambda: self.steps)
+        self._sampler = sampler_of(len(dataset), self._stages, self.seed, lambda: self.steps, self._samples_behind)
         return self._sampler
 
     def state(self, **objects: Any) -> None:
         """Name what the training goes on from: the model, the optimizer, whatever has a state_dict().
 
         Optional: with it a trial can be paused, and goes on where it was, in another process; without, it is stopped.
+        Steps are then those that the optimizers among the objects take; of several, of the one with the most steps.
         Call it once, with all of them, before `sampler` and `batches`. Raises `UsageError` for what has no state.
         """
         if self._has_begun or self._sampler is not None:
@@ -258,10 +293,12 @@ class LoopTrial(FromCheckpoint):
         if self.has_state:
             raise UsageError("state() is called twice: name all objects in one call")
         self._asked.optimizers = [one for one in objects.values() if isinstance(one, torch.optim.Optimizer)]
-        self.steps = self._assignment.keep(objects)
+        self.count_steps_of(objects)
+        self.steps, self._samples_behind = self._assignment.keep(objects)
+        self._steps_before = self.steps - 1
         self.has_state = True
         self._followed.resume(self.steps)
-        self._followed.watch(lambda: self._is_in_batch and self._step_at_hand is None)
+        self._followed.watch(lambda: self._is_in_batch and not self._is_whole)
 
     def __enter__(self) -> Self:
         return self
@@ -277,16 +314,33 @@ class LoopTrial(FromCheckpoint):
         """Say that the training is over, and ``because`` of what; nothing more where the trial has ended."""
         if self._has_begun:
             self._check_evaluated()
+        if self._skipped and not self.steps and not self._assignment.is_over:
+            raise self._no_steps()
         if not self._assignment.is_over:
             self._assignment.looped(self.steps, because)
 
+    def count_steps_of(self, optimizers: Mapping[str, Any]) -> None:
+        """Count the steps of the optimizers among some objects instead of one step per batch."""
+        self._optimizer_steps.watch(optimizers)
+
     @property
     def _step_at_hand(self) -> int | None:
-        """Return the steps that are done, with the one whose last micro-batch is in the loop's body; None in others."""
+        """Return the steps that are done, with those of the loop's body; None in a body that has made none so far."""
         if not self._is_in_batch:
             return self.steps
-        is_last = self._micro_batches % self._now.accumulation_steps == 0
-        return self.steps + 1 if is_last else None
+        return self._step_at_hand_after(is_whole=self._is_whole)
+
+    @property
+    def _is_whole(self) -> bool:
+        """Return whether the micro-batch in the loop's body is the last one of a batch."""
+        return self._micro_batches % self._now.accumulation_steps == 0
+
+    def _step_at_hand_after(self, *, is_whole: bool) -> int | None:
+        """Return the steps with those that are not counted yet: of an optimizer, or one after a whole batch."""
+        if self._optimizer_steps.names:
+            taken = self._optimizer_steps.taken - self._taken_before
+            return self.steps + taken if taken > 0 else None
+        return self.steps + 1 if is_whole else None
 
     @property
     def _now(self) -> Configuration:
@@ -296,6 +350,11 @@ class LoopTrial(FromCheckpoint):
     @property
     def _samples_at_once(self) -> int:
         return self._now.micro_batch_size
+
+    @property
+    def _sharers(self) -> int:
+        """Return the number of ranks, of which each has as many samples as this one."""
+        return 1
 
     def _is_over(self) -> bool:
         return self._assignment.is_over
@@ -307,14 +366,16 @@ class LoopTrial(FromCheckpoint):
         if self._counted < 0:
             for sentence in self._asked.first_step(self.parameters, self._now.learning_rate):
                 self._assignment.warned(sentence)
-        self._counted, self._readings = step, 0
+        self._counted, self._readings, self._skipped = step, 0, 0
         self._asked.check_accumulates()
         self._followed.check_step(self._now)
-        self._assignment.stepped(step)
+        samples, self._samples = self._samples, 0
+        self._assignment.stepped(step, samples)
 
     def _go_on(self, steps: int) -> None:
         """Go on after so many steps, where the batch has grown with the next size."""
-        self.steps, self._micro_batches = steps, 0
+        self._steps_before, self.steps, self._micro_batches = self.steps, steps, 0
+        self._taken_before = self._optimizer_steps.taken
         self._followed.go_on(steps)
 
     def _begin(self) -> None:
@@ -323,6 +384,7 @@ class LoopTrial(FromCheckpoint):
         self._has_begun = True
         self._stages.check()
         self._asked.check_begins(has_sampler=self._sampler is not None)
+        self._taken_before = self._optimizer_steps.taken
         self._assignment.begin()
 
     def _looped(self, passes: Passes[T], evaluate: Evaluate | None, epochs: int) -> Iterator[T]:
@@ -337,6 +399,7 @@ class LoopTrial(FromCheckpoint):
             for batch in passes.batches():
                 if self._followed.awaits_batch:
                     self.check_size(batch)
+                self._add_samples(self.samples_in(batch))
                 self._micro_batches += 1
                 self._is_in_batch = True
                 yield batch
@@ -351,17 +414,71 @@ class LoopTrial(FromCheckpoint):
     def check_size(self, batch: Any) -> None:
         """Check the first micro-batch of a size; see `Followed.check_size`."""
         self._followed.check_size(batch, self._samples_at_once, self.steps)
+        self._rows.first(batch, self._samples_at_once)
+
+    def samples_in(self, batch: Any) -> int | None:
+        """Return the samples of a micro-batch; None, with a warning, if they cannot be counted."""
+        found = self._rows.count(batch, self._samples_at_once)
+        if found is not None:
+            return found * self._sharers
+        self._untold(
+            f"a micro-batch is a {type(batch).__name__}, of which the samples cannot be counted",
+            "a loader whose batches are tensors, or tuples, lists or dicts of tensors",
+        )
+        return None
 
     def _after_batch(self, evaluate: Evaluate | None) -> None:
         """Count a micro-batch whose body is done; evaluate where that is due."""
         step = self._step_at_hand
-        self._is_in_batch = False
+        is_whole, self._is_in_batch = self._is_whole, False
         if step is None:
+            if is_whole and self._optimizer_steps.names:
+                self._check_steps()
             return
         self._count(step)
         self._go_on(step)
         self._evaluate_where_due(evaluate)
-        self._assignment.settle()
+        self._settle()
+
+    def _add_samples(self, samples: int | None) -> None:
+        """Add samples to those of the step at hand; they are not known once some of them are not."""
+        self._samples = None if samples is None or self._samples is None else self._samples + samples
+
+    def _untold(self, problem: str, remedy: str) -> None:
+        """Warn of samples that are not told; raise `UsageError` if the study is about them."""
+        if self._needs_samples:
+            raise UsageError(f"{problem}, and the study's objective is samples_to_target", hint=remedy)
+        if self._assignment.cycles and not self._has_warned:
+            self._has_warned = True
+            self.warn(f"{problem}: each step counts as batch_size samples; {remedy}")
+
+    def _check_steps(self) -> None:
+        """End a trial as diverged whose optimizer took no step in many batches; raise `UsageError` before its first."""
+        self._skipped += 1
+        self._readings = 0
+        if self._skipped < MOST_SKIPPED:
+            return
+        error = self._no_steps()
+        if not self.steps or not self._assignment.diverged(f"{error.message}: {SKIPPED}"):
+            raise error
+
+    def _no_steps(self) -> UsageError:
+        names = ", ".join(self._optimizer_steps.names)
+        return UsageError(
+            f"the optimizer {names!r} took no step in {self._skipped} batches, after step {self.steps}",
+            hint=f"{names}.step() in the loop; a step replayed by a CUDA graph is not seen: leave {names} out of "
+            "trial.state",
+        )
+
+    def _is_due(self, step: int) -> bool:
+        """Return whether an evaluation is due after a step, or was due after an earlier one of the same body."""
+        before = self.steps if step > self.steps else self._steps_before
+        first = min(step, 1 + max(self._evaluated_at, before))
+        return any(self._assignment.is_due(one) for one in range(first, step + 1))
+
+    def _settle(self) -> None:
+        if self._evaluated_at == self.steps or not self._is_due(self.steps):
+            self._assignment.settle()
 
     def _evaluate_where_due(self, evaluate: Evaluate | None) -> None:
         if evaluate is None:
@@ -392,7 +509,7 @@ class LoopTrial(FromCheckpoint):
                 f"no report() after step {step}, where trial.evaluation_due was true",
                 hint="if trial.evaluation_due: trial.report(accuracy=...)",
             )
-        if step > 0 and self._assignment.is_due(step):
+        if step > 0 and self._is_due(step):
             raise UsageError(
                 f"no evaluation after step {step}, where one was due",
                 hint="batches(loader, evaluate=...), or after each step: if trial.evaluation_due: trial.report(...)",

@@ -128,6 +128,7 @@ class Follower(Untimed):
         self.is_look = not isinstance(assign.work, Run)
         self.is_over = False
         self._ranks = ranks
+        self._steps = 0
         self._word = _heard(ranks)
 
     def begin(self) -> None:
@@ -138,9 +139,10 @@ class Follower(Untimed):
         """Return whether an evaluation is due, as the first rank has said."""
         return step in self._word.due
 
-    def stepped(self, step: int) -> None:
+    def stepped(self, step: int, samples: int | None) -> None:
         """Raise `UsageError` where an evaluation was passed over."""
-        check_evaluated(self._word, step)
+        check_evaluated(self._word, self._steps)
+        self._steps = step
 
     def evaluated(self, step: int, metrics: Metrics, loss: float | None) -> None:
         """Hear whether the trial is over; what this rank has found does not count."""
@@ -178,6 +180,7 @@ class Leader:
         self.is_look = self.work.is_look
         self.is_over = False
         self._ranks = ranks
+        self._steps = 0
         first = self._due_after(-1)
         self._word = Word(False, (first, self._due_after(first)) if first == 0 else (first,))
         ranks.share(self._word)
@@ -199,10 +202,11 @@ class Leader:
         """Go on with the training's time."""
         self.work.resume()
 
-    def stepped(self, step: int) -> None:
-        """Count a step; raise `UsageError` where an evaluation was passed over."""
-        check_evaluated(self._word, step)
-        self.work.stepped(step)
+    def stepped(self, step: int, samples: int | None) -> None:
+        """Count steps; raise `UsageError` where an evaluation was passed over."""
+        check_evaluated(self._word, self._steps)
+        self._steps = step
+        self.work.stepped(step, samples)
 
     def waited(self, seconds: float) -> None:
         """Count a wait for data within the training."""
@@ -222,6 +226,10 @@ class Leader:
         if self._word.tests:
             self.work.test(evaluate)
 
+    def diverged(self, reason: str) -> bool:
+        """Nothing ends here: the other ranks hear of an end at an evaluation alone."""
+        return False
+
     def warned(self, sentence: str) -> None:
         """Keep a sentence for the outcome."""
         self.work.warned(sentence)
@@ -239,7 +247,7 @@ class Leader:
     def pass_ended(self) -> None:
         """Nothing is paused."""
 
-    def keep(self, objects: Mapping[str, Any]) -> int:
+    def keep(self, objects: Mapping[str, Any]) -> tuple[int, int]:
         """Take note of what is to stay finite; nothing is saved."""
         return self.work.keep(objects)
 
@@ -303,8 +311,15 @@ class RankTrial(LoopTrial):
     Raises `UsageError` where the ranks cannot share a micro-batch evenly.
     """
 
-    def __init__(self, assignment: Assignment, ranks: Ranks, *, searched: Collection[str] = ()) -> None:
-        super().__init__(assignment, searched=searched)
+    def __init__(
+        self,
+        assignment: Assignment,
+        ranks: Ranks,
+        *,
+        searched: Collection[str] = (),
+        needs_samples: bool = False,
+    ) -> None:
+        super().__init__(assignment, searched=searched, needs_samples=needs_samples)
         self._ranks = ranks
         self._stages.refuse(f"a training of {ranks.size} ranks", "they share batches of one size")
         size, accumulation = self._configuration.batch_size, self._configuration.accumulation_steps
@@ -319,6 +334,10 @@ class RankTrial(LoopTrial):
     def _samples_at_once(self) -> int:
         return self._share
 
+    @property
+    def _sharers(self) -> int:
+        return self._ranks.size
+
     def sampler(self, dataset: Any) -> SeededSampler:
         """Return a sampler of this rank's share of each micro-batch; together the ranks have `LoopTrial.sampler`'s.
 
@@ -331,17 +350,17 @@ class RankTrial(LoopTrial):
             share=self._share,
             rank=self._ranks.rank,
             ranks=self._ranks.size,
-            after_steps=self.steps,
+            after_steps=self._samples_behind // self._configuration.batch_size,
         )
         return self._sampler
 
 
 def check_evaluated(word: Word, step: int) -> None:
-    """Raise `UsageError` where a step is done and an evaluation before it has been passed over.
+    """Raise `UsageError` if a step follows ``step``, and the evaluation that was due by then was not made.
 
     The ranks would never hear that the trial is over.
     """
-    if step > word.due[-1]:
+    if step >= word.due[-1]:
         raise UsageError(
             f"no evaluation after step {word.due[-1]}, where one was due",
             hint="every rank: batches(loader, evaluate=...), or: if trial.evaluation_due: trial.report(accuracy=...)",

@@ -120,9 +120,10 @@ class Attributes:
         return {name: getattr(self._owner, name) for name in self._names}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from what was saved."""
+        """Go on from what was saved; an older file may lack some of them."""
         for name in self._names:
-            setattr(self._owner, name, state[name])
+            if name in state:
+                setattr(self._owner, name, state[name])
 
 
 def refuse_unreadable(state: dict[str, Any]) -> None:

@@ -12,6 +12,7 @@ The name of this module is that of the library within bssearch only: ``import tr
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -40,7 +41,8 @@ class TrialCallback(TrainerCallback):  # type: ignore[misc]
 
     On the clock is all from the end of an evaluation to the step after which the next is due: the batches, that the
     Trainer fetches before ``on_step_begin``, its logging and its checkpoints too. Each epoch ends with its last whole
-    batch, so that no step has fewer samples than the others. Where a batch is accumulated the model's loss must count
+    batch, so that no step has fewer samples than the others; of data without a length the samples are counted as the
+    model sees them. Where a batch is accumulated the model's loss must count
     ``num_items_in_batch``, or not be given it; see `bssearch.integrations.accumulated_loss`.
     """
 
@@ -50,7 +52,10 @@ class TrialCallback(TrainerCallback):  # type: ignore[misc]
         self._is_training = False
         self._steps_in_pass: float = 0
         self._steps_of_pass = 0
+        self._samples: int | None = None
+        self._micro_batch_samples: int | None = None
         self._end_look_at_loss: Callable[[], object] = lambda: None
+        self._end_look_at_samples: Callable[[], object] = lambda: None
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: Any
@@ -67,6 +72,10 @@ class TrialCallback(TrainerCallback):  # type: ignore[misc]
         self._steps_in_pass = whole_steps(others["train_dataloader"], args)
         if args.gradient_accumulation_steps > 1:
             self._end_look_at_loss = check_counts_items(others["model"])
+        if math.isinf(self._steps_in_pass):
+            self._samples = 0
+            self._end_look_at_samples = others["model"].register_forward_pre_hook(self._look, with_kwargs=True).remove
+        self._trial.count_steps_of({"optimizer": others.get("optimizer")})
         self._is_training = True
         args.eval_on_start = self._trial.evaluation_due
 
@@ -76,12 +85,18 @@ class TrialCallback(TrainerCallback):  # type: ignore[misc]
         """Count the steps of a pass over the data anew."""
         self._steps_of_pass = 0
 
+    def on_substep_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: Any
+    ) -> None:
+        """Count the samples of a micro-batch before a step's last one."""
+        self._add_samples()
+
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: Any) -> None:
         """Count an optimizer step; have the model evaluated where that is due, end where the trial does."""
         trial = self._trial
         if self._has_ended(control):
             return
-        trial.step()
+        trial.step(self._samples_of_step())
         self._end_look_at_loss()
         self._steps_of_pass += 1
         if self._steps_of_pass >= self._steps_in_pass:
@@ -112,7 +127,25 @@ class TrialCallback(TrainerCallback):  # type: ignore[misc]
     ) -> None:
         """End a trial that the Trainer has ended, and say by what."""
         self._is_training = False
+        self._end_look_at_samples()
         self._trial.close(_what_ended(args))
+
+    def _look(self, model: Any, given: tuple[Any, ...], named: dict[str, Any]) -> None:
+        """Note the samples that the model is given; it may be called more than once for a micro-batch."""
+        if model.training:
+            self._micro_batch_samples = self._trial.samples_in(named or given)
+
+    def _add_samples(self) -> None:
+        found, self._micro_batch_samples = self._micro_batch_samples, None
+        self._samples = None if found is None or self._samples is None else self._samples + found
+
+    def _samples_of_step(self) -> int | None:
+        """Return the samples of a step: a whole batch of data with a length, else as they were counted."""
+        if math.isfinite(self._steps_in_pass):
+            return self._trial.batch_size
+        self._add_samples()
+        samples, self._samples = self._samples, 0
+        return samples
 
     def _has_ended(self, control: TrainerControl) -> bool:
         """Return whether the trial has ended; the Trainer then ends too."""

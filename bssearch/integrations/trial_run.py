@@ -84,7 +84,7 @@ class TrialRun:
         self._objects: dict[str, Any] = {}
         self._ending: Ending | None = None
         self._has_ended = False
-        self._steps = 0
+        self._steps = self._samples = 0
         self._data_seconds: float | None = None
         self._random = LateRandomState(self._torch_device)
         self._pass = Pass(self._torch_device)
@@ -133,7 +133,7 @@ class TrialRun:
         """Return whether an evaluation is due; one that was made before a pause is not made again."""
         last = self._course.progress.last
         every = self._request.eval_every_steps * self.configuration.batch_size
-        is_due = step == self.branch.last_step or self.stages.has_seen_again(every, step)
+        is_due = self._is_at_last(step) or self.stages.has_seen_again(every, step)
         return is_due and (last is None or last.step != step)
 
     def pause(self) -> None:
@@ -145,11 +145,18 @@ class TrialRun:
         """Go on with the training's time."""
         self._clock.train()
 
-    def stepped(self, step: int) -> None:
-        """Count a step."""
+    def stepped(self, step: int, samples: int | None) -> None:
+        """Count steps and their samples; full batches if the samples are not known."""
+        full = self.stages.samples(step) - self.stages.samples(self._steps)
+        self._samples += full if samples is None else samples
         self._steps = step
         self._clock.stepped()
         self._line.progressed()
+
+    def diverged(self, reason: str) -> bool:
+        """End the trial as diverged."""
+        self._end(Ending(TrialState.DIVERGED, reason))
+        return True
 
     def settle(self) -> None:
         """End the trial where it is asked to, or has trained past its limit.
@@ -188,13 +195,13 @@ class TrialRun:
                 return
             observation = Observation(
                 step=step,
-                samples=self.stages.samples(step),
+                samples=self._samples,
                 train_seconds=self._clock.train_seconds(is_hit=target.is_met_by(metric)),
                 metric=metric,
                 loss=loss,
                 learning_rate=self.stages.last(step).learning_rate,
             )
-            ending = self._course.observe(observation, is_over=step == self.branch.last_step)
+            ending = self._course.observe(observation, is_over=self._is_at_last(step))
             self._device_meter.sample()
             self._contention.look()
             if self._reference is not None:
@@ -236,8 +243,8 @@ class TrialRun:
         self._end(Ending(TrialState.OOM, reason))
         return True
 
-    def keep(self, objects: Mapping[str, Any]) -> int:
-        """Keep what the training goes on from; return the steps that a paused trial has behind it."""
+    def keep(self, objects: Mapping[str, Any]) -> tuple[int, int]:
+        """Keep what the training goes on from; return the steps and samples that a paused trial has behind it."""
         for name, one in objects.items():
             if not callable(getattr(one, "state_dict", None)) or not callable(getattr(one, "load_state_dict", None)):
                 raise UsageError(f"state({name}=...): a {type(one).__name__} has no state_dict() and load_state_dict()")
@@ -245,7 +252,8 @@ class TrialRun:
         if self._request.resumes:
             assert self._request.checkpoint is not None, "a trial that resumes has a checkpoint"
             self._checkpoint(self._request.checkpoint).restore(*self._parts())
-        return self._steps
+            self._samples = self._samples or self.stages.samples(self._steps)  # a checkpoint may lack them
+        return self._steps, self._samples
 
     def finish(self) -> None:
         """Tell how the trial ended, once it has."""
@@ -258,6 +266,9 @@ class TrialRun:
     def close(self) -> None:
         """End what measures the memory, of a trial that may not have ended."""
         self._memory.close()
+
+    def _is_at_last(self, step: int) -> bool:
+        return self.branch.last_step is not None and step >= self.branch.last_step
 
     @property
     def _is_tested(self) -> bool:
@@ -322,7 +333,7 @@ class TrialRun:
         training["random"], training["pass"] = self._random, self._pass
         measured: dict[str, Saved] = {
             "clock": self._clock.clock,
-            "loop": Attributes(self, ("_steps", "_data_seconds")),
+            "loop": Attributes(self, ("_steps", "_samples", "_data_seconds")),
             "first_steps": self._clock,
             "contention": self._contention,
             "device_use": self._device_meter,
@@ -349,19 +360,20 @@ class TrialRun:
             self._memory.close()
             contention = self._contention.stop()
             device_use = self._device_meter.stop()
+        wall = clock.wall_seconds
         excess, undelayed = self._clock.excess, clock.undelayed_train_seconds(threads)
         outcome = TrialOutcome(
             state=ending.state,
             reason=ending.reason,
             steps=self._steps,
-            samples=self.stages.samples(self._steps),
+            samples=self._samples,
             train_seconds=clock.seconds("train") - excess,
             undelayed_train_seconds=None if undelayed is None else max(0.0, undelayed - excess),
             reference_seconds=None if self._reference is None else self._reference.seconds,
             evaluation_seconds=clock.seconds("evaluation"),
             warmup_seconds=clock.seconds("warmup") + excess,
             other_seconds=clock.seconds("other"),
-            wall_seconds=clock.wall_seconds,
+            wall_seconds=wall,
             data_seconds=self._data_seconds,
             final_metric=None if progress.last is None else progress.last.metric,
             best_metric=progress.best,
@@ -369,15 +381,11 @@ class TrialRun:
             peak_memory_bytes=progress.peak,
             peak_memory_basis=None if progress.peak is None else self._memory.basis,
             contended=contention.contended or clock.is_contended(threads),
-            warnings=self._warnings(contention),
+            warnings=self._warnings(contention, wall),
             device_use=device_use,
         )
         return self._course.with_target(outcome)
 
-    def _warnings(self, contention: Contention) -> tuple[str, ...]:
-        found = [*self._course.progress.warnings, *contention.warnings]
-        clock = self._clock.clock
-        gap, wall = clock.unaccounted_seconds, clock.wall_seconds
-        if gap is not None:
-            found.append(f"{gap:.3g} s of the trial's {wall:.3g} s are in no ledger ({gap / wall:.1%})")
-        return tuple(found)
+    def _warnings(self, contention: Contention, wall: float) -> tuple[str, ...]:
+        warnings = self._course.progress.warnings
+        return (*warnings, *contention.warnings, *self._clock.clock.warnings(wall))

@@ -1,1 +1,1 @@
-"""What people look at: the page of a study, its plots, the page of a simulation."""
+"""What people look at: the page of a study and its plots."""

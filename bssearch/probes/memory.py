@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 
 from bssearch.records import MemoryRequest, MemoryUse
-from bssearch.training.beginning.ready import ready_trainer
 from bssearch.training.beginning.warm_up import warm_up
 from bssearch.training.computation import Computation
 from bssearch.training.memory import (
@@ -15,6 +14,7 @@ from bssearch.training.memory import (
     peak_process_memory_bytes,
     reset_peak_memory,
 )
+from bssearch.training.trainer import Trainer
 from bssearch.workloads.base import Data, Workload
 
 STEPS = 3
@@ -81,9 +81,9 @@ def _train_and_evaluate(
     request: MemoryRequest, workload: Workload, data: Data, computation: Computation, metric: str
 ) -> int | None:
     """Do what a trial does after its warm-up; return the peak of memory."""
-    with ready_trainer(workload, request.configuration, data.train, computation, seed=0) as trainer:
+    with Trainer(workload, request.configuration, data.train, computation, seed=0) as trainer:
         trainer.evaluate(data.validation, metric)
         for _ in range(STEPS):
             trainer.step()
         trainer.evaluate(data.validation, metric)
-        return trainer.peak_bytes(peak_process_memory_bytes(computation.device))
+        return peak_process_memory_bytes(computation.device)

@@ -8,7 +8,6 @@ import time
 from bssearch.errors import LaunchError, WorkloadError
 from bssearch.noise import FEWEST_PASSES, Interval, Pass, gradient_noise
 from bssearch.records import GradientNoise, NoiseMeasurement, NoiseRequest
-from bssearch.training.beginning.ready import ready_trainer
 from bssearch.training.beginning.warm_up import warm_up
 from bssearch.training.clock import clock_for
 from bssearch.training.computation import Computation
@@ -62,7 +61,7 @@ def measure_noise(request: NoiseRequest, workload: Workload, data: Data, computa
 def _measure(request: NoiseRequest, workload: Workload, data: Data, computation: Computation) -> NoiseMeasurement:
     configuration = request.configuration
     warm_up(workload, configuration, data, computation, request.target.metric, request.seed)
-    with ready_trainer(workload, configuration, data.train, computation, request.seed) as trainer:
+    with Trainer(workload, configuration, data.train, computation, request.seed) as trainer:
         metric, reason = _train(request, trainer, data, computation)
         passes = GradientPasses(workload, computation, trainer, configuration, data.train, request.seed)
         return NoiseMeasurement(

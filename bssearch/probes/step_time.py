@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 from bssearch.probes.cadence import eval_every_steps
 from bssearch.records import StepTime, StepTimeRequest
-from bssearch.training.beginning.ready import ready_trainer
 from bssearch.training.beginning.warm_up import warm_up
 from bssearch.training.clock import Clock, Ledger, clock_for
 from bssearch.training.computation import Computation
@@ -18,6 +17,7 @@ from bssearch.training.contention import Contention, ContentionMeter
 from bssearch.training.core_pace import CorePace, ReferenceKernel
 from bssearch.training.memory import is_out_of_memory, peak_memory_bytes, reset_peak_memory
 from bssearch.training.nvml import is_power_capped
+from bssearch.training.trainer import Trainer
 from bssearch.workloads.base import Data, Workload
 
 WARM_UP_STEPS = 5
@@ -77,10 +77,10 @@ def _measure(request: StepTimeRequest, workload: Workload, data: Data, computati
     device = computation.device
     metric = next(iter(workload.metrics))
     clock = clock_for(device)
-    if computation.compiles or computation.graphs is not None:
+    if computation.compiles:
         warm_up(workload, configuration, data, computation, metric, seed=0)
     reset_peak_memory(device)
-    with ready_trainer(workload, configuration, data.train, computation, seed=0) as trainer:
+    with Trainer(workload, configuration, data.train, computation, seed=0) as trainer:
         guess = min(_seconds(clock, "warmup", trainer.step) for _ in range(WARM_UP_STEPS))
         meter = ContentionMeter(device, request.threads)
         meter.start()
@@ -110,7 +110,7 @@ def _measure(request: StepTimeRequest, workload: Workload, data: Data, computati
         reference_seconds = None if reference is None else reference.seconds
         guess = _seconds(clock, "other", trainer.update)
         update = timer.time("other", trainer.update, guess, UPDATE_SHARE * request.seconds_limit)
-        peak = trainer.peak_bytes(peak_memory_bytes(device))
+        peak = peak_memory_bytes(device)
     reason = why_contended(contention, step.slow or update.slow, clock, request.threads)
     return StepTime(
         batch_size=configuration.batch_size,

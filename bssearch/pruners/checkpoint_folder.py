@@ -72,16 +72,22 @@ class CheckpointFolder:
     def look(self) -> Held:
         """Return what lies there now; what others delete meanwhile is not there."""
         found = []
-        for file in self.path.glob("trial-*"):
+        for file in self._files("trial-*"):
             with suppress(OSError):
                 found.append((file.name, file.stat().st_size))
         return held_of(found)
 
     def remove(self, number: int) -> None:
         """Delete what is kept of a trial, a part of one that was being written, too."""
-        for file in self.path.glob(f"{self.place(number).name}*"):
+        for file in self._files(f"{self.place(number).name}*"):
             with suppress(OSError):
                 file.unlink(missing_ok=True)
+
+    def _files(self, pattern: str) -> list[Path]:
+        """Return the files of a pattern; none if another driver deletes the folder meanwhile."""
+        with suppress(OSError):
+            return [*self.path.glob(pattern)]
+        return []
 
     def close(self) -> None:
         """Delete the folder, where nothing is left in it."""

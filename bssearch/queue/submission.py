@@ -22,7 +22,7 @@ LOWEST_PRIORITY = 1e-6
 HIGHEST_PRIORITY = 1e6
 MOST_TAGS = 20
 LONGEST_OWNER = 100
-"""Choices: far beyond what anybody needs. A turn's seconds are divided by the priority, and must stay a number."""
+"""Choices: far beyond what anybody needs."""
 
 _TAG = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,63}")
 
@@ -99,14 +99,6 @@ class Submission(NewSubmission):
     state: SubmissionState
     reason: str
     served_seconds: float
-    virtual_time: float
-    started_at: float
-    has_joined: bool
-
-    @property
-    def weight(self) -> float:
-        """Return its priority, within the bounds that something else may not have kept to."""
-        return min(max(self.priority, LOWEST_PRIORITY), HIGHEST_PRIORITY)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

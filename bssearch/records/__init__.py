@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bssearch.records.measured import (
     COULD_NOT_PAUSE,
+    REFUSED,
     BranchMeasurement,
     DeviceUse,
     Environment,
@@ -36,6 +37,7 @@ from bssearch.records.question import (
     BATCH_STAGES,
     LARGEST_METRIC,
     MAKE_TRAINER,
+    WITH_CUDA_GRAPHS,
     Configuration,
     Goal,
     ParameterValue,
@@ -66,6 +68,8 @@ __all__ = [
     "MAKE_TRAINER",
     "OWN_GROUPS",
     "PLANNED",
+    "REFUSED",
+    "WITH_CUDA_GRAPHS",
     "Branch",
     "BranchMeasurement",
     "Configuration",

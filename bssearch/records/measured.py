@@ -12,6 +12,9 @@ from bssearch.records.question import Configuration, TrialState
 COULD_NOT_PAUSE = "could not be paused"
 """Stands in the reason of a trial that was to be paused and could not be saved."""
 
+REFUSED = "refused: "
+"""The reason of a failed trial begins with it if the spec does not allow its configuration: nothing was trained."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:

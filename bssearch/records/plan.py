@@ -42,6 +42,12 @@ class TrialPlan:
         """Return the number of the trial where it is stored already, None for a new one."""
         return self.resumed if self.resumed is not None else self.queued
 
+    @property
+    def is_new_search(self) -> bool:
+        """Return whether the trial is a new one of the search, not a stored one that is queued, resumed or retried."""
+        is_stored = self.known_number is not None or self.retry_of is not None
+        return self.phase in {Phase.SEARCH, Phase.GROWTH} and not is_stored
+
     def request(self, number: int, target: Target, *, checkpoint: str | None) -> TrialRequest:
         """Return what a worker is asked to do; ``checkpoint`` is the file to save the trial to when it is paused."""
         return TrialRequest(

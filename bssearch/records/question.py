@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from enum import StrEnum
-from typing import Any, Literal
+from typing import Any
 
 ParameterValue = bool | int | float | str | None
 
@@ -174,23 +174,25 @@ class Configuration:
 _FIELDS = tuple(one.name for one in fields(Configuration))
 
 
+WITH_CUDA_GRAPHS = frozenset({"reduce-overhead", "max-autotune"})
+"""The modes of ``torch.compile`` that replay CUDA graphs on a GPU (``torch._inductor.list_mode_options``)."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingSettings:
     """How a study's steps are computed: the same for all its trials, probes and slots.
 
     ``precision`` is ``fp32``, ``tf32``, ``bf16``, ``fp16`` or ``auto`` (bf16 on a CUDA device that has it, else fp32);
-    ``compile`` is ``none``, ``default`` or ``reduce-overhead`` (modes of ``torch.compile``), ``capture`` (the whole
-    step as CUDA graphs, where all trials can have it), or ``auto``, the fastest; ``channels_last`` may be ``auto``,
-    too. ``fused`` optimizers where None on CUDA only.
-    ``data`` keeps the training part on the ``device``, on the ``host`` (streamed by a pinned loader of
-    ``loader_workers`` processes), or, with ``auto``, on the device where it fits. ``ghost_batch_size`` is the number of
-    samples over which batch normalisation takes its statistics, None for the whole micro-batch. ``measure_noise``
-    measures the gradient noise scale beside the training.
+    ``compile`` is ``none`` or a mode of ``torch.compile``: ``default``, ``reduce-overhead`` or ``max-autotune``.
+    ``fused`` optimizers where None on CUDA only. ``data`` keeps the training part on the ``device``, on the ``host``
+    (streamed by a pinned loader of ``loader_workers`` processes), or, with ``auto``, on the device where it fits.
+    ``ghost_batch_size`` is the number of samples over which batch normalisation takes its statistics, None for the
+    whole micro-batch. ``measure_noise`` measures the gradient noise scale beside the training.
     """
 
     precision: str = "auto"
     compile: str = "none"
-    channels_last: bool | Literal["auto"] = False
+    channels_last: bool = False
     fused: bool | None = None
     activation_checkpointing: bool = False
     deterministic: bool = False
@@ -198,17 +200,3 @@ class TrainingSettings:
     data: str = "auto"
     loader_workers: int = 2
     measure_noise: bool = True
-
-    @property
-    def leave_open(self) -> bool:
-        """Return whether something is left to be decided on the device (`settled`)."""
-        return self.compile in {"auto", "capture"} or self.channels_last == "auto"
-
-    def settled(self, compile_mode: str) -> TrainingSettings:
-        """Return the settings with what they leave open as a study's environment has it (`compile_mode`)."""
-        mode, _, layout = compile_mode.partition(" ")
-        return replace(
-            self,
-            compile=mode if self.compile in {"auto", "capture"} else self.compile,
-            channels_last=bool(layout) if self.channels_last == "auto" else self.channels_last,
-        )

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from datetime import datetime, timedelta
 
-from bssearch.records.measured import Environment, StepTime, StepTimeError, TrialOutcome
+from bssearch.records.measured import REFUSED, Environment, StepTime, StepTimeError, TrialOutcome
 from bssearch.records.plan import Lease, TrialPlan
 from bssearch.records.question import Configuration, ParameterValue, Phase, Target, TrialState
 
@@ -76,6 +76,11 @@ class TrialRecord:
     def is_imported(self) -> bool:
         """Return whether the trial was made elsewhere: it began and ended in the moment of its import."""
         return self.ended_at is not None and self.created_at == self.ended_at
+
+    @property
+    def is_refused(self) -> bool:
+        """Return whether the trial never trained because the spec does not allow its configuration."""
+        return self.state is TrialState.FAILED and self.outcome is not None and self.outcome.reason.startswith(REFUSED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

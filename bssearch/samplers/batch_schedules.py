@@ -24,7 +24,7 @@ from bssearch.batch_schedule import (
 )
 from bssearch.history import History
 from bssearch.records import Configuration, ParameterValue, TrialRecord, TrialState
-from bssearch.space import RETUNED, BatchGrowth, Dimension, SearchSpace
+from bssearch.space import RETUNED, BatchGrowth, Dimension, SearchSpace, are_coordinates
 from bssearch.space.domains import Domain, Range
 from bssearch.space.parts import RelativeLearningRate
 
@@ -70,7 +70,8 @@ def propose(
         return None
     dimensions = _dimensions(space, names, starts, ends)
     first = _usual(names, dimensions, tuned)
-    known = [trial for trial in tried if _is_within(trial.sampled, dimensions)]
+    # The schedules of the space, or the optimum, may have changed since.
+    known = [trial for trial in tried if are_coordinates(trial.sampled, dimensions)]
     keys = {trial.configuration.key for trial in tried}
     startup = len(first) + RANDOM_TRIALS
     for count in range(len(tried), len(tried) + ASKED_AGAIN):
@@ -79,13 +80,6 @@ def propose(
         if configuration.key not in keys and _grows_in_time(history, configuration):
             return configuration, sampled
     return None
-
-
-def _is_within(sampled: Mapping[str, ParameterValue] | None, dimensions: Sequence[Dimension]) -> bool:
-    """Return whether coordinates are of the space as it is now: its schedules, or the optimum, may have changed."""
-    if sampled is None or {*sampled} != {one.name for one in dimensions}:
-        return False
-    return all(one.nearest(sampled[one.name]) == sampled[one.name] for one in dimensions)
 
 
 def _grows_in_time(history: History, configuration: Configuration) -> bool:

@@ -31,6 +31,7 @@ from bssearch.records import (
 from bssearch.search.side_by_side import devices_that_agree
 from bssearch.space import MemoryBoundary, choose_micro_batch
 from bssearch.spec import StudySpec
+from bssearch.spec.admission import problem_with
 from bssearch.storage.repository import Store
 
 SECONDS_LIMIT = 0.25
@@ -229,7 +230,7 @@ def confirm_out_of_memory(
     of memory at it. Programs of the user's own train each trial in a process of its own as it is.
     """
     out = [trial.configuration for trial in trials if trial.state is TrialState.OOM]
-    tried = [one for one in out if not one.grows]
+    tried = [one for one in out if not one.grows and problem_with(spec, one, in_bounds=False) is None]
     counts = Counter(one.micro_batch_size for one in tried)
     once = {one.micro_batch_size: one for one in tried if counts[one.micro_batch_size] == 1}
     while not spec.is_program and (size := store.memory_boundary(spec.name, environment).too_large) in once:

@@ -19,6 +19,7 @@ from bssearch.analysis.settled import Standing, standing
 from bssearch.history import History
 from bssearch.records import Configuration, Phase, TrialPlan, TrialRecord, TrialState
 from bssearch.search.seeds import trial_seed
+from bssearch.spec.admission import problem_with
 from bssearch.step_times import step_seconds_of
 
 CONFIGURATIONS_PER_BATCH = 2
@@ -40,7 +41,6 @@ def repeat(
 
     In the phase `Phase.TO_BUDGET` it goes on past the target.
     """
-    probe = history.probes[configuration.batch_size]
     is_to_budget = phase is Phase.TO_BUDGET
     return TrialPlan(
         configuration=configuration,
@@ -48,7 +48,7 @@ def repeat(
         phase=phase,
         seed=seed,
         train_seconds_limit=history.spec.budget.trial_train_seconds,
-        eval_every_steps=probe.eval_every_steps or 1,
+        eval_every_steps=history.eval_every_steps(configuration.batch_size),
         threads=history.spec.executor.threads,
         uncapped=is_to_budget,
         stop_at_target=not is_to_budget and history.objective.stops_at_target,
@@ -175,8 +175,10 @@ def most_left(history: History) -> list[Configuration]:
 
 
 def _chosen(history: History, trials: Sequence[TrialRecord], made: CompletedRuns) -> list[Configuration]:
-    """Return what is confirmed, but for what plainly misses the target."""
+    """Return the configurations to confirm, without those that plainly miss the target or are refused."""
     missed = {one.configuration.key for one in missed_plainly(history, trials)}
+    refused = [history.as_run(trial.configuration) for trial in trials if trial.is_refused]
+    missed |= {one.key for one in refused if problem_with(history.spec, one) is not None}
     begun = {one.key: one for one in finalists(history)} | made.begun
     return [one for key, one in begun.items() if key not in missed]
 

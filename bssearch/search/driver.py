@@ -13,9 +13,10 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from typing import assert_never
 
-from bssearch.errors import BSSearchError, InterruptedRunError
+from bssearch.errors import BSSearchError, InterruptedRunError, UsageError
 from bssearch.executors import base as executors
 from bssearch.records import (
+    REFUSED,
     Environment,
     Lease,
     Phase,
@@ -49,6 +50,7 @@ from bssearch.search.turns import Turns
 from bssearch.search.waiting import WaitingTrials
 from bssearch.settings import user_name
 from bssearch.spec import StudySpec
+from bssearch.spec.admission import admitted
 from bssearch.storage.repository import Store
 from bssearch.storage.revisions import Changes
 
@@ -317,7 +319,7 @@ class Driver(Host):
                     self.listener.observed(number, observation)
                     self._feed(events.Evaluated(number, observation))
                 case executors.Ended(number, outcome, log):
-                    self._end(number, outcome, log)
+                    self._end(number, self.engine.as_stored(number, outcome), log)
                     self._next_look = time.monotonic()
         self._recorder.flush_if_due()
         if time.monotonic() - self._looked > HEARTBEAT_SECONDS:
@@ -339,13 +341,17 @@ class Driver(Host):
         if checkpoint is None and self._waiting.is_to_be_saved(plan):
             self._feed(events.CannotSave(self._waiting.checkpoints.refusal))
         self._feed(events.Started(plan, trial, is_savable=checkpoint is not None))
-        request = plan.request(trial.number, self.spec.record_target, checkpoint=checkpoint)
-        self._carrier.submit(request, None if waited is None else waited.outcome)
         self.listener.started(trial, self.engine.history)
+        try:
+            request = admitted(self.spec, plan, trial.number, checkpoint=checkpoint)
+        except UsageError as error:
+            self._end(trial.number, TrialOutcome(state=TrialState.FAILED, reason=f"{REFUSED}{error.message}"), "")
+        else:
+            self._carrier.submit(request, None if waited is None else waited.outcome)
 
     def _end(self, number: int, outcome: TrialOutcome, log: str) -> None:
+        """Store how a trial ended, and tell the engine and the listener."""
         self._recorder.flush()
-        outcome = self.engine.as_stored(number, outcome)
         trial = self._recorder.finish(number, outcome, log, self.engine.step_seconds(number))
         self._waiting.ended(trial)
         self._feed(events.Ended(trial))

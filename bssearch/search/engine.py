@@ -312,7 +312,8 @@ class Engine:
         if running.stopping is TrialState.PAUSED and trial.state is TrialState.PRUNED and trial.outcome is not None:
             actions += self._wait_no_more(trial.outcome.reason)
         actions += [Tell(line) for line in lines_about(trial, self.history)]
-        actions += self._failed(self._refusals.of(trial, self.history))
+        if not (trial.is_refused and not running.plan.is_new_search):
+            actions += self._failed(self._refusals.of(trial, self.history))
         if self._stage is Stage.STOPPING and not self._running:
             actions += self._stopped()
         return actions

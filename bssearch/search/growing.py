@@ -113,7 +113,7 @@ def _plan(
         seed=earlier.seed if earlier else trial_seed(history.spec.seed, Phase.GROWTH, len(growth_trials(history))),
         train_seconds_limit=limit,
         limit_state=TrialState.EXHAUSTED if limit >= full else TrialState.CAPPED,
-        eval_every_steps=history.probes[configuration.batch_size].eval_every_steps or 1,
+        eval_every_steps=history.eval_every_steps(configuration.batch_size),
         threads=history.spec.executor.threads,
         uncapped=uncapped,
         stop_at_target=history.objective.stops_at_target,

@@ -164,7 +164,7 @@ class Planner:
             seed=earlier.seed if earlier else trial_seed(self.spec.seed, Phase.SEARCH, history.length),
             train_seconds_limit=limit,
             limit_state=self._limit_state(limit),
-            eval_every_steps=history.probes[configuration.batch_size].eval_every_steps or 1,
+            eval_every_steps=history.eval_every_steps(configuration.batch_size),
             threads=self.spec.executor.threads,
             uncapped=uncapped,
             stop_at_target=self._stops_at_target,
@@ -176,7 +176,6 @@ class Planner:
     def _resumption(self, waiting: TrialRecord) -> TrialPlan:
         """Return the plan of a trial that waits or was interrupted, in the micro-batches that it was saved in."""
         limit = self._limit(waiting.configuration, waiting.uncapped, waiting)
-        probe = self._history.probes[waiting.configuration.batch_size]
         return TrialPlan(
             configuration=waiting.configuration,
             sampled=waiting.sampled,
@@ -184,7 +183,7 @@ class Planner:
             seed=waiting.seed,
             train_seconds_limit=limit,
             limit_state=self._limit_state(limit),
-            eval_every_steps=probe.eval_every_steps or 1,
+            eval_every_steps=self._history.eval_every_steps(waiting.configuration.batch_size),
             threads=self.spec.executor.threads,
             uncapped=waiting.uncapped,
             expected_improvement=waiting.expected_improvement,

@@ -15,6 +15,7 @@ from bssearch.space.domains import (
     Dimension,
     Domain,
     StrictModel,
+    are_coordinates,
     bounds,
     within_limits,
 )
@@ -46,6 +47,7 @@ __all__ = [
     "SearchSpace",
     "Sgd",
     "StrictModel",
+    "are_coordinates",
     "bounds",
     "choose_micro_batch",
     "in_force",

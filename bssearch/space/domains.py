@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, Self
 
@@ -157,6 +157,14 @@ class Dimension:
     choices: tuple[ParameterValue, ...] = ()
     integer: bool = False
 
+    def holds(self, value: object) -> bool:
+        """Return whether the dimension has a value; numbers equal true and false nowhere."""
+        if self.choices:
+            return any(value == one and isinstance(value, bool) is isinstance(one, bool) for one in self.choices)
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            return False
+        return self.low <= value <= self.high and (not self.integer or float(value).is_integer())
+
     @property
     def any_value(self) -> ParameterValue:
         """Return some value of the dimension, for a coordinate that a configuration does not use."""
@@ -195,3 +203,10 @@ class Dimension:
             return abs(math.log(numbers[place] / number) if are_ratios else numbers[place] - number)
 
         return self.choices[min(range(len(numbers)), key=distance)]
+
+
+def are_coordinates(sampled: Mapping[str, ParameterValue] | None, dimensions: Sequence[Dimension]) -> bool:
+    """Return whether ``sampled`` holds a value of each dimension and nothing else."""
+    if not isinstance(sampled, Mapping) or {*sampled} != {one.name for one in dimensions}:
+        return False
+    return all(one.holds(sampled[one.name]) for one in dimensions)

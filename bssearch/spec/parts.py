@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from difflib import get_close_matches
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, PlainValidator, WithJsonSchema, field_validator, model_validator
@@ -14,9 +13,6 @@ from bssearch.space import OPTIONAL, TRAINING_PARAMETERS, Optimizer, ScheduleNam
 from bssearch.space.own_parameters import OwnValues
 
 Positive = Annotated[float, Field(gt=0)]
-
-BOARDS = ("tensorboard", "mlflow", "wandb")
-"""What a study's trials may be reported to (`bssearch.boards`)."""
 
 MOST_SLOTS = 65536
 """Trials side by side at most: a choice."""
@@ -41,18 +37,7 @@ def _schema(kind: registry.Kind) -> dict[str, Any]:
 ExecutorName = Annotated[str, AfterValidator(_known("executors")), WithJsonSchema(_schema("executors"))]
 SamplerName = Annotated[str, AfterValidator(_known("samplers")), WithJsonSchema(_schema("samplers"))]
 PrunerName = Annotated[str, AfterValidator(_known("pruners")), WithJsonSchema(_schema("pruners"))]
-
-
-def _board(name: str) -> str:
-    """Return the name of a board."""
-    if name not in BOARDS:
-        near = get_close_matches(name.lower(), BOARDS, n=1, cutoff=0.4)
-        meant = f"; did you mean {near[0]}?" if near else ""
-        raise ValueError(f"there is no board {name!r}, there are {', '.join(BOARDS)}{meant}")
-    return name
-
-
-BoardName = Annotated[str, AfterValidator(_board), WithJsonSchema({"enum": list(BOARDS)})]
+BoardName = Annotated[str, AfterValidator(_known("boards")), WithJsonSchema(_schema("boards"))]
 
 
 def _slots(given: Any) -> Any:
@@ -66,18 +51,6 @@ Slots = Annotated[
     int | Literal["auto"],
     PlainValidator(_slots),
     WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 1, "maximum": MOST_SLOTS}, {"const": "auto"}]}),
-]
-
-
-def _layout(given: Any) -> Any:
-    """Return whether a layout is used, or ``auto``."""
-    if given != "auto" and type(given) is not bool:
-        raise ValueError("must be true, false, or auto: the faster one")
-    return given
-
-
-Layout = Annotated[
-    bool | Literal["auto"], PlainValidator(_layout), WithJsonSchema({"anyOf": [{"type": "boolean"}, {"const": "auto"}]})
 ]
 
 
@@ -196,8 +169,8 @@ class TrainingSpec(StrictModel):
     """How the steps are computed; see `bssearch.records.TrainingSettings`, whose fields these are."""
 
     precision: Literal["auto", "fp32", "tf32", "bf16", "fp16"] = "auto"
-    compile: Literal["none", "default", "reduce-overhead", "capture", "auto"] = "none"
-    channels_last: Layout = False
+    compile: Literal["none", "default", "reduce-overhead", "max-autotune"] = "none"
+    channels_last: bool = False
     fused: bool | None = None
     activation_checkpointing: bool = False
     deterministic: bool = False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
 from types import TracebackType
@@ -179,25 +179,11 @@ class Database:
 
 
 def environment_digest(environment: Environment) -> str:
-    """Return the digest that equal environments share; what came to environments later counts where it is known."""
-    return _digest(environment, unless_known=("git_dirty", "libraries"), named={})
-
-
-def is_digest_of(environment: Environment, digest: str) -> bool:
-    """Return whether a digest is that of an environment; one of before revision 0003, which renamed values, is too."""
-    unless_known = "git_dirty", "libraries", "cudnn_version", "git_revision"
-    first = _digest(environment, unless_known=unless_known, named={"fp32": "float32", "none": "off"})
-    return digest in (environment_digest(environment), first)
-
-
-def _digest(environment: Environment, *, unless_known: Collection[str], named: Mapping[str, str]) -> str:
-    """Return the digest of what is told of an environment, under other names of its precision and compile mode."""
+    """Return the digest that equal environments share; fields that came later count only where they are known."""
     told = json.loads(to_json(environment))
-    for name in unless_known:
+    for name in ("git_dirty", "libraries"):
         if told[name] in (None, []):
             del told[name]
-    for name in ("precision", "compile_mode"):
-        told[name] = named.get(told[name], told[name])
     return hashlib.sha256(json.dumps(told, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 

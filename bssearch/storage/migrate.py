@@ -30,8 +30,11 @@ from bssearch.storage.connection.urls import parse_url, shown, sqlite_file
 if TYPE_CHECKING:
     from alembic.config import Config
 
-REVISIONS: Final = tuple(f"{number:04d}" for number in range(1, 17))
+REVISIONS: Final = ("0001_initial",)
 """Every revision that this version knows, the oldest first."""
+
+UNRELEASED: Final = frozenset(f"{number:04d}" for number in range(1, 17))
+"""Revisions of versions before the first release: no upgrade leads here, but their study files can be imported."""
 
 SCHEMA_HEAD: Final = REVISIONS[-1]
 VERSION_TABLE: Final = "bss_alembic_version"
@@ -75,7 +78,7 @@ def _refuse_another(revision: str | None, name: str) -> None:
         raise SchemaError(
             f"{name} has no tables of bssearch", hint=f"`{UPGRADE_COMMAND}` makes them; is it the right --db?"
         )
-    _refuse_newer(revision, name)
+    _refuse_unknown(revision, name)
     raise SchemaError(
         f"the schema of {name} is at revision {revision}, this version needs {SCHEMA_HEAD}",
         hint=f"upgrade it with `{UPGRADE_COMMAND}`",
@@ -119,7 +122,7 @@ def upgrade(url: str | URL, roles: Roles | None = None) -> Upgrade:
             _wait_for_others(connection)
             before = _revision(connection) if _has_version_table(connection) else None
             if before is not None:
-                _refuse_newer(before, shown(url))
+                _refuse_unknown(before, shown(url))
             if roles:
                 _refuse_other_roles(connection, roles)
                 make_roles(connection, roles)
@@ -191,7 +194,13 @@ def _check_schema_is_visible(connection: Connection) -> None:
             raise missing_right(role, "USAGE", "schema public", shown(connection.engine.url))
 
 
-def _refuse_newer(revision: str, name: str) -> None:
+def _refuse_unknown(revision: str, name: str) -> None:
+    if revision in UNRELEASED:
+        raise SchemaError(
+            f"{name} was written by a version before the first release: its schema is at revision {revision}",
+            hint="with that version `bssearch export STUDY --to study --out FILE` writes each study to a file, which "
+            "`bssearch import study FILE` of this one reads into a new database",
+        )
     if revision not in REVISIONS:
         raise SchemaError(
             f"{name} was written by a newer bssearch: its schema is at revision {revision}, "

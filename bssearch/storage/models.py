@@ -119,7 +119,7 @@ class StudyRow(Base):
 
     ``revision`` counts the changes of its trials and probes; ``rewritten_at_revision`` is the last one at which rows
     were deleted or rewritten, ``probed_at_revision`` the last one at which a probe was stored. ``login`` made it on
-    PostgreSQL, which sets it, and lets nobody else but owners rename, archive or delete the study (revision 0012)."""
+    PostgreSQL, which sets it, and lets nobody else but owners rename, archive or delete the study."""
 
     __tablename__ = "bss_study"
     __table_args__ = (

@@ -1,29 +1,23 @@
-"""The queue of studies that nodes serve: submissions, the accounts of their owners, and the workers.
-
-A worker is chosen a submission in one transaction, which charges what its turn is expected to take, so that the next
-worker chooses otherwise; what it took in fact is settled afterwards (`bssearch.queue.fairness`).
-"""
+"""The queue of studies that workers serve: submissions and workers. The highest priority is served first, then age."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import fields
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import Connection, case, delete, func, select, text, update
+from sqlalchemy import Connection, delete, select, text, update
 
 from bssearch.errors import NotFoundError, UsageError
-from bssearch.queue.fairness import Account, Ledger, Waiting
 from bssearch.queue.submission import NewSubmission, Submission, SubmissionState, WorkerRecord
 from bssearch.records import TrialState
 from bssearch.storage.clock import now
-from bssearch.storage.columns import are_finite
 from bssearch.storage.database import Database, patiently
 from bssearch.storage.keeping import check_name
 from bssearch.storage.models import StudyRow, TrialRow
 from bssearch.storage.queue_rows import SUBMISSIONS, WORKERS, submission_record, worker_record
-from bssearch.storage.queue_tables import ShareRow, SubmissionRow, WorkerRow
+from bssearch.storage.queue_tables import SubmissionRow, WorkerRow
 from bssearch.storage.statements import insert_if_absent
 
 SEEN_WITHIN_S = 60.0
@@ -32,10 +26,6 @@ SEEN_WITHIN_S = 60.0
 FORGOTTEN_AFTER = timedelta(days=7)
 """How long the rows of workers that are gone are kept, so that `submit` knows what they offer: a choice."""
 
-
-_SHARES = select(ShareRow.owner, ShareRow.virtual_time, ShareRow.started_at).where(
-    are_finite(ShareRow.virtual_time, ShareRow.started_at)
-)
 _MAY_BECOME = {
     SubmissionState.PAUSED: (SubmissionState.WAITING,),
     SubmissionState.CANCELLED: (SubmissionState.WAITING, SubmissionState.PAUSED, SubmissionState.FAILED),
@@ -73,8 +63,7 @@ class Queue(Database):
                 tried_at = now(connection)
                 row = {one.name: getattr(new, one.name) for one in fields(NewSubmission)}
                 row |= {"values": dict(new.values), "submitted_at": tried_at, "reason": ""}
-                row |= {"state": SubmissionState.WAITING, "has_joined": False}
-                row |= {name: getattr(earlier, name, 0.0) for name in ("served_seconds", "virtual_time", "started_at")}
+                row |= {"state": SubmissionState.WAITING, "served_seconds": earlier.served_seconds if earlier else 0.0}
                 if not insert_if_absent(connection, SubmissionRow, row):
                     raise _taken(_found(connection, new.name), new.name)
                 return _submission(connection, new.name)
@@ -131,15 +120,15 @@ class Queue(Database):
                 return found
             if found.state not in _MAY_BECOME[state]:
                 raise UsageError(f"the submission {name!r} is {found.state}: it cannot be made {state} any more")
-            values = {"state": state, "reason": reason, "has_joined": False}
+            values = {"state": state, "reason": reason}
             connection.execute(update(SubmissionRow).where(SubmissionRow.name == name).values(values))
             return _submission(connection, name)
 
     @patiently
-    def ledger(self) -> Ledger:
-        """Return the accounts of what waits now, as the next choice would find them."""
+    def waiting(self) -> list[str]:
+        """Return the names of those that may be served now, in the order in which they are."""
         with self._reading() as connection:
-            return _ledger(connection, [one for one in _waiting(connection) if _has_begun(one, now(connection))])
+            return [one.name for one in _waiting(connection)]
 
     @patiently
     def keep_worker(self, worker: WorkerRecord) -> None:
@@ -148,7 +137,7 @@ class Queue(Database):
         row["templates"] = {name: dict(types) for name, types in worker.templates.items()}
         with self._writing() as connection:
             row["seen_at"] = now(connection)
-            if not insert_if_absent(connection, WorkerRow, {**row, "charged_seconds": 0.0}):
+            if not insert_if_absent(connection, WorkerRow, row):
                 connection.execute(update(WorkerRow).where(WorkerRow.name == worker.name).values(row))
             connection.execute(delete(WorkerRow).where(WorkerRow.seen_at < row["seen_at"] - FORGOTTEN_AFTER))
 
@@ -169,62 +158,44 @@ class Queue(Database):
             connection.execute(update(WorkerRow).where(WorkerRow.name == worker).values(values))
 
     @patiently
-    def begin_shift(self, worker: str, eligible: Collection[str], seconds: float) -> Submission | None:
+    def begin_shift(self, worker: str, eligible: Collection[str]) -> Submission | None:
         """Choose which of the ``eligible`` a worker serves next; None where none of them waits.
 
-        It is charged so many slot seconds, until `renew_shift` or `end_shift`. A worker that serves one already, which
-        still waits, is given that: an earlier try was committed, or the end of its shift was lost.
+        A worker that serves one already, which still waits, is given that: an earlier try was committed, or the end of
+        its shift was lost.
         """
         with self._writing() as connection:
             _lock(connection)
             serving = connection.scalar(select(WorkerRow.serving).where(WorkerRow.name == worker))
-            time = now(connection)
-            waiting = [one for one in _waiting(connection) if _has_begun(one, time)]
-            if serving in {one.name for one in waiting}:
-                # What was submitted again since is served as it is now.
-                connection.execute(update(WorkerRow).where(WorkerRow.name == worker).values(serving_since=time))
-                return next(one for one in waiting if one.name == serving)
-            ledger = _ledger(connection, waiting)
-            name = ledger.next(eligible)
-            values = {"serving": name, "serving_since": None if name is None else time, "charged_seconds": 0.0}
-            if name is not None:
-                ledger.charge(name, seconds)
-                values["charged_seconds"] = seconds
-                has_reason = SubmissionRow.name == name, SubmissionRow.reason != ""
-                connection.execute(update(SubmissionRow).where(*has_reason).values(reason=""))
-            if name is not None or serving is not None:
-                connection.execute(update(WorkerRow).where(WorkerRow.name == worker).values(values))
-            _keep(connection, ledger)
-            return next((one for one in waiting if one.name == name), None)
+            waiting = {one.name: one for one in _waiting(connection)}
+            chosen = waiting.get(serving or "") or _first(waiting.values(), eligible)
+            if chosen is None and serving is None:
+                return None
+            if chosen is not None and chosen.name != serving and chosen.reason:
+                connection.execute(update(SubmissionRow).where(SubmissionRow.name == chosen.name).values(reason=""))
+            # What was submitted again since is served as it is now.
+            values = {"serving": chosen and chosen.name, "serving_since": chosen and now(connection)}
+            connection.execute(update(WorkerRow).where(WorkerRow.name == worker).values(values))
+            return chosen
 
     @patiently
-    def renew_shift(self, worker: str, eligible: Collection[str], used: float, seconds: float) -> bool:
-        """Settle what a worker's shift has used, and return whether it goes on: nobody else comes first.
-
-        It is then charged ``seconds`` more.
-        """
+    def renew_shift(self, worker: str, eligible: Collection[str], used: float) -> bool:
+        """Add the slot seconds that a worker's shift has used; return whether it goes on: nothing comes before it."""
         with self._writing() as connection:
-            _lock(connection)
-            name = _settle(connection, worker, used)
-            ledger = _ledger(connection, [one for one in _waiting(connection) if _has_begun(one, now(connection))])
-            goes_on = name is not None and ledger.next(eligible) == name
-            if name is not None and goes_on:
-                ledger.charge(name, seconds)
-                connection.execute(update(WorkerRow).where(WorkerRow.name == worker).values(charged_seconds=seconds))
-            _keep(connection, ledger)
-            return goes_on
+            name = _add_served(connection, worker, used)
+            first = _first(_waiting(connection), eligible)
+            return name is not None and first is not None and first.name == name
 
     @patiently
     def end_shift(
         self, worker: str, used: float, state: SubmissionState = SubmissionState.WAITING, reason: str = ""
     ) -> None:
-        """Settle a worker's shift and give its submission back, or say how it ended; of one that waits no more, not.
+        """End a worker's shift of so many slot seconds, and say how its submission ended if that still waits.
 
         The ``reason`` of one that goes on waiting is why this worker has not served it to its end.
         """
         with self._writing() as connection:
-            _lock(connection)
-            name = _settle(connection, worker, used)
+            name = _add_served(connection, worker, used)
             values = {"serving": None, "serving_since": None, "seen_at": now(connection)}
             connection.execute(update(WorkerRow).where(WorkerRow.name == worker).values(values))
             if name is not None and (state is not SubmissionState.WAITING or reason):
@@ -297,77 +268,28 @@ def _submission(connection: Connection, name: str) -> Submission:
 
 
 def _waiting(connection: Connection) -> list[Submission]:
-    query = SUBMISSIONS.where(SubmissionRow.state == SubmissionState.WAITING)
-    return [submission_record(row) for row in connection.execute(query).mappings()]
+    """Return what may be served now, the highest priority first, then the oldest."""
+    rows = connection.execute(SUBMISSIONS.where(SubmissionRow.state == SubmissionState.WAITING)).mappings()
+    time = now(connection)
+    begun = [one for one in map(submission_record, rows) if one.not_before is None or one.not_before <= time]
+    return sorted(begun, key=lambda one: -one.priority)
 
 
-def _has_begun(one: Submission, time: datetime) -> bool:
-    return one.not_before is None or one.not_before <= time
+def _first(waiting: Iterable[Submission], eligible: Collection[str]) -> Submission | None:
+    return next((one for one in waiting if one.name in eligible), None)
 
 
-def _ledger(connection: Connection, waiting: list[Submission]) -> Ledger:
-    owners = {
-        owner: Account(virtual_time, started_at) for owner, virtual_time, started_at in connection.execute(_SHARES)
-    }
-    asked = {one.owner for one in waiting}
-    floors = connection.execute(
-        select(SubmissionRow.owner, func.max(SubmissionRow.virtual_time))
-        .where(SubmissionRow.owner.in_(asked), are_finite(SubmissionRow.virtual_time))
-        .group_by(SubmissionRow.owner)
-    )
-    return Ledger(
-        (
-            Waiting(one.name, one.owner, one.weight, Account(one.virtual_time, one.started_at), one.has_joined)
-            for one in waiting
-        ),
-        owners,
-        {owner: floor for owner, floor in floors},
-    )
+def _add_served(connection: Connection, worker: str, used: float) -> str | None:
+    """Add the slot seconds of a worker's shift to what it serves, and return its name.
 
-
-def _keep(connection: Connection, ledger: Ledger) -> None:
-    """Store the accounts of those that wait, and of their owners."""
-    owners = {one.owner for one in ledger.waiting.values()}
-    for owner in sorted(owners):
-        account: dict[str, Any] = _columns(ledger.owners[owner])
-        if not insert_if_absent(connection, ShareRow, {"owner": owner, **account}):
-            connection.execute(update(ShareRow).where(ShareRow.owner == owner).values(account))
-    for one in ledger.waiting.values():
-        of_it = update(SubmissionRow).where(SubmissionRow.name == one.name)
-        connection.execute(of_it.values(**_columns(one.account), has_joined=one.has_joined))
-
-
-def _columns(account: Account) -> dict[str, float]:
-    return {"virtual_time": account.virtual_time, "started_at": account.started_at}
-
-
-def _settle(connection: Connection, worker: str, used: float) -> str | None:
-    """Put the accounts right by what a shift used beside what it was charged; return what the worker serves.
-
-    Of one that was submitted again since the shift began that is nothing: what the shift finds is not of its values.
+    None for one that was submitted again since the shift began: what the shift finds is not of its values.
     """
-    charged = case((are_finite(WorkerRow.charged_seconds), WorkerRow.charged_seconds), else_=0.0)
-    row = connection.execute(
-        select(WorkerRow.serving, WorkerRow.serving_since, charged.label("charged_seconds")).where(
-            WorkerRow.name == worker
-        )
-    ).first()
-    if row is None or row.serving is None:
+    _lock(connection)
+    row = connection.execute(select(WorkerRow.serving, WorkerRow.serving_since).where(WorkerRow.name == worker)).first()
+    one = None if row is None or row.serving is None else _found(connection, row.serving)
+    if row is None or one is None:  # deleted meanwhile
         return None
-    one = _found(connection, row.serving)
-    if one is None:  # deleted meanwhile
-        return None
-    more = used - row.charged_seconds
-    study = Account(one.virtual_time)
-    study.settle(more / one.weight)
-    values = {"virtual_time": study.virtual_time, "served_seconds": one.served_seconds + used}
-    connection.execute(update(SubmissionRow).where(SubmissionRow.name == one.name).values(values))
-    of_owner = select(ShareRow.virtual_time).where(ShareRow.owner == one.owner)
-    had = connection.scalar(of_owner.where(are_finite(ShareRow.virtual_time)))
-    if had is not None:
-        owner = Account(had)
-        owner.settle(more)
-        connection.execute(update(ShareRow).where(ShareRow.owner == one.owner).values(virtual_time=owner.virtual_time))
-    connection.execute(update(WorkerRow).where(WorkerRow.name == worker).values(charged_seconds=0.0))
+    of_it = update(SubmissionRow).where(SubmissionRow.name == one.name)
+    connection.execute(of_it.values(served_seconds=one.served_seconds + used))
     is_another = row.serving_since is not None and one.submitted_at > row.serving_since
     return None if is_another else one.name

@@ -33,9 +33,7 @@ def _are_moments(
 SUBMISSIONS = (
     select(*_columns(SubmissionRow, (one.name for one in fields(Submission)), json="values"))
     .where(
-        are_finite(
-            SubmissionRow.priority, SubmissionRow.virtual_time, SubmissionRow.started_at, SubmissionRow.served_seconds
-        ),
+        are_finite(SubmissionRow.priority, SubmissionRow.served_seconds),
         _are_moments(SubmissionRow.submitted_at, SubmissionRow.not_before),
     )
     .order_by(SubmissionRow.id)

@@ -1,4 +1,4 @@
-"""The tables of the queue: submissions, the accounts of their owners, and the workers."""
+"""The tables of the queue: submissions and workers."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from bssearch.storage.models import Base, Id
 
 
 class SubmissionRow(Base):
-    """A study that somebody wants to be run; ``virtual_time``, ``started_at`` and ``has_joined`` are its account."""
+    """A study that somebody wants to be run; ``served_seconds`` are the slot seconds that workers have served it."""
 
     __tablename__ = "bss_submission"
     __table_args__ = (
         UniqueConstraint("name"),
         CheckConstraint("name <> ''", name="name_not_empty"),
         *positive("priority"),
-        *not_negative("served_seconds", "virtual_time", "started_at"),
+        *not_negative("served_seconds"),
     )
 
     id: Mapped[Id]
@@ -37,27 +37,12 @@ class SubmissionRow(Base):
     state: Mapped[SubmissionState] = mapped_column(enum(SubmissionState, "state"), index=True)
     reason: Mapped[str]
     served_seconds: Mapped[float]
-    virtual_time: Mapped[float]
-    started_at: Mapped[float]
-    has_joined: Mapped[bool]
-
-
-class ShareRow(Base):
-    """The account of an owner of submissions."""
-
-    __tablename__ = "bss_share"
-    __table_args__ = (*not_negative("virtual_time", "started_at"),)
-
-    owner: Mapped[str] = mapped_column(primary_key=True)
-    virtual_time: Mapped[float]
-    started_at: Mapped[float]
 
 
 class WorkerRow(Base):
-    """A worker; ``charged_seconds`` is what the submission that it serves has been charged and not yet used."""
+    """A worker, and the submission that it serves."""
 
     __tablename__ = "bss_worker"
-    __table_args__ = (*not_negative("charged_seconds"),)
 
     name: Mapped[str] = mapped_column(primary_key=True)
     user: Mapped[str]
@@ -70,4 +55,3 @@ class WorkerRow(Base):
     left_at: Mapped[datetime | None]
     serving: Mapped[str | None]
     serving_since: Mapped[datetime | None]
-    charged_seconds: Mapped[float]

@@ -162,7 +162,6 @@ def rows_on_device(
     seed: int,
     *,
     after_steps: int = 0,
-    growth: Growth | None = None,
 ) -> Generator[torch.Tensor, None, None]:
     """Yield the rows (micro-batch size,) of each micro-batch, on the device on which the training part lies.
 
@@ -170,8 +169,6 @@ def rows_on_device(
     pinned memory, from where it is copied without a wait: a draw on the GPU would cost no less time of the host's, and
     its order would be another on each kind of device.
     """
-    if growth is not None and growth.schedule is not None:
-        return _growing_rows(train, computation, seed, growth)
     epochs = _ready(_epochs(len(train), configuration.batch_size, seed, after_steps), computation)
     return _split(epochs, configuration.micro_batch_size)
 

@@ -123,9 +123,16 @@ class Clock:
     @property
     def unaccounted_seconds(self) -> float | None:
         """Return the wall seconds that no ledger owns, None where they are few (`LEDGER_GAP_SHARE`)."""
-        wall = self.wall_seconds
+        return self._unaccounted(self.wall_seconds)
+
+    def _unaccounted(self, wall: float) -> float | None:
         gap = wall - sum(self._seconds.values())
         return gap if gap > max(LEDGER_GAP_SHARE * wall, LEDGER_GAP_SECONDS) else None
+
+    def warnings(self, wall: float) -> list[str]:
+        """Return the warning of wall seconds that no ledger owns, if they are many; ``wall`` is all of the trial's."""
+        gap = self._unaccounted(wall)
+        return [] if gap is None else [f"{gap:.3g} s of the trial's {wall:.3g} s are in no ledger ({gap / wall:.1%})"]
 
     def pace(self, micro_batches: int = 1) -> None:
         """Keep the host from running far ahead of the device; called after every step. Nothing to do on the CPU."""

@@ -25,18 +25,20 @@ ladder of batch sizes has."""
 def compile_in_place(model: nn.Module, mode: str) -> None:
     """Compile a model's forward pass in a ``mode`` of ``torch.compile``, one graph for each shape of the inputs.
 
-    The model stays the same object, an instance of its class, with the names it has: a workload may look into it.
+    The model stays the same object, an instance of its class, with the names it has: a workload may look into it. If
+    ``torch.compile`` raises, the model is unchanged.
     """
     import torch._dynamo.config as dynamo
 
     dynamo.recompile_limit = GRAPHS_PER_FUNCTION
     dynamo.accumulated_recompile_limit = GRAPHS_PER_FUNCTION
+    kind: Any = type(model)
+    compiled = _compiled_class(kind, BACKEND, mode)
     for module in model.modules():
         if type(module) is nn.Dropout and 0 < module.p < 1:
             module.__class__ = TracedDropout
             module.register_buffer("keep", torch.tensor(1 - module.p), persistent=False)
-    kind: Any = type(model)
-    model.__class__ = _compiled_class(kind, BACKEND, mode)
+    model.__class__ = compiled
 
 
 def share_storage(model: nn.Module, places: dict[str, torch.Tensor]) -> None:

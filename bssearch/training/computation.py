@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial
 from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import nn
 
-from bssearch.records import ParameterValue, TrainingSettings
+from bssearch.records import WITH_CUDA_GRAPHS, ParameterValue, TrainingSettings
 from bssearch.training.activation_checkpointing import checkpoint_activations
-from bssearch.training.captured.graphs import CudaGraphs, Graphs
 from bssearch.training.compilation import compile_in_place, share_storage
 from bssearch.training.core_pace import CorePace
 from bssearch.training.ghost_norm import convert_batch_norms
@@ -28,28 +26,19 @@ class Computation:
     """The training settings of a study, resolved for one device; a worker keeps it for all its trials.
 
     ``precision`` and ``fused`` are what the settings come to; ``compiles`` says whether models are compiled, which
-    `fallback` ends (``given_up`` says so then); ``graphs`` makes what records a trial's step (``compile: capture``),
-    None where steps are not recorded; ``warnings`` are sentences that hold for every trial from now on; ``core`` has
-    the pace of the core where steps are computed on one, None on a GPU. Making one sets the process's switches: tf32,
-    cuDNN's choice of kernels by trial, deterministic algorithms.
+    `fallback` ends (``given_up`` says so then); ``warnings`` are sentences that hold for every trial from now on;
+    ``core`` has the pace of the core where steps are computed on one, None on a GPU. Making one sets the process's
+    switches: tf32, cuDNN's choice of kernels by trial, deterministic algorithms.
 
-    What the settings leave open is as in ``compile_mode``; without one ``auto`` is eager and contiguous, and
-    ``capture`` captures.
     Raises `LaunchError` for a precision that the device lacks.
     """
 
-    def __init__(
-        self, device: torch.device, settings: TrainingSettings | None = None, compile_mode: str | None = None
-    ) -> None:
+    def __init__(self, device: torch.device, settings: TrainingSettings | None = None) -> None:
         self.device = device
-        given = settings or TrainingSettings()
-        self.settings = settings = given.settled(compile_mode or ("none" if given.compile == "auto" else given.compile))
-        self._layout_is_chosen = given.channels_last == "auto"
+        self.settings = settings = settings or TrainingSettings()
         self.precision = resolve_precision(settings.precision, device)
         self.fused = device.type == "cuda" if settings.fused is None else settings.fused
-        self.compiles = settings.compile in {"default", "reduce-overhead"}
-        captures = settings.compile == "capture" and device.type == "cuda"
-        self.graphs: Callable[[], Graphs] | None = partial(CudaGraphs, device) if captures else None
+        self.compiles = settings.compile != "none"
         self.warnings: list[str] = []
         self.given_up: str | None = None
         self.core = CorePace() if device.type == "cpu" else None
@@ -57,8 +46,6 @@ class Computation:
         self._places: dict[str, torch.Tensor] = {}
         if settings.compile == "reduce-overhead" and device.type != "cuda":
             self.warn(f"compile = 'reduce-overhead' is no more than 'default' on {device}, which has no CUDA graphs")
-        if settings.compile == "capture" and device.type != "cuda":
-            self.warn(f"compile = 'capture' is no more than 'none' on {device}, which has no CUDA graphs")
         allow_tf32(self.precision == "tf32")
         torch.backends.cudnn.benchmark = not settings.deterministic
         if torch.are_deterministic_algorithms_enabled() != settings.deterministic:  # to set it loads the compiler
@@ -72,8 +59,8 @@ class Computation:
         """Return a freshly initialised model in training mode on the device; the caller has set the seed.
 
         ``own`` are the user's own parameters of the model, by their bare names.
-        With CUDA graphs (``compile: reduce-overhead``) it takes over the memory of the model built before it, which
-        must not be used any more.
+        With CUDA graphs (see `replays_graphs`) it takes over the memory of the model built before it, which must not
+        be used any more. If ``torch.compile`` raises, compiling is given up and the model is returned uncompiled.
         """
         settings = self.settings
         build: Any = workload.build_model
@@ -85,7 +72,10 @@ class Computation:
         if settings.activation_checkpointing:
             checkpoint_activations(workload, model)
         if self.compiles:
-            compile_in_place(model, settings.compile)
+            try:
+                compile_in_place(model, settings.compile)
+            except Exception as error:
+                self.fallback(error)
         model = model.to(self.device).train()
         for parameter in model.parameters():
             parameter.data = self.inputs(parameter.data)
@@ -102,12 +92,8 @@ class Computation:
 
     @property
     def compile_mode(self) -> str:
-        """Return how steps are computed here: ``none`` where they run eager, else as ``compile`` says.
-
-        ``channels_last`` follows where that was not given and was chosen.
-        """
-        mode = self.settings.compile if self.compiles or self.graphs is not None else "none"
-        return f"{mode} channels_last" if self._layout_is_chosen and self.settings.channels_last else mode
+        """Return the mode of ``torch.compile`` in which models run here, ``none`` if they run eagerly."""
+        return self.settings.compile if self.compiles else "none"
 
     def whole_step(self) -> AbstractContextManager[object]:
         """Return what to put around a training step of the workload's own, in which weights change."""
@@ -136,6 +122,15 @@ class Computation:
         """Return what lets compiled models run uncompiled inside, in training too."""
         return torch.compiler.set_stance("force_eager") if self.compiles else nullcontext()
 
+    @contextmanager
+    def without_compiling(self) -> Iterator[None]:
+        """Build models uncompiled inside, as if ``compile`` were ``none``."""
+        compiles, self.compiles = self.compiles, False
+        try:
+            yield
+        finally:
+            self.compiles = compiles
+
     def inputs(self, inputs: Any) -> Any:
         """Return inputs as the model takes them: images (4 dimensions, floating) channels-last where that is asked."""
         return mapped(_channels_last, inputs) if self.settings.channels_last else inputs
@@ -162,7 +157,7 @@ class Computation:
     @property
     def replays_graphs(self) -> bool:
         """Return whether models run as CUDA graphs."""
-        return self.compiles and self.settings.compile == "reduce-overhead" and self.device.type == "cuda"
+        return self.compiles and self.settings.compile in WITH_CUDA_GRAPHS and self.device.type == "cuda"
 
     def _begin_micro_batch(self) -> None:
         """Let the CUDA graphs' memory be used again, and take out what accumulation still needs of it.

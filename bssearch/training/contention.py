@@ -3,8 +3,8 @@
 On a GPU its driver tells who computes there, at each look; where it cannot, only the memory in use does, and that is
 said. On the CPU the kernel's own account tells: the busy seconds of the CPUs that this process may use (`/proc/stat`,
 time stolen by a hypervisor included), less those of this process and its children, and less those of its parent, which
-samples and writes to the database, and of the boards that it reports to, which run where a CPU is left over (what they
-cost a core shows in its pace). What is left others have used. Where there is no such account nothing is said.
+samples and writes to the database, and of its boards, which have the lowest priority (what they cost a core shows in
+its pace). What is left others have used. Where there is no such account nothing is said.
 What shares a core without being on that account shows in the core's own pace (`bssearch.training.core_pace`).
 """
 

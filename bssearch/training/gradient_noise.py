@@ -329,7 +329,7 @@ class NoiseMeter:
 
 
 def _slowdown(computation: Computation) -> int:
-    if computation.compiles or computation.graphs is not None:
+    if computation.compiles:
         return SLOWDOWN_OF_COMPILED
     is_alike = computation.device.type == "cpu" and computation.precision == "fp32"
     return SLOWDOWN if is_alike else SLOWDOWN_OF_OTHER

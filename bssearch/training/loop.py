@@ -39,7 +39,6 @@ from bssearch.records import (
 )
 from bssearch.space.batch_norm import batch_norm_caveats
 from bssearch.training.beginning.meters import noise_growth, noise_meter
-from bssearch.training.beginning.ready import ready_trainer
 from bssearch.training.beginning.warm_up import warm_up
 from bssearch.training.branches.continuation import continue_from
 from bssearch.training.clock import Clock
@@ -135,7 +134,7 @@ class Trial:
             ending = self._course.reached_before(self._out_of_memory(error))
         finally:
             with self._clock.ledger("other"):
-                self._progress.note_peak(self._peak_bytes())
+                self._progress.note_peak(self._memory.peak_bytes())
                 self._memory.close()
                 if self._trainer is not None:
                     self._trainer.close()
@@ -169,22 +168,12 @@ class Trial:
         self._on_progress()
         with self._clock.ledger("other"):
             self._memory.start()
-            self._trainer = ready_trainer(
-                workload, request.configuration, self._data.train, computation, request.seed, self._branch_off
-            )
+            self._trainer = Trainer(workload, request.configuration, self._data.train, computation, request.seed)
+            if request.branch is not None:
+                continue_from(self._trainer, request.branch, request.configuration.batch_size)
             given = request, workload, computation, self._trainer, self._data.train
             self._noise, self._noise_growth = noise_meter(*given, self._noise_budget), noise_growth(*given)
         return self._trainer
-
-    def _branch_off(self, trainer: Trainer) -> None:
-        """Put a new trainer where its training begins."""
-        if self._request.branch is not None:
-            continue_from(trainer, self._request.branch, self._request.configuration.batch_size)
-
-    def _peak_bytes(self) -> int | None:
-        """Return the most memory since the meter was started, with what CUDA graphs hold."""
-        seen = self._memory.peak_bytes()
-        return seen if self._trainer is None else self._trainer.peak_bytes(seen)
 
     def _is_unseen(self, trainer: Trainer) -> bool:
         """Return whether an evaluation is due that was not made: step 0's, or the one that a pause came before."""
@@ -197,7 +186,7 @@ class Trial:
             return ending
         if self._request.checkpoint is None:
             return replace(ending, state=TrialState.PRUNED)
-        self._progress.note_peak(self._peak_bytes())
+        self._progress.note_peak(self._memory.peak_bytes())
         self._progress.warnings = self._standing_warnings()
         try:
             self._checkpoint(self._request.checkpoint).save(*self._parts())
@@ -298,7 +287,7 @@ class Trial:
                 self._reference.look()
             yield observation
             if self._noise is not None:
-                self._progress.note_peak(self._peak_bytes())
+                self._progress.note_peak(self._memory.peak_bytes())
                 self._noise.after_evaluation(metric, observation.train_seconds)
                 self._memory.restart()
             ending = ending or self._stuck_at_chance(trainer)
@@ -329,7 +318,7 @@ class Trial:
             f"out of memory, micro-batch {now.micro_batch_size}, {when}: {lines[0]}",
         )
 
-    def _warnings(self, contention: Contention) -> tuple[str, ...]:
+    def _warnings(self, contention: Contention, wall: float) -> tuple[str, ...]:
         configuration, settings = self._request.configuration, self._computation.settings
         caveats = batch_norm_caveats(
             0 if self._trainer is None else batch_norm_layers(self._trainer.model),
@@ -340,10 +329,7 @@ class Trial:
         found = [*self._standing_warnings(), *(sentence for _, sentence in caveats), *contention.warnings]
         unused = unused_memory(self._device, self._progress.peak)
         found += [] if unused is None else [unused]
-        gap, wall = self._clock.unaccounted_seconds, self._clock.wall_seconds
-        if gap is not None:
-            found.append(f"{gap:.3g} s of the trial's {wall:.3g} s are in no ledger ({gap / wall:.1%})")
-        return tuple(found)
+        return (*found, *self._clock.warnings(wall))
 
     def _standing_warnings(self) -> list[str]:
         return list(dict.fromkeys([*self._progress.warnings, *self._computation.warnings]))
@@ -360,6 +346,7 @@ class Trial:
         with clock.ledger("other"):
             contention = self._contention.stop()
             device_use = self._device_meter.stop()
+        wall = clock.wall_seconds
         samples, last = 0 if trainer is None else trainer.samples, self._progress.last
         outcome = TrialOutcome(
             state=ending.state,
@@ -374,7 +361,7 @@ class Trial:
             evaluation_seconds=clock.seconds("evaluation"),
             warmup_seconds=clock.seconds("warmup"),
             other_seconds=clock.seconds("other"),
-            wall_seconds=clock.wall_seconds,
+            wall_seconds=wall,
             final_metric=None if last is None else last.metric,
             best_metric=self._progress.best,
             test_metric=self._test_metric,
@@ -383,7 +370,7 @@ class Trial:
             peak_memory_basis=None if self._progress.peak is None else self._memory.basis,
             dropped_samples_per_epoch=None if trainer is None else trainer.dropped_samples,
             contended=contention.contended or clock.is_contended(self._request.threads),
-            warnings=self._warnings(contention),
+            warnings=self._warnings(contention, wall),
             skipped_steps=None if trainer is None else trainer.skipped_steps,
             data_placement=None if trainer is None else trainer.data_placement,
             device_use=device_use,

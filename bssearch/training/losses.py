@@ -31,10 +31,7 @@ def _no_loss(*arguments: object, **settings: object) -> torch.Tensor:
 
 
 class LossSum:
-    """The losses of micro-batches and the weights behind them; a mean loss weighs one.
-
-    Sums on the device stay where they lie: a CUDA graph can `take` a loss in, and the host `count` it at each replay.
-    """
+    """The losses of micro-batches and the weights behind them; a mean loss weighs one."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -53,11 +50,7 @@ class LossSum:
 
     def add(self, loss: torch.Tensor | WeightedLoss) -> None:
         """Take in the loss of one micro-batch, without waiting for it."""
-        self.take(loss)
-        self.count(weighted=isinstance(loss, WeightedLoss))
-
-    def take(self, loss: torch.Tensor | WeightedLoss) -> None:
-        """Do the device's part of `add`."""
+        self._losses += 1
         if isinstance(loss, WeightedLoss):
             self._total += loss.total.detach()
             if isinstance(loss.weight, torch.Tensor) and not isinstance(self._weight, torch.Tensor):
@@ -65,11 +58,6 @@ class LossSum:
             self._weight += loss.weight.reshape(()) if isinstance(loss.weight, torch.Tensor) else loss.weight
         else:
             self._total += loss.detach()
-
-    def count(self, *, weighted: bool) -> None:
-        """Do the host's part of `add`: a mean loss weighs one."""
-        self._losses += 1
-        if not weighted:
             self._weight = self._weight + 1.0
 
     def state(self) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import closing, nullcontext
+from contextlib import nullcontext
 from types import TracebackType
 from typing import Any, Self
 
@@ -15,10 +15,8 @@ import torch
 from bssearch.batch_schedule import constant_configurations
 from bssearch.errors import UsageError, WorkloadError
 from bssearch.records import Configuration, parameters_of_group
-from bssearch.training.batches import micro_batches, placement_of, rows_on_device
+from bssearch.training.batches import micro_batches, placement_of
 from bssearch.training.branches.continuation import BranchSchedule
-from bssearch.training.captured.optimizers import why_not_capturable
-from bssearch.training.captured.step import CapturedStep, NotCapturableError, StepParts
 from bssearch.training.computation import Computation
 from bssearch.training.growing.growth import Growth
 from bssearch.training.losses import LossSum, loss_of
@@ -67,9 +65,8 @@ class Trainer:
         self._computation = computation
         self._train = train
         self._seed = seed
-        self._captured: list[CapturedStep] = []
         self._last_factor: float | None = None
-        self._batches: Generator[Any, None, None] = self._micro_batches()
+        self._batches = self._micro_batches()
         self._losses = LossSum(computation.device)
 
     def __enter__(self) -> Self:
@@ -81,13 +78,8 @@ class Trainer:
         self.close()
 
     def close(self) -> None:
-        """End what loads the data, and let go of graphs with their memory; no step can follow, evaluations can."""
+        """End the processes that load the data; no step can follow, evaluations can."""
         self._batches.close()
-        if self._captured:
-            while self._captured:
-                self._captured.pop().close()
-            for parameter in self.model.parameters():
-                parameter.grad = None  # it lies in the memory of the graphs
 
     @property
     def samples(self) -> int:
@@ -142,67 +134,22 @@ class Trainer:
         """Return whether the gradient of any samples can be taken: by ``loss``, of a part that has rows."""
         return self._own_step is None and self._train.has_rows
 
-    def capture(self) -> None:
-        """Record the step as CUDA graphs, which `step` replays from now on; the training stands where it stood.
-
-        Raises `NotCapturableError` where that cannot be, after which this trainer is of no use, and what the workload
-        raises.
-        """
-        assert self._computation.graphs is not None, "only a computation that has graphs records steps"
-        reason = self._why_not_capturable()
-        if reason is not None:
-            raise NotCapturableError(reason)
-        self._batches.close()
-        self._batches = self._rows()
-        self._updates.stay_in_place()
-        parts = StepParts(
-            workload=self._workload,
-            model=self.model,
-            optimizers=self._updates.optimizers,
-            tensors=[tensor for _, tensor in named_tensors(self.model)] + self._updates.averages,
-            losses=self._losses,
-            micro_batch=self._take_micro_batch,
-            divide=self._divide_gradient,
-            update=self._updates.apply,
-        )
-        extra = extra_state(self.model)
-        for one in self._configurations:
-            self._now = one
-            with closing(rows_on_device(self._train, one, self._computation, self._seed)) as batches:
-                rows = next(batches)
-            self._captured.append(CapturedStep(parts, rows, one.accumulation_steps, self._computation.graphs()))
-        self._now = self._configurations[self.growth.place]
-        self.model.load_state_dict(extra, strict=False)
-
-    def peak_bytes(self, seen: int | None) -> int | None:
-        """Return the peak of memory of which ``seen`` are the most bytes that tensors held, with those of graphs."""
-        if not self._captured or seen is None:
-            return seen
-        peak = max(one.peak_bytes or 0 for one in self._captured)
-        return max(peak, seen + sum(one.idle_bytes for one in self._captured))
-
     def step(self) -> None:
         """Run one optimizer step: all its micro-batches, then clipping, update and average once."""
         self._now, self._last_factor = self._configurations[self.growth.place], self._factor
-        if self._captured:
-            self._updates.set_rates(self._last_factor)
-            self._captured[self.growth.place].run(self._batches)
+        self._updates.begin(self._last_factor)
+        if self._own_step is None:
+            self._accumulate()
+            self.update()
         else:
-            self._updates.begin(self._last_factor)
-            if self._own_step is None:
-                self._accumulate()
-                self.update()
-            else:
-                self._losses.add(self._own_step.run(self.steps, self._augmented(), self._now))
-                self._updates.end()
+            self._losses.add(self._own_step.run(self.steps, self._augmented(), self._now))
+            self._updates.end()
         self.steps += 1
         self.growth.stepped()
 
     def update(self) -> None:
         """Apply the gradient that lies there: clip, optimizers, average; once per step whatever the accumulation."""
-        if self._captured:
-            self._captured[self._configurations.index(self._now)].update()
-        elif self._own_step is None:
+        if self._own_step is None:
             self._updates.apply()
         else:
             self._updates.apply_each()
@@ -233,7 +180,7 @@ class Trainer:
             self.growth.restore(state["growth"])
             self._now = self._configurations[state["growth"]["last"]]
         self._batches.close()
-        self._batches = self._rows() if self._captured else self._micro_batches()
+        self._batches = self._micro_batches()
 
     def take_over(self, optimizer: Any, average: list[torch.Tensor] | None) -> None:
         """Begin with another run's optimizer; see `bssearch.training.own.updates.Updates.take_over`."""
@@ -314,27 +261,6 @@ class Trainer:
         """Return the micro-batches from the next step on."""
         given = self._train, self._configuration, self._computation, self._seed
         return micro_batches(*given, after_steps=self.steps, growth=self.growth)
-
-    def _rows(self) -> Generator[torch.Tensor, None, None]:
-        """Return the rows of the micro-batches from the next step on."""
-        given = self._train, self._configuration, self._computation, self._seed
-        return rows_on_device(*given, after_steps=self.steps, growth=self.growth)
-
-    def _take_micro_batch(self, rows: torch.Tensor) -> torch.Tensor | WeightedLoss:
-        """Add the gradient of the samples of some rows; return their loss."""
-        loss = self._micro_batch_loss(*self._train.gather(rows))
-        self._add_gradient(loss)
-        return loss
-
-    def _why_not_capturable(self) -> str | None:
-        """Return why the step cannot be recorded, as far as that is known beforehand."""
-        if self._own_step is not None:
-            return "the workload has a training_step of its own"
-        if self._updates.scaler is not None:
-            return "the loss scaling of fp16 decides on the host whether a step is taken"
-        if self.data_placement == "host" or not self._train.has_rows:
-            return "the training part does not lie on the device"
-        return next(filter(None, map(why_not_capturable, self._updates.optimizers)), None)
 
     def _augmented(self) -> Iterator[Batch]:
         """Yield the micro-batches as the model takes them."""

@@ -19,7 +19,7 @@ from tests.factories import EPOCH, make_environment, make_probe, make_spec, make
 SIZES = tuple(2**power for power in range(3, 13))
 ALPHA, BETA, HOST = 5e-4, 5e-5, 3e-3
 B_CRIT = 200
-NAMED = "training: {compile: capture}"
+NAMED = "training: {compile: reduce-overhead}"
 
 
 def steps(size: int) -> int:
@@ -118,9 +118,10 @@ def test_an_optimum_that_the_device_bounds_is_not_warned_of_nor_one_of_which_not
     assert said(unknown) is None and {row.host_bound_share for row in unknown.batches} == {None}
 
 
-def test_a_study_that_captures_is_not_sent_to_capture() -> None:
-    told = said(answer([probe(size) for size in SIZES], compile_mode="capture"))
-    assert told is not None and "about batch 32" in told and "capture" not in told
+@pytest.mark.parametrize("mode", ["reduce-overhead", "max-autotune"])
+def test_a_study_with_cuda_graphs_is_not_sent_to_them(mode: str) -> None:
+    told = said(answer([probe(size) for size in SIZES], compile_mode=mode))
+    assert told is not None and "about batch 32" in told and "compile:" not in told
 
 
 def test_an_objective_without_seconds_has_no_other_optimum_to_tell() -> None:

@@ -13,7 +13,7 @@ from bssearch.analysis.objectives.base import make_objective, objective_of
 from bssearch.analysis.objectives.metric_in_budget import AS_GOOD
 from bssearch.analysis.objectives.seconds import Products
 from bssearch.analysis.objectives.time_to_target import TIME, TimeToTarget
-from bssearch.analysis.optimum import decide
+from bssearch.analysis.optimum import decide, median_samples
 from bssearch.analysis.time_to_target import estimate, half_width, ratio_interval
 from bssearch.errors import SpecError, UsageError
 from bssearch.intervals import FLAT_RATIO, student_t
@@ -40,6 +40,22 @@ def test_each_objective_has_its_figure_of_a_trial_that_reached() -> None:
     assert make_objective("energy_to_target", ACCURACY).figure(trial) == 600.0
     whole = replace(trial, outcome=replace(outcome, train_seconds=trial.train_seconds_limit))
     assert make_objective("metric_in_budget", ACCURACY).figure(whole) == -0.9
+
+
+def test_samples_are_those_that_a_trial_counted() -> None:
+    objective = make_objective("samples_to_target", ACCURACY)
+    assert REACHED.outcome is not None and CAPPED.outcome is not None
+    # A hundred steps of 32 would be 3,200 samples; each epoch ends with a smaller batch.
+    smaller = replace(REACHED, outcome=replace(REACHED.outcome, steps=100, samples=2400))
+    assert objective.figure(smaller) == 2400
+    later = replace(REACHED, outcome=replace(REACHED.outcome, steps=200, samples=4800))
+    assert objective.figure(later) == 2400
+    stopped = replace(CAPPED, outcome=replace(CAPPED.outcome, steps=250, samples=6000))
+    assert objective.bound(stopped) == 240 * 24
+    verdict = decide([smaller], 1, objective)
+    assert verdict is not None
+    best = verdict.optimal
+    assert (best.value, median_samples(best)) == (2400, 2400)
 
 
 def test_a_figure_is_flat_up_to_5_percent_above_the_least_and_no_further() -> None:

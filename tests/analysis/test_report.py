@@ -78,7 +78,7 @@ def test_the_verdict_uses_confirmation_runs_only() -> None:
 
 @pytest.mark.parametrize(
     ("mode", "said"),
-    [("capture channels_last", "Test CPU, 1 thread, compile capture channels_last"), ("none", "Test CPU, 1 thread")],
+    [("max-autotune", "Test CPU, 1 thread, compile max-autotune"), ("none", "Test CPU, 1 thread")],
 )
 def test_an_answer_has_the_mode_that_its_steps_were_computed_in(mode: str, said: str) -> None:
     environment = make_environment(compile_mode=mode, device_name="Test CPU")

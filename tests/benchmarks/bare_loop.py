@@ -1,7 +1,7 @@
 """How much longer bssearch's loop takes than one that is written for speed alone.
 
 Run on a GPU as ``python tests/benchmarks/bare_loop.py --device cuda``; on a CPU ``--quick`` tries it out. Exits 1 on a
-GPU where a median is above 2 %, or where the step of a trial could not be captured. There is no bar on a CPU.
+GPU where a median is above 2 %. There is no bar on a CPU.
 
 The reference is written as the fastest public runs of small image models are (Jordan 2024, "94 % on CIFAR-10 in 3.29
 seconds on a single GPU", arXiv 2404.00498, and its repository cifar10-airbench): the data lie on the device, which also
@@ -10,13 +10,15 @@ is kept, no stop is asked for, and nothing waits before the end of a segment. It
 schedule, and drops the incomplete batch, as bssearch does. Model, loss, precision, initial weights and batch sizes are
 those of the trial.
 
-Each mode is measured against a reference of that mode: ``eager``, on a GPU also ``captured``, where the reference's
-whole step is one CUDA graph and the trial has ``compile: capture``, and with ``--compiled`` the model of both compiled.
+Each mode is measured against a reference of that mode: ``eager``, and with ``--compiled`` the model of both compiled.
 The loops take turns segment by segment in one process, in alternating order. The A/A row is a second reference against
 the first: what it shows is the noise of the method.
 """
 
 from __future__ import annotations
+
+if not __package__:
+    __import__("from_clone")
 
 import argparse
 import json
@@ -43,8 +45,7 @@ from tests.benchmarks.loop_overhead import (
 )
 
 BAR = 0.02
-WARM_UP_STEPS = 3
-COMPILE = {"eager": "none", "captured": "capture", "compiled": "default"}
+COMPILE = {"eager": "none", "compiled": "default"}
 """What ``training.compile`` is in each mode."""
 
 
@@ -84,11 +85,8 @@ class FastLoop:
         )
         self.order = torch.empty(0, dtype=torch.int64, device=self.device)
         self.rows = torch.arange(batch_size, device=self.device)
-        self.step: Callable[[], None] = self.eager_step
-        if mode == "captured":
-            self.capture()
 
-    def eager_step(self) -> None:
+    def step(self) -> None:
         self.optimizer.zero_grad(set_to_none=True)
         inputs, targets = self.inputs[self.rows], self.targets[self.rows]
         dtype = self.autocast_to
@@ -97,22 +95,6 @@ class FastLoop:
         assert isinstance(loss, torch.Tensor)
         loss.backward()  # type: ignore[no-untyped-call]
         self.optimizer.step()
-
-    def capture(self) -> None:
-        """Have one CUDA graph do the step."""
-        for group in self.optimizer.param_groups:
-            group["lr"] = torch.tensor(LEARNING_RATE, device=self.device)
-        stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream(self.device))
-        with torch.cuda.stream(stream):
-            for _ in range(WARM_UP_STEPS):
-                self.eager_step()
-        torch.cuda.current_stream(self.device).wait_stream(stream)
-        self.graph = torch.cuda.CUDAGraph()
-        # The trial beside it may draw an epoch's order in a thread: the mode "global" would refuse that its pinning.
-        with torch.cuda.graph(self.graph, stream=stream, capture_error_mode="thread_local"):
-            self.eager_step()
-        self.step = self.graph.replay
 
     def segment(self, steps: int) -> None:
         size = self.batch_size
@@ -182,7 +164,7 @@ def main() -> int:
     device = torch.device(arguments.device)
     on_gpu = device.type == "cuda"
     workload = WORKLOADS[arguments.workload or ("fashion_mnist" if on_gpu else "digits")]()
-    modes = ["eager", *(["captured"] if on_gpu else []), *(["compiled"] if arguments.compiled else [])]
+    modes = ["eager", *(["compiled"] if arguments.compiled else [])]
     steps, pairs = (4, 10) if arguments.quick else (arguments.steps, arguments.pairs)
     found: list[Found] = []
     for mode in modes:

@@ -12,6 +12,9 @@ not lose. Bar: at each of the checkpoints the probe's batch size is within a fac
 
 from __future__ import annotations
 
+if not __package__:
+    __import__("from_clone")
+
 import argparse
 import itertools
 import math

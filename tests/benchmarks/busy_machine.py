@@ -22,6 +22,9 @@ bssearch where something is wrong. Everything is kept in ``--database``: the sam
 
 from __future__ import annotations
 
+if not __package__:
+    __import__("from_clone")
+
 import argparse
 import math
 import os

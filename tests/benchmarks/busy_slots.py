@@ -11,6 +11,9 @@ Bar: at trials of 20 s at least 95 % of the slots are busy. Run: python tests/be
 
 from __future__ import annotations
 
+if not __package__:
+    __import__("from_clone")
+
 import argparse
 import os
 import random

@@ -13,6 +13,9 @@ shows is the noise of the method.
 
 from __future__ import annotations
 
+if not __package__:
+    __import__("from_clone")
+
 import argparse
 import statistics
 import sys

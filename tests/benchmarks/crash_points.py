@@ -13,6 +13,9 @@ another matter: see the guide, "Working as a team".
 
 from __future__ import annotations
 
+if not __package__:
+    __import__("from_clone")
+
 import argparse
 import os
 import random

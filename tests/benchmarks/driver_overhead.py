@@ -11,6 +11,10 @@ Run: python tests/benchmarks/driver_overhead.py
 
 from __future__ import annotations
 
+if not __package__:
+    __import__("from_clone")
+
+import argparse
 import itertools
 import random
 import sqlite3
@@ -166,4 +170,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     sys.exit(main())

@@ -13,6 +13,9 @@ that whole studies recommend are within one rung of each other. Exits 1 where on
 
 from __future__ import annotations
 
+if not __package__:
+    __import__("from_clone")
+
 import argparse
 import random
 import sys

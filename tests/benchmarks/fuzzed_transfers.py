@@ -13,6 +13,9 @@ is missed.
 
 from __future__ import annotations
 
+if not __package__:
+    __import__("from_clone")
+
 import argparse
 import resource
 import sys

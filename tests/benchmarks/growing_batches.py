@@ -13,6 +13,9 @@ published whichever way it falls.
 
 from __future__ import annotations
 
+if not __package__:
+    __import__("from_clone")
+
 import argparse
 import json
 import sys

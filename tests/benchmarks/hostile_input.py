@@ -2,7 +2,7 @@
 
 Run as ``python tests/benchmarks/hostile_input.py [--cases 10000] [--seeds 3] [--kind NAME]``: some forty minutes a seed
 on two cores, most of them for the rows. Of each kind in ``tests/hostile.py`` (specs, values to enqueue, run tables,
-reference points, recorded tables, worker messages, program reports, stored rows) so many cases are made at random and
+reference points, worker messages, program reports, stored rows) so many cases are made at random and
 tried, in a process for each kind and seed.
 
 Bar: nothing but an error of bssearch comes of one, none takes more than 2 s of CPU time (of stored rows: none of six
@@ -11,6 +11,9 @@ than 500 MB while it tries them. Exits 1 where it is missed.
 """
 
 from __future__ import annotations
+
+if not __package__:
+    __import__("from_clone")
 
 import argparse
 import resource

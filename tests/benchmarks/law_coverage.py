@@ -8,6 +8,10 @@ truth. Tuning error moves each batch size's runs together, with a deviation of 4
 
 from __future__ import annotations
 
+if not __package__:
+    __import__("from_clone")
+
+import argparse
 import math
 import statistics
 import sys
@@ -99,4 +103,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     sys.exit(main())

@@ -9,6 +9,10 @@ bar.
 
 from __future__ import annotations
 
+if not __package__:
+    __import__("from_clone")
+
+import argparse
 import math
 import statistics
 import sys
@@ -93,4 +97,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     sys.exit(main())

@@ -10,11 +10,14 @@ segment by segment, in alternating order. The product's segment is what a trial 
 stop check, limit check, progress, schedule and loss bookkeeping, and on a GPU the wait for the device at its end, which
 the bare loop has too. The A/A row is a second bare loop against the first: what it shows is the noise of the method.
 
-With ``--compile`` only the product's model is compiled, or its step captured: the row says what that gains over the
-bare eager loop, and there is no bar.
+With ``--compile`` only the product's model is compiled: the row says what that gains over the bare eager loop, and
+there is no bar.
 """
 
 from __future__ import annotations
+
+if not __package__:
+    __import__("from_clone")
 
 import argparse
 import json
@@ -226,7 +229,7 @@ def main() -> int:
     parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N")
     parser.add_argument("--workload", choices=WORKLOADS, default="digits")
     parser.add_argument("--precision", choices=("auto", "fp32", "tf32", "bf16"), default="auto")
-    parser.add_argument("--compile", choices=("none", "default", "reduce-overhead", "capture"), default="none")
+    parser.add_argument("--compile", choices=("none", "default", "reduce-overhead", "max-autotune"), default="none")
     parser.add_argument("--batch-size", type=int, nargs="+", default=[256])
     parser.add_argument("--steps", type=int, default=4, help="per segment")
     parser.add_argument("--pairs", type=int, default=150)

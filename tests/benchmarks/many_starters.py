@@ -14,6 +14,9 @@ trials per second of Optuna. Run: python tests/benchmarks/many_starters.py
 
 from __future__ import annotations
 
+if not __package__:
+    __import__("from_clone")
+
 import argparse
 import multiprocessing
 import statistics

@@ -12,6 +12,10 @@ tests/benchmarks/many_trials.py
 
 from __future__ import annotations
 
+if not __package__:
+    __import__("from_clone")
+
+import argparse
 import multiprocessing
 import resource
 import statistics
@@ -71,4 +75,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     sys.exit(main())

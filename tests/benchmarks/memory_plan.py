@@ -12,6 +12,9 @@ measured: the former's kernels have workspaces that no trace sees, the latter's 
 
 from __future__ import annotations
 
+if not __package__:
+    __import__("from_clone")
+
 import argparse
 import subprocess
 import sys

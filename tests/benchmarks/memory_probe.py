@@ -9,6 +9,9 @@ limit is that of the process's data segment, the peak its resident memory.
 
 from __future__ import annotations
 
+if not __package__:
+    __import__("from_clone")
+
 import argparse
 import tempfile
 from dataclasses import replace

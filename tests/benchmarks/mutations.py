@@ -14,6 +14,9 @@ from all of ``bssearch/**/*.py`` but templates and the guide, in the order of pa
 
 from __future__ import annotations
 
+if not __package__:
+    __import__("from_clone")
+
 import argparse
 import ast
 import contextlib

@@ -22,6 +22,9 @@ to ours; rows of one batch size and learning rate share their runs. Bar: none of
 
 from __future__ import annotations
 
+if not __package__:
+    __import__("from_clone")
+
 import argparse
 import importlib
 import logging

@@ -12,6 +12,9 @@ against the first: what it shows is the noise of the method.
 
 from __future__ import annotations
 
+if not __package__:
+    __import__("from_clone")
+
 import argparse
 import math
 import socket

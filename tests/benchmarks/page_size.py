@@ -6,6 +6,10 @@ study and to answer. Bars: 0.4 MB at 40 trials, 1.5 MB and 0.3 s at 4,000. Run: 
 
 from __future__ import annotations
 
+if not __package__:
+    __import__("from_clone")
+
+import argparse
 import statistics
 import sys
 import tempfile
@@ -56,4 +60,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     sys.exit(main())

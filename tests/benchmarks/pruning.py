@@ -11,14 +11,19 @@ keeps three quarters of the bar's misses on them), and what it comes to on the t
 
 from __future__ import annotations
 
+if not __package__:
+    __import__("from_clone")
+
+import argparse
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 from bssearch.pruners.pace import PATIENCE
-from bssearch.recorded import RecordedTable, read_table
-from bssearch.simulation.pruning import PRUNERS, Draw, Summary, by_policy, simulate, summarize
+from bssearch.recorded import RecordedTable
+from tests.benchmarks.simulate.draws import PRUNERS, Draw, Summary, by_policy, simulate, summarize
+from tests.benchmarks.simulate.tables import read_table
 
 PROCESSES = 2
 """Most machines have two cores to spare; how many there are changes nothing but the time. A choice."""
@@ -87,12 +92,9 @@ def leave_one_out(tables: Sequence[RecordedTable]) -> None:
         print(f"{told(name, summarize(left_out))}   patience {', '.join(chosen)} (in use: {PATIENCE[name]:g})")
 
 
-def main(paths: Sequence[str]) -> int:
+def main(paths: Sequence[Path]) -> int:
     """Simulate, print, compare."""
-    if not paths:
-        print("usage: python tests/benchmarks/pruning.py TABLE.csv.gz…")
-        return 2
-    tables = [read_table(Path(path)) for path in paths]
+    tables = [read_table(path) for path in paths]
     print(f"{len(tables)} tables, {DRAWS} draws of {TRIALS} trials, {len(SEEDS)} seeds; 95 % intervals")
     kept = against_the_bars(tables)
     print("leaving one table out, 3 seeds")
@@ -101,4 +103,6 @@ def main(paths: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("tables", nargs="+", type=Path, metavar="TABLE.csv.gz")
+    sys.exit(main(parser.parse_args().tables))

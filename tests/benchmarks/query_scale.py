@@ -5,6 +5,10 @@ Whole processes, interleaved, ratio of medians. Bar: at most 1.5. Run: python te
 
 from __future__ import annotations
 
+if not __package__:
+    __import__("from_clone")
+
+import argparse
 import random
 import statistics
 import subprocess
@@ -111,4 +115,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     sys.exit(main())

@@ -26,6 +26,9 @@ the median of their widths is at most 8 (and the widest is told); each takes at 
 
 from __future__ import annotations
 
+if not __package__:
+    __import__("from_clone")
+
 import argparse
 import json
 import math

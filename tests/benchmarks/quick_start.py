@@ -4,7 +4,7 @@ Run as ``python tests/benchmarks/quick_start.py TABLE.csv.gz@TARGET…``: 50 pai
 drawn at random, each with another default, drawn from the combinations that reach the target; six minutes of one core
 for two targets. Both studies of a pair have one seed. The first is ``bssearch run``; the second makes the runs
 of ``bssearch quick``, and then runs from its answer. Search, confirmation and verdict are those of real studies, on a
-virtual clock; confirmation runs take fresh seeds of the table's smooth truth (`bssearch.simulation.truth`).
+virtual clock; confirmation runs take fresh seeds of the table's smooth truth (`tests.benchmarks.simulate.truth`).
 
 Counted are the train seconds of everything: probes, search and confirmation; of the second study the runs of the quick
 answer too, a training of its fastest configuration up to the target, where gradients are measured, and the measurement
@@ -23,6 +23,9 @@ than the best one there; and where the seconds went, over the least true time. E
 """
 
 from __future__ import annotations
+
+if not __package__:
+    __import__("from_clone")
 
 import argparse
 import math
@@ -47,10 +50,11 @@ from bssearch.noise import CRITICAL_BATCH_OCTAVES
 from bssearch.records import Configuration, Phase, TrialPlan
 from bssearch.search import events
 from bssearch.search.engine import Engine
-from bssearch.simulation.processes import repeating
-from bssearch.simulation.replay import Replay, VirtualClock
-from bssearch.simulation.studies import answer_of
-from bssearch.simulation.table_study import (
+from bssearch.spec.parts import ConfirmSpec, PrunerSpec
+from tests.benchmarks.simulate.processes import repeating
+from tests.benchmarks.simulate.replay import Replay, VirtualClock
+from tests.benchmarks.simulate.studies import answer_of
+from tests.benchmarks.simulate.table_study import (
     TableRows,
     TableSearchSpace,
     TableStudySpec,
@@ -58,7 +62,6 @@ from bssearch.simulation.table_study import (
     table_probes,
     table_study,
 )
-from bssearch.spec.parts import ConfirmSpec, PrunerSpec
 from tests.benchmarks.verdicts import Case, law_case, recorded_case
 
 PAIRS = 50

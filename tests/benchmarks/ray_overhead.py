@@ -12,6 +12,9 @@ Run: python tests/benchmarks/ray_overhead.py [--pairs 4] [--trials 60] [--search
 
 from __future__ import annotations
 
+if not __package__:
+    __import__("from_clone")
+
 import argparse
 import os
 import statistics

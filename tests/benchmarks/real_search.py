@@ -10,6 +10,9 @@ of all searches, and the incumbent at its end.
 
 from __future__ import annotations
 
+if not __package__:
+    __import__("from_clone")
+
 import argparse
 import math
 import statistics

@@ -9,6 +9,10 @@ within 5 % of the least true time. Exits 1 below 95 % at a noise of 4 % (coeffic
 
 from __future__ import annotations
 
+if not __package__:
+    __import__("from_clone")
+
+import argparse
 import math
 import sys
 from collections import Counter
@@ -93,4 +97,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     sys.exit(main())

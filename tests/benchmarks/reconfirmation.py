@@ -13,6 +13,9 @@ goes on from there.
 
 from __future__ import annotations
 
+if not __package__:
+    __import__("from_clone")
+
 import argparse
 import sys
 import tempfile

@@ -9,6 +9,9 @@ a machine that is otherwise idle is assumed: a flag is wrong then, and so is the
 
 from __future__ import annotations
 
+if not __package__:
+    __import__("from_clone")
+
 import argparse
 import json
 import os

@@ -9,6 +9,10 @@ one process, threads as they come. Exits 1 over a bar.
 
 from __future__ import annotations
 
+if not __package__:
+    __import__("from_clone")
+
+import argparse
 import itertools
 import math
 import statistics
@@ -219,4 +223,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     sys.exit(main())

@@ -12,6 +12,9 @@ configuration and with one budget. Exits 1 where `auto` with `balanced` fails a 
 
 from __future__ import annotations
 
+if not __package__:
+    __import__("from_clone")
+
 import argparse
 import math
 import sys
@@ -21,11 +24,11 @@ from pathlib import Path
 
 import optuna
 
-from bssearch.recorded import read_table
-from bssearch.simulation import optuna_baselines as peers
-from bssearch.simulation.replay import with_target
-from bssearch.simulation.searching import Plan, SearchSummary, simulate_searches
-from bssearch.simulation.table_space import table_space
+from tests.benchmarks.simulate import optuna_baselines as peers
+from tests.benchmarks.simulate.replay import with_target
+from tests.benchmarks.simulate.searches import Plan, SearchSummary, simulate_searches
+from tests.benchmarks.simulate.table_space import table_space
+from tests.benchmarks.simulate.tables import read_table
 
 DEFAULT = "batch_size=32,learning_rate=1e-3,weight_decay=0.01,dropout=0"
 WORKERS = (1, 8)

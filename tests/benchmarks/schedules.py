@@ -14,6 +14,9 @@ stops, before they do. There is no bar.
 
 from __future__ import annotations
 
+if not __package__:
+    __import__("from_clone")
+
 import argparse
 import math
 import statistics

@@ -11,6 +11,10 @@ Run: python tests/benchmarks/serving.py
 
 from __future__ import annotations
 
+if not __package__:
+    __import__("from_clone")
+
+import argparse
 import random
 import shutil
 import statistics
@@ -116,4 +120,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     main()

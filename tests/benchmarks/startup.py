@@ -5,6 +5,10 @@ Bar: at most 4, and neither torch, optuna nor pandas imported. Run: python tests
 
 from __future__ import annotations
 
+if not __package__:
+    __import__("from_clone")
+
+import argparse
 import statistics
 import subprocess
 import sys
@@ -44,4 +48,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     sys.exit(main())

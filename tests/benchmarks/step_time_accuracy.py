@@ -10,6 +10,9 @@ smoothing).
 
 from __future__ import annotations
 
+if not __package__:
+    __import__("from_clone")
+
 import argparse
 import sys
 import tempfile

@@ -14,6 +14,9 @@ the code of the command that failed.
 
 from __future__ import annotations
 
+if not __package__:
+    __import__("from_clone")
+
 import argparse
 import subprocess
 import sys

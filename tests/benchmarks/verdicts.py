@@ -17,6 +17,9 @@ Exits 1 where a bar is missed: 90 %, 95 %, 92 %, 1.3; 10 % provisional at 4 % no
 
 from __future__ import annotations
 
+if not __package__:
+    __import__("from_clone")
+
 import argparse
 import math
 import statistics
@@ -31,17 +34,17 @@ import numpy as np
 from bssearch.analysis.answer import Answer
 from bssearch.errors import TargetNotReachedError
 from bssearch.intervals import FLAT_RATIO, student_t
-from bssearch.recorded import read_table
 from bssearch.records import Configuration, Phase, ProbeRecord, StepTimeError, Target, TrialOutcome, TrialPlan
 from bssearch.search.engine import Engine
-from bssearch.simulation.processes import PROCESSES, repeating
-from bssearch.simulation.replay import Replay, VirtualClock, with_target
-from bssearch.simulation.studies import answer_of
-from bssearch.simulation.table_space import TableSpace, table_space
-from bssearch.simulation.table_study import TableRows, TableSearchSpace, probes_cost, table_probes, table_study
-from bssearch.simulation.truth import Truth, stretched
 from bssearch.spec import StudySpec
 from bssearch.spec.parts import ConfirmSpec, PrunerSpec
+from tests.benchmarks.simulate.processes import PROCESSES, repeating
+from tests.benchmarks.simulate.replay import Replay, VirtualClock, with_target
+from tests.benchmarks.simulate.studies import answer_of
+from tests.benchmarks.simulate.table_space import TableSpace, table_space
+from tests.benchmarks.simulate.table_study import TableRows, TableSearchSpace, probes_cost, table_probes, table_study
+from tests.benchmarks.simulate.tables import read_table
+from tests.benchmarks.simulate.truth import Truth, stretched
 
 NOISES = (0.04, 0.10, 0.20)
 SIZES = tuple(2**power for power in range(4, 11))

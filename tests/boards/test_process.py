@@ -1,286 +1,305 @@
-"""A board's process: what it is told arrives, and whatever it does, nobody waits for it and nothing of it stays."""
+"""The boards' process: reports arrive; a board that hangs, raises or dies delays nobody, and its losses are counted."""
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 
 from bssearch.boards import process
-from bssearch.boards.events import Event, StudyOpened, TrialEnded, TrialObserved, TrialStarted
 from bssearch.boards.process import BoardProcess
 from bssearch.settings import BOARD_PROCESS
-from tests.boards.fakes import FILE
-from tests.cli.task import environment
+from tests.boards.conftest import Notebook
 
-STUDY = StudyOpened(
-    name="task",
-    mark="0123",
-    metric="accuracy",
-    target="accuracy ≥ 0.9",
-    objective="time_to_target",
-    device="cpu",
-    spec="",
-)
+Start = Callable[..., BoardProcess]
+FOREVER = 1e9
 
 
-def started(number: int) -> TrialStarted:
-    return TrialStarted(number=number, phase="search", seed=1, started_at=5.0, parameters={"batch_size": 8})
+def report_study(boards: BoardProcess) -> None:
+    about = {"target": "accuracy >= 0.9", "objective": "time_to_target", "device": "cpu", "spec": ""}
+    boards.report("opened", name="task", mark="0123", metric="accuracy", about=about)
 
 
-def observed(number: int, step: int) -> TrialObserved:
-    return TrialObserved(number=number, step=step, train_seconds=step / 10, value=0.5, figures={"loss": 1.5})
+def report_trial(boards: BoardProcess, number: int, **parameters: object) -> None:
+    boards.report("started", number=number, at=5.0, parameters={"batch_size": 8, **parameters})
 
 
-def ended(number: int) -> TrialEnded:
-    return TrialEnded(number=number, state="reached", reason="it is there", ended_at=9.0, figures={"steps": 3.0})
+def report_point(boards: BoardProcess, number: int, step: int) -> None:
+    boards.report("observed", number=number, points=[(step, 5.0, {"accuracy": 0.5, "train_seconds": 0.1})])
 
 
-@pytest.fixture
-def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The file of what a fake board was told."""
-    monkeypatch.setenv(FILE, str(tmp_path / "told.jsonl"))
-    monkeypatch.setenv("PYTHONPATH", environment()["PYTHONPATH"])
-    return tmp_path / "told.jsonl"
-
-
-@pytest.fixture
-def board(file: Path) -> Iterator[Callable[..., BoardProcess]]:
-    """Starts a fake board by its class, waits until it is ready, and ends it with the test."""
-    made: list[BoardProcess] = []
-
-    def start(kind: str, **settings: Any) -> BoardProcess:
-        made.append(BoardProcess("fake", f"tests.boards.fakes:{kind}", **settings))
-        made[-1].wait_until_ready(time.monotonic() + 60)
-        return made[-1]
-
-    yield start
-    for one in made:
-        if one._process.returncode is None:
-            one.close()
-
-
-def told(file: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+def report_end(boards: BoardProcess, number: int) -> None:
+    figures = {"steps": 3.0}
+    boards.report("ended", number=number, state="reached", reason="there", at=9.0, figures=figures, is_elsewhere=False)
 
 
 def wait_for(condition: Callable[[], object]) -> None:
-    for _ in range(600):
-        if condition():
-            return
-        time.sleep(0.05)
-    raise AssertionError("it did not come about")
+    """Wait for something that comes about if the code is right, however long that takes."""
+    deadline = time.monotonic() + 300
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come about"
+        time.sleep(0.01)
 
 
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "SILENT_SECONDS", 1.0)
+@pytest.fixture(autouse=True)
+def _no_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests wait for boards however slow the machine is, unless they call `at_the_deadline`."""
+    monkeypatch.setattr(process, "SILENT_SECONDS", FOREVER)
+    monkeypatch.setattr(process, "LAST_SECONDS", FOREVER)
 
 
-def test_a_board_is_told_everything_in_order_and_evaluations_together(
-    board: Callable[..., BoardProcess], file: Path
+def at_the_deadline(monkeypatch: pytest.MonkeyPatch, which: str = "SILENT_SECONDS") -> None:
+    monkeypatch.setattr(process, which, 0.0)
+
+
+def test_a_board_takes_everything_in_order_and_evaluations_together(start: Start, notebook: Notebook) -> None:
+    boards = start("Gated", "Keeping")
+    report_study(boards)
+    report_trial(boards, 1)
+    for step in range(500):
+        report_point(boards, 1 + step % 2, step)
+    report_end(boards, 1)
+    wait_for(lambda: boards.delivered["Keeping"] == boards.asked)  # then all of it waits for the other board, too
+    assert boards.delivered["Gated"] == 0
+    notebook.open_gate()
+    boards.close()
+    observed = [call for call in notebook.calls("Gated") if call["call"] == "observed"]
+    assert len(observed) <= 4, "of two trials, before the gate and after it"
+    for trial in (1, 2):
+        points = [point for call in observed if call["number"] == trial for point in call["points"]]
+        assert [step for step, _, _ in points] == list(range(trial - 1, 500, 2))
+    others = [name for name in notebook.names("Gated") if name != "observed"]
+    assert (others, notebook.names("Gated")[-2:]) == (["opened", "started", "ended", "close"], ["ended", "close"])
+    assert boards.delivered == {"Gated": 503, "Keeping": 503}
+    assert not boards.notes
+
+
+@pytest.mark.parametrize("deadline", ["SILENT_SECONDS", "LAST_SECONDS"])
+def test_a_board_that_sleeps_forever_is_killed_at_the_deadline_and_another_has_everything(
+    start: Start, notebook: Notebook, monkeypatch: pytest.MonkeyPatch, deadline: str
 ) -> None:
-    one = board("Keeping")
-    events: list[Event] = [STUDY, started(1), *(observed(1, step) for step in range(500)), ended(1)]
-    for event in events:
-        one.report(event)
-    one.close()
-    calls = told(file)
-    assert [call["call"] for call in calls if call["call"] != "observed"] == ["opened", "started", "ended", "close"]
-    points = [call for call in calls if call["call"] == "observed"]
-    assert [step for call in points for step in call["steps"]] == list(range(500))
-    assert len(points) < 50
-    assert one.take_notes() == []
+    boards = start("Sleeping", "Keeping")
+    report_study(boards)
+    report_trial(boards, 1)
+    report_end(boards, 1)
+    wait_for(lambda: notebook.names("Sleeping") == ["opened"] and boards.delivered["Keeping"] == 3)
+    at_the_deadline(monkeypatch, deadline)
+    boards.close()
+    assert (boards.asked, boards.delivered) == (3, {"Sleeping": 0, "Keeping": 3})
+    (note,) = boards.notes
+    assert note.startswith("Sleeping: 3 of 3 ")
+    assert not psutil.pid_exists(boards.pid)
 
 
-def test_a_board_that_hangs_is_killed_at_the_end_and_what_it_did_not_take_is_told(
-    board: Callable[..., BoardProcess], file: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_board_that_holds_the_interpreter_delays_no_report_and_all_losses_are_counted(
+    start: Start, notebook: Notebook, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    impatient(monkeypatch)
-    one = board("Hanging")
-    for event in (STUDY, started(1), ended(1)):
-        one.report(event)
-    one.close()
-    assert one.take_notes() == ["fake: 3 of 3 reports were dropped; it did not answer for 1 s, and was killed"]
-    assert not psutil.pid_exists(one.pid)
+    boards = start("Holding", capacity=100)
+    report_study(boards)
+    wait_for(lambda: notebook.names("Holding") == ["opened"])
+    for step in range(20_000):
+        report_point(boards, 1, step)
+    at_the_deadline(monkeypatch)
+    boards.close()
+    assert (boards.asked, boards.delivered) == (20_001, {"Holding": 0})
+    full, lost = boards.notes
+    assert full.startswith("Holding: ") and "100 wait" in full
+    assert lost.startswith("Holding: 20001 of 20001 ")
+    assert not psutil.pid_exists(boards.pid)
 
 
-def test_what_a_full_queue_cannot_take_is_dropped_and_told_once_and_counted_at_the_end(
-    board: Callable[..., BoardProcess], monkeypatch: pytest.MonkeyPatch
+def test_a_pipe_that_nobody_reads_delays_no_report(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    boards = start("Keeping")
+    os.kill(boards.pid, signal.SIGSTOP)
+    for number in range(200):  # more than the pipe takes
+        report_trial(boards, number, text="x " * 5_000)
+    at_the_deadline(monkeypatch)
+    boards.close()
+    assert boards.asked - boards.delivered["Keeping"] > 0
+    assert len(boards.notes) == 1
+
+
+def test_a_full_queue_drops_what_follows_and_says_so_once_and_the_count_at_the_end(
+    start: Start, notebook: Notebook
 ) -> None:
-    impatient(monkeypatch)
-    one = board("Hanging", capacity=100)
-    one.report(STUDY)
-    events = 20_000  # more than a pipe and the queue take
-    for step in range(events):
-        one.report(observed(1, step))
-    (note,) = one.take_notes()
-    assert note.startswith("fake: reports are dropped: 100 wait, and the board has not answered for ")
-    one.close()
-    (note,) = one.take_notes()
-    assert note.startswith(f"fake: {events + 1} of {events + 1} reports were dropped; it did not answer")
+    boards = start("Gated", "Keeping", capacity=3)
+    report_study(boards)
+    for number in range(1, 6):
+        wait_for(lambda: boards.delivered["Keeping"] == boards.asked)  # its queue is empty
+        report_trial(boards, number)
+    notebook.open_gate()
+    boards.close()
+    assert (boards.asked, boards.delivered) == (6, {"Gated": 3, "Keeping": 6})
+    assert [call["number"] for call in notebook.calls("Gated") if call["call"] == "started"] == [1, 2]
+    full, lost = boards.notes
+    assert full.startswith("Gated: ") and "3 wait" in full
+    assert lost.startswith("Gated: 3 of 6 ")
 
 
-def test_a_board_that_cannot_start_is_told_with_its_reason_and_nobody_waits_for_it(
-    board: Callable[..., BoardProcess],
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("Absent", "ImportError: libboard.so: cannot open shared object file"),
+        ("Missing", "No module named 'no_such_module'"),
+        ("Leaving", "SystemExit: no licence"),
+    ],
+)
+def test_a_board_that_raises_at_construction_is_named_with_its_reason_and_another_has_everything(
+    start: Start, notebook: Notebook, name: str, reason: str
 ) -> None:
-    one = board("Absent")
-    assert one.take_notes() == [
-        "fake: the board has ended; nothing more is reported to it: "
-        "ImportError: libboard.so: cannot open shared object file"
-    ]
-    one.report(STUDY)
-    one.close()
-    assert one.take_notes() == ["fake: 1 of 1 report was dropped"]
+    boards = start(name, "Keeping")
+    report_study(boards)
+    report_end(boards, 1)
+    boards.close()
+    assert boards.delivered == {name: 0, "Keeping": 2}
+    why, lost = boards.notes
+    assert why.startswith(f"{name}: ") and reason in why
+    assert lost.startswith(f"{name}: 2 of 2 ")
+    assert notebook.names("Absent") in ([], ["made"] * 3)
 
 
-def test_a_board_that_crashes_later_is_told_with_its_last_words(board: Callable[..., BoardProcess], file: Path) -> None:
-    one = board("Crashing")
-    events: list[Event] = [STUDY, *map(started, range(1, 6))]
-    for event in events:
-        one.report(event)
-    wait_for(lambda: one._is_gone)
-    (note,) = one.take_notes()
-    assert note == "fake: the board has ended; nothing more is reported to it: the board's library has a fault"
-    one.report(started(6))
-    one.close()
-    assert one.take_notes() == ["fake: 4 of 7 reports were dropped"]
-    assert [call["number"] for call in told(file) if call["call"] == "started"] == [1, 2, 3]
-
-
-@pytest.mark.slow
-def test_a_report_that_fails_is_tried_again_and_then_dropped_without_its_password_in_the_note(
-    board: Callable[..., BoardProcess], file: Path
+def test_a_board_that_raises_later_is_asked_three_times_and_its_password_is_in_no_note(
+    start: Start, notebook: Notebook
 ) -> None:
-    one = board("Away")
-    for event in (STUDY, started(1), ended(1)):
-        one.report(event)
-    one.close()
-    assert one.take_notes() == [
-        "fake: a report failed; it is tried again, then dropped: "
-        "ConnectionError: postgresql://ada:***@board/runs refused the connection",
-        "fake: 1 of 3 reports was dropped",
-    ]
-    assert [call["call"] for call in told(file)] == ["opened", "ended", "close"]
+    boards = start("Away")
+    report_study(boards)
+    for number in (1, 2):
+        report_trial(boards, number)
+    report_end(boards, 1)
+    boards.close()
+    assert notebook.names("Away") == ["opened", *["started"] * 6, "ended", "close"]
+    assert (boards.asked, boards.delivered) == (4, {"Away": 2})
+    why, lost = boards.notes
+    assert "ConnectionError: postgresql://ada:***@board/runs" in why
+    assert lost.startswith("Away: 2 of 4 ")
 
 
-def test_a_slow_board_is_waited_for_as_long_as_it_answers(
-    board: Callable[..., BoardProcess], file: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_report_that_works_at_the_third_try_is_delivered(start: Start, notebook: Notebook) -> None:
+    boards = start("Flaky")
+    report_study(boards)
+    report_trial(boards, 1)
+    boards.close()
+    assert notebook.names("Flaky") == ["opened", "started", "close"]
+    assert boards.delivered == {"Flaky": 2}
+    assert not boards.notes
+
+
+def test_a_board_that_crashes_is_named_with_its_last_words(start: Start, notebook: Notebook) -> None:
+    boards = start("Crashing")
+    report_study(boards)
+    for number in range(1, 6):
+        report_trial(boards, number)
+    wait_for(lambda: boards.notes)
+    assert boards.notes.popleft().endswith("the board's library has a fault")
+    report_trial(boards, 6)
+    boards.close()
+    assert (boards.asked, boards.delivered) == (7, {"Crashing": 3})
+    (lost,) = boards.notes
+    assert lost.startswith("Crashing: 4 of 7 ")
+    assert [call["number"] for call in notebook.calls("Crashing") if call["call"] == "started"] == [1, 2, 3]
+
+
+def test_a_board_that_holds_the_interpreter_at_exit_is_killed_and_nothing_is_lost(
+    start: Start, notebook: Notebook, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    impatient(monkeypatch)
-    one = board("Slow")
-    events: list[Event] = [STUDY, *map(started, range(60))]
-    for event in events:  # three seconds
-        one.report(event)
-    one.close()
-    assert one.take_notes() == []
-    assert sum(call["call"] == "started" for call in told(file)) == 60
+    boards = start("HoldingAtExit")
+    report_study(boards)
+    closing = threading.Thread(target=boards.close)
+    closing.start()
+    wait_for(lambda: notebook.names("HoldingAtExit") == ["opened", "close", "exit"])
+    assert closing.is_alive()
+    at_the_deadline(monkeypatch)
+    closing.join()
+    assert boards.delivered == {"HoldingAtExit": 1}
+    assert not boards.notes
+    assert not psutil.pid_exists(boards.pid)
 
 
-def test_what_a_board_prints_and_reads_does_not_touch_its_line(board: Callable[..., BoardProcess], file: Path) -> None:
-    one = board("Printing")
-    for event in (STUDY, started(1), ended(1)):
-        one.report(event)
-    one.close()
-    assert one.take_notes() == []
-    assert [call["call"] for call in told(file)] == ["opened", "read", "started", "ended", "close"]
-    assert told(file)[1]["text"] == ""
+def test_a_board_can_start_threads_until_it_is_closed(start: Start, notebook: Notebook) -> None:
+    boards = start("Pooling")
+    report_study(boards)
+    boards.close()
+    assert notebook.names("Pooling") == ["opened", "close"]
+    assert not boards.notes
 
 
-def test_passwords_in_urls_do_not_reach_a_board(board: Callable[..., BoardProcess], file: Path) -> None:
-    one = board("Keeping")
+def test_boards_that_were_told_nothing_are_ended_at_once(start: Start) -> None:
+    boards = start("Sleeping")
+    boards.close()
+    assert not boards.notes
+    assert not psutil.pid_exists(boards.pid)
+
+
+def test_what_a_board_prints_and_reads_does_not_touch_its_line(start: Start, notebook: Notebook) -> None:
+    boards = start("Printing")
+    report_study(boards)
+    report_trial(boards, 1)
+    boards.close()
+    assert (boards.delivered, list(boards.notes)) == ({"Printing": 2}, [])
+    assert notebook.names("Printing") == ["opened", "read", "started", "close"]
+    assert notebook.calls("Printing")[1]["text"] == ""
+
+
+def test_passwords_in_urls_do_not_reach_a_board(start: Start, notebook: Notebook) -> None:
+    boards = start("Keeping")
     url = "postgresql://ada:secret@host/data"
-    one.report(TrialStarted(number=1, phase="search", seed=1, started_at=0, parameters={"data": url, url: 1}))
-    one.close()
-    assert "secret" not in file.read_text()
-    assert told(file)[0]["parameters"]["data"] == "postgresql://ada:***@host/data"
+    report_trial(boards, 1, **{"data": url, url: 1})
+    boards.close()
+    assert "secret" not in (notebook.folder / "Keeping").read_text()
+    assert notebook.calls("Keeping")[0]["parameters"]["data"] == "postgresql://ada:***@host/data"
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc")
 def test_a_board_has_its_own_settings_but_no_database_no_gpu_one_thread_and_what_cpu_is_left(
-    board: Callable[..., BoardProcess], file: Path, monkeypatch: pytest.MonkeyPatch
+    start: Start, notebook: Notebook, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("BSSEARCH_DB_URL", "postgresql://ada:secret@host/data")
     monkeypatch.setenv("PGPASSWORD", "secret")
     monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", "its own")
-    one = board("Environment")
-    one.report(STUDY)
-    wait_for(lambda: one.is_idle)  # at its end it stands back no longer
-    one.close()
-    found = told(file)[0]
+    boards = start("Environment")
+    report_study(boards)
+    boards.close()
+    found = notebook.calls("Environment")[0]
     variables = found["variables"]
     assert "BSSEARCH_DB_URL" not in variables and "PGPASSWORD" not in variables
     assert (variables["MLFLOW_TRACKING_TOKEN"], variables["CUDA_VISIBLE_DEVICES"]) == ("its own", "")
     assert variables["OMP_NUM_THREADS"] == "1"
-    assert found["name"] == BOARD_PROCESS
-    assert found["policy"] == os.SCHED_IDLE
-
-
-def test_a_board_that_is_to_end_stands_back_no_longer_where_that_is_allowed(
-    board: Callable[..., BoardProcess], file: Path
-) -> None:
-    one = board("Environment")
-    one.report(STUDY)
-    wait_for(lambda: one.is_idle)
-    one.close()
-    back = "import os; [os.sched_setscheduler(0, one, os.sched_param(0)) for one in (os.SCHED_IDLE, os.SCHED_OTHER)]"
-    is_allowed = subprocess.run([sys.executable, "-c", back], capture_output=True, check=False).returncode == 0
-    assert told(file)[-1]["policy"] == (os.SCHED_OTHER if is_allowed else os.SCHED_IDLE)
+    assert (found["name"], found["nice"]) == (BOARD_PROCESS, 19)
 
 
 DRIVER = """
 import sys, time
 sys.path.insert(0, {root!r})
 from bssearch.boards.process import BoardProcess
-from tests.boards.test_process import STUDY
-board = BoardProcess("fake", "tests.boards.fakes:{kind}")
-board.wait_until_ready(time.monotonic() + 60)
-board.report(STUDY)
-print(board.pid, flush=True)
+from tests.boards.test_process import report_study
+boards = BoardProcess(["{kind}"])
+report_study(boards)
+print(boards.pid, flush=True)
 time.sleep(1000)
 """
 
 
-@pytest.mark.parametrize("kind", ["Keeping", pytest.param("Hanging", marks=pytest.mark.slow)])
-def test_no_process_is_left_of_a_board_whose_driver_is_killed(kind: str, file: Path) -> None:
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["Keeping", "Holding"])
+def test_no_process_is_left_of_boards_whose_driver_is_killed(kind: str, notebook: Notebook) -> None:
     root = str(Path(__file__).resolve().parents[2])
     code = textwrap.dedent(DRIVER).format(root=root, kind=kind)
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as driver:
         assert driver.stdout is not None
         board = psutil.Process(int(driver.stdout.readline()))
-        wait_for(lambda: [call["call"] for call in told(file)] == ["opened"])
+        wait_for(lambda: notebook.names(kind) == ["opened"])
         family = [board, *board.children(recursive=True)]
         os.kill(driver.pid, signal.SIGKILL)
-    assert len(family) == 2, "the board, and the shell that watches over it"
-    alive = psutil.wait_procs(family, timeout=60)[1]
-    assert not alive
+    assert len(family) == 2, "the boards, and the shell that watches over them"
+    assert not psutil.wait_procs(family, timeout=300)[1]
     if kind == "Keeping":
-        assert told(file)[-1]["call"] == "close", "what it was told is written"
-
-
-def test_a_board_that_was_told_nothing_is_ended_at_once(
-    board: Callable[..., BoardProcess], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(process, "SILENT_SECONDS", 1e9)
-    monkeypatch.setattr(process, "LAST_SECONDS", 1e9)
-    one = board("Hanging")
-    one.close()
-    assert one.take_notes() == []
-    assert not psutil.pid_exists(one.pid)
-
-
-def test_the_first_trial_waits_for_a_board_only_so_long(file: Path) -> None:
-    one = BoardProcess("fake", "tests.boards.fakes:Keeping")
-    one.wait_until_ready(time.monotonic())
-    one.report(STUDY)
-    one.close()
-    assert one.take_notes() == ["fake: not ready after 0 s; the study goes on, and its reports wait"]
-    assert [call["call"] for call in told(file)] == ["opened", "close"]
+        assert notebook.names(kind)[-1] == "close", "what it was told is written"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 import bssearch as library
+from bssearch.boards import process
 from bssearch.errors import TargetNotReachedError, UsageError
 from bssearch.integrations.own_loop import LoopTrial
 from bssearch.records import Observation, TrialRecord, TrialState
@@ -39,7 +41,9 @@ def _boards_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def set_boards(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-    """Have all boards write into a folder."""
+    """Have all boards write into a folder, however long that takes."""
+    monkeypatch.setattr(process, "SILENT_SECONDS", 600.0)
+    monkeypatch.setattr(process, "LAST_SECONDS", 600.0)
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_DIR", str(folder))
     monkeypatch.setenv("BSSEARCH_TENSORBOARD_DIR", str(folder / "runs"))
@@ -153,14 +157,13 @@ def test_a_study_goes_on_with_another_board_and_the_same_question(tmp_path: Path
 
 def test_a_server_that_is_away_ends_no_study_and_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://ada:secret@127.0.0.1:9")
-    monkeypatch.setattr("bssearch.boards.process.SILENT_SECONDS", 2.0)
     spec = write_task(tmp_path, **SMALL, log=["mlflow", "tensorboard"])
     done = bssearch("run", spec.name, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    notes = [line for line in done.stderr.splitlines() if line.startswith("mlflow:")]
-    assert notes[0].startswith("mlflow: a report failed; it is tried again, then dropped: MlflowException: ")
-    assert "reports were dropped" in notes[-1]
-    assert len(notes) == 2
+    why, lost = (line for line in done.stderr.splitlines() if line.startswith("mlflow:"))
+    assert "MlflowException" in why
+    asked = re.fullmatch(r"mlflow: (\d+) of (\d+) .*", lost)
+    assert asked is not None and asked[1] == asked[2]
     assert "secret" not in done.stderr
     assert (tmp_path / "runs" / "task" / "summary").is_dir()
 
@@ -259,11 +262,10 @@ def test_quick_answers_and_probes_start_no_board(tmp_path: Path, monkeypatch: py
 
 
 OPEN = """
-from bssearch.boards import mlflow
+from bssearch.boards.mlflow import MLflow
 
-mlflow.MAKING_SECONDS = ()
 input()
-mlflow._connected()
+MLflow()
 """
 
 
@@ -286,10 +288,10 @@ def test_processes_that_open_a_new_mlflow_file_at_once_make_it_once(
         )
         for _ in range(3 if has_cache else 1)
     ]
-    for process in processes:
-        assert process.stdin is not None
-        process.stdin.write("\n")
-        process.stdin.flush()
-    for process in processes:
-        _, errors = process.communicate(timeout=300)
-        assert process.returncode == 0, errors
+    for one in processes:
+        assert one.stdin is not None
+        one.stdin.write("\n")
+        one.stdin.flush()
+    for one in processes:
+        _, errors = one.communicate(timeout=300)
+        assert one.returncode == 0, errors

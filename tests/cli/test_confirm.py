@@ -45,6 +45,7 @@ def folder(stored: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(stored, tmp_path, dirs_exist_ok=True))
 
 
+@pytest.mark.slow
 def test_it_runs_what_is_missing_and_prints_what_best_prints(folder: Path, by_law: LawExecutor) -> None:
     done = bssearch("confirm", "toy", "--runs", "4", cwd=folder)
     assert done.returncode == 0, done.stderr
@@ -57,6 +58,7 @@ def test_it_runs_what_is_missing_and_prints_what_best_prints(folder: Path, by_la
     assert [row["batch_size"] for row in rows] == ["8", "16", "32", "64", "128"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", [("confirm", "toy", "--runs", "3"), ("audit", "toy")])
 def test_code_that_this_user_has_not_run_is_not_run_on_the_databases_word(
     command: tuple[str, ...], tmp_path: Path, by_law: LawExecutor, monkeypatch: pytest.MonkeyPatch

@@ -14,8 +14,10 @@ import yaml
 
 from bssearch.analysis.answer import Answer, Figure, Notice
 from bssearch.cli.recommended import Export, exported, winner
+from tests.benchmarks.simulate.draws import simulate
+from tests.benchmarks.simulate.tables import read_table
 from tests.cli.conftest import run_by_law
-from tests.cli.task import bssearch, write_task
+from tests.cli.task import INLINE, bssearch, space_of, write_task
 
 AWKWARD: dict[str, bool | int | float | str | None] = {
     "learning_rate": 0.1 + 0.2,
@@ -117,6 +119,7 @@ def test_where_no_seconds_are_known_the_figure_of_the_objective_is_named(folder:
     assert header == "# with 45,000,000 samples [40,000,000, 50,000,000] (median of 5 runs)"
 
 
+@pytest.mark.slow
 def test_what_makes_the_values_doubtful_is_said_beside_them(folder: Path) -> None:
     moved = bssearch("best", "--export", "yaml", "--target", "0.85", cwd=folder)
     assert "\n# note: from the curves of trials that ran for accuracy 0.93" in moved.stdout
@@ -150,7 +153,6 @@ def test_export_and_format_exclude_each_other(folder: Path) -> None:
         "studies {url}",
         "import study {url}",
         "price task --step-times {url}",
-        "simulate {url}",
         "run {url}",
     ],
 )
@@ -170,3 +172,35 @@ def test_a_database_is_not_overwritten(folder: Path, words: str) -> None:
     assert (done.returncode, done.stdout) == (2, "")
     assert "a SQLite database lies there" in done.stderr
     assert database.read_bytes() == before
+
+
+@pytest.mark.slow
+def test_the_curves_of_a_study_are_exported_for_the_simulation(tmp_path: Path) -> None:
+    budget, confirm = {"trials": 5, "trial_train_seconds": 0.5}, {"top": 1, "runs": 0}
+    write_task(tmp_path, space=space_of(32, 64), executor=INLINE, budget=budget, confirm=confirm)
+    assert bssearch("run", "task.yaml", cwd=tmp_path).returncode == 0
+    done = bssearch("export", "task", "--to", "curves", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["task.csv.gz", "task.json"]
+    stored = json.loads(bssearch("trials", "task", "--format", "json", cwd=tmp_path).stdout)
+    table = read_table(tmp_path / "task.csv.gz")
+    assert [trial.number for trial in table.trials] == [trial["number"] for trial in stored]
+    assert [trial.parameters["batch_size"] for trial in table.trials] == [trial["batch_size"] for trial in stored]
+    assert all(one.steps[-1] <= trial["steps"] for one, trial in zip(table.trials, stored, strict=True))
+    assert all(one.train_seconds[-1] <= trial["train_seconds"] for one, trial in zip(table.trials, stored, strict=True))
+    drawn = simulate(table, ["balanced"], draws=3, trials=4, seed=0)
+    assert len(drawn["balanced"]) == 3
+    missing = bssearch("export", "nobody", "--to", "curves", cwd=tmp_path)
+    assert missing.returncode == 3
+    unwritable = bssearch("export", "task", "--to", "curves", "--file", "no/folder.csv.gz", cwd=tmp_path)
+    assert unwritable.returncode == 2
+    assert "cannot be written" in unwritable.stderr
+
+
+def test_a_study_without_curves_says_so(tmp_path: Path) -> None:
+    (tmp_path / "runs.csv").write_text("batch_size,reached,steps\n32,true,100\n")
+    assert bssearch("import", "runs", "runs.csv", "--target", "0.9", cwd=tmp_path).returncode == 0
+    done = bssearch("export", "runs", "--to", "curves", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "has no learning curves" in done.stderr
+    assert sorted(path.suffix for path in tmp_path.iterdir()) == [".csv", ".db"]

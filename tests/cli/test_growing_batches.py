@@ -137,6 +137,7 @@ def test_recorded_curves_are_of_the_search_alone_so_that_no_batch_in_them_grows(
     assert found <= {one["number"] for one in trials(stored) if one["phase"] == "search"}
 
 
+@pytest.mark.slow
 def test_a_scheduled_trial_is_repeated_bit_for_bit(folder: Path) -> None:
     for trial in (with_stages(folder, STAGES), one_by_noise(folder)):
         found = json.loads(run(folder, "rerun", "task", str(trial["number"]), "--format", "json"))
@@ -267,6 +268,7 @@ def test_a_gain_is_named_beside_the_export_of_the_batch_that_stays(
         assert ("saves time" in scheduled.stderr) is not bool(told)
 
 
+@pytest.mark.slow
 def test_a_schedule_that_there_is_not_is_refused(tmp_path: Path) -> None:
     budget = {"trials": 3, "trial_train_seconds": 2.0}
     spec = write_task(tmp_path, space=space_of(16, 64), confirm=UNCONFIRMED, budget=budget, executor=INLINE)
@@ -293,6 +295,7 @@ def test_an_easier_target_counts_the_steps_of_each_size(stored: Path) -> None:
     assert sum(one.steps or 0.0 for one in grown.stages) <= max(one["steps"] for one in trials(stored))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["merge", "file"])
 def test_scheduled_trials_come_through_another_database_as_they_are(folder: Path, way: str) -> None:
     if way == "merge":

@@ -163,7 +163,7 @@ def test_metrics_that_do_not_agree_with_reached_are_noted(tmp_path: Path) -> Non
 
 
 def test_missing_seeds_are_numbered_and_a_seed_that_stands_twice_gets_the_next_free_one(tmp_path: Path) -> None:
-    rows = ("8,,1,10,1", "8,,1,11,1", "8,1,1,12,1", "8,1,1,13,1", "8,1,1,14,1", "16,7,1,9,1", "32,,1,9,1")
+    rows = ("8,,1,10,1", "8,,1,11,2", "8,1,1,12,3", "8,1,1,13,4", "8,1,1,14,5", "16,7,1,9,1", "32,,1,9,1")
     write_table(tmp_path, *rows, header="batch_size,seed,reached,steps,train_seconds")
     _, said = do(tmp_path, "runs", "runs.csv", "--target", "1")
     _, spec, trials = stored(tmp_path)
@@ -379,7 +379,7 @@ def test_a_batch_size_whose_best_learning_rate_is_an_end_of_those_tried_is_untun
     tmp_path: Path, runs: list[tuple[int, float | str, str, int | None]], at_end: list[int]
 ) -> None:
     rows = [
-        f"{size},{seed},{seconds is not None},100,{seconds or 9},0.9,A100,{rate},{optimizer}".lower()
+        f"{size},{seed},{seconds is not None},{100 + 9 * seed},{seconds or 9},0.9,A100,{rate},{optimizer}".lower()
         for size, rate, optimizer, seconds in runs
         for seed in (0, 1)
     ]
@@ -419,7 +419,7 @@ def test_reference_points_in_epochs_of_an_unknown_size_ask_for_it(tmp_path: Path
 
 @pytest.mark.slow
 def test_ten_thousand_runs_are_imported(tmp_path: Path) -> None:
-    rows = [f"{2 ** (number % 8)},true,{number + 1},1.5,{number % 5 + 1}" for number in range(10_000)]
+    rows = [f"{2 ** (number % 8)},true,{number + 1},{number + 1}.5,{number % 5 + 1}" for number in range(10_000)]
     write_table(tmp_path, *rows, header="batch_size,reached,steps,train_seconds,param.lr")
     do(tmp_path, "runs", "runs.csv", "--target", "1")
     assert len(stored(tmp_path)[2]) == 10_000

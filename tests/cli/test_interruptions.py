@@ -203,6 +203,7 @@ main()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("module", ["typer", "bssearch.cli.app", "bssearch.commands.run", "torch"])
 def test_ctrl_c_while_libraries_are_loading_ends_with_one_line(tmp_path: Path, module: str) -> None:
     argv = ["bssearch", "run", "digits", "--set", "executor.name=inline", "--set", "executor.device=cpu"]

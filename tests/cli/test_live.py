@@ -58,6 +58,7 @@ def run(folder: Path, listener: Any, spec: Any = SPEC) -> None:
     run_study(spec, db=f"sqlite:///{folder / 'study.db'}", listener=listener, make_executor=lambda *_: Slowing())
 
 
+@pytest.mark.slow
 def test_the_display_tells_the_phase_and_what_is_left_of_it_which_never_grows_once_the_search_is_over(
     tmp_path: Path,
 ) -> None:
@@ -74,6 +75,7 @@ def test_the_display_tells_the_phase_and_what_is_left_of_it_which_never_grows_on
     assert seconds and seconds == sorted(seconds, reverse=True)
 
 
+@pytest.mark.slow
 def test_directly_after_a_resume_the_display_tells_what_is_left(tmp_path: Path) -> None:
     run(tmp_path, Footers())
     more = SPEC.model_copy(update={"budget": SPEC.budget.model_copy(update={"trials": 14})})

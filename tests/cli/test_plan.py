@@ -79,6 +79,7 @@ COMMANDS: dict[str, tuple[Callable[[random.Random], Given], Callable[..., Any], 
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", COMMANDS)
 def test_the_command_line_and_python_give_the_same_numbers(name: str, tmp_path: Path) -> None:
     make, call, more = COMMANDS[name]

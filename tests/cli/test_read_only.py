@@ -71,7 +71,7 @@ ALSO_WRITE = {
     *("db init", "db upgrade"),  # of the owner's role: tests/storage/test_roles.py
 }
 WITHOUT_A_DATABASE = {
-    *("init", "check", "target", "simulate", "schema", "guide"),
+    *("init", "check", "target", "schema", "guide"),
     *("plan memory", "plan accumulation", "plan start"),
 }
 SERVES = {"serve"}  # it reads, until it is told to stop: tests/web
@@ -144,6 +144,7 @@ def file(out: Path) -> Iterator[Path]:
 
 
 class TestLooking:
+    @pytest.mark.slow
     @pytest.mark.parametrize("line", READS.values(), ids=READS)
     def test_as_a_reader(
         self, reader: str, out: Path, to: Path, here: Path, monkeypatch: pytest.MonkeyPatch, line: str
@@ -153,6 +154,7 @@ class TestLooking:
         assert done.returncode == 0, done.stderr
         assert list(here.iterdir()) == []
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("line", READS.values(), ids=READS)
     def test_at_a_file(
         self, file: Path, out: Path, to: Path, here: Path, monkeypatch: pytest.MonkeyPatch, line: str
@@ -165,6 +167,7 @@ class TestLooking:
         assert [one.name for one in file.parent.iterdir()] == [file.name]
         assert file.read_bytes() == before
 
+    @pytest.mark.slow
     def test_at_a_file_as_somebody_else(self, file: Path) -> None:
         """Root may write where nobody may; who is not root may not."""
         lines = [line for line in READS.values() if "{" not in line]

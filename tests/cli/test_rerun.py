@@ -54,6 +54,7 @@ def rerun(folder: Path, number: int, *options: str) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 def test_every_trial_comes_out_the_same_again_and_nothing_is_stored(folder: Path) -> None:
     before = rows_of(folder)
     trials = json.loads(bssearch("trials", "task", "--format", "json", cwd=folder).stdout)
@@ -78,6 +79,7 @@ def test_every_trial_comes_out_the_same_again_and_nothing_is_stored(folder: Path
     assert rows_of(folder) == before
 
 
+@pytest.mark.slow
 def test_what_came_out_otherwise_is_told_with_what_differs(folder: Path) -> None:
     change(folder, "UPDATE bss_observation SET metric = metric + 0.25 WHERE trial_id = 1 AND step > 0")
     change(folder, "UPDATE bss_trial SET steps_to_target = 2 * steps_to_target WHERE number = 1")

@@ -17,8 +17,6 @@ from tests.cli.task import bssearch
 from tests.factories import make_spec
 from tests.search.law import LawExecutor
 
-OLD = Path(__file__).parents[1] / "storage" / "data" / "revision_0001.sqlite"
-
 
 def run_by_law(database: Path, *, name: str = "toy", trials: int = 5) -> None:
     spec = make_spec(name=name, budget={"trials": trials, "trial_train_seconds": 100.0}, confirm={"top": 1, "runs": 0})
@@ -65,6 +63,7 @@ def test_a_study_goes_through_a_file_and_is_answered_and_gone_on_with(folder: Pa
     assert "toy" in done(folder, "report", "toy", *there)
 
 
+@pytest.mark.slow
 def test_another_name_is_given_where_the_study_is_new(folder: Path) -> None:
     done(folder, "export", "toy", "--to", "study", "--file", "a.gz", "--db", "sqlite:///first.db")
     run_by_law(folder / "there.db")  # another study of its name
@@ -132,13 +131,7 @@ def test_archived_studies_are_left_out_unless_they_are_named(folder: Path) -> No
     assert json.loads(done(folder, *words, "--study", "toy"))[0]["is_new"]
 
 
-def test_an_older_file_is_read_from_a_copy_and_a_newer_one_refused(folder: Path) -> None:
-    shutil.copy(OLD, folder / "old.db")
-    before = (folder / "old.db").read_bytes()
-    (row,) = json.loads(done(folder, "merge", "sqlite:///old.db", "--into", "sqlite:///team.db", "--format", "json"))
-    assert row["is_new"] and row["trials_new"] > 0
-    assert (folder / "old.db").read_bytes() == before
-    assert [one.name for one in folder.glob("old*")] == ["old.db"]
+def test_a_newer_file_is_refused(folder: Path) -> None:
     with closing(sqlite3.connect(folder / "first.db")) as connection:
         connection.execute("UPDATE bss_alembic_version SET version_num = '9999'")
         connection.commit()

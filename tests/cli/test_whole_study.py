@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 import shutil
 import sqlite3
 from collections import Counter
@@ -94,14 +95,15 @@ def test_trials_add_up_and_the_default_came_first(folder: Path) -> None:
 def test_the_ledgers_add_up_to_the_wall_time(folder: Path) -> None:
     trials = load(folder, "trials")
     assert isinstance(trials, list)
-    closed = []
     for trial in trials:
-        ledgers = sum(trial[f"{name}_seconds"] for name in ("train", "evaluation", "warmup", "other"))
-        assert ledgers <= trial["wall_seconds"]
-        gap = trial["wall_seconds"] - ledgers
-        closed.append(gap < max(0.01 * trial["wall_seconds"], 0.001))
-    # Most of them: on a busy machine a single trial may lose its processor between two ledgers.
-    assert sum(closed) > 0.8 * len(closed)
+        wall = trial["wall_seconds"]
+        ledgers = [trial[f"{name}_seconds"] for name in ("train", "evaluation", "warmup", "other")]
+        assert min(ledgers) > 0 and len(set(ledgers)) == 4
+        gap = wall - math.fsum(ledgers)
+        # A busy machine may take the processor between two ledgers: the record then says for how long.
+        said = [float(warning.split()[0]) for warning in trial["warnings"] if "in no ledger" in warning]
+        assert said == ([pytest.approx(gap, rel=0.01)] if gap > max(0.01 * wall, 0.005) else [])
+        assert gap >= -1e-9 * wall, "no more than the rounding of sums"
 
 
 def test_steps_times_step_time_stands_beside_the_measured_seconds(folder: Path) -> None:

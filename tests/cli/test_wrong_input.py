@@ -249,6 +249,7 @@ def test_a_metric_outside_its_declared_range(tmp_path: Path) -> None:
     assert "outside the [0, 1] declared" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_reader_that_has_had_enough_is_no_error(tmp_path: Path) -> None:
     for arguments in (["run", "digits", "--dry-run"], ["schema", "spec"]):
         process = subprocess.Popen(

@@ -92,6 +92,7 @@ def probe(folder: Path, *words: str) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 def test_a_run_has_a_batch_size_at_each_checkpoint_in_the_order_of_training(folder: Path) -> None:
     found = probe(folder, "--checkpoint", "late.pt", "--checkpoint", "early.pt", "--tokens", "4096", "--octaves", "5")
     early, late = found["checkpoints"]
@@ -110,6 +111,7 @@ def test_a_run_has_a_batch_size_at_each_checkpoint_in_the_order_of_training(fold
     ]
 
 
+@pytest.mark.slow
 def test_what_is_stored_is_not_trained_again_and_a_changed_checkpoint_is(folder: Path) -> None:
     words = "--checkpoint", "early.pt", "--tokens", "512", "--octaves", "1"
     first = probe(folder, *words)
@@ -126,6 +128,7 @@ def test_what_is_stored_is_not_trained_again_and_a_changed_checkpoint_is(folder:
     assert "ends at" in done.stderr and done.returncode == 0
 
 
+@pytest.mark.slow
 def test_a_plain_state_dict_is_told_to_be_without_optimizer_state(folder: Path) -> None:
     torch.save(weights(1.0), folder / "plain.pt")
     found = probe(folder, "--checkpoint", "plain.pt", "--tokens", "512", "--octaves", "1", "--warmup-steps", "2")
@@ -388,6 +391,7 @@ def test_more_samples_than_a_database_keeps_are_refused(folder: Path) -> None:
     assert done.returncode == 2 and f"{2**63} samples must be <= {2**63 - 1}" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_script_begins_with_the_checkpoint_that_it_reads(folder: Path) -> None:
     (folder / "train.py").write_text(SCRIPT)
     spec = {**LINE_SPEC, "workload": "train.py", "executor": {"device": "cpu"}}

@@ -98,6 +98,7 @@ def test_what_is_no_workload_is_refused_before_anything_is_made(given: Any, tmp_
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_class_of_main_is_run_here_said_once_and_refused_by_the_command_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -131,6 +132,7 @@ def test_without_a_workload_nothing_runs(tmp_path: Path) -> None:
     assert not (tmp_path / "study.db").exists()
 
 
+@pytest.mark.slow
 def test_a_file_that_runs_a_study_as_it_is_imported_starts_no_process_after_process(tmp_path: Path) -> None:
     (tmp_path / "my_task.py").write_text(
         f"{WORKLOAD}\nbssearch.run_study(bssearch.load_spec({FIELDS!r}), workload='my_task.py:Task')\n"
@@ -174,6 +176,7 @@ def test_a_class_of_a_file_is_run_by_worker_processes(tmp_path: Path, monkeypatc
 BREAKS = {"build_model": "dropout):\n", "loss": "label_smoothing):\n"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lies_in_file", [True, False])
 @pytest.mark.parametrize("method", BREAKS)
 def test_code_that_fails_before_anything_is_measured_leaves_no_study_and_mended_code_runs_under_its_name(

@@ -65,6 +65,7 @@ def findings(folder: Path, uses: list[str], space: dict[str, Any]) -> list[tuple
 BOTH = {"dropout": {"low": 0.0, "high": 0.5}, "label_smoothing": [0.0, 0.1]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("uses", "space", "ignored"),
     [

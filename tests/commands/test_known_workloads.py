@@ -11,7 +11,7 @@ from bssearch.commands.confirm import confirm_study
 from bssearch.commands.known_workloads import refuse_unknown, refuse_unknown_address, remember
 from bssearch.errors import UsageError
 from bssearch.records import StudyRecord
-from bssearch.settings import STATE_DIR_VARIABLE
+from bssearch.settings import STATE_DIR_VARIABLE, state_folder
 from bssearch.spec import StudySpec
 from tests.analysis.test_report import study
 from tests.factories import SPEC, make_spec
@@ -136,6 +136,36 @@ def test_a_stored_command_is_code_that_this_user_has_run_or_names(tmp_path: Path
     (tmp_path / "train.sh").write_text("another's")
     with pytest.raises(UsageError, match="as it is now"):
         refuse_unknown(own, record, tmp_path)
+
+
+def with_activation(domain: object, default: str = "relu") -> StudySpec:
+    base = of_command().model_dump(mode="json", exclude_unset=True)
+    return of_command(
+        command=[*COMMAND, "{activation}"],
+        space={**base["space"], "model": {"activation": domain}},
+        default={**base["default"], "model": {"activation": default}},
+    )
+
+
+def test_a_text_that_a_stored_space_adds_is_refused_and_one_that_it_leaves_out_is_not(tmp_path: Path) -> None:
+    own = with_activation(["relu", "gelu"])
+    record = study(own)
+    remember(own, record, tmp_path)
+    refuse_unknown(own, record, tmp_path)
+    refuse_unknown(with_activation("relu"), record, tmp_path)
+    for forged in (with_activation(["relu", "r$(id)"]), with_activation(["relu", "gelu"], default="r$(id)")):
+        with pytest.raises(UsageError, match="as it is now") as caught:
+            refuse_unknown(forged, record, tmp_path)
+        assert caught.value.hint is not None and "'r$(id)'" in caught.value.hint
+
+
+@pytest.mark.parametrize("text", ["", "[]", "3", "{}", '{"texts": 3}', '{"texts": [[]]}'])
+def test_a_record_that_cannot_be_read_knows_nothing(text: str) -> None:
+    remember(OWN, stored(), FOLDER)
+    (file,) = (state_folder() / "workloads").iterdir()
+    file.write_text(text)
+    with pytest.raises(UsageError, match="on a database's word alone"):
+        refuse_unknown(OWN, stored(), FOLDER)
 
 
 def test_a_file_elsewhere_that_a_command_names_is_known_by_its_content_too(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ class Ear(Listener):
         self.notes.append(message)
 
 
+@pytest.mark.slow
 def test_a_new_study_says_where_its_default_lies_outside_the_space(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'study.db'}"
     budget = {"trials": 6, "trial_train_seconds": 100.0}
@@ -56,13 +57,13 @@ def test_a_setting_that_is_no_longer_given_is_said_to_be_so(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"workload": "task.py"}, "compile = auto.*a class in it is named, as in task.py:MyTask"),
-        ({"workload": "task.py:make_trainer"}, "(compile = auto); a program of your own computes its own"),
+        ({"workload": "task.py"}, "compile = default.*a class in it is named, as in task.py:MyTask"),
+        ({"workload": "task.py:make_trainer"}, "(compile = default); a program of your own computes its own"),
     ],
 )
 def test_training_settings_of_a_program_are_named(changes: dict[str, str], said: str) -> None:
     with pytest.raises(ValueError, match=said.replace("(", r"\(").replace(")", r"\)")):
-        make_spec(**changes, training={"compile": "auto"})
+        make_spec(**changes, training={"compile": "default"})
 
 
 @pytest.mark.parametrize("field", ["executor.slots", "training.compile"])

@@ -98,6 +98,7 @@ def test_what_is_written_is_what_optuna_itself_would_write(url: str, theirs: opt
     assert ours.best_trial == theirs.best_trial
 
 
+@pytest.mark.slow
 def test_a_database_takes_several_studies_but_no_name_twice(url: str) -> None:
     write_study(toy(), optuna_database(url))
     other = OptunaStudy.of(record(make_spec(name="other")), many(), {})

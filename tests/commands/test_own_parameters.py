@@ -158,6 +158,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("executor", ["inline", "local"])
 def test_a_key_that_no_method_takes_is_refused_before_anything_is_written(folder: Path, executor: str) -> None:
     spec = spec_for(
@@ -171,6 +172,7 @@ def test_a_key_that_no_method_takes_is_refused_before_anything_is_written(folder
     assert not (folder / "none.db").exists()
 
 
+@pytest.mark.slow
 def test_check_finds_an_own_parameter_that_changes_nothing(folder: Path) -> None:
     spec = spec_for(
         space={**SPACE, "loss": {"power": [1.0, 2.0], "ignored": [0, 1]}},

@@ -88,6 +88,7 @@ def test_a_few_runs_and_the_noise_scale_tell_the_batch_size(ask: Ask) -> None:
     assert [one.code for one in found.warnings] == ["many_epochs"], "9.4 of them"
 
 
+@pytest.mark.slow
 def test_its_runs_are_search_trials_that_a_search_goes_on_from(ask: Ask, url: str) -> None:
     found = ask()
     executor = NoisyExecutor()
@@ -234,6 +235,7 @@ def run(url: str, spec: Any = SPEC, **options: Any) -> Told:
     return told
 
 
+@pytest.mark.slow
 def test_a_search_begins_at_a_quick_answer_that_is_stored_and_every_run_of_it_finds_that_again(
     ask: Ask, url: str
 ) -> None:
@@ -246,6 +248,7 @@ def test_a_search_begins_at_a_quick_answer_that_is_stored_and_every_run_of_it_fi
     assert any("begins at what bssearch quick found: batch 16" in one for one in first.notes)
 
 
+@pytest.mark.slow
 def test_two_drivers_of_a_study_begin_at_the_same_quick_answer(ask: Ask, url: str) -> None:
     expected = QuickPrior.of(ask().model_dump(mode="json"))
     with ThreadPoolExecutor(2) as pool:
@@ -254,6 +257,7 @@ def test_two_drivers_of_a_study_begin_at_the_same_quick_answer(ask: Ask, url: st
     assert known and set(known) == {expected}
 
 
+@pytest.mark.slow
 def test_from_quick_makes_the_answer_where_none_is_stored(url: str) -> None:
     first = run(url, from_quick=True)
     with open_store(url, write=False) as store:
@@ -330,6 +334,7 @@ def test_a_run_that_diverges_does_not_tell_how_long_the_others_train(ask: Ask, u
     assert min(limits.values()) == pytest.approx(0.3)
 
 
+@pytest.mark.slow
 def test_a_quick_answer_after_the_search_is_no_promise(ask: Ask, url: str) -> None:
     ask()
     run(url)

@@ -35,7 +35,7 @@ QUESTION: dict[str, Any] = {
     "space": {**RAW["space"], "batch_size": [16, 32, 64]},
 }
 SPEC = make_spec(**QUESTION, budget={"trials": 20, "trial_train_seconds": 10.0}, executor={"slots": 4})
-PLAN = make_plan(seed=7, eval_every_steps=10, train_seconds_limit=4.0)
+PLAN = make_plan(configuration=SPEC.default_configuration, seed=7, eval_every_steps=10, train_seconds_limit=4.0)
 
 
 def curve(pace: float = 0.01, seconds: float = 0.01, to_step: int = 1000) -> list[Observation]:
@@ -67,7 +67,7 @@ class Runs:
         """Store a trial that ended so."""
         with open_store(self.url) as store:
             lease = Lease(owner="d", seconds=60.0, spec=store.keep_spec("toy", SPEC.model_dump(mode="json")))
-            plan = make_plan(**{"seed": 7, "eval_every_steps": 10, "train_seconds_limit": 4.0, **changes})
+            plan = replace(PLAN, **changes)
             trial = store.start("toy", plan, environment=HERE, lease=lease)
             assert trial is not None
             store.append_observations("toy", [(trial.number, one) for one in seen])

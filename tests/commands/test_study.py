@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils.data import DataLoader
 
 import bssearch
 from bssearch.errors import InterruptedRunError, TargetNotReachedError, TrialStopped, UsageError, WorkloadError
@@ -56,6 +57,7 @@ def train(trial: LoopTrial) -> None:
         random.random()
 
 
+@pytest.mark.slow
 def test_an_objective_trains_the_trials_of_a_study(tmp_path: Path) -> None:
     threads, seen = set(), []
 
@@ -78,6 +80,47 @@ def test_an_objective_trains_the_trials_of_a_study(tmp_path: Path) -> None:
     assert len(trials_of(tmp_path)) == len(trials), "a study that has ended goes on with nothing"
 
 
+@pytest.mark.slow
+def test_a_study_about_samples_counts_those_of_smaller_last_batches(tmp_path: Path) -> None:
+    def objective(trial: LoopTrial) -> None:
+        seen = [0]
+        loader: DataLoader[Any] = DataLoader(range(50), trial.batch_size)  # type: ignore[arg-type]
+        assert trial.learning_rate > 0
+        for batch in trial.batches(loader, evaluate=lambda: {"accuracy": min(0.99, seen[0] / 500)}):
+            seen[0] += len(batch)
+
+    spec = {**SPEC, "objective": "samples_to_target"}
+    answer = bssearch.Study(spec, objective, db=url(tmp_path)).run()
+    per_pass = {8: 7, 32: 2}
+    for trial in trials_of(tmp_path):
+        assert trial.outcome is not None
+        size = trial.configuration.batch_size
+        passes, rest = divmod(trial.outcome.steps, per_pass[size])
+        assert trial.outcome.samples == 50 * passes + size * rest
+    for row in answer.batches:
+        assert row.objective_value is not None and row.samples_to_target == row.objective_value.median
+        assert row.steps_to_target is not None and row.samples_to_target < 0.95 * row.steps_to_target * row.batch_size
+
+
+@pytest.mark.slow
+def test_a_study_about_samples_refuses_a_loop_that_does_not_tell_them(tmp_path: Path) -> None:
+    def objective(trial: LoopTrial, **told: int) -> None:
+        assert trial.batch_size and trial.learning_rate
+        while not trial.should_stop:
+            if trial.evaluation_due:
+                trial.report(accuracy=min(0.99, trial.steps / 20))
+            else:
+                trial.step(**told)
+
+    spec = {**SPEC, "objective": "samples_to_target"}
+    with pytest.raises(WorkloadError, match=r"trial\.step\(\) does not say the samples"):
+        bssearch.Study(spec, objective, db=url(tmp_path)).run()
+    bssearch.Study(spec, lambda trial: objective(trial, samples=5), db=url(tmp_path)).run()
+    outcomes = [trial.outcome for trial in trials_of(tmp_path)]
+    assert all(one is not None and one.samples == 5 * one.steps > 0 for one in outcomes)
+
+
+@pytest.mark.slow
 def test_a_loop_asks_and_tells(tmp_path: Path) -> None:
     study = bssearch.Study(SPEC, db=url(tmp_path))
     with pytest.raises(UsageError, match="has not ended"):
@@ -93,6 +136,7 @@ def test_a_loop_asks_and_tells(tmp_path: Path) -> None:
     assert study.ask() is None
 
 
+@pytest.mark.slow
 def test_a_trial_whose_objective_raises_has_failed_and_the_study_goes_on(tmp_path: Path) -> None:
     failed: list[int] = []
 
@@ -121,6 +165,7 @@ def test_a_loop_that_cannot_be_looked_at_ends_the_study_before_anything_is_writt
     assert not (tmp_path / "study.db").exists()
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_the_study_and_it_goes_on_later(tmp_path: Path) -> None:
     def interrupted(trial: LoopTrial) -> None:
         if type(trial._assignment).__name__ == "TrialRun":
@@ -136,6 +181,7 @@ def test_ctrl_c_ends_the_study_and_it_goes_on_later(tmp_path: Path) -> None:
     assert bssearch.Study(SPEC, train, db=url(tmp_path)).run().optimal.batch_size in {8, 32}
 
 
+@pytest.mark.slow
 def test_the_first_interrupt_pauses_the_trial_and_a_study_of_the_same_objective_goes_on_with_it(tmp_path: Path) -> None:
     resumed_at, interrupts = [], ["first"]
 
@@ -164,6 +210,7 @@ def test_the_first_interrupt_pauses_the_trial_and_a_study_of_the_same_objective_
     assert {trial.state for trial in trials_of(tmp_path)} == {TrialState.REACHED}
 
 
+@pytest.mark.slow
 def test_the_second_interrupt_ends_at_once_and_so_does_one_before_anything_has_begun(tmp_path: Path) -> None:
     def twice(trial: LoopTrial) -> None:
         if type(trial._assignment).__name__ == "TrialRun":
@@ -184,6 +231,7 @@ def test_the_second_interrupt_ends_at_once_and_so_does_one_before_anything_has_b
     assert {trial.state for trial in trials_of(tmp_path)} == {TrialState.CANCELLED}
 
 
+@pytest.mark.slow
 def test_a_study_that_nobody_holds_any_more_leaves_its_trial_to_the_next_one(tmp_path: Path) -> None:
     def abandoned() -> None:
         study = bssearch.Study(SPEC, db=url(tmp_path))
@@ -215,6 +263,7 @@ def test_a_study_that_is_closed_gives_out_no_trial_any_more(tmp_path: Path) -> N
         study.ask()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("raised", [KeyboardInterrupt, ValueError])
 def test_a_trial_that_raises_gives_back_what_it_took_of_the_process(
     raised: type[BaseException], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -240,6 +289,7 @@ def test_a_trial_that_raises_gives_back_what_it_took_of_the_process(
     assert not [one for one in threading.enumerate() if one.name == "peak-memory"]
 
 
+@pytest.mark.slow
 def test_a_loop_trains_on_the_threads_of_the_study(tmp_path: Path) -> None:
     seen, before = set(), torch.get_num_threads()
 
@@ -256,6 +306,7 @@ def test_a_loop_trains_on_the_threads_of_the_study(tmp_path: Path) -> None:
     assert seen == {1}
 
 
+@pytest.mark.slow
 def test_a_model_that_is_not_finite_any_more_has_diverged(tmp_path: Path) -> None:
     def objective(trial: LoopTrial) -> None:
         model = torch.nn.Linear(1, 1)
@@ -274,6 +325,7 @@ def test_a_model_that_is_not_finite_any_more_has_diverged(tmp_path: Path) -> Non
     assert all("the parameter bias of model is not finite" in reason for reason in reasons)
 
 
+@pytest.mark.slow
 def test_a_loop_that_goes_on_after_its_end_is_stopped(tmp_path: Path) -> None:
     stopped: list[LoopTrial] = []
 
@@ -292,6 +344,7 @@ def test_a_loop_that_goes_on_after_its_end_is_stopped(tmp_path: Path) -> None:
     assert len(stopped) > len(trials_of(tmp_path))
 
 
+@pytest.mark.slow
 def test_the_guides_function_trains_a_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     section = DOCUMENTS["own-training"].split("## A function, or a loop that asks")[1].split("\n## ")[0]
     (code,) = blocks(section, "python")

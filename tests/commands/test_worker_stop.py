@@ -44,5 +44,6 @@ def test_a_wait_ends_when_somebody_asks() -> None:
     assert said_after(signal.SIGTERM, "stop.wait(1e6); obeyed.wait()") == (0, ["obeys", "stopped"])
 
 
+@pytest.mark.slow
 def test_what_does_not_end_by_itself_is_killed_and_then_the_process_is_ended() -> None:
     assert said_after(signal.SIGTERM, "time.sleep(1e6)") == (1, ["obeys", "kills"])

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 MODES = {
     "eager": EAGER,
-    "captured": ("training.compile=capture", "training.channels_last=false"),
     "channels_last": ("training.compile=none", "training.channels_last=true"),
     "compiled": ("training.compile=default", "training.channels_last=false"),
 }
@@ -34,18 +33,14 @@ PRODUCT_BAR = 0.03
 
 
 def step_times(task: Task, mode: str) -> Found:
-    """Time the steps of the ladder in one mode, each with its host-bound share; a mode the spec refuses is no fault.
+    """Time the steps of the ladder in one mode, each with its host-bound share.
 
     A short trial of the default says what the mode came to: its warnings name what ran eager.
     """
     from bssearch.commands.unstored import run_request
-    from bssearch.errors import SpecError
     from tests.evidence.trials import for_seconds, step_times_at
 
-    try:
-        spec = task.spec(*MODES[mode])
-    except SpecError as error:
-        return {"refused": str(error)}
+    spec = task.spec(*MODES[mode])
     with worker(spec) as (executor, description):
         found: Found = {"compile": description.environment.compile_mode, "precision": description.environment.precision}
         sizes = ladder(spec, mode, quick=task.quick)
@@ -91,28 +86,14 @@ def study(task: Task) -> Found:
         budget = ["budget.trials=9", "budget.wall_seconds=20", "confirm.top=1", "confirm.runs=1"]
     else:
         budget = ["budget.trials=40", "budget.wall_seconds=60", "confirm.top=1", "confirm.runs=5"]
-    spec = task.study_spec(*budget)
+    spec = task.spec(*budget)
     db = task.new_database("call_a")
     started = time.monotonic()
     try:
         answer = run_study(spec, db=db, allow_busy=False)
     except TargetNotReachedError as error:
-        found: Found = {"compile": mode_of(spec.name, db)}
-        return {**found, "wall_seconds": time.monotonic() - started, "error": str(error)}
-    mode = mode_of(spec.name, db)
-    if mode is not None:
-        task.keep_compile_mode(mode)
-    found = {"compile": mode}
-    return {**found, "wall_seconds": time.monotonic() - started, "optimal": answer.optimal.model_dump(mode="json")}
-
-
-def mode_of(name: str, db: str) -> str | None:
-    """Return how the steps of a stored study were computed, which its spec may leave open."""
-    from bssearch.storage.repository import open_store
-
-    with open_store(db, write=False) as store:
-        environment = store.study(name).environment
-    return None if environment is None else environment.compile_mode
+        return {"wall_seconds": time.monotonic() - started, "error": str(error)}
+    return {"wall_seconds": time.monotonic() - started, "optimal": answer.optimal.model_dump(mode="json")}
 
 
 def export(task: Task) -> Found:
@@ -172,7 +153,6 @@ def products(trials: list[Found]) -> Found:
 SECTIONS = (
     ENVIRONMENT,
     Section("step_times_eager", functools.partial(step_times, mode="eager"), 40),
-    Section("step_times_captured", functools.partial(step_times, mode="captured"), 45),
     Section("study", study, 230),
     Section("export", export, 30, must=True),
     Section("step_times_channels_last", functools.partial(step_times, mode="channels_last"), 40),

@@ -9,7 +9,7 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from tests.evidence.runner import section_of
-from tests.evidence.task import EAGER, ENVIRONMENT, Found, Section, Task, configuration_of, study_worker, worker
+from tests.evidence.task import EAGER, ENVIRONMENT, Found, Section, Task, configuration_of, worker
 
 if TYPE_CHECKING:
     from bssearch.records import Configuration
@@ -59,7 +59,7 @@ def recommended(task: Task) -> Found:
         return {"from": "the export of call A", "optimal": answer["optimal"], "expected_seconds": expected}
     trials, seconds = ("9", "10") if task.quick else ("25", "35")
     budget = (f"budget.trials={trials}", f"budget.wall_seconds={seconds}", "confirm.runs=0")
-    found = short_study(task.study_spec("name=recommended", *budget), task.new_database("call_b"))
+    found = short_study(task.spec("name=recommended", *budget), task.new_database("call_b"))
     return {"from": "a short study, not confirmed", **found}
 
 
@@ -93,11 +93,11 @@ def peers(task: Task) -> Found:
     known = section_of(task, "B", "recommended")
     if known.get("optimal") is None:
         raise RuntimeError(f"there is no configuration of ours to compare with: {known or 'section recommended'}")
-    spec = task.study_spec()
+    spec = task.spec()
     expected = known["expected_seconds"] or spec.budget.trial_train_seconds / CAP_RATIO
     cap = min(max(SHORTEST_CAP, CAP_RATIO * expected), spec.budget.trial_train_seconds)
     found = section_of(task, "B", "finders").get("found", [])
-    with study_worker(task, spec) as (executor, description):
+    with worker(spec) as (executor, description):
         default = spec.default_configuration
         samples = description.train_samples or spec.batch_sizes[-1]
         ours = configuration_of(known["optimal"])

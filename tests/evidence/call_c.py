@@ -8,7 +8,7 @@ import subprocess
 import sys
 from dataclasses import asdict, replace
 
-from tests.evidence.task import BENCHMARKS, ENVIRONMENT, ROOT, Found, Section, Task, configuration_of, study_worker
+from tests.evidence.task import BENCHMARKS, ENVIRONMENT, ROOT, Found, Section, Task, configuration_of, worker
 
 PROCESSES = 5
 SLOTS = 6
@@ -25,13 +25,13 @@ def fresh_processes(task: Task) -> Found:
     """Time the steps of some batch sizes in five fresh processes: each draws its own choice of kernels."""
     from tests.evidence.trials import step_times_at
 
-    spec = task.study_spec()
+    spec = task.spec()
     sizes = [64, 256] if task.quick else [64, 512, 4096]
     rows: list[Found] = []
     for process in range(2 if task.quick else PROCESSES):
         if task.seconds_left < task.seconds / (PROCESSES + 1):
             break
-        with study_worker(task, spec) as (executor, _):
+        with worker(spec) as (executor, _):
             for row in step_times_at(spec, executor, sizes, 0.2 if task.quick else 1.0, lambda: task.seconds_left > 2):
                 rows.append({"process": process, **row})
                 task.save({"compile": spec.training.compile, "rows": rows, "spread": spread(rows)})
@@ -66,11 +66,11 @@ def sustained(task: Task) -> Found:
     """Time steps for half a second, for ten seconds, and for half a second again: what a warm chip keeps."""
     from bssearch.search.calibration import default_at
 
-    spec = task.study_spec()
+    spec = task.spec()
     sizes = [256] if task.quick else [256, 1024, 8192]
     short, long = (0.1, 1.0) if task.quick else (0.5, 10.0)
     rows: list[Found] = []
-    with study_worker(task, spec) as (executor, _):
+    with worker(spec) as (executor, _):
         for size in sizes:
             if task.seconds_left < 1.5 * long:
                 break
@@ -95,8 +95,8 @@ def slots(task: Task) -> Found:
     from tests.evidence.trials import for_seconds
 
     count, size, seconds = (2, 64, 1.0) if task.quick else (SLOTS, 512, 4.0)
-    spec = task.study_spec(f"executor.slots={count}", "training.measure_noise=false")
-    with study_worker(task, spec) as (executor, _):
+    spec = task.spec(f"executor.slots={count}", "training.measure_noise=false")
+    with worker(spec) as (executor, _):
         alone = measure_step_time_at(spec, executor, size, UNKNOWN)
         if alone is None or alone.step_seconds is None:
             raise RuntimeError(f"batch size {size} does not fit")
@@ -126,11 +126,11 @@ def noise_scale(task: Task) -> Found:
     from bssearch.commands.unstored import step_time_of_default
     from bssearch.records import NoiseRequest
 
-    spec = task.study_spec()
+    spec = task.spec()
     answer = task.answer()
     configuration = spec.default_configuration if answer is None else configuration_of(answer["optimal"])
     seconds = 3.0 if task.quick else 15.0
-    with study_worker(task, spec) as (executor, _):
+    with worker(spec) as (executor, _):
         probe = step_time_of_default(spec, executor, configuration.batch_size)
         measured = executor.measure_noise(
             NoiseRequest(

@@ -76,28 +76,6 @@ class Task:
         named = [f"name={self.study}", f"executor.device={self.device}", f"budget.trial_train_seconds={seconds}"]
         return load_spec(self.workload, [*named, *overrides])
 
-    def study_spec(self, *overrides: str) -> StudySpec:
-        """Return the spec of call A's study: its steps are captured where the spec offers that, else eager."""
-        from bssearch.errors import SpecError
-
-        try:
-            return self.spec("training.compile=capture", *overrides)
-        except SpecError:
-            return self.spec(*overrides)
-
-    @property
-    def compile_mode(self) -> str | None:
-        """Return how the steps of call A's study are computed on this device, None before that was decided."""
-        return self._mode_file.read_text() if self._mode_file.exists() else None
-
-    def keep_compile_mode(self, mode: str) -> None:
-        """Keep how they are computed, for the sections to come."""
-        self._mode_file.write_text(mode)
-
-    @property
-    def _mode_file(self) -> Path:
-        return self.out / f"{self.study}.mode"
-
     @property
     def answer_file(self) -> Path:
         """Return the file with the answer of call A's study."""
@@ -129,26 +107,12 @@ def write_json(path: Path, value: Found) -> None:
 
 
 @contextmanager
-def worker(spec: StudySpec, compile_mode: str | None = None) -> Iterator[tuple[Executor, WorkloadDescription]]:
-    """Give an executor with a new worker process that has loaded the workload, and its description.
-
-    How steps are computed is decided anew where the spec leaves it open and ``compile_mode`` does not say.
-    """
+def worker(spec: StudySpec) -> Iterator[tuple[Executor, WorkloadDescription]]:
+    """Give an executor with a new worker process that has loaded the workload, and its description."""
     from bssearch.commands.opening import Launch, described
 
-    with described(spec, Launch(), compile_mode) as found:
+    with described(spec, Launch()) as found:
         yield found
-
-
-@contextmanager
-def study_worker(task: Task, spec: StudySpec) -> Iterator[tuple[Executor, WorkloadDescription]]:
-    """Give a `worker` for a spec of call A's study; how its steps are computed is decided once for a folder.
-
-    To try the modes and to start once more takes longer than what most sections measure.
-    """
-    with worker(spec, task.compile_mode) as (executor, description):
-        task.keep_compile_mode(description.environment.compile_mode)
-        yield executor, description
 
 
 def configuration_of(optimal: Found) -> Configuration:

@@ -95,6 +95,41 @@ def test_the_last_line_of_a_program_that_ended_well_needs_no_line_end(
     assert run(loaded(tmp_path, BEGINS + ends))[0].state is state
     if code == 0:
         assert "accuracy" in loaded(tmp_path, ends).describe().metrics
+    assert run(loaded(tmp_path, BEGINS + ends.replace("; exit", " > $BSSEARCH_REPORT; exit")))[0].state is state
+
+
+@pytest.mark.parametrize("where", ["", " > $BSSEARCH_REPORT"])
+@pytest.mark.parametrize(
+    ("later", "named"),
+    [
+        ('{"step": "1,0x0", "accuracy": 0.5}', "step = "),
+        ('{"step": 1,000, "accuracy": 0.5}', '"step": 1,000'),
+        ('{"step": 1000, "accuracy": "0,5"}', "accuracy = "),
+    ],
+)
+def test_a_json_line_that_cannot_be_read_any_more_fails_its_trial(
+    later: str, named: str, where: str, tmp_path: Path
+) -> None:
+    outcome, observed = run(loaded(tmp_path, f"{BEGINS}echo '{later}'{where}; SLEEP"))
+    assert outcome.state is TrialState.FAILED and named in outcome.reason
+    assert where or [one.step for one in observed] == [0], "the pipe may be read before what is printed"
+
+
+@pytest.mark.parametrize(
+    ("later", "state", "named"),
+    [
+        ("step 1,000 acc=0.95", TrialState.REACHED, "accuracy"),
+        ("step 1,0x0 acc=0.95", TrialState.FAILED, "report.step found '1,0x0', not a number"),
+        ("step 1000 acc=0,95", TrialState.FAILED, "report.accuracy found '0,95', not a number"),
+    ],
+)
+def test_a_log_whose_reports_change_is_read_or_fails_its_trial(
+    later: str, state: TrialState, named: str, tmp_path: Path
+) -> None:
+    expressions = {"step": r"step (\S+)", "accuracy": r"acc=(\S+)"}
+    outcome, observed = run(loaded(tmp_path, f"echo step 0 acc=0.1; echo step 980 acc=0.5; echo {later}", expressions))
+    assert outcome.state is state and named in outcome.reason
+    assert [one.step for one in observed] == [0, 980, *([1000] if state is TrialState.REACHED else [])]
 
 
 def test_a_program_gets_the_values_of_its_trial_and_no_shell(tmp_path: Path) -> None:
@@ -177,6 +212,7 @@ def test_a_program_may_save_something_when_it_is_asked_to_end(tmp_path: Path) ->
     assert (tmp_path / "saved").exists()
 
 
+@pytest.mark.slow
 def test_orphans_that_end_meanwhile_are_reaped_meanwhile(tmp_path: Path) -> None:
     script = BEGINS + "for i in 1 2 3 4 5 6 7 8; do (setsid true &); done; sleep 0.5; " + REACHES.partition("; ")[2]
     zombies = []
@@ -189,6 +225,7 @@ def test_orphans_that_end_meanwhile_are_reaped_meanwhile(tmp_path: Path) -> None
     assert outcome.state is TrialState.REACHED and max(zombies[4:]) <= 1, "the program itself"
 
 
+@pytest.mark.slow
 def test_a_hundred_megabytes_of_prints_are_logged_to_a_bound(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -211,6 +248,7 @@ def test_a_program_ends_where_its_reports_are_no_longer_read(tmp_path: Path) -> 
     assert napping() == []
 
 
+@pytest.mark.slow
 def test_two_hundred_programs_leave_no_descriptor_folder_or_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -231,6 +269,7 @@ def test_a_command_is_described_by_what_it_reports_of_the_default(tmp_path: Path
     assert found.model.initial_metrics == {"error": 0.5}, "that of accuracy was trained"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("script", "said"),
     [
@@ -252,6 +291,7 @@ def test_what_keeps_a_command_from_being_described_is_said(script: str, said: st
     assert said in caught.value.message and len(caught.value.message) < 500
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("script", "said"),
     [
@@ -279,6 +319,7 @@ def test_an_expression_that_finds_nothing_in_a_log_is_told_soon(script: str, sai
     assert ("report.accuracy: " in caught.value.message) is ("ACC" in script)
 
 
+@pytest.mark.slow
 def test_a_log_may_be_silent_before_its_training(tmp_path: Path) -> None:
     script = "sleep 1; " + "echo loading; " * 15 + "echo step 0 acc=0.1; SLEEP"
     assert set(loaded(tmp_path, script, EXPRESSIONS, hang_seconds=5.0).describe().metrics) == {"accuracy"}
@@ -291,6 +332,7 @@ def timed(command: LoadedCommand) -> StepTime:
     return measured.step_time
 
 
+@pytest.mark.slow
 def test_steps_are_timed_by_the_programs_seconds_or_by_two_runs_that_evaluate_differently(tmp_path: Path) -> None:
     loop = """import itertools, time
 for step in itertools.count():
@@ -349,6 +391,7 @@ def test_a_command_is_known_by_the_files_in_its_folder(tmp_path: Path) -> None:
         (tmp_path / changed).write_text("one")
 
 
+@pytest.mark.slow
 def test_a_trial_that_hangs_ends_with_its_worker_and_with_all_that_it_started(tmp_path: Path) -> None:
     words = script("trap '' TERM; " + LEAVES + BEGINS + "touch started; while true; do sleep 1; done")
     temporary = tmp_path / "temporary"
@@ -381,6 +424,7 @@ time.sleep(1000)
 """
 
 
+@pytest.mark.slow
 def test_a_killed_driver_leaves_nothing_of_the_group_of_a_command(tmp_path: Path) -> None:
     words = script("trap '' TERM HUP; SLEEP & " + BEGINS + "touch started; SLEEP; true")
     path = os.pathsep.join([str(Path(__file__).parents[2]), *filter(None, sys.path)])

@@ -38,6 +38,7 @@ def program(folder: Path, code: str, *words: str) -> LoadedCommand:
     return loaded(folder, [*(words or (sys.executable,)), "train.py"])
 
 
+@pytest.mark.slow
 def test_a_program_that_asks_needs_no_place_and_no_report(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     command = program(tmp_path, ASKS + LOOP)
     described = command.describe()
@@ -49,6 +50,7 @@ def test_a_program_that_asks_needs_no_place_and_no_report(tmp_path: Path, capfd:
     assert "8 0.05" in capfd.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("code", "said"),
     [
@@ -62,6 +64,7 @@ def test_what_fails_after_it_has_asked_is_a_failed_trial(code: str, said: str, t
     assert outcome.state is TrialState.FAILED and said in str(outcome.reason)
 
 
+@pytest.mark.slow
 def test_a_program_that_has_reported_cannot_ask_and_needs_its_places(tmp_path: Path) -> None:
     report = """import time; print('{"step": 0, "accuracy": 0.1}', flush=True); time.sleep(1)"""
     outcome, _ = run(program(tmp_path, report + ASKS))
@@ -73,6 +76,7 @@ def test_a_program_that_has_reported_cannot_ask_and_needs_its_places(tmp_path: P
         LoadedCommand(Load.of(lacks, 0)).describe()
 
 
+@pytest.mark.slow
 def test_a_program_that_asks_and_is_silent_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class NoneOnceItAsked(Patience):
         """Lets a program take its time to import torch, on a machine however busy, and no more than that."""
@@ -119,6 +123,7 @@ def last_words(printed: str) -> list[list[str]]:
     return [line.split(maxsplit=6)[2:] for line in lines]
 
 
+@pytest.mark.slow
 def test_two_ranks_train_one_trial_and_stop_at_the_same_step(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     command = program(tmp_path, RANKS, *TORCHRUN)
     assert command.describe().model.initial_metrics == {"accuracy": 0.0}
@@ -139,6 +144,7 @@ def test_two_ranks_train_one_trial_and_stop_at_the_same_step(tmp_path: Path, cap
     assert processes_of(tmp_path) == []
 
 
+@pytest.mark.slow
 def test_ranks_that_cannot_share_a_micro_batch_say_so(tmp_path: Path) -> None:
     odd = Configuration(batch_size=6, micro_batch_size=3, accumulation_steps=2, learning_rate=0.1)
     outcome, _ = run(program(tmp_path, RANKS, *TORCHRUN), request(configuration=odd))
@@ -158,6 +164,7 @@ def processes_of(folder: Path) -> list[int]:
     return found
 
 
+@pytest.mark.slow
 def test_a_command_with_a_log_that_is_read_may_ask_too(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(ASKS + LOOP)
     read = Program(

@@ -115,6 +115,7 @@ def run_and_stop(
     return outcomes(events)[request.number], seen(events)
 
 
+@pytest.mark.slow
 def test_the_workload_is_described(executor: Executor) -> None:
     description = executor.describe()
     assert (description.train_samples, description.validation_samples, description.test_samples) == (64, 16, 16)
@@ -161,6 +162,7 @@ def test_the_limit_ends_a_trial_in_the_state_that_it_asks_for(state: TrialState,
     assert (outcome.last_miss_step, outcome.final_metric) == (last.step, last.metric)
 
 
+@pytest.mark.slow
 def test_a_trial_that_trains_on_keeps_its_first_crossing(executor: Executor) -> None:
     stopping, _ = run_to_the_end(executor, request_trial(1))
     request = replace(request_trial(2), stop_at_target=False, train_seconds_limit=0.3)
@@ -188,6 +190,7 @@ def test_what_goes_wrong_with_a_configuration_is_its_state(
     assert outcome.final_metric == observed[-1].observation.metric
 
 
+@pytest.mark.slow
 def test_what_a_trial_prints_comes_with_its_end_and_is_its_own(executor: Executor) -> None:
     logs = []
     for behaviour in ("say", "learn", "say"):
@@ -215,6 +218,7 @@ def test_a_stop_right_after_the_submission_counts(executor: Executor) -> None:
     assert (outcome.state, outcome.reason) == (TrialState.CANCELLED, "changed my mind")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("state", [TrialState.PRUNED, TrialState.CANCELLED, TrialState.PAUSED])
 def test_a_trial_that_is_stopped_after_its_target_has_not_reached_it(
     state: TrialState, executor: Executor, tmp_path: Path
@@ -300,11 +304,13 @@ def test_a_kill_cancels_what_runs(executor: Executor) -> None:
     assert outcomes(executor.events(0.0))[1].state is TrialState.CANCELLED
 
 
+@pytest.mark.slow
 def test_a_micro_batch_that_fits_is_found_to(executor: Executor) -> None:
     use = executor.measure_memory(MemoryRequest(configuration=request_trial(1).configuration))
     assert (use.micro_batch_size, use.fits, use.reason) == (8, True, None)
 
 
+@pytest.mark.slow
 def test_a_trial_after_a_kill_is_cancelled_by_a_close_and_a_second_close_does_nothing(
     kind: str, tmp_path: Path
 ) -> None:

@@ -20,9 +20,8 @@ from bssearch.commands.trials import trials_frame
 from bssearch.errors import LaunchError, SpecError, UsageError, WorkloadError
 from bssearch.executors.base import Ended, ExecutorSettings
 from bssearch.executors.inline import PYTHON_THRESHOLDS, InlineExecutor
-from bssearch.records import StepTimeRequest, TrialState
+from bssearch.records import StepTimeRequest, TrainingSettings, TrialState
 from bssearch.spec import StudySpec
-from bssearch.training.captured import graphs
 from tests.executors.line_workload import (
     outcomes,
     request_endless_trial,
@@ -51,16 +50,20 @@ def put_into_loss(folder: Path, code: str) -> None:
     path.write_text(path.read_text().replace("            self.misbehave()", f"            {code}"))
 
 
-def test_where_a_recording_failed_the_process_runs_no_trial_and_says_so(
+@pytest.mark.slow
+def test_where_torch_compile_fails_the_study_is_eager_and_each_trial_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    failures: list[str] = []
-    monkeypatch.setattr(graphs, "FAILED", failures)
-    with inline(tmp_path) as executor:
-        run_to_the_end(executor, request_trial(1))
-        failures.append("RuntimeError")
-        with pytest.raises(LaunchError, match="the recording of a step failed in this process"):
-            executor.submit(request_trial(2))
+    def fails(*given: object, **options: object) -> None:
+        raise ImportError("no module named inductor")
+
+    monkeypatch.setattr(torch, "compile", fails)
+    with inline(tmp_path, training=TrainingSettings(compile="max-autotune")) as executor:
+        found = executor.describe()
+        outcome, _ = run_to_the_end(executor, request_trial(1))
+    assert found.environment.compile_mode == "none"
+    assert found.notice is not None and "no module named inductor" in found.notice
+    assert outcome.state is TrialState.REACHED and found.notice in outcome.warnings
 
 
 def test_a_breakpoint_stops_in_the_workloads_own_frame(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,6 +109,7 @@ def test_the_environment_and_the_threads_are_set_and_put_back(tmp_path: Path, mo
     assert ("GIVEN" in os.environ, os.environ["KEPT"], torch.get_num_threads()) == (False, "before", threads)
 
 
+@pytest.mark.slow
 def test_prints_reach_the_terminal_and_the_log_that_is_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with inline(tmp_path, log_folder=tmp_path / "logs") as executor:
         run_to_the_end(executor, request_endless_trial(1, "say", seconds=0.15))
@@ -115,6 +119,7 @@ def test_prints_reach_the_terminal_and_the_log_that_is_kept(tmp_path: Path, caps
     assert "said by the workload" in (tmp_path / "logs" / "slot-0.log").read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "say",
     [
@@ -215,6 +220,7 @@ def test_garbage_of_the_training_is_collected_as_in_a_worker(tmp_path: Path) -> 
         gc.set_threshold(*before)
 
 
+@pytest.mark.slow
 def test_a_study_runs_inline(tmp_path: Path) -> None:
     write_workload(tmp_path)
     spec = make_spec(

@@ -123,6 +123,7 @@ def test_a_worker_knows_no_database_and_the_number_of_its_threads_and_exempts_to
     assert environment["OMP_NUM_THREADS"] == "1"
 
 
+@pytest.mark.slow
 def test_a_trial_is_that_of_the_inline_executor_bit_for_bit(shared: LocalExecutor, tmp_path: Path) -> None:
     write_workload(tmp_path)
     settings = ExecutorSettings(workload="line.py:Line", folder=tmp_path, device="cpu")
@@ -206,6 +207,7 @@ def test_workers_that_die_are_told_once_and_replaced(tmp_path: Path) -> None:
         assert outcome.reason == "worker killed by SIGKILL (signal 9), from outside"
 
 
+@pytest.mark.slow
 def test_a_worker_that_finds_other_code_than_the_first_is_refused(tmp_path: Path) -> None:
     with opened(tmp_path) as executor:
         revision = executor.describe().environment.workload_revision
@@ -296,6 +298,7 @@ def test_no_trial_begins_while_another_slots_worker_still_loads(tmp_path: Path) 
         assert outcomes(wait_for(executor, lambda events: 1 in outcomes(events)))[1].state is TrialState.REACHED
 
 
+@pytest.mark.slow
 def test_a_load_that_fails_shows_the_users_line_and_can_be_mended(tmp_path: Path) -> None:
     with opened(tmp_path) as executor:
         code = tmp_path / "line.py"

@@ -132,6 +132,7 @@ def test_the_probes_answer_never_runs_out_in_200_steps_and_one_size_above_its_br
     assert runs_out.state is TrialState.OOM
 
 
+@pytest.mark.slow
 def test_a_trial_has_its_own_peak_memory_which_grows_with_its_batch_size(tmp_path: Path) -> None:
     per_sample = 16 * MIB
     code = WORKLOAD.replace("torch.empty(", "torch.ones(").replace(str(PER_SAMPLE), str(per_sample))

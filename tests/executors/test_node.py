@@ -16,7 +16,7 @@ from bssearch.executors import devices
 from bssearch.executors.base import Ended, ExecutorSettings, Program
 from bssearch.executors.loaded import LoadedWorkload
 from bssearch.executors.local import LocalExecutor
-from bssearch.executors.messages import Describe, Load, MeasureStepTime, Run, TrialObserved
+from bssearch.executors.messages import Load, MeasureStepTime, Run, TrialObserved
 from bssearch.executors.process import ALLOCATOR_VARIABLES, EXPANDABLE_SEGMENTS
 from bssearch.executors.slot_executor import COMPILE_SECONDS
 from bssearch.records import Observation, StepTimeRequest, TrainingSettings, TrialState
@@ -115,16 +115,6 @@ def test_a_slot_stays_on_its_device_whichever_devices_come_free(monkeypatch: pyt
     assert loads == [(0, "auto", None), (1, "auto", 2), (0, "cuda:0", 2), (1, "cuda:1", 2)]
 
 
-def test_a_worker_that_has_tried_modes_on_a_gpu_times_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    default = request_trial(1).configuration
-    training = TrainingSettings(compile="auto")
-    with executor_on(node := Node(1), monkeypatch, training=training, default=default) as executor:
-        executor.describe()
-        executor.measure_step_time(times_of(8))
-    assert [worker for worker, _ in node.told(Describe)] == [0]
-    assert [worker for worker, _ in node.told(MeasureStepTime)] == [1]
-
-
 def test_on_the_cpu_one_worker_makes_all_visits(monkeypatch: pytest.MonkeyPatch) -> None:
     with executor_on(node := Node(0), monkeypatch) as executor:
         executor.describe()
@@ -134,12 +124,11 @@ def test_on_the_cpu_one_worker_makes_all_visits(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize(("compile_mode", "hangs_after"), [("none", 300.0), ("default", COMPILE_SECONDS)])
-@pytest.mark.parametrize("is_open", [False, True])
 def test_before_its_first_evaluation_a_model_may_be_compiled_for_longer_than_a_trial_may_hang(
-    is_open: bool, compile_mode: Any, hangs_after: float, monkeypatch: pytest.MonkeyPatch
+    compile_mode: Any, hangs_after: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    training = TrainingSettings(compile="auto" if is_open else compile_mode)
-    with executor_on(node := Node(1), monkeypatch, training=training, compile_mode=compile_mode) as executor:
+    training = TrainingSettings(compile=compile_mode)
+    with executor_on(node := Node(1), monkeypatch, training=training) as executor:
         executor.submit(request_trial(1))
         (worker,) = node.workers
         assert states_after(executor, worker, hangs_after - 1) == []

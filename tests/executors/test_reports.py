@@ -16,13 +16,20 @@ LOG = {"step": r"step (\d+)", "accuracy": r"acc=(\S+)", "seconds": r"after ([0-9
 
 
 def read(*chunks: bytes, expressions: Mapping[str, str] | None = None) -> list[Report]:
-    reader = ReportReader(expressions or {})
+    reader = ReportReader(expressions or {}, "accuracy")
     return [report for chunk in chunks for report in reader.feed(chunk)]
+
+
+def refused(*chunks: bytes, expressions: Mapping[str, str] | None = None) -> str:
+    """Return the message of the error that reading raises."""
+    with pytest.raises(UsageError) as caught:
+        read(*chunks, expressions=expressions)
+    return str(caught.value)
 
 
 def test_a_json_line_is_a_report_and_other_lines_are_none() -> None:
     said = b'{"step": 100, "accuracy": 0.91, "seconds": 3.2, "loss": "0.4", "note": "x", "best": true, "l": [1]}\n'
-    assert read(b"epoch 1\n", b"  " + said, b'{"step": "first"}\n[1]\n{"step": 5\n"step"\n{"accuracy": 1}\n') == [
+    assert read(b"epoch 1\n", b"  " + said, b'[1]\n"step"\n{"accuracy": 1}\n') == [
         Report(100, {"accuracy": 0.91, "loss": 0.4}, 3.2)
     ]
 
@@ -35,7 +42,7 @@ def test_lines_come_in_any_pieces_and_end_with_any_end() -> None:
 
 
 def test_what_several_expressions_find_is_one_report_when_the_step_comes() -> None:
-    lines = b"acc=0.5\nacc=0.6 after 1.5 s\nnothing\nloss=1 step 10\nstep 20 acc=nan\nacc=none step 30\n"
+    lines = b"acc=0.5\nacc=0.6 after 1.5 s\nnothing\nloss=1 step 10\nstep 20 acc=nan\nstep 30\n"
     first, second, third = read(lines, expressions=LOG)
     assert first == Report(10, {"accuracy": 0.6}, 1.5)
     assert second.step == 20 and math.isnan(second.values["accuracy"])
@@ -65,15 +72,149 @@ def test_a_step_and_seconds_out_of_bounds_are_refused_with_value_and_bound(field
     "line",
     [
         b'{"a":' * 12_000,
-        b'{"step":' + b"[" * 60_000,
-        b'{"step": ' + b"9" * 5000 + b"}",
-        b'{"step": 1, \x00\xff\xfe',
-        b'{"step": 1, "pad": "' + b"x" * LONGEST_LINE + b'"}',
+        b'{"history": [' + b'{"step": 1}, ' * LONGEST_LINE,
+        b"{'step': 3, 'accuracy': 0.5}",
+        b'{"step 4',
+        b'INFO {"step": 3, "accuracy": 0.5}',
+        b"x" * LONGEST_LINE + b'{"step": 3}',
         b"\x80" * 1000,
     ],
 )
-def test_what_cannot_be_read_is_passed_over_and_the_next_line_is_read(line: bytes) -> None:
+def test_a_line_that_is_no_report_is_passed_over_and_the_next_line_is_read(line: bytes) -> None:
     assert read(line + b'\n{"step": 7}\n') == [Report(7, {})]
+
+
+NUMBERS = [("1,000", 1000), ("12,345,678", 12_345_678), ("1_000", 1000), ("+1,000.0", 1000), ("1e3", 1000)]
+
+
+@pytest.mark.parametrize(("text", "step"), NUMBERS)
+def test_a_step_with_a_separator_between_thousands_is_read(text: str, step: int) -> None:
+    log = {"step": r"step=(\S+)", "accuracy": r"acc=(\S+)"}
+    assert read(f"step={text} acc=0.5\n".encode(), expressions=log) == [Report(step, {"accuracy": 0.5})]
+    assert read(json.dumps({"step": text, "accuracy": 0.5}).encode() + b"\n") == [Report(step, {"accuracy": 0.5})]
+
+
+@pytest.mark.parametrize(("text", "value"), [("1,234.5", 1234.5), ("-1,234,567", -1_234_567), ("1_0.5", 10.5)])
+def test_another_value_with_a_separator_is_read_if_it_has_one_meaning(text: str, value: float) -> None:
+    assert read(f"acc={text} step 3\n".encode(), expressions=LOG) == [Report(3, {"accuracy": value})]
+
+
+NO_NUMBERS = ["1,0x0", "10,00", "1,00,000", "0,950", "0,95", "1,000,00", "12,3", ",100", "1 000", "1.000,5", "", "9k"]
+
+
+@pytest.mark.parametrize("text", [*NO_NUMBERS, "91%", "None", "0x10", "1\u202f000"])
+@pytest.mark.parametrize("name", ["step", "accuracy", "seconds", "lr"])
+def test_what_an_expression_finds_that_is_no_number_is_refused_by_name_also_later(name: str, text: str) -> None:
+    expressions = {one: rf"{one}=([^;]*);" for one in ("step", "accuracy", "seconds", "lr")}
+    lines = [{"step": step, "accuracy": 0.5, "seconds": step, "lr": 0.1} for step in (1, 2)]
+    good, bad = ("".join(f"{one}={value};" for one, value in fields.items()) + "\n" for fields in lines)
+    reader = ReportReader(expressions, "accuracy")
+    assert [report.step for report in reader.feed(good.encode())] == [1]
+    value = lines[1][name]
+    with pytest.raises(UsageError) as caught:
+        list(reader.feed(bad.replace(f"{name}={value};", f"{name}={text};").encode()))
+    assert caught.value.message.startswith(f"report.{name} found {text!r}, not a number")
+
+
+@pytest.mark.parametrize("value", ["1,234", "999,999"])
+def test_a_comma_that_may_be_of_thousands_or_a_decimal_one_is_refused_except_in_a_step(value: str) -> None:
+    assert f"report.accuracy found '{value}'" in refused(f"acc={value} step 3\n".encode(), expressions=LOG)
+    assert "accuracy" in refused(json.dumps({"step": 3, "accuracy": value}).encode() + b"\n")
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("step=1,000 acc=0.5", "report.step found '1'"),
+        ("step=12,000,000 acc=0.5", "report.step found '12'"),
+        ("step=1_000 acc=0.5", "report.step found '1'"),
+        ("step=12k acc=0.5", "report.step found '12'"),
+        ("step=10 acc=1e-05", "report.accuracy found '1'"),
+        ("step=10 acc=1,234.5", "report.accuracy found '1'"),
+        ("step=10 000 acc=0.5", "report.step found '10'"),
+        ("step=10'000 acc=0.5", "report.step found '10'"),
+        ("step=10.000 acc=0.5", "report.step found '10'"),
+        ("step=10\u202f000 acc=0.5", "report.step found '10'"),
+    ],
+)
+def test_an_expression_that_takes_the_beginning_of_a_number_is_refused(line: str, found: str) -> None:
+    cut = {"step": r"step=(\d+)", "accuracy": r"acc=([\d.]+)"}
+    assert found in refused(line.encode() + b"\n", expressions=cut)
+
+
+def test_a_step_with_dots_between_its_digits_is_refused() -> None:
+    log = {"step": r"step=(\S+)", "accuracy": r"acc=(\S+)"}
+    assert "may be 10 or 10000" in refused(b"step=10.000 acc=0.5\n", expressions=log)
+
+
+def test_numbers_in_columns_are_told_apart_by_what_the_expression_matches_behind_the_step() -> None:
+    columns = {"step": r"^(\d+) ", "accuracy": r"(\S+)$"}
+    assert read(b"5 128 0.5\n", expressions=columns) == [Report(5, {"accuracy": 0.5})]
+    assert "the expression match what follows" in refused(b"5 128 0.5\n", expressions={**columns, "step": r"^(\d+)"})
+
+
+def test_a_number_may_stand_before_a_comma_or_a_unit() -> None:
+    columns = {"step": r"^(\d+),", "accuracy": r",([\d.]+)$"}
+    assert read(b"980,100,0.5\n", expressions=columns) == [Report(980, {"accuracy": 0.5})]
+    plain = {"step": r"step (\d+)", "accuracy": r"acc ([\d.]+)", "seconds": r"in ([\d.]+)"}
+    assert read(b"step 980, 100 images, acc 91.5% in 12.5ms\n", expressions=plain) == [
+        Report(980, {"accuracy": 91.5}, 12.5)
+    ]
+
+
+def test_an_expression_whose_group_takes_no_part_is_refused() -> None:
+    assert "report.step found nothing" in refused(b"step= acc=1\n", expressions={"step": r"step=(\d+)?"})
+
+
+@pytest.mark.parametrize("value", ['"1,0x0"', '"0,95"', '""', "true", "[1]", '{"mean": 1}'])
+@pytest.mark.parametrize("name", ["step", "accuracy", "seconds", "loss"])
+def test_a_json_value_that_is_no_number_is_refused_by_name_also_later(name: str, value: str) -> None:
+    fields = {"step": "2", "accuracy": "0.5", "seconds": "2.0", "loss": "1.0"} | {name: value}
+    line = ", ".join(f'"{one}": {text}' for one, text in fields.items())
+    reader = ReportReader({}, "accuracy")
+    assert [report.step for report in reader.feed(b'{"step": 1, "accuracy": 0.5}\n')] == [1]
+    with pytest.raises(UsageError) as caught:
+        list(reader.feed(f"{{{line}}}\n".encode()))
+    assert f"{name} = " in caught.value.message and "not a number" in caught.value.message
+
+
+def test_a_json_value_of_null_is_none_except_for_the_step() -> None:
+    line = b'{"step": 2, "accuracy": null, "seconds": null, "loss": 1.0}\n'
+    assert read(line) == [Report(2, {"loss": 1.0})]
+    assert "step = null" in refused(b'{"step": null, "accuracy": 0.5}\n')
+
+
+@pytest.mark.parametrize("value", ["NaN", "-Infinity", '"nan"', "1" + "0" * 400])
+def test_a_metric_that_is_not_finite_is_a_report(value: str) -> None:
+    (report,) = read(f'{{"step": 1, "accuracy": {value}}}\n'.encode())
+    assert not math.isfinite(report.values["accuracy"])
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b'{"step": 1,000, "accuracy": 0.5}',
+        b'{"accuracy": 0.5, "step": 1,000}',
+        b'{"step": 3, "accuracy": nan}',
+        b'{"step": 3, "accuracy": 0,95}',
+        b'{"step": 3, "accuracy": 0.5',
+        b'{"step": 3}{"step": 4}',
+        b'{"step": 3, \x00\xff\xfe',
+        b'{"step":' + b"[" * 60_000,
+        b'{"step": ' + b"9" * 5000 + b"}",
+        b'{"step": 3, "pad": "' + b"x" * LONGEST_LINE + b'"}',
+    ],
+)
+def test_a_json_line_with_a_step_that_cannot_be_read_is_refused(line: bytes) -> None:
+    message = refused(b'{"step": 1}\n' + line + b"\n")
+    assert "step" in message and len(message) < 500
+    assert refused(*(bytes([one]) for one in line + b"\n")) == message, "in pieces"
+
+
+def test_a_report_on_the_line_of_a_progress_bar_is_read() -> None:
+    said = b'{"step": 1}\n\r 10%|# | 1/10\r 20%|## | 2/10{"step": 2}\n\r 30%|### | 3/10{"step": 3}\r\n'
+    assert [report.step for report in read(said)] == [1, 2, 3]
+    assert "'1k'" in refused(b'\r 20%|## | 2/10{"step": "1k"}\n').replace('"', "'")
 
 
 def test_names_that_nobody_can_print_are_passed_over() -> None:
@@ -97,3 +238,12 @@ def test_a_log_has_shorter_lines_than_json_for_expressions_take_the_square_of_th
     long = b"x" * (LONGEST_LOG_LINE - 10) + b" step 1\n"
     assert [report.step for report in read(long, expressions=LOG)] == [1]
     assert read(b"x" * 10 + long, expressions=LOG) == []
+
+
+@pytest.mark.parametrize("pieces", [1, 1000])
+def test_a_line_too_long_for_expressions_is_refused_if_one_matches_at_its_beginning(pieces: int) -> None:
+    long = b"step 1 acc=0.5 " + b"x" * LONGEST_LOG_LINE + b"\n"
+    chunks = [long[at : at + len(long) // pieces + 1] for at in range(0, len(long), len(long) // pieces + 1)]
+    assert f"more than {LONGEST_LOG_LINE} bytes" in refused(*chunks, expressions=LOG)
+    reader = ReportReader(LOG)
+    assert [report.step for report in reader.feed(b"x" * len(long) + b"\nstep 2\n")] == [2]

@@ -163,7 +163,7 @@ def single_threaded() -> Iterator[None]:
 def script(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Script]:
     folder = tmp_path_factory.mktemp("script")
     (folder / "train.py").write_text(SCRIPT)
-    with single_threaded(), closing(LoadedScript(load_of(folder), leave_seconds=0.5)) as loaded:
+    with single_threaded(), closing(LoadedScript(load_of(folder))) as loaded:
         assert loaded._server.notice is None, "torch alone is safe to fork"
         yield Script(folder, loaded)
 
@@ -215,17 +215,20 @@ def test_what_is_no_mistake_is_an_end_of_its_own(behaviour: str, state: TrialSta
     assert script.run(behaviour)[0].state is state
 
 
-def test_a_script_that_fails_or_stays_after_its_end_has_reached_its_target_all_the_same(script: Script) -> None:
+@pytest.mark.slow
+def test_a_script_that_fails_or_stays_after_its_end_has_reached_its_target_all_the_same(
+    script: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
     failed, _ = script.run("fails late")
     assert failed.state is TrialState.REACHED
     assert "failed after its trial had ended" in failed.warnings[-1]
+    monkeypatch.setattr(script.loaded, "leave_seconds", 0.5)
     stayed, _ = script.run("swallows")
     assert stayed.state is TrialState.REACHED
     assert stayed.warnings[-1] == "the script was killed: it still ran 0.5 s after its trial had ended"
 
 
-def test_a_script_ends_as_an_interpreter_does(script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(script.loaded, "leave_seconds", 20.0)
+def test_a_script_ends_as_an_interpreter_does(script: Script) -> None:
     outcome, _ = script.run("leaves")
     assert outcome.state is TrialState.REACHED and not [one for one in outcome.warnings if "script" in one]
     assert (script.folder / "log").read_text() == "the last line"
@@ -248,7 +251,7 @@ def test_a_script_that_ignores_accumulation_is_refused(script: Script) -> None:
 
 def test_what_a_script_has_started_ends_with_its_trial_in_whichever_session(script: Script) -> None:
     assert script.run("grandchild")[0].state is TrialState.REACHED
-    assert is_gone(int((script.folder / "grandchild").read_text()), 0.5)
+    assert is_gone(int((script.folder / "grandchild").read_text()))
 
 
 def test_a_script_is_described_and_measured(script: Script) -> None:
@@ -298,6 +301,7 @@ def test_a_stop_ends_a_trial_and_a_line_that_says_nonsense_is_no_trial(script: S
     assert script.run()[0].state is TrialState.REACHED, "its end was waited for"
 
 
+@pytest.mark.slow
 def test_a_server_that_has_died_is_started_anew(script: Script) -> None:
     script.loaded._server._process.kill()
     script.loaded._server._process.wait()
@@ -319,6 +323,7 @@ def test_a_script_that_is_not_there_or_changes_during_the_run_is_refused(script:
     assert script.run()[0].state is TrialState.REACHED
 
 
+@pytest.mark.slow
 def test_a_script_whose_imports_start_threads_is_started_anew_for_each_trial_and_says_so(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     with single_threaded(), pytest.MonkeyPatch.context() as patch:
@@ -327,7 +332,7 @@ def test_a_script_whose_imports_start_threads_is_started_anew_for_each_trial_and
             assert "imports start 1 threads" in str(loaded._server.notice)
             outcome, _ = Script(tmp_path, loaded).run("grandchild")
     assert outcome.state is TrialState.REACHED
-    assert is_gone(int((tmp_path / "grandchild").read_text()), 0.5)
+    assert is_gone(int((tmp_path / "grandchild").read_text()))
 
 
 @pytest.fixture
@@ -343,6 +348,7 @@ def processes_below(executor: LocalExecutor) -> list[int]:
     return [one.pid for one in psutil.Process(worker.pid).children(recursive=True)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["kill", "sigkill", "close"])
 def test_nothing_is_left_of_a_worker_that_ends_in_a_trial(how: str, script: Script, executor: LocalExecutor) -> None:
     script.behaves("grandchild")

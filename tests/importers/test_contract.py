@@ -189,6 +189,7 @@ def rows_of(folder: Path, database: str) -> dict[str, Any]:
         return {one.name: rows(store, one.name) for one in store.studies()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("importer", IMPORTERS)
 def test_the_studies_go_into_other_databases_whole(folder: Path, importer: str) -> None:
     do(folder, importer)

@@ -23,6 +23,7 @@ from bssearch.errors import BSSearchError, DatabaseError, NotFoundError, SchemaE
 from bssearch.importers.importer import Studies
 from bssearch.importers.optuna_database import optuna_database
 from bssearch.importers.optuna_runs import import_optuna
+from bssearch.importers.whole_training import FiguresAt
 from bssearch.records import Configuration, Goal, StudyRecord, TrialOutcome
 from bssearch.records import TrialState as State
 from bssearch.storage.repository import open_store
@@ -44,6 +45,7 @@ def trial(
     lasted: float = 0.0,
     size: int = 32,
     rate: str = "learning_rate",
+    constraints: dict[str, Any] | None = None,
     **attributes: Any,
 ) -> FrozenTrial:
     finished = TrialState[state].is_finished()
@@ -57,7 +59,7 @@ def trial(
         params={"batch_size": size, rate: 0.1},
         distributions={"batch_size": SIZES, rate: RATES},
         user_attrs=attributes,
-        system_attrs={},
+        system_attrs=constraints or {},
         intermediate_values=reports or {},
     )
 
@@ -117,16 +119,16 @@ def refuse(kind: type[BSSearchError], file: str, *words: str, said: str, **optio
 
 def test_states_are_those_of_the_metric_and_what_has_not_ended_is_left_out(write: Write) -> None:
     file = write(
-        trial(0.91, took=2.0),
-        trial(0.8, took=9.0),
-        trial(state="PRUNED", reports={1: 0.5}, took=3.0),
-        trial(state="PRUNED", reports={1: 0.95}, took=4.0),
+        trial(0.91, to_target_s=2.0),
+        trial(0.8, to_target_s=9.0),
+        trial(state="PRUNED", reports={1: 0.5}, to_target_s=3.0),
+        trial(state="PRUNED", reports={1: 0.95}, to_target_s=4.0),
         trial(state="FAIL"),
         trial(state="FAIL"),
         trial(state="RUNNING"),
         trial(state="WAITING"),
     )
-    made = import_optuna(file, target=0.9, metric="accuracy", seconds="user_attr:took")
+    made = import_optuna(file, target=0.9, metric="accuracy", seconds="user_attr:to_target_s")
     assert states(made) == ["reached", "exhausted", "pruned", "reached"]
     assert [one.time_to_target_s for one in outcomes(made)] == [2.0, None, None, 4.0]
     assert [one.train_seconds for one in outcomes(made)] == [2.0, 9.0, 3.0, 4.0]
@@ -146,12 +148,71 @@ def test_the_direction_is_the_goal_unless_another_is_given(write: Write) -> None
 
 
 def test_parameters_have_our_names_and_others_stay(write: Write) -> None:
-    file = write(trial(0.95, rate="lr", took=1.0))
-    (study,) = import_optuna(file, target=0.9, seconds="user_attr:took", param=["lr=learning_rate"]).studies
+    file = write(trial(0.95, rate="lr", to_target_s=1.0))
+    (study,) = import_optuna(file, target=0.9, seconds="user_attr:to_target_s", param=["lr=learning_rate"]).studies
     assert study.trials[0].configuration.learning_rate == 0.1
-    (study,) = import_optuna(file, target=0.9, seconds="user_attr:took", param=["lr=peak"], name="mine").studies
+    (study,) = import_optuna(file, target=0.9, seconds="user_attr:to_target_s", param=["lr=peak"], name="mine").studies
     assert study.trials[0].configuration.parameters["peak"] == 0.1
     assert study.study.name == "mine"
+
+
+def test_a_trial_that_violates_a_constraint_is_left_out(write: Write) -> None:
+    def constrained(size: int, **constraints: Any) -> FrozenTrial:
+        return trial(0.95, reports={100: 0.5, 200: 0.95}, size=size, lasted=float(size), constraints=constraints)
+
+    file = write(
+        constrained(16, constraints=[2.0]),  # the list of optuna < 5
+        constrained(32, constraints=[0.0]),  # a bound that is just met
+        constrained(64, **{"constraints:time": -1.0, "constraints:memory": 0.5}),  # one constraint of two
+        constrained(128, constraints=[float("nan")]),
+        trial(0.95, reports={100: 0.5, 200: 0.95}, size=256, lasted=256.0),  # no constraint
+        trial(state="PRUNED", reports={100: 0.5}, size=512),
+    )
+    made = import_optuna(file, target=0.9, seconds="duration", steps="step")
+    assert [one.configuration.batch_size for one in made.studies[0].trials] == [32, 256, 512]
+    assert any("3 trials left out for a violated constraint (the first: 0)" in note for note in made.notes)
+    write(constrained(16, constraints=[2.0]), name="none")
+    refuse(UsageError, file, "none", said="without a violated constraint", target=0.9, seconds="duration")
+
+
+def test_accumulation_and_devices_are_parts_of_the_batch_also_under_other_names(write: Write) -> None:
+    counts = optuna.distributions.IntDistribution(1, 64)
+
+    def accumulated(size: int, steps: int, number: int = 1) -> FrozenTrial:
+        made = trial(0.95, reports={100: 0.5, 200: 0.95}, size=size, lasted=5.0)
+        made.distributions = made.distributions | {"grad_accum": counts, "replicas": counts}
+        made.params = made.params | {"grad_accum": steps, "replicas": number}
+        return made
+
+    file = write(accumulated(32, 1), accumulated(32, 4, 2), accumulated(32, 16))
+    words: dict[str, Any] = {"target": 0.9, "seconds": "duration", "steps": "step"}
+
+    def batches(*param: str) -> list[tuple[int, int, int, int]]:
+        found = [one.configuration for one in import_optuna(file, param=list(param), **words).studies[0].trials]
+        return [(one.batch_size, one.micro_batch_size, one.accumulation_steps, one.world_size) for one in found]
+
+    whole = [(32, 32, 1, 1), (256, 32, 4, 2), (512, 32, 16, 1)]
+    assert batches("replicas=world_size") == batches("replicas=n_gpus", "batch_size=micro_batch_size") == whole
+    assert batches()[1] == (128, 32, 4, 1)
+    refuse(
+        UsageError, write(accumulated(64, 4), name="one"), "one", said="--param batch_size=micro_batch_size", **words
+    )
+    said = import_optuna(file, "one", param=["batch_size=effective_batch_size"], **words).studies[0].trials
+    assert (said[0].configuration.batch_size, said[0].configuration.micro_batch_size) == (64, 16)
+
+
+def test_the_parts_of_a_batch_in_user_attributes_count(write: Write) -> None:
+    reports = {100: 0.5, 200: 0.95}
+    file = write(trial(0.95, reports=reports, ga=1, gpus=1), trial(0.95, reports=reports, ga=4, gpus=2))
+    (study,) = import_optuna(file, target=0.9, steps="step").studies
+    assert [one.configuration.batch_size for one in study.trials] == [32, 256]
+    assert [one.configuration.accumulation_steps for one in study.trials] == [1, 4]
+    assert "ga" not in study.trials[0].configuration.parameters
+
+
+def test_the_final_metric_is_that_of_the_report_that_met_the_target(write: Write) -> None:
+    file = write(trial(0.5, reports={100: 0.4, 200: 0.92, 300: 0.5}), trial(0.7, reports={100: 0.6, 200: 0.7}, size=64))
+    assert [one.final_metric for one in outcomes(import_optuna(file, target=0.9, steps="step"))] == [0.92, 0.7]
 
 
 # Steps and seconds, where somebody says where they stand --------------------------------------------------------------
@@ -212,10 +273,125 @@ def test_a_value_may_be_the_seconds_to_the_target(write: Write) -> None:
 
 
 def test_steps_may_stand_in_an_attribute(write: Write) -> None:
-    file = write(trial(0.95, steps=120), trial(0.5, steps=500, size=64), trial(0.95, size=128))
-    made = import_optuna(file, target=0.9, steps="user_attr:steps")
+    file = write(trial(0.95, target_step=120), trial(0.5, target_step=500, size=64), trial(0.95, size=128))
+    made = import_optuna(file, target=0.9, steps="user_attr:target_step")
     assert [one.steps_to_target for one in outcomes(made)] == [120, None, None]
     assert outcomes(made)[1].last_miss_step == 500
+
+
+def fixed(size: int, hit: int, *, epochs: int = 10, step: int = 1, first: int = 1, **options: Any) -> FrozenTrial:
+    """Return a trial of a fixed number of epochs that met 0.9 at the end of epoch ``hit``."""
+    reports = {step * (first + index): 0.95 if index + 1 >= hit else 0.5 for index in range(epochs)}
+    return trial(options.pop("value", 0.95), reports=reports, size=size, **options)
+
+
+def test_of_a_trial_that_went_on_past_the_target_the_figures_are_the_share_until_its_crossing(write: Write) -> None:
+    falls_back = {100: 0.5, 200: 0.92, 300: 0.6, 400: 0.7, 500: 0.8}
+    file = write(
+        fixed(32, 2, step=100, took=1000.0, total=5000, lasted=1000.0),
+        trial(0.8, reports=falls_back, size=64, took=500.0, total=4000, lasted=510.0),
+        fixed(128, 10, step=100, took=400.0, total=3000, lasted=400.0),  # ended at the target
+        fixed(256, 11, value=0.5, step=100, took=300.0, total=2000, lasted=300.0),  # missed it
+        trial(0.95, reports={100: 0.95}, size=512, took=300.0, total=2000, lasted=300.0),  # may have met it long before
+        trial(0.95, size=1024, took=300.0, total=2000, lasted=300.0),  # has no reports
+        trial(0.97, reports={100: 0.5, 200: 0.91, 300: 0.92}, size=2048, took=300.0, total=2000),  # reports end early
+        trial(state="PRUNED", reports={100: 0.5, 200: 0.95, 300: 0.96, 400: float("nan")}, size=8, took=40.0, total=40),
+    )
+    made = import_optuna(file, target=0.9, seconds="user_attr:took", steps="user_attr:total")
+    assert states(made) == [*["reached"] * 3, "exhausted", *["reached"] * 4]
+    times = [200.0, 200.0, 400.0, None, None, None, None, 20.0]
+    assert [one.time_to_target_s for one in outcomes(made)] == pytest.approx(times)
+    assert [one.steps_to_target for one in outcomes(made)] == [1000, 1600, 3000, None, None, None, None, 20]
+    assert (outcomes(made)[3].last_miss_seconds, outcomes(made)[3].last_miss_step) == (300.0, 2000)
+    by_steps = import_optuna(file, target=0.9, seconds="user_attr:took", steps="step")
+    assert [one.time_to_target_s for one in outcomes(by_steps)] == pytest.approx(times)
+    assert any("3 of 8 trials, which went on past the target (the first: 0)" in note for note in made.notes)
+    assert any("3 of 8 trials went on past the target (the first: 4), or" in note for note in made.notes)
+
+
+def test_a_loss_that_met_the_target_before_the_last_report_counts_its_crossing(write: Write) -> None:
+    losses = {1: 0.9, 2: 0.2, 3: 0.15, 4: 0.3}
+    file = write(trial(0.15, reports=losses, took=8.0, lasted=8.0), direction="minimize")
+    assert outcomes(import_optuna(file, target=0.2, seconds="user_attr:took"))[0].time_to_target_s == 4.0
+
+
+@pytest.mark.slow
+def test_attributes_of_trials_whose_reports_do_not_tell_are_refused_unless_they_are_said_to_be_to_the_target(
+    write: Write,
+) -> None:
+    file = write(trial(0.95, took=3.0, count=30, lasted=9.0))
+    for options in ({"seconds": "user_attr:took"}, {"steps": "user_attr:count"}, {"seconds": "duration"}):
+        refuse(UsageError, file, said="--figures-at target", target=0.9, **options)
+        refuse(UsageError, file, said="--figures-at target", target=0.9, figures_at=FiguresAt.END, **options)
+    said: dict[str, Any] = {"target": 0.9, "figures_at": FiguresAt.TARGET}
+    (one,) = outcomes(import_optuna(file, seconds="user_attr:took", steps="user_attr:count", **said))
+    assert (one.time_to_target_s, one.steps_to_target) == (3.0, 30)
+    assert outcomes(import_optuna(file, seconds="duration", **said))[0].time_to_target_s == 9.0
+
+
+def test_steps_a_little_beyond_the_last_report_are_the_end_of_the_trial(write: Write) -> None:
+    file = write(fixed(32, 2, epochs=3, step=300, total=1000, took=50.0))
+    (one,) = outcomes(import_optuna(file, target=0.9, seconds="user_attr:took", steps="user_attr:total"))
+    assert (one.time_to_target_s, one.steps_to_target) == (30.0, 600)
+
+
+@pytest.mark.parametrize(("option", "value"), [("seconds", 20.0), ("steps", 200)])
+def test_an_attribute_that_may_be_that_to_the_target_is_used_as_it_is_said_to_be(
+    write: Write, option: str, value: float
+) -> None:
+    def figure(name: str, figures_at: FiguresAt | None = None) -> float | None:
+        words: dict[str, Any] = {option: f"user_attr:{name}"}
+        (one,) = outcomes(import_optuna(file, name, target=0.9, figures_at=figures_at, **words))
+        return one.time_to_target_s or one.steps_to_target
+
+    for name in ("figure", "figure_to_target"):
+        attributes: dict[str, Any] = {name: value}
+        file = write(fixed(32, 2, step=100, lasted=100.0, **attributes), name=name)
+        assert figure(name, FiguresAt.TARGET) == value
+        assert figure(name, FiguresAt.END) == value / 5
+    assert figure("figure_to_target") == value
+    refuse(UsageError, file, "figure", said="--figures-at end", target=0.9, **{option: "user_attr:figure"})
+
+
+# Reports by epoch ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("first", "step"), [(0, 1), (1, 1), (1, 5)])
+def test_reports_by_epoch_tell_epochs_times_samples(write: Write, first: int, step: int) -> None:
+    file = write(
+        fixed(32, 4, first=first, step=step, took=100.0),
+        fixed(64, 10, first=first, step=step, took=60.0),
+        fixed(128, 11, value=0.5, first=first, step=step, took=40.0),
+    )
+    made = import_optuna(file, target=0.9, seconds="user_attr:took", steps="epoch", samples_per_epoch=6400)
+    early, late, missed = outcomes(made)
+    assert [early.time_to_target_s, late.time_to_target_s, missed.last_miss_seconds] == [40.0, 60.0, 40.0]
+    assert [early.samples, late.samples, missed.samples] == [6400 * step * epochs for epochs in (4, 10, 10)]
+    assert (early.last_miss_step, early.steps_to_target) == (step * 600, step * 800)
+    assert any("counted from 0" in note for note in made.notes) is (first == 0)
+    assert outcomes(import_optuna(file, target=0.9, seconds="user_attr:took"))[0].time_to_target_s == 40.0
+
+
+def test_epochs_counted_from_0_that_report_every_five_count_the_fifth_as_five(write: Write) -> None:
+    file = write(trial(0.95, reports={4: 0.5, 9: 0.95, 14: 0.95}, size=64, took=15.0))
+    made = import_optuna(file, target=0.9, seconds="user_attr:took", steps="epoch", samples_per_epoch=640)
+    assert (outcomes(made)[0].time_to_target_s, outcomes(made)[0].steps_to_target) == (10.0, 100)
+
+
+def test_the_same_successive_reports_at_every_batch_size_are_epochs_and_no_steps(write: Write) -> None:
+    for first, places in ((0, {"steps": "step"}), (1, {"steps": "step"}), (1, {"seconds": "step_ms"})):
+        name = f"{first} {places}"
+        file = write(fixed(32, 4, first=first), fixed(64, 5, epochs=7, first=first), name=name)
+        refuse(UsageError, file, name, said="--steps epoch --samples-per-epoch N", target=0.9, **places)
+    file = write(fixed(32, 4), fixed(32, 5), name="one size")
+    made = import_optuna(file, "one size", target=0.9, steps="step")
+    assert any("--steps epoch --samples-per-epoch N" in note for note in made.notes)
+    file = write(fixed(32, 4, step=5), fixed(64, 5, step=5), name="sparse")
+    made = import_optuna(file, "sparse", target=0.9, steps="step")
+    assert any("--steps epoch --samples-per-epoch N" in note for note in made.notes)
+    file = write(fixed(32, 4, step=100), fixed(64, 5, step=100), name="steps")
+    made = import_optuna(file, "steps", target=0.9, steps="step")
+    assert not any("--steps epoch" in note for note in made.notes)
 
 
 def test_seconds_that_nobody_measured_are_not_read(write: Write) -> None:
@@ -290,8 +466,8 @@ def test_values_of_a_study_that_was_exported_are_never_its_metric(tmp_path: Path
         assert [one.time_to_target_s for one in outcomes(harder)] == [None, None]
     easier = import_optuna(file, target=0.6, seconds=whole)
     assert states(easier) == ["reached", "reached"]
-    assert [one.time_to_target_s for one in outcomes(easier)] == [None, 8.0]
-    assert any("1 of 2 trials went on past the target (the first: 0)" in note for note in easier.notes)
+    assert [one.time_to_target_s for one in outcomes(easier)] == [4.0, 8.0]
+    assert any("1 of 2 trials, which went on past the target (the first: 0)" in note for note in easier.notes)
 
 
 def test_figures_of_a_study_that_was_exported_are_those_to_its_own_target(tmp_path: Path) -> None:
@@ -314,7 +490,10 @@ def test_figures_of_a_study_that_was_exported_are_those_to_its_own_target(tmp_pa
         ({"target": float("inf")}, "--target = inf"),
         ({"target": 0.9, "seconds": "minutes"}, "--seconds = 'minutes' must be duration, step_ms, value or user_attr:"),
         ({"target": 0.9, "seconds": "user_attr:"}, "--seconds = 'user_attr:'"),
-        ({"target": 0.9, "steps": "epochs"}, "--steps = 'epochs' must be step or user_attr:NAME"),
+        ({"target": 0.9, "steps": "epochs"}, "--steps = 'epochs' must be step, epoch or user_attr:NAME"),
+        ({"target": 0.9, "steps": "epoch"}, "--samples-per-epoch N says it"),
+        ({"target": 0.9, "steps": "epoch", "samples_per_epoch": 9, "seconds": "step_ms"}, "exclude each other"),
+        ({"target": 0.9, "steps": "step", "samples_per_epoch": 9}, "--samples-per-epoch = 9 goes with --steps epoch"),
         ({"target": 0.9, "steps": "step", "seconds": "step_ms"}, "exclude each other"),
         ({"target": 0.9, "param": ["lr"]}, "--param = 'lr' must be THEIRS=OURS"),
         ({"target": 0.9, "param": ["lr=x"]}, "there are batch_size, learning_rate"),
@@ -351,18 +530,18 @@ def test_other_databases_and_no_databases_are_refused_and_left_as_they_are(write
         before = path.read_bytes()
         refuse(UsageError, str(path), said=said)
         assert path.read_bytes() == before
-    file = Path(write(trial(0.95, took=1.0)))
+    file = Path(write(trial(0.95, to_target_s=1.0)))
     file.chmod(0o444)
     before = file.read_bytes()
-    assert states(import_optuna(str(file), target=0.9, seconds="user_attr:took")) == ["reached"]
+    assert states(import_optuna(str(file), target=0.9, seconds="user_attr:to_target_s")) == ["reached"]
     assert file.read_bytes() == before
     assert not list(tmp_path.glob("optuna.db?*"))
 
 
 def test_a_server_is_read_and_its_password_is_never_shown(write: Write, postgres: Postgres) -> None:
     url = postgres.create_database(schema=False)
-    write(trial(0.95, took=1.5), url=url.replace("postgresql:", "postgresql+psycopg:"))
-    made = import_optuna(url, "theirs", target=0.9, seconds="user_attr:took")
+    write(trial(0.95, to_target_s=1.5), url=url.replace("postgresql:", "postgresql+psycopg:"))
+    made = import_optuna(url, "theirs", target=0.9, seconds="user_attr:to_target_s")
     assert [one.time_to_target_s for one in outcomes(made)] == [1.5]
     refuse(UsageError, postgres.create_database(), said="bssearch's own")
     for wrong, kind in (
@@ -374,7 +553,7 @@ def test_a_server_is_read_and_its_password_is_never_shown(write: Write, postgres
 
 
 def test_tables_of_another_version_of_optuna_are_named(write: Write, tmp_path: Path) -> None:
-    file = write(trial(0.95, took=1.0))
+    file = write(trial(0.95, to_target_s=1.0))
     with closing(sqlite3.connect(file)) as connection:
         connection.execute("UPDATE alembic_version SET version_num = 'v2.6.0.a'")
         connection.commit()
@@ -391,15 +570,15 @@ def test_tables_of_another_version_of_optuna_are_named(write: Write, tmp_path: P
     ],
 )
 def test_rows_that_cannot_be_read_are_no_traceback(write: Write, change: str) -> None:
-    file = write(trial(0.95, took=1.0))
+    file = write(trial(0.95, to_target_s=1.0))
     with closing(sqlite3.connect(file)) as connection:
         connection.execute(change)
         connection.commit()
-    refuse(UsageError, file, said="optuna.db", target=0.9, seconds="user_attr:took")
+    refuse(UsageError, file, said="optuna.db", target=0.9, seconds="user_attr:to_target_s")
 
 
 def test_optuna_does_not_put_right_what_its_database_lacks(write: Write) -> None:
-    file = write(trial(0.95, took=1.0))
+    file = write(trial(0.95, to_target_s=1.0))
     with closing(sqlite3.connect(file)) as connection:
         connection.execute("DELETE FROM version_info")
         connection.commit()
@@ -409,7 +588,7 @@ def test_optuna_does_not_put_right_what_its_database_lacks(write: Write) -> None
 
 
 def test_a_configuration_of_the_same_parameters_twice_is_a_repeat(write: Write) -> None:
-    file = write(trial(0.95, took=1.0), trial(0.95, took=1.1))
-    (study,) = import_optuna(file, target=0.9, seconds="user_attr:took").studies
+    file = write(trial(0.95, to_target_s=1.0), trial(0.95, to_target_s=1.1))
+    (study,) = import_optuna(file, target=0.9, seconds="user_attr:to_target_s").studies
     assert [(one.phase.value, one.seed) for one in study.trials] == [("confirm", 0), ("confirm", 1)]
     assert isinstance(study.trials[0].configuration, Configuration)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import csv
 import io
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ from hypothesis import strategies as st
 from bssearch.errors import NotFoundError, UsageError
 from bssearch.importers.cells import LARGEST
 from bssearch.importers.imported_run import RunTable
-from bssearch.importers.runs import parse_runs, read_runs
+from bssearch.importers.runs import import_runs, parse_runs, read_runs
+from bssearch.importers.whole_training import FiguresAt, check_figures
 from bssearch.records import LARGEST_METRIC
 
 HEADER = "batch_size,seed,reached,steps,train_seconds,final_metric,device,precision,param.learning_rate,param.optimizer"
@@ -99,8 +101,6 @@ def test_typed_parameters_have_their_fields() -> None:
     [
         ("8", "2", "4", (8, 2, 4)),
         ("8", "", "", (8, 8, 1)),
-        ("", "4", "", (16, 4, 1)),
-        ("", "", "4", (16, 1, 4)),
         ("8", "", "2", (8, 4, 2)),
         ("", "", "", (64, 1, 1)),
     ],
@@ -113,15 +113,171 @@ def test_the_split_into_micro_batches(micro: str, accumulation: str, world: str,
     assert table.notes == ()
 
 
+SPLIT = "param.micro_batch_size,param.accumulation_steps,param.world_size"
+
+
+@pytest.mark.parametrize("cells", ["48,2,1", "8,2,2", "128,,", "64,4,1", "8,,3"])
+def test_a_split_that_contradicts_the_batch_is_refused_with_its_columns(cells: str) -> None:
+    error = refuse(f"batch_size,reached,{SPLIT}", f"64,1,{cells}", said="param.micro_batch_size = ")
+    assert "batch_size = 64" in error.message and "(runs.csv:2)" in error.message
+
+
+def split(table: RunTable) -> list[tuple[int, int, int, int]]:
+    found = [run.configuration for run in table.runs]
+    return [(one.batch_size, one.micro_batch_size, one.accumulation_steps, one.world_size) for one in found]
+
+
 @pytest.mark.parametrize(
-    ("cells", "split"), [("48,2,1", (64, 1, 1)), ("8,2,2", (32, 1, 2)), ("128,,", (64, 1, 1)), (",,3", (64, 1, 1))]
+    ("columns", "rows", "expected"),
+    [
+        ("param.grad_accum", ["16,1", "16,2", "16,8"], [(16, 16, 1, 1), (32, 16, 2, 1), (128, 16, 8, 1)]),
+        ("accumulate_grad_batches", ["8,1", "8,3"], [(8, 8, 1, 1), (24, 8, 3, 1)]),
+        ("param.world_size", ["16,1", "16,4"], [(16, 16, 1, 1), (64, 16, 1, 4)]),
+        ("num_gpus,param.accumulation_steps", ["4,8,2", "16,8,2"], [(64, 4, 2, 8), (256, 16, 2, 8)]),
+        ("param.trainer.accumulate_grad_batches", ["8,16", "64,1"], [(128, 8, 16, 1), (64, 64, 1, 1)]),
+    ],
 )
-def test_a_split_that_does_not_give_the_batch_is_left_out_and_noted(cells: str, split: tuple[int, int, int]) -> None:
-    header = "batch_size,reached,param.micro_batch_size,param.accumulation_steps,param.world_size"
-    table = parse(header, f"64,1,{cells}")
-    found = table.runs[0].configuration
-    assert (found.micro_batch_size, found.accumulation_steps, found.world_size) == split
-    assert "in 1 of 1 runs (the first: runs.csv:2)" in table.notes[0]
+def test_a_batch_size_that_must_be_that_of_a_device_counts_accumulation_and_devices(
+    columns: str, rows: list[str], expected: list[tuple[int, ...]]
+) -> None:
+    header, *lines = (f"batch_size,{columns}", *rows)
+    table = parse(f"{header},reached", *(f"{line},1" for line in lines))
+    assert split(table) == expected
+    assert "effective_batch_size" in table.notes[0]
+    assert not {*columns.split(",")} & table.runs[0].configuration.parameters.keys()
+
+
+def test_a_batch_size_that_grows_with_the_accumulation_is_that_of_a_step() -> None:
+    table = parse("batch_size,reached,param.grad_accum", "32,1,1", "64,1,2", "256,1,8")
+    assert split(table) == [(32, 32, 1, 1), (64, 32, 2, 1), (256, 32, 8, 1)]
+    assert "name the column micro_batch_size" in table.notes[0]
+
+
+@pytest.mark.parametrize("rows", [["64,1,4"], ["32,1,4", "64,1,4"], ["32,1,1", "32,1,4", "64,1,4"]])
+def test_a_batch_size_that_may_be_that_of_a_device_or_a_step_is_refused_until_its_column_says(rows: list[str]) -> None:
+    error = refuse("batch_size,reached,param.grad_accum", *rows, said="param.grad_accum = 4")
+    assert "micro_batch_size" in str(error.hint) and "effective_batch_size" in str(error.hint)
+    size = int(rows[-1].split(",")[0])
+    assert split(parse("micro_batch_size,reached,param.grad_accum", *rows))[-1] == (4 * size, size, 4, 1)
+    assert split(parse("effective_batch_size,reached,param.grad_accum", *rows))[-1] == (size, size // 4, 4, 1)
+
+
+def test_without_a_batch_size_its_parts_are_enough_and_what_is_assumed_is_noted() -> None:
+    table = parse("reached,per_device_train_batch_size,gradient_accumulation_steps", "1,32,1", "1,32,4")
+    assert split(table) == [(32, 32, 1, 1), (128, 32, 4, 1)]
+    assert "world_size = 1" in table.notes[0]
+    table = parse(f"reached,{SPLIT}", "1,8,2,4", "0,8,2,2")
+    assert split(table) == [(64, 8, 2, 4), (32, 8, 2, 2)]
+    refuse(f"reached,{SPLIT}", "1,8,2,4", "1,8,,4", said="accumulation_steps is not known")
+    refuse(f"reached,{SPLIT}", "1,8,2,4", "1,,2,4", said="batch_size = ''")
+    refuse("reached,micro_batch_size,param.micro_batch", "1,8,4", said="param.micro_batch = 4 differ")
+    refuse("reached,micro_batch_size,world_size", f"1,{LARGEST},2", said=f"more than {LARGEST}")
+
+
+def test_the_batch_of_a_step_beside_that_of_a_device_says_which_is_which() -> None:
+    table = parse("batch_size,global_batch_size,reached,world_size", "32,256,1,8", "32,512,1,8", "32,32,1,1")
+    assert split(table) == [(256, 32, 1, 8), (512, 32, 2, 8), (32, 32, 1, 1)]
+    refuse("batch_size,global_batch_size,reached,world_size", "32,100,1,2", said="global_batch_size = 100")
+
+
+@pytest.mark.parametrize("name", ["ga", "update_freq", "param.acc_steps"])
+def test_a_common_name_of_the_accumulation_counts(name: str) -> None:
+    table = parse(f"batch_size,reached,{name}", "16,1,1", "16,1,4")
+    assert [run.configuration.batch_size for run in table.runs] == [16, 64]
+
+
+def test_devices_on_several_nodes_are_asked_for() -> None:
+    refuse("batch_size,reached,param.num_nodes,gpus", "16,1,2,8", said="the devices on all nodes are not")
+    table = parse("batch_size,reached,param.num_nodes,gpus", "16,1,1,8", "16,1,1,1")
+    assert [run.configuration.batch_size for run in table.runs] == [128, 16]
+
+
+HONEST = {16: (300, 320, 340), 32: (160, 180, 180), 64: (100, 110, 120), 128: (70, 70, 80)}
+"""Steps to a target by batch size, of runs that were evaluated every 10 steps."""
+
+
+def figures(
+    steps: Mapping[int, tuple[int, ...]],
+    *,
+    missed: int = 0,
+    columns: str = "steps",
+    seconds: float = 0.01,
+    rates: int = 1,
+) -> list[str]:
+    """Return a table of runs with the steps, or the seconds of so many steps; the last ``missed`` of a size missed."""
+    lines = [f"batch_size,reached,{columns},param.learning_rate"]
+    for size, counts in steps.items():
+        for index, count in enumerate(counts):
+            given = {"steps": str(count), "train_seconds": str(0.01 * count * (1 + 0.001 * index))}
+            cells = [given[name] for name in columns.split(",")]
+            reached = str(index < len(counts) - missed)
+            lines.append(",".join([str(size), reached, *cells, str(0.1 * 2 ** (index % rates))]))
+    return lines
+
+
+def check(lines: list[str], figures_at: FiguresAt | None = None) -> None:
+    check_figures(parse(*lines).runs, figures_at)
+
+
+WHOLE = {size: (12 * -(-2000 // size),) * 4 for size in (16, 32, 64, 128, 256)}
+"""Twelve epochs of 2,000 samples."""
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        figures(WHOLE, rates=2),
+        figures(WHOLE, missed=2),
+        figures({16: (100,) * 3, 64: (50,) * 2}, missed=1),
+        figures({16: (100,) * 2, 32: (70,) * 2, 64: (50,) * 2}, missed=1),
+        figures({size: (12 * (2000 // size),) * 3 for size in (16, 32, 64)}),  # a last partial batch is left out
+        figures({16: (1000,) * 4, 64: (1000,) * 4}, rates=2),
+        figures({size: (5000 // round(size**0.5),) * 4 for size in (16, 64, 256)}, rates=2),
+        figures(WHOLE, columns="train_seconds", missed=2),
+        figures({16: (6001, 6002, 6000), 64: (6003, 6000, 5998)}, columns="train_seconds", missed=1),  # ten minutes
+        figures({16: (300,) * 2, 32: (150,) * 2}),
+        figures({16: (300,), 32: (150,), 64: (75,)}),
+        figures({16: (300, 300), 32: (160, 100)}, missed=1),
+        ["batch_size,reached,train_seconds", "32,1,3600", "64,1,3600", "128,1,3600", "256,0,3600"],
+    ],
+)
+def test_figures_of_whole_trainings_are_refused_unless_they_are_said_to_be_those_to_the_target(
+    lines: list[str], tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        check(lines)
+    assert "--figures-at target" in str(caught.value.hint)
+    check(lines, FiguresAt.TARGET)
+    file = tmp_path / "runs.csv"
+    file.write_text("\n".join(lines))
+    with pytest.raises(UsageError):
+        import_runs(file, target=0.9)
+    assert import_runs(file, target=0.9, figures_at=FiguresAt.TARGET).studies
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        figures(HONEST),
+        figures(HONEST, rates=2),
+        figures({size: (*counts, 500) for size, counts in HONEST.items()}, missed=1),
+        figures({size: (*counts, 300) for size, counts in HONEST.items() if size > 16}, missed=1),
+        figures({size: counts[:1] for size, counts in HONEST.items()}),
+        figures({16: (300,), 32: (150,)}),
+        figures({32: (620,) * 3, 64: (310,) * 3, 128: (186,) * 3, 256: (112,) * 3}),  # 5, 5, 6, 7 epochs
+        figures({32: (620, 620, 1240), 64: (310, 310, 1240)}, missed=1),
+        figures(HONEST, columns="steps,train_seconds"),
+        figures({32: (100,) * 9}, rates=3),
+        ["batch_size,reached", "8,1", "8,1"],
+    ],
+)
+def test_figures_that_may_well_be_to_the_target_are_taken(lines: list[str]) -> None:
+    check(lines)
+
+
+def test_figures_at_the_end_of_a_run_that_reached_the_target_do_not_tell_when() -> None:
+    with pytest.raises(UsageError):
+        check(figures(HONEST), FiguresAt.END)
 
 
 def test_a_metric_that_is_nan_is_not_known_and_counted() -> None:
@@ -172,6 +328,7 @@ def test_a_run_that_missed_may_have_neither_steps_nor_seconds() -> None:
 @pytest.mark.parametrize(
     ("lines", "said"),
     [
+        (["reached,world_size", "1,1"], "the table lacks the column batch_size: it has 'reached', 'world_size'"),
         (["reached", "1"], "the table lacks the column batch_size: it has 'reached' (runs.csv:1)"),
         ([""], "the table lacks the columns batch_size, reached: it has none (runs.csv:1)"),
         (["batch_size;reached", "8;1"], "separated by ';'; they must be separated by commas (runs.csv:1)"),

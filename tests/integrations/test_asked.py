@@ -62,7 +62,7 @@ def test_what_a_loop_ignores_is_told_with_its_description(searched: tuple[str, .
     line = FakeLine()
     described = DescribedLoop(replace(assign(Describe()), parameters=PARAMETERS), line)
     trial = LoopTrial(described, searched=searched)
-    for _ in trial.batches(range(2 * trial.batch_size), evaluate=lambda: {"accuracy": 0.5}):
+    for _ in trial.batches([[0] * trial.batch_size] * 2, evaluate=lambda: {"accuracy": 0.5}):
         pass
     assert isinstance(line.replies[0], Described)
     notice = line.replies[0].description.notice

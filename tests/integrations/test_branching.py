@@ -63,7 +63,12 @@ def test_a_loaded_optimizer_keeps_its_own_learning_rate() -> None:
 
 
 @pytest.mark.filterwarnings("ignore")  # its own, of PyTorch
+@pytest.mark.slow
 class TestLightning:
+    @pytest.fixture(autouse=True)
+    def _lightning(self) -> None:
+        pytest.importorskip("lightning")
+
     def test_a_fit_that_goes_on_by_itself_is_refused_with_the_way_that_is_a_branch(self, tmp_path: Path) -> None:
         from bssearch.integrations.lightning import TrialCallback
         from tests.integrations.test_lightning import Tiny, loader, trainer_of

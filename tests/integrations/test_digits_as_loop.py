@@ -50,6 +50,7 @@ for number, (inputs, targets) in enumerate(trial.batches(loader, evaluate), star
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("micro", "seed"), [(64, 5), (32, 6)])
 def test_digits_as_a_workload_and_as_a_loop_take_identical_steps_to_the_target(
     micro: int, seed: int, tmp_path: Path

@@ -484,6 +484,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoadedScript]:
         yield loaded
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("micro", "seed"), [(64, 5), (32, 6)])
 def test_digits_as_a_workload_and_with_a_trainer_take_identical_steps_to_the_target(
     micro: int, seed: int, made: LoadedScript
@@ -507,6 +508,7 @@ def test_digits_as_a_workload_and_with_a_trainer_take_identical_steps_to_the_tar
     assert with_trainer.steps_to_target == with_workload.steps_to_target
 
 
+@pytest.mark.slow
 def test_a_made_trainer_is_described_and_measured_in_its_own_process(made: LoadedScript) -> None:
     assert set(made.describe().metrics) == {"accuracy", "loss"}
     at = Configuration(batch_size=64, micro_batch_size=64, learning_rate=0.05)
@@ -524,6 +526,7 @@ def test_a_make_trainer_is_a_program_and_its_file_is_what_a_database_may_not_nam
     assert not StudySpec.model_validate({**SPEC, "workload": "made.py:Other"}).is_program
 
 
+@pytest.mark.slow
 def test_the_library_is_imported_where_it_is_used_and_it_is_the_package_that_the_script_has() -> None:
     code = """
 import sys, bssearch, bssearch.integrations.made_trainer
@@ -533,3 +536,36 @@ from bssearch.integrations.lightning import TrialCallback
 assert issubclass(TrialCallback, pytorch_lightning.Callback) and "lightning.pytorch" not in sys.modules
 """
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_smaller_last_batch_counts_its_own_samples(stream: bool) -> None:
+    found = started(stop_at=6, eval_every_steps=2)
+    module = fit(found.trial, found.time, data=Stream() if stream else None)
+    assert module.seen == [20, 20, 10, 20, 20, 10]
+    assert [(one.step, one.samples) for one in found.line.observations] == [(0, 0), (2, 40), (4, 70), (6, 100)]
+    assert (found.line.outcome.steps, found.line.outcome.samples) == (6, 100)
+
+
+def test_a_smaller_micro_batch_in_a_whole_window_counts_its_own_samples() -> None:
+    found = started(
+        stop_at=4, eval_every_steps=2, configuration=configuration(26, micro_batch_size=13, accumulation_steps=2)
+    )
+    module = fit(found.trial, found.time)
+    assert module.seen == [13, 13, 13, 11, 13, 13, 13, 11]
+    assert [(one.step, one.samples) for one in found.line.observations] == [(0, 0), (2, 50), (4, 100)]
+
+
+def test_a_step_that_the_trainer_counts_and_its_gradient_scaler_skips_is_none() -> None:
+    class Unstable(Tiny):
+        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+            loss = super().training_step(batch, batch_idx)
+            return loss * torch.inf if len(self.seen) in {1, 4} else loss
+
+    found = started(stop_at=4, eval_every_steps=2)
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    precision = lightning.pytorch.plugins.MixedPrecision("16-mixed", "cpu", scaler)
+    module = fit(found.trial, found.time, module=Unstable(found.time), plugins=[precision])
+    assert len(module.seen) == 6
+    assert [(one.step, one.samples) for one in found.line.observations] == [(0, 0), (2, 50), (4, 100)]
+    assert (found.line.outcome.steps, found.line.outcome.samples) == (4, 100)

@@ -73,6 +73,7 @@ def test_steps_are_timed_between_evaluations_and_without_them(form: str) -> None
     assert reply.step_time.settled
 
 
+@pytest.mark.slow
 @every_form
 def test_short_steps_are_timed_in_rows_each_step_once(form: str) -> None:
     reply, training = answer("step-time", form, step_seconds=lambda step: SEGMENT_SECONDS / 50)

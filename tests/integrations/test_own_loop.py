@@ -22,9 +22,9 @@ def test_each_step_is_counted_once_however_often_an_evaluation_is_asked_for(form
     started = Started(asked(target=0.006))
     stepped = started.run.stepped
 
-    def count(step: int) -> None:
+    def count(step: int, samples: int | None) -> None:
         counted.append(step)
-        stepped(step)
+        stepped(step, samples)
 
     started.run.stepped = count  # type: ignore[method-assign]
     Training(started.trial, started.time).go(form)

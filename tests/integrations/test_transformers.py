@@ -59,6 +59,7 @@ def test_the_library_is_one_of_the_two_that_the_extra_names() -> None:
     assert metadata.version("accelerate").startswith("1."), metadata.version("accelerate")
 
 
+@pytest.mark.slow
 def test_bssearch_does_not_import_the_library() -> None:
     code = "import sys, bssearch.integrations.current, bssearch.cli.app; sys.exit('transformers' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
@@ -352,3 +353,24 @@ def test_a_state_beside_a_trainer_is_refused_before_it_trains(tmp_path: Path) ->
 def test_a_batch_that_grows_is_refused_for_the_loader_is_made_once(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="a Hugging Face Trainer cannot let the batch grow"):
         trainer_of(started(configuration=grows()).trial, tmp_path).train()
+
+
+class Stream(torch.utils.data.IterableDataset[Any]):
+    def __iter__(self) -> Any:
+        return map(Texts().__getitem__, range(50))
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_data_without_a_length_count_the_samples_that_the_model_sees(accumulation: int, tmp_path: Path) -> None:
+    size = 20 // accumulation
+    found = started(configuration=configuration(20, micro_batch_size=size, accumulation_steps=accumulation))
+    trainer = trainer_of(found.trial, tmp_path, own={"max_steps": 6}, train_dataset=Stream())
+    trainer.train()
+    found.run.finish()
+    seen = [len(rows) for rows in trainer.seen.rows]
+    assert {size, 10} >= set(seen) and 10 in seen
+    last = {step: sum(map(len, trainer.seen.rows[: place + 1])) for place, step in enumerate(trainer.seen.steps)}
+    assert len(last) == 6
+    assert [(one.step, one.samples) for one in found.line.observations] == [(0, 0), *((k, last[k]) for k in (2, 4, 6))]
+    if accumulation == 1:
+        assert last[6] == 100

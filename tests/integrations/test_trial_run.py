@@ -116,6 +116,7 @@ def test_memory_that_runs_out_is_an_end_and_other_errors_are_the_scripts(form: s
     assert not Started(asked()).run.failed(ValueError("something else"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["batches", "body"])
 @pytest.mark.parametrize("order", [{"sampler": True}, {}, {"own_generator": True}])
 @pytest.mark.parametrize("accumulation", [1, 5])

@@ -216,6 +216,7 @@ def test_a_model_that_does_not_fit_is_told_with_precisions_that_can_be_traced() 
     assert plan("perceptron", memory_gib=0.01, precision="bf16", mixed="pure", **wide)
 
 
+@pytest.mark.slow
 def test_a_model_may_bring_its_loss_and_the_table_its_other_precisions() -> None:
     found = plan("with_loss", device="cuda", memory_gib=1.0, table=True)
     rows = {(one.precision, one.mixed, one.optimizer, one.checkpointing): one for one in found.table}
@@ -225,6 +226,7 @@ def test_a_model_may_bring_its_loss_and_the_table_its_other_precisions() -> None
     assert plain.fixed_bytes == pytest.approx(found.fixed_bytes, rel=0.01), "the blocks of its state apart"
 
 
+@pytest.mark.slow
 def test_a_configuration_file_is_a_model_of_transformers(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     settings = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 99}
@@ -239,6 +241,7 @@ def test_a_configuration_file_is_a_model_of_transformers(tmp_path: Path) -> None
     assert term(from_file, "logits") >= 3 * 16 * 99 * 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "asked", "said"),
     [

@@ -16,8 +16,8 @@ from bssearch.pruners.base import Action, Pruner, Standings, make_pruner
 from bssearch.pruners.controller import PruningController
 from bssearch.pruners.optuna import OptunaPruner
 from bssearch.records import TrialState
-from bssearch.simulation.replay import Replay
 from bssearch.spec.parts import PrunerSpec
+from tests.benchmarks.simulate.replay import Replay
 from tests.factories import make_curve, make_trial
 from tests.simulation.played import Played, search_spec
 

@@ -49,6 +49,7 @@ def study_of(name: str, **changes: Any) -> MadeUpStudy:
     return MadeUpStudy(study_spec(name, **{"default": default, **lists, **changes}))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_a_choice_follows_from_the_history_whoever_is_asked_and_however_often(name: str) -> None:
     """Trial by trial: the sampler that lived through all of it, a new one, and a new one over a history made anew."""
@@ -159,6 +160,7 @@ def test_nothing_is_chosen_outside_the_space_nor_with_other_coordinates(name: st
         assert study.spec.space.decode(choice.configuration.batch_size, choice.sampled) == choice.configuration
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_another_seed_chooses_otherwise(name: str) -> None:
     def chosen(seed: int) -> list[str]:

@@ -29,9 +29,9 @@ from bssearch.search import events
 from bssearch.search.driver import Driver
 from bssearch.search.engine import Engine
 from bssearch.search.listener import Listener
-from bssearch.simulation.replay import Playing, Replay, VirtualClock
 from bssearch.spec import StudySpec
 from bssearch.storage.repository import Store, open_store
+from tests.benchmarks.simulate.replay import Playing, Replay, VirtualClock
 from tests.factories import make_environment, make_spec
 from tests.search.law import LawExecutor, step_seconds, steps_needed
 

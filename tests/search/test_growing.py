@@ -285,6 +285,7 @@ def test_where_no_milestone_may_run_the_other_schedules_are_searched_all_the_sam
     assert [one.parameters["batch_schedule"] for one in grown] == ["linear"] * 6
 
 
+@pytest.mark.slow
 def test_of_more_sizes_than_a_schedule_may_have_it_has_some_from_the_first_to_the_last(tmp_path: Path) -> None:
     space = {
         "batch_size": list(range(4, 404, 4)),

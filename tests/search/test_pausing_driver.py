@@ -239,6 +239,7 @@ def test_auto_finds_the_optimum_of_the_law_and_says_why_it_ends(tmp_path: Path) 
     assert "less than budget.least_improvement = 2.00%" in ending
 
 
+@pytest.mark.slow
 def test_a_larger_budget_of_a_study_that_ended_by_itself_is_spent(tmp_path: Path) -> None:
     def go_on(trials: int, executor: SteppingLaw) -> int:
         budget = {"trials": trials, "trial_train_seconds": 4.0, "least_improvement": 0.5}
@@ -261,6 +262,7 @@ def test_a_larger_budget_of_a_study_that_ended_by_itself_is_spent(tmp_path: Path
     assert go_on(22, SteppingLaw(done=executor.done)) == 22, "nor does it end where it is interrupted in between"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wall_seconds", [1e9, None])
 def test_more_wall_seconds_for_a_study_that_ended_by_itself_are_asked_for_too(
     wall_seconds: float | None, tmp_path: Path
@@ -297,6 +299,7 @@ def test_confirmation_fills_slots_of_their_own_device_that_the_last_search_trial
     assert (shared.beside, shared.most_confirmed) == (0, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampler", ["tpe", "auto"])
 def test_two_drivers_share_what_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sampler: str) -> None:
     monkeypatch.setattr("bssearch.search.driver.LOOK_SECONDS", 0.05)

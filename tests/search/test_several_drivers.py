@@ -74,6 +74,7 @@ def run_together(spec: StudySpec, url: str, executors: list[LawExecutor]) -> lis
         return list(pool.map(run, executors))
 
 
+@pytest.mark.slow
 def test_three_drivers_share_one_budget_and_one_confirmation(url: str, law: type[SlowLaw]) -> None:
     executors: list[LawExecutor] = [law(), law(), law(slots=2)]
     answers = run_together(SPEC, url, executors)
@@ -93,6 +94,7 @@ def test_three_drivers_share_one_budget_and_one_confirmation(url: str, law: type
     assert set(law.probed.values()) == {COMPARING_VISITS}, "no visit is made twice"
 
 
+@pytest.mark.slow
 def test_what_a_dead_driver_leaves_behind_is_tried_again_by_one_of_the_others(
     url: str, law: type[SlowLaw], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,6 +18,7 @@ import pytest
 from bssearch.commands.run import run_study
 from bssearch.errors import InterruptedRunError, TargetNotReachedError
 from bssearch.executors.base import Event
+from bssearch.pruners.checkpoint_folder import CheckpointFolder
 from bssearch.records import Lease, Phase, TrialOutcome, TrialRecord, TrialRequest, TrialState
 from bssearch.search.leases import owner
 from bssearch.search.leases.claims import Claims
@@ -132,6 +133,7 @@ def test_what_is_interrupted_on_one_host_goes_on_on_another(
     assert not kept(place)
 
 
+@pytest.mark.slow
 def test_what_waits_on_a_host_whose_driver_died_goes_on_on_another(
     tmp_path: Path, place: str, on_host: Callable[[str], None]
 ) -> None:
@@ -310,3 +312,12 @@ def test_what_a_driver_elsewhere_has_waiting_is_its_own_to_end_while_it_is_there
         assert store.trial("toy", 1).state is TrialState.PRUNED
         assert not file.exists()
     assert not notes
+
+
+def test_a_folder_that_another_driver_deletes_meanwhile_is_empty(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Path, "is_dir", lambda path, **_: True)  # it was there a moment ago
+    folder = CheckpointFolder(tmp_path / "gone")
+    folder.remove(3)
+    assert not folder.look().sizes

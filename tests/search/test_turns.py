@@ -128,6 +128,7 @@ def test_who_finds_nobody_behind_it_asks_for_no_turn_the_next_time(url: str) -> 
         assert store.queue_up(SPEC.name, "c", 60.0).ahead == 0, "nobody stands there"
 
 
+@pytest.mark.slow
 def test_drivers_in_each_others_way_try_no_configuration_twice_and_are_all_served(url: str) -> None:
     executors = [Rests() for _ in range(6)]
     with ThreadPoolExecutor(len(executors)) as pool:
@@ -154,6 +155,7 @@ os.kill(os.getpid(), 9)
 """
 
 
+@pytest.mark.slow
 def test_a_driver_that_is_killed_in_its_turn_keeps_the_others_no_longer_than_its_place_lasts(url: str) -> None:
     make_study(url)
     killed = subprocess.run([sys.executable, "-c", DIES_IN_ITS_TURN, url], cwd=Path.cwd(), check=False)

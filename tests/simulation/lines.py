@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from bssearch.recorded import RecordedTable, RecordedTrial
 from bssearch.records import Goal, ParameterValue, Target
-from bssearch.simulation.replay import Replay
+from tests.benchmarks.simulate.replay import Replay
 
 TARGET = Target(metric="accuracy", value=1.0)
 

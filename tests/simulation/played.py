@@ -9,10 +9,10 @@ from bssearch.history import measured_seconds
 from bssearch.pruners.base import Pruner
 from bssearch.records import Configuration, TrialState
 from bssearch.search.engine import Engine
-from bssearch.simulation.plain import plain
-from bssearch.simulation.pruning import Order, Recorded
-from bssearch.simulation.replay import Replay, VirtualClock
 from bssearch.spec import StudySpec
+from tests.benchmarks.simulate.draws import Order, Recorded
+from tests.benchmarks.simulate.plain import plain
+from tests.benchmarks.simulate.replay import Replay, VirtualClock
 from tests.factories import make_probe, make_spec
 
 

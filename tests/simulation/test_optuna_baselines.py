@@ -11,8 +11,8 @@ from bssearch.curves import Progress
 from bssearch.pruners.base import Action
 from bssearch.pruners.optuna import GRID
 from bssearch.samplers.time_model.extrapolation import Run
-from bssearch.simulation.optuna_baselines import OptunaSearch, PrunedByStudy
-from bssearch.simulation.table_space import table_space
+from tests.benchmarks.simulate.optuna_baselines import OptunaSearch, PrunedByStudy
+from tests.benchmarks.simulate.table_space import table_space
 from tests.pruners.field import Field
 from tests.simulation.lines import Seconds, grid
 

@@ -10,8 +10,8 @@ from bssearch.history import History
 from bssearch.pruners.controller import PruningController
 from bssearch.records import TrialState
 from bssearch.samplers.base import make_sampler
-from bssearch.simulation.plain import PlainPlanner, plain
-from bssearch.simulation.pruning import Order
+from tests.benchmarks.simulate.draws import Order
+from tests.benchmarks.simulate.plain import PlainPlanner, plain
 from tests.factories import make_trial
 from tests.simulation.lines import line
 from tests.simulation.played import recorded, search_spec

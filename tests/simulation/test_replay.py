@@ -13,7 +13,7 @@ from bssearch.pruners.pace import Pace
 from bssearch.recorded import RecordedTable, RecordedTrial
 from bssearch.records import Goal, Observation, Target, TrialOutcome, TrialState
 from bssearch.search.events import Start, Started
-from bssearch.simulation.replay import Playing, Replay, VirtualClock, ended_before, replays, with_target
+from tests.benchmarks.simulate.replay import Playing, Replay, VirtualClock, ended_before, replays, with_target
 from tests.factories import make_plan
 from tests.simulation.lines import TARGET, line, table
 from tests.simulation.played import Played, engine_of

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from bssearch.errors import UsageError
-from bssearch.simulation.searching import Plan
-from bssearch.simulation.studies import (
+from tests.benchmarks.simulate.searches import Plan
+from tests.benchmarks.simulate.studies import (
     StudiesSummary,
     StudyPlan,
     Verdict,
@@ -18,8 +18,8 @@ from bssearch.simulation.studies import (
     simulate_study,
     summarize_studies,
 )
-from bssearch.simulation.table_space import table_space
-from bssearch.simulation.truth import Truth
+from tests.benchmarks.simulate.table_space import table_space
+from tests.benchmarks.simulate.truth import Truth
 from tests.simulation.lines import Seconds, grid
 
 CLEAR: Seconds = {

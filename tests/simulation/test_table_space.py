@@ -9,7 +9,7 @@ import pytest
 
 from bssearch.errors import UsageError
 from bssearch.records import ParameterValue
-from bssearch.simulation.table_space import table_space
+from tests.benchmarks.simulate.table_space import table_space
 from tests.simulation.lines import Seconds, grid
 
 RAGGED: Seconds = {(32, 0.1): [6, 8], (8, 0.1): [10, 12], (8, 0.01): [4, 300], (32, 0.001): [9]}

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from bssearch.simulation.table_space import table_space
-from bssearch.simulation.table_study import TableRows, TableSearchSpace, probes_cost, table_probes, table_study
 from bssearch.spec.parts import ConfirmSpec, PrunerSpec
+from tests.benchmarks.simulate.table_space import table_space
+from tests.benchmarks.simulate.table_study import TableRows, TableSearchSpace, probes_cost, table_probes, table_study
 from tests.factories import make_plan
 from tests.simulation.lines import Seconds, grid
 

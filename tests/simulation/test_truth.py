@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from bssearch.errors import UsageError
-from bssearch.simulation.table_space import TableSpace, table_space
-from bssearch.simulation.truth import Truth, stretched
+from tests.benchmarks.simulate.table_space import TableSpace, table_space
+from tests.benchmarks.simulate.truth import Truth, stretched
 from tests.simulation.lines import Seconds, grid, line
 
 SIZES, RATES = (8, 16, 32, 64), (0.01, 0.04, 0.16)

@@ -209,6 +209,7 @@ def test_a_reader_beside_several_writers_misses_nothing(store: Store, url: str) 
     assert seen == WRITERS * TRIALS * 2 + WRITERS * (TRIALS // 2) * 2  # one revision a change, none given twice
 
 
+@pytest.mark.slow
 def test_no_revision_is_seen_before_a_smaller_one(store: Store, url: str) -> None:
     """A writer that has raised the counter and not yet committed keeps the next one from raising it."""
     add_study(store)

@@ -365,6 +365,7 @@ class TestReadOnlyFolder:
         path.chmod(0o666)
         return path
 
+    @pytest.mark.slow
     def test_it_can_be_read_and_not_written(self, path: Path) -> None:
         assert self._run_without_rights(path, "read") == "toy"
         assert [file.name for file in path.parent.iterdir()] == ["runs.db"]
@@ -372,6 +373,7 @@ class TestReadOnlyFolder:
         assert answer.startswith("DatabaseError the folder ")
         assert answer.endswith("is read-only")
 
+    @pytest.mark.slow
     def test_a_log_that_cannot_be_read_is_not_passed_over(self, path: Path) -> None:
         copy = path.with_name("copy.db")
         with open_store(f"sqlite:///{path}") as store:

@@ -117,6 +117,7 @@ class TestImports:
             batch.add(connection, store._environment_id)
         assert len(store.trials("first")) == 1
 
+    @pytest.mark.slow
     def test_a_process_that_is_killed_in_the_middle_leaves_nothing(self, store: Store, url: str) -> None:
         code = f"""
 import os, signal

@@ -56,6 +56,7 @@ def test_a_restart_between_two_calls_goes_unnoticed(store: Store, told: list[str
     assert told == []
 
 
+@pytest.mark.slow
 def test_all_threads_wait_for_a_server_that_is_away_and_it_is_told_once(
     store: Store, told: list[str], own_postgres: Postgres
 ) -> None:
@@ -89,6 +90,7 @@ def test_all_threads_wait_for_a_server_that_is_away_and_it_is_told_once(
     assert "\n" not in lost + back
 
 
+@pytest.mark.slow
 def test_a_server_that_stays_away_is_given_up(
     store: Store, told: list[str], own_postgres: Postgres, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -114,6 +116,7 @@ def test_opening_and_reading_do_not_wait(url: str, told: list[str], own_postgres
     assert told == []
 
 
+@pytest.mark.slow
 def test_an_answer_of_the_server_that_is_back_is_not_waited_for(
     store: Store, told: list[str], own_postgres: Postgres
 ) -> None:
@@ -135,6 +138,7 @@ def test_an_answer_of_the_server_that_is_back_is_not_waited_for(
     assert len(told) == 2
 
 
+@pytest.mark.slow
 def test_ctrl_c_gets_through_and_what_comes_after_does_not_wait(store: Store, own_postgres: Postgres) -> None:
     add_study(store)
     own_postgres.stop()
@@ -276,6 +280,7 @@ AGAIN: dict[str, tuple[Callable[[Store], object], object, Callable[[Store], obje
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("owner", ["ann", "bert"])
 def test_what_is_over_is_submitted_again_once_the_server_is_back_by_its_owner_alone(
     store: Store, told: list[str], own_postgres: Postgres, owner: str
@@ -331,6 +336,7 @@ def test_a_start_that_was_committed_is_ones_own_though_others_have_started_since
     assert [trial.lease_owner for trial in store.trials("toy")] == ["me", "you"]
 
 
+@pytest.mark.slow
 def test_a_second_try_takes_turns_as_the_first_did(store: Store, url: str, own_postgres: Postgres) -> None:
     add_study(store)
     with open_store(url) as other:

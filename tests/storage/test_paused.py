@@ -6,17 +6,12 @@ import threading
 from dataclasses import replace
 
 import pytest
-from alembic import command
-from sqlalchemy import text
 
 from bssearch.errors import DatabaseError, UsageError
 from bssearch.records import TrialOutcome, TrialState
-from bssearch.storage import migrate
-from bssearch.storage.connection.engine import create_engine_for, writing
 from bssearch.storage.repository import Store, open_store
 from tests.factories import make_curve
 from tests.storage.conftest import OUTCOME, add_study, resume, start
-from tests.storage.test_migrate import _config
 
 PAUSED = replace(
     OUTCOME,
@@ -199,19 +194,3 @@ def test_a_study_with_paused_trials_can_be_renamed_archived_and_deleted(paused: 
     resume(paused, 1)
     with pytest.raises(UsageError, match="its trial 1 is run by second"):
         paused.delete_study("toy")
-
-
-def test_the_schema_before_takes_them_as_pruned(paused: Store, url: str) -> None:
-    start(paused)
-    engine = create_engine_for(url, foreign_keys=False)
-    try:
-        with writing(engine) as connection:
-            command.downgrade(_config(connection), "0004")
-            states = connection.execute(text("SELECT state, ended_at IS NULL FROM bss_trial ORDER BY number")).all()
-        assert [tuple(row) for row in states] == [("pruned", False), ("running", True)]
-        assert migrate.upgrade(url).before == "0004"
-        assert [trial.state for trial in paused.trials("toy")] == ["pruned", "running"]
-        assert [one.step for one in paused.observations("toy", 1)] == [0, 10]
-        pause(paused, 2)
-    finally:
-        engine.dispose()

@@ -82,6 +82,7 @@ def test_no_number_is_given_twice_and_none_is_lost(race: Race) -> None:
         assert {trial.number: trial.lease_owner for trial in store.trials("toy")} == given
 
 
+@pytest.mark.slow
 def test_a_new_file_that_another_process_writes_is_waited_for(path: Path) -> None:
     with closing(sqlite3.connect(path, isolation_level=None, check_same_thread=False)) as other:
         other.execute("CREATE TABLE elsewhere (number INTEGER)")

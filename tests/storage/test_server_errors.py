@@ -123,6 +123,7 @@ def test_a_host_without_a_name_is_unreachable() -> None:
     assert "nowhere.invalid/runs cannot be reached" in str(error)
 
 
+@pytest.mark.slow
 def test_a_host_that_never_answers_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(SERVER_OPTIONS, "connect_timeout", 2)
     with socket.create_server(("127.0.0.1", 0)) as server:

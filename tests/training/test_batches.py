@@ -299,6 +299,7 @@ def test_beside_cuda_what_can_be_sent_is_loaded_by_processes_that_are_not_forked
     assert start_method(Part.of([1, 2, 3]), torch.device("cuda")) is None
 
 
+@pytest.mark.slow
 def test_processes_that_are_not_forked_load_the_same_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     found = []
     for method in (None, "forkserver"):

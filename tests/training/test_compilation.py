@@ -5,6 +5,7 @@ The slow tests have that stage too.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -105,6 +106,7 @@ def test_trials_compile_once_per_batch_size_whatever_their_dropout() -> None:
     assert seen == [1, 2] + [2] * 4
 
 
+@pytest.mark.slow
 def test_a_ladder_of_batch_sizes_longer_than_torchs_own_limit_is_compiled_to_its_end() -> None:
     class Small(Toy):
         def build_model(self, *, dropout: float) -> nn.Module:
@@ -169,6 +171,43 @@ def test_after_the_compiler_failed_the_same_worker_trains_uncompiled(monkeypatch
     assert not computation.compiles
     [said] = computation.warnings
     assert said.startswith("compile = 'default' failed and was given up") and "broken_backend" in said
+
+
+def test_the_steps_after_a_failed_compile_are_those_of_a_model_that_was_not_compiled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    kinds: list[type[nn.Module]] = []
+
+    class Seen(BatchNormed):
+        def loss(self, model: nn.Module, *given: Any, **named: Any) -> torch.Tensor:
+            kinds.append(type(model))
+            return super().loss(model, *given, **named)
+
+    monkeypatch.setattr(compilation, "BACKEND", broken_backend)
+    warm_up(Seen(), configuration(20), toy_data(), on_cpu(compile="default"), "accuracy", 3)
+    assert kinds[0] is not nn.Sequential
+    assert kinds[1:] == [nn.Sequential] * 2
+
+
+@pytest.fixture
+def no_inductor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make every import of PyTorch's inductor raise, so that ``torch.compile`` fails at construction."""
+    monkeypatch.setattr(compilation, "BACKEND", "inductor")
+    compilation._compiled_class.cache_clear()
+    for name in ["torch._inductor", "torch._inductor.compiler_bisector", *sys.modules]:
+        if name.partition(".")[0] == "torch" and name.startswith("torch._inductor"):
+            monkeypatch.setitem(sys.modules, name, None)
+
+
+@pytest.mark.usefixtures("no_inductor")
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead", "max-autotune"])
+def test_a_trial_whose_model_cannot_be_compiled_at_construction_trains_eagerly(mode: str) -> None:
+    computation = on_cpu(compile=mode)
+    eager = trained(on_cpu(), warmed_up=True)
+    assert_same(trained(computation, warmed_up=True), eager)
+    assert computation.compile_mode == "none"
+    assert any("torch._inductor" in warning for warning in computation.warnings)
+    assert_same(trained(computation, warmed_up=True), eager)
 
 
 def test_an_error_of_the_model_itself_does_not_end_the_compiling() -> None:

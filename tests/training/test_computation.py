@@ -50,6 +50,7 @@ def test_a_precision_that_the_device_lacks_is_refused() -> None:
         on_cpu(precision="fp16")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
     [

@@ -115,6 +115,7 @@ def test_a_child_is_ours_while_it_runs_and_after_it_has_ended() -> None:
     assert ended.ours >= running.ours
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/stat").exists(), reason="the kernel keeps no account of its CPUs")
 def test_processes_that_are_not_ours_are_noticed() -> None:
     """As many as there are CPUs: then the machine is full whatever its size."""
@@ -264,6 +265,7 @@ print(cpu_use().ours - alone < 0.15)
 """
 
 
+@pytest.mark.slow
 def test_what_the_other_children_of_a_launcher_use_counts_as_ones_own() -> None:
     done = subprocess.run([sys.executable, "-c", SIBLINGS, LOOKS], capture_output=True, text=True, timeout=60)
     assert done.stdout == "True\n", done.stderr
@@ -279,6 +281,7 @@ sys.stdin.read()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "counts"), [(BOARD_PROCESS, True), ("another", False)])
 def test_a_board_of_our_driver_is_no_contention_even_once_it_has_ended(name: str, counts: bool) -> None:
     def driver_seconds() -> float:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,13 +18,11 @@ from bssearch.errors import WorkloadError
 from bssearch.records import Configuration, TrialState
 from bssearch.scaling import LearningRateRule
 from bssearch.training.batches import micro_batches
-from bssearch.training.beginning.ready import ready_trainer
 from bssearch.training.beginning.warm_up import warm_up
 from bssearch.training.growing.growth import Growth
 from bssearch.training.trainer import Trainer
 from bssearch.workloads.data import Part
 from tests.test_batch_schedule import milestones, schedules
-from tests.training.fake_graphs import FakeGraphs
 from tests.training.test_pausing import Parts, asked, trained
 from tests.training.toys import Run, Toy, configuration, curve, on_cpu, request, toy_data
 
@@ -141,6 +138,7 @@ WHERE = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("data", ["device", "host"])
 @pytest.mark.parametrize("where", WHERE)
 def test_a_paused_trial_goes_on_as_if_it_had_never_stopped(where: dict[str, int], data: str, tmp_path: Path) -> None:
@@ -204,24 +202,3 @@ def test_the_warm_up_meets_every_size() -> None:
 
     warm_up(Noted(), grows((0, 20), (60, 40, 10), (200, 80)), toy_data(), on_cpu(), "accuracy", seed=3)
     assert met == {20, 10, 80}
-
-
-def test_recorded_steps_train_as_eager_ones_bit_for_bit_at_every_size() -> None:
-    made: list[FakeGraphs] = []
-
-    def graphs() -> FakeGraphs:
-        made.append(FakeGraphs())
-        return made[-1]
-
-    def figures(capture: Callable[[], FakeGraphs] | None) -> list[Any]:
-        computation = on_cpu(fused=True)
-        computation.graphs = capture
-        one = grows((0, 20), (60, 40, 10), (200, 80), optimizer="adamw", parameters={"clip_norm": 0.5})
-        with ready_trainer(Toy(), one, toy_data().train, computation, 3) as trainer:
-            for _ in range(12):
-                trainer.step()
-            tensors = [parameter.detach().tolist() for parameter in trainer.model.parameters()]
-            return [*tensors, trainer.take_mean_loss(), trainer.samples, trainer.learning_rate]
-
-    assert figures(graphs) == figures(None)
-    assert [one.replays for one in made] == [[3, 3], [4, 12, 4], [5, 5]]

@@ -138,6 +138,7 @@ def test_the_cpu_has_no_host_bound_share() -> None:
     assert clock.host_bound_share is None
 
 
+@pytest.mark.slow
 def test_a_trial_tells_its_share_with_the_look_at_its_first_loss_as_a_wait(
     cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import time
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Any
@@ -15,8 +14,10 @@ from bssearch.curves import crossing
 from bssearch.errors import WorkloadError
 from bssearch.records import Goal, GradientNoise, MemoryBasis, MetricInfo, Observation, Target, TrialOutcome, TrialState
 from bssearch.training import gradient_noise, loop
+from bssearch.training.clock import LEDGER_GAP_SECONDS
 from bssearch.training.contention import Contention, ContentionMeter
 from tests.training.toys import (
+    CallClock,
     FakeTime,
     Run,
     Toy,
@@ -98,7 +99,9 @@ def test_a_metric_can_be_minimized() -> None:
 
 
 def test_observations_say_what_had_been_done_by_then() -> None:
-    run = Run(request(configuration(20, warmup_epochs=2.0, learning_rate=0.11), target=0.9))
+    time = FakeTime()
+    toy = Toy(on_loss=lambda: time.pass_by(0.01))
+    run = Run(request(configuration(20, warmup_epochs=2.0, learning_rate=0.11), target=0.9), toy, clock=time.clock())
     first, second, third = run.observations[:3]
     assert (first.step, first.samples, first.train_seconds, first.loss) == (0, 0, 0.0, None)
     assert [seen.samples for seen in (second, third)] == [100, 200]
@@ -217,41 +220,41 @@ def test_the_limit_counts_train_seconds_only() -> None:
     assert outcome.wall_seconds == 21 + 500 + 102 + 35
 
 
-def test_the_four_ledgers_of_a_real_run_add_up_to_its_wall_time() -> None:
-    toy = Toy(on_loss=lambda: time.sleep(0.001))
+CALLS_BETWEEN_LEDGERS = 90
+"""The most calls outside the ledgers for each evaluation of a trial: the bookkeeping itself makes 64.
 
-    def ledgers_close() -> bool:
+An evaluation of the toy makes 300, a step 300, the model and its data 2,000.
+"""
+
+
+@pytest.mark.parametrize("every", [1, 5, 50])
+def test_the_four_ledgers_of_a_real_run_add_up_to_its_wall_time(every: int) -> None:
+    """The clock counts calls of functions, whatever the load: work outside the ledgers is a number of calls."""
+    with CallClock() as clock:
         outcome = Run(
-            request(target=2.0, train_seconds_limit=0.2, evaluate_test=True),
-            toy,
-            on_observation=lambda: time.sleep(0.002),
+            request(target=2.0, train_seconds_limit=30_000, evaluate_test=True, eval_every_steps=every),
+            clock=clock,
+            on_observation=lambda: [len("") for _ in range(200)],
         ).outcome
-        ledgers = (
-            outcome.train_seconds,
-            outcome.evaluation_seconds,
-            outcome.warmup_seconds,
-            outcome.other_seconds,
-        )
-        assert all(seconds > 0 for seconds in ledgers)
-        assert sum(ledgers) <= outcome.wall_seconds
-        assert outcome.train_seconds >= 0.2
-        assert outcome.other_seconds >= 0.002 * outcome.steps / 5
-        told = any("in no ledger" in warning for warning in outcome.warnings)
-        return sum(ledgers) == pytest.approx(outcome.wall_seconds, rel=0.01) and not told
-
-    # A busy machine may take the processor between two ledgers, but not each time.
-    assert any(ledgers_close() for _ in range(40))
+    ledgers = (outcome.train_seconds, outcome.evaluation_seconds, outcome.warmup_seconds, outcome.other_seconds)
+    evaluations = 2 + outcome.steps // every
+    assert outcome.steps > 50 and all(calls > 0 for calls in ledgers)
+    assert 0 <= outcome.wall_seconds - sum(ledgers) <= CALLS_BETWEEN_LEDGERS * evaluations
+    assert outcome.train_seconds >= 30_000 and outcome.other_seconds >= 200 * (evaluations - 1)
+    assert outcome.evaluation_seconds >= 100 * evaluations
 
 
-def test_a_sleep_that_no_ledger_owns_is_a_warning_in_the_record() -> None:
-    progress = itertools.count()
+@pytest.mark.parametrize("lost", [0.004, 0.05])
+def test_seconds_that_no_ledger_owns_are_a_warning_in_the_record(lost: float) -> None:
+    time, progress = FakeTime(), itertools.count()
 
-    def sleep_after_the_warm_up() -> None:
+    def pass_after_the_warm_up() -> None:
         if next(progress) == 0:
-            time.sleep(0.05)
+            time.pass_by(lost)
 
-    outcome = Run(request(), on_progress=sleep_after_the_warm_up).outcome
-    assert any("in no ledger" in warning for warning in outcome.warnings)
+    outcome = Run(request(), clock=time.clock(), on_progress=pass_after_the_warm_up).outcome
+    assert outcome.wall_seconds == lost
+    assert any("in no ledger" in warning for warning in outcome.warnings) is (lost > LEDGER_GAP_SECONDS)
 
 
 def test_a_trial_that_lost_the_processor_is_marked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -394,13 +397,17 @@ def test_running_out_of_memory_is_an_outcome(error: Exception, at_loss: int) -> 
     assert outcome.wall_seconds > 0
 
 
-def test_what_runs_out_of_memory_before_there_is_a_model_has_done_nothing_and_warns_of_nothing() -> None:
+def test_what_runs_out_of_memory_before_there_is_a_model_has_done_nothing_and_warns_of_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ContentionMeter, "stop", lambda meter: Contention(False))
+
     class TooLarge(Toy):
         def build_model(self, *, dropout: float) -> nn.Module:
             raise torch.OutOfMemoryError("CUDA out of memory")
 
     tiny = configuration(4, micro_batch_size=2, accumulation_steps=2)
-    run = Run(request(tiny), TooLarge())
+    run = Run(request(tiny), TooLarge(), clock=FakeTime().clock())
     outcome = run.outcome
     assert (outcome.state, outcome.steps, outcome.samples, run.observations) == (TrialState.OOM, 0, 0, [])
     assert (outcome.train_seconds, outcome.time_to_target_s, outcome.last_miss_step) == (0.0, None, None)

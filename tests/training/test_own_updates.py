@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional
 
 from bssearch.errors import UsageError, WorkloadError
-from bssearch.records import Configuration, TrialState
+from bssearch.records import Configuration, TrainingSettings, TrialState
 from bssearch.training.own.step import own_training_step
 from bssearch.training.trainer import Trainer
 from bssearch.workloads.base import WeightedLoss, resolve
@@ -215,8 +215,8 @@ def test_a_first_loss_that_is_not_finite_ends_the_trial() -> None:
 
 
 def test_a_training_step_is_refused_where_cuda_graphs_are_replayed() -> None:
-    replaying: Any = SimpleNamespace(replays_graphs=True)
-    with pytest.raises(UsageError, match="'reduce-overhead' must be 'default' or 'none'"):
+    replaying: Any = SimpleNamespace(replays_graphs=True, settings=TrainingSettings(compile="max-autotune"))
+    with pytest.raises(UsageError, match="'max-autotune' must be 'default' or 'none'"):
         own_training_step(Stepping(), replaying)
 
 

@@ -72,6 +72,7 @@ def peaks_of_trials(kind: Meter, block_kib: int) -> list[float]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("block_kib", [4, 1024])
 def test_each_trial_has_its_own_peak_whatever_ran_before(kind: Meter, block_kib: int) -> None:
@@ -96,6 +97,7 @@ def peak_before_and_after_a_restart(kind: Meter) -> tuple[int | None, float]:
     return unstarted, peak / MIB
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_measured_beside_a_trial_is_forgotten(kind: Meter) -> None:
     unstarted, peak = in_a_process_of_its_own(peak_before_and_after_a_restart, kind)

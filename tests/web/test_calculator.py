@@ -341,6 +341,7 @@ HOSTILE = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
 def test_hostile_texts_are_answered_with_a_page_that_shows_them_as_text(text: str) -> None:
     for query in (dict.fromkeys(FIELDS, text), *({**DEFAULTS, name: text} for name in FIELDS)):
@@ -390,6 +391,7 @@ def test_a_preset_keeps_what_the_other_groups_say() -> None:
     assert not calculated(query).errors
 
 
+@pytest.mark.slow
 def test_the_page_imports_no_torch_no_optuna_and_no_code_of_users(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("raise SystemExit('imported')")
     script = (

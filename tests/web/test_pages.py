@@ -269,6 +269,7 @@ class TestAcross:
         )
         assert "/studies/other" in pages.get("/best", params={"device": device}).text
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("value", HOSTILE)
     def test_hostile_conditions_are_told_and_escaped(self, pages: TestClient, value: str) -> None:
         for name in ("workload", "device", "target", "objective", "precision"):
@@ -344,6 +345,7 @@ class TestDatabases:
         assert [one.name for one in folder.iterdir()] == ["copy.db"]
         assert copy.read_bytes() == before
 
+    @pytest.mark.slow
     def test_a_server_is_asked_in_transactions_that_cannot_write(self, postgres: Postgres, tmp_path: Path) -> None:
         url = postgres.create_database()
         make_study(url, tmp_path, "task")

@@ -138,6 +138,7 @@ def test_settings_that_mean_nothing_are_refused(settings: dict[str, object], sai
     assert said in str(error.value)
 
 
+@pytest.mark.slow
 def test_a_trial_of_the_shipped_study_learns_and_its_outcome_tells_what_was_forgotten(
     loaded: tuple[FineTune, Data],
 ) -> None:

@@ -121,6 +121,7 @@ def test_settings_that_mean_nothing_are_refused(settings: dict[str, object], sai
     assert said in str(error.value)
 
 
+@pytest.mark.slow
 def test_the_shipped_study_does_all_of_the_worked_example_and_a_trial_of_it_learns() -> None:
     spec = load_spec("vit_tiny")
     assert isinstance(resolve(spec.workload, spec.workload_settings, Path()), VitTiny)

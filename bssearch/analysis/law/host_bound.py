@@ -12,16 +12,13 @@ from bssearch.analysis.answer import Batch, Notice
 from bssearch.analysis.law.affine_step_time import fit_step_time
 from bssearch.analysis.law.batch_model import LawFit, PredictedOptimum, RunnableStep, predict_optimum
 from bssearch.analysis.optimum import Candidate
-from bssearch.records import ProbeRecord
+from bssearch.records import WITH_CUDA_GRAPHS, ProbeRecord
 
 HOST_BOUND = 0.10
 """The host-bound share above which a step counts as host-bound: a choice."""
 
 FEWEST_SIZES = 2
 """Batch sizes that are not host-bound which the line of the device's step times takes."""
-
-CAPTURE = "capture"
-"""What a study's ``training.compile`` is called where a step is one CUDA graph, with hardly any time of the host's."""
 
 
 def about_the_host(
@@ -56,13 +53,13 @@ def _told(
     )
     if optimal.objective.trials_race:
         wanting = _wanting(probes, law)
-        found = None if wanting or law is None else captured_optimum(probes, law)
+        found = None if wanting or law is None else device_optimum(probes, law)
         if found is not None:
             yield f"with steps of the device's own time, {_in_words(found, size)}, by the law of steps"
         else:
             yield f"where it would be with steps of the device's own time cannot be told: {wanting or NO_LINE}"
-    if CAPTURE not in compile_mode:
-        yield f"training: {{compile: {CAPTURE}}} makes a step one CUDA graph, under a new name"
+    if compile_mode not in WITH_CUDA_GRAPHS:
+        yield "training: {compile: reduce-overhead} runs the model as CUDA graphs, under a new name"
 
 
 NO_LINE = "a larger batch is no slower among those that are not host-bound"
@@ -98,7 +95,7 @@ def device_bound(probes: Collection[ProbeRecord]) -> list[ProbeRecord]:
     ]
 
 
-def captured_optimum(probes: Collection[ProbeRecord], law: LawFit) -> PredictedOptimum | None:
+def device_optimum(probes: Collection[ProbeRecord], law: LawFit) -> PredictedOptimum | None:
     """Return the optimum among the batch sizes timed if each step took the device's own time alone, by the law.
 
     That time is α + β·B through the sizes that are not host-bound, of which it takes two. At the others it is no more

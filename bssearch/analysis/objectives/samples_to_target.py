@@ -10,7 +10,7 @@ from bssearch.records import ProbeRecord, TrialRecord, TrialState
 
 
 class SamplesToTarget(Objective):
-    """Optimizer steps to the target × the batch size: what is computed, whatever the device."""
+    """Training samples that a trial saw until the target, whatever the device."""
 
     name = "samples_to_target"
     own_unit = " samples"
@@ -21,13 +21,13 @@ class SamplesToTarget(Objective):
         """Return the samples of a trial that reached the target."""
         if trial.outcome is None or trial.state is not TrialState.REACHED:
             return None
-        return _samples(trial, trial.outcome.steps_to_target)
+        return samples_after(trial, trial.outcome.steps_to_target)
 
     def bound(self, trial: TrialRecord) -> float | None:
         """Return the samples at the last miss, whoever else used the device."""
         if trial.outcome is None or not trial.state.is_censored:
             return None
-        return _samples(trial, trial.outcome.last_miss_step)
+        return samples_after(trial, trial.outcome.last_miss_step)
 
     def predicted(self, steps: float, batch_size: float, step_seconds: float | None) -> float:
         """Return steps × batch size."""
@@ -41,10 +41,21 @@ class SamplesToTarget(Objective):
         return math.inf if samples is None else samples / probe.batch_size * probe.step_seconds
 
 
-def _samples(trial: TrialRecord, steps: int | None) -> float | None:
+def samples_after(trial: TrialRecord, steps: int | None) -> float | None:
+    """Return the samples of a trial's first steps, as many a step as it saw on average.
+
+    Batches may be smaller than the batch size, as the last one of an epoch. If the batch grows by a schedule, each
+    step has its share of that schedule. None without ``steps`` or without an outcome.
+    """
+    if steps is None or trial.outcome is None:
+        return None
+    planned = _planned(trial, steps)
+    whole = _planned(trial, trial.outcome.steps)
+    return planned * (trial.outcome.samples / whole) if whole and trial.outcome.samples else planned
+
+
+def _planned(trial: TrialRecord, steps: int) -> float:
     schedule = batch_schedule_of(trial.configuration)
-    if steps is None or trial.outcome is None or schedule is None:
-        return None if steps is None else float(steps * trial.configuration.batch_size)
-    if schedule.is_measured:  # as many a step as it had on the average
-        return trial.outcome.samples * steps / trial.outcome.steps if trial.outcome.steps else None
+    if schedule is None or schedule.is_measured:
+        return float(steps * trial.configuration.batch_size)
     return schedule.samples_after(steps)

@@ -18,7 +18,7 @@ def export(
         typer.Option(
             "--to",
             metavar="KIND",
-            help="curves: its learning curves, as `simulate` reads them. "
+            help="curves: its learning curves as a table. "
             "optuna: an Optuna study in a database, for `optuna`, optuna-dashboard and `optuna.load_study`. "
             "csv, parquet: all trials as one table, all observations as another. "
             "study: everything, to be taken into another database with `import study`.",

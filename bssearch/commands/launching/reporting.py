@@ -1,15 +1,20 @@
-"""The boards of a run: what the driver says of its trials goes to each, what they say of it to who watches."""
+"""What a driver reports to the boards of its study, and what it tells the user about them."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import asdict
+from typing import Any
 
-from bssearch.boards.events import Event
-from bssearch.boards.named import TARGETS, boards_of, check_boards
-from bssearch.boards.process import READY_SECONDS, BoardProcess
-from bssearch.boards.reports import answered, study_opened, trial_ended, trial_observed, trial_started
+import yaml
+
+from bssearch.analysis.answer import parameters_of
+from bssearch.analysis.headline import headline
+from bssearch.boards.base import without_secrets
+from bssearch.boards.named import boards_of, check_boards
+from bssearch.boards.process import BoardProcess
 from bssearch.errors import BSSearchError, TargetNotReachedError
 from bssearch.history import History
 from bssearch.records import Observation, TrialRecord, TrialState
@@ -23,27 +28,28 @@ UNFINISHED = frozenset({TrialState.RUNNING, TrialState.PAUSED})
 
 
 class Reporter(Listener):
-    """Reports the trials of one driver to boards, and tells ``watcher`` what becomes of the reports."""
+    """Reports the trials of one driver to its boards, and tells ``watcher`` what was not delivered."""
 
-    def __init__(self, boards: Sequence[BoardProcess], watcher: Listener) -> None:
+    def __init__(self, boards: BoardProcess, watcher: Listener) -> None:
         self._boards, self._watcher = boards, watcher
         self._store: Store | None = None
-        self._name = ""
-        self._train_samples: int | None = None
-        self._ours: set[int] = set()
+        self._starts: dict[int, float] = {}
         self._unfinished: set[int] = set()
 
     @contextmanager
     def reporting(self, store: Store, spec: StudySpec, train_samples: int | None) -> Iterator[None]:
-        """Report what happens inside to the boards, of a study in an open store; begin once they are ready."""
-        if not self._boards:
-            yield
-            return
-        self._store, self._name, self._train_samples = store, spec.name, train_samples
-        deadline = time.monotonic() + READY_SECONDS
-        for board in self._boards:
-            board.wait_until_ready(deadline)
-        self._tell(study_opened(store.study(spec.name), spec))
+        """Report what happens inside, to a study in an open store."""
+        self._store, self._name, self._metric = store, spec.name, spec.target.metric
+        self._train_samples = train_samples
+        study = store.study(spec.name)
+        target = study.target
+        about = {
+            "target": f"{target.metric} {target.goal.sign} {target.value:g}",
+            "objective": study.objective,
+            "device": "unknown" if study.environment is None else study.environment.device_name,
+            "spec": yaml.safe_dump(without_secrets(spec.model_dump(mode="json")), sort_keys=False),
+        }
+        self._tell("opened", name=study.name, mark=study.mark, metric=target.metric, about=about)
         self._unfinished = {trial.number for trial in store.trials(spec.name) if trial.state in UNFINISHED}
         try:
             yield
@@ -52,20 +58,34 @@ class Reporter(Listener):
                 self._tell_the_rest(store)
 
     def started(self, trial: TrialRecord, history: History) -> None:
-        """Report a trial that begins or goes on."""
-        self._ours.add(trial.number)
+        """Report a trial that starts or resumes."""
+        at = self._starts[trial.number] = trial.created_at.timestamp()
         self._unfinished.add(trial.number)
-        self._tell(trial_started(trial))
+        parameters = {**_sizes(trial.configuration), **parameters_of(trial.configuration)}
+        parameters |= {"phase": str(trial.phase), "seed": trial.seed}
+        if trial.retry_of is not None:
+            parameters["retry_of"] = trial.retry_of
+        self._tell("started", number=trial.number, at=at, parameters=parameters)
 
     def observed(self, number: int, observation: Observation) -> None:
         """Report an evaluation."""
-        self._tell(trial_observed(number, observation, self._train_samples))
+        one = observation
+        figures = {
+            "train_seconds": one.train_seconds,
+            "samples": one.samples,
+            "epoch": one.samples / self._train_samples if self._train_samples else None,
+            "learning_rate": one.learning_rate,
+            "loss": one.loss,
+            self._metric: one.metric,
+        }
+        point = (one.step, self._starts.get(number, 0.0) + one.train_seconds, dict(_numbers(figures)))
+        self._tell("observed", number=number, points=[point])
 
     def ended(self, trial: TrialRecord, history: History) -> None:
         """Report the end of a trial, or that it is paused."""
         if trial.state is not TrialState.PAUSED:
             self._unfinished.discard(trial.number)
-        self._tell(trial_ended(trial))
+        self._tell_end(trial)
 
     def search_ended(self, reason: str, history: History) -> None:
         """Report the answer of the search, before its confirmation."""
@@ -74,51 +94,89 @@ class Reporter(Listener):
                 self._tell_answer(self._store)
 
     def _tell_the_rest(self, store: Store) -> None:
-        """Report how trials ended of which this driver saw no end, and the answer as it is now."""
+        """Report the answer as it is now, and ends of trials that this driver has not seen."""
         for trial in store.trials(self._name) if self._unfinished else []:
             if trial.number in self._unfinished and trial.state not in UNFINISHED and trial.outcome is not None:
-                self._tell(trial_ended(trial, is_elsewhere=trial.number not in self._ours))
-        if self._ours:
+                self._tell_end(trial)
+        if self._starts:
             self._tell_answer(store)
+
+    def _tell_end(self, trial: TrialRecord) -> None:
+        outcome = trial.outcome
+        figures = {} if outcome is None else asdict(outcome)
+        self._tell(
+            "ended",
+            number=trial.number,
+            state=str(trial.state),
+            reason="" if outcome is None else "; ".join([outcome.reason, *outcome.warnings]),
+            at=time.time() if trial.ended_at is None else trial.ended_at.timestamp(),
+            figures=dict(_numbers({**figures, "steps_x_step_time_s": trial.steps_x_step_time_s})),
+            is_elsewhere=trial.number not in self._starts,
+        )
 
     def _tell_answer(self, store: Store) -> None:
         with suppress(TargetNotReachedError):
-            self._tell(answered(answer(store, self._name), len(store.trials(self._name))))
+            found = answer(store, self._name)
+            words = {
+                "headline": headline(found),
+                "verdict": "provisional" if found.provisional else "settled",
+                "document": found.model_dump_json(indent=2),
+            }
+            figures = found.model_dump(include={"optimal", "speedup", "within_5_percent"})
+            figures["flat_range"] = dict(zip(("low", "high"), found.flat_range, strict=True))
+            self._tell(
+                "answered",
+                trials=len(store.trials(self._name)),
+                words=words,
+                parameters={**_sizes(found.optimal), **found.optimal.parameters},
+                figures=dict(_numbers(figures)),
+            )
 
-    def _tell(self, event: Event) -> None:
-        for board in self._boards:
-            board.report(event)
-            self._pass_on_notes(board)
+    def _tell(self, method: str, **arguments: Any) -> None:
+        self._boards.report(method, **arguments)
+        self._pass_on_notes()
 
     def close(self) -> None:
-        """Have the boards write what they were told, and end them."""
-        for board in self._boards:
-            board.begin_to_close()
-        for board in self._boards:
-            board.close()
-            self._pass_on_notes(board)
+        """End the boards once they have written all, or at the deadline."""
+        self._boards.close()
+        self._pass_on_notes()
 
-    def _pass_on_notes(self, board: BoardProcess) -> None:
-        for note in board.take_notes():
-            self._watcher.note(note)
+    def _pass_on_notes(self) -> None:
+        while self._boards.notes:
+            self._watcher.note(self._boards.notes.popleft())
+
+
+def _sizes(one: Any) -> dict[str, Any]:
+    return {name: getattr(one, name) for name in ("batch_size", "micro_batch_size", "accumulation_steps")}
+
+
+def _numbers(values: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, float]]:
+    """Yield the numbers among values with their names, those of nested values after the outer name and ``_``."""
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _numbers(value, f"{before}{name}_")
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            yield f"{before}{name}", float(value)
 
 
 @contextmanager
-def reported(spec: StudySpec, watcher: Listener, *, reports: bool) -> Iterator[tuple[Listener, Reporter]]:
-    """Give who is to be told of a run, and what reports it to the boards of its spec; they are ended at the end.
+def reported(spec: StudySpec, watcher: Listener, *, reports: bool) -> Iterator[tuple[Listener, Reporter | None]]:
+    """Give the listener of a run, and what reports it to the boards of its spec if there are any.
 
-    Without ``reports`` there are none. Raises `UsageError` for a board that is not known or not installed.
+    Raises `UsageError` for a board that is not known or not installed.
     """
     names = boards_of(spec) if reports else ()
     check_boards(names)
-    boards: list[BoardProcess] = []
-    reporter = Reporter(boards, watcher)
+    if not names:
+        yield watcher, None
+        return
     try:
-        for name in names:
-            try:
-                boards.append(BoardProcess(name, TARGETS[name]))
-            except OSError as error:
-                watcher.note(f"{name}: its process cannot be started ({error}); nothing is reported to it")
-        yield (Listeners(watcher, reporter) if boards else watcher), reporter
+        reporter = Reporter(BoardProcess(names), watcher)
+    except OSError as error:
+        watcher.note(f"log: the process of the boards cannot start ({error}); nothing is reported")
+        yield watcher, None
+        return
+    try:
+        yield Listeners(watcher, reporter), reporter
     finally:
         reporter.close()

@@ -1,4 +1,4 @@
-"""``queue``: the submissions with their places and shares, and the workers that serve them."""
+"""``queue``: the submissions with their places, and the workers that serve them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from bssearch.storage.repository import Store
 
 
 class QueuedStudy(BaseModel):
-    """A submission: ``position`` among those that wait, and the ``share`` of the workers' time that it is due."""
+    """A submission: ``position`` among those that wait, and the slot seconds for which it was served."""
 
     study: str
     state: SubmissionState
@@ -29,7 +29,6 @@ class QueuedStudy(BaseModel):
     not_before: datetime | None
     submitted_at: datetime
     position: int | None
-    share: float | None
     served_seconds: float
     trials: int
     reached: int
@@ -63,12 +62,9 @@ class QueueListing(BaseModel):
 def queued_studies(store: Store, *, everything: bool = False) -> QueueListing:
     """Return the queue; with ``everything`` submissions that are done or cancelled, and workers that are gone, too.
 
-    Shares are of the time of workers that serve everybody: a study that few may serve gets less. The reason of one that
-    waits says why no worker that is here can serve it, or what kept the last one from it.
+    The reason of one that waits says why no worker that is here can serve it, or what kept the last one from it.
     """
-    ledger = store.ledger()
-    places = {name: number for number, name in enumerate(ledger.order(), start=1)}
-    shares = ledger.shares()
+    places = {name: number for number, name in enumerate(store.waiting(), start=1)}
     counts = {one.name: one for one in store.studies()}
     workers = store.workers()
     here = [worker for worker in workers if worker.is_here]
@@ -76,17 +72,13 @@ def queued_studies(store: Store, *, everything: bool = False) -> QueueListing:
     for one in store.submissions():
         if not everything and one.state in {SubmissionState.DONE, SubmissionState.CANCELLED}:
             continue
-        rows.append(_queued(one, counts.get(one.name), here, places.get(one.name), shares.get(one.name)))
+        rows.append(_queued(one, counts.get(one.name), here, places.get(one.name)))
     rows.sort(key=lambda row: (row.position is None, row.position or 0))
     return QueueListing(submissions=rows, workers=[_seen(one) for one in (workers if everything else here)])
 
 
 def _queued(
-    one: Submission,
-    study: StudySummary | None,
-    here: Sequence[WorkerRecord],
-    position: int | None,
-    share: float | None,
+    one: Submission, study: StudySummary | None, here: Sequence[WorkerRecord], position: int | None
 ) -> QueuedStudy:
     """Return a submission as it is listed; ``here`` are the workers that there are."""
     serving = [worker.host for worker in here if worker.serving == one.name]
@@ -103,7 +95,6 @@ def _queued(
         not_before=one.not_before,
         submitted_at=one.submitted_at,
         position=position,
-        share=share,
         served_seconds=one.served_seconds,
         trials=study.trials if study else 0,
         reached=study.reached if study else 0,

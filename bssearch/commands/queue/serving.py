@@ -62,7 +62,7 @@ class End:
 class Meter(Listener):
     """Counts the slot seconds of a shift: those of its trials, and those without a trial as of one.
 
-    So a study pays for the time in which it loads or is timed, too. It tells the lines of a run.
+    It tells the lines of a run.
     """
 
     def __init__(self, tell: Tell, clock: Callable[[], float] = time.monotonic) -> None:

@@ -24,12 +24,11 @@ from bssearch.search.leases.heartbeat import Heartbeat
 from bssearch.search.leases.owner import this_driver
 from bssearch.search.shift import Shift
 from bssearch.settings import user_name
-from bssearch.spec import StudySpec
 from bssearch.storage.repository import Store, open_store
 
 TURN_SECONDS = 300.0
-"""Seconds after which a study makes room where another one is further behind: a choice, many times what it takes to
-load a workload."""
+"""Seconds after which a study makes room for one that comes before it: a choice, many times what it takes to load a
+workload."""
 
 LOOK_SECONDS = 2.0
 """How often a worker looks whether its study was paused or cancelled, or whether there is something to serve."""
@@ -87,10 +86,11 @@ def run_worker(
 ) -> None:
     """Serve the queue from the templates of a file until SIGTERM or Ctrl-C; with ``until_empty`` until nothing is left.
 
-    A worker serves one study at a time, chosen fairly (`bssearch.queue.fairness`), and after ``turn_seconds`` another
-    one that is further behind. When it is told to stop its trials are paused, with their checkpoints, and given back.
-    ``tell`` gets a line for each thing that happens. Raises `SpecError` and `NotFoundError` for what is wrong with the
-    file, and `DatabaseError` where the database cannot be written at the start; later it waits for it.
+    A worker serves one study at a time, that of the highest priority and of those the oldest. After ``turn_seconds``
+    another one that comes first by now takes its place. When the worker is told to stop its trials are paused, with
+    their checkpoints, and given back. ``tell`` gets a line for each thing that happens. Raises `SpecError` and
+    `NotFoundError` for what is wrong with the file, and `DatabaseError` where the database cannot be written at the
+    start; later it waits for it.
     """
     options = WorkerOptions(
         tags=tuple(dict.fromkeys(tags)),
@@ -175,7 +175,7 @@ class Worker:
 
     def _serve_next(self) -> bool:
         """Serve the study that comes next for one shift; return whether there was one."""
-        one = self._store.begin_shift(self._name, self._eligible(), self._charge(None))
+        one = self._store.begin_shift(self._name, self._eligible())
         if one is None:
             return False
         meter = Meter(lambda line: self._tell(f"{one.name}: {line}"))
@@ -221,11 +221,6 @@ class Worker:
         now = time.monotonic()
         return any(self._alone_until.get(one.name, 0.0) - now <= BACK_AFTER_S for one in self._servable())
 
-    def _charge(self, spec: StudySpec | None) -> float:
-        """Return the slot seconds that a turn is expected to take."""
-        slots = spec.executor.slots if spec else self._options.slots
-        return self._options.turn_seconds * (slots if isinstance(slots, int) else 1)
-
     def _served(self, one: Submission, meter: Meter) -> End:
         """Run a study until it is done, or has to make room; return how it went."""
         template = self._templates[one.template]
@@ -254,7 +249,7 @@ class Worker:
         )
         study = ServedStudy(spec, launch, lambda line: self._tell(f"{one.name}: {line}"))
         study.start()
-        alone = self._watch(one, spec, study, shift, meter)
+        alone = self._watch(one, study, shift, meter)
         self._record = replace(self._record, device_name=study.device_name or self._record.device_name)
         end = study.end or End(SubmissionState.WAITING)
         return replace(end, alone_seconds=max(alone, end.alone_seconds))
@@ -270,7 +265,7 @@ class Worker:
             return End(SubmissionState.FAILED, str(error))
         return End(SubmissionState.WAITING, str(error), REFUSED_FOR_S)
 
-    def _watch(self, one: Submission, spec: StudySpec, study: ServedStudy, shift: Shift, meter: Meter) -> float:
+    def _watch(self, one: Submission, study: ServedStudy, shift: Shift, meter: Meter) -> float:
         """Look after a study while it runs; return for how long it is then to be left alone."""
         turn_ends = math.inf  # until the study is open: a turn that is spent with loading gets nowhere
         next_look = time.monotonic() + LOOK_SECONDS
@@ -298,7 +293,7 @@ class Worker:
                     continue
                 elif now >= turn_ends:
                     turn_ends += self._options.turn_seconds
-                    if not self._store.renew_shift(self._name, self._eligible(), meter.take(), self._charge(spec)):
+                    if not self._store.renew_shift(self._name, self._eligible(), meter.take()):
                         self._tell(f"{one.name}: makes room for another study")
                         shift.end()
                 elif shift.seconds_waited > WAITS_AT_MOST_S and self._eligible() - {one.name}:

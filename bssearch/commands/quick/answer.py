@@ -18,6 +18,7 @@ from typing import Any
 from bssearch.analysis.answer import Notice
 from bssearch.analysis.law.affine_step_time import fit_step_time
 from bssearch.analysis.law.quick import QuickAnswer, QuickCriticalBatch, QuickOptimum, QuickRun
+from bssearch.analysis.objectives.samples_to_target import samples_after
 from bssearch.analysis.retarget import at_target
 from bssearch.commands.enqueue import any_configuration_of
 from bssearch.commands.opening import ExecutorFactory, Launch, OpenStudy, opened
@@ -241,8 +242,7 @@ def _noise_scale(study: OpenStudy, plan: QuickPlan) -> tuple[float | None, list[
 
 
 def _samples_to_target(run: TrialRecord) -> float | None:
-    steps = None if run.outcome is None else run.outcome.steps_to_target
-    return None if steps is None else steps * run.configuration.batch_size
+    return None if run.outcome is None else samples_after(run, run.outcome.steps_to_target)
 
 
 def _run(trial: TrialRecord) -> QuickRun:

@@ -1,4 +1,4 @@
-"""``export``: a study's learning curves as a table that `simulate` reads."""
+"""``export``: a study's learning curves as a table."""
 
 from __future__ import annotations
 

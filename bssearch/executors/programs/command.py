@@ -169,7 +169,8 @@ class LoadedCommand:
             threads=threads,
             device=self.device,
         )
-        return CommandProcess(filled(self._program.command, values), self._folder, self._program.report)
+        program = self._program
+        return CommandProcess(filled(program.command, values), self._folder, program.report, program.metric)
 
     def check_places(self, configuration: Configuration) -> None:
         """Raise `UsageError` where a command that does not ask for its trial cannot be told what it must be."""
@@ -244,7 +245,7 @@ class LoadedCommand:
             code = process.end()
         if code:
             raise failure_of(code, process)
-        for report in process.log_reader.end():
+        for report in process.last_reports():
             has_reported = True
             yield report
         if not has_reported:
@@ -323,9 +324,7 @@ class LoadedCommand:
         reader = process.log_reader
         if reader.unmatched:
             said = ", ".join(f"report.{name}: {text}" for name, text in reader.unmatched.items())
-            misread = [repr(reader.misread[name]) for name in reader.unmatched if name in reader.misread]
-            found = f", only {', '.join(misread)}" if misread else ""
-            return f": {said} found no number in any line{found}{process.shown_lines}"
+            return f": {said} found no number in any line{process.shown_lines}"
         example = f'{{"step": 100, "{self._program.metric}": 0.9}}'
         return f": it must print lines such as {example}, or report: say how its log is read{process.shown_lines}"
 
@@ -359,7 +358,7 @@ class CommandTrial:
                 self._follow(process, trial)
                 code = process.end()
                 if trial.ending is None and code == 0:
-                    for report in process.log_reader.end():
+                    for report in process.last_reports():
                         trial.take(report, time.monotonic())
                 if trial.ending is None:
                     trial.left(code)

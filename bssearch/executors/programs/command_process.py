@@ -54,12 +54,15 @@ _MOST_CHUNKS_LEFT = 16
 class CommandProcess:
     """A started program; leave its ``with`` block to end it, and whatever it has started.
 
-    ``began`` is when, ``kernel_kills`` what `kernel_memory_kills` was then. ``log_reader`` reads what it prints.
+    ``began`` is when, ``kernel_kills`` what `kernel_memory_kills` was then. ``log_reader`` reads what it prints
+    (``metric`` is the target's).
 
     Raises `WorkloadError` where there is no such command, and `LaunchError` where it cannot be started.
     """
 
-    def __init__(self, command: Sequence[str], folder: Path, expressions: Mapping[str, str]) -> None:
+    def __init__(
+        self, command: Sequence[str], folder: Path, expressions: Mapping[str, str], metric: str | None = None
+    ) -> None:
         become_subreaper()
         self._before = set(psutil.Process().children(recursive=True))
         self._logged = 0
@@ -82,8 +85,8 @@ class CommandProcess:
                 raise LaunchError(f"command: {command[0]!r} cannot be started: {error}") from error
             self._kept = kept.pop_all()
         self._stdout = self._process.stdout.fileno()
-        self.log_reader = ReportReader(expressions)
-        self._readers = {self._pipe: ReportReader({}), self._stdout: self.log_reader}
+        self.log_reader, self._pipe_reader = ReportReader(expressions, metric), ReportReader({}, metric)
+        self._readers = {self._pipe: self._pipe_reader, self._stdout: self.log_reader}
 
     def __enter__(self) -> Self:
         return self
@@ -141,6 +144,11 @@ class CommandProcess:
             return
         for descriptor, chunk in self._chunks(seconds):
             yield from self._readers[descriptor].feed(chunk)
+
+    def last_reports(self) -> Iterator[Report]:
+        """Yield the reports of last lines without a line end, of a program that has ended well; raise as `reports`."""
+        yield from self._pipe_reader.end()
+        yield from self.log_reader.end()
 
     def end(self) -> int:
         """End the program: SIGTERM to its group, then SIGKILL to that and to all that it left; return its exit code.

@@ -7,6 +7,9 @@ the program's own of training, the wall clock stands for them. Expressions have 
     accuracy: 'acc=([0-9.]+)'
 
 What several of them find makes one report when the line with its step comes.
+
+A line that matches no expression, or is no JSON object with a step, is no report and is skipped. A report that cannot
+be read raises `UsageError`, also late in a run.
 """
 
 from __future__ import annotations
@@ -37,7 +40,25 @@ LARGEST_STEP = 2**40
 LARGEST_SECONDS = 1e9
 """A choice: thirty years."""
 
-_ENDS_OF_LINES = re.compile(rb"[\r\n]")
+_OF_GROUPS = ": its group must match a number and nothing else"
+
+_ENDS_OF_LINES = re.compile(rb"([\r\n])")
+
+_JSON_WITH_STEP = re.compile(rf'\{{[^{{\[]*"{STEP}"\s*:')
+"""The beginning of an object with a step of its own: a nested object may have one, too."""
+
+_WITH_THOUSANDS = re.compile(r"[-+]?[1-9]\d{0,2}(,\d{3})+(\.\d*)?")
+_AMBIGUOUS = re.compile(r"[-+]?[1-9]\d{0,2},\d{3}")
+"""A decimal comma with three digits after it looks the same, unless the number is known to be whole."""
+
+_REST_OF_NUMBER = re.compile(r"\d|[,_'’\u00a0\u202f]\d{3}(?!\d)|[eE][-+]?\d|[kKM]\b")
+"""Follows a group that took only the beginning of a number: 1 of 1,000, 9 of 9e-05, 1 of 1k."""
+
+_REST_OF_STEP = re.compile(r"[ .]\d{3}(?!\d)")
+"""The same of a whole number whose thousands a space or a dot separates: 1 of 1 000."""
+
+_STEP_WITH_DOTS = re.compile(r"[1-9]\d{0,2}(\.\d{3})+")
+"""A step that may be 10 or 10,000, as in 10.000."""
 
 
 REPORTS_TIMED = 4
@@ -97,85 +118,163 @@ def _pace_between(first: Report, last: Report, wall_seconds: float) -> Pace | No
 class ReportReader:
     """Reads reports from a stream of bytes, of which it keeps no more than a line.
 
-    ``expressions`` map names to regular expressions with one group, ``step`` among them; none: JSON lines. ``lines`` is
-    how many lines have come, ``unmatched`` which expressions have found no number in any of them, and ``misread`` what
-    else they have found.
+    ``expressions`` map names to regular expressions with one group, ``step`` among them; none: JSON lines. ``metric``
+    is the target's: in a JSON line it must be a number or null, as the seconds and the loss must; the step must be a
+    number; any other field may hold anything. ``lines`` is how many lines have come, ``unmatched`` which expressions
+    have not matched yet.
     """
 
-    def __init__(self, expressions: Mapping[str, str]) -> None:
+    def __init__(self, expressions: Mapping[str, str], metric: str | None = None) -> None:
         self._expressions = {name: re.compile(text) for name, text in expressions.items()}
         self._longest = LONGEST_LOG_LINE if expressions else LONGEST_LINE
+        self._numbers = {STEP, SECONDS, LOSS, metric}
         self.lines = 0
         self.unmatched = dict(expressions)
-        self.misread: dict[str, str] = {}
         self._found: dict[str, float] = {}
         self._rest = bytearray()
-        self._is_too_long = False
+        self._follows_return = False
 
     def feed(self, chunk: bytes) -> Iterator[Report]:
         """Yield the reports that this chunk completes; a carriage return ends a line, too.
 
-        Raises `UsageError` for a step or seconds out of their bounds.
+        Raises `UsageError` for a report that cannot be read, and for a step or seconds out of their bounds.
         """
         *whole, rest = _ENDS_OF_LINES.split(chunk)
-        for end in whole:
-            line, is_whole = bytes(self._rest) + end, not self._is_too_long
-            self._rest, self._is_too_long = bytearray(), False
+        for text, end in zip(whole[::2], whole[1::2], strict=True):
+            line, follows_return = bytes(self._rest + text), self._follows_return
+            self._rest, self._follows_return = bytearray(), end == b"\r"
             self.lines += bool(line)
-            if line and is_whole and len(line) <= self._longest:
-                yield from self._read(line.decode(errors="replace"))
-        self._rest += rest
-        if len(self._rest) > self._longest:
-            self._rest, self._is_too_long = bytearray(), True
+            if len(line) > self._longest:
+                self._refuse_long_report(line[: self._longest].decode(errors="replace"))
+            elif line:
+                yield from self._read(line.decode(errors="replace"), follows_return)
+        # One byte more than a line may have tells that it is too long.
+        self._rest += rest[: self._longest + 1 - len(self._rest)]
 
     def end(self) -> Iterator[Report]:
         """Yield the report of a last line without a line end, of a program that has ended well; raise as `feed`."""
         yield from self.feed(b"\n")
 
-    def _read(self, line: str) -> Iterator[Report]:
+    def _read(self, line: str, follows_return: bool) -> Iterator[Report]:
         if not self._expressions:
-            found = _of_json(line.strip())
+            found = self._read_json(line.strip(), follows_return)
         else:
-            for name, expression in self._expressions.items():
-                if (match := expression.search(line)) is None:
-                    continue
-                if (value := _number(match[1])) is None:
-                    self.misread[name] = str(match[1])[:LONGEST_NAME]
-                else:
-                    self._found[name] = value
-                    self.unmatched.pop(name, None)
+            self._search(line)
             if STEP not in self._found:
                 return
             found, self._found = self._found, {}
         if found is not None and (report := _report(found)) is not None:
             yield report
 
+    def _search(self, line: str) -> None:
+        for name, expression in self._expressions.items():
+            if (match := expression.search(line)) is not None:
+                self._found[name] = _number_in(match, name)
+                self.unmatched.pop(name, None)
 
-def _of_json(line: str) -> dict[str, float] | None:
-    if not line.startswith("{"):
-        return None
-    try:
-        data = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(data, dict):
-        return None
-    return {name: value for name, one in data.items() if _is_name(name) and (value := _number(one)) is not None}
+    def _read_json(self, line: str, follows_return: bool) -> dict[str, float] | None:
+        """Return the numbers of a JSON object, None if the line is none.
+
+        A progress bar begins with a carriage return and leaves its line open: the report that is printed next stands
+        behind it.
+        """
+        if follows_return:
+            line = line[max(0, line.find("{")) :]
+        if not line.startswith("{"):
+            return None
+        try:
+            data = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            if _JSON_WITH_STEP.match(line):
+                raise UsageError(f"a line with a step is not JSON: {_shown(line)}: {_reason(error)}") from None
+            return None
+        return self._numbers_of(data) if STEP in data else None
+
+    def _numbers_of(self, data: Mapping[str, object]) -> dict[str, float]:
+        found = {}
+        for name, one in data.items():
+            if one is None and name != STEP:
+                continue
+            value = _number(one, is_whole=name == STEP)
+            if value is None and name in self._numbers:
+                shown = json.dumps(one)
+                said = f"{name} = {_shown(shown, quoted=False)}, not a number{_remedy(one)}"
+                raise UsageError(f"a JSON line of the command has {said}")
+            if value is not None and (name in self._numbers or _is_name(name)):
+                found[name] = value
+        return found
+
+    def _refuse_long_report(self, beginning: str) -> None:
+        """Raise `UsageError` for a report in a line that is too long to be read."""
+        names = [f"report.{name}" for name, expression in self._expressions.items() if expression.search(beginning)]
+        if not self._expressions and _JSON_WITH_STEP.match(beginning):
+            names = [f"a JSON object with a {STEP}"]
+        if names:
+            raise UsageError(
+                f"a line of more than {self._longest} bytes has {', '.join(names)}: {_shown(beginning)}; "
+                "the command must print shorter lines"
+            )
 
 
 def _is_name(text: str) -> bool:
     return len(text) <= LONGEST_NAME and text.isprintable()
 
 
-def _number(value: object) -> float | None:
+def _number_in(match: re.Match[str], name: str) -> float:
+    """Return the number that an expression has found; raise `UsageError` if it is none, or only its beginning."""
+    text: str | None = match[1]
+    if text is None:
+        raise UsageError(f"report.{name} found nothing in {_shown(match[0])}: its group must take part in each match")
+    value = _number(text, is_whole=name == STEP)
+    if value is None:
+        raise UsageError(f"report.{name} found {_shown(text)}, not a number{_remedy(text) or _OF_GROUPS}")
+    if name == STEP and _STEP_WITH_DOTS.fullmatch(text):
+        joined = text.replace(".", "")
+        raise UsageError(f"report.{name} found {_shown(text)}, which may be {value:g} or {joined}: print {joined}")
+    rest = _REST_OF_NUMBER.match(match.string, match.end(1))
+    if rest is None and name == STEP and len(text) <= len("100"):
+        rest = _REST_OF_STEP.match(match.string, match.end(1))
+    if rest is not None and match.end() == match.end(1):
+        whole = match.string[match.start(1) :][: rest.end() - match.start(1) + LONGEST_NAME]
+        raise UsageError(
+            f"report.{name} found {_shown(text)}, perhaps the beginning of a number in {_shown(whole)}: its group must "
+            "take the whole number, or the expression match what follows it"
+        )
+    return value
+
+
+def _number(value: object, *, is_whole: bool) -> float | None:
+    """Return the number that a value is, None if it is none; a comma must separate thousands, and nothing else."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
+    if isinstance(value, str):
+        value = value.strip()
+        if _WITH_THOUSANDS.fullmatch(value) and (is_whole or not _AMBIGUOUS.fullmatch(value)):
+            value = value.replace(",", "")
     try:
         return float(value)
     except ValueError:
         return None
     except OverflowError:
         return math.inf
+
+
+def _remedy(value: object) -> str:
+    if isinstance(value, str) and "," in value:
+        return ": a comma may only separate thousands, as in 1,000,000 or 1,000.5, or 1,000 in a step"
+    return ""
+
+
+def _shown(text: str, *, quoted: bool = True) -> str:
+    """Return the first characters of a text, to be shown in an error."""
+    cut = text if len(text) <= LONGEST_NAME else f"{text[:LONGEST_NAME]}…"
+    return repr(cut) if quoted else cut
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, json.JSONDecodeError):
+        return f"{error.msg} at character {error.colno}"
+    return str(error).partition(";")[0]
 
 
 def _report(found: Mapping[str, float]) -> Report | None:

@@ -63,8 +63,11 @@ class GrowingSampler(SeededSampler):
                 self._epoch, self._offset = self._epoch + 1, 0
 
 
-def sampler_of(samples: int, stages: LoopStages, seed: int, steps: Callable[[], int]) -> SeededSampler:
-    """Return the sampler of a trial; ``steps`` returns those that are done."""
+def sampler_of(
+    samples: int, stages: LoopStages, seed: int, steps: Callable[[], int], samples_behind: int
+) -> SeededSampler:
+    """Return the sampler of a trial; ``steps`` returns those that are done, ``samples_behind`` were seen by them."""
     if stages.grows:
         return GrowingSampler(samples, stages, seed, steps)
-    return SeededSampler(samples, stages.at(0).batch_size, seed, after_steps=steps())
+    size = stages.at(0).batch_size
+    return SeededSampler(samples, size, seed, after_steps=samples_behind // size)

@@ -65,7 +65,7 @@ _MAKER = {"created_by", "created_at", "login"}
 
 WRITER_RIGHTS: Mapping[str, tuple[str, ...]] = {
     "bss_environment": ("INSERT",),
-    # Whose study may be renamed, archived or deleted says the trigger of revision 0012.
+    # A trigger says whose study may be renamed, archived or deleted.
     "bss_study": ("INSERT", _update(StudyRow, but=frozenset({"id"} | _QUESTION | _MAKER)), "DELETE"),
     # Trials go with their study alone.
     "bss_trial": ("INSERT", _update(TrialRow, but=frozenset({"id", "study_id", "number"}))),
@@ -77,14 +77,8 @@ WRITER_RIGHTS: Mapping[str, tuple[str, ...]] = {
     "bss_finding": ("INSERT", "UPDATE"),
     "bss_log": ("INSERT", "UPDATE"),
     "bss_claim": ("INSERT", "UPDATE", "DELETE"),
-    # Who may cancel, pause, resume, rename or delete a submission says the trigger of revision 0016. What is asked for
-    # stays as it was submitted; workers keep the accounts.
-    "bss_submission": (
-        "INSERT",
-        "UPDATE (name, state, reason, served_seconds, virtual_time, started_at, has_joined)",
-        "DELETE",
-    ),
-    "bss_share": ("INSERT", "UPDATE"),
+    # A trigger says who may cancel, pause, resume, rename or delete a submission. What it asks for never changes.
+    "bss_submission": ("INSERT", "UPDATE (name, state, reason, served_seconds)", "DELETE"),
     "bss_worker": ("INSERT", "UPDATE", "DELETE"),
 }
 """What running studies takes beside SELECT, by table. Who adds a table says it here."""

@@ -29,7 +29,7 @@ _NO_RIGHT = ("42501", "3F000")
 """No privilege; no schema to create in, which is what a role without rights on the schema is told."""
 
 MAKER_TRIGGERS = ("bss_study_maker", "bss_submission_submitter")
-"""What refuses to change the study, or the submission, of somebody else (revisions 0012 and 0016)."""
+"""What refuses to change the study, or the submission, of somebody else."""
 
 _NOT_POSTGRESQL = re.compile(r"invalid response to \w+ negotiation|expected authentication request")
 _REFUSED = {

@@ -26,7 +26,7 @@ from bssearch.errors import SpecError, UsageError
 from bssearch.records import Environment, spec_digest
 from bssearch.spec import StudySpec
 from bssearch.storage.connection.engine import from_json
-from bssearch.storage.database import is_digest_of
+from bssearch.storage.database import environment_digest
 from bssearch.storage.keeping import check_name
 from bssearch.storage.models import Base
 from bssearch.storage.rows import column_names, from_columns, to_columns
@@ -189,7 +189,7 @@ def check_digest(kind: Kind, values: Mapping[str, Any]) -> None:
     """Raise `UsageError` where the digest of an environment or a spec is not that of its row."""
     if kind is Kind.ENVIRONMENT:
         columns: dict[str, Any] = {**dict.fromkeys(column_names(Environment)), "libraries": (), **values}
-        is_right = is_digest_of(from_columns(Environment, columns), values["digest"])
+        is_right = environment_digest(from_columns(Environment, columns)) == values["digest"]
     elif kind is Kind.SPEC:
         is_right = values["digest"] == spec_digest(values["spec"])
     else:

@@ -23,7 +23,7 @@ from typing import Any, BinaryIO
 from bssearch.errors import NotFoundError, UsageError
 from bssearch.files import check_file, replacing
 from bssearch.storage.connection.engine import from_json
-from bssearch.storage.migrate import REVISIONS, SCHEMA_HEAD
+from bssearch.storage.migrate import REVISIONS, SCHEMA_HEAD, UNRELEASED
 from bssearch.storage.transfer.layout import LAYOUTS, Kind, Row, shown
 
 FORMAT = "bssearch study"
@@ -142,7 +142,7 @@ class StudyFile:
         written = found.get("version")
         if isinstance(written, bool) or not isinstance(written, int) or written < 1:
             raise self._fault(f"version = {shown(written)} must be a whole number ≥ 1")
-        if written > FORMAT_VERSION or found.get("schema") not in REVISIONS:
+        if written > FORMAT_VERSION or found.get("schema") not in (*REVISIONS, *UNRELEASED):
             raise UsageError(
                 f"{self._path} was written by a newer bssearch ({shown(found.get('written_by'))}): its format is of "
                 f"version {written} and its schema of revision {shown(found.get('schema'))}; this version reads them "

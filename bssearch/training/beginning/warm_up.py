@@ -36,7 +36,7 @@ def warm_up(
     except Exception as error:
         if not computation.compiles or is_out_of_memory(error):
             raise
-        with computation.uncompiled():
+        with computation.without_compiling():
             _take_first_steps(workload, configuration, data, computation, metric, seed)
         computation.fallback(error)
 

@@ -27,8 +27,8 @@ def own_training_step(workload: Workload, computation: Computation) -> Take | No
     step: Take | None = getattr(workload, "training_step", None)
     if step is not None and computation.replays_graphs:
         raise UsageError(
-            "training.compile = 'reduce-overhead' must be 'default' or 'none' for a workload with a training_step of "
-            "its own: CUDA graphs reuse the memory of what it may still hold"
+            f"training.compile = {computation.settings.compile!r} must be 'default' or 'none' for a workload with a "
+            "training_step of its own: CUDA graphs reuse the memory of what it may still hold"
         )
     return step
 

@@ -12,7 +12,6 @@ from torch import nn
 from bssearch.errors import UsageError
 from bssearch.records import Configuration
 from bssearch.training.averaging import AveragedWeights, ema_decay_of
-from bssearch.training.captured.optimizers import RatesInPlace, restore_in_place
 from bssearch.training.computation import Computation
 from bssearch.training.own.optimizers import Optimizers, restore_states, states_of, take_over_states
 
@@ -37,35 +36,17 @@ class Updates:
         self.skipped = torch.zeros((), device=computation.device)
         self._left_out = torch.zeros_like(self.skipped)
         self._was_scaled = False
-        self._in_place: RatesInPlace | None = None
 
     def begin(self, factor: float) -> None:
         """Begin a step: without gradients, each parameter group at ``factor`` times the rate that it was built with."""
-        self.set_rates(factor)
+        learning_rate = self._peak_learning_rate * factor
+        if learning_rate != self._learning_rate:
+            self._learning_rate = learning_rate
+            for optimizer, rates in zip(self.optimizers, self._peak_rates, strict=True):
+                for group, rate in zip(optimizer.param_groups, rates, strict=True):
+                    group["lr"] = rate * factor
         for optimizer in self.optimizers:
             optimizer.zero_grad(set_to_none=True)
-
-    def set_rates(self, factor: float) -> None:
-        """Let each parameter group have ``factor`` times the rate that it was built with."""
-        learning_rate = self._peak_learning_rate * factor
-        if learning_rate == self._learning_rate:
-            return
-        self._learning_rate = learning_rate
-        if self._in_place is not None:
-            self._in_place.set(factor)
-            return
-        for optimizer, rates in zip(self.optimizers, self._peak_rates, strict=True):
-            for group, rate in zip(optimizer.param_groups, rates, strict=True):
-                group["lr"] = rate * factor
-
-    @property
-    def averages(self) -> list[torch.Tensor]:
-        """Return the averages of the weights themselves, none where there is no average."""
-        return [] if self.average is None else self.average.state()
-
-    def stay_in_place(self) -> None:
-        """Keep all that an update reads and writes where it lies, for CUDA graphs; the rates become tensors."""
-        self._in_place = RatesInPlace(self.optimizers, self._peak_rates, self.skipped.device)
 
     def backward(self, loss: torch.Tensor) -> None:
         """Add the gradient of a loss, scaled in fp16."""
@@ -126,7 +107,7 @@ class Updates:
     def state(self) -> dict[str, Any]:
         """Return what the next steps hang on, to be saved; the tensors are those in use."""
         return {
-            "optimizer": states_of(self.optimizers) if self._in_place is None else self._in_place.states(),
+            "optimizer": states_of(self.optimizers),
             "learning_rate": self._learning_rate,
             "average": None if self.average is None else self.average.state(),
             "scaler": None if self.scaler is None else self.scaler.state_dict(),
@@ -148,12 +129,8 @@ class Updates:
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go on from a saved state."""
-        if self._in_place is None:
-            restore_states(self.optimizers, state["optimizer"])
-            self._learning_rate = state["learning_rate"]
-        else:
-            restore_in_place(self.optimizers, state["optimizer"])
-            self._learning_rate = math.nan  # the next step sets its rates
+        restore_states(self.optimizers, state["optimizer"])
+        self._learning_rate = state["learning_rate"]
         if self.average is not None:
             self.average.restore(state["average"])
         if self.scaler is not None:

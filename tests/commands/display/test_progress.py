@@ -41,6 +41,7 @@ def shown(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return pages
 
 
+@pytest.mark.slow
 def test_a_notebook_shows_a_run_in_a_bounded_display(tmp_path: Path, shown: list[str]) -> None:
     run(tmp_path)
     assert in_notebook()

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from bssearch import registry
 from bssearch.pages.axes import Figure, framed, value_axis
 from bssearch.pages.page import StudyPicture, page_of
-from bssearch.pages.simulation_page import Point, frontier_figure
 from bssearch.records import TrialState
 from tests.factories import make_spec, make_trial
 from tests.pages import test_growing as growing
@@ -15,23 +14,6 @@ from tests.pages import test_page as page
 from tests.pages.test_plots import all_figures, answer_of, law_trials, trained_to_its_limit
 
 OBJECTIVES = tuple(one for one in registry.names("objectives") if one != "energy_to_target")
-POLICIES = ("none", "safe", "balanced", "fast", "median after a tenth of the study", "hyperband", "percentile 25")
-
-
-def simulated() -> list[Point]:
-    """Return policies of every kind, several of them close to each other."""
-    kinds = ("simple", "ours", "ours", "ours", "peer", "peer", "peer")
-    return [
-        Point(
-            name=name,
-            kind=kind,
-            relative_cost=(cost := 0.6 - 0.01 * index * (1 + index % 3), cost - 0.03, cost + 0.02),
-            miss_rate=(0.002 * index, 0.001 * index if index else None, 0.02 * index if index else None),
-            regret=0.01,
-            cost_to_within=0.5,
-        )
-        for index, (name, kind) in enumerate(zip(POLICIES, kinds, strict=True))
-    ]
 
 
 def with_every_end() -> StudyPicture:
@@ -73,7 +55,6 @@ def shipped() -> Iterator[tuple[str, Figure]]:
     for kind, found in (("every-end", with_every_end()), ("growing", growing.picture()), ("many", with_many_sizes())):
         for section in page_of(found).sections:
             yield from ((f"{kind}-{name}", figure) for name, figure in section.figures.items())
-    yield "simulation", frontier_figure(simulated())
 
 
 def points(x: list[float], y: list[float], **more: object) -> Figure:

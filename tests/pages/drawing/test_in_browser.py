@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 
 from bssearch.pages.page import render
-from bssearch.pages.simulation_page import simulation_page
 from tests.browser import browser, grave_findings
 from tests.pages import test_growing as growing
 from tests.pages import test_page as page
-from tests.pages.drawing.figures import simulated, with_every_end, with_many_sizes
+from tests.pages.drawing.figures import with_every_end, with_many_sizes
 
 __all__ = ["browser"]
 pytestmark = pytest.mark.slow
@@ -24,7 +23,6 @@ PAGES: dict[str, Callable[[], str]] = {
     "evil": lambda: render(page.evil_picture()),
     "growing": lambda: render(growing.picture()),
     "audited": lambda: render(page.picture(audit=page.AUDIT)),
-    "simulation": lambda: simulation_page(simulated(), {"one": simulated(), "two": simulated()}, "two tables"),
 }
 VIEWS = [(width, scheme) for width in (1280, 390) for scheme in ("light", "dark")]
 MEASURED = """
@@ -117,7 +115,7 @@ def meeting(texts: list[list[Any]]) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(("width", "scheme"), VIEWS)
-@pytest.mark.parametrize("name", ["study", "growing", "audited", "simulation"])
+@pytest.mark.parametrize("name", ["study", "growing", "audited"])
 def test_axe_finds_no_serious_violation(
     browser: Any, files: dict[str, Path], name: str, width: int, scheme: str
 ) -> None:

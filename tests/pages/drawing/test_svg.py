@@ -241,7 +241,6 @@ def test_texts_and_marks_stand_out_from_the_page(scheme: str) -> None:
 def test_the_shipped_figures_take_every_part_of_what_is_known() -> None:
     used = json.dumps(list(SHIPPED.values()))
     for part in (
-        "error_x",
         "error_y",
         "toself",
         "colorbar",

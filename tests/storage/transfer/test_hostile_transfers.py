@@ -21,6 +21,7 @@ def tried(folder: Path, cases: range) -> None:
     assert sum(count for name, count in transfers.outcomes.items() if name.endswith("taken")) > len(cases) / 50
 
 
+@pytest.mark.slow
 def test_changed_files_and_databases(tmp_path: Path) -> None:
     tried(tmp_path, range(CASES))
 

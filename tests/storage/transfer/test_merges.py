@@ -81,6 +81,7 @@ def mixed(order: list[int], others: list[tuple[int, int | None]], seed: int) -> 
     return found
 
 
+@pytest.mark.slow
 @settings(max_examples=15, deadline=None)
 @given(ORDERS)
 def test_any_order_any_number_of_times_interrupted_anywhere(
@@ -92,6 +93,7 @@ def test_any_order_any_number_of_times_interrupted_anywhere(
         assert rows(store) == copies.rows
 
 
+@pytest.mark.slow
 @settings(max_examples=8, deadline=None)
 @given(st.permutations(range(COPIES)), st.integers(1, COPIES - 1))
 def test_copies_may_be_merged_in_groups_first(copies: Copies, order: list[int], split: int) -> None:

@@ -64,6 +64,7 @@ def meanwhile(store: Store, beginning: str, work: Callable[[], Any]) -> Iterator
             event.remove(store._engine, "before_cursor_execute", begin)
 
 
+@pytest.mark.slow
 def test_two_merges_of_a_new_study_make_one_study(source: Store, store: Store, other: Store) -> None:
     """Whoever comes second finds the study, and adds what is new."""
     with closing(staged(source)) as early:
@@ -76,6 +77,7 @@ def test_two_merges_of_a_new_study_make_one_study(source: Store, store: Store, o
     assert rows(store) == rows(source)
 
 
+@pytest.mark.slow
 def test_a_driver_starts_its_trial_after_a_merge_that_has_begun(source: Store, store: Store, other: Store) -> None:
     with closing(staged(source)) as early:
         store.join_studies(early)

@@ -67,6 +67,7 @@ def join(kind: Kind, here: Row, there: Row) -> Row:
         return TOP
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ROWS)
 @settings(max_examples=150, deadline=None)
 @given(data=st.data())

@@ -1,1 +1,0 @@
-"""Recorded tables played again on a virtual clock."""

@@ -1,0 +1,175 @@
+"""Which configurations may train: those that the spec of the person who runs them allows.
+
+A database or an imported file can hold any values, and a command puts them into a shell's words. So each stored
+configuration is checked against the spec before it trains, however it comes: queued, retried, resumed, confirmed,
+audited or rerun.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from bssearch.batch_schedule import PARAMETERS, batch_schedule_of
+from bssearch.errors import UsageError
+from bssearch.records import BATCH_STAGES, Configuration, Phase, TrialPlan, TrialRequest
+from bssearch.space import OPTIONAL, TRAINING_PARAMETERS
+from bssearch.space.domains import LIMITS, Range, describe, holds
+from bssearch.space.optimizers import OPTION_LIMITS
+from bssearch.space.own_parameters import LARGEST_NUMBER, OwnRange, kind_of_value
+from bssearch.spec.configuration import whole_configuration
+from bssearch.spec.model import StudySpec
+
+COUNTS = ("batch_size", "micro_batch_size", "accumulation_steps", "world_size")
+NUMBERS = ("learning_rate", *TRAINING_PARAMETERS)
+
+BEYOND_BOUNDS = frozenset({Phase.AUDIT, Phase.TO_BUDGET})
+"""Phases whose numbers rules of thumb give, which may leave the ranges of the space."""
+
+
+def admitted(spec: StudySpec, plan: TrialPlan, number: int, *, checkpoint: str | None) -> TrialRequest:
+    """Return the request for the trial of a plan.
+
+    The numbers of a stored trial must be in the space. Those of a new search trial and of an audit must be possible
+    at all: a quick answer and an audit may try a learning rate beyond the searched range.
+
+    Raises:
+        UsageError: the spec does not allow the configuration. The message names each value and its bound.
+    """
+    in_bounds = not plan.is_new_search and plan.phase not in BEYOND_BOUNDS
+    problem = problem_with(spec, plan.configuration, in_bounds=in_bounds)
+    problem = problem or _problem_with_counts({"seed": plan.seed}, least=0)
+    problem = problem or _problem_with_counts({"eval_every_steps": plan.eval_every_steps, "threads": plan.threads})
+    if problem is not None:
+        raise UsageError(problem)
+    return plan.request(number, spec.record_target, checkpoint=checkpoint)
+
+
+def problem_with(spec: StudySpec, configuration: Configuration, *, in_bounds: bool = True) -> str | None:
+    """Return why the spec does not allow a configuration, None if it does.
+
+    Names, types, choices and the optimizer with its options must be those of the space. With ``in_bounds`` numbers
+    must be in its ranges, too, except those of the spec's default.
+    """
+    space = spec.space
+    problem = _problem_with_types(configuration)
+    if problem is not None:
+        return problem
+    if configuration.batch_size not in spec.batch_sizes:
+        sizes = ", ".join(map(str, spec.batch_sizes))
+        return f"batch_size = {configuration.batch_size} must be one of {sizes}"
+    if configuration.grows:
+        problem = _problem_with_growth(spec, configuration)
+        rest = {name: value for name, value in configuration.parameters.items() if name not in PARAMETERS}
+        configuration = replace(configuration, parameters=rest)
+    problem = problem or _problem_with_parameters(spec, configuration)
+    if problem is not None or _is_default_of(spec, configuration) or space.encode(configuration) is not None:
+        return problem
+    found = space.outside(configuration) if in_bounds else _impossible(configuration)
+    return "; ".join(one for one in found if not one.startswith("batch_size")) or None
+
+
+def _problem_with_types(configuration: Configuration) -> str | None:
+    """Return which value has a type that it cannot have: a column of SQLite holds any, whatever its own type."""
+    counts = {name: getattr(configuration, name) for name in COUNTS}
+    if (problem := _problem_with_counts(counts)) is not None:
+        return problem
+    product = configuration.micro_batch_size * configuration.accumulation_steps * configuration.world_size
+    if product != configuration.batch_size:
+        return (
+            f"batch_size = {configuration.batch_size} must be micro_batch_size × accumulation_steps × world_size = "
+            f"{product}"
+        )
+    for name in NUMBERS:
+        value = getattr(configuration, name)
+        if not _is_number(value):
+            return f"{name} = {value!r} must be a finite number"
+    if not configuration.learning_rate > 0:
+        return f"learning_rate = {configuration.learning_rate} must be > 0"
+    for name, value in configuration.parameters.items():
+        if not (value is None or isinstance(value, bool | str) or _is_number(value)):
+            return f"{name} = {value!r} must be a finite number, true or false, or a text"
+    return None
+
+
+def _problem_with_counts(values: Mapping[str, Any], least: int = 1) -> str | None:
+    for name, value in values.items():
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            return f"{name} = {value!r} must be a whole number >= {least}"
+    return None
+
+
+def _problem_with_growth(spec: StudySpec, configuration: Configuration) -> str | None:
+    try:
+        schedule = batch_schedule_of(configuration)
+    except UsageError as error:
+        return error.message
+    assert schedule is not None, "the configuration grows"
+    text = configuration.parameters[BATCH_STAGES]
+    if text != schedule.text:
+        return f"{BATCH_STAGES} = {text!r} must be written {schedule.text!r}"
+    for stage in schedule.stages:
+        if stage.batch_size not in spec.batch_sizes:
+            sizes = ", ".join(map(str, spec.batch_sizes))
+            return f"{BATCH_STAGES}: batch {stage.batch_size} must be one of {sizes}"
+    return None
+
+
+def _problem_with_parameters(spec: StudySpec, configuration: Configuration) -> str | None:
+    """Return why a name, a type or a choice among the parameters is none of the spec's, None if all are."""
+    space, default = spec.space, spec.default_configuration
+    offered = {one.name: one for one in space.optimizers}
+    if configuration.optimizer not in {*offered, default.optimizer}:
+        return f"optimizer = {configuration.optimizer!r} must be one of {', '.join(offered)}"
+    optimizer = offered.get(configuration.optimizer) or spec.default.optimizer
+    required = {**(optimizer.options if optimizer else {}), "schedule": space.schedule.names, **space.own_domains}
+    numbers = (*OPTIONAL, "horizon_samples", "decay_share")
+    for name in required:
+        if name not in configuration.parameters:
+            return f"the parameter {name!r} is missing"
+    for name, value in configuration.parameters.items():
+        if name not in required and name not in numbers:
+            return f"unknown parameter {name!r}; the spec has {', '.join(sorted({*required, *numbers}))}"
+        domain = required.get(name, 0.0)
+        if kind_of_value(value) != kind_of_value(_some_of(domain)):
+            return f"{name} = {value!r} must be {kind_of_value(_some_of(domain))}"
+        is_number_of_bssearch = kind_of_value(value) == "a number" and name not in space.own_domains
+        if is_number_of_bssearch or value == default.parameters.get(name):
+            continue
+        is_broken = isinstance(domain, OwnRange) and domain.is_integer and not float(value or 0).is_integer()
+        if is_broken or not holds(domain, value):
+            return f"{name} = {value!r} must be {describe(domain)}"
+    return None
+
+
+def _some_of(domain: Any) -> Any:
+    """Return some value of a domain."""
+    if isinstance(domain, tuple):
+        return domain[0]
+    return domain.low if isinstance(domain, Range) else domain
+
+
+def _is_default_of(spec: StudySpec, configuration: Configuration) -> bool:
+    """Return whether a configuration is the default, or the default carried to another batch size by the rules."""
+    default, space, size = spec.default_configuration, spec.space, configuration.batch_size
+    if configuration.trains_like(default):
+        return True
+    before, after = (space.learning_rate_factor(one, default.optimizer) for one in (default.batch_size, size))
+    changes = {"batch_size": size, "learning_rate": default.learning_rate * (after / before)}
+    return configuration.trains_like(whole_configuration(spec.default.model_copy(update=changes), space))
+
+
+def _impossible(configuration: Configuration) -> list[str]:
+    """Return the numbers of a configuration that no trial can have, each with its bound."""
+    limits = {**OPTION_LIMITS, **LIMITS}
+    values = {name: getattr(configuration, name) for name in TRAINING_PARAMETERS} | dict(configuration.parameters)
+    return [
+        f"{name} = {value:g} {limits[name][2]}"
+        for name, value in values.items()
+        if name in limits and not limits[name][0] <= value <= limits[name][1]
+    ]
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST_NUMBER

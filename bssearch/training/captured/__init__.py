@@ -1,1 +1,0 @@
-"""The whole optimizer step as CUDA graphs, which a device replays without waiting for Python."""

@@ -1,0 +1,157 @@
+"""What samplers with pruners would have spent to find the best of a recorded table.
+
+Run as ``python tests/benchmarks/simulate/searching.py TABLE.csv.gz --sampler S --pruner P --budget SECONDS
+[--repeats 50] [--default NAME=VALUE,…]``, or with ``--study`` for whole studies. Samplers and pruners are those of a
+study, those of installed packages too; without ``--study`` random, tpe and gp are plain studies of Optuna.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+if not __package__:
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+    __import__("from_clone")
+
+import typer
+
+from bssearch.cli.output import Format, FormatOption, print_json, print_rows, print_table
+from bssearch.errors import UsageError
+from tests.benchmarks.simulate.script import SeedOption, TargetOption, WorkersOption, read, run
+from tests.benchmarks.simulate.searches import Plan, SearchSummary, check_pair, simulate_searches
+from tests.benchmarks.simulate.studies import simulate_studies
+from tests.benchmarks.simulate.table_space import table_space
+
+STUDY_TRIALS = 20
+"""The default budget of a study's search, in trials that run to their limit."""
+
+STUDY_COLUMNS = (
+    "study",
+    "within 5 %",
+    "within 10 %",
+    "claims true",
+    "95 % covered",
+    "provisional",
+    "train s",
+    "runs",
+    "recommended batch × studies",
+)
+COLUMNS = (
+    "search",
+    "s to within 25 %",
+    "found 25 %",
+    "s to within 10 %",
+    "found 10 %",
+    "right batch size",
+    "trials",
+)
+
+
+def simulate(
+    path: Annotated[
+        Path, typer.Argument(metavar="TABLE.csv.gz", help="Recorded curves: `export STUDY --to curves` makes one.")
+    ],
+    sampler: Annotated[
+        list[str] | None,
+        typer.Option(help="A study's sampler; several times for several.", show_default="auto"),
+    ] = None,
+    pruner: Annotated[
+        list[str] | None, typer.Option(help="A policy; several times for several.", show_default="balanced")
+    ] = None,
+    budget: Annotated[
+        float | None, typer.Option(metavar="SECONDS", help="Of a search, in train seconds of all workers.")
+    ] = None,
+    repeats: Annotated[int, typer.Option(min=1, help="Searches with each sampler and pruner.")] = 50,
+    default: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME=VALUE,…", help="The configuration that every search begins with.", show_default=False
+        ),
+    ] = None,
+    study: Annotated[bool, typer.Option("--study", help="Whole studies, with confirmation and verdict.")] = False,
+    target: TargetOption = None,
+    workers: WorkersOption = 1,
+    seed: SeedOption = 0,
+    form: FormatOption = Format.TABLE,
+) -> None:
+    """Search the combinations of parameters of a recorded table on a virtual clock, with every sampler and pruner.
+
+    Printed are the train seconds until the incumbent's mean over the seeds is within 25 % and 10 % of the best
+    combination's, the median over the repeats.
+
+    With --study the searches are whole studies: what would have been recommended, at what cost, and how true the claims
+    of the answers are. Fresh seeds come from a smooth model of the table and the residuals of its other runs.
+    """
+    pairs = [(one, other) for one in sampler or ["auto"] for other in pruner or ["balanced"]]
+    for one, other in () if study else pairs:
+        check_pair(one, other)
+    table = read(path, target)
+    if budget is None and study:
+        budget = STUDY_TRIALS * (table.max_train_seconds or max(one.train_seconds[-1] for one in table.trials))
+    if budget is None:
+        raise UsageError("--budget SECONDS is missing: how long each search trains, over all workers")
+    space = table_space(table)
+    point = None if default is None else space.point_of(default)
+    plan = Plan(space, budget, default=point, workers=workers, seed=seed)
+    if study:
+        _print_studies(plan, pairs, repeats, form)
+    else:
+        _print_searches(plan, pairs, repeats, form)
+
+
+def _print_searches(plan: Plan, pairs: Sequence[tuple[str, str]], repeats: int, form: Format) -> None:
+    """Run searches of every pair, and print what they spend."""
+    found = simulate_searches(plan, pairs, repeats=repeats, done=_progress)
+    summaries = {f"{sampler}+{pruner}": one for (sampler, pruner), one in found.items()}
+    if form is Format.TABLE:
+        print_table([_row(name, one) for name, one in summaries.items()], COLUMNS)
+    elif form is Format.JSON:
+        print_json({"samplers": {name: asdict(one) for name, one in summaries.items()}})
+    else:
+        rows = [{"sampler": pair[0], "pruner": pair[1], **asdict(one)} for pair, one in found.items()]
+        print_rows(rows, (), form)
+
+
+def _print_studies(plan: Plan, pairs: Sequence[tuple[str, str]], repeats: int, form: Format) -> None:
+    """Run whole studies of every pair, and print what they recommend and claim."""
+    found = simulate_studies(plan, pairs, repeats=repeats, done=_progress)
+    summaries = {f"{sampler}+{pruner}": asdict(one) for (sampler, pruner), one in found.items()}
+    if form is Format.TABLE:
+        print_table([_study_row(name, one) for name, one in summaries.items()], STUDY_COLUMNS)
+    elif form is Format.JSON:
+        print_json({"studies": summaries})
+    else:
+        rows = [{"sampler": pair[0], "pruner": pair[1], **asdict(one)} for pair, one in found.items()]
+        print_rows([{**row, "recommended": _counts(row["recommended"])} for row in rows], (), form)
+
+
+def _study_row(name: str, one: Mapping[str, Any]) -> dict[str, Any]:
+    shares = ("recommended_within_5", "recommended_within_10", "claimed_within_5", "covered_95", "provisional")
+    percents = ["–" if one[share] is None else f"{100 * one[share]:.0f} %" for share in shares]
+    cells = (name, *percents, one["cost_s"], one["runs"], _counts(one["recommended"]))
+    return dict(zip(STUDY_COLUMNS, cells, strict=True))
+
+
+def _counts(recommended: Mapping[str, int]) -> str:
+    return ", ".join(f"{size} × {count}" for size, count in recommended.items())
+
+
+def _progress(sampler: str, pruner: str) -> None:
+    """Report a finished pair to a person who waits."""
+    if sys.stderr.isatty():
+        typer.echo(f"{sampler}+{pruner} done", err=True)
+
+
+def _row(name: str, one: SearchSummary) -> dict[str, Any]:
+    shares = (one.found_25, one.found_10, one.recommended_within_10)
+    found_25, found_10, right = (f"{share:.0%}".replace("%", " %") for share in shares)
+    cells = (name, one.cost_to_within_25, found_25, one.cost_to_within_10, found_10, right, one.trials)
+    return dict(zip(COLUMNS, cells, strict=True))
+
+
+if __name__ == "__main__":
+    run(simulate)

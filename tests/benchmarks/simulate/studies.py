@@ -1,0 +1,201 @@
+"""Whole studies on a recorded table: search, confirmation and verdict, by the engine that runs real ones.
+
+What is recommended is held against a truth without luck (`tests.benchmarks.simulate.truth`), and so is what the answer
+claims: the batch sizes it calls as good as the best, and the intervals it gives.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from bssearch import registry
+from bssearch.analysis.answer import Answer
+from bssearch.analysis.report import build_answer
+from bssearch.analysis.settled import standing
+from bssearch.errors import TargetNotReachedError, UsageError
+from bssearch.pruners.base import pruner_class
+from bssearch.records import Environment, Phase, StudyRecord, TrialPlan, TrialRecord
+from bssearch.search import confirmation
+from bssearch.search.engine import Engine
+from bssearch.space import UNKNOWN
+from bssearch.spec import StudySpec
+from bssearch.spec.parts import ConfirmSpec, PrunerSpec
+from tests.benchmarks.simulate.processes import PROCESSES, run_pairs
+from tests.benchmarks.simulate.replay import BEGIN, Replay, VirtualClock
+from tests.benchmarks.simulate.searches import Plan, Progressed
+from tests.benchmarks.simulate.table_study import TableRows, TableSearchSpace, probes_cost, table_probes, table_study
+from tests.benchmarks.simulate.truth import Truth
+
+WITHIN = {"5": 1.05, "10": 1.10}
+"""Factors of the least true time, by what they are called."""
+
+DEVICE = Environment(
+    device_name="recorded",
+    device_type="recorded",
+    device_memory_bytes=None,
+    precision="recorded",
+    compile_mode="none",
+    torch_version="",
+    cuda_version=None,
+    driver_version=None,
+    python_version="",
+    host="simulation",
+    workload_revision=None,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What one simulated study came to.
+
+    ``recommended``: the batch size, None where no trial reached the target; ``ratio`` its least true time over the
+    least of all. ``claims`` are the true ratios of the batch sizes that the answer calls within 5 % of the optimum;
+    ``covered`` says of each 95 % interval of a confirmed batch size whether it holds the configuration's true median.
+    ``is_provisional``: more runs could change the recommendation. ``cost`` in train seconds, ``runs`` counts trials.
+    """
+
+    recommended: int | None
+    ratio: float
+    claims: tuple[float, ...]
+    covered: tuple[bool, ...]
+    is_provisional: bool
+    cost: float
+    runs: int
+
+
+@dataclass(frozen=True, slots=True)
+class StudiesSummary:
+    """Simulated studies of one sampler and pruner: shares over the studies, medians of ``cost_s`` and ``runs``.
+
+    ``claimed_within_5`` is the share of the batch sizes claimed to be within 5 % that are, ``covered_95`` that of the
+    95 % intervals that hold the truth; None where nothing was claimed. ``recommended`` counts the batch sizes.
+    """
+
+    recommended_within_5: float
+    recommended_within_10: float
+    claimed_within_5: float | None
+    covered_95: float | None
+    provisional: float
+    cost_s: float
+    runs: float
+    repeats: int
+    recommended: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class StudyPlan:
+    """What all studies of a simulation share; ``search.budget`` is that of a search, its confirmation comes on top."""
+
+    search: Plan
+    truth: Truth
+
+
+def simulate_studies(
+    plan: Plan,
+    pairs: Sequence[tuple[str, str]],
+    *,
+    repeats: int,
+    processes: int = PROCESSES,
+    done: Progressed = lambda sampler, pruner: None,
+) -> dict[tuple[str, str], StudiesSummary]:
+    """Run the study of every pair of a sampler and a pruner ``repeats`` times; ``done`` is called with each.
+
+    Raises `UsageError` for names that a study does not know, fewer than 1 repeat, and a table without step times.
+    """
+    for sampler, pruner in pairs:
+        registry.load("samplers", sampler)
+        pruner_class(pruner)
+    table = plan.space
+    if unknown := [size for size in table.seconds_by_batch_size if size not in table.step_seconds]:
+        raise UsageError(f"no trial of table {table.table!r} with batch size {unknown[0]} has a step > 0")
+    shared = StudyPlan(plan, Truth(table))
+    return run_pairs(simulate_study, shared, pairs, summarize_studies, repeats=repeats, processes=processes, done=done)
+
+
+def simulate_study(shared: StudyPlan, sampler: str, pruner: str, repeat: int) -> Verdict:
+    """Run one study over a table to its verdict; the plan's seed and the number of the repeat make the same choices."""
+    plan, truth = shared.search, shared.truth
+    table = plan.space
+    seed = int(np.random.default_rng((plan.seed, repeat)).integers(2**31))
+    spec, space = table_study(
+        table,
+        default=table.middle if plan.default is None else plan.default,
+        sampler=sampler,
+        pruner=PrunerSpec.model_validate({"name": pruner}),
+        workers=plan.workers,
+        seed=seed,
+        budget=plan.budget,
+        confirm=ConfirmSpec(),
+    )
+    searched = TableRows(table, space)
+
+    def rows(run: TrialPlan) -> Replay:
+        if run.phase is Phase.SEARCH:
+            return searched(run)
+        return truth.fresh_run(space.point_of(run.configuration), run.seed)
+
+    probes = table_probes(table)
+    engine = Engine(spec, slots=plan.workers)
+    clock = VirtualClock(engine, rows, probes=probes, workers=plan.workers, charged=probes_cost(probes))
+    for _ in clock.run():
+        pass
+    return _verdict(spec, space, clock, truth)
+
+
+def _verdict(spec: StudySpec, space: TableSearchSpace, clock: VirtualClock, truth: Truth) -> Verdict:
+    """Hold the answer of a study against the truth."""
+    trials = [clock.trials[number] for number in sorted(clock.trials)]
+    try:
+        answer = answer_of(spec, trials, clock)
+    except TargetNotReachedError:
+        return Verdict(None, math.inf, (), (), True, clock.cost, len(trials))
+    best = min(truth.seconds)
+    least = {size: seconds / best for size, seconds in truth.seconds_by_batch_size.items()}
+    by_number = {trial.number: trial for trial in trials}
+    covered = []
+    for row in answer.batches:
+        time = row.time_to_target_s
+        if row.best is not None and time is not None and time.low is not None and time.high is not None:
+            true = truth.seconds[space.point_of(by_number[row.best.trial].configuration)]
+            covered.append(time.low <= true <= time.high)
+    verdict = confirmation.verdict_of(clock.engine.history, [one for one in trials if one.phase is Phase.CONFIRM])
+    found = None if verdict is None else standing(verdict)
+    return Verdict(
+        recommended=answer.optimal.batch_size,
+        ratio=least[answer.optimal.batch_size],
+        claims=tuple(least[size] for size in answer.tied),
+        covered=tuple(covered),
+        is_provisional=found is None or not found.is_settled,
+        cost=clock.cost,
+        runs=len(trials),
+    )
+
+
+def answer_of(spec: StudySpec, trials: Sequence[TrialRecord], clock: VirtualClock) -> Answer:
+    """Return the answer that a real study with these trials would give; raise `TargetNotReachedError` without one."""
+    study = StudyRecord.created(spec.new_study("simulation"), BEGIN, DEVICE)
+    return build_answer(study, spec, list(trials), dict(clock.engine.history.probes), UNKNOWN, [], [])
+
+
+def summarize_studies(verdicts: Sequence[Verdict]) -> StudiesSummary:
+    """Return the shares and medians over all studies."""
+    claims = [ratio <= WITHIN["5"] for one in verdicts for ratio in one.claims]
+    covered = [held for one in verdicts for held in one.covered]
+    counts = Counter(one.recommended for one in verdicts if one.recommended is not None)
+    return StudiesSummary(
+        recommended_within_5=statistics.fmean(one.ratio <= WITHIN["5"] for one in verdicts),
+        recommended_within_10=statistics.fmean(one.ratio <= WITHIN["10"] for one in verdicts),
+        claimed_within_5=statistics.fmean(claims) if claims else None,
+        covered_95=statistics.fmean(covered) if covered else None,
+        provisional=statistics.fmean(one.is_provisional for one in verdicts),
+        cost_s=statistics.median(one.cost for one in verdicts),
+        runs=statistics.median(one.runs for one in verdicts),
+        repeats=len(verdicts),
+        recommended={str(size): count for size, count in sorted(counts.items())},
+    )

@@ -1,0 +1,54 @@
+"""A text in a database never becomes a word of a shell, with the commands as people type them."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from tests.cli.task import bssearch
+
+TRAIN = 'for step in 1 2 3; do echo "{\\"step\\": $step, \\"accuracy\\": 0.$((2 * step + 3))}"; sleep 0.02; done; : '
+SPEC = f"""
+name: shell
+command: [bash, -c, '{TRAIN} {{batch_size}} {{learning_rate}} {{activation}}']
+target: {{metric: accuracy, value: 0.9, goal: maximize}}
+space:
+  batch_size: [32, 64]
+  learning_rate: {{reference_batch: 32, low: 0.01, high: 1.0, rule: sqrt}}
+  model: {{activation: [relu, gelu]}}
+default: {{batch_size: 32, learning_rate: 0.1, model: {{activation: relu}}}}
+budget: {{trials: 3, trial_train_seconds: 5}}
+confirm: {{runs: 0}}
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["queued", "imported"])
+def test_a_forged_text_runs_nothing_in_a_shell(tmp_path: Path, way: str) -> None:
+    spec, mine = tmp_path / "spec.yaml", tmp_path / "bssearch.db"
+    spec.write_text(SPEC)
+    assert bssearch("run", spec, cwd=tmp_path).returncode == 0
+    assert bssearch("enqueue", "shell", "model.activation=gelu", cwd=tmp_path).returncode == 0
+    with closing(sqlite3.connect(mine)) as connection, connection:
+        forged = json.dumps("r$(touch PWNED)")
+        connection.execute(
+            "UPDATE bss_trial SET parameters = json_set(parameters, '$.\"model.activation\"', json(?)) "
+            "WHERE state = 'queued'",
+            (forged,),
+        )
+    if way == "imported":
+        assert bssearch("export", "shell", "--to", "study", cwd=tmp_path).returncode == 0
+        mine.unlink()
+        assert bssearch("import", "study", "shell.bssearch.jsonl.gz", cwd=tmp_path).returncode == 0
+    ran = bssearch("run", spec, "--set", "budget.trials=5", cwd=tmp_path)
+    assert ran.returncode == 0, ran.stderr
+    trials = json.loads(bssearch("trials", "shell", "--format", "json", cwd=tmp_path).stdout)
+    (refused,) = [one for one in trials if "PWNED" in json.dumps(one)]
+    assert (refused["state"], refused["steps"]) == ("failed", 0)
+    assert "model.activation" in refused["reason"]
+    assert [one["state"] for one in trials if one is not refused] == ["reached"] * 5
+    assert not [*tmp_path.rglob("PWNED")]

@@ -1,0 +1,223 @@
+"""A stored configuration trains only if the spec of the person who runs it allows it, however the trial comes.
+
+Each test writes into the database what somebody with the right to write could. Without the check in
+`bssearch.spec.admission` the forged text would reach the executor.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bssearch.analysis.answer import Answer
+from bssearch.commands.audit import audit_study
+from bssearch.commands.confirm import confirm_study
+from bssearch.commands.enqueue import enqueue
+from bssearch.commands.rerun import rerun
+from bssearch.commands.run import run_study
+from bssearch.errors import InterruptedRunError, TargetNotReachedError, UsageError
+from bssearch.executors.base import Event
+from bssearch.records import REFUSED, Phase, TrialRecord, TrialState
+from bssearch.spec import StudySpec
+from bssearch.storage.repository import open_store
+from bssearch.storage.transfer.transfers import read_study
+from tests.factories import SPEC, make_spec
+from tests.search.law import LawExecutor
+from tests.search.test_pausing_driver import Dies, Doomed, SteppingLaw, study_spec
+
+FORGED = "r$(id > PWNED)"
+MODEL: dict[str, Any] = {
+    "space": {**SPEC["space"], "model": {"activation": ["relu", "gelu"]}},
+    "default": {**SPEC["default"], "model": {"activation": "relu"}},
+}
+
+
+def spec_with(trials: int, confirm: Mapping[str, int] | None = None) -> StudySpec:
+    budget = {"trials": trials, "trial_train_seconds": 100.0}
+    return make_spec(**MODEL, budget=budget, confirm=confirm or {"runs": 0})
+
+
+def url_in(folder: Path) -> str:
+    return f"sqlite:///{folder / 'study.db'}"
+
+
+def run(spec: StudySpec, folder: Path, executor: LawExecutor) -> Answer:
+    return run_study(spec, db=url_in(folder), make_executor=lambda *_: executor)
+
+
+def trials_in(folder: Path, name: str = "toy") -> dict[int, TrialRecord]:
+    with open_store(url_in(folder), write=False) as store:
+        return {trial.number: trial for trial in store.trials(name)}
+
+
+def forge(folder: Path, number: int, *, activation: str = FORGED, **columns: object) -> None:
+    """Change a stored trial as anybody can who may write the database."""
+    names = ["parameters = json_set(parameters, '$.\"model.activation\"', ?)", *(f"{name} = ?" for name in columns)]
+    connection = sqlite3.connect(folder / "study.db")
+    with connection:
+        changed = connection.execute(
+            f"UPDATE bss_trial SET {', '.join(names)} WHERE number = ?", (activation, *columns.values(), number)
+        )
+        assert changed.rowcount == 1
+    connection.close()
+
+
+def given(executor: LawExecutor) -> set[object]:
+    """Return every activation that reached the executor, in whatever request."""
+    asked = [request.configuration for request in executor.requests] + executor.splits_timed
+    return {one.parameters["model.activation"] for one in asked}
+
+
+def assert_refused(trial: TrialRecord) -> None:
+    assert trial.state is TrialState.FAILED and trial.is_refused
+    assert trial.outcome is not None and trial.outcome.reason.startswith(REFUSED)
+    assert f"model.activation = {FORGED!r} must be" in trial.outcome.reason
+    assert trial.outcome.steps == 0
+
+
+def test_a_queued_trial_is_refused_and_the_others_run(tmp_path: Path) -> None:
+    run(spec_with(5), tmp_path, LawExecutor())
+    with open_store(url_in(tmp_path)) as store:
+        forged, _ = enqueue(store, "toy", {"model.activation": "gelu"})
+        honest, _ = enqueue(store, "toy", {"dropout": 0.44})
+    forge(tmp_path, forged)
+    executor = LawExecutor()
+    run(spec_with(9), tmp_path, executor)
+    trials = trials_in(tmp_path)
+    assert_refused(trials[forged])
+    assert trials[honest].state is TrialState.REACHED
+    assert given(executor) <= {"relu", "gelu"}
+
+
+def test_an_imported_queued_trial_is_refused(tmp_path: Path) -> None:
+    theirs, mine = tmp_path / "theirs", tmp_path / "mine"
+    theirs.mkdir()
+    mine.mkdir()
+    run(spec_with(5), theirs, LawExecutor())
+    with open_store(url_in(theirs)) as store:
+        number, _ = enqueue(store, "toy", {"model.activation": "gelu"})
+    forge(theirs, number)
+    with open_store(url_in(theirs), write=False) as store:
+        store.write_study("toy", tmp_path / "study.jsonl.gz")
+    with open_store(url_in(mine)) as store:
+        store.join_studies(read_study(tmp_path / "study.jsonl.gz"))
+    executor = LawExecutor()
+    run(spec_with(9), mine, executor)
+    assert_refused(trials_in(mine)[number])
+    assert executor.requests and given(executor) <= {"relu", "gelu"}
+
+
+def test_many_refused_trials_neither_end_the_study_nor_give_up_their_batch_size(tmp_path: Path) -> None:
+    run(spec_with(5), tmp_path, LawExecutor())
+    with open_store(url_in(tmp_path)) as store:
+        forged = [enqueue(store, "toy", {"batch_size": 16, "dropout": 0.01 * at})[0] for at in range(12)]
+    for number in forged:
+        forge(tmp_path, number)
+    executor = LawExecutor()
+    answer = run(spec_with(30), tmp_path, executor)
+    trials = trials_in(tmp_path)
+    for number in forged:
+        assert_refused(trials[number])
+    assert 16 in {request.configuration.batch_size for request in executor.requests}
+    assert answer.optimal.batch_size in {16, 32}
+
+
+@pytest.fixture
+def stepping(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StudySpec:
+    """The spec of a study whose trials are paused and resumed, with checkpoints of its own."""
+    monkeypatch.setenv("BSSEARCH_CHECKPOINT_DIR", str(tmp_path / "checkpoints"))
+    return study_spec(**MODEL, budget={"trials": 12, "trial_train_seconds": 0.1})
+
+
+def step(spec: StudySpec, folder: Path, executor: SteppingLaw) -> SteppingLaw:
+    """Run a study until it has spent its budget without reaching the target."""
+    executor.full = spec.budget.trial_train_seconds
+    with pytest.raises((Dies, InterruptedRunError, TargetNotReachedError)):
+        run(spec, folder, executor)
+    return executor
+
+
+def test_a_paused_trial_is_refused_and_the_others_are_resumed(tmp_path: Path, stepping: StudySpec) -> None:
+    done = step(stepping, tmp_path, Doomed()).done
+    forged, *others = [one.number for one in trials_in(tmp_path).values() if one.state is TrialState.PAUSED]
+    forge(tmp_path, forged)
+    executor = step(stepping, tmp_path, SteppingLaw(done=done))
+    assert_refused(trials_in(tmp_path)[forged])
+    assert forged not in executor.resumed and {*others} <= {*executor.resumed}
+    assert given(executor) <= {"relu", "gelu"}
+
+
+class Interrupted(SteppingLaw):
+    """Is interrupted during the first evaluation of the first trial."""
+
+    def events(self, timeout: float) -> list[Event]:
+        if self.done.get(1, 0) == 1:
+            os.kill(os.getpid(), signal.SIGINT)
+            self.done[1] += 1
+        return super().events(timeout)
+
+
+def test_the_retry_of_a_forged_trial_is_refused_once(
+    tmp_path: Path, stepping: StudySpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step(stepping, tmp_path, Interrupted())
+    forge(tmp_path, 1)
+    monkeypatch.setenv("BSSEARCH_CHECKPOINT_DIR", str(tmp_path / "elsewhere"))
+    executor = step(stepping, tmp_path, SteppingLaw())
+    (again,) = [trial for trial in trials_in(tmp_path).values() if trial.retry_of == 1]
+    assert_refused(again)
+    assert executor.requests and given(executor) <= {"relu", "gelu"}
+
+
+@pytest.fixture
+def with_forged_best(tmp_path: Path) -> int:
+    """The number of a forged trial that is stored as far faster than any other of the study in ``tmp_path``."""
+    run(spec_with(12), tmp_path, LawExecutor())
+    reached = [one for one in trials_in(tmp_path).values() if one.state is TrialState.REACHED]
+    number = max(one.number for one in reached)
+    forge(tmp_path, number, time_to_target_s=0.001, steps_to_target=1, steps_x_step_time_s=0.001)
+    return number
+
+
+def test_the_confirmation_of_a_forged_trial_is_refused_and_another_configuration_is_the_answer(
+    tmp_path: Path, with_forged_best: int
+) -> None:
+    executor = LawExecutor()
+    answer = run(spec_with(12, {"runs": 3}), tmp_path, executor)
+    confirming = [one for one in trials_in(tmp_path).values() if one.phase is Phase.CONFIRM]
+    forged = [one for one in confirming if one.configuration.parameters["model.activation"] == FORGED]
+    assert len(forged) == 1
+    assert_refused(forged[0])
+    assert with_forged_best not in answer.optimal.trial_numbers
+    assert {*answer.optimal.trial_numbers} <= {one.number for one in confirming}
+    assert len(executor.requests) == len(confirming) - 1 and given(executor) <= {"relu", "gelu"}
+
+
+def test_audit_and_runs_to_the_whole_budget_refuse_a_forged_trial(tmp_path: Path, with_forged_best: int) -> None:
+    spec = spec_with(12, {"runs": 3})
+    run(spec, tmp_path, LawExecutor())
+    for number, trial in trials_in(tmp_path).items():
+        if trial.phase is Phase.CONFIRM and not trial.is_refused:
+            forge(tmp_path, number)
+            break
+    executor = LawExecutor()
+    audit_study(spec, runs=3, db=url_in(tmp_path), make_executor=lambda *_: executor)
+    confirm_study(spec, to_budget_runs=2, db=url_in(tmp_path), make_executor=lambda *_: executor)
+    assert executor.requests and given(executor) <= {"relu", "gelu"}
+
+
+def test_a_rerun_of_a_forged_trial_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    run(spec_with(5), tmp_path, LawExecutor())
+    forge(tmp_path, 2)
+
+    def no_executor(*_: object) -> LawExecutor:
+        raise AssertionError("nothing is started")
+
+    with pytest.raises(UsageError, match=r"trial 2 .* cannot be run again: model\.activation"):
+        rerun("toy", 2, db=url_in(tmp_path), make_executor=no_executor)

@@ -1,0 +1,248 @@
+"""Searches of recorded tables on a virtual clock: what they cost and find, as counted by hand."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from bssearch.errors import UsageError
+from bssearch.records import Goal
+from bssearch.samplers.time_model.extrapolation import Run
+from tests.benchmarks.simulate import optuna_baselines
+from tests.benchmarks.simulate.searches import Plan, Search, search, simulate_searches, summarize_searches
+from tests.benchmarks.simulate.table_space import TableSpace, table_space
+from tests.simulation.lines import Seconds, grid
+
+# Points 0 … 4, of batch sizes 8, 16, 16, 32 and 64; best 4 s, so that 5 s is within 25 % and 4.25 s within 10 %.
+CELLS: Seconds = {(8, 0.1): [10], (16, 0.01): [4, 6], (16, 0.1): [7], (32, 0.1): [4], (64, 0.1): [2, 300]}
+SPACE = table_space(grid(CELLS))
+SMALL: Seconds = {(size, rate): [int(4 + size / 16 + 64 / size), 9] for size in (8, 16, 32, 64) for rate in (0.01, 0.1)}
+
+
+class Scripted:
+    """Asks for points in an order, the last one for ever; its incumbent is the one that reached last."""
+
+    def __init__(self, *points: int) -> None:
+        self.ended_numbers: list[int] = []
+        self.seen: list[list[tuple[int, bool, float | None]]] = []
+        self._points = points
+
+    def __call__(self, space: TableSpace, sampler: str, **options: Any) -> Scripted:
+        return self
+
+    def ask(self, runs: Sequence[Run]) -> int:
+        self.seen.append([(run.point, run.running, run.hit) for run in runs])
+        return self._points[min(len(runs), len(self._points) - 1)]
+
+    def ended(self, number: int, run: Run) -> None:
+        self.ended_numbers.append(number)
+
+    def incumbent(self, runs: Sequence[Run]) -> int | None:
+        hits = [run.point for run in runs if run.hit is not None]
+        return hits[-1] if hits else None
+
+
+def scripted(
+    *points: int, budget: float = 60.0, pruner: str = "none", workers: int = 1, space: TableSpace = SPACE
+) -> tuple[Search, Scripted]:
+    """Run a search that asks for points in an order."""
+    script = Scripted(*points)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(optuna_baselines, "OptunaSearch", script)
+        return search(Plan(space, budget, workers=workers), "random", pruner, 0), script
+
+
+def test_it_costs_what_was_trained_until_the_incumbent_is_near_the_best() -> None:
+    found, _ = scripted(0, 1, 3, 2)
+    assert SPACE.seconds[1] == 5.0
+    first_two = found.within["25"]
+    assert first_two in (14.0, 16.0), "10 s, and one of the seeds of 4 and 6 s, of which the mean counts"
+    assert found.within["10"] == first_two + 4.0
+
+
+def test_what_is_near_first_counts_although_the_incumbent_changes_and_the_last_one_is_recommended() -> None:
+    found, _ = scripted(3, 0, budget=30.0)
+    assert found.within == {"25": 4.0, "10": 4.0}
+    assert not found.recommended_within_10, "batch size 8 has no cell within 10 %"
+    found, _ = scripted(3, 3, budget=30.0)
+    assert found.recommended_within_10
+    assert found.trials == 8, "seven have run for 4 s each, and the eighth is under way"
+
+
+def test_a_lucky_seed_is_not_near_the_best() -> None:
+    found, _ = scripted(4, budget=100.0)
+    assert found.within == {"25": math.inf, "10": math.inf}
+    assert not found.recommended_within_10
+
+
+def test_a_recommended_batch_size_counts_by_its_best_cell() -> None:
+    space = table_space(grid({**CELLS, (16, 0.5): [4]}))
+    found, _ = scripted(space.point_of("batch_size=16,learning_rate=0.1"), budget=8.0, space=space)
+    assert math.isinf(found.within["25"]) and found.recommended_within_10
+
+
+def test_what_comes_after_the_budget_does_not_happen() -> None:
+    assert scripted(3, budget=3.9)[0].within["10"] == math.inf
+    assert scripted(3, budget=4.0)[0].within["10"] == 4.0
+
+
+def test_of_several_workers_all_are_paid() -> None:
+    found, _ = scripted(0, 3, 0, workers=3)
+    assert found.within["10"] == 12.0
+
+
+def test_a_sampler_sees_what_runs_what_has_reached_and_what_was_stopped() -> None:
+    _, sampler = scripted(3, 0, 3, pruner="cap", budget=11.0)
+    assert sampler.seen == [[], [(3, False, 4.0)], [(3, False, 4.0), (0, False, None)]]
+    assert sampler.ended_numbers == [0, 1]
+    _, sampler = scripted(3, 0, 3, workers=2, budget=9.0)
+    assert sampler.seen[1:] == [[(3, True, None)], [(3, False, 4.0), (0, True, None)]]
+
+
+def found(near: float, nearer: float, *, right: bool = True, trials: int = 3) -> Search:
+    return Search({"25": near, "10": nearer}, right, trials, probes_s=0.5)
+
+
+def test_a_summary_counts_misses_as_infinite() -> None:
+    one = summarize_searches([found(1, 2), found(3, math.inf, right=False, trials=9), found(2, math.inf)])
+    assert (one.cost_to_within_25, one.found_25, one.cost_to_within_25_p90) == (2, 1.0, 3)
+    assert (one.cost_to_within_10, one.found_10, one.cost_to_within_10_p90) == (None, 1 / 3, None)
+    assert (one.recommended_within_10, one.trials, one.probes_s, one.repeats) == (2 / 3, 3, 0.5, 3)
+
+
+def test_where_half_get_there_the_median_is_the_last_of_them() -> None:
+    one = summarize_searches([found(1, 5), found(3, math.inf), found(math.inf, math.inf), found(math.inf, math.inf)])
+    assert (one.cost_to_within_25, one.found_25) == (3, 0.5)
+    assert (one.cost_to_within_10, one.found_10) == (None, 0.25)
+
+
+def plan(cells: Seconds = SMALL, **options: Any) -> Plan:
+    return Plan(table_space(grid(cells)), **{"budget": 120.0, "default": 0, **options})
+
+
+PAIRS = [("random", "none"), ("tpe", "median"), ("tpe", "lag-2"), ("auto", "balanced")]
+
+
+@pytest.mark.slow
+def test_the_same_seed_gives_the_same_and_pairs_do_not_depend_on_each_other() -> None:
+    first = simulate_searches(plan(), PAIRS, repeats=2, processes=0)
+    assert first == simulate_searches(plan(), PAIRS[::-1], repeats=2, processes=0)
+    assert list(first) == PAIRS
+    others = simulate_searches(plan(seed=1), PAIRS, repeats=2, processes=0)
+    assert all(first[pair] != others[pair] for pair in PAIRS if pair[0] != "auto")
+
+
+def test_repeats_differ() -> None:
+    assert len({search(plan(), "random", "none", repeat).within["10"] for repeat in range(8)}) > 3
+
+
+@pytest.mark.slow
+def test_the_number_of_processes_changes_nothing() -> None:
+    here, one, two = (simulate_searches(plan(), PAIRS, repeats=4, processes=number) for number in (0, 1, 2))
+    assert here == one == two
+
+
+@pytest.mark.parametrize(
+    ("sampler", "pruner", "workers"),
+    [
+        ("auto", "none", 1),
+        ("auto", "balanced", 3),
+        ("auto", "hyperband", 1),
+        ("random", "asha", 1),
+        ("tpe", "cap", 3),
+        ("tpe", "fast", 1),
+        ("tpe", "median", 3),
+    ],
+)
+def test_a_search_keeps_to_its_budget_with_any_sampler_and_pruner(sampler: str, pruner: str, workers: int) -> None:
+    one = search(plan(workers=workers, budget=60.0), sampler, pruner, 0)
+    assert one.trials >= 4
+    assert all(seconds <= 60.0 or math.isinf(seconds) for seconds in one.within.values())
+
+
+def test_our_sampler_searches_a_ragged_table_with_other_parameters_and_no_first_configuration() -> None:
+    names = ("batch_size", "optimizer", "momentum")
+    cells: Seconds = {
+        (size, optimizer, momentum): [5 + size // 8 + (optimizer == "adam")]
+        for size in (8, 16, 32)
+        for optimizer, momentum in (("sgd", 0.0), ("sgd", 0.9), ("adam", 0.9))
+    }
+    space = table_space(grid(cells, names))
+    one = search(Plan(space, 200.0), "auto", "balanced", 0)
+    assert one.within["25"] < 200 and one.recommended_within_10
+
+
+@pytest.mark.parametrize("pair", [("random", "cap"), ("tpe", "median"), ("tpe", "balanced")])
+def test_a_metric_that_is_minimised_is_searched_alike(pair: tuple[str, str]) -> None:
+    losses = Plan(table_space(grid(SMALL, goal=Goal.MINIMIZE)), 120.0, default=0)
+    assert [search(losses, *pair, repeat) for repeat in range(3)] == [
+        search(plan(), *pair, repeat) for repeat in range(3)
+    ]
+
+
+def test_our_baseline_runs_to_its_target_whatever_the_pruner_says() -> None:
+    space = table_space(grid({**SMALL, (8, 0.001): [19, 19]}))
+    default = space.point_of("batch_size=8,learning_rate=0.001")
+
+    def begun(sampler: str, pruner: str) -> int:
+        return search(Plan(space, 18.9, default=default), sampler, pruner, 0).trials
+
+    assert (begun("auto", "safe"), begun("auto", "fast")) == (1, 1)
+    assert begun("tpe", "safe") > 1, "elsewhere it waits at its first rung, a sixteenth of the limit"
+
+
+def test_the_step_times_of_all_batch_sizes_are_charged_to_ours_and_to_nobody_else() -> None:
+    for step_seconds in (0.01, 0.05):
+        space = table_space(grid(SMALL, step_seconds=step_seconds))
+        found = {sampler: search(Plan(space, 60.0), sampler, "none", 0) for sampler in ("auto", "random")}
+        assert found["auto"].probes_s == pytest.approx(4 * 20 * step_seconds)
+        assert found["random"].probes_s == 0.0
+        assert found["auto"].within["25"] > found["auto"].probes_s
+
+
+def test_a_table_without_steps_cannot_be_searched_by_ours() -> None:
+    table = grid(SMALL)
+    bare = replace(table, trials=tuple(replace(one, steps=(0,) * len(one.steps)) for one in table.trials))
+    with pytest.raises(UsageError, match="no trial of table 'grid' with batch size 8 has a step > 0"):
+        search(Plan(table_space(bare), 30.0), "auto", "none", 0)
+    assert search(Plan(table_space(bare), 30.0), "random", "none", 0).trials > 1
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"budget": 0.0}, "budget = 0 must be a number of train seconds > 0"),
+        ({"budget": math.nan}, "budget = nan must be"),
+        ({"budget": math.inf}, "budget = inf must be"),
+        ({"workers": 0}, "workers = 0 must be >= 1"),
+        ({"seed": -1}, "seed = -1 must be >= 0"),
+    ],
+)
+def test_a_plan_out_of_bounds_is_refused(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError) as raised:
+        plan(**options)
+    assert said in raised.value.message
+
+
+@pytest.mark.parametrize(
+    ("pair", "repeats", "said"),
+    [
+        (("best", "none"), 1, "sampler = 'best'"),
+        (("random", "best"), 1, "pruner = 'best'"),
+        (("random", "none"), 0, "repeats = 0 must be >= 1"),
+    ],
+)
+def test_what_is_wrong_is_named(pair: tuple[str, str], repeats: int, said: str) -> None:
+    with pytest.raises(UsageError) as raised:
+        simulate_searches(plan(), [pair], repeats=repeats, processes=0)
+    assert said in raised.value.message
+
+
+@pytest.mark.parametrize("pair", [("best", "none"), ("random", "best"), ("auto", "best")])
+def test_a_single_search_refuses_what_it_does_not_know(pair: tuple[str, str]) -> None:
+    with pytest.raises(UsageError, match="'best'"):
+        search(plan(), *pair, 0)

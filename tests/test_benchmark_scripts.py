@@ -1,0 +1,83 @@
+"""Every benchmark runs from any folder, by the code of its checkout, whatever is installed."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bssearch.recorded import write_table
+from tests.documents import BENCHMARKS, SCRIPTS
+from tests.packages import installed
+from tests.simulation.lines import Seconds, grid
+
+PRUNING, SEARCHING = (BENCHMARKS / "simulate" / name for name in ("pruning.py", "searching.py"))
+
+HELP_OF_ALL = """
+import os, runpy, sys
+path = list(sys.path)
+for script in sys.argv[1:]:
+    sys.path[:] = [os.path.dirname(script), *path]
+    sys.argv = [script, "--help"]
+    for name in [one for one in sys.modules if one.split(".")[0] in ("bssearch", "from_clone", "tests")]:
+        del sys.modules[name]
+    try:
+        runpy.run_path(script, run_name="__main__")
+    except SystemExit as end:
+        assert not end.code, (script, end.code)
+    else:
+        raise AssertionError(f"{script} ran")
+"""
+"""Imports third parties once for all scripts, and the checkout anew for each."""
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path) -> dict[str, str]:
+    """Return an environment in which what is installed must not be imported."""
+    for name in ("bssearch", "tests"):
+        package = tmp_path / "installed" / name
+        package.mkdir(parents=True)
+        (package / "__init__.py").write_text(f"raise ImportError('{name} is not that of the checkout')\n")
+    return {**os.environ, "PYTHONPATH": str(tmp_path / "installed")}
+
+
+def python(folder: Path, environment: dict[str, str], *words: str | Path) -> str:
+    """Run Python in a folder; return what it printed."""
+    command = [sys.executable, *map(str, words)]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.slow
+def test_every_benchmark_shows_its_help_in_another_folder(tmp_path: Path, elsewhere: dict[str, str]) -> None:
+    told = python(tmp_path, elsewhere, "-c", HELP_OF_ALL, *SCRIPTS)
+    assert [script.name for script in SCRIPTS if f"usage: {script.name}" not in told.lower()] == []
+
+
+PATIENT = """
+from bssearch.pruners.pace import Balanced
+
+class Patient(Balanced):
+    pass
+"""
+CELLS: Seconds = {(size, rate): [4 + size // 8, 9] for size in (8, 16, 32) for rate in (0.01, 0.1)}
+
+
+@pytest.mark.slow
+def test_a_pruner_of_another_package_is_simulated_in_other_processes_from_another_folder(
+    tmp_path: Path, elsewhere: dict[str, str]
+) -> None:
+    write_table(grid(CELLS), tmp_path / "cells.csv.gz")
+    site = tmp_path / "site"
+    elsewhere["PYTHONPATH"] += f"{os.pathsep}{site}"
+    words = ("cells.csv.gz", "--pruner", "patient", "--pruner", "balanced", "--format", "json")
+    with installed(site, "beside", {"patient": PATIENT}, "[bssearch.pruners]\npatient = beside.patient:Patient\n"):
+        drawn = json.loads(python(tmp_path, elsewhere, PRUNING, *words, "--draws", "4", "--trials", "4"))
+        found = json.loads(python(tmp_path, elsewhere, SEARCHING, *words, "--budget", "30", "--repeats", "2"))
+    assert drawn["policies"]["patient"] == drawn["policies"]["balanced"]
+    assert found["samplers"]["auto+patient"] == found["samplers"]["auto+balanced"]
