@@ -250,11 +250,13 @@ class _Join:
         self.trial_ids = {number: trial_id for number, trial_id in self.connection.execute(query)}
         for number in self.replaced:
             self._replace(number)
-        # An answer stored before counts no more: it is computed again.
-        outdated = delete(FindingRow) if new[Kind.FINDING] else update(FindingRow).values(stamp="")
-        self.connection.execute(outdated.where(FindingRow.study_id == self.study_id))
-        for kind in (Kind.OBSERVATION, Kind.LOG, Kind.PROBE, Kind.VISIT, Kind.BRANCH, Kind.FINDING):
+        for kind in (Kind.OBSERVATION, Kind.LOG, Kind.PROBE, Kind.VISIT, Kind.BRANCH):
             self._insert(kind, new[kind])
+        finding: dict[str, Any] = {"stamp": ""}  # an answer that is stored here counts no more
+        for row in new[Kind.FINDING]:
+            finding = self._columns(Kind.FINDING, row)
+            insert_if_absent(self.connection, FindingRow, finding)
+        self.connection.execute(update(FindingRow).where(FindingRow.study_id == self.study_id).values(finding))
 
     def _replace(self, number: int) -> None:
         """Replace a trial and delete its observations and its log."""
