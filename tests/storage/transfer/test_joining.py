@@ -217,12 +217,12 @@ def test_a_study_bound_to_two_kinds_of_device_is_refused(tmp_path: Path, store: 
 def test_measurements_that_are_not_here_are_added_and_those_here_stay(source: Store, store: Store) -> None:
     source.save_probe("toy", ENVIRONMENT, make_probe(8, eval_every_steps=5), 1)
     join(source, store)
-    seen = store.changes("toy", 0).revision
     store.save_probe("toy", ENVIRONMENT, make_probe(16, eval_every_steps=7), 2)
     source.save_probe("toy", ENVIRONMENT, make_probe(16, eval_every_steps=9), 2)
     source.save_probe("toy", ENVIRONMENT, make_probe(16, eval_every_steps=9), 3)
     source.save_probe("toy", OTHER, make_probe(16, eval_every_steps=9), 3)
     source.keep_spec("toy", {"name": "toy", "slots": 2})
+    seen = store.changes("toy", 0).revision
     assert join(source, store).counts["measurements_new"] == 3
     assert store.changes("toy", seen).has_new_probes
     probes = {key: row["eval_every_steps"] for key, row in rows(store)[Kind.PROBE].items()}
