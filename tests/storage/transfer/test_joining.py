@@ -137,7 +137,8 @@ def test_a_trial_that_has_ended_elsewhere_replaces_one_that_has_not_whole(
     joined = join(source, store)
     assert (joined.counts["trials_changed"], joined.counts["observations_changed"]) == (1, 1)
     assert rows(store) == rows(source)
-    assert store.leases("toy") == {}
+    replaced = store.trial("toy", 2)
+    assert (replaced.lease_owner, replaced.lease_expires_at) == (None, None)
     assert store.changes("toy", seen).is_rewritten
     assert not join(source, store).is_changed
 
