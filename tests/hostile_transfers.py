@@ -1,4 +1,4 @@
-"""Files of studies and databases that were changed at random, and what importing and merging them may do.
+"""Files of studies and databases that were changed at random, and what importing them may do.
 
 Nothing but a `BSSearchError` may come of one, and then the database is as it was. What is taken in is as bssearch
 stores it, and taken in again it changes nothing.
@@ -18,14 +18,13 @@ from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bssearch.commands.transfer.merge import merge
 from bssearch.errors import BSSearchError
 from bssearch.search.finding import compute_answer
 from bssearch.storage.integrity import first_fault
 from bssearch.storage.models import Base
 from bssearch.storage.repository import Store, open_store
-from bssearch.storage.transfer.layout import LAYOUTS
-from bssearch.storage.transfer.transfers import read_study
+from bssearch.storage.transfer.layout import Kind
+from bssearch.storage.transfer.study_file import read_study
 from tests.hostile import TOKENS, VALUES, mutated
 from tests.storage.transfer.copies import everything, make_states
 
@@ -47,7 +46,7 @@ JSON_VALUES = (
 
 @dataclass
 class Transfers:
-    """Cases of changed exports and merges into a database that has an earlier state of the study."""
+    """Cases of changed files and databases, imported into a database that is empty or has an earlier state."""
 
     folder: Path
     outcomes: Counter[str] = field(default_factory=Counter)
@@ -124,11 +123,7 @@ class Transfers:
         file.write_bytes(content)
 
         def take(store: Store) -> bool:
-            incoming = read_study(file)
-            try:
-                return any(one.is_changed for one in store.join_studies(incoming))
-            finally:
-                incoming.close()
+            return any(one.is_changed for one in store.join_studies([read_study(file)]))
 
         return take
 
@@ -179,7 +174,7 @@ class Transfers:
         header = json.loads(self.lines[0])
         counts = Counter(line[2 : line.find('"', 2)] for line in lines)
         if rng.random() < 0.95:
-            header["header"]["counts"] = {kind.value: counts[kind.value] for kind in LAYOUTS}
+            header["header"]["counts"] = {kind.value: counts[kind.value] for kind in Kind}
         if rng.random() < 0.05:
             name = rng.choice(list(header["header"]))
             header["header"][name] = rng.choice((None, -1, 2, "x", {}, [], 10**30, {"trial": 10**12}))
@@ -189,7 +184,7 @@ class Transfers:
         return data + json.dumps({"end": end}).encode() + b"\n"
 
     def _database(self, rng: random.Random) -> Callable[[Store], bool]:
-        """Change a value in another database, behind bssearch's back, and merge that."""
+        """Change a value in another database, behind bssearch's back, and import that."""
         source = self.folder / "source.db"
         for left in self.folder.glob("source.db*"):
             left.unlink()
@@ -204,8 +199,9 @@ class Transfers:
             connection.commit()
 
         def take(store: Store) -> bool:
-            merged = merge([f"sqlite:///{source}"], into=f"sqlite:///{self.target}")
-            return any(one.is_changed for one in merged.studies)
+            with open_store(f"sqlite:///{source}", write=False) as there:
+                copies = there.copy_studies(None, "there")
+            return any(one.is_changed for one in store.join_studies(copies))
 
         return take
 
@@ -239,7 +235,7 @@ def _with_another_value(rng: random.Random, line: str, lines: list[str]) -> str:
     elif how < 0.1:
         row[rng.choice(("surplus", "id", "revision", "lease_owner"))] = 1
     elif how < 0.13:
-        return line.replace(kind, rng.choice(list(LAYOUTS)).value, 1)
+        return line.replace(kind, rng.choice(list(Kind)).value, 1)
     elif how < 0.4:  # a value that another row has there
         others = [json.loads(one) for one in rng.sample(lines, min(5, len(lines)))]
         row[name] = rng.choice([other[name] for one in others for other in one.values() if name in other] or [None])

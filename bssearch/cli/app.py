@@ -31,7 +31,7 @@ from bssearch.cli import (
 )
 from bssearch.cli.output import end_of_pipe
 from bssearch.cli.pages import report, serve
-from bssearch.cli.transfer import export, merge
+from bssearch.cli.transfer import export
 from bssearch.errors import BSSearchError, UsageError
 from bssearch.pages.words import visible, without_passwords
 
@@ -114,7 +114,6 @@ app.command("serve")(serve.serve)
 app.command("price")(price.price)
 app.command("audit")(audit.audit)
 app.command("export")(export.export)
-app.command("merge")(merge.merge)
 app.command("rename")(keep.rename)
 app.command("archive")(keep.archive)
 app.command("delete")(keep.delete)

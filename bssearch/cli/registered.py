@@ -204,21 +204,23 @@ def _store(made: Studies, db: str | None, form: Format) -> None:
 
 
 def _join(made: WholeStudies, db: str | None, form: Format) -> None:
-    """Join studies with those of the database, all or none; print their names, and to stderr what was new."""
-    from bssearch.commands.transfer.merge import COLUMNS, sentence, told
+    """Join studies with those of the database, all or none; print their names, and to stderr what was done."""
     from bssearch.storage.repository import open_store
 
-    try:
-        with open_store(db, notify=note) as store:
-            joined = store.join_studies(made.incoming, name=made.name)
-    finally:
-        made.incoming.close()
+    if made.dry_run:
+        open_store(db, write=False).close()  # else a missing file would be made
+    with open_store(db, notify=note) as store:
+        joined = store.join_studies(made.copies, name=made.name, dry_run=made.dry_run)
+    for text in made.notes:
+        note(text)
+    for one in joined:
+        note(one.sentence)
+    if made.dry_run:
+        note("nothing was stored: --dry-run")
     if form is Format.TABLE:
-        for one in joined:
-            note(sentence(one))
         write("".join(f"{one.study}\n" for one in joined))
     else:
-        print_rows([told(one) for one in joined], COLUMNS, form)
+        print_rows([one.document for one in joined], ("study", "is_new", "is_changed"), form)
 
 
 importers = typer.Typer(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Protocol
@@ -10,7 +11,7 @@ from bssearch.options import Option
 
 if TYPE_CHECKING:
     from bssearch.storage.transfer.finished import FinishedStudy
-    from bssearch.storage.transfer.transfers import Incoming
+    from bssearch.storage.transfer.study_copy import Copy
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,10 +24,15 @@ class Studies:
 
 @dataclass(frozen=True, slots=True)
 class WholeStudies:
-    """Studies that were stored by bssearch elsewhere, with everything; ``name`` is for the first where it is new."""
+    """Whole studies that bssearch stored elsewhere; ``name`` is for the first if it is new here.
 
-    incoming: Incoming
+    ``notes`` are sentences for the reader. With ``dry_run`` nothing is to be stored.
+    """
+
+    copies: Sequence[Copy]
+    notes: Sequence[str]
     name: str | None
+    dry_run: bool
 
 
 StudyName = Annotated[str | None, Option("Name of the study.", shown_default="the file's")]
@@ -37,7 +43,7 @@ class Importer(Protocol):
     """Makes studies of a file: a function, registered in `bssearch.registry`.
 
     Its docstring is its help. Its parameters, annotated with `bssearch.options.Option`, are its argument, the file, and
-    its options on the command line.
+    its options on the command line. Only the importer of whole studies takes several files.
     """
 
     def __call__(self, file: Path, *, name: str | None = None) -> Studies | WholeStudies:

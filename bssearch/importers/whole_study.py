@@ -1,30 +1,75 @@
-"""A study that bssearch has stored elsewhere, with everything: what `export --to study` has written."""
+"""Whole studies that bssearch has stored elsewhere: in a file of `export --to study`, or in another database."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
+from bssearch.errors import NotFoundError
 from bssearch.importers.importer import WholeStudies
 from bssearch.options import Option
 
+if TYPE_CHECKING:
+    from bssearch.storage.transfer.study_copy import Copy
+
 
 def import_study(
-    file: Annotated[Path, Option("What `bssearch export STUDY --to study` has written.", metavar="FILE")],
+    file: Annotated[
+        list[str],
+        Option("Files of `bssearch export STUDY --to study`, and databases; both are only read.", metavar="FILE|URL…"),
+    ],
     *,
     name: Annotated[
         str | None,
-        Option("Name of the study, where it is not in the database yet.", shown_default="the file's", flag="--as"),
+        Option("Name of the first study if it is new here.", shown_default="its own", flag="--as"),
     ] = None,
+    studies: Annotated[
+        list[str] | None,
+        Option("Import only this study; may be repeated.", metavar="NAME", shown_default="all", flag="--study"),
+    ] = None,
+    dry_run: Annotated[bool, Option("Say what would be imported, and store nothing.", flag="--dry-run")] = False,
 ) -> WholeStudies:
-    """Take in a study with everything, or what is new of one that is here already.
+    """Import whole studies, or what is new of studies that are here already, all or none.
 
-    The same file again changes nothing; that of an earlier state of the study nothing but maybe its spec, where budget,
-    slots, pruner or another setting that may change has changed since.
+    Importing the same again changes nothing. A study that went on in both places is refused.
     """
     from bssearch.storage.keeping import check_name
-    from bssearch.storage.transfer.transfers import read_study
+    from bssearch.storage.transfer.study_file import read_study
 
     if name is not None:
         check_name(name)
-    return WholeStudies(read_study(file), name)
+    copies: list[Copy] = []
+    notes: list[str] = []
+    for source in file:
+        copies += _of_database(source, studies, notes) if "://" in source else [read_study(Path(source))]
+    if studies:
+        copies = [copy for copy in copies if copy.name in studies]
+        for missing in {*studies} - {copy.name for copy in copies}:
+            raise NotFoundError(f"no study {missing!r} in {', '.join(map(_shown, file))}")
+    notes += [
+        f"study {copy.name} of {copy.source}: skipped {len(copy.running)} running trials; import it again when they end"
+        for copy in copies
+        if copy.running
+    ]
+    return WholeStudies(copies, notes, name, dry_run)
+
+
+def _of_database(url: str, names: Collection[str] | None, notes: list[str]) -> list[Copy]:
+    """Return the studies of a database, those named or all that are not archived; note which are left out."""
+    from bssearch.storage.repository import open_store
+
+    with open_store(url, write=False) as store:
+        there = {one.name: one for one in store.studies()}
+        if names:
+            return store.copy_studies([name for name in there if name in names], _shown(url))
+        archived = sorted(name for name, one in there.items() if one.archived_at is not None)
+        notes += [f"{_shown(url)}: skipped archived study {name}; --study {name} imports it" for name in archived]
+        return store.copy_studies(None, _shown(url))
+
+
+def _shown(source: str) -> str:
+    """Return a file or a URL without its password."""
+    from bssearch.storage.connection.urls import masked, parse_url
+
+    return masked(parse_url(source)) if "://" in source else source

@@ -76,7 +76,7 @@ def first_fault(connection: Connection, study_id: int) -> str | None:
             query = select(label, value).select_from(table).where(scope, wrong).order_by(label)
             if (found := _first(connection, query)) is not None:
                 return f"{words} {found[0]}: {column.name} = {_shown(found[1])}"
-            if isinstance(_storage_type(column.type), JSON):
+            if isinstance(storage_type(column.type), JSON):
                 for known, found in connection.execute(select(label, value).select_from(table).where(scope)):
                     if found is not None and not _is_ours(found, column.name in OF_SCALARS):
                         return f"{words} {known}: {column.name} = {_shown(found)}"
@@ -124,13 +124,13 @@ def _rows_of(study_id: int) -> Iterator[tuple[Table, str, ColumnElement[Any], Co
 def _is_wrong(column: Column[Any], dialect: str) -> ColumnElement[bool]:
     """Return whether a column's value is none that bssearch stores in it: missing, of another type, not finite."""
     raw = type_coerce(column, NullType())
-    kind = _storage_type(column.type)
+    kind = storage_type(column.type)
     wrong: list[ColumnElement[bool]] = [] if column.nullable else [raw.is_(None)]
     wrong += [and_(raw.is_not(None), one) for one in _of_another_kind(raw, kind, dialect)]
     return or_(*wrong) if wrong else ~true()
 
 
-def _storage_type(kind: TypeEngine[Any]) -> TypeEngine[Any]:
+def storage_type(kind: TypeEngine[Any]) -> TypeEngine[Any]:
     """Return what a column's type is stored as."""
     while isinstance(kind, TypeDecorator):
         kind = kind.impl_instance

@@ -3,7 +3,7 @@
 Run as ``python tests/benchmarks/fuzzed_transfers.py [--cases 10000]``: some fifteen minutes of CPU on one core. A
 study with trials in every state is exported; of the file bytes are flipped, cut and put in, before and after the
 compression, lines dropped, doubled and swapped, values replaced, with the digest as it was or made right again; or a
-value of another database is changed behind bssearch's back. The case is then imported, or merged, into a database that
+value of another database is changed behind bssearch's back. The case is then imported into a database that
 is empty or has an earlier state of the study.
 
 Bar: nothing but an error of bssearch comes of one, and after it the database's rows are as they were; what is taken in

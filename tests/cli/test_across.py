@@ -178,7 +178,7 @@ def test_answers_of_two_devices_are_to_two_questions(folder: Path) -> None:
 
 
 def test_a_copy_of_a_study_in_another_database_does_not_count_again(folder: Path) -> None:
-    assert bssearch("merge", A, "--study", "near", "--into", "sqlite:///c.db", cwd=folder).returncode == 0
+    assert bssearch("import", "study", A, "--study", "near", "--db", "sqlite:///c.db", cwd=folder).returncode == 0
     asked = ("best", "--workload", "digits", "--db", "sqlite:///c.db", "--db", A)
     found = read(folder, *asked)
     assert [one["copy_of"] for one in found["answers"]] == [None, "near in sqlite:///c.db", None]

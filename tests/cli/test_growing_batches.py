@@ -296,10 +296,10 @@ def test_an_easier_target_counts_the_steps_of_each_size(stored: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", ["merge", "file"])
+@pytest.mark.parametrize("way", ["database", "file"])
 def test_scheduled_trials_come_through_another_database_as_they_are(folder: Path, way: str) -> None:
-    if way == "merge":
-        run(folder, "merge", "sqlite:///bssearch.db", "--into", "sqlite:///other.db")
+    if way == "database":
+        run(folder, "import", "study", "sqlite:///bssearch.db", "--db", "sqlite:///other.db")
     else:
         run(folder, "export", "task", "--to", "study")
         run(folder, "import", "study", "task.bssearch.jsonl.gz", "--db", "sqlite:///other.db")

@@ -60,7 +60,6 @@ WRITES = {
     "probe memory": "probe memory {out}/task.yaml",
     "import runs": "import runs {out}/runs.csv --name runs --metric accuracy --target 0.5",
     "import study": "import study {out}/whole.jsonl.gz",
-    "merge": "merge sqlite:///{out}/else.db",
     "rename": "rename task better",
     "archive": "archive task",
     "delete": "delete task --yes",
@@ -91,7 +90,6 @@ def make_studies(url: str, folder: Path) -> None:
         run_study(load_spec(folder / f"{name}.yaml"), db=url, folder=folder, make_executor=lambda *_: LawExecutor())
     with open_store(url, write=False) as store:
         store.write_study("other", folder / "whole.jsonl.gz")
-    open_store(f"sqlite:///{folder / 'else.db'}").close()
     (folder / "h100.csv").write_text("batch_size,step_seconds\n" + "".join(f"{2**k},0.001\n" for k in range(3, 8)))
     (folder / "templates.yaml").write_text("templates: {task: {spec: task.yaml}}")
     (folder / "runs.csv").write_text("batch_size,train_seconds,reached\n8,1.0,true\n16,2.0,true\n")

@@ -26,7 +26,7 @@ from bssearch.executors.base import Event
 from bssearch.records import REFUSED, Phase, TrialRecord, TrialState
 from bssearch.spec import StudySpec
 from bssearch.storage.repository import open_store
-from bssearch.storage.transfer.transfers import read_study
+from bssearch.storage.transfer.study_file import read_study
 from tests.factories import SPEC, make_spec
 from tests.search.law import LawExecutor
 from tests.search.test_pausing_driver import Dies, Doomed, SteppingLaw, study_spec
@@ -106,7 +106,7 @@ def test_an_imported_queued_trial_is_refused(tmp_path: Path) -> None:
     with open_store(url_in(theirs), write=False) as store:
         store.write_study("toy", tmp_path / "study.jsonl.gz")
     with open_store(url_in(mine)) as store:
-        store.join_studies(read_study(tmp_path / "study.jsonl.gz"))
+        store.join_studies([read_study(tmp_path / "study.jsonl.gz")])
     executor = LawExecutor()
     run(spec_with(9), mine, executor)
     assert_refused(trials_in(mine)[number])

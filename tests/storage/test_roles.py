@@ -27,6 +27,7 @@ from tests.factories import make_environment, make_probe, make_spec
 from tests.postgres import Postgres
 from tests.search.law import LawExecutor
 from tests.storage.conftest import OUTCOME, add_study, start
+from tests.storage.transfer.copies import copies, finish, make_study, rows
 
 ROLES = Roles("team")
 LOGINS = {"rita": ROLES.reader, "wanda": ROLES.writer, "will": ROLES.writer, "olga": ROLES.owner}
@@ -395,6 +396,19 @@ def test_a_writer_stores_all_that_is_measured(team: Team) -> None:
             assert store.claim("hers", "confirm", owner="me", lease_seconds=9, is_alive=lambda owner: True)
         store.release("hers", "confirm", owner="me")
         assert (store.log("hers", 1), store.last_finding("hers")) == ("second", {"text": "second"})
+
+
+def test_a_writer_imports_what_is_new_of_a_study(server: Postgres, tmp_path: Path) -> None:
+    team = new_team(server)
+    with open_store(f"sqlite:///{tmp_path}/source.db") as source, open_store(team.url("will")) as store:
+        make_study(source)
+        store.join_studies(copies(source))
+        store.save_finding("toy", store.stamp("toy"), {"made_by": 1, "answer": {}})
+        finish(source, start(source))
+        source.save_probe("toy", make_environment(), make_probe(8))
+        source.save_finding("toy", source.stamp("toy"), {"quick": {"runs": [1]}})
+        assert store.join_studies(copies(source))[0].is_changed
+        assert rows(store) == rows(source)
 
 
 def test_init_on_the_command_line(server: Postgres, tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 from bssearch.commands.transfer.exported import Exported
@@ -11,16 +10,12 @@ from bssearch.storage.transfer.study_file import SUFFIX
 
 
 def export_study(store: Store, name: str, file: str | None = None) -> Exported:
-    """Write a study with everything into one file, ``NAME.bssearch.jsonl.gz`` where none is given.
+    """Write a whole study into one file, by default ``NAME.bssearch.jsonl.gz``.
 
-    The same study makes the same bytes. Trials that run are left out, since their leases are this database's. Raises
-    what `Store.write_study` raises.
+    The same study makes the same bytes. Running trials are left out: their leases belong to this database. Raises what
+    `Store.write_study` raises.
     """
     path = Path(file or f"{name}{SUFFIX}")
     running = store.write_study(name, path)
-    left_out = f"note: {_trials(running)}, left out: export the study again afterwards, and import that too"
-    return Exported([str(path)], [left_out] if running else [])
-
-
-def _trials(numbers: Sequence[int]) -> str:
-    return f"trial {numbers[0]} runs" if len(numbers) == 1 else f"{len(numbers)} trials run"
+    note = f"note: left out {len(running)} running trials; export the study again when they have ended"
+    return Exported([str(path)], [note] if running else [])

@@ -1,9 +1,7 @@
-"""Copies of one study as they may lie about: earlier and later states of it, and states of which parts are missing."""
+"""States of one study, from its first to its last, and how they are read and compared."""
 
 from __future__ import annotations
 
-import random
-import shutil
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
@@ -24,15 +22,14 @@ from bssearch.records import (
 from bssearch.search.finding import save_quick
 from bssearch.spec import StudySpec
 from bssearch.storage.repository import Store, open_store
-from bssearch.storage.transfer.rows import travelling
-from bssearch.storage.transfer.transfers import Incoming
+from bssearch.storage.transfer.layout import Kind
+from bssearch.storage.transfer.study_copy import Copy
 from tests.factories import make_curve, make_environment, make_probe, make_spec
 from tests.storage.conftest import OUTCOME, enqueue, resume, start, start_queued
 
 REACHED = replace(OUTCOME, wall_seconds=5.0, further_test_metrics={"loss": 0.25}, warnings=("one", "two words"))
 PAUSED = TrialOutcome(state=TrialState.PAUSED, reason="others first", steps=10, train_seconds=1.5)
 OTHER = make_environment(host="other", torch_version="2.13.1")
-ELSEWHERE = "study 'toy' of elsewhere"
 
 
 def make_study(store: Store, spec: StudySpec | None = None) -> None:
@@ -48,11 +45,6 @@ def append(store: Store, number: int, *points: tuple[float, float], first: int =
 
 def finish(store: Store, number: int, outcome: TrialOutcome = REACHED) -> None:
     store.finish_trial("toy", number, outcome, steps_x_step_time_s=0.5)
-
-
-def larger_budget(store: Store, trials: int) -> None:
-    spec = make_spec(budget={"trials": trials, "trial_train_seconds": 10.0})
-    store.update_spec("toy", spec.model_dump(mode="json"))
 
 
 def noise(step: int) -> NoiseMeasurement:
@@ -98,7 +90,6 @@ STEPS: tuple[Callable[[Store], object], ...] = (
     lambda store: finish(store, 2, PAUSED),
     lambda store: store.save_noise("toy", make_environment(), noise(10)),
     lambda store: start_queued(store, 3, "driver"),
-    lambda store: larger_budget(store, 40),
     lambda store: store.mark_lost("toy", is_alive=lambda owner: False),
     lambda store: start(store, retry_of=3, seed=7),
     lambda store: store.keep_spec("toy", {"name": "toy", "slots": 1}),
@@ -131,31 +122,15 @@ def _copied(file: Path, copy: Path) -> Path:
     return copy
 
 
-def thinned(rng: random.Random, state: Path, copy: Path) -> Path:
-    """Make a copy of a state that lacks some of its trials, observations and measurements."""
-    shutil.copy(state, copy)
-    with closing(sqlite3.connect(copy)) as connection:
-        connection.execute("PRAGMA foreign_keys = ON")
-        for table in ("bss_trial", "bss_observation", "bss_probe", "bss_visit", "bss_branch", "bss_finding", "bss_log"):
-            for (row,) in connection.execute(f"SELECT rowid FROM {table}").fetchall():
-                if rng.random() < 0.3:
-                    with suppress(sqlite3.IntegrityError):
-                        connection.execute(f"DELETE FROM {table} WHERE rowid = ?", [row])
-        connection.commit()
-    return copy
+def copies(store: Store) -> list[Copy]:
+    """Return the studies of a store, to be joined with those of another one."""
+    return store.copy_studies(None, "the source")
 
 
-def staged(state: Path) -> Incoming:
-    """Return the studies of a file, ready to be joined again and again."""
-    with open_store(f"sqlite:///{state}", write=False) as store:
-        incoming, _ = store.stage_studies(None, ELSEWHERE)
-    return incoming
-
-
-def rows(store: Store, name: str = "toy") -> list[Any]:
+def rows(store: Store, name: str = "toy") -> dict[Kind, dict[Any, Any]]:
     """Return all rows of a study that travel."""
-    with store._reading() as connection:
-        return list(travelling(connection, store._study_id(connection, name), name))
+    (copy,) = store.copy_studies([name], "here")
+    return copy.rows
 
 
 def everything(store: Store) -> dict[str, list[Any]]:

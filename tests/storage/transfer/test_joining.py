@@ -1,33 +1,43 @@
-"""What joining a copy of a study does to a database that has another one, on every database."""
+"""What importing a copy of a study does to a database that has another copy, on every database."""
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from sqlalchemy import update
 
-from bssearch.errors import UsageError
-from bssearch.records import TrialOutcome, TrialState
-from bssearch.storage.models import EnvironmentRow
+from bssearch.errors import OtherDeviceError, UsageError
+from bssearch.records import TrialState
 from bssearch.storage.repository import Store, open_store
 from bssearch.storage.transfer.joining import Joined
+from bssearch.storage.transfer.layout import Kind
+from bssearch.storage.transfer.study_file import read_study
 from tests.factories import make_environment, make_probe, make_spec
+from tests.postgres import Postgres
 from tests.storage.conftest import enqueue, start, start_queued
 from tests.storage.transfer.copies import (
     OTHER,
     PAUSED,
     REACHED,
     append,
+    copies,
     everything,
     finish,
-    larger_budget,
+    interrupted_at,
+    make_states,
     make_study,
     rows,
 )
+
+ENVIRONMENT = make_environment()
+DRIVER_GONE = -1.0
+"""Seconds of a lease that has ended."""
 
 
 @pytest.fixture
@@ -35,37 +45,51 @@ def source(tmp_path: Path) -> Iterator[Store]:
     """Another database, with a study of one trial that has ended."""
     with open_store(f"sqlite:///{tmp_path}/source.db") as opened:
         make_study(opened)
-        start(opened)
-        append(opened, 1, (0.0, 0.1), (1.0, 0.9))
-        finish(opened, 1)
+        run(opened)
         yield opened
 
 
+def run(store: Store, outcome: object = REACHED, metric: float = 0.1, seed: int = 0) -> None:
+    """Run a trial to its end."""
+    number = start(store, seed=seed)
+    append(store, number, (0.0, metric), (1.0, 0.9))
+    finish(store, number, outcome)  # type: ignore[arg-type]
+
+
 def join(source: Store, target: Store, name: str | None = None, *, dry_run: bool = False) -> Joined:
-    incoming, _ = source.stage_studies(["toy"], "the source")
-    try:
-        (joined,) = target.try_joining([incoming]) if dry_run else target.join_studies(incoming, name=name)
-    finally:
-        incoming.close()
+    (joined,) = target.join_studies(source.copy_studies(["toy"], "the source"), name=name, dry_run=dry_run)
     return joined
 
 
-def refused(source: Store, target: Store, name: str | None = None) -> str:
-    """Have a join refused; nothing is stored."""
+def refused(source: Store, target: Store, name: str | None = None) -> UsageError:
+    """Have an import refused; nothing is stored."""
     before = everything(target)
     with pytest.raises(UsageError) as caught:
         join(source, target, name)
     assert everything(target) == before
-    return caught.value.message
+    return caught.value
+
+
+def trials_in(store: Store) -> dict[int, TrialState]:
+    return {one.number: one.state for one in store.trials("toy")}
 
 
 def test_a_study_is_known_by_its_maker_its_moment_and_its_question(source: Store, store: Store) -> None:
     assert join(source, store, "mine").is_new
-    start(source)
-    finish(source, 2)
+    run(source)
     again = join(source, store)
-    assert (again.study, again.is_new) == ("mine", False)
-    assert [one.name for one in store.studies()] == ["mine"]
+    assert (again.study, again.is_new, again.is_changed) == ("mine", False, True)
+    assert again.counts == {
+        "trials_new": 1,
+        "trials_changed": 0,
+        "trials_known": 1,
+        "observations_new": 2,
+        "observations_changed": 0,
+        "observations_known": 2,
+        "measurements_new": 0,
+        "measurements_changed": 0,
+        "measurements_known": 0,
+    }
     assert [one.number for one in store.trials("mine")] == [1, 2]
     assert store.study("mine").spec["name"] == "mine"
     assert store.study("mine").mark == source.study("toy").mark
@@ -73,206 +97,256 @@ def test_a_study_is_known_by_its_maker_its_moment_and_its_question(source: Store
 
 def test_another_study_of_the_name_is_refused_and_may_have_another_name(source: Store, store: Store) -> None:
     make_study(store)
-    assert "there is another study 'toy', which someone made at" in refused(source, store)
-    assert "'a b' is no name" in refused(source, store, "a b")
-    assert join(source, store, "theirs").is_new
-    assert {one.name for one in store.studies()} == {"toy", "theirs"}
-
-
-def test_of_several_studies_the_first_gets_the_name(source: Store, store: Store) -> None:
+    assert "another study 'toy'" in refused(source, store).message
+    assert "'a b'" in refused(source, store, "a b").message
     source.create_study(make_spec(name="other").new_study("someone"))
-    incoming, _ = source.stage_studies(["toy", "other"], "the source")
-    with closing(incoming):
-        assert [one.study for one in store.join_studies(incoming, name="mine")] == ["mine", "other"]
+    assert [one.study for one in store.join_studies(copies(source), name="theirs")] == ["theirs", "other"]
 
 
-def run(store: Store, ended: TrialOutcome = REACHED, metric: float = 0.1, seed: int = 0) -> None:
-    """Run a trial to its end."""
-    number = start(store, seed=seed)
-    append(store, number, (0.0, metric))
-    finish(store, number, ended)
+def gone(store: Store, number: int) -> None:
+    """Start a queued trial whose driver dies."""
+    start_queued(store, number, "driver")
+    append(store, number, (0.0, 0.2), (1.0, 0.3), (2.0, 0.4))
+    store.save_log("toy", number, "what the worker wrote here")
+    store.heartbeat("toy", "driver", DRIVER_GONE)
 
 
-CONTRADICTIONS: dict[str, tuple[Callable[[Store], object], Callable[[Store], object], str]] = {
-    "ended otherwise": (run, lambda there: run(there, replace(REACHED, train_seconds=9.0)), "trial 2: "),
-    "other trials": (
-        lambda here: run(here, PAUSED, seed=1),
-        lambda there: run(there, seed=2),
-        "trial 2: seed = 1 here, and 2 in the source",
-    ),
-    "other evaluations": (
-        lambda here: run(here, PAUSED),
-        lambda there: run(there, metric=0.2),
-        "observation (trial 2, step 0): metric = 0.1 here, and 0.2 in the source",
-    ),
-    "another visit": (
-        lambda here: here.save_probe("toy", make_environment(), make_probe(8), 1),
-        lambda there: there.save_probe("toy", make_environment(), make_probe(8, step_seconds=2.0), 1),
-        "step_seconds",
-    ),
-}
+def lost(store: Store, number: int) -> None:
+    gone(store, number)
+    store.mark_lost("toy", is_alive=lambda owner: False)
 
 
-@pytest.mark.parametrize("name", CONTRADICTIONS)
-def test_a_study_that_went_on_in_both_places_is_refused_with_both_values(
-    source: Store, store: Store, name: str
+def paused(store: Store, number: int) -> None:
+    start_queued(store, number, "driver")
+    append(store, number, (0.0, 0.2))
+    finish(store, number, PAUSED)
+
+
+@pytest.mark.parametrize("here", [lambda store, number: None, paused, lost, gone])
+def test_a_trial_that_has_ended_elsewhere_replaces_one_that_has_not_whole(
+    source: Store, store: Store, here: Callable[[Store, int], object]
 ) -> None:
-    here, there, said = CONTRADICTIONS[name]
-    join(source, store)
-    here(store)
-    there(source)
-    message = refused(source, store)
-    assert message.startswith("study 'toy', ")
-    assert said in message or (name == "another visit" and "measured_at" in message)
-
-
-def test_a_study_bound_to_two_kinds_of_device_is_refused(tmp_path: Path, store: Store) -> None:
-    with open_store(f"sqlite:///{tmp_path}/unbound.db") as source:
-        source.create_study(make_spec().new_study("someone"))
-        join(source, store)
-        source.bind_environment("toy", make_environment(device_name="A"))
-        store.bind_environment("toy", make_environment(device_name="B"))
-        assert "device: kind = 'B, fp32, none' here, and 'A, fp32, none' in the source" in refused(source, store)
-
-
-def test_an_environment_that_was_changed_here_is_refused_with_both_values(source: Store, store: Store) -> None:
-    join(source, store)
-    with store._writing() as connection:
-        connection.execute(update(EnvironmentRow).values(host="changed"))
-    start(source)
-    finish(source, 2)
-    message = refused(source, store)
-    assert message.startswith("study 'toy', environment (digest ")
-    assert message.endswith(f"host = 'changed' here, and {make_environment().host!r} in the source")
-
-
-def test_environments_of_one_kind_of_device_go_together(source: Store, store: Store) -> None:
-    join(source, store)
-    source.bind_environment("toy", OTHER, again=True)
-    join(source, store)
-    first = store.study("toy").environment
-    store.bind_environment("toy", make_environment() if first == OTHER else OTHER, again=True)
-    join(source, store)
-    assert store.study("toy").environment in (OTHER, make_environment())
-
-
-def test_the_spec_with_the_larger_budget_counts_in_both_orders(source: Store, store: Store) -> None:
-    join(source, store)
-    larger_budget(source, 50)
-    assert join(source, store).is_changed
-    larger_budget(source, 30)
-    assert not join(source, store).is_changed
-    assert store.study("toy").spec["budget"]["trials"] == 50  # type: ignore[index]
-
-
-def test_of_specs_with_equal_budgets_both_databases_choose_the_same(tmp_path: Path, source: Store) -> None:
-    """Which was set later is not known: that of an earlier copy may count."""
-    chosen = []
-    with open_store(f"sqlite:///{tmp_path}/first.db") as here:
-        join(source, here)
-        for earlier, later in ((4, 2), (2, 4)):
-            for store, slots in ((source, earlier), (here, later)):
-                store.update_spec("toy", make_spec(executor={"slots": slots}).model_dump(mode="json"))
-            assert join(source, here).is_changed is (earlier == 4)
-            join(here, source)
-            assert here.study("toy").spec == source.study("toy").spec
-            chosen.append(here.study("toy").spec["executor"])
-    assert chosen[0] == chosen[1]
-
-
-def test_a_trial_that_runs_here_goes_on_until_it_has_ended(source: Store, store: Store) -> None:
     enqueue(source)
     join(source, store)
-    start_queued(store, 2, "driver")
-    before = everything(store)
-    assert not join(source, store).is_changed
-    assert everything(store) == before
-    start_queued(source, 2, "another")
-    finish(source, 2)
-    assert "trial 2: it is run here by driver until" in refused(source, store)
-
-
-def test_a_trial_whose_driver_is_gone_ends_as_it_did_elsewhere(source: Store, store: Store) -> None:
-    enqueue(source)
-    join(source, store)
-    start_queued(store, 2, "driver")
-    append(store, 2, (0.0, 0.2), (1.0, 0.3), (2.0, 0.4))
-    store.save_log("toy", 2, "what the worker wrote here")
+    here(store, 2)
     seen = store.changes("toy", 0).revision
     start_queued(source, 2, "another")
     append(source, 2, (0.0, 0.1))
     finish(source, 2)
-    store.heartbeat("toy", "driver", -1.0)
-    assert join(source, store).is_changed
-    assert store.trial("toy", 2).state is TrialState.REACHED
+    source.save_log("toy", 2, "what the worker wrote there")
+    joined = join(source, store)
+    assert (joined.counts["trials_changed"], joined.counts["observations_changed"]) == (1, 1)
     assert rows(store) == rows(source)
-    assert store.leases("toy") == {}
+    replaced = store.trial("toy", 2)
+    assert (replaced.lease_owner, replaced.lease_expires_at) == (None, None)
     assert store.changes("toy", seen).is_rewritten
     assert not join(source, store).is_changed
+
+
+@pytest.mark.parametrize("there", [lambda store, number: None, paused, lost])
+def test_a_trial_that_has_not_ended_elsewhere_stays_as_it_is_here(
+    source: Store, store: Store, there: Callable[[Store, int], object]
+) -> None:
+    enqueue(source)
+    join(source, store)
+    there(source, 2)
+    assert not join(source, store).is_changed
+    assert trials_in(store)[2] is TrialState.QUEUED
+
+
+def test_a_trial_that_runs_here_is_skipped_and_named(source: Store, store: Store) -> None:
+    enqueue(source)
+    join(source, store)
+    start_queued(store, 2, "driver")
+    run(source)
+    start_queued(source, 2, "another")
+    finish(source, 2)
+    joined = join(source, store)
+    assert (list(joined.skipped), joined.counts["trials_new"]) == ([2], 1)
+    assert trials_in(store) == {1: TrialState.REACHED, 2: TrialState.RUNNING, 3: TrialState.REACHED}
+    append(store, 2, (0.0, 0.2))
+    finish(store, 2)
+    assert "trial 2" in refused(source, store).message
+
+
+CONTRADICTIONS: dict[str, tuple[Callable[[Store], object], Callable[[Store], object], str]] = {
+    "ended otherwise": (run, lambda there: run(there, replace(REACHED, train_seconds=9.0)), "trial 2: "),
+    "asked otherwise": (
+        lambda here: run(here, PAUSED, seed=1),
+        lambda there: run(there, seed=2),
+        "seed = 1 here, and 2",
+    ),
+    "runs here, asked otherwise": (start, lambda there: run(there, seed=2), "trial 2: seed = 0 here, and 2"),
+}
+
+
+@pytest.mark.parametrize("name", CONTRADICTIONS)
+def test_a_study_that_went_on_in_both_places_is_refused_in_both_orders(source: Store, store: Store, name: str) -> None:
+    here, there, said = CONTRADICTIONS[name]
+    join(source, store)
+    here(store)
+    there(source)
+    assert said in refused(source, store).message
+    if trials_in(store)[2] is not TrialState.RUNNING:
+        assert "trial 2: " in refused(store, source).message
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_other_evaluations_of_a_trial_that_has_ended_in_both_are_refused(
+    source: Store, store: Store, elsewhere: bool
+) -> None:
+    """Also if one of the two has one more."""
+    join(source, store)
+    append(source if elsewhere else store, 1, (3.0, 0.95), first=5)
+    assert "trial 1: evaluation at step 50" in refused(source, store).message
+
+
+def test_a_study_bound_to_two_kinds_of_device_is_refused(tmp_path: Path, store: Store) -> None:
+    with open_store(f"sqlite:///{tmp_path}/a.db") as source, open_store(f"sqlite:///{tmp_path}/b.db") as other:
+        source.create_study(make_spec().new_study("someone"))
+        for there in (store, other):
+            join(source, there)
+        source.bind_environment("toy", make_environment(device_name="A"))
+        other.bind_environment("toy", make_environment(device_name="B"))
+        assert join(source, store).is_changed
+        assert store.study("toy").environment == make_environment(device_name="A")
+        assert isinstance(refused(other, store), OtherDeviceError)
+        source.bind_environment("toy", make_environment(device_name="A", host="other"), again=True)
+        assert not join(source, store).is_changed
+
+
+def test_measurements_that_are_not_here_are_added_and_those_here_stay(source: Store, store: Store) -> None:
+    source.save_probe("toy", ENVIRONMENT, make_probe(8, eval_every_steps=5), 1)
+    join(source, store)
+    store.save_probe("toy", ENVIRONMENT, make_probe(16, eval_every_steps=7), 2)
+    source.save_probe("toy", ENVIRONMENT, make_probe(16, eval_every_steps=9), 2)
+    source.save_probe("toy", ENVIRONMENT, make_probe(16, eval_every_steps=9), 3)
+    source.save_probe("toy", OTHER, make_probe(16, eval_every_steps=9), 3)
+    source.keep_spec("toy", {"name": "toy", "slots": 2})
+    seen = store.changes("toy", 0).revision
+    assert join(source, store).counts["measurements_new"] == 3
+    assert store.changes("toy", seen).has_new_probes
+    probes = {key: row["eval_every_steps"] for key, row in rows(store)[Kind.PROBE].items()}
+    assert sorted(probes.values()) == [5, 7, 9]
+    assert len(rows(store)[Kind.VISIT]) == 4
+    assert len(rows(store)[Kind.SPEC]) == 1
+
+
+def test_spec_and_archive_stay_as_they_are_here(source: Store, store: Store) -> None:
+    join(source, store)
+    store.archive_study("toy")
+    for there, slots in ((source, 4), (store, 2)):
+        there.update_spec("toy", make_spec(executor={"slots": slots}).model_dump(mode="json"))
+    assert not join(source, store).is_changed
+    assert store.study("toy").archived_at is not None
+    assert store.study("toy").spec["executor"]["slots"] == 2  # type: ignore[index]
 
 
 def test_drivers_see_what_has_come(source: Store, store: Store) -> None:
     join(source, store)
     seen = store.changes("toy", 0)
     assert [one.number for one in seen.trials] == [1]
-    assert not store.changes("toy", seen.revision).trials
-    start(source)
-    finish(source, 2)
-    source.save_probe("toy", make_environment(), make_probe(8), 1)
+    run(source)
     join(source, store)
     since = store.changes("toy", seen.revision)
-    assert ([one.number for one in since.trials], since.has_new_probes, since.is_rewritten) == ([2], True, False)
-    append(source, 1, (3.0, 0.95), first=5)
-    join(source, store)
-    assert [one.number for one in store.changes("toy", since.revision).trials] == [1]
+    assert ([one.number for one in since.trials], since.has_new_probes, since.is_rewritten) == ([2], False, False)
 
 
 def test_an_answer_that_was_stored_here_counts_until_something_new_has_come(source: Store, store: Store) -> None:
     join(source, store)
-    store.save_finding("toy", store.stamp("toy"), {"made_by": 1, "answer": {"batch": 64}})
-    join(source, store)
-    assert store.finding("toy") is not None
-    start(source)
-    finish(source, 2)
+    stored = {"made_by": 1, "answer": {"batch": 64}}
+    store.save_finding("toy", store.stamp("toy"), stored)
+    source.save_finding("toy", source.stamp("toy"), {**stored, "quick": {"runs": [1]}, "search_end": None})
     join(source, store)
     assert store.finding("toy") is None
-
-
-def test_new_evaluations_alone_make_a_stored_answer_old_and_its_quick_answer_stays(source: Store, store: Store) -> None:
-    """As many trials as before, which ended when they did: the stamp alone does not tell."""
+    assert store.last_finding("toy") == {"made_by": 0, "answer": None, "quick": {"runs": [1]}, "search_end": None}
+    kept = {**stored, "quick": {"runs": [2]}, "search_end": None}
+    store.save_finding("toy", store.stamp("toy"), kept)
+    assert not join(source, store).is_changed
+    assert store.finding("toy") == kept
+    run(source)
     join(source, store)
-    stamp = store.stamp("toy")
-    found = {"made_by": 1, "answer": {"batch": 64}, "quick": {"runs": [1]}, "search_end": {"spent": 1}}
-    store.save_finding("toy", stamp, found)
-    append(source, 1, (3.0, 0.95), first=5)
-    join(source, store)
-    assert store.stamp("toy") == stamp
-    assert store.finding("toy") is None
-    assert store.last_finding("toy") == found
+    assert (store.finding("toy"), store.last_finding("toy")) == (None, kept)
 
 
-def test_a_finding_that_comes_from_elsewhere_has_no_answer_that_counts(source: Store, store: Store) -> None:
-    source.save_finding("toy", source.stamp("toy"), {"made_by": 1, "answer": {"batch": 64}, "quick": {"runs": [1]}})
-    join(source, store)
-    assert store.finding("toy") is None
-    last = store.last_finding("toy")
-    assert last is not None and (last["answer"], last["quick"]) == (None, {"runs": [1]})
-
-
-def test_a_dry_run_says_what_would_be_new_and_stores_nothing(source: Store, store: Store) -> None:
+def test_a_dry_run_stores_nothing(source: Store, store: Store) -> None:
     before = everything(store)
     assert join(source, store, dry_run=True).is_new
     assert everything(store) == before
 
 
-def test_a_study_stays_archived_or_not_as_it_is_here(source: Store, store: Store) -> None:
-    join(source, store)
-    store.archive_study("toy")
-    start(source)
-    finish(source, 2)
-    join(source, store)
-    assert store.study("toy").archived_at is not None
-    source.archive_study("toy")
-    store.archive_study("toy", archived=False)
-    join(source, store)
-    assert store.study("toy").archived_at is None
+@pytest.fixture(scope="module")
+def states(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    return make_states(tmp_path_factory.mktemp("states"))
+
+
+@pytest.mark.parametrize("order", [(10, 20, -1), (-1, 10, 20), (20, -1, 10, 20), (0, 17, 6, -1)])
+def test_states_of_a_study_in_any_order_make_its_last_trials(
+    states: list[Path], store: Store, order: list[int]
+) -> None:
+    for state in order:
+        with open_store(f"sqlite:///{states[state]}", write=False) as source:
+            store.join_studies(copies(source))
+            assert not any(one.is_changed for one in store.join_studies(copies(source)))
+    with open_store(f"sqlite:///{states[-1]}", write=False) as source:
+        last, found = rows(source), rows(store)
+    assert [found[kind] for kind in Kind if "trial" in kind] == [last[kind] for kind in Kind if "trial" in kind]
+    assert found[Kind.OBSERVATION] == last[Kind.OBSERVATION]
+
+
+def test_an_import_that_is_interrupted_anywhere_leaves_nothing(states: list[Path], store: Store) -> None:
+    with open_store(f"sqlite:///{states[12]}", write=False) as source:
+        store.join_studies(copies(source))
+    with open_store(f"sqlite:///{states[-1]}", write=False) as source:
+        incoming = copies(source)
+    before = everything(store)
+    for statement in range(60):
+        done: list[Joined] = []
+        with interrupted_at(store, statement):
+            done = store.join_studies(incoming)
+        if done:
+            break
+        assert everything(store) == before
+    assert statement > 20 and done
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from sqlalchemy import event
+from bssearch.storage.repository import open_store
+from bssearch.storage.transfer.study_file import read_study
+
+with open_store(sys.argv[1]) as store:
+    def kill(connection, cursor, statement, *_):
+        if statement.startswith("INSERT INTO bss_log"):
+            os.kill(os.getpid(), signal.SIGKILL)
+    event.listen(store._engine, "after_cursor_execute", kill)
+    store.join_studies([read_study(Path(sys.argv[2]))])
+"""
+
+
+@pytest.mark.slow
+def test_a_process_that_is_killed_meanwhile_leaves_nothing(
+    states: list[Path], store: Store, url: str, tmp_path: Path
+) -> None:
+    with open_store(f"sqlite:///{states[-1]}", write=False) as source:
+        source.write_study("toy", tmp_path / "toy.gz")
+    before = everything(store)
+    killed = subprocess.run([sys.executable, "-c", KILLED, url, tmp_path / "toy.gz"], env={**os.environ}, check=False)
+    assert killed.returncode == -signal.SIGKILL
+    assert everything(store) == before
+    assert store.join_studies([read_study(tmp_path / "toy.gz")])[0].is_new
+
+
+def test_through_files_and_both_databases_the_bytes_are_the_same(
+    states: list[Path], postgres: Postgres, tmp_path: Path
+) -> None:
+    files = [tmp_path / f"{number}.gz" for number in range(3)]
+    urls = [f"sqlite:///{states[-1]}", postgres.cleared_database(), f"sqlite:///{tmp_path}/last.db"]
+    for number, url in enumerate(urls):
+        with open_store(url) as store:
+            if number:
+                store.join_studies([read_study(files[number - 1])])
+            store.write_study("toy", files[number])
+    assert files[0].read_bytes() == files[1].read_bytes() == files[2].read_bytes()

@@ -1,10 +1,10 @@
-"""A merge while another one, or a driver, writes to the same database: each waits for the other, on every database."""
+"""An import while another one, or a driver, writes to the same database: each waits, on every database."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +12,8 @@ import pytest
 from sqlalchemy import event
 
 from bssearch.storage.repository import Store, open_store
-from bssearch.storage.transfer.transfers import Incoming
 from tests.storage.conftest import start
-from tests.storage.transfer.copies import append, finish, make_study, rows
+from tests.storage.transfer.copies import append, copies, finish, make_study, rows
 
 HEAD_START_S = 0.5
 """Seconds that the other writer has to come in between: a choice; where it is kept out they pass."""
@@ -41,11 +40,6 @@ def add_trial(store: Store) -> None:
     finish(store, number)
 
 
-def staged(source: Store) -> Incoming:
-    incoming, _ = source.stage_studies(["toy"], "the source")
-    return incoming
-
-
 @contextmanager
 def meanwhile(store: Store, beginning: str, work: Callable[[], Any]) -> Iterator[list[Future[Any]]]:
     """Begin some work in another thread just before the first statement of a store's that begins so."""
@@ -65,25 +59,23 @@ def meanwhile(store: Store, beginning: str, work: Callable[[], Any]) -> Iterator
 
 
 @pytest.mark.slow
-def test_two_merges_of_a_new_study_make_one_study(source: Store, store: Store, other: Store) -> None:
-    """Whoever comes second finds the study, and adds what is new."""
-    with closing(staged(source)) as early:
-        add_trial(source)
-        with closing(staged(source)) as late:
-            with meanwhile(store, "INSERT INTO bss_trial", lambda: other.join_studies(late)) as second:
-                (joined,) = store.join_studies(early)
-            (after,) = second[0].result()
+def test_two_imports_of_a_new_study_make_one_study(source: Store, store: Store, other: Store) -> None:
+    """The second finds the study, and adds what is new."""
+    early = copies(source)
+    add_trial(source)
+    late = copies(source)
+    with meanwhile(store, "INSERT INTO bss_trial", lambda: other.join_studies(late)) as second:
+        (joined,) = store.join_studies(early)
+    (after,) = second[0].result()
     assert (joined.is_new, after.is_new, after.is_changed) == (True, False, True)
     assert rows(store) == rows(source)
 
 
 @pytest.mark.slow
-def test_a_driver_starts_its_trial_after_a_merge_that_has_begun(source: Store, store: Store, other: Store) -> None:
-    with closing(staged(source)) as early:
-        store.join_studies(early)
+def test_a_driver_starts_its_trial_after_an_import_that_has_begun(source: Store, store: Store, other: Store) -> None:
+    store.join_studies(copies(source))
     add_trial(source)
-    begun = meanwhile(store, "UPDATE bss_study SET revision", lambda: start(other, seed=5))
-    with closing(staged(source)) as late, begun as started:
-        store.join_studies(late)
+    with meanwhile(store, "UPDATE bss_study SET revision", lambda: start(other, seed=5)) as started:
+        store.join_studies(copies(source))
     assert started[0].result() == 3
     assert [one.number for one in store.trials("toy")] == [1, 2, 3]
