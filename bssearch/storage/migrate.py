@@ -198,7 +198,7 @@ def _refuse_unknown(revision: str, name: str) -> None:
     if revision in UNRELEASED:
         raise SchemaError(
             f"{name} was written by a version before the first release: its schema is at revision {revision}",
-            hint="with that version `bssearch export STUDY --to study --out FILE` writes each study to a file, which "
+            hint="with that version `bssearch export STUDY --to study --file FILE` writes each study to a file, which "
             "`bssearch import study FILE` of this one reads into a new database",
         )
     if revision not in REVISIONS:
