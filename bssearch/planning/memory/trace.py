@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_iter
 from bssearch.planning.memory.kernels import CudaKernels
 from bssearch.planning.memory.lifetimes import CUDA_BLOCK_BYTES, Allocation, StepLifetimes, rounded
 
-_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 _CONVOLUTIONS = {
     torch.ops.aten.convolution.default,
@@ -139,7 +139,7 @@ def _autocast(precision: str | None) -> Iterator[None]:
     if precision is None:
         yield
         return
-    with torch.autocast("cpu", dtype=_DTYPES[precision]):
+    with torch.autocast("cpu", dtype=DTYPES[precision]):
         yield
 
 
