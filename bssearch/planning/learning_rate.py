@@ -52,7 +52,6 @@ class RuleOfThumb:
     batch_rules: Mapping[str, str] = field(default_factory=dict)
     scales_dropout: bool = False
     smooths_labels: bool = False
-    is_about_adam: bool = False
     needs: str | None = None
     holds: str
     breaks: str
@@ -88,7 +87,6 @@ RULES_OF_THUMB: Mapping[str, RuleOfThumb] = {
     "sde": RuleOfThumb(
         rate=SQRT,
         batch_rules={"betas": "sde"},
-        is_about_adam=True,
         holds="Adam while κ(1 − β) < 1 for both β: the whole square root scaling rule",
         breaks="where κ(1 − β) reaches 1, at κ = 10 for β₁ = 0.9; and without the β and ε",
         source="Malladi et al. 2022, arXiv 2205.10287, definition 2",
@@ -96,7 +94,6 @@ RULES_OF_THUMB: Mapping[str, RuleOfThumb] = {
     ),
     "half_life": RuleOfThumb(
         batch_rules={"betas": "half_life"},
-        is_about_adam=True,
         holds="language models with AdamW from batch 1 to 512: β₂^κ keeps its half-life in tokens",
         breaks="not known above the batch it was tuned at by more than 512 times; the rate moved 2× over κ = 512, less "
         "than any rule says",
@@ -328,7 +325,7 @@ def _caveats(rule: RuleOfThumb, asked: LearningRateRequest, rate_rule: LearningR
         f"the linear rule is for SGD; the optimizer is {asked.optimizer}": ratio > 1
         and rate_rule is LINEAR
         and asked.optimizer in ADAM_LIKE,
-        f"it is about Adam's β, and {asked.optimizer} has none": rule.is_about_adam and tuned["beta2"] is None,
+        f"it is about Adam's β, and {asked.optimizer} has none": "betas" in rule.batch_rules and tuned["beta2"] is None,
         f"κ(1 − β) = {reached:.3g} is not below 1: the rule does not hold here": is_sde and reached > 1 - ROUNDING,
         f"it is about AdamW; the optimizer is {asked.optimizer}": "weight_decay" in rule.batch_rules
         and asked.optimizer != "adamw",

@@ -15,7 +15,7 @@ import importlib
 import json
 import os
 import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -69,21 +69,23 @@ def build_model(asked: MemoryRequest, mode: FakeTensorMode, dtype: torch.dtype |
     return made
 
 
+WAYS_TO_CHECKPOINT: Mapping[str, Mapping[str, Any]] = {
+    "activation_checkpointing_enable": {"activation_checkpointing_kwargs": {"use_reentrant": False}},
+    "gradient_checkpointing_enable": {"gradient_checkpointing_kwargs": {"use_reentrant": False}},
+    "set_grad_checkpointing": {"enable": True},
+}
+"""Methods of models with their arguments: of transformers from 5.23 on and before, and of timm."""
+
+
 def checkpoint_blocks(module: Any, name: str) -> None:
     """Let a model compute its blocks twice: as it offers itself, else all modules that stand repeated in a list."""
-    try:
-        if hasattr(module, "activation_checkpointing_enable"):  # the name from transformers 5.23 on
-            module.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
-            return
-        if hasattr(module, "gradient_checkpointing_enable"):
-            module.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-            return
-        if hasattr(module, "set_grad_checkpointing"):
-            module.set_grad_checkpointing(True)
-            return
-    except Exception as error:  # some have the method to say that they cannot
-        raise NoBlocksError(f"--checkpointing: {name} does not offer it: {error}") from error
-    if blocks := list(_blocks(module)):
+    way = next((one for one in WAYS_TO_CHECKPOINT if hasattr(module, one)), None)
+    if way is not None:
+        try:
+            getattr(module, way)(**WAYS_TO_CHECKPOINT[way])
+        except Exception as error:  # some have the method to say that they cannot
+            raise NoBlocksError(f"--checkpointing: {name} does not offer it: {error}") from error
+    elif blocks := list(_blocks(module)):
         checkpoint_modules(blocks)
     else:
         raise NoBlocksError(
@@ -107,13 +109,12 @@ def _blocks(module: nn.Module) -> Iterator[nn.Module]:
 def real_model(asked: MemoryRequest) -> ModelUnderPlan:
     """Return a model with real tensors, as it is built; raise as `build_model` does."""
     try:
-        made = _maker(asked)
+        return _maker(asked)
     except BSSearchError:
         raise
     except (Exception, SystemExit) as error:
         lines = str(error).strip().splitlines() or [""]
         raise UsageError(f"--model {asked.name} does not build: {type(error).__name__}: {lines[0]}") from error
-    return made
 
 
 def _maker(asked: MemoryRequest) -> ModelUnderPlan:

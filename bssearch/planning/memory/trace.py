@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,7 +79,7 @@ def trace(step: Step, micro_batch_size: int, mode: FakeTensorMode) -> StepLifeti
         recorder.phase = "inputs"
         batch = step.batch(micro_batch_size)
         recorder.phase = "forward"
-        with _autocast(step.autocast):
+        with torch.autocast("cpu", dtype=DTYPES.get(step.autocast or ""), enabled=step.autocast is not None):
             loss, output = step.loss(model, batch)
         logits = None if output is None or output.ndim not in (2, 3) else (output.shape[-1], output.numel())
         del output
@@ -131,16 +131,6 @@ def _note_gradients(model: nn.Module, recorder: _Recorder) -> None:
     for parameter in model.parameters():
         if parameter.grad is not None:
             recorder.note(parameter.grad, "gradients")
-
-
-@contextmanager
-def _autocast(precision: str | None) -> Iterator[None]:
-    """Compute the forward pass as autocast does: 16-bit matrix products over fp32 weights."""
-    if precision is None:
-        yield
-        return
-    with torch.autocast("cpu", dtype=DTYPES[precision]):
-        yield
 
 
 class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -57,7 +57,7 @@ class Asking(Generic[Asked]):
     def answered(self, answer: Callable[[Asked], Mapping[str, Any]]) -> Part:
         """Return the part with an answer to the request; without it if a field is missing or wrong."""
         part = replace(self.part, command=self.line)
-        fill_in = " and ".join(f"“{self.field(option).label}”" for option in self.missing)
+        fill_in = " and ".join(f"“{self.field_of(option).label}”" for option in self.missing)
         absent = f"fill in {fill_in}" if fill_in else "what is wrong stands above the results"
         without = replace(part, absent=f"Not calculated: {absent}.")
         try:
@@ -72,13 +72,13 @@ class Asking(Generic[Asked]):
         notes = [self.in_page_words(note) for note in found.shown.notes]
         return replace(found, shown=replace(found.shown, notes=notes))
 
-    def field(self, option: str) -> Any:
+    def field_of(self, option: str) -> Any:
         """Return the field of an option."""
         return FIELDS[field_name(self.request, option)]
 
     def in_page_words(self, message: str) -> str:
         """Return a message with the page's labels instead of a command's options."""
-        return self._pattern.sub(lambda match: f"“{self.field(_option(match)).label}”", message)
+        return self._pattern.sub(lambda match: f"“{self.field_of(_option(match)).label}”", message)
 
     def _refusals(self, error: BSSearchError) -> Iterator[Refusal]:
         """Yield what is wrong with each field; what is only missing is told by the part."""
@@ -87,7 +87,7 @@ class Asking(Generic[Asked]):
             problems = {name: problem for name, problem in error.problems.items() if name not in self.missing}
         for option, message in problems.items():
             named = next((_option(match) for match in self._pattern.finditer(message)), None)
-            about = None if (option or named) is None else self.field(option or named or "")
+            about = None if (option or named) is None else self.field_of(option or named or "")
             yield Refusal(
                 field=None if about is None else about.name,
                 label=self.part.title if about is None else about.label,
