@@ -251,10 +251,20 @@ def test_what_is_wrong_is_told_beside_its_field_in_the_words_of_the_page(
     assert any(not part.absent for part in found.parts), "other parts are calculated"
 
 
-def test_a_field_that_a_part_needs_is_asked_for() -> None:
-    parts = {part.name: part for part in calculated({**DEFAULTS, "b_crit": ""}).parts}
-    assert [name for name, part in parts.items() if part.absent] == ["trade-off", "devices"]
-    assert not parts["devices"].refusals and "“Critical batch size”" in parts["devices"].absent
+@pytest.mark.parametrize(
+    ("name", "absent"),
+    [
+        ("b_crit", ["trade-off", "devices"]),
+        ("learning_rate", ["rates"]),
+        ("batch", ["accumulation", "rates"]),
+        ("parameters", ["memory", "devices"]),
+    ],
+)
+def test_a_field_that_a_part_needs_is_asked_for(name: str, absent: list[str]) -> None:
+    found = calculated({**DEFAULTS, name: ""})
+    parts = {part.name: part for part in found.parts if part.absent}
+    assert list(parts) == absent and found.errors == []
+    assert all(f"“{FIELDS[name].label}”" in part.absent for part in parts.values())
 
 
 def test_parameters_that_do_not_fit_are_told_above_the_results_with_what_would() -> None:

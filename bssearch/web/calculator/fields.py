@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 from bssearch.planning.accumulation import AccumulationRequest
@@ -37,7 +38,7 @@ class Field:
     choices: Sequence[str]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Fieldset:
     """Options of a request with their defaults in the page; the ``rare`` ones are folded away.
 
@@ -52,13 +53,16 @@ class Fieldset:
     options: Mapping[str, str]
     rare: Sequence[str] = ()
     text: str = ""
-    fields: list[Field] = field(init=False)
-    rare_fields: list[Field] = field(init=False)
 
-    def __post_init__(self) -> None:
-        """Make the fields."""
-        object.__setattr__(self, "fields", [_field(self.request, *one) for one in self.options.items()])
-        object.__setattr__(self, "rare_fields", [_field(self.request, name, "") for name in self.rare])
+    @cached_property
+    def fields(self) -> list[Field]:
+        """The fields that stand open."""
+        return [_field(self.request, *one) for one in self.options.items()]
+
+    @cached_property
+    def rare_fields(self) -> list[Field]:
+        """The fields that are folded away."""
+        return [_field(self.request, name, "") for name in self.rare]
 
 
 def field_name(request: type[Request], option: str) -> str:
