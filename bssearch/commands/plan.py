@@ -33,7 +33,8 @@ def plan_learning_rate(asked: LearningRateRequest) -> LearningRatePlan:
 
 def audited_rules(db: str | None = None) -> Iterator[AuditedRule]:
     """Yield the verdicts that the stored runs of a database's studies give on the rules; nothing is run."""
-    if db is None and _is_missing_default():
+    is_default = db is None and database_url() == DEFAULT_DATABASE_URL
+    if is_default and not Path(DEFAULT_DATABASE_URL.removeprefix("sqlite:///")).exists():
         return
     with open_store(db, write=False) as store:
         for study in store.studies():
@@ -51,12 +52,6 @@ def audited_rules(db: str | None = None) -> Iterator[AuditedRule]:
                         regret=None if one.regret is None else one.regret.value,
                         reason=one.reason,
                     )
-
-
-def _is_missing_default() -> bool:
-    """Return whether nobody named a database and there is no file of the default name in this folder."""
-    is_default = database_url() == DEFAULT_DATABASE_URL
-    return is_default and not Path(DEFAULT_DATABASE_URL.removeprefix("sqlite:///")).exists()
 
 
 @planned(ScaleRequest)

@@ -14,7 +14,7 @@ from bssearch.options import Option
 from bssearch.planning.claims import CLAIMS
 from bssearch.planning.memory.devices import DEVICES, Device, device_named
 from bssearch.planning.memory.parameters import BY_NAME, MIXED, PRECISIONS, STATES, Format
-from bssearch.planning.memory.plan import GIB
+from bssearch.planning.memory.plan import GIB, gib
 from bssearch.planning.memory.transformer import MLP_TENSORS, Transformer
 from bssearch.planning.requests import Count, Dimension, Parameters, Request, require
 
@@ -158,7 +158,8 @@ class MemoryRequest(Request):
 
     @model_validator(mode="after")
     def _agrees(self) -> Self:
-        memory, kind, mixed = self.memory_gib, self.kind, self.mixed
+        memory, mixed = self.memory_gib, self.mixed
+        there = (self.kind and self.kind.memory_bytes) or 0
         require(
             mixed is None or self.precision != "fp32",
             f"mixed = {mixed!r} needs precision = bf16, fp16 or fp8: fp32 mixes nothing",
@@ -168,8 +169,8 @@ class MemoryRequest(Request):
             f"mixed = {mixed!r} does not go with precision = fp8: its weights have fp32 master weights",
         )
         require(
-            not memory or kind is None or not kind.memory_bytes or memory * GIB <= kind.memory_bytes,
-            f"memory_gib = {memory} contradicts device = {self.device}, which has {_gib(kind)}",
+            not memory or not there or memory * GIB <= there,
+            f"memory_gib = {memory} contradicts device = {self.device}, which has {gib(there)}",
         )
         require(
             not self.stage or self.devices is not None,
@@ -283,7 +284,3 @@ class MemoryRequest(Request):
             yield f"{self.device} computes no fp8 (compute capability below 8.9): weights are widened to 16 bits."
         if (self.devices or 1) > 1 and not self.stage:
             yield f"Without --stage each of the {self.devices} devices holds all of it: nothing is sharded."
-
-
-def _gib(kind: Device | None) -> str:
-    return "" if kind is None or kind.memory_bytes is None else f"{kind.memory_bytes / GIB:.4g} GiB"

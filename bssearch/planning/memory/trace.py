@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 from bssearch.planning.memory.kernels import CudaKernels
-from bssearch.planning.memory.lifetimes import CUDA_BLOCK_BYTES, Allocation, StepLifetimes, rounded
+from bssearch.planning.memory.lifetimes import CUDA_BLOCK_BYTES, Allocation, StepLifetimes
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -172,7 +172,8 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _made(self, size: int, tensor: torch.Tensor) -> Allocation:
         self.clock += 1
         width = tensor.shape[-1] if tensor.ndim else 1
-        made = Allocation(self.clock, rounded(size, self._block_bytes), self.phase, tensor.numel(), width)
+        whole = -(-size // self._block_bytes) * self._block_bytes
+        made = Allocation(self.clock, whole, self.phase, tensor.numel(), width)
         self.allocations.append(made)
         return made
 
