@@ -24,9 +24,7 @@ if TYPE_CHECKING:
     from bssearch.commands.display.answer import Answer
     from bssearch.commands.enqueue import enqueue
     from bssearch.commands.optuna_study import load_optuna_study
-    from bssearch.commands.plan.learning_rate import plan_learning_rate
-    from bssearch.commands.plan.memory import plan_memory
-    from bssearch.commands.plan.scale import plan_scale
+    from bssearch.commands.plan import plan_learning_rate, plan_scale
     from bssearch.commands.queue.changing import cancel_study, pause_study, resume_study
     from bssearch.commands.queue.listing import queued_studies
     from bssearch.commands.queue.submitting import submit_study
@@ -55,7 +53,8 @@ if TYPE_CHECKING:
     )
     from bssearch.integrations.current import current_trial
     from bssearch.planning.accumulation import plan_accumulation
-    from bssearch.planning.start_spec import plan_start
+    from bssearch.planning.memory import plan_memory
+    from bssearch.planning.start import plan_start
     from bssearch.records import Configuration, MetricInfo
     from bssearch.samplers.time_model.optuna_sampler import TimeToTargetSampler
     from bssearch.spec import StudySpec, load_spec
@@ -106,10 +105,10 @@ _HOMES = {
     "open_store": "bssearch.storage.repository",
     "pause_study": "bssearch.commands.queue.changing",
     "plan_accumulation": "bssearch.planning.accumulation",
-    "plan_learning_rate": "bssearch.commands.plan.learning_rate",
-    "plan_memory": "bssearch.commands.plan.memory",
-    "plan_scale": "bssearch.commands.plan.scale",
-    "plan_start": "bssearch.planning.start_spec",
+    "plan_learning_rate": "bssearch.commands.plan",
+    "plan_memory": "bssearch.planning.memory",
+    "plan_scale": "bssearch.commands.plan",
+    "plan_start": "bssearch.planning.start",
     "queued_studies": "bssearch.commands.queue.listing",
     "rerun": "bssearch.commands.rerun",
     "resume_study": "bssearch.commands.queue.changing",

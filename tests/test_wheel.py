@@ -61,8 +61,9 @@ def run(installed: Path, cwd: Path, *commands: str) -> list[str]:
 def test_studies_migrations_templates_and_the_guide_travel_in_the_wheel(installed: Path, tmp_path: Path) -> None:
     kinds = ("image", "text", "tabular")
     templates = [line for kind in kinds for line in (f"init my-{kind} --kind {kind}", f"run my-{kind}.yaml --dry-run")]
-    *_, guide = run(installed, tmp_path, "run digits --dry-run", "db upgrade", *templates, "guide measuring")
-    assert (tmp_path / "bssearch.db").exists()
+    more = ("plan start --defaults --out mine.yaml", "guide measuring")
+    *_, guide = run(installed, tmp_path, "run digits --dry-run", "db upgrade", *templates, *more)
+    assert (tmp_path / "bssearch.db").exists() and (tmp_path / "mine.yaml").exists()
     assert guide == (ROOT / "bssearch" / "guide" / "measuring.md").read_text(encoding="utf-8")
     assert (installed / "bssearch" / "guide" / "pictures" / "digits.svg").exists()
 

@@ -66,8 +66,9 @@ class _Commands(TyperGroup):
 def _refuse_repeated(ctx: Any, command: Any, words: list[str]) -> None:
     """Raise `UsageError` for an option that is given twice and has one value."""
     if isinstance(command, TyperGroup):
-        if words and words[0] in command.commands:
-            _refuse_repeated(ctx, command.commands[words[0]], words[1:])
+        inner = command.get_command(ctx, words[0]) if words else None
+        if inner is not None:
+            _refuse_repeated(ctx, inner, words[1:])
         return
     try:
         _, _, given = command.make_parser(type(ctx)(command, parent=ctx)).parse_args(args=words)

@@ -16,7 +16,7 @@ from bssearch.commands.opening import ExecutorFactory, Launch, described
 from bssearch.commands.suspicions import Evidence, dropped_share, suspicions
 from bssearch.commands.unstored import run_default, step_time_of_default
 from bssearch.executors.base import Executor
-from bssearch.planning.claims import claims_of_spec
+from bssearch.planning.claims import notes_on_spec
 from bssearch.records import TrialState, WorkloadDescription
 from bssearch.spec import StudySpec
 
@@ -145,7 +145,7 @@ def check_study(spec: StudySpec, executor: Executor, found: WorkloadDescription)
         likely_study_s=None if reached is None else pruned_seconds(spec, reached, longest),
         findings=[Notice(code=code, message=message) for code, message in suspicious],
         notes=[
-            *(Notice(code=claim.code, message=claim.message) for claim in claims_of_spec(spec)),
+            *(Notice(code=note.code, message=note.message) for note in notes_on_spec(spec)),
             *([] if found.notice is None else [Notice(code="environment", message=found.notice)]),
         ],
     )

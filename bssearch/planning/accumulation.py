@@ -3,88 +3,86 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Self
+
+from pydantic import Field, model_validator
 
 from bssearch.errors import UsageError
-from bssearch.planning.claims import MANY_STEPS, Claim, claims_about
-from bssearch.planning.given import check_count
+from bssearch.options import Option
+from bssearch.planning.claims import MANY_STEPS, Note, notes_on
+from bssearch.planning.requests import LARGEST_COUNT, Plan, Request, planned, require
 from bssearch.space import split_batch
 from bssearch.space.batch_norm import TINY_BATCH, batch_norm_caveats
 
-LARGEST_BATCH = 10**9
-"""The largest batch that is split: a choice, above any that is trained with."""
-
-LARGEST_MICRO = 10**6
-"""The largest micro-batch: a choice; the sizes up to it are tried one by one."""
+Batch = Annotated[int, Field(ge=1, le=10**9)]
+Micro = Annotated[int, Field(ge=1, le=10**6)]  # the sizes up to it are tried one by one
 
 
-@dataclass(frozen=True, slots=True)
-class Remark:
-    """What must be known of a split: a ``code`` for programs, a sentence for people."""
+class AccumulationRequest(Request):
+    """A batch and the devices that it is split on."""
 
-    code: str
-    message: str
+    batch: Annotated[
+        Batch, Option("Samples of an optimizer step, over all devices.", label="Wanted batch", unit="samples")
+    ]
+    micro: Annotated[
+        Micro | None, Option("Samples that run at once on a device.", label="Exact micro-batch", unit="samples")
+    ] = None
+    max_micro: Annotated[
+        Micro | None,
+        Option(
+            "Instead: the most samples that fit on a device; the largest that divides is taken.",
+            label="Largest micro-batch",
+            unit="samples",
+        ),
+    ] = None
+    devices: Annotated[Batch, Option("Devices that share the batch.")] = 1
+    batch_norm_layers: Annotated[
+        Annotated[int, Field(ge=0, le=LARGEST_COUNT)] | None,
+        Option("Batch normalisation layers of the model: they see micro-batches.", shown_default="not known"),
+    ] = None
+
+    @model_validator(mode="after")
+    def _has_one_micro_batch(self) -> Self:
+        require(
+            self.micro is None or self.max_micro is None,
+            f"micro = {self.micro} and max_micro = {self.max_micro} contradict each other: give one of them",
+        )
+        return self
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AccumulationPlan:
+class AccumulationPlan(Plan):
     """``batch`` = ``micro_batch`` × ``accumulation_steps`` × ``devices`` samples an optimizer step."""
 
     micro_batch: int
     accumulation_steps: int
     devices: int
     batch: int
-    remarks: list[Remark]
-    claims: list[Claim]
-
-    def document(self) -> dict[str, Any]:
-        """Return the plan as JSON values."""
-        notes = [*map(asdict, self.remarks), *({"code": one.code, "message": one.message} for one in self.claims)]
-        split = ("micro_batch", "accumulation_steps", "devices", "batch")
-        return {**{name: getattr(self, name) for name in split}, "notes": notes}
+    notes: list[Note]
 
 
-def plan_accumulation(
-    *,
-    batch: int,
-    micro: int | None = None,
-    max_micro: int | None = None,
-    devices: int = 1,
-    batch_norm_layers: int | None = None,
-) -> AccumulationPlan:
+@planned(AccumulationRequest)
+def plan_accumulation(asked: AccumulationRequest) -> AccumulationPlan:
     """Return how a batch is made of micro-batches of ``micro`` samples on ``devices``, exactly.
 
-    With ``max_micro`` in its place the micro-batch is the largest that divides the device's share and is no larger;
-    with neither the share runs at once. Of ``batch_norm_layers`` None says that it is not known whether there are any.
-    Raises `UsageError` for numbers that are not whole and above 0, for both of ``micro`` and ``max_micro``, and for a
-    batch that cannot be split so, which names the nearest that can.
+    With ``max_micro`` instead, the micro-batch is the largest that divides the device's share and is no larger. With
+    neither, the share runs at once. Raises `UsageError` for a batch that cannot be split so, naming the nearest that
+    can.
     """
-    check_count("batch", batch, most=LARGEST_BATCH)
-    check_count("devices", devices, most=LARGEST_BATCH)
-    for name, value in (("micro", micro), ("max_micro", max_micro)):
-        if value is not None:
-            check_count(name, value, most=LARGEST_MICRO)
-    if batch_norm_layers is not None:
-        check_count("batch_norm_layers", batch_norm_layers, least=0)
-    if micro is not None and max_micro is not None:
-        raise UsageError(f"micro = {micro} and max_micro = {max_micro} contradict each other: give one of them")
-    share = _share(batch, micro or 1, devices)
-    size, steps = (micro, share // micro) if micro is not None else split_batch(share, max_micro)
+    share = _share(asked.batch, asked.micro or 1, asked.devices)
+    size = asked.micro or split_batch(share, asked.max_micro)[0]
     return AccumulationPlan(
         micro_batch=size,
-        accumulation_steps=steps,
-        devices=devices,
-        batch=batch,
-        remarks=list(_remarks(size, steps, devices, batch_norm_layers)),
-        claims=[one for one in claims_about("accumulation") if steps > MANY_STEPS or one.code == "accumulation_cost"]
-        if steps > 1
-        else [],
+        accumulation_steps=share // size,
+        devices=asked.devices,
+        batch=asked.batch,
+        notes=list(_notes(size, share // size, asked)),
     )
 
 
 def _share(batch: int, micro: int, devices: int) -> int:
-    """Return the samples of each device, which ``micro`` divides; raise `UsageError` where nothing can do that."""
+    """Return the samples of each device, a multiple of ``micro``; raise `UsageError` if the batch has no such share."""
     unit = micro * devices
     if batch % unit == 0:
         return batch // devices
@@ -101,29 +99,29 @@ def _share(batch: int, micro: int, devices: int) -> int:
     )
 
 
-def _remarks(micro: int, steps: int, devices: int, batch_norm_layers: int | None) -> Iterator[Remark]:
+def _notes(micro: int, steps: int, asked: AccumulationRequest) -> Iterator[Note]:
     """Yield what the split means for batch normalisation, for the device, and for losses of unequal weight."""
-    if batch_norm_layers is None and (steps > 1 or devices > 1 or micro < TINY_BATCH):
-        yield Remark(
+    is_split = steps > 1 or asked.devices > 1
+    if asked.batch_norm_layers is None and (is_split or micro < TINY_BATCH):
+        yield Note(
             "batch_norm",
             f"a model with batch normalisation sees {micro} samples at a time, not the batch: another model than at "
             "once (13 % to 28 % different here), unless it has GroupNorm or ghost batches",
         )
-    for code, message in batch_norm_caveats(
-        batch_norm_layers or 0, micro, accumulates=steps > 1 or devices > 1, ghost_batch_size=None
-    ):
-        yield Remark(code, message)
+    for caveat in batch_norm_caveats(asked.batch_norm_layers or 0, micro, accumulates=is_split, ghost_batch_size=None):
+        yield Note(*caveat)
     if micro < TINY_BATCH and steps > 1:
-        yield Remark(
+        yield Note(
             "tiny_micro_batch",
             f"micro-batches of {micro} seldom fill a device: `bssearch probe step-time` says what a sample costs there",
         )
-    if steps > 1 or devices > 1:
-        yield Remark(
+    if is_split:
+        yield Note(
             "token_weighted_loss",
             "a loss averaged over tokens, or over anything else of which samples have unequal numbers, must be summed "
             "and divided by the number in the whole batch: the mean of the micro-batches' means is another loss "
             "(huggingface/transformers#34191: up to 10 %)",
         )
-    if devices > 1 and steps > 1:
-        yield Remark("no_sync", "gradients travel between devices only after the last micro-batch (DDP's no_sync)")
+    if asked.devices > 1 and steps > 1:
+        yield Note("no_sync", "gradients travel between devices only after the last micro-batch (DDP's no_sync)")
+    yield from notes_on({"accumulation_not_stale": steps > MANY_STEPS, "accumulation_cost": steps > 1})

@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Self
 
-from bssearch.errors import UsageError
-from bssearch.planning.claims import ADAM_LIKE, Claim, claims_about_rates
-from bssearch.planning.given import check_count, check_known, check_not_negative, check_positive, check_share
+from pydantic import BeforeValidator, model_validator
+
+from bssearch.options import Option
+from bssearch.planning.claims import ADAM_LIKE, LARGE_BATCH, LAYERWISE, Note, notes_on
+from bssearch.planning.requests import (
+    Count,
+    Database,
+    NotNegative,
+    Plan,
+    Positive,
+    Request,
+    ShareBelowOne,
+    require,
+)
 from bssearch.scaling import (
     LARGEST_DROPOUT,
     LearningRateRule,
@@ -30,54 +41,6 @@ ROUNDING = 1e-9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tuned:
-    """A configuration that was tuned at ``batch`` samples; None is what the optimizer does not have, or nobody gave."""
-
-    batch: int
-    learning_rate: float
-    optimizer: str = "sgd"
-    warmup_epochs: float = 0.0
-    weight_decay: float = 0.0
-    dropout: float = 0.0
-    label_smoothing: float = 0.0
-    beta1: float | None = None
-    beta2: float | None = None
-    epsilon: float | None = None
-    ema_decay: float | None = None
-
-    def __post_init__(self) -> None:
-        """Refuse what no training has; raise `UsageError`."""
-        check_count("from_batch", self.batch)
-        check_positive("learning_rate", self.learning_rate)
-        check_known("optimizer", self.optimizer, tuple(OPTIMIZERS))
-        for name in ("warmup_epochs", "weight_decay"):
-            check_not_negative(name, getattr(self, name))
-        for name in ("dropout", "label_smoothing"):
-            check_share(name, getattr(self, name), below_one=True)
-        for name in ("beta1", "beta2", "ema_decay"):
-            if getattr(self, name) is not None:
-                check_share(name, getattr(self, name), below_one=True)
-        if self.epsilon is not None:
-            check_positive("epsilon", self.epsilon)
-
-    @property
-    def has_betas(self) -> bool:
-        """Return whether the optimizer has Adam's running means."""
-        return "beta2" in OPTIMIZERS[self.optimizer].option_defaults()
-
-    def whole(self) -> Tuned:
-        """Return the configuration with the optimizer's own β and ε where none are given."""
-        own = OPTIMIZERS[self.optimizer].option_defaults()
-        given = {name: value for name in ("beta1", "beta2", "epsilon") if (value := getattr(self, name)) is not None}
-        if unknown := [name for name in given if name not in own]:
-            raise UsageError(
-                f"{unknown[0]} = {given[unknown[0]]:g} contradicts optimizer = {self.optimizer!r}, which has none"
-            )
-        beta1, beta2, epsilon = (given.get(name, own.get(name)) for name in ("beta1", "beta2", "epsilon"))
-        return replace(self, beta1=beta1, beta2=beta2, epsilon=epsilon)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RuleOfThumb:
     """A rule: what it says of each parameter, where it is known to hold or to break, and its source.
 
@@ -89,7 +52,6 @@ class RuleOfThumb:
     batch_rules: Mapping[str, str] = field(default_factory=dict)
     scales_dropout: bool = False
     smooths_labels: bool = False
-    is_about_adam: bool = False
     needs: str | None = None
     holds: str
     breaks: str
@@ -125,7 +87,6 @@ RULES_OF_THUMB: Mapping[str, RuleOfThumb] = {
     "sde": RuleOfThumb(
         rate=SQRT,
         batch_rules={"betas": "sde"},
-        is_about_adam=True,
         holds="Adam while κ(1 − β) < 1 for both β: the whole square root scaling rule",
         breaks="where κ(1 − β) reaches 1, at κ = 10 for β₁ = 0.9; and without the β and ε",
         source="Malladi et al. 2022, arXiv 2205.10287, definition 2",
@@ -133,7 +94,6 @@ RULES_OF_THUMB: Mapping[str, RuleOfThumb] = {
     ),
     "half_life": RuleOfThumb(
         batch_rules={"betas": "half_life"},
-        is_about_adam=True,
         holds="language models with AdamW from batch 1 to 512: β₂^κ keeps its half-life in tokens",
         breaks="not known above the batch it was tuned at by more than 512 times; the rate moved 2× over κ = 512, less "
         "than any rule says",
@@ -181,6 +141,85 @@ RULES_OF_THUMB: Mapping[str, RuleOfThumb] = {
 }
 
 
+def _listed(given: Any) -> Any:
+    return [given] if isinstance(given, str) else given
+
+
+class LearningRateRequest(Request):
+    """A configuration that was tuned at ``from_batch`` samples, and the ``batch`` to train with."""
+
+    from_batch: Annotated[
+        Count, Option("The batch size at which the configuration was tuned.", label="Tuned at batch", unit="samples")
+    ]
+    learning_rate: Annotated[Positive, Option("The learning rate there.")]
+    batch: Annotated[Count, Option("The batch size to train with.", label="Wanted batch", unit="samples")]
+    rule: Annotated[
+        Annotated[list[str], BeforeValidator(_listed)] | None,
+        Option(
+            "A rule; may be repeated.",
+            shown_default="all",
+            choices=tuple(RULES_OF_THUMB),
+        ),
+    ] = None
+    rate_rule: Annotated[
+        str | None,
+        Option(
+            "The learning rate under rules about something else.",
+            label="Learning rate under other rules",
+            shown_default="linear with sgd and lars, else sqrt",
+            choices=tuple(LearningRateRule),
+        ),
+    ] = None
+    optimizer: Annotated[
+        str,
+        Option(
+            "The optimizer, as a spec names it: sgd has momentum.",
+            label="Optimizer of the training",
+            choices=tuple(OPTIMIZERS),
+        ),
+    ] = "sgd"
+    warmup_epochs: Annotated[NotNegative, Option("Epochs of warmup there.", label="Warmup", unit="epochs")] = 0.0
+    weight_decay: Annotated[NotNegative, Option("Weight decay there; 0 for none.")] = 0.0
+    dropout: Annotated[ShareBelowOne, Option("Dropout there.")] = 0.0
+    label_smoothing: Annotated[ShareBelowOne, Option("Label smoothing there.")] = 0.0
+    beta1: Annotated[ShareBelowOne | None, Option("Adam's β₁.", label="β₁", shown_default="the optimizer's")] = None
+    beta2: Annotated[ShareBelowOne | None, Option("Adam's β₂.", label="β₂", shown_default="the optimizer's")] = None
+    epsilon: Annotated[Positive | None, Option("Adam's ε.", label="ε", shown_default="the optimizer's")] = None
+    ema_decay: Annotated[ShareBelowOne | None, Option("Decay of the weights' average.", label="Averaging")] = None
+    db: Database = None
+
+    @model_validator(mode="after")
+    def _agrees(self) -> Self:
+        for name in ("beta1", "beta2", "epsilon"):
+            value = getattr(self, name)
+            require(
+                value is None or name in self._own,
+                f"{name} = {value} contradicts optimizer = {self.optimizer!r}, which has none",
+            )
+        require(
+            self.rate_rule is None or any(RULES_OF_THUMB[name].rate is None for name in self.rules),
+            f"rate_rule = {self.rate_rule!r} contradicts rule = {', '.join(self.rules)}, which says itself how the "
+            "learning rate goes",
+        )
+        return self
+
+    @property
+    def rules(self) -> list[str]:
+        """The rules that are asked for, each once."""
+        return list(dict.fromkeys(self.rule or RULES_OF_THUMB))
+
+    @property
+    def _own(self) -> Mapping[str, Any]:
+        return OPTIMIZERS[self.optimizer].option_defaults()
+
+    @property
+    def tuned(self) -> dict[str, Any]:
+        """What a rule may carry over, with the optimizer's own β and ε unless they are given."""
+        names = ("beta1", "beta2", "epsilon", "ema_decay", "weight_decay")
+        given = {name: getattr(self, name) for name in names}
+        return {name: self._own.get(name) if value is None else value for name, value in given.items()}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditedRule:
     """What an audit of a ``study`` said of a rule at a batch size; ``regret`` is null where there is none."""
@@ -217,7 +256,7 @@ class RuledConfiguration:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LearningRatePlan:
+class LearningRatePlan(Plan):
     """Configurations at ``batch`` from one tuned at ``from_batch``, by rule; ``ratio`` is batch / from_batch."""
 
     from_batch: int
@@ -225,99 +264,71 @@ class LearningRatePlan:
     ratio: float
     optimizer: str
     rules: dict[str, RuledConfiguration]
-    claims: list[Claim]
-
-    def document(self) -> dict[str, Any]:
-        """Return the plan as JSON values."""
-        return {
-            **{name: getattr(self, name) for name in ("from_batch", "batch", "ratio", "optimizer")},
-            "rules": {name: asdict(one) for name, one in self.rules.items()},
-            "notes": [{"code": one.code, "message": one.message} for one in self.claims],
-        }
+    notes: list[Note]
 
 
-def plan_rules(
-    tuned: Tuned,
-    batch: int,
-    rules: Sequence[str] = (),
-    *,
-    rate_rule: str | None = None,
-    audits: Sequence[AuditedRule] = (),
-) -> LearningRatePlan:
-    """Return what each of the ``rules`` (default: all) makes of a tuned configuration at ``batch`` samples.
+def plan_rules(asked: LearningRateRequest, audits: Sequence[AuditedRule] = ()) -> LearningRatePlan:
+    """Return what each rule makes of a tuned configuration at another batch size.
 
     Under rules that say nothing of the learning rate it follows ``rate_rule``: by default linearly with SGD and LARS,
-    else by the root. What a rule does not speak of stays, but for the warmup, of which no rule but ``none`` has less
-    than `WARMUP_EPOCHS` from 8 times the batch on. Raises `UsageError` for names that are not known.
+    else by the root. What a rule does not speak of stays, except the warmup: every rule but ``none`` has at least
+    `WARMUP_EPOCHS` from 8 times the batch on.
     """
-    check_count("batch", batch)
-    for name in rules:
-        check_known("rule", name, tuple(RULES_OF_THUMB))
-    names = list(dict.fromkeys(rules)) or list(RULES_OF_THUMB)
-    if rate_rule is not None:
-        check_known("rate_rule", rate_rule, tuple(LearningRateRule))
-        if all(RULES_OF_THUMB[name].rate is not None for name in names):
-            raise UsageError(
-                f"rate_rule = {rate_rule!r} contradicts rule = {', '.join(names)}, which says itself how the learning "
-                "rate goes"
-            )
-    whole = tuned.whole()
-    default = LearningRateRule(rate_rule) if rate_rule else rule_of_optimizer(tuned.optimizer)
+    default = LearningRateRule(asked.rate_rule) if asked.rate_rule else rule_of_optimizer(asked.optimizer)
+    rules = {name: RULES_OF_THUMB[name] for name in asked.rules}
+    rates = {rule.rate or default for rule in rules.values()}
     return LearningRatePlan(
-        from_batch=tuned.batch,
-        batch=batch,
-        ratio=batch / tuned.batch,
-        optimizer=tuned.optimizer,
-        rules={name: _ruled(RULES_OF_THUMB[name], whole, batch, default, audits) for name in names},
-        claims=list(
-            claims_about_rates(
-                tuned.optimizer,
-                max(batch, tuned.batch),
-                {RULES_OF_THUMB[name].rate or default for name in names},
-                decays=tuned.weight_decay > 0,
-            )
+        from_batch=asked.from_batch,
+        batch=asked.batch,
+        ratio=asked.batch / asked.from_batch,
+        optimizer=asked.optimizer,
+        rules={name: _ruled(rule, asked, rule.rate or default, audits) for name, rule in rules.items()},
+        notes=notes_on(
+            {
+                "linear_rule": LINEAR in rates,
+                "sqrt_rule": SQRT in rates and asked.optimizer in ADAM_LIKE,
+                "weight_decay_rule": asked.weight_decay > 0,
+                "layerwise_not_needed": asked.optimizer in LAYERWISE
+                or max(asked.batch, asked.from_batch) >= LARGE_BATCH,
+            }
         ),
     )
 
 
 def _ruled(
-    rule: RuleOfThumb, tuned: Tuned, batch: int, default: LearningRateRule, audits: Sequence[AuditedRule]
+    rule: RuleOfThumb, asked: LearningRateRequest, rate_rule: LearningRateRule, audits: Sequence[AuditedRule]
 ) -> RuledConfiguration:
-    rate_rule = default if rule.rate is None else rule.rate
-    factor = learning_rate_factor(rate_rule, batch, tuned.batch)
-    ratio = batch / tuned.batch
-    names = ("beta1", "beta2", "epsilon", "ema_decay", "weight_decay")
-    carried = BatchRules.model_validate(rule.batch_rules).carried(
-        {name: getattr(tuned, name) for name in names}, ratio, factor
-    )
-    warms_up = rule.rate is not NONE and is_said_to_need_warmup(batch, tuned.batch)
+    factor = learning_rate_factor(rate_rule, asked.batch, asked.from_batch)
+    carried = BatchRules.model_validate(rule.batch_rules).carried(asked.tuned, asked.batch / asked.from_batch, factor)
+    warms_up = rule.rate is not NONE and is_said_to_need_warmup(asked.batch, asked.from_batch)
     return RuledConfiguration(
-        learning_rate=tuned.learning_rate * factor,
-        warmup_epochs=max(tuned.warmup_epochs, WARMUP_EPOCHS) if warms_up else tuned.warmup_epochs,
-        dropout=sqrt_dropout(tuned.dropout, batch, tuned.batch) if rule.scales_dropout else tuned.dropout,
-        label_smoothing=max(tuned.label_smoothing, LABEL_SMOOTHING) if rule.smooths_labels else tuned.label_smoothing,
+        learning_rate=asked.learning_rate * factor,
+        warmup_epochs=max(asked.warmup_epochs, WARMUP_EPOCHS if warms_up else 0.0),
+        dropout=sqrt_dropout(asked.dropout, asked.batch, asked.from_batch) if rule.scales_dropout else asked.dropout,
+        label_smoothing=max(asked.label_smoothing, LABEL_SMOOTHING if rule.smooths_labels else 0.0),
         **carried,
         holds=rule.holds,
         breaks=rule.breaks,
         source=rule.source,
-        caveats=_caveats(rule, tuned, ratio, rate_rule),
+        caveats=_caveats(rule, asked, rate_rule),
         audits=[one for one in audits if one.rule in rule.audited_as],
     )
 
 
-def _caveats(rule: RuleOfThumb, tuned: Tuned, ratio: float, rate_rule: LearningRateRule) -> list[str]:
+def _caveats(rule: RuleOfThumb, asked: LearningRateRequest, rate_rule: LearningRateRule) -> list[str]:
     """Return why a rule is known to break, or changes nothing, in this very case."""
-    found = []
-    if ratio > 1 and rate_rule is LINEAR and tuned.optimizer in ADAM_LIKE:
-        found.append(f"the linear rule is for SGD; the optimizer is {tuned.optimizer}")
-    if rule.is_about_adam and not tuned.has_betas:
-        found.append(f"it is about Adam's β, and {tuned.optimizer} has none")
-    if rule.batch_rules.get("betas") == "sde" and tuned.beta1 is not None and tuned.beta2 is not None:
-        reached = max(ratio * (1 - tuned.beta1), ratio * (1 - tuned.beta2))
-        if reached > 1 - ROUNDING:
-            found.append(f"κ(1 − β) = {reached:.3g} is not below 1: the rule does not hold here")
-    if "weight_decay" in rule.batch_rules and tuned.optimizer != "adamw":
-        found.append(f"it is about AdamW; the optimizer is {tuned.optimizer}")
-    if rule.needs is not None and not getattr(tuned, rule.needs):
-        found.append(f"no {rule.needs} is given: there is nothing to scale")
-    return found
+    ratio, tuned = asked.batch / asked.from_batch, asked.tuned
+    has_betas = tuned["beta1"] is not None and tuned["beta2"] is not None
+    reached = max(ratio * (1 - tuned[name]) for name in ("beta1", "beta2")) if has_betas else 0.0
+    is_sde = rule.batch_rules.get("betas") == "sde"
+    caveats = {
+        f"the linear rule is for SGD; the optimizer is {asked.optimizer}": ratio > 1
+        and rate_rule is LINEAR
+        and asked.optimizer in ADAM_LIKE,
+        f"it is about Adam's β, and {asked.optimizer} has none": "betas" in rule.batch_rules and tuned["beta2"] is None,
+        f"κ(1 − β) = {reached:.3g} is not below 1: the rule does not hold here": is_sde and reached > 1 - ROUNDING,
+        f"it is about AdamW; the optimizer is {asked.optimizer}": "weight_decay" in rule.batch_rules
+        and asked.optimizer != "adamw",
+        f"no {rule.needs} is given: there is nothing to scale": rule.needs and not getattr(asked, rule.needs),
+    }
+    return [caveat for caveat, bears in caveats.items() if bears]

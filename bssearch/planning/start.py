@@ -1,266 +1,339 @@
 """The way to a first study, as questions: memory, priority, from scratch or fine-tuning, devices.
 
-The decisions are those of the batch-size handbook's framework; what they come to is a spec that `start_spec` writes.
+The decisions are those of the batch-size handbook's framework. They come to a spec with the reason of each choice
+beside it, which is laid out by ``start.yaml``.
 """
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any, Self
 
-from bssearch.errors import LaunchError, UsageError
-from bssearch.planning.given import check_count, check_finite, check_known, check_positive, check_text
-from bssearch.planning.memory.devices import smallest_with
-from bssearch.planning.memory.parameters import Format, Sharding, parameter_bytes
+import yaml
+from jinja2 import Environment
+from pydantic import model_validator
+
+from bssearch.errors import LaunchError
+from bssearch.options import Option
+from bssearch.planning.claims import Note, notes_on
+from bssearch.planning.memory.numbers import what_fits
+from bssearch.planning.memory.parameters import FORMATS, parameter_bytes
+from bssearch.planning.memory.plan import GIB
+from bssearch.planning.memory.request import HEADROOM, MemoryRequest
+from bssearch.planning.requests import Count, Finite, Name, Parameters, Plan, Positive, Request, planned, require
+from bssearch.scaling import rule_of_optimizer
 from bssearch.space.usual_rates import FINE_TUNING_FACTOR, SCRATCH_RATES
+from bssearch.spec import StudySpec, load_spec
 
-GIB, MIB = 2**30, 2**20
+MIB = 2**20
 
-SAFE_SHARE = 0.8
-"""The share of the memory that a plan fills: the handbook's 80 %. It is feasible, not optimal."""
+SAFE_SHARE = 1 - HEADROOM
+"""The share of the memory that a plan fills. It is feasible, not optimal."""
 
 TIGHT_SHARE = 0.5
 SMALL_MICRO_BATCH = 16
-"""Memory is the bound where what does not depend on the batch takes this share, or so few samples fit: choices."""
+"""Memory is the bound if what does not depend on the batch takes this share, or if so few samples fit."""
 
 STAND_IN = "digits"
 STAND_IN_SAMPLES = 1077
-"""A shipped workload with its training samples, where the user names none: the spec runs as it is."""
+"""A shipped workload with its training samples, if the user names none: the spec runs as it is."""
 
 TRIALS_PER_SIZE = 5
 LIMIT_OVER_SECONDS = 3
-"""Trials of each batch size, and the limit of a trial over the seconds of today's training: choices of the guide."""
+"""Trials of each batch size, and the limit of a trial over the seconds of today's training."""
 
-Priority = Literal["speed", "accuracy", "cost", "memory"]
-PRIORITIES: Mapping[Priority, str] = {
-    "speed": "time_to_target",
-    "accuracy": "metric_in_budget",
-    "cost": "cost_to_target",
-    "memory": "time_to_target",
+OBJECTIVES = {
+    "speed": ("time_to_target", "least seconds to the target, whatever the batch size"),
+    "accuracy": ("metric_in_budget", "quality before speed: the best metric within trial_train_seconds"),
+    "cost": ("cost_to_target", "least device-hours to the target"),
+    "memory": ("time_to_target", "least seconds to the target among what fits"),
 }
-"""What each priority minimises, or maximises."""
+"""What each priority minimises, or maximises, and what that means."""
 
 STARTS = ("scratch", "fine_tuning")
-PRECISIONS = ("fp32", "bf16", "fp16")
-
-
-@dataclass(frozen=True, slots=True)
-class Question:
-    """A question with its default; of ``choices`` there may be any where None are given."""
-
-    name: str
-    text: str
-    default: str | int | float
-    choices: Sequence[str] | None = None
-
+UNKNOWN = "not known"
 
 QUESTIONS = (
-    Question("memory_gib", "Memory of a device, in GiB", 24.0),
-    Question("parameters", "Parameters of the model", 25_000_000),
-    Question("precision", "Precision", "bf16", PRECISIONS),
-    Question("optimizer", "Optimizer", "adamw", tuple(SCRATCH_RATES)),
-    Question("priority", "What comes first", "speed", tuple(PRIORITIES)),
-    Question("start", "From scratch, or from a pretrained model", "scratch", STARTS),
-    Question("devices", "Devices to train on in the end", 1),
-    Question("workload", "What is trained: FILE.py:NAME, FILE.py, or a shipped one that stands in", STAND_IN),
-    Question("metric", "Metric to reach", "accuracy"),
-    Question("target", "Its value", 0.97),
-    Question("goal", "Is it to rise or to fall", "maximize", ("maximize", "minimize")),
-    Question("seconds", "Seconds that a training takes to it today", 2.0),
+    "memory_gib",
+    "parameters",
+    "precision",
+    "optimizer",
+    "priority",
+    "start",
+    "devices",
+    "workload",
+    "metric",
+    "target",
+    "goal",
+    "seconds",
 )
-"""The questions in their order: memory, priority, scratch or fine-tuning, devices, then what is trained."""
+"""The options that a person is asked for, in their order."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answers:
-    """The answers to `QUESTIONS`, and what may be added to them where it is known.
+class StartRequest(Request):
+    """The answers to `QUESTIONS`, and what may be added to them if it is known."""
 
-    ``sample_mib`` are the MiB that a sample adds (`bssearch plan memory` says), ``train_samples`` those of an epoch;
-    ``batch`` and ``learning_rate`` what is used today.
-    """
+    memory_gib: Annotated[Positive, Option("Memory of a device, in GiB.")] = 24.0
+    parameters: Annotated[Parameters, Option("Parameters of the model: 25000000, 25M.", metavar="N")] = 25_000_000
+    precision: Annotated[str, Option("Precision.", choices=("fp32", "bf16", "fp16"))] = "bf16"
+    optimizer: Annotated[str, Option("Optimizer, as a spec names it.", choices=tuple(SCRATCH_RATES))] = "adamw"
+    priority: Annotated[str, Option("What comes first.", choices=tuple(OBJECTIVES))] = "speed"
+    start: Annotated[str, Option("From scratch, or from a pretrained model.", choices=STARTS)] = "scratch"
+    devices: Annotated[Count, Option("Devices to train on in the end.")] = 1
+    workload: Annotated[Name, Option("What is trained: FILE.py:NAME, FILE.py, or a shipped one as a stand-in.")] = (
+        STAND_IN
+    )
+    metric: Annotated[Name, Option("Metric to reach.")] = "accuracy"
+    target: Annotated[Finite, Option("Its value.")] = 0.97
+    goal: Annotated[str, Option("Whether it is to rise or to fall.", choices=("maximize", "minimize"))] = "maximize"
+    seconds: Annotated[Positive, Option("Seconds that a training takes to it today.")] = 2.0
+    name: Annotated[Name, Option("The study's name.")] = "my-study"
+    sample_mib: Annotated[
+        Positive | None, Option("MiB that a sample adds (bssearch plan memory).", shown_default=UNKNOWN)
+    ] = None
+    train_samples: Annotated[Count | None, Option("Training samples.", shown_default=UNKNOWN)] = None
+    batch: Annotated[Count | None, Option("Batch size in use today.", shown_default="what is usual")] = None
+    learning_rate: Annotated[Positive | None, Option("Learning rate in use today.", shown_default="what is usual")] = (
+        None
+    )
+    price_per_device_hour: Annotated[Positive | None, Option("What an hour costs, with priority cost.")] = None
 
-    memory_gib: float = 24.0
-    parameters: int = 25_000_000
-    precision: str = "bf16"
-    optimizer: str = "adamw"
-    priority: str = "speed"
-    start: str = "scratch"
-    devices: int = 1
-    workload: str = STAND_IN
-    metric: str = "accuracy"
-    target: float = 0.97
-    goal: str = "maximize"
-    seconds: float = 2.0
-    name: str = "my-study"
-    sample_mib: float | None = None
-    train_samples: int | None = None
-    batch: int | None = None
-    learning_rate: float | None = None
-    price_per_device_hour: float | None = None
-
-    def __post_init__(self) -> None:
-        """Refuse what cannot be an answer; raise `UsageError`."""
-        for name in ("memory_gib", "seconds"):
-            check_positive(name, getattr(self, name))
-        for name in ("parameters", "devices"):
-            check_count(name, getattr(self, name))
-        for name in ("sample_mib", "learning_rate", "price_per_device_hour"):
-            if getattr(self, name) is not None:
-                check_positive(name, getattr(self, name))
-        for name in ("train_samples", "batch"):
-            if getattr(self, name) is not None:
-                check_count(name, getattr(self, name))
-        check_finite("target", self.target)
-        for name in ("name", "workload", "metric"):
-            check_text(name, getattr(self, name))
-        for question in QUESTIONS:
-            if question.choices is not None:
-                check_known(question.name, getattr(self, question.name), question.choices)
-        if self.price_per_device_hour is not None and self.priority != "cost":
-            raise UsageError(
-                f"price_per_device_hour = {self.price_per_device_hour:g} contradicts priority = {self.priority!r}: it "
-                "is for priority = 'cost'"
-            )
-        if self.train_samples is not None and self.batch is not None and self.batch > self.train_samples:
-            raise UsageError(f"batch = {self.batch} must be <= train_samples = {self.train_samples}")
+    @model_validator(mode="after")
+    def _agrees(self) -> Self:
+        require(
+            self.price_per_device_hour is None or self.priority == "cost",
+            f"price_per_device_hour = {self.price_per_device_hour} contradicts priority = {self.priority!r}: it is for "
+            "priority = 'cost'",
+        )
+        require(
+            (self.batch or 0) <= (self.samples or math.inf),
+            f"batch = {self.batch} must be <= train_samples = {self.samples} of {self.workload}",
+        )
+        return self
 
     @property
     def samples(self) -> int | None:
-        """Return the samples of an epoch, as far as they are known."""
-        if self.train_samples is None and self.workload == STAND_IN:
-            return STAND_IN_SAMPLES
-        return self.train_samples
+        """The samples of an epoch, if they are known."""
+        return STAND_IN_SAMPLES if self.train_samples is None and self.workload == STAND_IN else self.train_samples
 
     @property
     def is_fine_tuning(self) -> bool:
-        """Return whether the training begins with a pretrained model."""
+        """Whether the training begins with a pretrained model."""
         return self.start == "fine_tuning"
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Memory:
-    """What one device holds: bytes that do not depend on the batch, and the largest safe micro-batch, where known."""
-
-    fixed_bytes: int
-    memory_bytes: int
-    safe_micro_batch: int | None
+    @property
+    def is_script(self) -> bool:
+        """Whether a script computes the steps."""
+        return self.workload.endswith(".py")
 
     @property
-    def is_tight(self) -> bool:
-        """Return whether memory is what bounds the training."""
+    def memory(self) -> MemoryRequest:
+        """The plan of its memory; a spec's sgd has momentum."""
+        kept = "momentum" if self.optimizer == "sgd" else self.optimizer
+        return MemoryRequest(parameters=self.parameters, precision=self.precision, optimizer=kept)
+
+    @property
+    def sample_bytes(self) -> float:
+        """What a sample adds, 0 if that is not known."""
+        return (self.sample_mib or 0.0) * MIB
+
+    @property
+    def room_bytes(self) -> float:
+        """What the safe share of the memory leaves for samples."""
+        return SAFE_SHARE * math.floor(self.memory_gib * GIB) - parameter_bytes(self.memory).fixed
+
+    @property
+    def safe_micro_batch(self) -> int | None:
+        """The samples that fit at once, if what a sample adds is known."""
+        return min(math.floor(self.room_bytes / self.sample_bytes), 2**30) if self.sample_mib else None
+
+    @property
+    def saves_memory(self) -> bool:
+        """Whether memory comes first, or is what bounds the training."""
         few = self.safe_micro_batch is not None and self.safe_micro_batch < SMALL_MICRO_BATCH
-        return few or self.fixed_bytes > TIGHT_SHARE * self.memory_bytes
-
-
-def fixed_bytes(answers: Answers, optimizer: str, stage: int = 0) -> int:
-    """Return the bytes that stay from step to step on a device: weights, gradients, optimizer state, master weights.
-
-    The ``sgd`` of a study has momentum; ``stage`` is ZeRO's over the devices that there are.
-    """
-    kept = "momentum" if optimizer == "sgd" else optimizer
-    shared = Sharding(stage, answers.devices)
-    return parameter_bytes(answers.parameters, Format(answers.precision, "master"), kept, shared).fixed
-
-
-def memory_of(answers: Answers) -> Memory:
-    """Return what the answers say of memory; raise `LaunchError` where the model does not fit, naming what would."""
-    fixed, memory = fixed_bytes(answers, answers.optimizer), math.floor(answers.memory_gib * GIB)
-    room = SAFE_SHARE * memory - fixed
-    sample = None if answers.sample_mib is None else answers.sample_mib * MIB
-    if fixed > SAFE_SHARE * memory or (sample is not None and room < sample):
-        one = 0.0 if sample is None else sample
-        raise LaunchError(
-            f"memory_gib = {answers.memory_gib:g} does not hold {answers.parameters:,} parameters in "
-            f"{answers.precision} with {answers.optimizer}: they take {fixed / GIB:.3g} GiB, a sample "
-            f"{one / GIB:.3g}, and {SAFE_SHARE:.0%} of the memory are {SAFE_SHARE * answers.memory_gib:.3g}",
-            hint=_would_fit(answers, fixed, one),
-        )
-    return Memory(
-        fixed_bytes=fixed,
-        memory_bytes=memory,
-        safe_micro_batch=None if sample is None else min(math.floor(room / sample), 2**30),
-    )
-
-
-def _would_fit(answers: Answers, fixed: int, sample: float) -> str:
-    """Return which device would hold the model, and which optimizer or ZeRO stage on the devices there are."""
-    found = []
-    needed = (fixed + sample) / SAFE_SHARE
-    larger = smallest_with(math.ceil(needed))
-    found.append(
-        f"no device alone: it takes {needed / GIB:.4g} GiB" if larger is None else f"a device as {larger.name}"
-    )
-    room = SAFE_SHARE * answers.memory_gib * GIB - sample
-    for name in ("sgd", "adafactor"):
-        if fixed_bytes(answers, name) <= room:
-            found.append(f"the optimizer {name}" + " with momentum" * (name == "sgd"))
-    for stage in (1, 2, 3):
-        if answers.devices > 1 and fixed_bytes(answers, answers.optimizer, stage) <= room:
-            found.append(f"ZeRO stage {stage} over the {answers.devices} devices (FSDP is stage 3)")
-            break
-    return f"{', or '.join(found)}; bssearch itself trains on one device"
+        is_tight = parameter_bytes(self.memory).fixed > TIGHT_SHARE * self.memory_gib * GIB
+        return few or is_tight or self.priority == "memory"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choices:
-    """What the answers come to: the ladder, the default, the learning rates, the micro-batch."""
+class StartPlan(Plan):
+    """The answers, the spec that they come to, its ``yaml`` text, and the reasons by the field that they are about."""
 
-    memory: Memory
-    low: int
-    high: int
-    batch: int
-    learning_rate: float
-    lowest_rate: float
-    highest_rate: float
-    max_micro: int | None
+    answers: dict[str, Any]
+    spec: StudySpec
+    yaml: str
+    reasons: dict[str, str]
+    fixed_bytes: int
+    safe_micro_batch: int | None
+    notes: list[Note]
+
+    def document(self) -> dict[str, Any]:
+        """Return the plan as JSON values; ``spec`` holds the fields that the YAML text gives."""
+        return {**asdict(self), "spec": yaml.safe_load(self.yaml)}
 
 
-def choices_of(answers: Answers) -> Choices:
-    """Return the batch sizes and learning rates to search; raises as `memory_of`, and where no batch size is left."""
-    memory = memory_of(answers)
-    low, high, batch = _ladder(answers, memory)
-    usual = SCRATCH_RATES[answers.optimizer]
-    rate = answers.learning_rate or (usual / FINE_TUNING_FACTOR if answers.is_fine_tuning else usual)
-    lowest, highest = (rate / 30, rate * 3) if answers.is_fine_tuning else (rate / 10, rate * 10)
-    micros = [] if memory.safe_micro_batch is None else [_power_below(memory.safe_micro_batch)]
-    if answers.devices > 1:
-        micros.append(64)
-    micro = min(micros, default=high)
-    return Choices(
-        memory=memory,
+@planned(StartRequest)
+def plan_start(asked: StartRequest) -> StartPlan:
+    """Return a first study's spec by the handbook's questions: memory, priority, scratch or fine-tuning, devices.
+
+    The spec loads as it is; with the stand-in workload it runs as it is too. Raises `UsageError` for wrong answers and
+    for those that contradict each other, and `LaunchError` if the model does not fit, naming what would.
+    """
+    fixed = parameter_bytes(asked.memory).fixed
+    _check_fits(asked, fixed)
+    low, high, batch = _ladder(asked)
+    usual = SCRATCH_RATES[asked.optimizer] / (FINE_TUNING_FACTOR if asked.is_fine_tuning else 1)
+    rate = asked.learning_rate or usual
+    below, above = (30, 3) if asked.is_fine_tuning else (10, 10)
+    micros = [_power_below(asked.safe_micro_batch)] if asked.safe_micro_batch else []
+    micro = min([*micros, 64] if asked.devices > 1 else micros, default=high)
+    sizes = len([size for size in (2**power for power in range(41)) if low <= size <= high])
+    max_micro = micro if micro < max(high, batch) else None
+    reasons = {name: reason for name, reason in _reasons(asked, batch, max_micro).items() if reason}
+    environment = Environment(trim_blocks=True, keep_trailing_newline=True)  # the text is no HTML
+    environment.filters |= {"text": json.dumps, "number": _number}
+    text = environment.from_string(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8")).render(
+        asked=asked,
+        why={name: f" # {reason}" for name, reason in reasons.items()},
+        fixed_gib=f"{fixed / GIB:.3g}",
+        room=_room(asked),
+        objective=OBJECTIVES[asked.priority][0],
         low=low,
         high=high,
         batch=batch,
-        learning_rate=rate,
-        lowest_rate=lowest,
-        highest_rate=highest,
-        max_micro=micro if micro < max(high, batch) else None,
+        rate=rate,
+        lowest_rate=float(f"{rate / below:.3g}"),
+        highest_rate=float(f"{rate * above:.3g}"),
+        rule=rule_of_optimizer(asked.optimizer).value,
+        max_micro=max_micro,
+        trials=TRIALS_PER_SIZE * (sizes + (batch.bit_count() != 1)),
+        limit=LIMIT_OVER_SECONDS,
+    )
+    right = ("gradients_not_of_batch", "eighty_percent_feasible", "accumulation_not_stale", "largest_not_best")
+    return StartPlan(
+        answers=asked.model_dump(),
+        spec=load_spec(yaml.safe_load(text)),
+        yaml=text,
+        reasons=reasons,
+        fixed_bytes=fixed,
+        safe_micro_batch=asked.safe_micro_batch,
+        notes=notes_on(dict.fromkeys(right, True)),
     )
 
 
-def _ladder(answers: Answers, memory: Memory) -> tuple[int, int, int]:
+def _check_fits(asked: StartRequest, fixed: int) -> None:
+    """Raise `LaunchError` if not even one sample fits, naming what would."""
+    if asked.room_bytes >= asked.sample_bytes:
+        return
+    needed = math.ceil((fixed + asked.sample_bytes) / SAFE_SHARE)
+    room = asked.room_bytes + fixed - asked.sample_bytes
+    cures = "; ".join(what_fits(asked.memory, needed, room, FORMATS)) or "nothing does: take a smaller model"
+    raise LaunchError(
+        f"memory_gib = {asked.memory_gib:g} does not hold {asked.parameters:,} parameters in {asked.precision} with "
+        f"{asked.optimizer}: they take {fixed / GIB:.3g} GiB, a sample {asked.sample_bytes / GIB:.3g}, and "
+        f"{SAFE_SHARE:.0%} of the memory are {SAFE_SHARE * asked.memory_gib:.3g}",
+        hint=f"what fits, as options of bssearch plan memory: {cures}",
+    )
+
+
+def _ladder(asked: StartRequest) -> tuple[int, int, int]:
     """Return the ends of the ladder and the default's batch size, no larger than half of an epoch."""
-    if answers.is_fine_tuning:
+    if asked.is_fine_tuning:
         low, high, batch = 8, 64, 16
-    elif answers.devices > 1:
-        low = _power_below(min(32 * answers.devices, 2**20))
+    elif asked.devices > 1:
+        low = _power_below(min(32 * asked.devices, 2**20))
         high, batch = max(2048, 4 * low), 2 * low
-    elif memory.is_tight or answers.priority == "memory":
+    elif asked.saves_memory:
         low, high, batch = 8, 256, 32
     else:
         low, high, batch = 16, 1024, 128
-    most = None if answers.samples is None else _power_below(max(1, answers.samples // 2))
-    if most is not None:
+    most = high if asked.samples is None else _power_below(max(1, asked.samples // 2))
+    if asked.samples is not None:
         low, high = min(low, max(1, most // 8)), min(high, most)
-        batch = min(batch, high)
-    given = answers.batch or batch
-    if answers.samples is not None and given > answers.samples:
-        raise UsageError(f"batch = {given} must be <= {answers.samples}, the training samples of {answers.workload}")
-    return low, high, given
+    return low, high, asked.batch or min(batch, high)
+
+
+def _room(asked: StartRequest) -> str:
+    """Return what is left for activations, in words."""
+    safe = asked.safe_micro_batch
+    if safe is None:
+        return "How many samples fit beside them the memory probe finds; `bssearch plan memory` estimates it."
+    return f"Within {SAFE_SHARE:.0%} of it, a share that is feasible and not optimal, {safe} samples fit at once."
+
+
+def _reasons(asked: StartRequest, batch: int, max_micro: int | None) -> Mapping[str, str]:
+    """Return the reason of each field of the spec, empty if it has none or is not there."""
+    tuning, accurate, is_script = asked.is_fine_tuning, asked.priority == "accuracy", asked.is_script
+    precision = "bf16 where the device has it, else fp32: it needs no loss scaling, as fp16 does"
+    ladder = "powers of two, from small up: the largest that fits is rarely the soonest"
+    of_devices = (
+        f"what {asked.devices} devices make; steps to the target are those of all of them, whose step times go into "
+        "`bssearch price` and `bssearch plan scale`"
+    )
+    micro = "larger batches accumulate: exact but for batch normalisation, and not stale after any number"
+    return {
+        "preset": "from a pretrained model: few small steps, not to overwrite what it knows" if tuning else "",
+        "workload": "YOURS: it stands in for your own, so that this runs as it is; `bssearch init` writes a start"
+        if asked.workload == STAND_IN
+        else "",
+        "target": "YOURS: what your training reaches today, or a bit less; `bssearch target` proposes one",
+        "objective": OBJECTIVES[asked.priority][1],
+        "precision": ""
+        if is_script
+        else "as asked; auto takes bf16 where the device has it"
+        if asked.precision == "fp32"
+        else precision,
+        "activation_checkpointing": "memory is the bound: computes activations again, a quarter or so more time; the "
+        "workload must have checkpointed_modules(model)"
+        if asked.saves_memory and not is_script
+        else "",
+        "batch_size": "16 to 32 is usual in fine-tuning, and a size on either side"
+        if tuning
+        else of_devices
+        if asked.devices > 1
+        else ladder,
+        "learning_rate": f"around today's at batch {batch}; the rule is where the search begins, and is audited, not "
+        "believed",
+        "warmup_epochs": "little: the weights are good already"
+        if tuning
+        else "searched: needed at large batches with large rates, said to be from 8×",
+        "weight_decay": "searched: what is best moves with batch size and rate",
+        "dropout": "searched: a larger batch may need more; YOURS must use it" if accurate else "",
+        "label_smoothing": "likewise" if accurate else "",
+        "optimizer": "tuned SGD and Adam are as good at 32k (Nado et al. 2021, arXiv 2102.06356)"
+        if asked.optimizer in ("lars", "lamb")
+        else "",
+        "max_micro_batch_size": ""
+        if max_micro is None
+        else f"32 to 64 a device is usual, and {micro}"
+        if asked.devices > 1
+        else micro,
+        "default": "YOURS: what you train with today; it runs first",
+        "default.learning_rate": ""
+        if asked.learning_rate
+        else "a tenth of what is usual from scratch"
+        if tuning
+        else "usual from scratch",
+        "trials": f"{TRIALS_PER_SIZE} for each batch size; the search ends before where it may",
+        "trial_train_seconds": f"{LIMIT_OVER_SECONDS} times what a training takes today; YOURS where that is another "
+        "number",
+        "confirm": "fresh seeds for the finalists: the best of many is partly luck",
+        "executor": "one device; cuda where there is one",
+    }
 
 
 def _power_below(size: int) -> int:
     """Return the largest power of two that is no larger."""
     return int(2 ** (size.bit_length() - 1))
+
+
+def _number(value: float) -> str:
+    """Return a number as YAML 1.1 reads one, which takes 1e-05 for a text."""
+    mantissa, _, exponent = repr(value).partition("e")
+    if not exponent:
+        return mantissa
+    return f"{mantissa}{'' if '.' in mantissa else '.0'}e{exponent}"

@@ -8,13 +8,13 @@ does not fit at once is accumulated, of micro-batches that each take their own �
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from bssearch.planning.scale import LARGEST_BATCH, Hardware, Interval, Load, Row, plan_devices
+from bssearch.planning.scale import LARGEST_BATCH, Row, ScaleRequest, device_rows
 
 BEYOND = 8
-"""How far the batch sizes reach beyond what is marked, either way: a choice."""
+"""How far the batch sizes reach beyond what is marked, either way."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,8 +30,7 @@ class Point:
 class TradeOff:
     """Powers of two with what each takes.
 
-    ``fastest`` has the least time of them. ``optimum`` is √(B_crit·α/β), where nothing had to be accumulated; 0 where α
-    is 0.
+    ``fastest`` has the least time of them. ``optimum`` is √(B_crit·α/β), if nothing had to be accumulated; 0 if α is 0.
     """
 
     points: Sequence[Point]
@@ -40,31 +39,30 @@ class TradeOff:
     b_crit: float
 
 
-def plan_trade_off(hardware: Hardware, b_crit: Interval, *, max_micro: int | None = None) -> TradeOff:
-    """Return what each batch size takes to the target on one device, with at most ``max_micro`` samples at once.
-
-    Raises `UsageError` for a ``max_micro`` that is no whole number above 0.
-    """
-    optimum = math.sqrt(b_crit.estimate * hardware.alpha_s / hardware.beta_s)
-    sizes = _sizes([b_crit.estimate, *([optimum] if optimum else []), *([max_micro] if max_micro else [])])
-    rows = [plan_devices(1, hardware, Load(batch=size, max_micro=max_micro), b_crit).rows[0] for size in sizes]
+def plan_trade_off(asked: ScaleRequest) -> TradeOff:
+    """Return what each batch size takes to the target on one device, whatever batch size is asked for."""
+    alpha, beta, b_crit, micro = asked.alpha_s or 0.0, asked.beta_s or 1.0, asked.b_crit or 1.0, asked.max_micro or 0
+    optimum = math.sqrt(b_crit * alpha / beta)
+    marked = [one for one in (b_crit, optimum, micro) if one]
+    low, high = _exponent(math.floor, min(marked) / BEYOND), _exponent(math.ceil, max(marked) * BEYOND)
+    requests = (
+        asked.model_copy(update={"devices": 1, "per_device_batch": None, "batch": 2**exponent})
+        for exponent in range(low, high + 1)
+    )
+    rows = [device_rows(one, b_crit)[0] for one in requests]
     seconds = [row.relative_samples / row.samples_per_s for row in rows]
-    least, fewest = min(seconds), rows[0].relative_samples
     points = [
-        Point(row=row, relative_time=one / least, relative_samples=row.relative_samples / fewest)
+        Point(
+            row=row,
+            relative_time=one / min(seconds),
+            relative_samples=row.relative_samples / rows[0].relative_samples,
+        )
         for row, one in zip(rows, seconds, strict=True)
     ]
-    return TradeOff(
-        points=points,
-        fastest=min(points, key=lambda point: point.relative_time),
-        optimum=optimum,
-        b_crit=b_crit.estimate,
-    )
+    fastest = min(points, key=lambda point: point.relative_time)
+    return TradeOff(points=points, fastest=fastest, optimum=optimum, b_crit=b_crit)
 
 
-def _sizes(marked: Sequence[float]) -> list[int]:
-    """Return powers of two around what is marked."""
-    most = LARGEST_BATCH.bit_length() - 1
-    low = max(0, min(most, math.floor(math.log2(max(1.0, min(marked) / BEYOND)))))
-    high = max(0, min(most, math.ceil(math.log2(max(1.0, max(marked) * BEYOND)))))
-    return [2**exponent for exponent in range(low, high + 1)]
+def _exponent(whole: Callable[[float], int], size: float) -> int:
+    """Return the exponent of the power of two that is nearest to a size, of those that are planned."""
+    return max(0, min(LARGEST_BATCH.bit_length() - 1, whole(math.log2(max(1.0, size)))))

@@ -27,9 +27,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from bssearch.commands.plan.memory import plan_memory
-from bssearch.planning.memory.models import ModelRequest, checkpoint_blocks, real_model
-from bssearch.planning.memory.plan import MemoryPlan
+from bssearch.planning.memory import MemoryPlan, MemoryRequest, plan_memory
+from bssearch.planning.memory.models import checkpoint_blocks, real_model
 from tests.torchvision import import_timm
 
 GIB, MIB = 2**30, 2**20
@@ -219,11 +218,11 @@ def experts() -> tuple[nn.Module, Loss]:
     return nn.Sequential(*(Experts() for _ in range(4))), loss
 
 
-def request_of(case: Case) -> ModelRequest:
+def request_of(case: Case) -> MemoryRequest:
     """Return how the model of a case is built."""
-    return ModelRequest(
-        name=case.model,
-        settings=case.settings,
+    return MemoryRequest(
+        model=case.model,
+        model_settings=case.settings,
         sequence=case.sequence,
         input_shape=case.shape,
         vocabulary=case.vocabulary,

@@ -9,8 +9,7 @@ import pytest
 
 from bssearch.analysis.law.affine_step_time import fit_step_time
 from bssearch.commands.audit import audit_study
-from bssearch.commands.plan.learning_rate import plan_learning_rate
-from bssearch.commands.plan.scale import plan_scale
+from bssearch.commands.plan import plan_learning_rate, plan_scale
 from bssearch.commands.run import run_study
 from bssearch.errors import DatabaseError, NotFoundError, UsageError
 from bssearch.search.finding import answer, save_quick
@@ -129,16 +128,16 @@ def test_step_times_of_a_file_are_a_line(tmp_path: Path) -> None:
     path.write_text("batch_size,step_seconds\n8,0.18\n")
     with pytest.raises(UsageError, match="no line goes through them"):
         plan_scale(devices=1, batch=20, step_times=path, b_crit=100.0)
-    with pytest.raises(UsageError, match="alpha_s, beta_s contradict each other"):
-        plan_scale(devices=1, batch=20, step_times=path, alpha_s=1.0, beta_s=1.0, b_crit=100.0)
 
 
-def test_half_of_what_is_needed_is_refused() -> None:
-    with pytest.raises(UsageError, match="alpha_s and beta_s go together"):
-        plan_scale(devices=1, batch=20, alpha_s=1.0, b_crit=100.0)
-    with pytest.raises(UsageError, match="are the interval of b_crit, which is not given"):
-        plan_scale(devices=1, batch=20, alpha_s=1.0, beta_s=1.0, b_crit_low=100.0)
-    with pytest.raises(UsageError, match="the critical batch size is not given"):
+def test_a_law_must_be_given_or_stored() -> None:
+    with pytest.raises(UsageError, match="b_crit"):
         plan_scale(devices=1, batch=20, alpha_s=1.0, beta_s=1.0)
-    with pytest.raises(UsageError, match="parameters = 0 must be"):
-        plan_scale(devices=1, batch=20, alpha_s=1.0, beta_s=1.0, b_crit=100.0, parameters=0)
+    with pytest.raises(UsageError, match="alpha_s and beta_s"):
+        plan_scale(devices=1, batch=20, b_crit=100.0)
+
+
+def test_the_cost_of_a_study_follows_from_its_samples(studied: str) -> None:
+    asked: dict[str, Any] = {"devices": 1, "batch": 64, "study": SPEC.name, "db": studied}
+    (row,) = plan_scale(**asked, price_per_device_hour=2.0).rows
+    assert row.cost == pytest.approx(2 * (row.time_to_target_s or 0) / 3600)

@@ -19,7 +19,7 @@ from starlette.routing import Route
 from bssearch.pages.html import templates
 from bssearch.web.access import HEADERS, Access
 from bssearch.web.app import create_app
-from bssearch.web.calculator.form import calculated
+from bssearch.web.calculator.page import calculated
 from bssearch.web.connections import Connection
 from bssearch.web.databases import Databases
 

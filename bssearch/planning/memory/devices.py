@@ -109,7 +109,7 @@ def device_named(name: str) -> Device:
         return DEVICES[wanted]
     parts = [one for one in DEVICES if wanted and wanted in one]
     near = parts or get_close_matches(wanted, DEVICES, n=4, cutoff=0.4) or list(DEVICES)
-    raise UsageError(f"--device {name!r} is not known; there are {', '.join(near)}")
+    raise UsageError(f"device = {name!r} is not known; there are {', '.join(near)}")
 
 
 def smallest_with(memory_bytes: int, *, bf16: bool = False) -> Device | None:

@@ -126,8 +126,3 @@ class PeakByBatch:
     def _line(self, small: int, large: int) -> tuple[float, float]:
         slope = (large - small) / (self._large.micro_batch_size - self._small.micro_batch_size)
         return small - slope * self._small.micro_batch_size, slope
-
-
-def rounded(size: int, block: int) -> int:
-    """Return bytes rounded up to whole blocks."""
-    return -(-size // block) * block

@@ -15,10 +15,9 @@ import importlib
 import json
 import os
 import socket
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -28,6 +27,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
 
 from bssearch.errors import BSSearchError, UsageError
+from bssearch.planning.memory.request import MemoryRequest
 from bssearch.training.activation_checkpointing import checkpoint_modules
 from bssearch.workloads.base import found_attribute
 
@@ -50,56 +50,42 @@ class ModelUnderPlan:
     loss: Loss
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelRequest:
-    """Which model: its name, settings for what builds it, and the inputs it takes.
-
-    ``input_shape`` is that of one sample, of floating-point numbers, or of tokens below ``vocabulary`` where that is
-    given. ``sequence`` is the tokens of a sample for models of transformers. Files are looked up in ``folder``.
-    """
-
-    name: str
-    settings: Mapping[str, Any]
-    input_shape: tuple[int, ...] | None = None
-    vocabulary: int | None = None
-    sequence: int | None = None
-    folder: Path = Path()
-
-
-def build_model(request: ModelRequest, mode: FakeTensorMode, dtype: torch.dtype | None = None) -> ModelUnderPlan:
+def build_model(asked: MemoryRequest, mode: FakeTensorMode, dtype: torch.dtype | None = None) -> ModelUnderPlan:
     """Return a model whose tensors are fake ones of ``mode``, in training mode; its weights of ``dtype``, if given.
 
     Raises `UsageError` where the name says nothing, the model does not build, needs the network, or its inputs are not
     known, and the errors of `found_attribute`.
     """
-    with _without_network(request.name):
+    with _without_network(asked.name):
         try:
             with mode:
-                made = _maker(request)
+                made = _maker(asked)
         except BSSearchError:
             raise
         except (Exception, SystemExit):  # it looks at values, which fake tensors have not: built for real, then
-            made = real_model(request)
+            made = real_model(asked)
     _take_into(mode, made.module, dtype)
     made.module.train()
     return made
 
 
+WAYS_TO_CHECKPOINT: Mapping[str, Mapping[str, Any]] = {
+    "activation_checkpointing_enable": {"activation_checkpointing_kwargs": {"use_reentrant": False}},
+    "gradient_checkpointing_enable": {"gradient_checkpointing_kwargs": {"use_reentrant": False}},
+    "set_grad_checkpointing": {"enable": True},
+}
+"""Methods of models with their arguments: of transformers from 5.23 on and before, and of timm."""
+
+
 def checkpoint_blocks(module: Any, name: str) -> None:
     """Let a model compute its blocks twice: as it offers itself, else all modules that stand repeated in a list."""
-    try:
-        if hasattr(module, "activation_checkpointing_enable"):  # the name from transformers 5.23 on
-            module.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
-            return
-        if hasattr(module, "gradient_checkpointing_enable"):
-            module.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-            return
-        if hasattr(module, "set_grad_checkpointing"):
-            module.set_grad_checkpointing(True)
-            return
-    except Exception as error:  # some have the method to say that they cannot
-        raise NoBlocksError(f"--checkpointing: {name} does not offer it: {error}") from error
-    if blocks := list(_blocks(module)):
+    way = next((one for one in WAYS_TO_CHECKPOINT if hasattr(module, one)), None)
+    if way is not None:
+        try:
+            getattr(module, way)(**WAYS_TO_CHECKPOINT[way])
+        except Exception as error:  # some have the method to say that they cannot
+            raise NoBlocksError(f"--checkpointing: {name} does not offer it: {error}") from error
+    elif blocks := list(_blocks(module)):
         checkpoint_modules(blocks)
     else:
         raise NoBlocksError(
@@ -120,22 +106,21 @@ def _blocks(module: nn.Module) -> Iterator[nn.Module]:
         yield from _blocks(child)
 
 
-def real_model(request: ModelRequest) -> ModelUnderPlan:
+def real_model(asked: MemoryRequest) -> ModelUnderPlan:
     """Return a model with real tensors, as it is built; raise as `build_model` does."""
     try:
-        made = _maker(request)
+        return _maker(asked)
     except BSSearchError:
         raise
     except (Exception, SystemExit) as error:
         lines = str(error).strip().splitlines() or [""]
-        raise UsageError(f"--model {request.name} does not build: {type(error).__name__}: {lines[0]}") from error
-    return made
+        raise UsageError(f"--model {asked.name} does not build: {type(error).__name__}: {lines[0]}") from error
 
 
-def _maker(request: ModelRequest) -> ModelUnderPlan:
-    kind, _, rest = request.name.partition(":")
+def _maker(asked: MemoryRequest) -> ModelUnderPlan:
+    kind, _, rest = asked.name.partition(":")
     makers = {"transformers": _of_transformers, "timm": _of_timm}
-    return makers.get(kind, _of_user)(request, rest)
+    return makers.get(kind, _of_user)(asked, rest)
 
 
 def _take_into(mode: FakeTensorMode, module: nn.Module, dtype: torch.dtype | None) -> None:
@@ -157,31 +142,31 @@ def _fake(mode: FakeTensorMode, tensor: torch.Tensor, dtype: torch.dtype | None)
     return nn.Parameter(fake, requires_grad=tensor.requires_grad) if isinstance(tensor, nn.Parameter) else fake
 
 
-def _of_user(request: ModelRequest, rest: str) -> ModelUnderPlan:
+def _of_user(asked: MemoryRequest, rest: str) -> ModelUnderPlan:
     """Return what a function of the user's makes."""
     if not rest:
         raise UsageError(
-            f"--model {request.name!r} must be FILE.py:NAME, package.module:NAME, transformers:CLASS or timm:NAME"
+            f"--model {asked.name!r} must be FILE.py:NAME, package.module:NAME, transformers:CLASS or timm:NAME"
         )
-    found = found_attribute(request.name, request.folder)
-    made = found(**request.settings) if callable(found) and not isinstance(found, nn.Module) else found
+    found = found_attribute(asked.name, asked.folder)
+    made = found(**asked.settings) if callable(found) and not isinstance(found, nn.Module) else found
     if isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], nn.Module) and callable(made[1]):
         module, loss = made
         return ModelUnderPlan(module, lambda size: size, lambda model, size: (loss(model, size), None))
     if not isinstance(made, nn.Module):
         raise UsageError(
-            f"--model {request.name} returned {type(made).__name__}: it must be a torch.nn.Module, or a pair of one "
+            f"--model {asked.name} returned {type(made).__name__}: it must be a torch.nn.Module, or a pair of one "
             "and a function loss(module, size)"
         )
-    if request.input_shape is None:
+    if asked.input_shape is None:
         raise UsageError(
-            f"--model {request.name} needs --input, the shape of one sample as in 3x224x224 (with --vocabulary: of "
+            f"--model {asked.name} needs --input, the shape of one sample as in 3x224x224 (with --vocabulary: of "
             "tokens)"
         )
-    return ModelUnderPlan(made, _batches(request.input_shape, request.vocabulary, made), _loss_of_output)
+    return ModelUnderPlan(made, _batches(asked.input_shape, asked.vocabulary, made), _loss_of_output)
 
 
-def _batches(shape: tuple[int, ...], vocabulary: int | None, module: nn.Module) -> Callable[[int], Any]:
+def _batches(shape: Sequence[int], vocabulary: int | None, module: nn.Module) -> Callable[[int], Any]:
     def batch(size: int) -> torch.Tensor:
         if vocabulary is not None:
             return torch.zeros(size, *shape, dtype=torch.long)
@@ -204,45 +189,45 @@ def _loss_of_output(model: nn.Module, batch: Any) -> tuple[torch.Tensor, torch.T
     return functional.mse_loss(output, torch.zeros_like(output)), output
 
 
-def _of_timm(request: ModelRequest, rest: str) -> ModelUnderPlan:
+def _of_timm(asked: MemoryRequest, rest: str) -> ModelUnderPlan:
     """Return a model of timm, for the images that it is made for."""
-    timm = _library("timm", request.name)
+    timm = _library("timm", asked.name)
     if not timm.is_model(rest):
         near = ", ".join(timm.list_models(f"*{rest.split('_')[0]}*")[:5]) or "none like it"
-        raise UsageError(f"--model {request.name}: timm has no model {rest!r}; it has {near}")
-    module = timm.create_model(rest, pretrained=False, **request.settings)
-    shape = request.input_shape or module.default_cfg["input_size"]
+        raise UsageError(f"--model {asked.name}: timm has no model {rest!r}; it has {near}")
+    module = timm.create_model(rest, pretrained=False, **asked.settings)
+    shape = asked.input_shape or module.default_cfg["input_size"]
     return ModelUnderPlan(module, _batches(shape, None, module), _loss_of_output)
 
 
-def _of_transformers(request: ModelRequest, rest: str) -> ModelUnderPlan:
+def _of_transformers(asked: MemoryRequest, rest: str) -> ModelUnderPlan:
     """Return a model of transformers, from the default of its configuration or a file with one."""
-    library = _library("transformers", request.name)
-    path = request.folder / rest
+    library = _library("transformers", asked.name)
+    path = asked.folder / rest
     path = path / "config.json" if path.is_dir() else path
     if path.is_file():
         document = json.loads(path.read_text(encoding="utf-8"))
         rest = (document.get("architectures") or [""])[0]
-        configuration = library.AutoConfig.for_model(**{**document, **request.settings})
+        configuration = library.AutoConfig.for_model(**{**document, **asked.settings})
     elif "/" in rest or not hasattr(library, rest) or not isinstance(getattr(library, rest), type):
         raise UsageError(
-            f"--model {request.name}: transformers has no class {rest!r}, and there is no file {path}",
+            f"--model {asked.name}: transformers has no class {rest!r}, and there is no file {path}",
             hint="nothing is downloaded: name a class, as transformers:BertForMaskedLM, or the path of a config.json",
         )
     else:
-        configuration = getattr(library, rest).config_class(**request.settings)
+        configuration = getattr(library, rest).config_class(**asked.settings)
     module = getattr(library, rest)(configuration)
-    return ModelUnderPlan(module, _batches_of(module, request), _loss_of_transformers)
+    return ModelUnderPlan(module, _batches_of(module, asked), _loss_of_transformers)
 
 
-def _batches_of(module: Any, request: ModelRequest) -> Callable[[int], dict[str, torch.Tensor]]:
+def _batches_of(module: Any, asked: MemoryRequest) -> Callable[[int], dict[str, torch.Tensor]]:
     """Return what makes the keywords of a model of transformers: its inputs, and labels where it takes them."""
     configuration, name = module.config, type(module).__name__
     images = module.main_input_name == "pixel_values"
     longest = getattr(configuration, "max_position_embeddings", None) or TOKENS
-    length = request.sequence or min(longest, TOKENS)
+    length = asked.sequence or min(longest, TOKENS)
     if length > longest:
-        raise UsageError(f"--sequence {length} must be at most {longest}, the positions of {request.name}")
+        raise UsageError(f"--sequence {length} must be at most {longest}, the positions of {asked.name}")
 
     def batch(size: int) -> dict[str, torch.Tensor]:
         if images:

@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from itertools import product
+from typing import Any
 
 from bssearch.errors import LaunchError
 from bssearch.planning.memory.devices import smallest_with
-from bssearch.planning.memory.parameters import Format, ParameterBytes, Sharding, parameter_bytes
+from bssearch.planning.memory.parameters import FORMATS, Format, ParameterBytes, parameter_bytes
 from bssearch.planning.memory.plan import Choice, MemoryPlan, Term, gib, in_order
-from bssearch.planning.memory.request import Asked
-from bssearch.planning.memory.transformer import SampleBytes, Transformer, layer_parameters, sample_bytes
+from bssearch.planning.memory.request import MemoryRequest
+from bssearch.planning.memory.transformer import SampleBytes, layer_parameters, sample_bytes
 
-FORMATS = (
-    Format("fp32", "master"),
-    Format("bf16", "master"),
-    Format("bf16", "autocast"),
-    Format("bf16", "pure"),
-    Format("fp8", "master"),
-)
+IN_TABLE = tuple(one for one in FORMATS if one.precision != "fp16")
 """The precisions of the table; fp16 takes as much as bf16."""
 
 OPTIMIZERS = ("sgd", "momentum", "adamw", "adam8bit", "adafactor", "muon")
@@ -29,24 +23,21 @@ GATHERED_LAYERS = 2
 """Layers whose weights stand whole at a time under ZeRO stage 3: the one that computes and the one that is fetched."""
 
 MOST_SHARDS = 1024
-"""The most devices that are proposed: a choice."""
+"""The most devices that are proposed."""
 
 
-def plan_numbers(parameters: int, asked: Asked, model: Transformer | None) -> MemoryPlan:
-    """Return the plan of so many parameters, and of a transformer's activations where it is described.
+def plan_numbers(asked: MemoryRequest) -> MemoryPlan:
+    """Return the plan of so many parameters, and of a transformer's activations if it is described.
 
-    Raises `LaunchError` where the parameters alone do not fit, with what would.
+    Raises `LaunchError` if the parameters alone do not fit, with what would.
     """
-    fixed = _fixed(parameters, asked.form, asked.optimizer, asked.sharding, model)
-    if asked.memory.largest is not None and fixed.least > asked.memory.largest:
-        raise does_not_fit(parameters, fixed.least, asked, model)
-    sample = None if model is None else sample_bytes(model, asked.form, checkpointing=asked.checkpointing)
-    beside = _beside(fixed, asked, model)
-    largest, safe = _fitting(asked, fixed.fixed + beside, sample)
+    fixed, sample = parameter_bytes(asked), _sample(asked)
+    check_fits(asked, fixed.least, IN_TABLE)
+    largest, safe = _fitting(asked)
     micro_batch = None if sample is None else (asked.micro_batch or safe or None)
     return MemoryPlan(
         basis="numbers",
-        parameters=parameters,
+        parameters=asked.parameters,
         **asked.in_plan(),
         weights_bytes=fixed.weights,
         gradients_bytes=fixed.gradients,
@@ -57,82 +48,119 @@ def plan_numbers(parameters: int, asked: Asked, model: Transformer | None) -> Me
         largest_micro_batch=largest,
         safe_micro_batch=safe,
         micro_batch=micro_batch,
-        peak_bytes=None if sample is None or micro_batch is None else _peak(fixed, beside, asked, sample, micro_batch),
-        terms=_terms(fixed, asked, model, sample),
-        table=tuple(_table(parameters, asked, model)) if asked.table else (),
-        notes=tuple(_notes(asked, fixed, model, sample, largest)),
+        peak_bytes=None if sample is None or micro_batch is None else _peak(fixed, asked, sample, micro_batch),
+        terms=_terms(fixed, asked, sample),
+        table=list(_table(asked)) if asked.table else [],
+        notes=list(_notes(asked, fixed, sample, largest)),
     )
 
 
-def _fixed(
-    parameters: int, form: Format, optimizer: str, sharding: Sharding, model: Transformer | None
-) -> ParameterBytes:
-    hidden, vocabulary = (None, None) if model is None else (model.hidden, model.vocabulary)
-    return parameter_bytes(parameters, form, optimizer, sharding, hidden=hidden, vocabulary=vocabulary)
+def changed(asked: MemoryRequest, **other: Any) -> MemoryRequest:
+    """Return a request with other values, which need no check."""
+    return asked.model_copy(update=other)
 
 
-def _gathered(form: Format, asked: Asked, model: Transformer | None) -> int:
-    if asked.sharding.stage < 3 or model is None:
-        return 0
-    return min(GATHERED_LAYERS, model.layers) * layer_parameters(model) * form.weight_bytes
-
-
-def _beside(fixed: ParameterBytes, asked: Asked, model: Transformer | None) -> int:
-    """Return the bytes that stand beside the activations without growing with the batch."""
-    return fixed.autocast_copies + _gathered(asked.form, asked, model)
-
-
-def _peak(fixed: ParameterBytes, beside: int, asked: Asked, sample: SampleBytes, micro_batch: int) -> int:
-    """Return the peak of a step of one micro-batch: there are no gradients yet where its activations are complete."""
-    forward = fixed.fixed - fixed.gradients + beside + micro_batch * sample.total
-    on_cpu = asked.device is not None and not asked.device.is_cuda
-    update = fixed.fixed + (0 if on_cpu else fixed.foreach)
-    return max(forward, fixed.fixed + beside, update) + asked.memory.overhead
-
-
-def _fitting(asked: Asked, standing: int, sample: SampleBytes | None) -> tuple[int | None, int | None]:
-    """Return the largest and the safe micro-batch beside what stands; None where either is not known."""
-    if sample is None or asked.memory.largest is None or asked.memory.safe is None:
-        return None, None
-    return (
-        max(0, (asked.memory.largest - standing) // sample.total),
-        max(0, (asked.memory.safe - standing) // sample.total),
+def check_fits(asked: MemoryRequest, needed: int, formats: Sequence[Format]) -> None:
+    """Raise `LaunchError` if bytes that are needed are not there, with the choices that take less."""
+    if asked.room_bytes is None or needed <= asked.room_bytes:
+        return
+    there = asked.device or "the memory given"
+    mixed = "" if asked.form.mixed is None else f" ({asked.form.mixed})"
+    cures = "; ".join(what_fits(asked, needed, asked.room_bytes, formats))
+    raise LaunchError(
+        f"{asked.parameters:,} parameters in {asked.precision}{mixed} with {asked.optimizer} take {gib(needed)} before "
+        f"any activation; {there} has {gib(asked.memory_bytes or 0)}",
+        hint=f"what fits: {cures or 'nothing here does: take a smaller model'}",
     )
 
 
-def _terms(
-    fixed: ParameterBytes, asked: Asked, model: Transformer | None, sample: SampleBytes | None
-) -> tuple[Term, ...]:
-    per_sample = SampleBytes(activations=0, attention_scores=0, logits=0) if sample is None else sample
-    on_cpu = asked.device is not None and not asked.device.is_cuda
-    made = [
-        Term.of("weights", fixed.weights),
-        Term.of("gradients", fixed.gradients),
-        Term.of("optimizer_state", fixed.optimizer_state),
-        Term.of("master_weights", fixed.master_weights),
-        Term.of("workspaces", asked.memory.overhead),
-        Term.of("autocast_copies", fixed.autocast_copies),
-        Term.of("gathered_weights", _gathered(asked.form, asked, model)),
-        Term.of("activations", 0, per_sample.activations),
-        Term.of("attention_scores", 0, per_sample.attention_scores),
-        Term.of("logits", 0, per_sample.logits),
-        Term.of("foreach_temporaries", 0 if on_cpu else fixed.foreach),
+def what_fits(asked: MemoryRequest, needed: int, room: float, formats: Sequence[Format]) -> Iterator[str]:
+    """Yield the options of a plan of memory that make its parameters fit into ``room`` bytes."""
+    if (device := smallest_with(needed, bf16=asked.precision == "bf16")) is not None:
+        yield f"--device {device.name} ({gib((device.memory_bytes or 0) - device.taken_bytes)} beside its context)"
+    has_no_bf16 = asked.kind is not None and asked.kind.lacks("bf16")
+    usable = [one for one in formats if one != asked.form and not (has_no_bf16 and one.precision == "bf16")]
+    if has_no_bf16:
+        usable += [one for one in FORMATS if one.precision == "fp16" and one != asked.form]
+    shards = [2**power for power in range(1, MOST_SHARDS.bit_length())]
+    kinds: list[list[dict[str, Any]]] = [
+        [{"precision": one.precision, "mixed": one.mixed} for one in usable],
+        [{"optimizer": name} for name in OPTIMIZERS[::-1]],
+        *([{"stage": stage, "devices": count} for count in shards] for stage in (1, 2, 3)),
     ]
-    return in_order({one.term: one for one in made})
+    for changes in kinds:
+        sizes = ((change, parameter_bytes(changed(asked, **change)).least) for change in changes)
+        fitting, size = next(((change, size) for change, size in sizes if size <= room), ({}, 0))
+        words = " ".join(f"--{name} {value}" for name, value in fitting.items() if value is not None)
+        if words:
+            yield f"{words} ({gib(size)}{' each' if 'stage' in fitting else ''})"
 
 
-def _table(parameters: int, asked: Asked, model: Transformer | None) -> Iterator[Choice]:
-    for form, optimizer, checkpointing in product(FORMATS, OPTIMIZERS, (False, True)):
-        fixed = _fixed(parameters, form, optimizer, asked.sharding, model)
-        sample = None if model is None else sample_bytes(model, form, checkpointing=checkpointing)
-        other = replace(asked, form=form)
-        largest, safe = _fitting(other, fixed.fixed + _beside(fixed, other, model), sample)
+def _sample(asked: MemoryRequest) -> SampleBytes | None:
+    model = asked.transformer
+    return None if model is None else sample_bytes(model, asked.form, checkpointing=asked.checkpointing)
+
+
+def _gathered(asked: MemoryRequest) -> int:
+    model = asked.transformer
+    if (asked.stage or 0) < 3 or model is None:
+        return 0
+    return min(GATHERED_LAYERS, model.layers) * layer_parameters(model) * asked.form.weight
+
+
+def _peak(fixed: ParameterBytes, asked: MemoryRequest, sample: SampleBytes, micro_batch: int) -> int:
+    """Return the peak of a step of one micro-batch: when its activations are complete there are no gradients yet."""
+    beside = fixed.autocast_copies + _gathered(asked)
+    forward = fixed.fixed - fixed.gradients + beside + micro_batch * sample.total
+    update = fixed.fixed + _foreach(fixed, asked)
+    return max(forward, fixed.fixed + beside, update) + asked.overhead_bytes
+
+
+def _foreach(fixed: ParameterBytes, asked: MemoryRequest) -> int:
+    """Return what the update of all tensors at once needs: PyTorch does so on GPUs."""
+    return fixed.foreach if asked.kind is None or asked.kind.is_cuda else 0
+
+
+def _fitting(asked: MemoryRequest) -> tuple[int | None, int | None]:
+    """Return the largest and the safe micro-batch; None if the memory or a sample's bytes are not known."""
+    fixed, sample = parameter_bytes(asked), _sample(asked)
+    if sample is None:
+        return None, None
+    standing, each = fixed.fixed + fixed.autocast_copies + _gathered(asked), sample.total
+    return asked.fitting(lambda room: max(0, (room - standing) // each))
+
+
+def _terms(fixed: ParameterBytes, asked: MemoryRequest, sample: SampleBytes | None) -> list[Term]:
+    each = sample or SampleBytes(activations=0, attention_scores=0, logits=0)
+    return in_order(
+        {
+            "weights": (fixed.weights, 0),
+            "gradients": (fixed.gradients, 0),
+            "optimizer_state": (fixed.optimizer_state, 0),
+            "master_weights": (fixed.master_weights, 0),
+            "workspaces": (asked.overhead_bytes, 0),
+            "autocast_copies": (fixed.autocast_copies, 0),
+            "gathered_weights": (_gathered(asked), 0),
+            "activations": (0, each.activations),
+            "attention_scores": (0, each.attention_scores),
+            "logits": (0, each.logits),
+            "foreach_temporaries": (_foreach(fixed, asked), 0),
+        }
+    )
+
+
+def _table(asked: MemoryRequest) -> Iterator[Choice]:
+    for form, optimizer, checkpointing in product(IN_TABLE, OPTIMIZERS, (False, True)):
+        other = changed(
+            asked, precision=form.precision, mixed=form.mixed, optimizer=optimizer, checkpointing=checkpointing
+        )
+        sample, (largest, safe) = _sample(other), _fitting(other)
         yield Choice(
             precision=form.precision,
-            mixed=form.mixed_with_fp32,
+            mixed=form.mixed,
             optimizer=optimizer,
             checkpointing=checkpointing,
-            fixed_bytes=fixed.fixed,
+            fixed_bytes=parameter_bytes(other).fixed,
             activation_bytes_per_sample=None if sample is None else sample.total,
             largest_micro_batch=largest,
             safe_micro_batch=safe,
@@ -140,72 +168,23 @@ def _table(parameters: int, asked: Asked, model: Transformer | None) -> Iterator
 
 
 def _notes(
-    asked: Asked, fixed: ParameterBytes, model: Transformer | None, sample: SampleBytes | None, largest: int | None
+    asked: MemoryRequest, fixed: ParameterBytes, sample: SampleBytes | None, largest: int | None
 ) -> Iterator[str]:
     if sample is not None:
         yield (
             "Largest and safe micro-batch leave room for gradients beside all activations, as accumulation needs; "
             "gradients do not grow with the batch."
         )
-    if model is not None and sample is not None and not model.fused_attention and model.sequence >= 1024:
-        yield (
-            f"Attention's scores are {gib(sample.attention_scores)} of each sample: fused (flash) attention does not "
-            "keep them (--fused-attention)."
-        )
+        if not asked.fused_attention and (asked.sequence or 0) >= 1024:
+            yield (
+                f"Attention's scores are {gib(sample.attention_scores)} of each sample: fused (flash) attention does "
+                "not keep them (--fused-attention)."
+            )
     if largest == 0:
         yield "Not even one sample fits: try --checkpointing, a shorter --sequence, or a row of the table that does."
-    if asked.memory.largest is not None and fixed.fixed + fixed.foreach > asked.memory.largest:
+    if asked.room_bytes is not None and fixed.fixed + fixed.foreach > asked.room_bytes:
         yield (
             f"The update of all tensors at once needs {gib(fixed.foreach)} more, which is not there: give the "
             "optimizer foreach=False or fused=True."
         )
     yield from asked.notes()
-
-
-def does_not_fit(
-    parameters: int,
-    needed: int,
-    asked: Asked,
-    model: Transformer | None = None,
-    formats: Sequence[Format] = FORMATS,
-) -> LaunchError:
-    """Return the error for parameters that take more than there is, with the choices that take less."""
-    room, there = asked.memory.largest or 0, asked.memory.total or 0
-    where = "the memory given" if asked.device is None else asked.device.name
-    mixed = "" if asked.form.mixed_with_fp32 is None else f" ({asked.form.mixed})"
-    cures = (
-        "; ".join(_cures(parameters, needed, room, asked, model, formats)) or "nothing here does: take a smaller model"
-    )
-    return LaunchError(
-        f"{parameters:,} parameters in {asked.form.precision}{mixed} with {asked.optimizer} take {gib(needed)} before "
-        f"any activation; {where} has {gib(there)}",
-        hint=f"what fits: {cures}",
-    )
-
-
-def _cures(
-    parameters: int, needed: int, room: int, asked: Asked, model: Transformer | None, formats: Sequence[Format]
-) -> Iterator[str]:
-    if (device := smallest_with(needed, bf16=asked.form.precision == "bf16")) is not None:
-        yield f"--device {device.name} ({gib((device.memory_bytes or 0) - device.taken_bytes)} beside its context)"
-    has_no_bf16 = asked.device is not None and asked.device.lacks("bf16")
-    for one in formats:
-        form = replace(one, precision="fp16") if has_no_bf16 and one.precision == "bf16" else one
-        size = _fixed(parameters, form, asked.optimizer, asked.sharding, model).least
-        if size <= room and form != asked.form:
-            mixed = "" if form.mixed_with_fp32 is None else f" --mixed {form.mixed}"
-            yield f"--precision {form.precision}{mixed} ({gib(size)})"
-            break
-    for optimizer in OPTIMIZERS[::-1]:
-        size = _fixed(parameters, asked.form, optimizer, asked.sharding, model).least
-        if size <= room:
-            yield f"--optimizer {optimizer} ({gib(size)})"
-            break
-    for stage in (1, 2, 3):
-        devices = 2
-        while devices <= MOST_SHARDS:
-            size = _fixed(parameters, asked.form, asked.optimizer, Sharding(stage, devices), model).least
-            if size <= room:
-                yield f"--stage {stage} --devices {devices} ({gib(size)} each)"
-                break
-            devices *= 2

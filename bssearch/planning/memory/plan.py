@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
 
-from bssearch.planning.memory.devices import Device
+from bssearch.planning.requests import Plan
 
 GIB = 2**30
-
-HEADROOM = 0.2
-"""The share of the memory that the safe micro-batch leaves free: the handbook's 80 %, a choice.
-
-It is for what no plan sees: blocks that lie unused in the allocator's segments, larger inputs, evaluation, and the
-error of the plan itself (at most 15 % for traced models and 25 % for numbers on those of the benchmark). It says what
-is feasible, not which batch size is best.
-"""
 
 When = Literal["always", "forward_backward", "update"]
 
@@ -50,12 +43,6 @@ class Term:
     when: When
     meaning: str
 
-    @classmethod
-    def of(cls, name: str, size: float, per_sample: float = 0) -> Term:
-        """Return a term with its meaning."""
-        meaning, when = MEANINGS[name]
-        return cls(term=name, bytes=round(size), bytes_per_sample=round(per_sample), when=when, meaning=meaning)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
@@ -72,7 +59,7 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryPlan:
+class MemoryPlan(Plan):
     """What a training step needs on each device; None where it was not asked, all sizes in bytes.
 
     ``basis`` is ``numbers`` or ``trace``. ``fixed_bytes`` are weights, gradients, optimizer state and master weights.
@@ -103,54 +90,19 @@ class MemoryPlan:
     headroom_bytes: int | None
     micro_batch: int | None
     peak_bytes: int | None
-    terms: tuple[Term, ...]
-    table: tuple[Choice, ...] = ()
-    notes: tuple[str, ...] = field(default=())
-
-    def document(self) -> dict[str, Any]:
-        """Return the plan as JSON has it."""
-        made = asdict(self)
-        return {**made, "terms": list(made["terms"]), "table": list(made["table"]), "notes": list(self.notes)}
+    terms: list[Term]
+    table: list[Choice]
+    notes: list[str]
 
 
-@dataclass(frozen=True, slots=True)
-class Memory:
-    """The memory that a step may use: ``total`` bytes, None where none was named, less what the device takes itself.
-
-    ``overhead`` are the context and the workspaces of a device that is named.
-    """
-
-    total: int | None
-    overhead: int
-
-    @classmethod
-    def of(cls, device: Device | None, memory_bytes: int | None) -> Memory:
-        """Return the memory of a device, or the bytes given, which are tensors' alone: no context is taken off."""
-        if memory_bytes is not None or device is None:
-            return cls(memory_bytes, 0 if device is None else device.workspace_bytes)
-        return cls(device.memory_bytes, device.taken_bytes)
-
-    @property
-    def headroom(self) -> int | None:
-        """Return the bytes that a safe micro-batch leaves free."""
-        return None if self.total is None else round(HEADROOM * self.total)
-
-    @property
-    def largest(self) -> int | None:
-        """Return the bytes that a step may have at most."""
-        return None if self.total is None else self.total - self.overhead
-
-    @property
-    def safe(self) -> int | None:
-        """Return the bytes that a step may have with the headroom left free."""
-        return None if self.total is None else self.total - self.overhead - round(HEADROOM * self.total)
-
-
-def in_order(terms: dict[str, Term]) -> tuple[Term, ...]:
-    """Return the terms in the order of `MEANINGS`, without those that are nothing."""
-    return tuple(
-        terms[name] for name in MEANINGS if name in terms and (terms[name].bytes or terms[name].bytes_per_sample)
-    )
+def in_order(terms: Mapping[str, tuple[float, float]]) -> list[Term]:
+    """Return the terms that have bytes, or bytes a sample, in the order of `MEANINGS`."""
+    sizes = {name: (round(size), round(slope)) for name, (size, slope) in terms.items()}
+    return [
+        Term(term=name, bytes=sizes[name][0], bytes_per_sample=sizes[name][1], when=when, meaning=meaning)
+        for name, (meaning, when) in MEANINGS.items()
+        if any(sizes.get(name, ()))
+    ]
 
 
 def gib(size: float) -> str:

@@ -1,165 +1,286 @@
-"""What a plan of memory is asked for, checked: numbers that are positive, names that are known, flags that agree."""
+"""What a plan of memory is asked: numbers of parameters, or a model to trace; a device; a transformer's dimensions."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from decimal import Decimal
-from difflib import get_close_matches
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from math import ceil
+from pathlib import Path
+from typing import Annotated, Any, Self
 
-from bssearch.errors import UsageError
-from bssearch.planning.claims import BY_CODE
-from bssearch.planning.given import shown
-from bssearch.planning.memory.devices import Device, device_named
-from bssearch.planning.memory.parameters import STATES, Format, Sharding, format_of
-from bssearch.planning.memory.plan import GIB, Memory
-from bssearch.planning.memory.transformer import Transformer
+import yaml
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-_FACTORS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
+from bssearch.options import Option
+from bssearch.planning.claims import CLAIMS
+from bssearch.planning.memory.devices import DEVICES, Device, device_named
+from bssearch.planning.memory.parameters import BY_NAME, MIXED, PRECISIONS, STATES, Format
+from bssearch.planning.memory.plan import GIB, gib
+from bssearch.planning.memory.transformer import MLP_TENSORS, Transformer
+from bssearch.planning.requests import Count, Dimension, Parameters, Request, require
+
+HEADROOM = 0.2
+"""The share of the memory that the safe micro-batch leaves free: the handbook's 80 %.
+
+It is for what no plan sees: blocks that lie unused in the allocator's segments, larger inputs, evaluation, and the
+error of the plan itself (at most 15 % for traced models and 25 % for numbers on those of the benchmark). It says what
+is feasible, not which batch size is best.
+"""
 
 ARCHITECTURE = ("layers", "hidden", "heads", "sequence")
 """What makes a transformer: all of it or none."""
 
 BESIDE_ARCHITECTURE = ("vocabulary", "kv_heads", "intermediate", "mlp", "fused_attention", "dropout")
 
-MOST_DEVICES = 10**6
-LARGEST = 10**18
-"""The most of anything that is counted here: far above what there is, and exact in what follows."""
+
+def _shape(given: Any) -> Any:
+    if not isinstance(given, str):
+        return None if given is None else tuple(given)
+    try:
+        return tuple(int(one) for one in given.lower().replace(",", "x").split("x"))
+    except ValueError:
+        raise ValueError("must be whole numbers with x between, as 3x224x224") from None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """A checked request, but for the model that may be traced."""
+def _settings(given: Any) -> Any:
+    """Return settings; of texts KEY=VALUE with the values read as YAML."""
+    if not isinstance(given, list):
+        return given
+    pairs = [one.partition("=") for one in given]
+    if any(not key or not sign for key, sign, _ in pairs):
+        raise ValueError("must be KEY=VALUE")
+    try:
+        return {key: yaml.safe_load(value) for key, _, value in pairs}
+    except yaml.YAMLError as error:
+        raise ValueError(f"must have values in YAML: {str(error).splitlines()[0]}") from error
 
-    form: Format
-    optimizer: str
-    sharding: Sharding
-    device: Device | None
-    memory: Memory
-    checkpointing: bool
-    micro_batch: int | None
-    table: bool
+
+class MemoryRequest(Request):
+    """Either ``parameters``, with a transformer's dimensions for its activations, or a ``model``."""
+
+    parameters: Annotated[
+        Parameters,
+        Option("Parameters of the model: 110000000, 1.1e8, 110M or 7B.", metavar="N"),
+    ] = None
+    precision: Annotated[
+        str, Option("What the forward pass computes in; fp8 is that of the weights.", choices=PRECISIONS)
+    ] = "fp32"
+    mixed: Annotated[
+        str | None,
+        Option(
+            "How 16 bits mix with fp32: master (16-bit weights, fp32 master weights), autocast (PyTorch's) or pure.",
+            label="Mixing with fp32",
+            shown_default="master; autocast for a model",
+            choices=MIXED,
+        ),
+    ] = None
+    optimizer: Annotated[
+        str, Option("What it keeps of each parameter; sgd is without momentum.", choices=tuple(STATES))
+    ] = "adamw"
+    memory_gib: Annotated[
+        Annotated[float, Field(gt=0, le=1e9)] | None,
+        Option("Memory of a device for tensors.", label="Memory for tensors", unit="GiB", metavar="GIB"),
+    ] = None
+    device: Annotated[
+        Annotated[str, AfterValidator(lambda name: device_named(name).name)] | None,
+        Option(
+            "A device by name, as a100-80gb; its CUDA context and workspaces are taken off its memory.",
+            choices=tuple(DEVICES),
+            metavar="NAME",
+        ),
+    ] = None
+    layers: Annotated[Dimension | None, Option("Layers of a transformer: blocks of attention and MLP.")] = None
+    hidden: Annotated[Dimension | None, Option("Its hidden size.", label="Hidden size")] = None
+    heads: Annotated[Dimension | None, Option("Its attention heads.", label="Attention heads")] = None
+    kv_heads: Annotated[
+        Dimension | None,
+        Option("Its heads of keys and values.", label="Heads of keys and values", shown_default="as many as heads"),
+    ] = None
+    sequence: Annotated[Dimension | None, Option("Tokens of a sample.", unit="tokens")] = None
+    vocabulary: Annotated[
+        Dimension | None,
+        Option("Size of the vocabulary: for logits; with --input, the sample is of tokens.", unit="tokens"),
+    ] = None
+    intermediate: Annotated[
+        Dimension | None, Option("Width of the MLP.", label="Width of the MLP", shown_default="4 × hidden")
+    ] = None
+    mlp: Annotated[
+        str | None,
+        Option(
+            "Kind of MLP: gelu_new is GPT-2's, written out; swiglu is Llama's.",
+            label="Kind of MLP",
+            shown_default="gelu",
+            choices=tuple(MLP_TENSORS),
+        ),
+    ] = None
+    fused_attention: Annotated[bool | None, Option("Flash attention keeps no scores.", shown_default="no")] = None
+    dropout: Annotated[bool | None, Option("Dropout in each layer: a mask of a byte.", shown_default="yes")] = None
+    checkpointing: Annotated[
+        bool, Option("Keep each block's input alone, and compute the rest again.", label="Activation checkpointing")
+    ] = False
+    stage: Annotated[
+        Annotated[int, Field(ge=0, le=3)] | None,
+        Option(
+            "ZeRO's stage: 1 shards the optimizer's state, 2 gradients too, 3 weights too (FSDP).",
+            label="ZeRO stage",
+            shown_default="0",
+        ),
+    ] = None
+    devices: Annotated[
+        Annotated[int, Field(ge=1, le=10**6)] | None, Option("Devices that the stage shards over.", shown_default="1")
+    ] = None
+    micro_batch: Annotated[
+        Count | None,
+        Option(
+            "Predict the peak of this micro-batch.",
+            label="Micro-batch of the peak",
+            unit="samples",
+            shown_default="the safe one",
+        ),
+    ] = None
+    model: Annotated[
+        str | None,
+        Option(
+            "Trace a model: FILE.py:NAME, package.module:NAME, transformers:CLASS or timm:NAME. Random weights, no "
+            "network.",
+            metavar="NAME",
+        ),
+    ] = None
+    model_settings: Annotated[
+        Annotated[Mapping[str, Any], BeforeValidator(_settings)] | None,
+        Option("What the model is built with; may be repeated.", flag="--model-setting", metavar="KEY=VALUE"),
+    ] = None
+    input_shape: Annotated[
+        Annotated[Sequence[Dimension], BeforeValidator(_shape)] | None,
+        Option("Shape of one sample, as 3x224x224.", flag="--input", metavar="SHAPE"),
+    ] = None
+    table: Annotated[bool, Option("Other precisions, optimizers and checkpointing too.")] = False
+    folder: Path = Path()
+
+    @model_validator(mode="after")
+    def _agrees(self) -> Self:
+        memory, mixed = self.memory_gib, self.mixed
+        there = (self.kind and self.kind.memory_bytes) or 0
+        require(
+            mixed is None or self.precision != "fp32",
+            f"mixed = {mixed!r} needs precision = bf16, fp16 or fp8: fp32 mixes nothing",
+        )
+        require(
+            mixed in (None, "master") or self.precision != "fp8",
+            f"mixed = {mixed!r} does not go with precision = fp8: its weights have fp32 master weights",
+        )
+        require(
+            not memory or not there or memory * GIB <= there,
+            f"memory_gib = {memory} contradicts device = {self.device}, which has {gib(there)}",
+        )
+        require(
+            not self.stage or self.devices is not None,
+            f"stage = {self.stage} needs devices, the number it shards over",
+        )
+        if self.model is None:
+            self._agrees_about_numbers()
+        else:
+            self._agrees_about_model()
+        return self
+
+    def _agrees_about_numbers(self) -> None:
+        missing = [name for name in ARCHITECTURE if getattr(self, name) is None]
+        lacking = f"{', '.join(missing)}: a transformer's dimensions"
+        for name in ("input_shape", "model_settings"):
+            require(not self.has(name), f"{name} needs a model")
+        require(self.has("parameters"), "parameters is missing: give their number, or a model")
+        for name in (*ARCHITECTURE, *BESIDE_ARCHITECTURE, "micro_batch", "checkpointing"):
+            require(not missing or not self.has(name), f"{name} = {getattr(self, name)} needs {lacking}")
+        if not missing:
+            heads, hidden, kv_heads = self.heads or 1, self.hidden or 1, self.kv_heads or 1
+            require(hidden % heads == 0, f"heads = {heads} must divide hidden = {hidden}")
+            require(heads % kv_heads == 0, f"kv_heads = {kv_heads} must divide heads = {heads}")
+
+    def _agrees_about_model(self) -> None:
+        for name in ("parameters", *ARCHITECTURE[:3], *BESIDE_ARCHITECTURE[1:]):
+            require(not self.has(name), f"{name} contradicts model = {self.model}: the model says it itself")
+        require(self.precision != "fp8", "precision = fp8 is not traced: a model takes fp32, bf16 or fp16")
+        require(self.mixed != "master", "mixed = master is not traced: a model takes autocast or pure")
+
+    def has(self, name: str) -> bool:
+        """Return whether a field is given."""
+        return bool(getattr(self, name) != type(self).model_fields[name].default)
+
+    @property
+    def name(self) -> str:
+        """The name of the model to trace."""
+        return self.model or ""
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What the model is built with."""
+        return dict(self.model_settings or {})
+
+    @property
+    def kind(self) -> Device | None:
+        """The device that is named."""
+        return None if self.device is None else DEVICES[self.device]
+
+    @property
+    def form(self) -> Format:
+        """The bytes of each number."""
+        usual = "master" if self.model is None or self.precision == "fp8" else "autocast"
+        return BY_NAME[self.precision, None if self.precision == "fp32" else self.mixed or usual]
+
+    @property
+    def transformer(self) -> Transformer | None:
+        """The transformer that is described, if any."""
+        given = {name: getattr(self, name) for name in (*ARCHITECTURE, *BESIDE_ARCHITECTURE)}
+        known = {name: value for name, value in given.items() if value is not None}
+        return Transformer(**known) if self.model is None and self.layers is not None else None
+
+    @property
+    def memory_bytes(self) -> int | None:
+        """The memory given, which is for tensors alone, else the device's."""
+        if self.memory_gib is not None:
+            return round(self.memory_gib * GIB)
+        return None if self.kind is None else self.kind.memory_bytes
+
+    @property
+    def overhead_bytes(self) -> int:
+        """What the device takes of the memory before the first tensor."""
+        if self.kind is None:
+            return 0
+        return self.kind.taken_bytes if self.memory_gib is None else self.kind.workspace_bytes
+
+    @property
+    def headroom_bytes(self) -> int | None:
+        """What a safe micro-batch leaves free."""
+        return None if self.memory_bytes is None else round(HEADROOM * self.memory_bytes)
+
+    @property
+    def room_bytes(self) -> int | None:
+        """What a step may have at most."""
+        return None if self.memory_bytes is None else self.memory_bytes - self.overhead_bytes
+
+    def share(self, size: float, from_stage: int) -> int:
+        """Return what one device holds of bytes that ZeRO shards from a stage on (Rajbhandari et al. 2020, § 5)."""
+        return ceil(size / (self.devices or 1)) if (self.stage or 0) >= from_stage else ceil(size)
+
+    def fitting(self, largest: Callable[[int], int]) -> tuple[int | None, int | None]:
+        """Return the largest micro-batch and the safe one, of what is the largest within so many bytes."""
+        if self.room_bytes is None or self.headroom_bytes is None:
+            return None, None
+        return largest(self.room_bytes), largest(self.room_bytes - self.headroom_bytes)
 
     def in_plan(self) -> dict[str, Any]:
         """Return what a plan repeats of the request."""
-        return {
-            "precision": self.form.precision,
-            "mixed": self.form.mixed_with_fp32,
-            "optimizer": self.optimizer,
-            "checkpointing": self.checkpointing,
-            "stage": self.sharding.stage,
-            "devices": self.sharding.devices,
-            "device": None if self.device is None else self.device.name,
-            "memory_bytes": self.memory.total,
-            "headroom_bytes": self.memory.headroom,
-        }
+        same = ("precision", "optimizer", "checkpointing", "device", "memory_bytes", "headroom_bytes", "model")
+        shards = {"stage": self.stage or 0, "devices": self.devices or 1}
+        return {**{name: getattr(self, name) for name in same}, "mixed": self.form.mixed, **shards}
 
     def notes(self) -> Iterator[str]:
-        """Yield what the device and the sharding mean for what is asked, and what is often said wrongly of it."""
-        yield BY_CODE["gradients_not_of_batch"].message
-        if self.memory.total is not None:
-            yield BY_CODE["eighty_percent_feasible"].message
-        if self.device is not None and self.device.lacks("bf16") and self.form.precision == "bf16":
-            yield f"{self.device.name} computes no bf16 (compute capability below 8.0): take fp16."
-        if self.device is not None and self.device.lacks("fp8") and self.form.precision == "fp8":
-            yield f"{self.device.name} computes no fp8 (compute capability below 8.9): weights are widened to 16 bits."
-        if self.sharding.devices > 1 and not self.sharding.stage:
-            yield f"Without --stage each of the {self.sharding.devices} devices holds all of it: nothing is sharded."
-
-
-def parameter_count(given: str | float) -> int:
-    """Return a number of parameters: 110000000, 1.1e8, 110M or 7B. Raises `UsageError` for what is none above 0."""
-    try:
-        match = re.fullmatch(r"\s*([-+]?[\d_.]+(?:e[-+]?\d+)?)\s*([kmbt]?)\s*", str(given).lower())
-        value = Decimal(match[1]) * _FACTORS[match[2]] if match else Decimal(float(given))
-    except (TypeError, ValueError, ArithmeticError):
-        raise UsageError(f"--parameters {shown(given)} must be a number, as 110000000, 1.1e8, 110M or 7B") from None
-    if not value.is_finite() or not 0 < value <= LARGEST or value != int(value):
-        raise UsageError(f"--parameters {given} must be a whole number from 1 to {LARGEST:.0e}")
-    return int(value)
-
-
-def positive(name: str, value: float | None, most: float = LARGEST) -> None:
-    """Raise `UsageError` unless a number is missing, or above 0 and at most ``most``."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if value is not None and not (is_number and 0 < value <= most):
-        raise UsageError(f"{_option(name)} {shown(value)} must be above 0 and at most {most:g}")
-
-
-def count(name: str, value: int | None, most: float = LARGEST) -> None:
-    """Raise `UsageError` unless a number is missing, or whole, above 0 and at most ``most``."""
-    positive(name, value, most)
-    if value is not None and not isinstance(value, int):
-        raise UsageError(f"{_option(name)} {shown(value)} must be above 0 and at most {most:g}, and whole")
-
-
-def checked(
-    *,
-    precision: str,
-    mixed: str | None,
-    default_mixed: str,
-    optimizer: str,
-    device: str | None,
-    memory_gib: float | None,
-    checkpointing: bool,
-    stage: int | None,
-    devices: int | None,
-    micro_batch: int | None,
-    table: bool,
-) -> Asked:
-    """Return a request; raise `UsageError` naming the flag, its value and what it must be."""
-    if optimizer not in STATES:
-        near = get_close_matches(optimizer, STATES, n=4, cutoff=0.5) or list(STATES)
-        raise UsageError(f"--optimizer {optimizer!r} is not known; there are {', '.join(near)}")
-    positive("memory_gib", memory_gib, 1e9)
-    count("micro_batch", micro_batch)
-    found = None if device is None else device_named(device)
-    memory_bytes = None if memory_gib is None else round(memory_gib * GIB)
-    if found is not None and found.memory_bytes and memory_bytes and memory_bytes > found.memory_bytes:
-        raise UsageError(
-            f"--memory-gib {memory_gib:g} contradicts --device {found.name}, which has "
-            f"{found.memory_bytes / GIB:.4g} GiB"
-        )
-    return Asked(
-        form=format_of(precision, mixed, default_mixed),
-        optimizer=optimizer,
-        sharding=_sharding(stage, devices),
-        device=found,
-        memory=Memory.of(found, memory_bytes),
-        checkpointing=checkpointing,
-        micro_batch=micro_batch,
-        table=table,
-    )
-
-
-def _sharding(stage: int | None, devices: int | None) -> Sharding:
-    count("devices", devices, MOST_DEVICES)
-    if stage is not None and stage not in (0, 1, 2, 3):
-        raise UsageError(f"--stage {shown(stage)} must be 0, 1, 2 or 3")
-    if stage and devices is None:
-        raise UsageError(f"--stage {stage} needs --devices, the number it shards over")
-    return Sharding(stage or 0, devices or 1)
-
-
-def transformer(given: Mapping[str, Any]) -> Transformer | None:
-    """Return the transformer that is described, None where nothing is; raise `UsageError` where a dimension lacks."""
-    for name in (*ARCHITECTURE, "vocabulary", "kv_heads", "intermediate"):
-        count(name, given.get(name), 10**9)
-    there = [name for name in ARCHITECTURE if given.get(name) is not None]
-    besides = [name for name in BESIDE_ARCHITECTURE if given.get(name) is not None]
-    if not there:
-        if besides:
-            raise UsageError(f"{_option(besides[0])} needs {', '.join(map(_option, ARCHITECTURE))}")
-        return None
-    missing = [name for name in ARCHITECTURE if given.get(name) is None]
-    if missing:
-        raise UsageError(
-            f"{_option(there[0])} needs {', '.join(map(_option, missing))} too: a transformer's dimensions"
-        )
-    return Transformer(**{name: given[name] for name in (*there, *besides)})
-
-
-def _option(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
+        """Yield what the device and the sharding mean for the request, and what is often said wrongly of it."""
+        yield CLAIMS["gradients_not_of_batch"].message
+        if self.memory_bytes is not None:
+            yield CLAIMS["eighty_percent_feasible"].message
+        if self.kind is not None and self.kind.lacks("bf16") and self.precision == "bf16":
+            yield f"{self.device} computes no bf16 (compute capability below 8.0): take fp16."
+        if self.kind is not None and self.kind.lacks("fp8") and self.precision == "fp8":
+            yield f"{self.device} computes no fp8 (compute capability below 8.9): weights are widened to 16 bits."
+        if (self.devices or 1) > 1 and not self.stage:
+            yield f"Without --stage each of the {self.devices} devices holds all of it: nothing is sharded."

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,9 +20,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 from bssearch.planning.memory.kernels import CudaKernels
-from bssearch.planning.memory.lifetimes import CUDA_BLOCK_BYTES, Allocation, StepLifetimes, rounded
+from bssearch.planning.memory.lifetimes import CUDA_BLOCK_BYTES, Allocation, StepLifetimes
 
-_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 _CONVOLUTIONS = {
     torch.ops.aten.convolution.default,
@@ -79,7 +79,7 @@ def trace(step: Step, micro_batch_size: int, mode: FakeTensorMode) -> StepLifeti
         recorder.phase = "inputs"
         batch = step.batch(micro_batch_size)
         recorder.phase = "forward"
-        with _autocast(step.autocast):
+        with torch.autocast("cpu", dtype=DTYPES.get(step.autocast or ""), enabled=step.autocast is not None):
             loss, output = step.loss(model, batch)
         logits = None if output is None or output.ndim not in (2, 3) else (output.shape[-1], output.numel())
         del output
@@ -133,16 +133,6 @@ def _note_gradients(model: nn.Module, recorder: _Recorder) -> None:
             recorder.note(parameter.grad, "gradients")
 
 
-@contextmanager
-def _autocast(precision: str | None) -> Iterator[None]:
-    """Compute the forward pass as autocast does: 16-bit matrix products over fp32 weights."""
-    if precision is None:
-        yield
-        return
-    with torch.autocast("cpu", dtype=_DTYPES[precision]):
-        yield
-
-
 class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Notes each storage that an operation makes, and when it is freed."""
 
@@ -182,7 +172,8 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _made(self, size: int, tensor: torch.Tensor) -> Allocation:
         self.clock += 1
         width = tensor.shape[-1] if tensor.ndim else 1
-        made = Allocation(self.clock, rounded(size, self._block_bytes), self.phase, tensor.numel(), width)
+        whole = -(-size // self._block_bytes) * self._block_bytes
+        made = Allocation(self.clock, whole, self.phase, tensor.numel(), width)
         self.allocations.append(made)
         return made
 

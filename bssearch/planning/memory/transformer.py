@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from bssearch.errors import UsageError
 from bssearch.planning.memory.parameters import FP32, Format
 
 MLP_TENSORS: Mapping[str, int] = MappingProxyType({"gelu": 2, "relu": 2, "gelu_new": 5, "swiglu": 4})
@@ -31,7 +30,7 @@ its own, each in fp32, as cross-entropy computes it."""
 class Transformer:
     """A transformer's dimensions; ``kv_heads`` and ``intermediate`` are by default ``heads`` and 4 × ``hidden``.
 
-    ``vocabulary`` is None where there are no logits to speak of. Raises `UsageError` for dimensions that do not agree.
+    ``vocabulary`` is None if there are no logits to speak of.
     """
 
     layers: int
@@ -44,15 +43,6 @@ class Transformer:
     mlp: str = "gelu"
     fused_attention: bool = False
     dropout: bool = True
-
-    def __post_init__(self) -> None:
-        """Refuse what does not divide."""
-        if self.hidden % self.heads:
-            raise UsageError(f"--heads {self.heads} must divide --hidden {self.hidden}")
-        if self.kv_heads is not None and self.heads % self.kv_heads:
-            raise UsageError(f"--kv-heads {self.kv_heads} must divide --heads {self.heads}")
-        if self.mlp not in MLP_TENSORS:
-            raise UsageError(f"--mlp {self.mlp!r} must be one of {', '.join(MLP_TENSORS)}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +92,7 @@ def _width(model: Transformer) -> int:
 
 def _stream_bytes(form: Format) -> int:
     """Return the bytes of an element of the residual stream: autocast keeps sums and norms in fp32."""
-    return FP32 if form.mixed == "autocast" else form.activation_bytes
+    return FP32 if form.mixed == "autocast" else form.activation
 
 
 def _layer(model: Transformer, form: Format) -> int:
@@ -114,7 +104,7 @@ def _layer(model: Transformer, form: Format) -> int:
     tokens = model.sequence * model.hidden
     shared = (model.kv_heads or model.heads) / model.heads
     wide = model.sequence * _width(model) * MLP_TENSORS[model.mlp]
-    kept = form.activation_bytes * (tokens * (4 + 2 * shared) + wide)
+    kept = form.activation * (tokens * (4 + 2 * shared) + wide)
     return round(kept) + 2 * tokens * model.dropout + 2 * tokens * _stream_bytes(form)
 
 
@@ -123,5 +113,5 @@ def _scores(model: Transformer, form: Format) -> int:
     rows = model.heads * model.sequence
     if model.fused_attention:
         return rows * FP32
-    each = form.activation_bytes * (2 if model.dropout else 1) + model.dropout
+    each = form.activation * (2 if model.dropout else 1) + model.dropout
     return rows * model.sequence * each

@@ -1,119 +1,129 @@
-"""What a part of the page asks of a command: its options from the fields, the command line, and refusals in words."""
+"""What a part of the page asks of a command: the texts of its options, the command line, and refusals in words."""
 
 from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Generic, TypeVar
 
 from bssearch.errors import BSSearchError
-from bssearch.web.calculator.fields import FIELDS
-from bssearch.web.calculator.parts import Heading, Options, Part, Refusal
-from bssearch.web.calculator.typed import LONGEST_VALUE, Typed
+from bssearch.planning.requests import Request, RequestError, read, type_of
+from bssearch.web.calculator.fields import FIELDS, field_name
+from bssearch.web.calculator.parts import Part, Refusal
+
+LONGEST_VALUE = 64
+"""Characters of a value that is read, far above what any number or name here has."""
+
+YES, NO = frozenset({"on", "yes", "true", "1"}), frozenset({"no", "off", "false", "0"})
+
+Asked = TypeVar("Asked", bound=Request)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """A command with the values of its options.
+class Asking(Generic[Asked]):
+    """A command with the texts of its options.
 
-    ``options`` maps each to its field; ``set_by_page`` are values that other parts of the page have found; ``fixed``
-    are words that the command line has besides. ``needed`` are fields without which there is nothing to plan.
+    ``options`` are those that have a field; ``set_by_page`` are values that the page itself gives. ``needed`` are
+    options without which there is nothing to plan.
     """
 
-    heading: Heading
+    part: Part
     command: str
-    typed: Typed
-    options: Options
+    request: type[Asked]
+    typed: Mapping[str, str]
+    options: Sequence[str]
     needed: Sequence[str]
-    set_by_page: Mapping[str, int] = field(default_factory=dict)
-    fixed: Sequence[str] = ()
+    set_by_page: Mapping[str, str] = field(default_factory=dict)
 
     @property
-    def values(self) -> dict[str, Any]:
-        """Return the values of the options that are given."""
-        given = {option: self.typed.values.get(name) for option, name in self.options.items()}
-        return {**{option: value for option, value in given.items() if value is not None}, **self.set_by_page}
+    def texts(self) -> dict[str, str]:
+        """The texts of the options that are given."""
+        given = {option: self.typed[field_name(self.request, option)].strip() for option in self.options}
+        return {**{option: text for option, text in given.items() if text}, **self.set_by_page}
 
     @property
     def line(self) -> str:
-        """Return the command line with the values as typed; empty where one of them has no place on it."""
-        words = ["bssearch", "plan", self.command]
-        for option, name in self.options.items():
-            text = self.typed.texts[name].strip()
-            is_flag = FIELDS[name].kind in ("flag", "yes_no")
-            if len(text) > LONGEST_VALUE or not text.isprintable() or (is_flag and name in self.typed.errors):
-                return ""
-            words += _flag_words(option, self.typed.values.get(name)) if is_flag else _words(option, text)
-        for option, value in self.set_by_page.items():
-            words += _words(option, str(value))
-        return shlex.join([*words, *self.fixed])
+        """The command line with the texts as typed; empty if one of them has no place on it."""
+        words = [word for option, text in self.texts.items() for word in self._words(option, text)]
+        return "" if self._unreadable() else shlex.join(["bssearch", "plan", self.command, *words])
 
-    def unready(self) -> Part | None:
-        """Return the part without results where a field is wrong or missing, None where it can be planned."""
-        if wrong := [name for name in self.options.values() if name in self.typed.errors]:
-            return self.heading.part(absent=f"Not calculated: mend {_labels(wrong)}.", command=self.line)
-        if missing := [name for name in self.needed if name not in self.typed.values]:
-            return self.heading.part(absent=f"Not calculated: fill in {_labels(missing)}.", command=self.line)
-        return None
+    @property
+    def missing(self) -> list[str]:
+        """The options that are needed and not given."""
+        return [option for option in self.needed if option not in self.texts]
 
-    def refused(self, error: BSSearchError) -> Part:
-        """Return the part of a request that was refused."""
-        named = list(self._named(error.message))
-        empty = [name for name in named if not (self.typed.texts[name].strip() or FIELDS[name].empty)]
-        name = next(iter(empty or named), None)
-        hint = None if error.hint is None else self.in_page_words(error.hint)
-        refusal = Refusal(
-            field=name,
-            label=self.heading.title if name is None else FIELDS[name].label,
-            message=self.in_page_words(error.message),
-            hint=hint,
-        )
-        return self.heading.part(
-            refusal=refusal, absent="Not calculated: what is wrong stands above the results.", command=self.line
-        )
+    def answered(self, answer: Callable[[Asked], Mapping[str, Any]]) -> Part:
+        """Return the part with an answer to the request; without it if a field is missing or wrong."""
+        part = replace(self.part, command=self.line)
+        fill_in = " and ".join(f"“{self.field_of(option).label}”" for option in self.missing)
+        absent = f"fill in {fill_in}" if fill_in else "what is wrong stands above the results"
+        without = replace(part, absent=f"Not calculated: {absent}.")
+        try:
+            if unreadable := self._unreadable():
+                raise RequestError(unreadable)
+            asked = read(self.request, self.texts, are_texts=True)
+            if self.missing:
+                return without
+            found = replace(part, **answer(asked))
+        except BSSearchError as error:
+            return replace(without, refusals=list(self._refusals(error)))
+        notes = [self.in_page_words(note) for note in found.shown.notes]
+        return replace(found, shown=replace(found.shown, notes=notes))
+
+    def field_of(self, option: str) -> Any:
+        """Return the field of an option."""
+        return FIELDS[field_name(self.request, option)]
 
     def in_page_words(self, message: str) -> str:
-        """Return a message with the page's labels in place of a command's options."""
-        message = message.replace(", or --model NAME", "").replace(", or --model", "")
-        return self._pattern.sub(lambda match: f"“{FIELDS[self.options[_option(match)]].label}”", message)
+        """Return a message with the page's labels instead of a command's options."""
+        return self._pattern.sub(lambda match: f"“{self.field_of(_option(match)).label}”", message)
 
-    def _named(self, message: str) -> Sequence[str]:
-        found = (self.options[_option(match)] for match in self._pattern.finditer(message))
-        return list(dict.fromkeys(found))
+    def _refusals(self, error: BSSearchError) -> Iterator[Refusal]:
+        """Yield what is wrong with each field; what is only missing is told by the part."""
+        problems: dict[str | None, str] = {} if self.missing else {None: error.message}
+        if isinstance(error, RequestError):
+            problems = {name: problem for name, problem in error.problems.items() if name not in self.missing}
+        for option, message in problems.items():
+            named = next((_option(match) for match in self._pattern.finditer(message)), None)
+            about = None if (option or named) is None else self.field_of(option or named or "")
+            yield Refusal(
+                field=None if about is None else about.name,
+                label=self.part.title if about is None else about.label,
+                message=self.in_page_words(message),
+                hint=None if error.hint is None else self.in_page_words(error.hint),
+            )
+
+    def _unreadable(self) -> dict[str, str]:
+        """Return what is wrong with texts that no request is made of."""
+        found: dict[str, str] = {}
+        for option, text in self.texts.items():
+            if len(text) > LONGEST_VALUE:
+                found[option] = f"has {len(text):,} characters; at most {LONGEST_VALUE} are read"
+            elif not text.isprintable():
+                found[option] = "has characters that cannot be printed"
+            elif type_of(self.request, option) is bool and text.lower() not in YES | NO:
+                found[option] = f"{text!r} must be yes or no"
+        return found
+
+    def _words(self, option: str, text: str) -> list[str]:
+        """Return the words of an option on the command line."""
+        flag = f"--{option.replace('_', '-')}"
+        if type_of(self.request, option) is bool:
+            is_tri_state = self.request.model_fields[option].default is None
+            negated = [flag.replace("--", "--no-")] if is_tri_state else []
+            return negated if text.lower() in NO else [flag]
+        return [f"{flag}={text}"] if text.startswith("-") else [flag, text]
 
     @property
     def _pattern(self) -> re.Pattern[str]:
         """Match ``--option``, ``option =`` and, of names that are no words of the language, the name alone."""
-        names = sorted(self.options, key=len, reverse=True)
-        flags = "|".join(_flag(name) for name in names)
-        assigned = "|".join(names)
-        words = "|".join(name for name in names if "_" in name)
-        alone = rf"|(?<![\w-])(?:{words})(?!\w)" if words else ""
-        return re.compile(rf"(?<![\w-])(?:{flags})(?![\w-])|(?<![\w-])(?:{assigned})(?= = ){alone}")
-
-
-def _words(option: str, text: str) -> list[str]:
-    if not text:
-        return []
-    return [f"{_flag(option)}={text}"] if text.startswith("-") else [_flag(option), text]
-
-
-def _flag_words(option: str, value: bool | None) -> list[str]:
-    if value is None:
-        return []
-    return [_flag(option) if value else f"--no-{option.replace('_', '-')}"]
-
-
-def _flag(option: str) -> str:
-    return f"--{option.replace('_', '-')}"
+        names = "|".join(sorted(self.options, key=len, reverse=True))
+        flags = names.replace("_", "-")
+        words = "|".join(name for name in names.split("|") if "_" in name)
+        return re.compile(rf"(?<![\w-])(?:--(?:{flags})(?![\w-])|(?:{names})(?= = )|(?:{words})(?!\w))")
 
 
 def _option(match: re.Match[str]) -> str:
     return match[0].removeprefix("--").replace("-", "_")
-
-
-def _labels(names: Sequence[str]) -> str:
-    labels = [f"“{FIELDS[name].label}”" for name in dict.fromkeys(names)]
-    return " and ".join(filter(None, (", ".join(labels[:-1]), labels[-1])))

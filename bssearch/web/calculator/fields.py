@@ -1,379 +1,248 @@
-"""The fields of the calculator: what may be asked for, with its unit, its help and what stands there at first."""
+"""The form of the calculator, made of the fields of requests: what stands in it at first, and what is rare."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
-from bssearch.planning.memory.devices import DEVICES
-from bssearch.planning.memory.parameters import MIXED, PRECISIONS, STATES
-from bssearch.planning.memory.transformer import MLP_TENSORS
-from bssearch.scaling import LearningRateRule
-from bssearch.space import OPTIMIZERS
+from bssearch.planning.accumulation import AccumulationRequest
+from bssearch.planning.learning_rate import LearningRateRequest
+from bssearch.planning.memory import MemoryRequest
+from bssearch.planning.requests import Request, options_of, type_of
+from bssearch.planning.scale import ScaleRequest
 
 Kind = Literal["whole", "number", "text", "choice", "yes_no", "flag"]
-Choices = Sequence[tuple[str, str]]
+KINDS: Mapping[type, Kind] = {int: "whole", float: "number"}
 
-YES_NO: Choices = (("yes", "yes"), ("no", "no"))
+RENAMED = {
+    (LearningRateRequest, "optimizer"): "lr_optimizer",
+    (LearningRateRequest, "dropout"): "lr_dropout",
+    (ScaleRequest, "devices"): "most_devices",
+}
+"""Options that mean something else than those of the same name in another request."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Field:
-    """One input. ``default`` is what stands there where the query names no field of its group."""
+    """One input. ``default`` is what stands there if the query names no field of its group."""
 
     name: str
     label: str
     help: str
-    kind: Kind = "whole"
-    unit: str = ""
-    default: str = ""
-    empty: str = ""
-    choices: Choices = ()
+    kind: Kind
+    unit: str
+    default: str
+    empty: str
+    choices: Sequence[str]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Fieldset:
-    """Fields that belong together; the ``rare`` ones are folded away. Fieldsets of a ``group`` have defaults together.
+    """Options of a request with their defaults in the page; the ``rare`` ones are folded away.
 
-    ``name`` is that of the fieldset in the page, ``legend`` what people read.
+    ``name`` is that of the fieldset in the page, ``legend`` what people read. Fieldsets of a ``group`` have defaults
+    together.
     """
 
     name: str
     legend: str
     group: str
+    request: type[Request]
+    options: Mapping[str, str]
+    rare: Sequence[str] = ()
     text: str = ""
-    fields: Sequence[Field]
-    rare: Sequence[Field] = ()
 
-    def all(self) -> Iterator[Field]:
-        """Yield all fields of the set."""
-        yield from self.fields
-        yield from self.rare
+    @cached_property
+    def fields(self) -> list[Field]:
+        """The fields that stand open."""
+        return [_field(self.request, *one) for one in self.options.items()]
 
-
-def _names(names: Sequence[str]) -> Choices:
-    return tuple((name, name) for name in names)
-
-
-def _device(name: str) -> tuple[str, str]:
-    size = DEVICES[name].memory_bytes
-    return name, name if size is None else f"{name} ({size / 2**30:.3g} GiB)"
+    @cached_property
+    def rare_fields(self) -> list[Field]:
+        """The fields that are folded away."""
+        return [_field(self.request, name, "") for name in self.rare]
 
 
-_MODEL = Fieldset(
-    name="model",
-    legend="Model and device",
-    group="model",
-    fields=(
-        Field(
-            name="parameters",
-            label="Parameters",
-            kind="text",
-            default="110M",
-            help="How many numbers the model learns, as 110000000, 1.1e8, 110M or 7B.",
-        ),
-        Field(
-            name="memory_gib",
-            label="Memory for tensors",
-            unit="GiB",
-            kind="number",
-            default="24",
-            help="Of one device. Empty: all that the named device has.",
-        ),
-        Field(
-            name="device",
-            label="Device",
-            kind="choice",
-            empty="not named",
-            choices=tuple(map(_device, DEVICES)),
-            help="By name: its CUDA context and workspaces are taken off.",
-        ),
-        Field(
-            name="precision",
-            label="Precision",
-            kind="choice",
-            default="bf16",
-            empty="fp32",
-            choices=_names(PRECISIONS),
-            help="What the forward pass computes in; fp8 is that of the weights.",
-        ),
-        Field(
-            name="optimizer",
-            label="Optimizer",
-            kind="choice",
-            default="adamw",
-            empty="adamw",
-            choices=_names(tuple(STATES)),
-            help="What it keeps of each parameter; “sgd” is without momentum.",
-        ),
-        Field(
-            name="checkpointing",
-            label="Activation checkpointing",
-            kind="flag",
-            help="Keep each layer's input alone, and compute the rest again.",
+def field_name(request: type[Request], option: str) -> str:
+    """Return the name of the field of a request's option."""
+    return RENAMED.get((request, option), option)
+
+
+def _field(request: type[Request], name: str, default: str) -> Field:
+    """Return the field of a request's option."""
+    option, of_model, plain = options_of(request)[name], request.model_fields[name].default, type_of(request, name)
+    is_either = plain is bool and of_model is None
+    usual = "" if of_model in (None, False) or request.model_fields[name].is_required() else str(of_model)
+    return Field(
+        name=field_name(request, name),
+        label=option.label or name.replace("_", " ").capitalize(),
+        help=option.help,
+        kind="yes_no"
+        if is_either
+        else "flag"
+        if plain is bool
+        else "choice"
+        if option.choices
+        else KINDS.get(plain, "text"),
+        unit=option.unit,
+        default=default,
+        empty=option.shown_default or usual,
+        choices=("yes", "no") if is_either else option.choices,
+    )
+
+
+FIELDSETS = (
+    Fieldset(
+        name="model",
+        legend="Model and device",
+        group="model",
+        request=MemoryRequest,
+        options={
+            "parameters": "110M",
+            "memory_gib": "24",
+            "device": "",
+            "precision": "bf16",
+            "optimizer": "adamw",
+            "checkpointing": "",
+        },
+        rare=("mixed", "stage", "micro_batch"),
+    ),
+    Fieldset(
+        name="transformer",
+        legend="Transformer",
+        group="model",
+        text="For the activations, and with them the micro-batches that fit. Leave it empty for another kind of model.",
+        request=MemoryRequest,
+        options={
+            "layers": "12",
+            "hidden": "768",
+            "heads": "12",
+            "sequence": "512",
+            "vocabulary": "30522",
+            "fused_attention": "",
+        },
+        rare=("kv_heads", "intermediate", "mlp", "dropout"),
+    ),
+    Fieldset(
+        name="batch-and-devices",
+        legend="Batch and devices",
+        group="batch",
+        request=AccumulationRequest,
+        options={"batch": "1024", "devices": "1"},
+        rare=("max_micro", "micro", "batch_norm_layers"),
+    ),
+    Fieldset(
+        name="tuned",
+        legend="Tuned learning rate",
+        group="rate",
+        text="A configuration that is known to be good, which is carried over to the wanted batch.",
+        request=LearningRateRequest,
+        options={"from_batch": "256", "learning_rate": "1e-4", "optimizer": "adamw", "weight_decay": "0.01"},
+        rare=(
+            "warmup_epochs",
+            "rate_rule",
+            "dropout",
+            "label_smoothing",
+            "beta1",
+            "beta2",
+            "epsilon",
+            "ema_decay",
         ),
     ),
-    rare=(
-        Field(
-            name="mixed",
-            label="Mixing with fp32",
-            kind="choice",
-            empty="master",
-            choices=_names(MIXED),
-            help="master: 16-bit weights and fp32 master weights; autocast: PyTorch's; pure: 16 bits alone.",
-        ),
-        Field(
-            name="stage",
-            label="ZeRO stage",
-            empty="none",
-            choices=(
-                ("0", "0: nothing"),
-                ("1", "1: optimizer state"),
-                ("2", "2: gradients too"),
-                ("3", "3: weights too (FSDP)"),
-            ),
-            help="What the devices share out among them.",
-        ),
-        Field(
-            name="micro_batch",
-            label="Micro-batch of the peak",
-            unit="samples",
-            help="At which the peak is told. Empty: the safe one.",
-        ),
-    ),
-)
-
-_TRANSFORMER = Fieldset(
-    name="transformer",
-    legend="Transformer",
-    group="model",
-    text="For the activations, and with them the micro-batches that fit. Leave it empty for another kind of model.",
-    fields=(
-        Field(name="layers", label="Layers", default="12", help="Blocks of attention and MLP."),
-        Field(name="hidden", label="Hidden size", default="768", help="Width of the residual stream."),
-        Field(name="heads", label="Attention heads", default="12", help="They divide the hidden size."),
-        Field(name="sequence", label="Sequence", unit="tokens", default="512", help="Tokens of one sample."),
-        Field(name="vocabulary", label="Vocabulary", unit="tokens", default="30522", help="For the logits."),
-        Field(
-            name="fused_attention",
-            label="Fused attention",
-            kind="yes_no",
-            empty="no",
-            choices=YES_NO,
-            help="Flash attention keeps no scores.",
-        ),
-    ),
-    rare=(
-        Field(
-            name="kv_heads",
-            label="Heads of keys and values",
-            empty="as many",
-            help="Fewer with grouped-query attention.",
-        ),
-        Field(name="intermediate", label="Width of the MLP", help="Empty: 4 × the hidden size."),
-        Field(
-            name="mlp",
-            label="Kind of MLP",
-            kind="choice",
-            empty="gelu",
-            choices=_names(tuple(MLP_TENSORS)),
-            help="gelu_new is GPT-2's, swiglu is Llama's.",
-        ),
-        Field(
-            name="dropout",
-            label="Dropout in each layer",
-            kind="yes_no",
-            empty="yes",
-            choices=YES_NO,
-            help="It keeps a mask of a byte a number.",
+    Fieldset(
+        name="speed",
+        legend="Speed and critical batch size",
+        group="speed",
+        text="A step of m samples takes α + β·m seconds: “bssearch probe step-time” measures both on your device. "
+        "The critical batch size is what a study finds, and “bssearch probe noise” estimates.",
+        request=ScaleRequest,
+        options={
+            "alpha_s": "0.02",
+            "beta_s": "0.004",
+            "b_crit": "800",
+            "devices": "16",
+            "per_device_batch": "64",
+            "bandwidth_gb_s": "10",
+        },
+        rare=(
+            "b_crit_low",
+            "b_crit_high",
+            "latency_us",
+            "overlap",
+            "gradient_bytes",
+            "samples_to_target",
+            "at_batch",
+            "price_per_device_hour",
         ),
     ),
 )
 
-_BATCH = Fieldset(
-    name="batch-and-devices",
-    legend="Batch and devices",
-    group="batch",
-    fields=(
-        Field(
-            name="batch",
-            label="Wanted batch",
-            unit="samples",
-            default="1024",
-            help="Samples of an optimizer step, over all devices.",
-        ),
-        Field(name="devices", label="Devices", default="1", help="They share the batch, and what ZeRO shards."),
-    ),
-    rare=(
-        Field(
-            name="max_micro",
-            label="Largest micro-batch",
-            unit="samples",
-            help="The most that a device runs at once. Empty: the safe one of the memory above.",
-        ),
-        Field(
-            name="micro",
-            label="Exact micro-batch",
-            unit="samples",
-            help="In its place: exactly so many at once.",
-        ),
-        Field(
-            name="batch_norm_layers",
-            label="Batch normalisation layers",
-            empty="not known",
-            help="They see micro-batches, not the batch.",
-        ),
-    ),
-)
+FIELDS = {field.name: field for one in FIELDSETS for field in (*one.fields, *one.rare_fields)}
 
-_RATE = Fieldset(
-    name="tuned",
-    legend="Tuned learning rate",
-    group="rate",
-    text="A configuration that is known to be good, which is carried over to the wanted batch.",
-    fields=(
-        Field(
-            name="from_batch",
-            label="Tuned at batch",
-            unit="samples",
-            default="256",
-            help="The batch size at which the learning rate was tuned.",
-        ),
-        Field(name="learning_rate", label="Learning rate", kind="number", default="1e-4", help="The best one there."),
-        Field(
-            name="lr_optimizer",
-            label="Optimizer of the training",
-            kind="choice",
-            default="adamw",
-            empty="sgd",
-            choices=_names(tuple(OPTIMIZERS)),
-            help="As a study names it; “sgd” has momentum.",
-        ),
-        Field(name="weight_decay", label="Weight decay", kind="number", default="0.01", help="0 for none."),
-    ),
-    rare=(
-        Field(name="warmup_epochs", label="Warmup", unit="epochs", kind="number", help="Epochs of warmup there."),
-        Field(
-            name="rate_rule",
-            label="Learning rate under other rules",
-            kind="choice",
-            empty="as usual with the optimizer",
-            choices=_names(tuple(LearningRateRule)),
-            help="For rules about something else, as weight decay.",
-        ),
-        Field(name="lr_dropout", label="Dropout", kind="number", help="The share that is dropped, from 0 to below 1."),
-        Field(name="label_smoothing", label="Label smoothing", kind="number", help="From 0 to below 1."),
-        Field(name="beta1", label="β₁", kind="number", help="Empty: the optimizer's."),
-        Field(name="beta2", label="β₂", kind="number", help="Empty: the optimizer's."),
-        Field(name="epsilon", label="ε", kind="number", help="Empty: the optimizer's."),
-        Field(name="ema_decay", label="Decay of averaged weights", kind="number", help="From 0 to below 1."),
-    ),
-)
+GROUPS = {field.name: one.group for one in FIELDSETS for field in (*one.fields, *one.rare_fields)}
 
-_SPEED = Fieldset(
-    name="speed",
-    legend="Speed and critical batch size",
-    group="speed",
-    text="A step of m samples takes α + β·m seconds: “bssearch probe step-time” measures both on your device. "
-    "The critical batch size is what a study finds, and “bssearch probe noise” estimates.",
-    fields=(
-        Field(
-            name="alpha_s",
-            label="α, seconds of any step",
-            unit="s",
-            kind="number",
-            default="0.02",
-            help="What a step takes whatever its batch size.",
-        ),
-        Field(
-            name="beta_s",
-            label="β, seconds of a sample",
-            unit="s",
-            kind="number",
-            default="0.004",
-            help="What each sample of a step adds.",
-        ),
-        Field(
-            name="b_crit",
-            label="Critical batch size",
-            unit="samples",
-            kind="number",
-            default="800",
-            help="B_crit: there half of the samples are spent on nothing.",
-        ),
-        Field(
-            name="most_devices",
-            label="Devices to plan for",
-            default="16",
-            help="At most, from 1 on: where do more stop paying?",
-        ),
-        Field(
-            name="per_device_batch",
-            label="Batch of each device",
-            unit="samples",
-            default="64",
-            help="So that the batch grows with them. Empty: the wanted batch, on any number.",
-        ),
-        Field(
-            name="bandwidth_gb_s",
-            label="Bandwidth",
-            unit="GB/s",
-            kind="number",
-            default="10",
-            help="What a device sends of its gradients, in 10⁹ bytes a second.",
-        ),
-    ),
-    rare=(
-        Field(
-            name="b_crit_low",
-            label="Critical batch size, low end",
-            unit="samples",
-            kind="number",
-            help="Of its interval.",
-        ),
-        Field(
-            name="b_crit_high",
-            label="Critical batch size, high end",
-            unit="samples",
-            kind="number",
-            help="Of its interval.",
-        ),
-        Field(name="latency_us", label="Latency", unit="µs", kind="number", help="Of one message between devices."),
-        Field(
-            name="overlap",
-            label="Overlap",
-            kind="number",
-            help="The share of the communication that is hidden behind computing, 0 to 1.",
-        ),
-        Field(
-            name="gradient_bytes",
-            label="Bytes of a gradient",
-            unit="B",
-            kind="number",
-            empty="4",
-            help="4 in fp32, 2 in bf16.",
-        ),
-        Field(
-            name="samples_to_target",
-            label="Samples to the target",
-            unit="samples",
-            kind="number",
-            help="That a training took. Empty: times are relative.",
-        ),
-        Field(name="at_batch", label="Counted at batch", unit="samples", help="The batch size of that training."),
-        Field(
-            name="price_per_device_hour",
-            label="Price of a device",
-            unit="an hour",
-            kind="number",
-            help="In your currency; with it costs are told.",
-        ),
-    ),
-)
-
-FIELDSETS: Sequence[Fieldset] = (_MODEL, _TRANSFORMER, _BATCH, _RATE, _SPEED)
-
-FIELDS = {field.name: field for fieldset in FIELDSETS for field in fieldset.all()}
-
-GROUPS = {field.name: fieldset.group for fieldset in FIELDSETS for field in fieldset.all()}
+PRESETS: Mapping[str, Mapping[str, str]] = {
+    "BERT-base": {
+        "parameters": "110M",
+        "memory_gib": "24",
+        "precision": "bf16",
+        "optimizer": "adamw",
+        "layers": "12",
+        "hidden": "768",
+        "heads": "12",
+        "sequence": "512",
+        "vocabulary": "30522",
+    },
+    "GPT-2": {
+        "parameters": "124M",
+        "memory_gib": "24",
+        "precision": "bf16",
+        "optimizer": "adamw",
+        "layers": "12",
+        "hidden": "768",
+        "heads": "12",
+        "sequence": "1024",
+        "vocabulary": "50257",
+        "mlp": "gelu_new",
+        "fused_attention": "yes",
+    },
+    "ViT-B/16": {
+        "parameters": "86M",
+        "memory_gib": "24",
+        "precision": "bf16",
+        "optimizer": "adamw",
+        "layers": "12",
+        "hidden": "768",
+        "heads": "12",
+        "sequence": "197",
+        "fused_attention": "yes",
+    },
+    "Llama-like 8B": {
+        "parameters": "8.03B",
+        "device": "b200",
+        "precision": "bf16",
+        "optimizer": "adamw",
+        "checkpointing": "on",
+        "layers": "32",
+        "hidden": "4096",
+        "heads": "32",
+        "kv_heads": "8",
+        "sequence": "4096",
+        "vocabulary": "128256",
+        "intermediate": "14336",
+        "mlp": "swiglu",
+        "fused_attention": "yes",
+        "dropout": "no",
+    },
+    "ResNet-50": {
+        "parameters": "25.6M",
+        "memory_gib": "24",
+        "precision": "bf16",
+        "optimizer": "momentum",
+    },
+}
+"""Fields of named models: Devlin et al. 2018, arXiv 1810.04805; Radford et al. 2019 (the small model); Dosovitskiy et
+al. 2020, arXiv 2010.11929; Dubey et al. 2024, arXiv 2407.21783; He et al. 2015, arXiv 1512.03385 (parameters alone: the
+activations of convolutions follow from no few numbers)."""

@@ -1,0 +1,192 @@
+"""``bssearch plan``: a command for each request of `bssearch.planning`, with an option for each of its fields.
+
+The requests are pydantic models. They are imported only when the group is listed or one of its commands is run.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+import bssearch
+from bssearch.cli.arguments import DatabaseOption
+from bssearch.cli.output import Format, FormatOption, console, note, print_table, show, write
+from bssearch.errors import UsageError
+
+if TYPE_CHECKING:
+    from bssearch.pages.plans import Shown
+    from bssearch.planning.requests import Plan, Request
+
+SPLIT = ("micro_batch", "accumulation_steps", "devices", "batch")
+
+
+class _Plans(TyperGroup):
+    """The plans by name."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name not in COMMANDS:
+            return None
+        single = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+        single.command(cmd_name)(_command(*COMMANDS[cmd_name]))
+        return typer.main.get_command(single)
+
+
+def _command(request: str, run: Callable[..., None]) -> Callable[..., None]:
+    """Return a command that gives ``run`` the fields of a request that are given, and the options of its own."""
+
+    def command(**given: Any) -> None:
+        run(**{name: value for name, value in given.items() if value is not None})
+
+    own = inspect.signature(run, eval_str=True).parameters.values()
+    options = [*_options(resolve_name(request)), *(one for one in own if one.kind is not inspect.Parameter.VAR_KEYWORD)]
+    command.__doc__ = run.__doc__
+    command.__annotations__ = {}
+    command.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
+    return command
+
+
+def _options(model: type[Request]) -> Iterator[inspect.Parameter]:
+    """Yield a parameter for Typer of each field of a request that has an option."""
+    from bssearch.planning.requests import options_of, type_of
+
+    for name, option in options_of(model).items():
+        field, flag = model.model_fields[name], option.flag or f"--{name.replace('_', '-')}"
+        is_required, kind = field.is_required(), type_of(model, name)
+        if kind is bool and field.default is None:
+            flag = f"{flag}/{flag.replace('--', '--no-')}"
+        listed = f" ({', '.join(option.choices)})" if option.choices and not option.metavar else ""
+        default = None if is_required or field.default in (None, False) else str(field.default)
+        made = typer.Option(
+            flag,
+            help=option.help + listed,
+            metavar=option.metavar,
+            show_default=option.shown_default or default or False,
+        )
+        annotation: Any = Annotated[kind if is_required else kind | None, made]
+        yield inspect.Parameter(
+            name,
+            inspect.Parameter.KEYWORD_ONLY,
+            annotation=DatabaseOption if name == "db" else annotation,
+            default=inspect.Parameter.empty if is_required else None,
+        )
+
+
+def _memory(*, form: FormatOption = Format.TABLE, **given: Any) -> None:
+    """Say what a training step needs, term by term, and the micro-batches that fit; nothing is trained."""
+    plan = bssearch.plan_memory(**given)
+    _show(form, plan, "shown_memory", [asdict(one) for one in plan.terms])
+
+
+def _learning_rate(*, form: FormatOption = Format.TABLE, **given: Any) -> None:
+    """Carry a tuned configuration over to another batch size by each rule, and say where the rule holds."""
+    plan = bssearch.plan_learning_rate(**given)
+    _show(form, plan, "shown_rules", [{"rule": name, **asdict(one)} for name, one in plan.rules.items()])
+
+
+def _accumulation(*, form: FormatOption = Format.TABLE, **given: Any) -> None:
+    """Split a batch into micro-batches, accumulation steps and devices, exactly, and say what that changes."""
+    plan = bssearch.plan_accumulation(**given)
+    _show(form, plan, "shown_split", [{name: getattr(plan, name) for name in SPLIT}])
+
+
+def _scale(*, form: FormatOption = Format.TABLE, **given: Any) -> None:
+    """Say what 1 to N devices take to the target, what they cost, and from which number on more stop paying."""
+    plan = bssearch.plan_scale(**given)
+    _show(form, plan, "shown_scale", [asdict(row) for row in plan.rows])
+
+
+def _start(
+    *,
+    out: Annotated[Path | None, typer.Option(help="Write the spec here, not to stdout.", metavar="FILE.yaml")] = None,
+    defaults: Annotated[bool, typer.Option("--defaults", help="Ask nothing: what no option says is usual.")] = False,
+    form: FormatOption = Format.TABLE,
+    **given: Any,
+) -> None:
+    """Write a study's spec from a few answers: memory, priority, scratch or fine-tuning, devices.
+
+    On a terminal what no option says is asked. The spec runs as it is, with a stand-in workload unless you name yours.
+    """
+    answers = given if defaults or not sys.stdin.isatty() else {**_asked(given), **given}
+    plan = bssearch.plan_start(**answers)
+    if out is not None:
+        _write_spec(plan.yaml, out)
+    if out is None or form is not Format.TABLE:
+        rows = [{"field": field, "reason": reason} for field, reason in plan.reasons.items()]
+        show(form, lambda: write(plan.yaml), plan.document, lambda: rows)
+    for one in plan.notes:
+        note(one.message)
+
+
+COMMANDS = {
+    "memory": ("bssearch.planning.memory:MemoryRequest", _memory),
+    "lr": ("bssearch.planning.learning_rate:LearningRateRequest", _learning_rate),
+    "accumulation": ("bssearch.planning.accumulation:AccumulationRequest", _accumulation),
+    "scale": ("bssearch.planning.scale:ScaleRequest", _scale),
+    "start": ("bssearch.planning.start:StartRequest", _start),
+}
+"""Of each command the request, and what is done with its fields."""
+
+app = typer.Typer(
+    cls=_Plans, help="Plan before anything runs: arithmetic and traces, no training.", no_args_is_help=True
+)
+
+
+def _asked(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the answers of a person to what is not given yet; questions go to stderr."""
+    from bssearch.planning.requests import options_of
+    from bssearch.planning.start import QUESTIONS, StartRequest
+
+    answers: dict[str, Any] = {}
+    for name in QUESTIONS:
+        if name not in given:
+            text, choices = options_of(StartRequest)[name].help.rstrip("."), options_of(StartRequest)[name].choices
+            text += f" ({', '.join(choices)})" if choices else ""
+            default = StartRequest.model_fields[name].default
+            while (answer := typer.prompt(text, default=default, err=True)) not in (choices or [answer]):
+                note(f"{answer!r} is none of {', '.join(choices)}")
+            answers[name] = answer
+    return answers
+
+
+def _write_spec(text: str, path: Path) -> None:
+    """Write the spec to a new file; raise `UsageError` if it exists, is no YAML by name, or cannot be written."""
+    if path.suffix not in {".yaml", ".yml"}:
+        raise UsageError(f"--out {path} must end in .yaml or .yml")
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        raise UsageError(f"--out {path} exists: nothing is overwritten") from None
+    except OSError as error:
+        raise UsageError(f"--out {path} cannot be written: {error.strerror}") from None
+    typer.echo(f"wrote {path}; next: bssearch check {path}", err=True)
+
+
+def _show(form: Format, plan: Plan, shown: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Print a plan; ``shown`` is what makes it of the plan that people read, imported only for them."""
+    show(form, lambda: _print(resolve_name(f"bssearch.pages.plans:{shown}")(plan)), plan.document, lambda: rows)
+
+
+def _print(shown: Shown) -> None:
+    """Print a plan for people: what was asked, its tables and key figures, and what must be known of them."""
+    screen = console()
+    if shown.sentence:
+        screen.print(shown.sentence)
+    for one in shown.tables:
+        rows = ([cell.shown for cell in row.cells] for row in one.rows)
+        print_table([dict(zip(one.headings, row, strict=True)) for row in rows], one.headings)
+    for tile in shown.tiles:
+        screen.print(f"{tile.name}: {tile.cell.text}{tile.note and f' ({tile.note})'}")
+    for text in shown.notes:
+        screen.print(f"note: {text}")

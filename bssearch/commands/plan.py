@@ -1,0 +1,112 @@
+"""Plans that may ask a database: ``plan lr`` for the verdicts of audits, ``plan scale`` for a study's measurements."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from bssearch.analysis.law.affine_step_time import fit_step_time
+from bssearch.commands.audit import audit_stored
+from bssearch.errors import TargetNotReachedError, UsageError
+from bssearch.importers.step_times import read_step_times
+from bssearch.planning.learning_rate import AuditedRule, LearningRatePlan, LearningRateRequest, plan_rules
+from bssearch.planning.requests import planned, read, require
+from bssearch.planning.scale import ScalePlan, ScaleRequest, plan_devices
+from bssearch.search.finding import answer, stored_quick
+from bssearch.settings import DEFAULT_DATABASE_URL, database_url
+from bssearch.storage.repository import open_store
+
+JUDGED = ("held", "broke", "undecided")
+
+
+@planned(LearningRateRequest)
+def plan_learning_rate(asked: LearningRateRequest) -> LearningRatePlan:
+    """Return what each rule of thumb makes at ``batch`` of a configuration that was tuned at ``from_batch``.
+
+    ``rule`` names one or several (default: all, see `bssearch.planning.learning_rate.RULES_OF_THUMB`), ``rate_rule``
+    how the learning rate goes under rules about something else. What the audits of a database's studies said stands
+    beside each rule; without ``db`` the file in this folder is asked, if there is one.
+    """
+    return plan_rules(asked, list(audited_rules(asked.db)))
+
+
+def audited_rules(db: str | None = None) -> Iterator[AuditedRule]:
+    """Yield the verdicts that the stored runs of a database's studies give on the rules; nothing is run."""
+    is_default = db is None and database_url() == DEFAULT_DATABASE_URL
+    if is_default and not Path(DEFAULT_DATABASE_URL.removeprefix("sqlite:///")).exists():
+        return
+    with open_store(db, write=False) as store:
+        for study in store.studies():
+            try:
+                found = audit_stored(store, study.name)
+            except TargetNotReachedError:
+                continue
+            for one in found.rules:
+                if one.verdict in JUDGED:
+                    yield AuditedRule(
+                        study=study.name,
+                        rule=one.rule.name,
+                        batch_size=one.batch_size,
+                        verdict=one.verdict,
+                        regret=None if one.regret is None else one.regret.value,
+                        reason=one.reason,
+                    )
+
+
+@planned(ScaleRequest)
+def plan_scale(asked: ScaleRequest) -> ScalePlan:
+    """Return time, cost and efficiency of 1 … ``devices`` devices, and where more of them stop paying.
+
+    A step of m samples takes ``alpha_s`` + ``beta_s``·m seconds: stated, from the file ``step_times`` (as `bssearch
+    price` reads it), or the line through the step times of a ``study``. B_crit and the samples to the target are stated
+    or the study's; its quick answer's if no search has found them. What is stated goes before what is stored.
+
+    Raises `UsageError` for what is wrong, missing, or contradicts itself, and of a study `NotFoundError` and
+    `DatabaseError`.
+    """
+    found = {} if asked.study is None else _measured(asked.study, asked.db)
+    if asked.step_times is not None:
+        line = fit_step_time(list(read_step_times(asked.step_times).values()))
+        if line is None:
+            raise UsageError(
+                f"step_times = {asked.step_times}: no line goes through them; it takes three sizes, the larger the "
+                "slower"
+            )
+        found |= {"alpha_s": line.alpha_seconds, "beta_s": line.beta_seconds}
+    for own in (("alpha_s", "beta_s"), ("b_crit", "b_crit_low", "b_crit_high"), ("samples_to_target", "at_batch")):
+        if any(getattr(asked, name) is not None for name in own):
+            found = {name: value for name, value in found.items() if name not in own}
+    whole = read(ScaleRequest, {**asked.model_dump(), **found, "study": None, "step_times": None})
+    where = "" if asked.study is None else f", and study {asked.study!r} has none"
+    require(whole.beta_s, f"the seconds of a step are not given{where}: alpha_s and beta_s, step_times, or a study")
+    require(whole.b_crit, f"the critical batch size is not given{where}: b_crit, or a study that has a law")
+    return plan_devices(whole)
+
+
+def _measured(study: str, db: str | None) -> dict[str, Any]:
+    """Return what a stored study knows: of its answer, else of its quick answer."""
+    with open_store(db, write=False) as store:
+        found = _critical(stored_quick(store, study))
+        line = fit_step_time(list(store.probes(study).values()))
+        try:
+            best = answer(store, study)
+        except TargetNotReachedError:
+            best = None
+    law = None if best is None else best.fit
+    if law is not None and (not found or law.verdict != "too_few_points"):  # so few are the quick answer's own
+        found = {"b_crit": law.b_crit.estimate, "b_crit_low": law.b_crit.low, "b_crit_high": law.b_crit.high}
+    if line is not None:
+        found |= {"alpha_s": line.alpha_seconds, "beta_s": line.beta_seconds}
+    if best is not None and best.optimal.samples_to_target is not None:
+        found |= {"samples_to_target": best.optimal.samples_to_target, "at_batch": best.optimal.batch_size}
+    return found
+
+
+def _critical(quick: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the critical batch size of a quick answer; nothing if there is none that can be read."""
+    try:
+        given = {} if quick is None else quick["b_crit"]
+        return {f"b_crit_{name}".removesuffix("_estimate"): float(one) for name, one in given.items()}
+    except (KeyError, TypeError, ValueError, AttributeError):  # what something else has written there does not matter
+        return {}

@@ -1,1 +1,0 @@
-"""Plans, made before anything runs."""

@@ -1,0 +1,160 @@
+"""What a plan is asked: pydantic models, one a plan, of whose fields the command line, the page and Python are made.
+
+Each field has its type, bounds and default, and its `Option` with help, label, unit and choices.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from decimal import Decimal
+from difflib import get_close_matches
+from functools import cache, wraps
+from pathlib import Path
+from types import UnionType
+from typing import Annotated, Any, ParamSpec, TypeVar, Union, cast, get_args, get_origin
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
+
+from bssearch.errors import UsageError
+from bssearch.options import Option
+
+LARGEST_COUNT = 10**15
+"""The most of anything that is counted: far above what there is, and exact as a float."""
+
+SMALLEST_NUMBER, LARGEST_NUMBER = 1e-30, 1e30
+"""The ends of all other numbers: far beyond what there is, and a product of a few of them is finite."""
+
+MOST_PARAMETERS = 10**18
+_FACTORS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
+
+Asked = ParamSpec("Asked")
+Model = TypeVar("Model", bound="Request")
+Made = TypeVar("Made")
+
+
+def parameter_count(given: Any) -> int | None:
+    """Return a number of parameters, which may be a text: 110000000, 1.1e8, 110M or 7B."""
+    if given is None:
+        return None
+    try:
+        match = re.fullmatch(r"\s*([-+]?[\d_.]+(?:e[-+]?\d+)?)\s*([kmbt]?)\s*", str(given).lower())
+        value = Decimal(match[1]) * _FACTORS[match[2]] if match else Decimal(float(given))
+    except (TypeError, ValueError, ArithmeticError):
+        raise ValueError("must be a number, as 110000000, 1.1e8, 110M or 7B") from None
+    if not value.is_finite() or not 0 < value <= MOST_PARAMETERS or value != int(value):
+        raise ValueError(f"must be a whole number from 1 to {MOST_PARAMETERS:.0e}")
+    return int(value)
+
+
+Count = Annotated[int, Field(ge=1, le=LARGEST_COUNT)]
+Dimension = Annotated[int, Field(ge=1, le=10**9)]
+Positive = Annotated[float, Field(ge=SMALLEST_NUMBER, le=LARGEST_NUMBER)]
+NotNegative = Annotated[float, Field(ge=0, le=LARGEST_NUMBER)]
+Finite = Annotated[float, Field(ge=-LARGEST_NUMBER, le=LARGEST_NUMBER)]
+Share = Annotated[float, Field(ge=0, le=1)]
+ShareBelowOne = Annotated[float, Field(ge=0, lt=1)]
+Name = Annotated[str, Field(min_length=1)]
+Parameters = Annotated[Any, BeforeValidator(parameter_count)]
+Database = Annotated[str | None, Option("Database of the studies.", metavar="URL")]
+
+
+class RequestError(UsageError):
+    """A request with wrong fields; ``problems`` says of each field what is wrong with its value."""
+
+    def __init__(self, problems: Mapping[str, str]) -> None:
+        super().__init__("\n".join(problems.values()))
+        self.problems = problems
+
+
+class Request(BaseModel):
+    """What a plan is asked. Numbers are numbers: texts are only taken by `read` if they are said to be."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+    @field_validator("*")
+    @classmethod
+    def _is_one_of_the_choices(cls, value: Any, info: ValidationInfo) -> Any:
+        option = options_of(cls).get(info.field_name or "")
+        known = () if option is None else option.choices
+        for one in value if isinstance(value, list) else [value]:
+            if known and one is not None and one not in known:
+                near = get_close_matches(str(one).lower(), known, n=3, cutoff=0.5)
+                raise ValueError(f"is not known; did you mean {' or '.join(near)}?" if near else _must_be(known))
+        return value
+
+
+class Plan:
+    """The answer to a request: a dataclass whose fields are JSON values or dataclasses of these."""
+
+    def document(self) -> dict[str, Any]:
+        """Return the plan as JSON values."""
+        return asdict(cast(Any, self))
+
+
+@cache
+def options_of(model: type[Request]) -> dict[str, Option]:
+    """Return the options of a request by its fields; a field without one is for Python alone."""
+    notes = {name: field.metadata for name, field in model.model_fields.items()}
+    return {name: one for name, found in notes.items() for one in found if isinstance(one, Option)}
+
+
+def type_of(model: type[Request], name: str) -> Any:
+    """Return the type of a field without None and its bounds: a plain one, else that of its text."""
+    kind: Any = model.model_fields[name].annotation
+    while get_origin(kind) in (Annotated, Union, UnionType):
+        kind = get_args(kind)[0]
+    return kind if kind in (int, float, bool, Path, list[str]) else list[str] if get_origin(kind) is Mapping else str
+
+
+def read(model: type[Model], given: Mapping[str, Any], *, are_texts: bool = False) -> Model:
+    """Return a request of values, or of their texts; raise `RequestError` naming each wrong field and its bound."""
+    try:
+        return model.model_validate_strings(given, strict=False) if are_texts else model.model_validate(given)
+    except ValidationError as error:
+        problems = ((str(one["loc"][0]), one) for one in error.errors(include_url=False))
+        raise RequestError({name: _problem(model, name, one) for name, one in problems}) from None
+
+
+def planned(model: Callable[Asked, Model]) -> Callable[[Callable[[Model], Made]], Callable[Asked, Made]]:
+    """Make a function with a request's fields as keywords of a function of the request."""
+
+    def decorate(plan: Callable[[Model], Made]) -> Callable[Asked, Made]:
+        @wraps(plan)
+        def call(**given: Any) -> Made:
+            return plan(read(cast(type[Model], model), given))
+
+        call.__signature__ = inspect.signature(model)  # type: ignore[attr-defined]
+        return cast(Callable[Asked, Made], call)
+
+    return decorate
+
+
+def require(is_so: object, message: str, *, hint: str | None = None) -> None:
+    """Raise `UsageError` with a message unless something is so."""
+    if not is_so:
+        raise UsageError(message, hint=hint)
+
+
+def shown(value: object) -> str:
+    """Return a value for a message, short even if it has thousands of digits."""
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) > LARGEST_COUNT:
+        return f"a number of {len(str(abs(value))) if value.bit_length() < 10_000 else 'thousands of'} digits"
+    return f"{value:g}" if isinstance(value, float) else repr(value)
+
+
+def _problem(model: type[Request], name: str, problem: Any) -> str:
+    """Return a problem that pydantic found as ``field = value must be …``."""
+    if problem["type"] == "missing":
+        return f"{name} is missing: {options_of(model)[name].help}"
+    if problem["type"] == "extra_forbidden":
+        near = get_close_matches(name, model.model_fields, n=1)
+        return f"there is no option {name!r}; {f'did you mean {near[0]}?' if near else _must_be(model.model_fields)}"
+    said = problem["msg"].removeprefix("Value error, ").replace("Input should", "must")
+    return f"{name} = {shown(problem['input'])} {said}"
+
+
+def _must_be(known: Sequence[str] | Mapping[str, Any]) -> str:
+    return f"must be one of {', '.join(known)}"
