@@ -252,7 +252,7 @@ def test_the_default_is_drawn_only_where_it_is_known(whole: StudyPicture) -> Non
     assert "Your default" not in tiles(imported)
     for section in (page._objective, page._learning_rate):
         known, unknown = (
-            sum(len(one["data"]) for one in section(found).figures.values()) for found in (compared, imported)
+            sum(len(chart.series) for chart in section(found).drawn.values()) for found in (compared, imported)
         )
         assert known > unknown
 

@@ -1,25 +1,38 @@
-"""An answer as Python shows it: a table in a notebook, a data frame, a figure."""
+"""An answer as Python shows it: a chart and a table in a notebook, a data frame."""
 
 from __future__ import annotations
 
 import html
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 from bssearch.analysis import answer as stored
 
 if TYPE_CHECKING:
     import pandas as pd
-    from plotly.graph_objects import Figure
 
     from bssearch.analysis.answer import Batch
     from bssearch.analysis.objectives.base import Objective
 
 
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """A chart as an SVG document without a script. A notebook shows it, light or dark as the screen is."""
+
+    svg: str
+
+    def _repr_svg_(self) -> str:
+        return self.svg
+
+    def _repr_html_(self) -> str:
+        return self.svg  # inline, so that its tooltips work
+
+
 class Answer(stored.Answer):
     """Which batch size is optimal, and the evidence; the fields are those of ``bssearch best --format json``.
 
-    A notebook shows it as its sentence, a table of the batch sizes, and the caveats.
+    A notebook shows it as its sentence, the chart, a table of the batch sizes, and the caveats.
     """
 
     @classmethod
@@ -37,15 +50,11 @@ class Answer(stored.Answer):
         columns, rows = flat_table([row.model_dump(mode="json") for row in self.batches])
         return pd.DataFrame(rows, columns=columns)
 
-    def plot(self) -> Figure:
-        """Return plotly's figure of the objective against batch size: intervals, lower bounds, the law.
+    def plot(self) -> Picture:
+        """Return the chart of the objective against batch size: intervals, lower bounds, the law."""
+        from bssearch.pages.plots import objective_picture
 
-        Raises `UsageError` where plotly is not installed.
-        """
-        from bssearch.pages.interactive import plotly_figure
-        from bssearch.pages.plots import objective_figure
-
-        return plotly_figure(objective_figure(self) or {})
+        return Picture(objective_picture(self))
 
     def _repr_html_(self) -> str:
         """Return the answer for a notebook: no scripts, and every text escaped."""
@@ -54,7 +63,7 @@ class Answer(stored.Answer):
         headings, rows = _table(self)
         notes = "".join(f"<li>{html.escape(one.message)}</li>" for one in self.warnings)
         return (
-            f"<p><b>{html.escape(headline(self))}</b></p>"
+            f"<p><b>{html.escape(headline(self))}</b></p>{self.plot().svg}"
             f"<table><thead>{_line('th', headings)}</thead><tbody>{''.join(_line('td', row) for row in rows)}</tbody>"
             f"</table>{notes and f'<ul>{notes}</ul>'}"
         )

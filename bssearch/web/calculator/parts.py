@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bssearch.pages.axes import Figure
+from bssearch.pages.chart import Chart
 from bssearch.pages.words import NOTHING, in_words
 
 
@@ -60,7 +60,7 @@ class DrawnFigure:
     name: str
     title: str
     text: str
-    figure: Figure
+    figure: Chart
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
