@@ -43,8 +43,9 @@ class Axis:
 
     def share(self, value: float) -> float:
         """Return the place of a value: 0 at the low end, 1 at the high end."""
-        low, high, here = (math.log(one) if self.is_log else one for one in (self.low, self.high, value))
-        return (here - low) / (high - low)
+        if self.is_log:
+            return math.log(value / self.low) / math.log(self.high / self.low)
+        return (value - self.low) / (self.high - self.low)
 
     def clamped(self, value: float) -> float:
         """Return the value of the axis that is nearest to a value."""

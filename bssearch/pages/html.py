@@ -14,11 +14,10 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from bssearch.pages.chart import Chart
-from bssearch.pages.svg import WIDE_WIDTH, stylesheet, svg
+from bssearch.pages.svg import stylesheet, svg
 
 if TYPE_CHECKING:
     from jinja2 import BaseLoader, Environment
-    from markupsafe import Markup
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +81,12 @@ def html_page(page: Page) -> str:
     from markupsafe import Markup
 
     style = page_style()
-    return _own_templates().get_template("page.html").render(page=page, policy=_policy(style), style=Markup(style))
+    return rendered("page.html", page=page, policy=_policy(style), style=Markup(style))
+
+
+def rendered(template: str, **values: Any) -> str:
+    """Return a template of the pages with its values."""
+    return _own_templates().get_template(template).render(values)
 
 
 def page_style() -> str:
@@ -96,6 +100,7 @@ def templates(*more: BaseLoader) -> Environment:
     They escape every value and refuse one that is not defined. ``chart | svg(name, title, width)`` draws a chart.
     """
     from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
+    from markupsafe import Markup
 
     environment = Environment(
         loader=ChoiceLoader([PackageLoader("bssearch.pages", "."), *more]),
@@ -104,19 +109,13 @@ def templates(*more: BaseLoader) -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["svg"] = _svg
+    environment.filters["svg"] = lambda *drawn: Markup(svg(*drawn))
     return environment
 
 
 @cache
 def _own_templates() -> Environment:
     return templates()
-
-
-def _svg(chart: Chart, name: str, title: str, width: float = WIDE_WIDTH) -> Markup:
-    from markupsafe import Markup
-
-    return Markup(svg(chart, name, title, width))
 
 
 def _policy(style: str) -> str:

@@ -20,7 +20,7 @@ from bssearch.analysis.trade_offs import about_columns, trade_off_rows
 from bssearch.pages import plots, trial_plots
 from bssearch.pages.comparisons import promised_and_found, trained_for_the_same_time
 from bssearch.pages.growing import growing, grown_trials
-from bssearch.pages.html import Page, Row, Section, Table, html_page
+from bssearch.pages.html import Page, Row, Section, Table, html_page, rendered
 from bssearch.pages.reproduction import reproduction_of
 from bssearch.pages.tiles import tiles_of
 from bssearch.pages.words import NOTHING, in_words, plural, sentence
@@ -48,6 +48,19 @@ class StudyPicture:
 def render(picture: StudyPicture) -> str:
     """Return the page as HTML."""
     return html_page(page_of(picture))
+
+
+def in_notebook(answer: Answer) -> str:
+    """Return an answer as HTML for a notebook: its sentence, its chart, the batch sizes and the caveats."""
+    from markupsafe import Markup
+
+    return rendered(
+        "notebook.html",
+        headline=headline(answer),
+        picture=Markup(plots.objective_picture(answer)),
+        table=_batches(answer).table,
+        warnings=[warning.message for warning in answer.warnings],
+    )
 
 
 def page_of(picture: StudyPicture) -> Page:
@@ -377,9 +390,8 @@ def _given(rule: str, configuration: Mapping[str, Any]) -> str:
 
 
 def _regret(regret: Mapping[str, Any]) -> str:
-    low, high = regret.get("low"), regret.get("high")
-    ends = "" if low is None or high is None else f" [{number(low)}, {number(high)}]"
-    return f"{'≥ ' if regret.get('at_least') else ''}{number(regret['value'])}{ends}"
+    interval = ends(regret.get("low"), regret.get("high"))
+    return f"{'≥ ' if regret.get('at_least') else ''}{number(regret['value'])}{interval}"
 
 
 def _slope(slope: Mapping[str, Any]) -> str:

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
-from typing import Literal
+from typing import Literal, NamedTuple
 
-from bssearch.pages.chart import PAGE, STOPS, Axis, Band, Chart, ColourScale, Point, Rule, Series, Symbol, Tick
+from bssearch.pages.chart import INK, PAGE, STOPS, Axis, Band, Chart, ColourScale, Point, Rule, Series, Symbol, Tick
 
 Anchor = Literal["start", "middle", "end"]
 Corners = Sequence[tuple[float, float]]
@@ -58,7 +58,7 @@ NO_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 """Characters that XML 1.0 (section 2.2) forbids."""
 HALO = f' paint-order="stroke" stroke="{PAGE}" stroke-width="3" stroke-linejoin="round"'
 MUTED_TEXT = ' fill="var(--muted)"'
-FONT = 'font-family="system-ui, sans-serif" fill="var(--ink)"'
+PICTURE_STYLE = "svg.bssearch-chart { max-width: 100%; height: auto; }\n"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,8 +77,7 @@ class Size:
         return 1.55 * self.font
 
 
-@dataclass(frozen=True, slots=True)
-class Box:
+class Box(NamedTuple):
     """A rectangle."""
 
     left: float
@@ -102,6 +101,14 @@ class Box:
         )
 
 
+class Placed(NamedTuple):
+    """A point with its place."""
+
+    point: Point
+    x: float
+    y: float
+
+
 @dataclass(frozen=True, slots=True)
 class Frame:
     """The axes of a chart on their pixels, with the ticks for which there is room."""
@@ -120,11 +127,11 @@ class Frame:
         """Return the place of a value of the y axis."""
         return self.box.bottom - self.y_axis.share(value) * (self.box.bottom - self.box.top)
 
-    def places(self, points: Sequence[Point]) -> Iterator[tuple[Point, float, float]]:
-        """Yield the points within the axes, each with its place."""
-        for point in points:
-            if -1e-3 <= self.x_axis.share(point.x) <= 1.001 and -1e-3 <= self.y_axis.share(point.y) <= 1.001:
-                yield point, self.x(point.x), self.y(point.y)
+    def placed(self, series: Series) -> list[Placed]:
+        """Return the points of a series that lie within the axes, but for rounding."""
+        places = [Placed(point, self.x(point.x), self.y(point.y)) for point in series.points]
+        left, top, right, bottom = self.box
+        return [one for one in places if left <= one.x + 0.1 <= right + 0.2 and top <= one.y + 0.1 <= bottom + 0.2]
 
 
 def svg(chart: Chart, name: str, title: str, width: float = WIDE_WIDTH) -> str:
@@ -136,16 +143,13 @@ def svg(chart: Chart, name: str, title: str, width: float = WIDE_WIDTH) -> str:
         Size(kind="wide", width=width, plot_height=290 if width <= WIDE_WIDTH else 330),
         Size(kind="narrow", width=NARROW_WIDTH, plot_height=220, font=12, has_tooltips=False),
     )
-    return "\n".join(_on_page(chart, f"{name}-{size.kind}", title, size) for size in sizes)
-
-
-def _on_page(chart: Chart, name: str, title: str, size: Size) -> str:
-    elements, height = _drawn(chart, escaped(name), size)
-    head = (
-        f'<svg class="{size.kind}" viewBox="0 0 {short(size.width)} {short(height)}" role="img" '
-        f'aria-label="{escaped(f"{title}: {chart.y.title} by {chart.x.title}")}" {FONT} font-size="{size.font}">'
-    )
-    return "\n".join([head, f"<desc>{escaped(_description(chart))}</desc>", *elements, "</svg>"])
+    about = f"{title}: {chart.y.title} by {chart.x.title}"
+    drawn = []
+    for size in sizes:
+        elements, height = _drawn(chart, escaped(f"{name}-{size.kind}"), size)
+        head = f'<svg class="{size.kind}" viewBox="0 0 {short(size.width)} {short(height)}"'
+        drawn += [f"{head} {_attributes(about, size)}>", *elements, "</svg>"]
+    return "\n".join(drawn)
 
 
 def picture(chart: Chart, *, title: str, subtitle: str, footnote: str, about: str) -> str:
@@ -157,17 +161,15 @@ def picture(chart: Chart, *, title: str, subtitle: str, footnote: str, about: st
     return "\n".join(
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" class="bssearch-chart" viewBox="0 0 {PICTURE_WIDTH} '
-            f'{short(bottom)}" width="{PICTURE_WIDTH}" height="{short(bottom)}" role="img" '
-            f'aria-label="{escaped(about)}" {FONT} font-size="{size.font}">',
-            f"<desc>{escaped(_description(chart))}</desc>",
-            f"<style>\n{stylesheet('colours.css').replace(':root', 'svg.bssearch-chart').strip()}\n</style>",
+            f'{short(bottom)}" width="{PICTURE_WIDTH}" height="{short(bottom)}" {_attributes(about, size)}>',
+            f"<style>\n{PICTURE_STYLE}{stylesheet('colours.css').replace(':root', 'svg.bssearch-chart')}</style>",
             f'<rect width="{PICTURE_WIDTH}" height="{short(bottom)}" rx="8" fill="{PAGE}"/>',
-            text_at(PICTURE_EDGE, 34, title, more=' font-size="19" font-weight="600"'),
-            text_at(PICTURE_EDGE, 58, subtitle, more=MUTED_TEXT),
+            text_at(PICTURE_EDGE, 34, cut(title, 19, size.width), more=' font-size="19" font-weight="600"'),
+            text_at(PICTURE_EDGE, 58, cut(subtitle, size.font, size.width), more=MUTED_TEXT),
             f'<g transform="translate({PICTURE_EDGE} {top})">',
             *elements,
             "</g>",
-            text_at(PICTURE_WIDTH - PICTURE_EDGE, bottom - 14, footnote, "end", MUTED_TEXT),
+            text_at(PICTURE_WIDTH - PICTURE_EDGE, bottom - 14, cut(footnote, size.font, size.width), "end", MUTED_TEXT),
             "</svg>",
             "",
         ]
@@ -178,6 +180,13 @@ def picture(chart: Chart, *, title: str, subtitle: str, footnote: str, about: st
 def stylesheet(name: str) -> str:
     """Return a style sheet of the pages."""
     return resources.files("bssearch.pages").joinpath(name).read_text(encoding="utf-8")
+
+
+def _attributes(about: str, size: Size) -> str:
+    return (
+        f'role="img" aria-label="{escaped(about)}" font-family="system-ui, sans-serif" font-size="{size.font}" '
+        f'fill="{INK}"'
+    )
 
 
 def _description(chart: Chart) -> str:
@@ -204,7 +213,9 @@ def _drawn(chart: Chart, name: str, size: Size) -> tuple[list[str], float]:
         top += height + 4
     frame = _frame(chart, size, top + 2.4 * size.font)
     plot, by_width = frame.box, sorted(chart.series, key=lambda series: series.width)
+    placed = [(series, frame.placed(series)) for series in chart.series]
     elements = [
+        f"<desc>{escaped(_description(chart))}</desc>",
         *head,
         f'<clipPath id="{name}-plot"><rect x="{short(plot.left)}" y="{short(plot.top)}" '
         f'width="{short(plot.right - plot.left)}" height="{short(size.plot_height)}"/></clipPath>',
@@ -215,11 +226,15 @@ def _drawn(chart: Chart, name: str, size: Size) -> tuple[list[str], float]:
         *(_line(series, frame) for series in by_width if series.width and len(series.points) > 1),
         "</g>",
         *_axes(frame, size),
-        *(part for series in chart.series for part in (*_intervals(series, frame), *_symbols(series, frame))),
-        *_texts(chart, frame, size),
+        *(
+            part
+            for series, points in placed
+            for part in (*_intervals(series, points, frame), *_symbols(series, points))
+        ),
+        *_texts(chart.rules, placed, frame, size),
     ]
     if size.has_tooltips:
-        elements += [part for series in chart.series for part in _tooltips(series, frame)]
+        elements += [part for series, points in placed for part in _tooltips(series, points)]
     return elements, plot.bottom + TICK + GAP + 2.9 * size.font
 
 
@@ -318,8 +333,8 @@ def _ends(point: Point, frame: Frame) -> tuple[float, float] | None:
     return frame.y(frame.y_axis.clamped(point.low)), frame.y(frame.y_axis.clamped(point.high))
 
 
-def _intervals(series: Series, frame: Frame) -> Iterator[str]:
-    found = [(x, ends) for point, x, _ in frame.places(series.points) if (ends := _ends(point, frame)) is not None]
+def _intervals(series: Series, points: Sequence[Placed], frame: Frame) -> Iterator[str]:
+    found = [(one.x, ends) for one in points if (ends := _ends(one.point, frame)) is not None]
     if found:
         path = "".join(
             f"M{short(x - CAP)} {short(low)}h{2 * CAP}m{-CAP} 0V{short(high)}m{-CAP} 0h{2 * CAP}"
@@ -328,12 +343,12 @@ def _intervals(series: Series, frame: Frame) -> Iterator[str]:
         yield f'<path d="{path}" fill="none" stroke="{series.colour}" stroke-width="1.5"/>'
 
 
-def _symbols(series: Series, frame: Frame) -> Iterator[str]:
+def _symbols(series: Series, points: Sequence[Placed]) -> Iterator[str]:
     """Yield the symbols of a series, one path for each colour in the order of the points."""
     if series.symbol is None:
         return
     paths: dict[str, dict[str, None]] = {}
-    for point, x, y in frame.places(series.points):
+    for point, x, y in points:
         paths.setdefault(point.colour or series.colour, {})[_outline(series.symbol, series.size, x, y)] = None
     for colour, outlines in paths.items():
         yield _symbol("".join(outlines), series, colour)
@@ -349,8 +364,8 @@ def _symbol(path: str, series: Series, colour: str) -> str:
 def _outline(symbol: Symbol, size: float, x: float, y: float) -> str:
     half = size / 2
     if symbol == "circle":
-        arc = f"a{short(half)} {short(half)} 0 1 0 "
-        return f"M{short(x - half)} {short(y)}{arc}{short(size)} 0{arc}{short(-size)} 0z"
+        radii = f"{short(half)} {short(half)}"
+        return f"M{short(x - half)} {short(y)}a{radii} 0 1 0 {short(size)} 0 {radii} 0 1 0{short(-size)} 0"
     end = "" if symbol in STROKES else "z"
     return "".join(
         f"M{'L'.join(f'{short(x + half * right)} {short(y + half * down)}' for right, down in corners)}{end}"
@@ -358,48 +373,49 @@ def _outline(symbol: Symbol, size: float, x: float, y: float) -> str:
     )
 
 
-def _tooltips(series: Series, frame: Frame) -> Iterator[str]:
+def _tooltips(series: Series, points: Sequence[Placed]) -> Iterator[str]:
     """Yield invisible circles with the texts that a browser shows under the pointer."""
     if len(series.points) > MOST_TOOLTIPS or not any(point.about for point in series.points):
         return
     radius = short(max(TOOLTIP_RADIUS, series.size / 2 if series.symbol else 0))
     yield '<g fill="none" pointer-events="all">'
-    for point, x, y in frame.places(series.points):
+    for point, x, y in points:
         yield f'<circle cx="{short(x)}" cy="{short(y)}" r="{radius}"><title>{escaped(point.about)}</title></circle>'
     yield "</g>"
 
 
-def _texts(chart: Chart, frame: Frame, size: Size) -> Iterator[str]:
+def _texts(
+    rules: Sequence[Rule], placed: Sequence[tuple[Series, Sequence[Placed]]], frame: Frame, size: Size
+) -> Iterator[str]:
     """Yield the names of the rules, then the texts of points where there is room."""
     box = Box(frame.box.left, frame.box.top - 2, size.width, frame.box.bottom)
-    taken = [_symbol_box(series, x, y) for series in chart.series for _, x, y in frame.places(series.points)]
-    taken += [
-        Box(x - CAP, ends[1], x + CAP, ends[0])
-        for series in chart.series
-        for point, x, _ in frame.places(series.points)
-        if (ends := _ends(point, frame)) is not None
-    ]
-    wanted: list[tuple[str, str, list[Place], bool]] = []
-    for rule in chart.rules:
-        name = cut(rule.name, size.font, box.right - box.left - 2 * GAP)
-        wanted.append((name, rule.colour, _beside_rule(rule, frame, size), True))
-    for series in chart.series:
-        for point, x, y in frame.places(series.points):
-            wanted.append((point.label, series.colour, _beside_point(x, y, size), False))
-    for text, colour, places, is_needed in wanted:
+    wanted: list[tuple[str, str, list[Place]]] = []
+    for rule in rules:
+        name = cut(rule.name, size.font, frame.box.right - frame.box.left - 2 * GAP)
+        wanted.append((name, rule.colour, _beside_rule(rule, frame, size)))
+    for series, points in placed:
+        wanted += [(one.point.label, series.colour, _beside_point(one, size)) for one in points if one.point.label]
+    if not wanted:
+        return
+    taken = [obstacle for series, points in placed for one in points for obstacle in _obstacles(series, one, frame)]
+    for index, (text, colour, places) in enumerate(wanted):
         boxes = [(place, box_of(text, size.font, *place)) for place in places]
         inside = [one for one in boxes if one[1].is_inside(box)]
         free = (one for one in inside if not any(one[1].meets(other) for other in taken))
-        found = next(free, (inside or boxes)[0] if is_needed else None)
-        if text and found is not None:
-            (x, baseline, anchor), room = found
+        found = next(free, (inside or boxes)[0] if index < len(rules) else None)
+        if found is not None:
+            place, room = found
             taken.append(Box(room.left - GAP, room.top, room.right + GAP, room.bottom))
-            yield text_at(x, baseline, text, anchor, f' fill="{colour}"{HALO}')
+            yield text_at(place[0], place[1], text, place[2], f' fill="{colour}"{HALO}')
 
 
-def _symbol_box(series: Series, x: float, y: float) -> Box:
+def _obstacles(series: Series, placed: Placed, frame: Frame) -> Iterator[Box]:
+    """Yield what texts stay clear of: the symbol of a point and its interval."""
+    point, x, y = placed
     half = series.size / 2 if series.symbol else 0
-    return Box(x - half, y - half * (4 if series.symbol == "arrow" else 1), x + half, y + half)
+    yield Box(x - half, y - half * (2 if series.symbol == "arrow" else 1), x + half, y + half)
+    if (ends := _ends(point, frame)) is not None:
+        yield Box(x - CAP, ends[1], x + CAP, ends[0])
 
 
 def _beside_rule(rule: Rule, frame: Frame, size: Size) -> list[Place]:
@@ -416,8 +432,9 @@ def _beside_rule(rule: Rule, frame: Frame, size: Size) -> list[Place]:
     return [(x, height, anchor) for height in heights for x, anchor in ends]
 
 
-def _beside_point(x: float, y: float, size: Size) -> list[Place]:
+def _beside_point(placed: Placed, size: Size) -> list[Place]:
     """Return the places for the text of a point, the best first."""
+    _, x, y = placed
     aside, above, below = 0.6 * AWAY, y - AWAY - 0.2 * size.font, y + AWAY + 0.8 * size.font
     beside = y + 0.35 * size.font
     return [

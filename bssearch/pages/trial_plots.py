@@ -176,7 +176,7 @@ def _coloured(
     ]
     ticks = _log_ticks(low, high) if objective.has_ratios else [low, (low + high) / 2, high]
     texts = [(share(tick), number(objective.shown(objective.from_log(tick)))) for tick in ticks]
-    series = Series(name=name, points=points, colour=sequence_colour(0.5), symbol="circle", size=9)
+    series = Series(name=name, points=points, colour=sequence_colour(0.5), symbol="circle", size=8)
     return [series], ColourScale(objective.axis_title.removesuffix(" to the target"), texts)
 
 

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import html
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 from bssearch.analysis import answer as stored
 
 if TYPE_CHECKING:
     import pandas as pd
-
-    from bssearch.analysis.answer import Batch
-    from bssearch.analysis.objectives.base import Objective
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,41 +53,6 @@ class Answer(stored.Answer):
 
     def _repr_html_(self) -> str:
         """Return the answer for a notebook: no scripts, and every text escaped."""
-        from bssearch.analysis.headline import headline
+        from bssearch.pages.page import in_notebook
 
-        headings, rows = _table(self)
-        notes = "".join(f"<li>{html.escape(one.message)}</li>" for one in self.warnings)
-        return (
-            f"<p><b>{html.escape(headline(self))}</b></p>{self.plot().svg}"
-            f"<table><thead>{_line('th', headings)}</thead><tbody>{''.join(_line('td', row) for row in rows)}</tbody>"
-            f"</table>{notes and f'<ul>{notes}</ul>'}"
-        )
-
-
-def _table(found: stored.Answer) -> tuple[list[str], list[Sequence[str]]]:
-    """Return the headings and the rows of the batch sizes."""
-    from bssearch.analysis.objectives.time_to_target import TIME
-
-    objective = stored.objective_in(found)
-    headings = ["batch size", "train seconds to the target", "steps", "learning rate", "trials that reached it"]
-    if objective.name != TIME.name:
-        headings.insert(1, objective.axis_title)
-    return headings, [list(_cells(found, row, objective, TIME)) for row in found.batches]
-
-
-def _cells(found: stored.Answer, row: Batch, objective: Objective, time: Objective) -> Iterator[str]:
-    from bssearch.analysis.headline import with_interval
-    from bssearch.pages.words import in_words
-
-    yield f"{row.batch_size}{' ←' if row.batch_size == found.optimal.batch_size else ''}"
-    if objective.name != time.name:
-        yield in_words(None) if row.objective_value is None else with_interval(row.objective_value, objective.digits)
-    known, bound = row.time_to_target_s, row.lower_bound_s
-    yield with_interval(known) if known is not None else f"> {bound:.3g}" if bound is not None else in_words(None)
-    yield in_words(row.steps_to_target)
-    yield in_words(row.best.parameters.get("learning_rate") if row.best else None)
-    yield f"{row.reached} of {row.trials}"
-
-
-def _line(cell: str, texts: Sequence[Any]) -> str:
-    return f"<tr>{''.join(f'<{cell}>{html.escape(str(text))}</{cell}>' for text in texts)}</tr>"
+        return in_notebook(self)

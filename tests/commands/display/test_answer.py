@@ -25,13 +25,12 @@ def test_a_notebook_shows_the_batch_sizes_with_their_intervals_and_every_text_is
     warned = FOUND.model_copy(update={"warnings": [stored.Notice(code="x", message=hostile)]})
     page = warned._repr_html_()
     assert "<script" not in page and "&lt;script&gt;" in page
-    rows = re.findall(r"<tr><td>(\d+)[ ←]*</td><td>(.*?)</td>", page)
-    assert [int(size) for size, _ in rows] == [row.batch_size for row in FOUND.batches]
-    assert f"{FOUND.optimal.batch_size} ←" in page
+    rows = re.findall(r"<tr( class=\"marked\")?><td>(\d+)</td><td>(.*?)</td>", page)
+    assert [int(size) for _, size, _ in rows] == [row.batch_size for row in FOUND.batches]
+    ((marked, shown),) = [(size, value) for mark, size, value in rows if mark]
     best = FOUND.optimal.time_to_target_s
     assert best is not None and best.low is not None
-    shown = dict(rows)[str(FOUND.optimal.batch_size)]
-    assert shown.startswith(f"{best.median:.3g} [{best.low:.3g}, ")
+    assert (int(marked), shown.startswith(f"{best.median:.3g} s [{best.low:.3g}, ")) == (FOUND.optimal.batch_size, True)
 
 
 def test_the_frame_has_the_columns_of_the_csv(tmp_path: Path) -> None:
