@@ -26,7 +26,7 @@ def test_every_error_is_public_and_in_the_map() -> None:
     assert all(name in errors.__doc__ for name in found)
 
 
-HEAVY = ("torch", "optuna", "pandas", "sqlalchemy", "scipy", "plotly", "jinja2", "pydantic")
+HEAVY = ("torch", "optuna", "pandas", "sqlalchemy", "scipy", "jinja2", "pydantic")
 RUN = "app({}, standalone_mode=False)"
 STAGES = [
     ("import bssearch; bssearch.BSSearchError", ()),

@@ -13,7 +13,7 @@ import pytest
 from bssearch.analysis.answer import Answer
 from bssearch.analysis.headline import headline
 from bssearch.cli.answer import print_answer
-from bssearch.pages.picture import svg
+from bssearch.pages.plots import objective_picture
 from bssearch.settings import shipped_studies
 from bssearch.spec import load_spec
 from tests.cli.task import bssearch
@@ -102,7 +102,8 @@ def test_the_printed_answer_is_that_of_the_stored_study(capsys: pytest.CaptureFi
 def test_the_picture_is_that_of_the_stored_study() -> None:
     (day,) = re.findall(r"study digits, .*?, (\d{4}-\d\d-\d\d)<", PICTURE)
     default = load_spec(shipped_studies()["digits"]).default.batch_size
-    assert svg(ANSWER, default_batch_size=default, measured_on=date.fromisoformat(day)) == PICTURE
+    drawn = objective_picture(ANSWER, default_batch_size=default, measured_on=date.fromisoformat(day))
+    assert drawn == PICTURE
     assert "](bssearch/guide/pictures/digits.svg)" in README
 
 

@@ -15,7 +15,7 @@ from bssearch.analysis.rules.audit import FULL_LIMIT_PHASES, audit
 from bssearch.analysis.time_to_target import Estimate, estimate, ratio_interval
 from bssearch.errors import TargetNotReachedError
 from bssearch.pages.page import StudyPicture
-from bssearch.pages.picture import svg
+from bssearch.pages.plots import objective_picture
 from bssearch.pages.trial_plots import curve_trials
 from bssearch.records import Observation, Phase, StudyRecord, TrialRecord
 from bssearch.search.finding import answer
@@ -93,7 +93,7 @@ def svg_of(store: Store, name: str) -> str:
     found, study = answer(store, name), store.study(name)
     spec = spec_of(study)
     default = spec.default.batch_size if spec.default_is_known else None
-    return svg(found, default_batch_size=default, measured_on=study.created_at.date())
+    return objective_picture(found, default_batch_size=default, measured_on=study.created_at.date())
 
 
 def observations_of(store: Store, name: str, trials: Sequence[TrialRecord]) -> Iterator[tuple[int, Observation]]:

@@ -24,7 +24,6 @@ def promised_and_found(answer: Answer) -> Section | None:
         title="Promised and found",
         text=f"bssearch quick had promised {number(promise.gain)}× over the default before the search. Its 90 % "
         f"interval {held} what was found.",
-        figures={},
         table=Table(
             ["", "Batch", "Range", "Time over the optimum"],
             [
@@ -52,7 +51,6 @@ def trained_for_the_same_time(answer: Answer) -> Section | None:
         title="Trained for the same time",
         text=f"Each batch size trained for {number(found.train_seconds)} s, whenever it reached the target: the median "
         "final metrics, and by how much they are worse than the best, with a 95 % interval.",
-        figures={},
         table=Table(
             ["Batch", f"Validation {answer.target.metric}", f"Test {answer.target.metric}", "Worse by", "Runs"],
             [Row(cells, index == best) for index, cells in enumerate(final_rows(found))],

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from statistics import median
 
 from bssearch.analysis.answer import Answer, BatchScheduleAnswer
@@ -12,13 +12,13 @@ from bssearch.analysis.headline import about_growing
 from bssearch.analysis.numbers import noise_scale, number
 from bssearch.analysis.objectives.base import Objective
 from bssearch.batch_schedule import batch_schedule_of
-from bssearch.pages.axes import ACCENT, MOST_TICKS, SECOND, Figure, framed, value_axis
+from bssearch.pages.chart import ACCENT, MUTED, SECOND, Chart, Point, Series, Shape, extent, value_axis
 from bssearch.pages.html import Row, Section, Table
-from bssearch.pages.traces import Pairs, dotted_line
 from bssearch.pages.words import NOTHING, in_words, plural, sentence
 from bssearch.records import Observation, TrialRecord
 from bssearch.run_stages import RunStage, run_stages
 
+Pairs = Sequence[tuple[float, float]]
 Run = tuple[TrialRecord, Sequence[Observation]]
 
 
@@ -31,21 +31,20 @@ def growing(answer: Answer, run: Run | None, optimum: Sequence[Observation]) -> 
     if found is None:
         return None
     stages = [] if run is None else run_stages(*run)
-    figures = {
-        "batch-growth": batch_growth_figure(answer, stages),
-        "rate-growth": rate_growth_figure([] if run is None else run[1], stages, optimum),
-    }
     return Section(
         name="growing",
         title="A batch that grows",
         text=about_growing(answer),
-        figures={name: figure for name, figure in figures.items() if figure is not None},
+        charts={
+            "batch-growth": batch_growth_chart(answer, stages),
+            "rate-growth": rate_growth_chart([] if run is None else run[1], stages, optimum),
+        },
         table=_stage_table(found, stages),
         notes=_about_stages(answer, run),
     )
 
 
-def batch_growth_figure(answer: Answer, stages: Sequence[RunStage]) -> Figure | None:
+def batch_growth_chart(answer: Answer, stages: Sequence[RunStage]) -> Chart | None:
     """Return the batch size over the samples seen, in steps, beside that of the optimum and the noise scale."""
     if not stages:
         return None
@@ -53,41 +52,42 @@ def batch_growth_figure(answer: Answer, stages: Sequence[RunStage]) -> Figure | 
     end = stages[-1].start_samples + stages[-1].samples
     constant = next((row.samples_to_target for row in answer.batches if row.batch_size == best), None) or end
     last = max(end, constant)
-    data = [
-        _line([(0.0, best), (constant, best)], f"batch {best}, the best that stays", SECOND, "dash"),
+    series = [
+        _constant([(0.0, best), (constant, best)], f"batch {best}, the best that stays"),
         _stairs([(one.start_samples, one.batch_size) for one in stages], end),
     ]
-    sizes = sorted({best, *(one.batch_size for one in stages)})
-    shown = [float(size) for size in sizes]
     if noise is not None and noise.scale:
-        shown.append(noise.scale)
-        data.append(dotted_line([(0.0, noise.scale), (last, noise.scale)], "gradient noise scale"))
-    y = value_axis("batch size", shown, log=True)
-    named = sizes[:: math.ceil(len(sizes) / MOST_TICKS)]
-    y |= {"tickvals": named, "ticktext": [str(size) for size in named]}
-    return framed(data, value_axis("training samples seen", [0.0, last], log=False), y)
+        ends = [Point(0.0, noise.scale), Point(last, noise.scale)]
+        series.append(Series(name="gradient noise scale", points=ends, colour=MUTED, width=1.5, dash="dot"))
+    ticks = [(float(size), str(size)) for size in sorted({best, *(one.batch_size for one in stages)})]
+    return Chart(
+        x=value_axis("training samples seen", [0.0, last], log=False),
+        y=replace(value_axis("batch size", extent(series), log=True), ticks=ticks),
+        series=series,
+    )
 
 
-def rate_growth_figure(
+def rate_growth_chart(
     curve: Sequence[Observation], stages: Sequence[RunStage], optimum: Sequence[Observation]
-) -> Figure | None:
+) -> Chart | None:
     """Return the learning rate over the samples seen, of the schedule's run and of the optimum's.
 
-    It is that of each evaluation's last step, warmup and decay within, or by stage where no evaluation is known.
+    The rate is that of each evaluation's last step, after warmup and decay; without evaluations that of the stage.
     """
     if not stages:
         return None
     end = stages[-1].start_samples + stages[-1].samples
-    points = _rates(curve) or [(one.start_samples, one.learning_rate) for one in stages]
-    constant = _rates(optimum)
-    data = []
-    if constant:
-        data.append(_line(constant, "the best that stays", SECOND, "dash"))
-    data.append(_line(points, "the batch that grows", ACCENT, "solid") if _rates(curve) else _stairs(points, end))
-    rates = [rate for _, rate in (*points, *constant)]
-    last = max(end, *(samples for samples, _ in (*points, *constant)))
-    return framed(
-        data, value_axis("training samples seen", [0.0, last], log=False), value_axis("learning rate", rates, log=True)
+    points, constant = _rates(curve), _rates(optimum)
+    series = [_constant(constant, "the best that stays")] if constant else []
+    if points:
+        series.append(_grown(points, "vh"))
+    else:
+        series.append(_stairs([(one.start_samples, one.learning_rate) for one in stages], end))
+    last = max(end, *(point.x for one in series for point in one.points))
+    return Chart(
+        x=value_axis("training samples seen", [0.0, last], log=False),
+        y=value_axis("learning rate", extent(series), log=True),
+        series=series,
     )
 
 
@@ -108,7 +108,6 @@ def grown_trials(trials: Sequence[TrialRecord], answer: Answer, objective: Objec
         title="Trials whose batch grew",
         text="Each schedule once, the median of its runs that have a figure; the best is bold. They are in no law, and "
         "in no row of the batch sizes.",
-        figures={},
         table=Table(["Batch", sentence(objective.axis_title), "Learning rate at first", "Ended", "Trials"], rows),
     )
 
@@ -183,23 +182,22 @@ def _about_stages(answer: Answer, run: Run | None) -> list[str]:
     return [" ".join(notes)]
 
 
-def _stairs(points: Pairs, end: float) -> Figure:
+def _stairs(points: Pairs, end: float) -> Series:
     """Return stages as steps, the last of them up to the end."""
-    ends = [*points, (end, points[-1][1])]
-    return _line(ends, "the batch that grows", ACCENT, "solid", shape="hv")
+    return _grown([*points, (end, points[-1][1])], "hv")
 
 
-def _line(points: Pairs, name: str, colour: str, dash: str, *, shape: str = "vh") -> Figure:
-    """Return a line in steps: ``vh``, each value is that before its point, ``hv``, that after it."""
-    return {
-        "type": "scatter",
-        "mode": "lines",
-        "name": name,
-        "x": [x for x, _ in points],
-        "y": [y for _, y in points],
-        "line": {"color": colour, "width": 2.5 if dash == "solid" else 1.75, "dash": dash, "shape": shape},
-        "hovertemplate": f"{name}<br>%{{x:,.4~r}} samples: %{{y:.4~g}}<extra></extra>",
-    }
+def _grown(points: Pairs, shape: Shape) -> Series:
+    name = "the batch that grows"
+    return Series(name=name, points=_told(points, name), colour=ACCENT, width=2.5, shape=shape)
+
+
+def _constant(points: Pairs, name: str) -> Series:
+    return Series(name=name, points=_told(points, name), colour=SECOND, width=1.75, dash="dash", shape="vh")
+
+
+def _told(points: Pairs, name: str) -> list[Point]:
+    return [Point(x, y, f"{name}\n{number(x, 4)} samples: {number(y, 4)}") for x, y in points]
 
 
 def _rates(curve: Sequence[Observation]) -> list[tuple[float, float]]:

@@ -1,6 +1,6 @@
-"""One HTML file that needs nothing else: a headline, key figures, sections of figures and tables.
+"""One HTML file that needs nothing else: a headline, key figures, sections of charts and tables.
 
-The templates escape every value, and the page has no script: its figures are drawn as SVG. The page's own security
+The templates escape every value, and the page has no script: its charts are SVG. The page's own security
 policy runs none, knows its one style sheet by its digest, and fetches nothing.
 """
 
@@ -9,18 +9,15 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
-from importlib import resources
 from typing import TYPE_CHECKING, Any
 
-from bssearch.pages.axes import Figure
-from bssearch.pages.drawing.sizes import WIDE_WIDTH
-from bssearch.pages.drawing.svg import svg
+from bssearch.pages.chart import Chart
+from bssearch.pages.svg import stylesheet, svg
 
 if TYPE_CHECKING:
     from jinja2 import BaseLoader, Environment
-    from markupsafe import Markup
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,15 +47,20 @@ class Table:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Section:
-    """A part of the page: how to read it and its figures or table; without either, ``absent`` says why."""
+    """A part of the page: how to read it and its charts or table; without either, ``absent`` says why."""
 
     name: str
     title: str
     text: str
     absent: str = ""
-    figures: Mapping[str, Figure]
+    charts: Mapping[str, Chart | None] = field(default_factory=dict)
     table: Table | None = None
     notes: Sequence[str] = ()
+
+    @property
+    def drawn(self) -> dict[str, Chart]:
+        """Return the charts that have something to show."""
+        return {name: chart for name, chart in self.charts.items() if chart is not None}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,17 +80,27 @@ def html_page(page: Page) -> str:
     """Return a page as one HTML file."""
     from markupsafe import Markup
 
-    style = _asset("page.css")
-    return _own_templates().get_template("page.html").render(page=page, policy=_policy(style), style=Markup(style))
+    style = page_style()
+    return rendered("page.html", page=page, policy=_policy(style), style=Markup(style))
+
+
+def rendered(template: str, **values: Any) -> str:
+    """Return a template of the pages with its values."""
+    return _own_templates().get_template(template).render(values)
+
+
+def page_style() -> str:
+    """Return the style sheet of a page, with the colours of its charts."""
+    return stylesheet("colours.css") + stylesheet("page.css")
 
 
 def templates(*more: BaseLoader) -> Environment:
     """Return the templates of the page, and then those of further loaders, by the names of their files.
 
-    They escape every value and refuse one that is not defined. ``figure | svg(name, title)`` draws a figure, with
-    a third argument as wide as that on a screen; ``name`` makes its ids, ``title`` is read to those who do not see it.
+    They escape every value and refuse one that is not defined. ``chart | svg(name, title, width)`` draws a chart.
     """
     from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
+    from markupsafe import Markup
 
     environment = Environment(
         loader=ChoiceLoader([PackageLoader("bssearch.pages", "."), *more]),
@@ -97,24 +109,13 @@ def templates(*more: BaseLoader) -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["svg"] = _svg
+    environment.filters["svg"] = lambda *drawn: Markup(svg(*drawn))
     return environment
 
 
 @cache
 def _own_templates() -> Environment:
     return templates()
-
-
-def _svg(figure: Figure, name: str, title: str, wide: float = WIDE_WIDTH) -> Markup:
-    from markupsafe import Markup
-
-    return Markup(svg(figure, name, title, wide))
-
-
-@cache
-def _asset(name: str) -> str:
-    return resources.files("bssearch.pages").joinpath(name).read_text(encoding="utf-8")
 
 
 def _policy(style: str) -> str:

@@ -1,4 +1,4 @@
-"""The page of a study: the answer in words, figures and tables, its rules of thumb, and how to run it again."""
+"""The page of a study: the answer in words, charts and tables, its rules of thumb, and how to run it again."""
 
 from __future__ import annotations
 
@@ -18,10 +18,9 @@ from bssearch.analysis.rules.rule_book import CHANGED_PARAMETER
 from bssearch.analysis.shape import Parameters
 from bssearch.analysis.trade_offs import about_columns, trade_off_rows
 from bssearch.pages import plots, trial_plots
-from bssearch.pages.axes import Figure
 from bssearch.pages.comparisons import promised_and_found, trained_for_the_same_time
 from bssearch.pages.growing import growing, grown_trials
-from bssearch.pages.html import Page, Row, Section, Table, html_page
+from bssearch.pages.html import Page, Row, Section, Table, html_page, rendered
 from bssearch.pages.reproduction import reproduction_of
 from bssearch.pages.tiles import tiles_of
 from bssearch.pages.words import NOTHING, in_words, plural, sentence
@@ -49,6 +48,19 @@ class StudyPicture:
 def render(picture: StudyPicture) -> str:
     """Return the page as HTML."""
     return html_page(page_of(picture))
+
+
+def in_notebook(answer: Answer) -> str:
+    """Return an answer as HTML for a notebook: its sentence, its chart, the batch sizes and the caveats."""
+    from markupsafe import Markup
+
+    return rendered(
+        "notebook.html",
+        headline=headline(answer),
+        picture=Markup(plots.objective_picture(answer)),
+        table=_batches(answer).table,
+        warnings=[warning.message for warning in answer.warnings],
+    )
 
 
 def page_of(picture: StudyPicture) -> Page:
@@ -102,10 +114,10 @@ def _objective(picture: StudyPicture) -> Section:
         name="objective",
         title=_objective_title(answer),
         text=f"{text}{stopped if objective_in(answer).stops_at_target else '.'}",
-        figures=_drawn(
-            objective=plots.objective_figure(answer, default.batch_size if default else None),
-            time=plots.time_figure(answer),
-        ),
+        charts={
+            "objective": plots.objective_chart(answer, default.batch_size if default else None),
+            "time": plots.time_chart(answer),
+        },
         notes=[*_without_figure(answer), *([] if (shares := shares_of_speedup(answer)) is None else [shares])],
     )
 
@@ -117,7 +129,7 @@ def _steps(answer: Answer) -> Section:
         text="Along the dotted line a batch twice as large needs half the steps. Where the steps leave it, larger "
         "batches buy less (diminishing); where they no longer fall, nothing (maximal). Hollow: not well tuned.",
         absent="Not shown: no batch size has a known number of steps to the target.",
-        figures=_drawn(steps=plots.steps_figure(answer), samples=plots.samples_figure(answer)),
+        charts={"steps": plots.steps_chart(answer), "samples": plots.samples_chart(answer)},
         notes=_about_law(answer.fit, has_one_model=all(one.code != MODELS_DIFFER for one in answer.warnings)),
     )
 
@@ -128,7 +140,7 @@ def _curves(picture: StudyPicture) -> Section:
         title="Learning curves",
         text="The best run of each batch size; dotted where none reached the target.",
         absent="Not shown: the runs have no stored evaluations.",
-        figures=_drawn(curves=trial_plots.curves_figure(picture.answer, picture.curves)),
+        charts={"curves": trial_plots.curves_chart(picture.answer, picture.curves)},
         notes=_about_seconds(picture.answer),
     )
 
@@ -161,7 +173,7 @@ def _front(picture: StudyPicture) -> Section:
         if answer.front
         else absent,
         absent=absent,
-        figures=_drawn(front=plots.front_figure(answer, priced=priced)),
+        charts={"front": plots.front_chart(answer, priced=priced)},
         table=Table([sentence(one) for one in headings], [Row(row, row[0] == best) for row in rows]) if rows else None,
         notes=[*_about_front(answer), *([" ".join(about_columns(answer))] if rows else [])],
     )
@@ -189,7 +201,7 @@ def _learning_rate(picture: StudyPicture) -> Section:
         title="Learning rate and batch size",
         text=f"Every trial{which}. The lines are where the linear and the square-root rule lead from the default.",
         absent="Not shown: the learning rates of the trials are not known.",
-        figures=_drawn(rates=trial_plots.learning_rate_figure(picture.trials, objective, _known_default(picture))),
+        charts={"rates": trial_plots.learning_rate_chart(picture.trials, objective, _known_default(picture))},
     )
 
 
@@ -199,7 +211,7 @@ def _device(answer: Answer) -> Section:
         title="Throughput and memory",
         text="What the device does at each batch size. The highest throughput is not the shortest training.",
         absent="Not shown: neither step times nor peak memory were measured.",
-        figures=_drawn(throughput=plots.throughput_figure(answer), memory=plots.memory_figure(answer)),
+        charts={"throughput": plots.throughput_chart(answer), "memory": plots.memory_chart(answer)},
         notes=_about_device(answer),
     )
 
@@ -207,10 +219,6 @@ def _device(answer: Answer) -> Section:
 def _known_default(picture: StudyPicture) -> Configuration | None:
     """Return the default configuration; None where nobody said what it is."""
     return picture.spec.default_configuration if picture.spec.default_is_known else None
-
-
-def _drawn(**figures: Figure | None) -> dict[str, Figure]:
-    return {name: figure for name, figure in figures.items() if figure is not None}
 
 
 def _objective_title(answer: Answer) -> str:
@@ -276,7 +284,6 @@ def _recipe(answer: Answer) -> Section:
         name="recipe",
         title="Train with",
         text=f"The configuration of the optimum, run in {plural(len(best.trial_numbers), 'trial')}.",
-        figures={},
         table=Table(["Parameter", "Value"], rows),
     )
 
@@ -289,7 +296,6 @@ def _batches(answer: Answer) -> Section:
         name="batches",
         title="Batch sizes",
         text="The best configuration of each; the optimum is bold.",
-        figures={},
         table=Table(
             headings, [Row(_cells(answer, row), row.batch_size == answer.optimal.batch_size) for row in answer.batches]
         ),
@@ -356,7 +362,6 @@ def _audit(audit: Any | None) -> Section | None:
         title="Rules of thumb on this workload",
         text="Regret is the time by the rule over the time of the tuned optimum at the same batch size, with its 95 % "
         f"interval. Held: below {HELD:.2f}; broke: above {BROKE:.2f}.",
-        figures={},
         table=Table(
             ["Rule", "Batch", "Verdict", "Regret", "It gives", "Because"],
             [Row(_rule_cells(rule)) for rule in sorted(found["rules"], key=lambda one: one["verdict"] == "not_run")],
@@ -385,9 +390,8 @@ def _given(rule: str, configuration: Mapping[str, Any]) -> str:
 
 
 def _regret(regret: Mapping[str, Any]) -> str:
-    low, high = regret.get("low"), regret.get("high")
-    ends = "" if low is None or high is None else f" [{number(low)}, {number(high)}]"
-    return f"{'≥ ' if regret.get('at_least') else ''}{number(regret['value'])}{ends}"
+    interval = ends(regret.get("low"), regret.get("high"))
+    return f"{'≥ ' if regret.get('at_least') else ''}{number(regret['value'])}{interval}"
 
 
 def _slope(slope: Mapping[str, Any]) -> str:

@@ -1,42 +1,41 @@
-"""The figures of a study's page that show one figure of each batch size. None where nothing is known to draw."""
+"""The charts of a study's page with one value for each batch size. None if there is nothing to draw."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from datetime import date
 
 import numpy as np
 
-from bssearch.analysis.answer import Answer, Batch, Ratio, objective_in
+from bssearch.analysis.answer import Answer, Batch, Time, objective_in
+from bssearch.analysis.answer import Figure as Median
 from bssearch.analysis.law.fitted import Fit, Law
 from bssearch.analysis.law.models import LAW_NOT_TIMED
+from bssearch.analysis.numbers import number
 from bssearch.analysis.objectives.time_to_target import TIME
-from bssearch.pages.axes import (
+from bssearch.errors import UsageError
+from bssearch.pages.chart import (
     ACCENT,
-    BAND,
     INK,
     MUTED,
     PADDING,
-    PAGE,
     SECOND,
-    Figure,
+    THIRD,
+    Band,
+    Chart,
+    Point,
+    Rule,
+    Series,
+    Symbol,
     batch_axis,
-    framed,
-    label,
+    extent,
     value_axis,
 )
-from bssearch.pages.traces import (
-    dense_sizes,
-    dotted_line,
-    extent,
-    hollow_marker,
-    interval_trace,
-    law_curve,
-    lower_bounds,
-    reference_line,
-)
+from bssearch.pages.svg import picture
+from bssearch.pages.words import plural
 
-REGIME_SYMBOLS: Mapping[str | None, str] = {
+REGIME_SYMBOLS: Mapping[str | None, Symbol] = {
     None: "circle",
     "perfect": "circle",
     "diminishing": "square",
@@ -45,52 +44,72 @@ REGIME_SYMBOLS: Mapping[str | None, str] = {
 }
 
 
-def objective_figure(answer: Answer, default_batch_size: int | None = None) -> Figure | None:
-    """Return the objective's figure against batch size: intervals, lower bounds, the law, the range within 5 %.
+def objective_picture(answer: Answer, *, default_batch_size: int | None = None, measured_on: date | None = None) -> str:
+    """Return the chart of the objective as an SVG document that needs nothing else.
 
-    ``default_batch_size``: where to show what the default took, None for nowhere.
+    Raises `UsageError` if no batch size has a value.
     """
-    objective = objective_in(answer)
-    known = [row for row in answer.batches if row.objective_value is not None]
-    if not known:
-        return None
-    missed = [(row, bound) for row in answer.batches if (bound := row.objective_lower_bound) is not None]
-    data = [_band(answer), _law_line(answer), *_with_intervals(answer, known)]
-    if missed:
-        data.append(lower_bounds([(row.batch_size, bound, _row_text(row)) for row, bound in missed], objective.exceeds))
-    if default_batch_size is not None and answer.speedup.over_default is not None:
-        data.append(_default_mark(answer, default_batch_size, answer.speedup.over_default))
-    drawn = [trace for trace in data if trace is not None]
-    values = [value for trace in drawn for value in extent(trace)]
-    y = value_axis(objective.axis_title, values, log=objective.has_ratios)
-    _stretch_band(drawn[0], y)
-    figure = framed(drawn, batch_axis(_sizes(answer)), y)
-    _mark_largest(figure, answer)
-    return figure
-
-
-def time_figure(answer: Answer) -> Figure | None:
-    """Return seconds to the target against batch size, for a study with another objective."""
-    known = [row for row in answer.batches if row.time_to_target_s is not None]
-    if not known or answer.objective == TIME.name:
-        return None
-    points = [(row.batch_size, row.time_to_target_s) for row in known]
-    trace = interval_trace([(size, one) for size, one in points if one is not None], "best tuned", ACCENT)
-    return framed([trace], batch_axis(_sizes(answer)), value_axis(TIME.axis_title, extent(trace), log=True))
-
-
-def steps_figure(answer: Answer) -> Figure | None:
-    """Return steps to the target against batch size, by regime, with the law and the slope of perfect scaling."""
-    return _against_law(
-        answer,
-        lambda row: row.steps_to_target,
-        "optimizer steps",
-        _steps_by_law,
-        slope=-1,
+    chart = objective_chart(answer, default_batch_size)
+    if chart is None:
+        raise UsageError(f"study {answer.study} has no figure to draw: no trial reached the target")
+    objective, best = objective_in(answer), answer.optimal
+    title = f"{objective.axis_title.capitalize()} by batch size"
+    if objective.stops_at_target:
+        title += f": {answer.target.in_words}"
+    value = "" if best.objective_value is None else f" at {number(best.objective_value.median)}{objective.unit}"
+    where = [f"study {answer.study}", answer.device.name, *([] if measured_on is None else [measured_on.isoformat()])]
+    return picture(
+        chart,
+        title=title,
+        subtitle="median and 95 % interval over fresh seeds, with the learning rate and the rest tuned at each batch "
+        "size",
+        footnote=", ".join(where),
+        about=f"{title}. Optimal: batch {best.batch_size}{value}.",
     )
 
 
-def samples_figure(answer: Answer) -> Figure | None:
+def objective_chart(answer: Answer, default_batch_size: int | None = None) -> Chart | None:
+    """Return the objective against batch size: intervals, lower bounds, the law, the range within 5 %.
+
+    ``default_batch_size`` is the batch size of the user's default; None leaves the default out.
+    """
+    objective = objective_in(answer)
+    if all(row.objective_value is None for row in answer.batches):
+        return None
+    series = [
+        *__law_curve(answer),
+        *_medians(answer),
+        *_lower_bounds(answer),
+        *([] if default_batch_size is None else _default(answer, default_batch_size)),
+    ]
+    low, high = answer.flat_range
+    span = str(low) if low == high else f"{low} to {high}"
+    largest, over = answer.largest_that_fits, answer.speedup.over_largest
+    times = "" if over is None else f", {'> ' if over.at_least else ''}{number(over.value)}× the optimum"
+    return Chart(
+        x=batch_axis(_sizes(answer)),
+        y=value_axis(objective.axis_title, extent(series), log=objective.has_ratios),
+        series=series,
+        bands=[Band(f"within 5 %: {span}", low / 2**0.2, high * 2**0.2)],
+        rules=[Rule(at=largest.batch_size, name=f"{largest.in_words}: {largest.batch_size}{times}", is_upright=True)],
+    )
+
+
+def time_chart(answer: Answer) -> Chart | None:
+    """Return seconds to the target against batch size, for a study with another objective."""
+    known = [(row.batch_size, row.time_to_target_s) for row in answer.batches if row.time_to_target_s is not None]
+    if not known or answer.objective == TIME.name:
+        return None
+    series = [Series(name="best tuned", points=[_median(size, time) for size, time in known], symbol="circle")]
+    return Chart(x=batch_axis(_sizes(answer)), y=value_axis(TIME.axis_title, extent(series), log=True), series=series)
+
+
+def steps_chart(answer: Answer) -> Chart | None:
+    """Return steps to the target against batch size, by regime, with the law and the slope of perfect scaling."""
+    return _against_law(answer, lambda row: row.steps_to_target, "optimizer steps", _steps_by_law, slope=-1)
+
+
+def samples_chart(answer: Answer) -> Chart | None:
     """Return samples to the target against batch size, by regime, with the law and the level of perfect scaling."""
     return _against_law(
         answer,
@@ -101,77 +120,75 @@ def samples_figure(answer: Answer) -> Figure | None:
     )
 
 
-def front_figure(answer: Answer, *, priced: bool) -> Figure | None:
-    """Return each batch size's time and cost to the target; ``priced``: the cost is money, else samples."""
+def front_chart(answer: Answer, *, priced: bool) -> Chart | None:
+    """Return each batch size's time and cost to the target; the cost is money if ``priced``, samples otherwise."""
     if not answer.front:
         return None
-    front = sorted((one for one in answer.front if one.on_front), key=lambda one: one.time_to_target_s)
-    others = [one for one in answer.front if not one.on_front]
     confirmed = {row.batch_size for row in answer.batches if row.confirmed}
-    single = [one for one in others if confirmed and one.batch_size not in confirmed]
-    beaten = [one for one in others if one not in single]
-    best = [one for one in answer.front if one.batch_size == answer.optimal.batch_size]
-    data = [
-        {
-            "type": "scatter",
-            "mode": "lines+markers+text" if points is front else "markers+text",
-            "name": name,
-            "x": [one.time_to_target_s for one in points],
-            "y": [one.cost for one in points],
-            "text": [str(one.batch_size) for one in points],
-            "textposition": position,
-            "textfont": {"color": INK},
-            "cliponaxis": False,
-            "marker": marker,
-            "line": {"color": ACCENT, "width": 1.5, "shape": "hv"},
-            "hovertemplate": "batch %{text}<br>%{x:.4~g} s, cost %{y:.4~s}<extra></extra>",
-        }
-        for name, points, marker, position in (
-            ("best trade-offs", front, {"color": ACCENT, "size": 9}, "bottom left"),
-            ("beaten in both", beaten, {"color": MUTED, "size": 9}, "top right"),
-            ("a single search trial, not compared", single, hollow_marker("circle-open"), "top right"),
-        )
-        if points
+    points: dict[str, list[Point]] = {"front": [], "beaten": [], "single": []}
+    for one in sorted(answer.front, key=lambda one: one.time_to_target_s):
+        about = f"batch {one.batch_size}\n{number(one.time_to_target_s, 4)} s, cost {number(one.cost, 4)}"
+        point = Point(one.time_to_target_s, one.cost, about, str(one.batch_size))
+        is_single = confirmed and one.batch_size not in confirmed
+        points["front" if one.on_front else "single" if is_single else "beaten"].append(point)
+    best = str(answer.optimal.batch_size)
+    series = [
+        Series(name="best trade-offs", points=points["front"], symbol="circle", width=1.5, shape="hv"),
+        Series(name="beaten in both", points=points["beaten"], symbol="circle", colour=MUTED),
+        _apart("a single search trial, not compared", points["single"], "circle"),
+        Series(
+            name="recommended",
+            points=[Point(one.x, one.y) for here in points.values() for one in here if one.label == best],
+            colour=SECOND,
+            symbol="star",
+            size=14,
+        ),
     ]
-    if best:
-        data.append(
-            {
-                "type": "scatter",
-                "mode": "markers",
-                "name": "recommended",
-                "x": [one.time_to_target_s for one in best],
-                "y": [one.cost for one in best],
-                "marker": {"color": SECOND, "size": 14, "symbol": "star"},
-                "hoverinfo": "skip",
-            }
-        )
     seconds, costs = [one.time_to_target_s for one in answer.front], [one.cost for one in answer.front]
     cost = "price" if priced else "training samples"
-    x = value_axis("train seconds to the target", seconds, log=True, room=2 * PADDING)
-    return framed(data, x, value_axis(f"{cost} to the target", costs, log=True, room=2 * PADDING))
+    return Chart(
+        x=value_axis("train seconds to the target", seconds, log=True, room=2 * PADDING),
+        y=value_axis(f"{cost} to the target", costs, log=True, room=2 * PADDING),
+        series=[one for one in series if one.points],
+    )
 
 
-def throughput_figure(answer: Answer) -> Figure | None:
+def throughput_chart(answer: Answer) -> Chart | None:
     """Return samples per second against batch size."""
-    return _plain(answer, lambda row: row.samples_per_s, "training samples a second", log=True)
+    series = _connected(answer, lambda row: row.samples_per_s)
+    if series is None:
+        return None
+    y = value_axis("training samples a second", extent([series]), log=True)
+    return Chart(x=batch_axis(_sizes(answer)), y=y, series=[series])
 
 
-def memory_figure(answer: Answer) -> Figure | None:
-    """Return peak memory against batch size, in GiB or MiB, with the device's own where the peaks come near it."""
+def memory_chart(answer: Answer) -> Chart | None:
+    """Return peak memory against batch size in GiB or MiB, beside the device's memory if a peak needs a quarter."""
     peaks = [row.peak_memory_bytes for row in answer.batches if row.peak_memory_bytes is not None]
-    name, size = ("GiB", 2**30) if max(peaks, default=0) >= 2**30 else ("MiB", 2**20)
-    title = f"peak memory, {name}"
+    name, unit = ("GiB", 2**30) if max(peaks, default=0) >= 2**30 else ("MiB", 2**20)
+    series = _connected(answer, lambda row: None if row.peak_memory_bytes is None else row.peak_memory_bytes / unit)
+    if series is None:
+        return None
+    limit = (answer.device.memory_bytes or 0) / unit
+    limits = [limit] if limit and max(extent([series])) >= limit / 4 else []
+    return Chart(
+        x=batch_axis(_sizes(answer)),
+        y=value_axis(f"peak memory, {name}", [0.0, *extent([series]), *limits], log=False),
+        series=[series],
+        rules=[Rule(at=limit, name="memory of the device", colour=SECOND) for limit in limits],
+    )
 
-    def shown(row: Batch) -> float | None:
-        return None if row.peak_memory_bytes is None else row.peak_memory_bytes / size
 
-    figure = _plain(answer, shown, title, log=False)
-    limit = (answer.device.memory_bytes or 0) / size
-    if figure is None or not limit or max(figure["data"][0]["y"]) < limit / 4:
-        return figure
-    figure["layout"]["yaxis"] = value_axis(title, [0.0, *figure["data"][0]["y"], limit], log=False)
-    figure["layout"]["shapes"] = [reference_line("h", limit, SECOND)]
-    return figure
+def _law_curve(points: Sequence[tuple[float, float]], name: str, fit: Fit) -> Series:
+    """Return a line of the law, dashed and called poor if the law does not fit."""
+    fits = fit.verdict == "fits"
+    return Series(
+        name=name if fits else f"{name} (poor fit)",
+        points=[Point(*one) for one in points],
+        colour=THIRD,
+        width=2,
+        dash="solid" if fits else "dash",
+    )
 
 
 def _against_law(
@@ -180,146 +197,112 @@ def _against_law(
     title: str,
     expected: Callable[[Law, float], float],
     slope: int,
-) -> Figure | None:
+) -> Chart | None:
     known = [(row, one) for row in answer.batches if (one := value(row)) is not None]
     if not known:
         return None
-    data = []
+    series = []
     fit = _drawn_law(answer)
     if fit is not None:
-        sizes = dense_sizes(list(fit.residuals))
-        data.append(law_curve([(size, expected(fit, size)) for size in sizes], "the law", fit))
+        series.append(_law_curve([(size, expected(fit, size)) for size in dense_sizes(fit.residuals)], "the law", fit))
     if len(known) > 1:
         (first, at_first), last = known[0], known[-1][0].batch_size
-        ends = [(size, at_first * (size / first.batch_size) ** slope) for size in (first.batch_size, last)]
-        data.append(dotted_line(ends, "perfect scaling"))
+        ends = [Point(size, at_first * (size / first.batch_size) ** slope) for size in (first.batch_size, last)]
+        series.append(Series(name="perfect scaling", points=ends, colour=MUTED, width=1.5, dash="dot"))
     for regime, symbol in REGIME_SYMBOLS.items():
-        points = [(row, one) for row, one in known if row.regime == regime]
-        if points:
-            data.append(
-                {
-                    "type": "scatter",
-                    "mode": "markers",
-                    "name": regime or "smallest",
-                    "showlegend": regime is not None,
-                    "x": [row.batch_size for row, _ in points],
-                    "y": [one for _, one in points],
-                    "customdata": ["not tuned" if row.untuned else "" for row, _ in points],
-                    "marker": {
-                        "symbol": [f"{symbol}-open" if row.untuned else symbol for row, _ in points],
-                        "color": MUTED if regime is None else ACCENT,
-                        "size": 10,
-                        "line": {"color": MUTED if regime is None else ACCENT, "width": 2},
-                    },
-                    "hovertemplate": "batch %{x}: %{y:,.4~r} %{customdata}<extra></extra>",
-                }
-            )
+        for is_hollow, name in ((False, regime or ""), (True, f"{regime or 'smallest'}, not well tuned")):
+            here = [(row.batch_size, one) for row, one in known if (row.regime, row.untuned) == (regime, is_hollow)]
+            if here:
+                points = [Point(size, one, f"batch {size}: {number(one, 4)}") for size, one in here]
+                colour = MUTED if regime is None else ACCENT
+                series.append(Series(name=name, points=points, colour=colour, symbol=symbol, is_hollow=is_hollow))
     y = value_axis(f"{title} to the target", [one for _, one in known], log=True)
-    return framed(data, batch_axis(_sizes(answer)), y)
+    return Chart(x=batch_axis(_sizes(answer)), y=y, series=series)
 
 
-def _plain(answer: Answer, value: Callable[[Batch], float | None], title: str, *, log: bool) -> Figure | None:
-    """Return one figure of each batch size as a line with marks."""
+def _connected(answer: Answer, value: Callable[[Batch], float | None]) -> Series | None:
+    """Return a value of each batch size as a line with symbols."""
     known = [(row.batch_size, one) for row in answer.batches if (one := value(row)) is not None]
-    if not known:
-        return None
-    trace = {
-        "type": "scatter",
-        "mode": "lines+markers",
-        "x": [size for size, _ in known],
-        "y": [one for _, one in known],
-        "marker": {"color": ACCENT, "size": 8},
-        "line": {"color": ACCENT, "width": 1.5},
-        "hovertemplate": "batch %{x}: %{y:,.4~r}<extra></extra>",
-    }
-    values = [one for _, one in known] + ([] if log else [0.0])
-    figure = framed([trace], batch_axis(_sizes(answer)), value_axis(title, values, log=log))
-    figure["layout"]["showlegend"] = False
-    return figure
+    points = [Point(size, one, f"batch {size}: {number(one, 4)}") for size, one in known]
+    return Series(points=points, width=1.5, symbol="circle", size=9) if points else None
 
 
-def _with_intervals(answer: Answer, rows: Sequence[Batch]) -> list[Figure]:
-    """Return the optimum and the other batch sizes, confirmed ones filled."""
-    best = answer.optimal.batch_size
-    groups = (
-        ("confirmed by fresh seeds", [row for row in rows if row.confirmed and row.batch_size != best], ACCENT),
-        ("a single search trial", [row for row in rows if not row.confirmed and row.batch_size != best], PAGE),
-        ("optimal", [row for row in rows if row.batch_size == best], SECOND),
-    )
-    traces = []
-    for name, here, fill in groups:
-        points = [(row.batch_size, row.objective_value) for row in here]
-        if points:
-            trace = interval_trace([(size, one) for size, one in points if one is not None], name, fill)
-            trace["customdata"] = [_row_text(row) for row in here]
-            trace["hovertemplate"] = "batch %{x}: %{y:.4~g}<br>%{customdata}<extra></extra>"
-            if name == "optimal":
-                trace["marker"] |= {"size": 14, "symbol": "star"}
-            traces.append(trace)
-    return traces
+def _medians(answer: Answer) -> Iterator[Series]:
+    """Yield the batch sizes with their intervals: confirmed ones filled, the optimum as a star."""
+    best, unit = answer.optimal.batch_size, objective_in(answer).unit
+    known = [(row, row.objective_value) for row in answer.batches if row.objective_value is not None]
+    confirmed = [_median(row.batch_size, one, row) for row, one in known if row.confirmed and row.batch_size != best]
+    single = [_median(row.batch_size, one, row) for row, one in known if not row.confirmed and row.batch_size != best]
+    if confirmed:
+        yield Series(name="confirmed by fresh seeds", points=confirmed, symbol="circle")
+    if single:
+        yield Series(name="a single search trial", points=single, symbol="circle", is_hollow=True)
+    for row, one in known:
+        if row.batch_size == best:
+            point = _median(best, one, row, f"{best}: {number(one.median)}{unit}")
+            yield Series(name="optimal", points=[point], colour=SECOND, symbol="star", size=14)
 
 
-def _default_mark(answer: Answer, batch_size: int, ratio: Ratio) -> Figure | None:
-    """Return the default as run, not the best tuned at its batch size."""
-    best = answer.optimal.objective_value
-    if best is None:
-        return None
-    longer = "longer than " if ratio.at_least else ""
-    return {
-        "type": "scatter",
-        "mode": "markers",
-        "name": f"your default{' (longer than this)' if ratio.at_least else ''}",
-        "x": [batch_size],
-        "y": [best.median * ratio.value],
-        "marker": {**hollow_marker("arrow-up-open" if ratio.at_least else "diamond-open"), "size": 12},
-        "hovertemplate": f"your default, batch %{{x}}: {longer}%{{y:.4~g}}<extra></extra>",
-    }
+def _median(size: int, figure: Median | Time, row: Batch | None = None, label: str = "") -> Point:
+    about = f"batch {size}: {number(figure.median, 4)}" + ("" if row is None else f"\n{_about(row)}")
+    return Point(size, figure.median, about, label, figure.low, figure.high)
 
 
-def _band(answer: Answer) -> Figure:
-    """Return the range within 5 % as an area; `_stretch_band` gives it the height of the figure."""
-    low, high = answer.flat_range
-    left, right = low / 2**0.2, high * 2**0.2
-    span = str(low) if low == high else f"{low} to {high}"
-    return {
-        "type": "scatter",
-        "mode": "lines",
-        "name": f"within 5 %: {span}",
-        "x": [left, left, right, right],
-        "y": [],
-        "fill": "toself",
-        "fillcolor": BAND,
-        "line": {"width": 0, "color": BAND},
-        "hoverinfo": "skip",
-    }
+def _lower_bounds(answer: Answer) -> Iterator[Series]:
+    """Yield the batch sizes that missed the target as arrows upward."""
+    exceeds, unit = objective_in(answer).exceeds, objective_in(answer).unit
+    points = [
+        Point(
+            row.batch_size,
+            bound,
+            f"batch {row.batch_size}: {exceeds} than {number(bound, 4)}\n{_about(row)}",
+            f"> {number(bound)}{unit}",
+        )
+        for row in answer.batches
+        if (bound := row.objective_lower_bound) is not None
+    ]
+    if points:
+        yield Series(
+            name=f"{exceeds} than this: target not reached", points=points, colour=MUTED, symbol="arrow", size=12
+        )
 
 
-def _stretch_band(band: Figure, axis: Figure) -> None:
-    low, high = axis["range"]
-    if axis["type"] == "log":
-        low, high = 10**low, 10**high
-    band["y"] = [low, high, high, low]
+def _default(answer: Answer, batch_size: int) -> Iterator[Series]:
+    """Yield the default as it ran, not the best that was tuned at its batch size."""
+    ratio, best = answer.speedup.over_default, answer.optimal.objective_value
+    if ratio is None or best is None:
+        return
+    value, longer = best.median * ratio.value, "longer than " if ratio.at_least else ""
+    about = f"your default, batch {batch_size}: {longer}{number(value, 4)}"
+    label = f"{'> ' if ratio.at_least else ''}{number(ratio.value)}× the optimum"
+    name = f"your default{' (longer than this)' if ratio.at_least else ''}"
+    yield _apart(name, [Point(batch_size, value, about, label)], "arrow" if ratio.at_least else "diamond")
 
 
-def _law_line(answer: Answer) -> Figure | None:
-    """Return the objective that the law predicts, up to the largest batch size that reached the target."""
+def _apart(name: str, points: Sequence[Point], symbol: Symbol) -> Series:
+    """Return what stands apart from the trials that are compared."""
+    return Series(name=name, points=points, colour=INK, symbol=symbol, is_hollow=True)
+
+
+def __law_curve(answer: Answer) -> Iterator[Series]:
+    """Yield the objective that the law predicts, up to the largest batch size that reached the target."""
     fit = _drawn_law(answer)
     if fit is None:
-        return None
-    objective, sizes = objective_in(answer), list(fit.residuals)
+        return
+    objective = objective_in(answer)
     timed = {row.batch_size: row.step_time_s for row in answer.batches if row.step_time_s is not None}
-    inside = [size for size in timed if min(sizes) <= size <= max(sizes)]
+    inside = [size for size in timed if min(fit.residuals) <= size <= max(fit.residuals)]
     needs_step_times = objective.predicted(1.0, 1.0, None) is None
     is_timed = all(warning.code != LAW_NOT_TIMED for warning in answer.warnings)
     if needs_step_times and (len(inside) < 2 or not is_timed):
-        return None
+        return
     points = []
-    for size in dense_sizes(inside if needs_step_times else sizes):
-        figure = objective.predicted(_steps_by_law(fit, size), size, _step_seconds_at(timed, size))
-        if figure is not None:
-            points.append((size, figure))
-    name = "law × step time" if needs_step_times else "the law"
-    return law_curve(points, name, fit) if points else None
+    for size in dense_sizes(inside if needs_step_times else fit.residuals):
+        value = objective.predicted(_steps_by_law(fit, size), size, _step_seconds_at(timed, size))
+        if value is not None:
+            points.append((size, value))
+    if points:
+        yield _law_curve(points, "law × step time" if needs_step_times else "the law", fit)
 
 
 def _step_seconds_at(timed: Mapping[int, float], size: float) -> float | None:
@@ -335,39 +318,26 @@ def _steps_by_law(law: Law, size: float) -> float:
 
 
 def _drawn_law(answer: Answer) -> Fit | None:
-    """Return the law where enough batch sizes speak for or against it."""
+    """Return the law if enough batch sizes speak for or against it."""
     fit = answer.fit
     return None if fit is None or fit.verdict == "too_few_points" else fit
 
 
-def _mark_largest(figure: Figure, answer: Answer) -> None:
-    """Mark the largest batch size that fits, or was tried, by a line, named at the top of the figure."""
-    largest = answer.largest_that_fits
-    size = largest.batch_size
-    figure["layout"]["shapes"] = [reference_line("v", size, MUTED)]
-    figure["layout"]["annotations"] = [
-        {
-            "x": math.log10(size),
-            "yref": "paper",
-            "y": 1,
-            "text": f"{largest.in_words}: {size} ",
-            "showarrow": False,
-            "xanchor": "right",
-            "yanchor": "top",
-            "font": {"color": MUTED},
-        }
-    ]
+def dense_sizes(sizes: Collection[int]) -> list[float]:
+    """Return batch sizes from the smallest to the largest, close enough for a smooth line."""
+    low, high = min(sizes), max(sizes)
+    return [float(one) for one in np.geomspace(low, high, max(2, round(12 * math.log2(high / low)) + 1))]
 
 
-def _row_text(row: Batch) -> str:
-    """Return the text beside a batch size's figure when it is pointed at."""
+def _about(row: Batch) -> str:
+    """Return what the tooltip of a batch size says beside its value."""
     parts = [f"{row.reached} of {row.trials} trials reached the target"]
     time = row.time_to_target_s
     if time is not None:
-        parts.append("a single run" if time.runs == 1 else f"median of {time.runs} runs")
+        parts.append("a single run" if time.runs == 1 else f"median of {plural(time.runs, 'run')}")
         if time.basis != "measured":
-            parts.append(label(time.basis))
-    return "<br>".join([*parts, *(label(reason) for reason in row.untuned_because)])
+            parts.append(time.basis)
+    return "\n".join([*parts, *row.untuned_because])
 
 
 def _sizes(answer: Answer) -> list[int]:

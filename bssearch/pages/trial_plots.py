@@ -1,4 +1,4 @@
-"""The figures that show trials one by one: learning curves, and learning rate against batch size."""
+"""The charts that show trials one by one: learning curves, and learning rate against batch size."""
 
 from __future__ import annotations
 
@@ -10,29 +10,36 @@ import numpy as np
 from bssearch.analysis.answer import Answer, TargetAnswer, parameters_of
 from bssearch.analysis.numbers import number
 from bssearch.analysis.objectives.base import Objective
-from bssearch.pages.axes import (
+from bssearch.pages.chart import (
     ACCENT,
+    INK,
     MUTED,
-    PAGE,
     SECOND,
-    Figure,
+    Axis,
+    Chart,
+    ColourScale,
+    Dash,
+    Point,
+    Rule,
+    Series,
+    Symbol,
     batch_axis,
-    framed,
-    label,
+    extent,
     round_numbers,
+    sequence_colour,
+    short_name,
     value_axis,
 )
-from bssearch.pages.traces import dotted_line, hollow_marker, reference_line, sequence_colour
 from bssearch.records import Configuration, Observation, Target, TrialRecord, TrialState
 from bssearch.scaling import LearningRateRule, learning_rate_factor
 
 CURVE_POINTS = 200
 """Points of a learning curve on the page: a choice, more than a screen tells apart."""
 
-STATES = {
-    "stopped before the target": ("triangle-up-open", MUTED, {state for state in TrialState if state.is_censored}),
-    "diverged": ("x-thin-open", SECOND, {TrialState.DIVERGED}),
-    "out of memory": ("square-open", SECOND, {TrialState.OOM}),
+ENDED: dict[str, tuple[Symbol, str, set[TrialState]]] = {
+    "stopped before the target": ("triangle", MUTED, {state for state in TrialState if state.is_censored}),
+    "diverged": ("x", SECOND, {TrialState.DIVERGED}),
+    "out of memory": ("square", SECOND, {TrialState.OOM}),
 }
 
 
@@ -51,163 +58,136 @@ def curve_trials(answer: Answer, trials: Iterable[TrialRecord]) -> dict[int, int
     return dict(sorted({**{size: one for size, (_, one) in nearest.items()}, **chosen}.items()))
 
 
-def curves_figure(answer: Answer, curves: Mapping[int, Sequence[Observation]]) -> Figure | None:
-    """Return the metric over train seconds of one run for each batch size, at most `CURVE_POINTS` points of each."""
+def curves_chart(answer: Answer, curves: Mapping[int, Sequence[Observation]]) -> Chart | None:
+    """Return the metric over train seconds of one run for each batch size, the optimum's the widest."""
     drawn = {size: points for size, curve in curves.items() if len(points := thinned(curve)) > 1}
     if not drawn:
         return None
     best = answer.optimal.batch_size
     reached = {row.batch_size for row in answer.batches if row.reached}
-    data = [
-        {
-            "type": "scatter",
-            "mode": "lines",
-            "name": f"{size} (optimal)" if size == best else str(size),
-            "x": [one.train_seconds for one in points],
-            "y": [one.metric for one in points],
-            "line": {
-                "color": sequence_colour(index, len(drawn)),
-                "width": 4 if size == best else 1.75,
-                "dash": "solid" if size in reached else "dot",
-            },
-            "zorder": int(size == best),
-            "hovertemplate": f"batch {size}<br>%{{x:.4~g}} s: %{{y:.4~g}}<extra></extra>",
-        }
+    series = [
+        Series(
+            name=f"{size} (optimal)" if size == best else str(size),
+            points=_curve(points, f"batch {size}"),
+            colour=sequence_colour(index / max(1, len(drawn) - 1)),
+            width=4 if size == best else 1.75,
+            dash="solid" if size in reached else "dot",
+        )
         for index, (size, points) in enumerate(drawn.items())
     ]
-    seconds = [one.train_seconds for points in drawn.values() for one in points]
-    metrics = [one.metric for points in drawn.values() for one in points] + [answer.target.value]
-    y = value_axis(label(answer.target.metric), metrics, log=False)
-    figure = framed(data, value_axis("train seconds", seconds, log=True), y)
-    _mark_target(figure, answer.target)
-    return figure
+    seconds = [point.x for one in series for point in one.points]
+    return _curves(series, value_axis("train seconds", seconds, log=True), answer.target)
 
 
-def recent_curves_figure(target: Target, runs: Sequence[tuple[TrialRecord, Sequence[Observation]]]) -> Figure | None:
-    """Return the metric over train seconds of some trials, of which nothing else needs to be known yet."""
+def recent_curves_chart(target: Target, runs: Sequence[tuple[TrialRecord, Sequence[Observation]]]) -> Chart | None:
+    """Return the metric over train seconds of some trials of a study that need not have an answer."""
     drawn = [(trial, points) for trial, curve in runs if (points := thinned(curve))]
     if not drawn:
         return None
-    data = [
-        {
-            "type": "scatter",
-            "mode": "lines+markers" if len(points) == 1 else "lines",
-            "name": f"trial {trial.number}, batch {trial.configuration.batch_size}",
-            "x": [one.train_seconds for one in points],
-            "y": [one.metric for one in points],
-            "line": {"color": sequence_colour(index, len(drawn)), "width": 2},
-            "marker": {"color": sequence_colour(index, len(drawn)), "size": 7},
-            "hovertemplate": f"trial {trial.number}<br>%{{x:.4~g}} s: %{{y:.4~g}}<extra></extra>",
-        }
+    series = [
+        Series(
+            name=f"trial {trial.number}, batch {trial.configuration.batch_size}",
+            points=_curve(points, f"trial {trial.number}"),
+            colour=sequence_colour(index / max(1, len(drawn) - 1)),
+            width=2,
+            symbol="circle" if len(points) == 1 else None,
+        )
         for index, (trial, points) in enumerate(drawn)
     ]
-    seconds = [one.train_seconds for _, points in drawn for one in points]
-    metrics = [one.metric for _, points in drawn for one in points]
-    x = value_axis("train seconds", [0.0, *seconds], log=False)
-    figure = framed(data, x, value_axis(label(target.metric), [*metrics, target.value], log=False))
-    _mark_target(figure, target)
-    return figure
+    seconds = [point.x for one in series for point in one.points]
+    return _curves(series, value_axis("train seconds", [0.0, *seconds], log=False), target)
 
 
-def _mark_target(figure: Figure, target: Target | TargetAnswer) -> None:
-    """Draw the target as a line across a figure of curves, named at its left end."""
-    figure["layout"]["shapes"] = [reference_line("h", target.value, ACCENT)]
-    figure["layout"]["annotations"] = [
-        {
-            "xref": "paper",
-            "x": 0.01,
-            "y": target.value,
-            "text": f"target {target.goal.sign} {target.value:g}",
-            "showarrow": False,
-            "xanchor": "left",
-            "yanchor": "bottom",
-            "font": {"color": ACCENT},
-        }
+def _curve(curve: Sequence[Observation], name: str) -> list[Point]:
+    return [
+        Point(one.train_seconds, one.metric, f"{name}\n{number(one.train_seconds, 4)} s: {number(one.metric, 4)}")
+        for one in curve
     ]
 
 
-def learning_rate_figure(
-    trials: Sequence[TrialRecord], objective: Objective, default: Configuration | None
-) -> Figure | None:
-    """Return learning rate and batch size of all trials, coloured by the objective's figure, with two rules' lines.
+def _curves(series: Sequence[Series], seconds: Axis, target: Target | TargetAnswer) -> Chart:
+    """Return curves with the target as a line across them."""
+    metric = value_axis(short_name(target.metric), [*extent(series), target.value], log=False)
+    rule = Rule(at=target.value, name=f"target {target.goal.sign} {target.value:g}", colour=ACCENT)
+    return Chart(x=seconds, y=metric, series=series, rules=[rule])
 
-    ``default``: where the rules start, None where it is not known. Trials whose learning rate is not known, and those
-    that say nothing (failed, lost, cancelled), are left out, and so are those whose batch grows.
+
+def learning_rate_chart(
+    trials: Sequence[TrialRecord], objective: Objective, default: Configuration | None
+) -> Chart | None:
+    """Return learning rate and batch size of all trials, coloured by the objective, with the lines of two rules.
+
+    The rules start at the default; without a default they are left out. So are trials whose batch grows, whose
+    learning rate is unknown, or that failed, were lost or cancelled.
     """
     constant = [trial for trial in trials if not trial.configuration.grows]
     known = [(trial, rate) for trial in constant if (rate := _learning_rate(trial.configuration)) is not None]
     valued = [(trial, rate, value) for trial, rate in known if (value := objective.figure(trial)) is not None]
-    data = [_coloured(valued, objective)] if valued else []
-    for name, (symbol, colour, states) in STATES.items():
-        ended = [(trial, rate) for trial, rate in known if trial.state in states and objective.figure(trial) is None]
-        if ended:
-            data.append(_marks(name, ended, {"symbol": symbol, "color": colour, "size": 7}))
-    if not data:
+    series, colours = _coloured(valued, objective) if valued else ([], None)
+    for name, (symbol, colour, states) in ENDED.items():
+        points = [
+            _mark(trial.configuration, rate, name)
+            for trial, rate in known
+            if trial.state in states and objective.figure(trial) is None
+        ]
+        if points:
+            series.append(Series(name=name, points=points, colour=colour, symbol=symbol, size=8, is_hollow=True))
+    if not series:
         return None
-    sizes = sorted({trial.configuration.batch_size for trial, _ in known})
-    rates = [rate for trace in data for rate in trace["y"]]
+    sizes, rates = {trial.configuration.batch_size for trial, _ in known}, extent(series)
     if default is not None:
-        data += [_rule_line(rule, default, sizes) for rule in (LearningRateRule.LINEAR, LearningRateRule.SQRT)]
-        data.append(_marks("your default", [(default, default.learning_rate)], hollow_marker("diamond-open")))
+        series += [_rule_line(rule, default, sizes) for rule in (LearningRateRule.LINEAR, LearningRateRule.SQRT)]
+        mark = _mark(default, default.learning_rate, "your default")
+        series.append(Series(name="your default", points=[mark], colour=INK, symbol="diamond", is_hollow=True))
         rates.append(default.learning_rate)
-        sizes = sorted({*sizes, default.batch_size})
-    return framed(data, batch_axis(sizes), value_axis("learning rate", rates, log=True))
+        sizes.add(default.batch_size)
+    y = value_axis("learning rate", rates, log=True)
+    return Chart(x=batch_axis(sorted(sizes)), y=y, series=series, colours=colours)
 
 
-def _rule_line(rule: LearningRateRule, default: Configuration, sizes: Sequence[int]) -> Figure:
+def _rule_line(rule: LearningRateRule, default: Configuration, sizes: Iterable[int]) -> Series:
     size = default.batch_size
-    ends = sorted({sizes[0], size, sizes[-1]})
-    points = [(float(one), default.learning_rate * learning_rate_factor(rule, one, size)) for one in ends]
-    return dotted_line(points, f"{rule.value} rule", "dash" if rule is LearningRateRule.LINEAR else "dot")
+    points = [
+        Point(one, default.learning_rate * learning_rate_factor(rule, one, size)) for one in sorted({*sizes, size})
+    ]
+    dash: Dash = "dash" if rule is LearningRateRule.LINEAR else "dot"
+    return Series(name=f"{rule.value} rule", points=points, colour=MUTED, width=1.5, dash=dash)
 
 
-def _coloured(valued: Sequence[tuple[TrialRecord, float, float]], objective: Objective) -> Figure:
-    """Return trials coloured by the logarithm of their figure, with a scale in its own unit."""
-    ordered = sorted(valued, key=lambda one: -one[2])  # the best on top
-    logs = [objective.log(value) or 0.0 for _, _, value in ordered]
+def _coloured(
+    valued: Sequence[tuple[TrialRecord, float, float]], objective: Objective
+) -> tuple[list[Series], ColourScale]:
+    """Return trials coloured by the logarithm of their value, the best over the others, with the scale."""
+    logs = [objective.log(value) or 0.0 for _, _, value in valued]
     low, high = min(logs), max(logs)
+
+    def share(log: float) -> float:
+        return (log - low) / ((high - low) or 1.0)
+
+    name = "reached the target" if objective.stops_at_target else "measured"
+    points = [
+        _mark(
+            trial.configuration,
+            rate,
+            f"trial {trial.number}: {number(objective.shown(value))}",
+            sequence_colour(share(objective.log(value) or 0.0)),
+        )
+        for trial, rate, value in sorted(valued, key=lambda one: -one[2])
+    ]
     ticks = _log_ticks(low, high) if objective.has_ratios else [low, (low + high) / 2, high]
-    trace = _marks(
-        "reached the target" if objective.stops_at_target else "measured",
-        [(trial, rate) for trial, rate, _ in ordered],
-        {},
-    )
-    trace["marker"] = {
-        "size": 8,
-        "color": logs,
-        "colorscale": [[step / 4, f"var(--seq-{25 * step})"] for step in range(5)],
-        "cmin": low,
-        "cmax": high if high > low else low + 1,
-        "line": {"color": PAGE, "width": 0.5},
-        "colorbar": {
-            "title": {"text": objective.axis_title.removesuffix(" to the target"), "side": "top"},
-            "tickvals": ticks,
-            "ticktext": [number(objective.shown(objective.from_log(tick))) for tick in ticks],
-            "thickness": 12,
-            "outlinewidth": 0,
-        },
-    }
-    trace["customdata"] = [f"trial {trial.number}: {number(objective.shown(value))}" for trial, _, value in ordered]
-    trace["hovertemplate"] = "%{customdata}<br>batch %{x}, learning rate %{y:.3~g}<extra></extra>"
-    return trace
+    texts = [(share(tick), number(objective.shown(objective.from_log(tick)))) for tick in ticks]
+    series = Series(name=name, points=points, colour=sequence_colour(0.5), symbol="circle", size=8)
+    return [series], ColourScale(objective.axis_title.removesuffix(" to the target"), texts)
 
 
 def _log_ticks(low: float, high: float) -> list[float]:
     return [math.log(tick) for tick in round_numbers(math.exp(low), math.exp(high))]
 
 
-def _marks(name: str, points: Sequence[tuple[TrialRecord | Configuration, float]], marker: Figure) -> Figure:
-    """Return trials, or a configuration, as marks at batch size and learning rate."""
-    ran = [one if isinstance(one, Configuration) else one.configuration for one, _ in points]
-    return {
-        "type": "scatter",
-        "mode": "markers",
-        "name": name,
-        "x": [one.batch_size for one in ran],
-        "y": [rate for _, rate in points],
-        "marker": marker,
-        "hovertemplate": f"{name}<br>batch %{{x}}, learning rate %{{y:.3~g}}<extra></extra>",
-    }
+def _mark(configuration: Configuration, rate: float, about: str, colour: str | None = None) -> Point:
+    """Return a trial's or a configuration's point at batch size and learning rate."""
+    place = f"batch {configuration.batch_size}, learning rate {number(rate)}"
+    return Point(configuration.batch_size, rate, f"{about}\n{place}", colour=colour)
 
 
 def _learning_rate(configuration: Configuration) -> float | None:

@@ -6,7 +6,6 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from importlib import resources
 from importlib.metadata import version
 from threading import Lock
 from typing import Any
@@ -21,7 +20,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from bssearch.errors import BSSearchError, DatabaseError, NotFoundError, TargetNotReachedError, UsageError
-from bssearch.pages.html import templates
+from bssearch.pages.html import page_style, templates
 from bssearch.pages.words import in_words, plural, visible, without_passwords
 from bssearch.web.access import Access, Guard
 from bssearch.web.across import best_page, compare_page
@@ -198,5 +197,4 @@ class _Kept:
 
 def _page_style(request: Request) -> Response:
     """Give the style sheet that these pages share with the page of a report."""
-    style = resources.files("bssearch.pages").joinpath("page.css").read_text(encoding="utf-8")
-    return Response(style, media_type="text/css")
+    return Response(page_style(), media_type="text/css")

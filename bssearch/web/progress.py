@@ -10,8 +10,8 @@ from typing import Any
 from bssearch.analysis.numbers import number
 from bssearch.batch_schedule import sizes_in_words
 from bssearch.commands.status import Status, status
-from bssearch.pages.axes import Figure
-from bssearch.pages.trial_plots import recent_curves_figure
+from bssearch.pages.chart import Chart
+from bssearch.pages.trial_plots import recent_curves_chart
 from bssearch.pages.words import NOTHING
 from bssearch.records import Observation, StudyRecord, TrialRecord, TrialState
 from bssearch.storage.repository import Store
@@ -34,7 +34,7 @@ class Progress:
     status: Status
     running: list[dict[str, Any]]
     counts: list[tuple[str, str, int]]
-    curves: Figure | None
+    curves: Chart | None
     summary: str
     is_live: bool
 
@@ -65,7 +65,7 @@ def progress(store: Store, study: StudyRecord, trials: Sequence[TrialRecord]) ->
         status=found,
         running=[_running_row(trial, curves.get(trial.number, [])) for trial in running],
         counts=[(phase, state, count) for phase, states in found.trials.items() for state, count in states.items()],
-        curves=recent_curves_figure(study.target, [(trial, curves[trial.number]) for trial in drawn]),
+        curves=recent_curves_chart(study.target, [(trial, curves[trial.number]) for trial in drawn]),
         summary=_summary(found),
         is_live=is_live(store, study.name, found.running) and not found.is_imported,
     )

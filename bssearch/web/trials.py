@@ -12,7 +12,7 @@ from bssearch.batch_schedule import sizes_in_words
 from bssearch.commands.reproduction import Reproduction, reproduction
 from bssearch.commands.trials import matching_trials, trial_document, trial_row
 from bssearch.errors import NotFoundError, UsageError
-from bssearch.pages.trial_plots import recent_curves_figure
+from bssearch.pages.trial_plots import recent_curves_chart
 from bssearch.pages.words import in_words
 from bssearch.records import Environment, Phase, TrialRecord, TrialState
 from bssearch.storage.repository import Store
@@ -105,7 +105,7 @@ def trial_page(asked: Asked) -> Answered:
             "warnings": trial.outcome.warnings if trial.outcome else (),
             "traceback": document["traceback"],
             "stages": document["stages"],
-            "figure": recent_curves_figure(study.target, [(trial, curve)]),
+            "chart": recent_curves_chart(study.target, [(trial, curve)]),
             "evaluations": len(curve),
             "place_facts": _place(environment),
             "log": log,

@@ -55,7 +55,7 @@ SLOW_SECONDS = 0.25
 LEFT_OUT = ("templates", "guide")
 HEAVY = (
     "torch numpy scipy.stats scipy.optimize sklearn.datasets pandas optuna sqlalchemy alembic.command pydantic typer "
-    "rich.table yaml tenacity psutil plotly.graph_objects jinja2 psycopg jsonschema threadpoolctl"
+    "rich.table yaml tenacity psutil jinja2 psycopg jsonschema threadpoolctl"
 )
 """What is imported once, before each mutant's process forks off: third parties alone, nothing of the tree."""
 

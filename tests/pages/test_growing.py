@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import plotly.graph_objects as go
 import pytest
 
 from bssearch.analysis.answer import Answer
@@ -17,6 +16,7 @@ from bssearch.analysis.objectives.base import objective_of
 from bssearch.analysis.report import build_answer
 from bssearch.batch_schedule import BatchSchedule, Stage, with_batch_schedule
 from bssearch.pages import trial_plots
+from bssearch.pages.chart import Series
 from bssearch.pages.growing import growing, grown_trials
 from bssearch.pages.html import Section
 from bssearch.pages.page import StudyPicture, render
@@ -24,7 +24,7 @@ from bssearch.records import Configuration, GradientNoise, Observation, Phase, T
 from bssearch.scaling import LearningRateRule
 from tests.factories import make_probe, make_spec, make_trial
 from tests.pages.test_page import Elements
-from tests.pages.test_plots import SIZES, law_trials, names, study_of
+from tests.pages.test_plots import SIZES, law_trials, names, study_of, xs, ys
 from tests.test_batch_schedule import milestones
 
 BASE = Configuration(batch_size=32, micro_batch_size=32, learning_rate=0.1)
@@ -94,42 +94,42 @@ def section(found: StudyPicture) -> Section:
     return made
 
 
-def traces(found: StudyPicture, name: str) -> dict[str, Any]:
-    return {trace["name"]: trace for trace in section(found).figures[name]["data"]}
+def lines(found: StudyPicture, name: str) -> dict[str, Series]:
+    return {series.name: series for series in section(found).drawn[name].series}
 
 
 def test_the_batch_is_drawn_in_steps_beside_the_one_that_stays_and_the_noise_scale() -> None:
     found = picture()
     best = found.answer.optimal.batch_size
-    drawn = traces(found, "batch-growth")
+    drawn = lines(found, "batch-growth")
     assert list(drawn) == [f"batch {best}, the best that stays", "the batch that grows", "gradient noise scale"]
     steps = drawn["the batch that grows"]
-    assert (steps["x"], steps["y"]) == ([0, 640, 1600, 2240], [32, 64, 128, 128])
-    assert steps["line"]["shape"] == "hv", "a size holds from where it begins"
+    assert (xs(steps), ys(steps)) == ([0, 640, 1600, 2240], [32, 64, 128, 128])
+    assert steps.shape == "hv", "a size holds from where it begins"
     flat = drawn[f"batch {best}, the best that stays"]
     row = next(one for one in found.answer.batches if one.batch_size == best)
-    assert (flat["x"], flat["y"]) == ([0.0, row.samples_to_target], [best, best])
+    assert (xs(flat), ys(flat)) == ([0.0, row.samples_to_target], [best, best])
     noise = found.answer.measured.noise_scale
     assert noise is not None
-    assert drawn["gradient noise scale"]["y"] == [noise.scale, noise.scale]
-    axis = section(found).figures["batch-growth"]["layout"]["yaxis"]
-    assert axis["ticktext"] == ["32", "64", "128"]
-    assert {one["line"]["dash"] for one in drawn.values()} == {"dash", "solid", "dot"}, "told apart without colours"
+    assert ys(drawn["gradient noise scale"]) == [noise.scale, noise.scale]
+    assert [text for _, text in section(found).drawn["batch-growth"].y.ticks] == ["32", "64", "128"]
+    assert {one.dash for one in drawn.values()} == {"dash", "solid", "dot"}, "told apart without colours"
 
 
 def test_the_learning_rate_is_that_of_the_evaluations_and_of_the_optimum_s() -> None:
     found = picture()
-    drawn = traces(found, "rate-growth")
-    assert drawn["the batch that grows"]["x"] == [640, 1600, 2240]
-    assert drawn["the batch that grows"]["y"] == pytest.approx([0.1, 0.1 * 2**0.5, 0.2])
-    assert drawn["the batch that grows"]["line"]["shape"] == "vh", "an evaluation tells of the step before it"
-    assert drawn["the best that stays"]["y"] == [0.3, 0.3, 0.3]
+    drawn = lines(found, "rate-growth")
+    grows = drawn["the batch that grows"]
+    assert xs(grows) == [640, 1600, 2240]
+    assert ys(grows) == pytest.approx([0.1, 0.1 * 2**0.5, 0.2])
+    assert grows.shape == "vh", "an evaluation tells of the step before it"
+    assert ys(drawn["the best that stays"]) == [0.3, 0.3, 0.3]
     assert found.grown is not None
     by_stage = growing(found.answer, (found.grown[0], []), [])
     assert by_stage is not None
-    (trace,) = by_stage.figures["rate-growth"]["data"]
-    assert trace["y"] == pytest.approx([0.1, 0.1 * 2**0.5, 0.2, 0.2])
-    assert trace["line"]["shape"] == "hv"
+    (stages,) = by_stage.drawn["rate-growth"].series
+    assert ys(stages) == pytest.approx([0.1, 0.1 * 2**0.5, 0.2, 0.2])
+    assert stages.shape == "hv"
 
 
 def test_the_stages_have_their_steps_samples_and_seconds_to_the_target() -> None:
@@ -149,8 +149,8 @@ def test_the_stages_have_their_steps_samples_and_seconds_to_the_target() -> None
 def test_of_sizes_that_the_trials_decided_the_page_has_those_that_one_had() -> None:
     found = picture(BY_NOISE)
     made = section(found)
-    steps = traces(found, "batch-growth")["the batch that grows"]
-    assert (steps["x"], steps["y"]) == ([0, 640, 1600, 2240], [32, 64, 128, 128])
+    steps = lines(found, "batch-growth")["the batch that grows"]
+    assert (xs(steps), ys(steps)) == ([0, 640, 1600, 2240], [32, 64, 128, 128])
     assert made.table is not None
     assert [row.cells[:2] + row.cells[3:] for row in made.table.rows] == [
         ["0", "32", "20", "640", "0.2"],
@@ -193,13 +193,13 @@ def test_every_schedule_stands_in_a_table_of_its_own_the_best_first_and_in_no_ot
     ]
     constant = law_trials()
     assert grown_trials(constant, found.answer, objective) is None
-    drawn = trial_plots.learning_rate_figure(trials, objective, None)
-    assert drawn == trial_plots.learning_rate_figure(
+    drawn = trial_plots.learning_rate_chart(trials, objective, None)
+    assert drawn == trial_plots.learning_rate_chart(
         [one for one in trials if not one.configuration.grows], objective, None
     )
     assert names(drawn) == ["reached the target"]
     assert drawn is not None
-    assert len(drawn["data"][0]["x"]) == len(constant)
+    assert len(drawn.series[0].points) == len(constant)
 
 
 def test_a_trial_whose_batch_grows_does_not_stand_for_its_first_batch_size() -> None:
@@ -232,9 +232,7 @@ def test_the_page_has_both_sections_after_the_batch_sizes(schedule: BatchSchedul
     assert order[place : place + 4] == ["batches", "grown-trials", "growing", "steps"]
     assert about_growing(found.answer) in texts
     assert any(text.startswith("Every trial whose batch stays. ") for text in texts)
-    for name, figure in section(found).figures.items():
-        assert f'<div class="figure" id="figure-{name}">' in page
-        go.Figure(figure)
+    assert all(f'<div class="figure" id="figure-{name}">' in page for name in section(found).drawn)
     assert not re.findall(r"#[0-9a-f]{6}|rgb\(", page.partition("</style>")[2]), "colours of the style sheet alone"
 
 

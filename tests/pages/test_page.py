@@ -157,13 +157,6 @@ def test_warnings_are_sentences_and_keep_their_words(whole: StudyPicture) -> Non
     assert {"From one trial", "5 trials failed"} <= set(Elements(shown).texts)
 
 
-def test_a_small_batch_size_is_read_with_how_it_accumulates(whole: StudyPicture) -> None:
-    split = whole.answer.optimal.model_copy(update={"accumulation_steps": 4, "micro_batch_size": 16})
-    text = Elements(render(replace(whole, answer=whole.answer.model_copy(update={"optimal": split})))).text
-    assert "4 × 16" in text
-    assert "1 × " not in Elements(render(whole)).text
-
-
 def test_the_page_needs_no_other_file_and_no_script(html: str) -> None:
     tags = {tag for tag, _ in Elements(html).tags}
     assert not tags & {"script", "link", "img", "iframe", "object", "embed", "base", "form", "a", "image", "use"}
@@ -215,13 +208,6 @@ def test_a_section_without_data_says_why() -> None:
         assert f"Not shown: {why}" in text
 
 
-def test_batch_sizes_that_no_run_bounds_are_named(html: str) -> None:
-    trials = [make_trial(0, batch_size=32), make_trial(1, batch_size=8, state=TrialState.DIVERGED)]
-    found = replace(picture(), answer=answer_of(trials), trials=trials)
-    assert "Not drawn, for no run gives a figure or a bound: batch 8 (1 diverged)" in Elements(render(found)).text
-    assert "Not drawn" not in Elements(html).text
-
-
 @pytest.mark.parametrize(
     ("objective", "price", "said"),
     [
@@ -243,15 +229,6 @@ def test_what_was_missed_is_bounded_in_the_unit_of_the_objective(
     assert f"<td>{said}</td>" in found
     missed = Elements(found).text.count("Not drawn, for no run gives a figure or a bound: batch 16 (not run), 64")
     assert (missed, "batch 8" in found.split("Not drawn")[1].split("</p>")[0]) == (1, False)
-
-
-def test_of_too_few_batch_sizes_there_is_no_critical_one_and_no_law() -> None:
-    trials = law_trials((8, 16))
-    answer = answer_of(trials)
-    assert answer.fit is not None and answer.fit.verdict == "too_few_points"
-    text = Elements(render(replace(picture(), answer=answer, trials=trials))).text
-    assert "There is no law yet: it takes three tuned batch sizes." in text
-    assert "Critical batch size" not in text and "S_min" not in text and "B_crit" not in text
 
 
 def test_the_audit_is_shown_where_there_is_one(html: str) -> None:

@@ -19,7 +19,7 @@ from bssearch.pages.html import Row, Section, Tile
 from bssearch.pages.page import StudyPicture
 from bssearch.pages.reproduction import SHORT_SPEC, reproduction_of
 from bssearch.pages.tiles import tiles_of
-from bssearch.pages.words import NOTHING, in_words, sentence
+from bssearch.pages.words import NOTHING, in_words
 from bssearch.records import TrialState
 from tests.factories import make_environment, make_spec, make_trial
 from tests.pages.test_page import picture
@@ -106,11 +106,6 @@ def test_the_noise_scale_stands_with_its_interval_or_as_its_lower_bound(whole: S
     assert bound.value == "≥ 666" and "666" not in bound.note
     without_end = tiles(with_noise(whole, high=None))["Gradient noise scale"]
     assert without_end.value == "777" and "666" not in without_end.note
-
-
-def test_a_noise_scale_measured_far_from_the_target_says_so(whole: StudyPicture) -> None:
-    near, far = (tiles(with_noise(whole, far_from_target=one))["Gradient noise scale"] for one in (None, "loss 3"))
-    assert near.value == far.value and near.note != far.note
 
 
 def test_the_metric_on_the_test_part_and_the_memory_stand_where_they_are_known(whole: StudyPicture) -> None:
@@ -224,26 +219,6 @@ def test_the_device_is_said_with_its_step_time_in_milliseconds_and_its_memory_bo
     assert about_device(whole, step_time=None, memory=None) == []
 
 
-def test_that_no_memory_was_measured_is_said_only_where_none_was(whole: StudyPicture) -> None:
-    bare = [row.model_copy(update={"peak_memory_bytes": None}) for row in whole.answer.batches]
-    some = [*bare[:-1], bare[-1].model_copy(update={"peak_memory_bytes": 2**30})]
-    unmeasured = changed(
-        changed(whole, batches=bare), measured=whole.answer.measured.model_copy(update={"step_time": None})
-    )
-    assert len(page._about_device(unmeasured.answer)) == 1
-    assert (
-        page._about_device(replace(unmeasured, answer=unmeasured.answer.model_copy(update={"batches": some})).answer)
-        == []
-    )
-
-
-def test_an_objective_that_stops_at_the_target_explains_the_runs_that_were_stopped(whole: StudyPicture) -> None:
-    to_target, in_budget = (
-        page._objective(changed(whole, objective=one)).text for one in ("time_to_target", "metric_in_budget")
-    )
-    assert to_target.startswith(in_budget.removesuffix(".")) and len(to_target) > len(in_budget)
-
-
 def test_the_default_is_drawn_only_where_it_is_known(whole: StudyPicture) -> None:
     compared = with_speedup(whole, over_default=Ratio(value=2.0, at_least=False))
     imported = replace(compared, spec=make_spec(workload="imported"))
@@ -252,21 +227,9 @@ def test_the_default_is_drawn_only_where_it_is_known(whole: StudyPicture) -> Non
     assert "Your default" not in tiles(imported)
     for section in (page._objective, page._learning_rate):
         known, unknown = (
-            sum(len(one["data"]) for one in section(found).figures.values()) for found in (compared, imported)
+            sum(len(chart.series) for chart in section(found).drawn.values()) for found in (compared, imported)
         )
         assert known > unknown
-
-
-def test_the_figure_of_the_objective_is_headed_by_what_is_minimised_to_which_target(whole: StudyPicture) -> None:
-    harder = whole.answer.target.model_copy(update={"value": 0.987})
-    titles = {page._objective(found).title for found in (whole, changed(whole, objective="samples_to_target"))}
-    assert len(titles) == 2
-    assert "0.987" in page._objective(changed(whole, target=harder)).title
-
-
-def test_the_time_against_the_cost_says_which_cost_it_is(whole: StudyPicture) -> None:
-    priced = replace(whole, spec=make_spec(price_per_device_hour=2.0))
-    assert page._front(whole).text != page._front(priced).text
 
 
 # Tables ------------------------------------------------------------------------------------------------------------
@@ -478,11 +441,6 @@ def test_the_facts_are_those_that_are_known_with_memory_in_gib() -> None:
     assert (facts["Device"], facts["Device memory"]) == ("Test CPU", "1.5 GiB")
     assert "CUDA" not in facts and "None" not in facts.values()
     assert "Device memory" not in dict(reproduction._facts(make_environment(device_memory_bytes=None)))
-
-
-def test_a_warning_begins_with_a_capital_and_keeps_its_other_words() -> None:
-    for said, shown in (("one GPU", "One GPU"), ("B_crit is low", "B_crit is low"), ("", "")):
-        assert sentence(said) == shown
 
 
 def test_batch_sizes_with_a_figure_or_a_bound_are_drawn_and_not_named_as_missing(whole: StudyPicture) -> None:

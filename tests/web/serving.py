@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 
-from bssearch.pages.html import templates
+from bssearch.pages.html import page_style, templates
 from bssearch.web.access import HEADERS, Access
 from bssearch.web.app import create_app
 from bssearch.web.calculator.page import calculated
@@ -62,8 +62,8 @@ class Server:
 
     def _asset(self, request: Request) -> Response:
         name = request.path_params["name"]
-        package, folder = ("bssearch.pages", "") if name == "page.css" else ("bssearch.web", "static/")
-        text = resources.files(package).joinpath(folder + name).read_text(encoding="utf-8")
+        own = resources.files("bssearch.web").joinpath("static", name)
+        text = page_style() if name == "page.css" else own.read_text(encoding="utf-8")
         return Response(text, media_type=KINDS[name.rpartition(".")[2]])
 
     @contextmanager

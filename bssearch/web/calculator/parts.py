@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from bssearch.pages.axes import Figure
+from bssearch.pages.chart import Chart
 from bssearch.pages.plans import Shown
 
 
@@ -16,7 +16,7 @@ class DrawnFigure:
     name: str
     title: str
     text: str
-    figure: Figure
+    figure: Chart
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
-
-import pytest
+from xml.etree import ElementTree
 
 import bssearch
 from bssearch.analysis import answer as stored
 from bssearch.commands.trials import flat_table
-from bssearch.errors import UsageError
 from tests.documents import ROOT
 
 STORED = stored.Answer.model_validate_json((ROOT / "tests" / "data" / "digits.best.json").read_text(encoding="utf-8"))
@@ -28,13 +25,12 @@ def test_a_notebook_shows_the_batch_sizes_with_their_intervals_and_every_text_is
     warned = FOUND.model_copy(update={"warnings": [stored.Notice(code="x", message=hostile)]})
     page = warned._repr_html_()
     assert "<script" not in page and "&lt;script&gt;" in page
-    rows = re.findall(r"<tr><td>(\d+)[ ←]*</td><td>(.*?)</td>", page)
-    assert [int(size) for size, _ in rows] == [row.batch_size for row in FOUND.batches]
-    assert f"{FOUND.optimal.batch_size} ←" in page
+    rows = re.findall(r"<tr( class=\"marked\")?><td>(\d+)</td><td>(.*?)</td>", page)
+    assert [int(size) for _, size, _ in rows] == [row.batch_size for row in FOUND.batches]
+    ((marked, shown),) = [(size, value) for mark, size, value in rows if mark]
     best = FOUND.optimal.time_to_target_s
     assert best is not None and best.low is not None
-    shown = dict(rows)[str(FOUND.optimal.batch_size)]
-    assert shown.startswith(f"{best.median:.3g} [{best.low:.3g}, ")
+    assert (int(marked), shown.startswith(f"{best.median:.3g} s [{best.low:.3g}, ")) == (FOUND.optimal.batch_size, True)
 
 
 def test_the_frame_has_the_columns_of_the_csv(tmp_path: Path) -> None:
@@ -43,13 +39,11 @@ def test_the_frame_has_the_columns_of_the_csv(tmp_path: Path) -> None:
     assert list(FOUND.frame["batch_size"]) == [row.batch_size for row in STORED.batches]
 
 
-def test_the_plot_is_plotlys_own_in_colours_that_need_no_style_sheet(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("plotly")
-    figure = FOUND.plot()
-    assert "var(" not in figure.to_json()
-    drawn = {size for trace in figure.data if trace.name for size in trace.x}
-    assert {row.batch_size for row in FOUND.batches if row.objective_value} <= drawn
-    monkeypatch.setitem(sys.modules, "plotly.graph_objects", None)
-    with pytest.raises(UsageError) as caught:
-        FOUND.plot()
-    assert caught.value.hint == "pip install plotly"
+def test_the_plot_is_an_svg_document_for_viewers_with_and_without_html() -> None:
+    drawn = FOUND.plot()
+    assert drawn._repr_svg_() == drawn._repr_html_() == drawn.svg
+    assert drawn.svg in FOUND._repr_html_()
+    tooltips = [one.text or "" for one in ElementTree.fromstring(drawn.svg).iter("{http://www.w3.org/2000/svg}title")]
+    for row in FOUND.batches:
+        if row.objective_value is not None:
+            assert any(text.startswith(f"batch {row.batch_size}: ") for text in tooltips)

@@ -13,7 +13,7 @@ from bssearch.pages.page import render
 from tests.browser import browser, grave_findings
 from tests.pages import test_growing as growing
 from tests.pages import test_page as page
-from tests.pages.drawing.figures import with_every_end, with_many_sizes
+from tests.pages.charts import with_every_end, with_many_sizes
 
 __all__ = ["browser"]
 pytestmark = pytest.mark.slow

@@ -1,17 +1,19 @@
-"""Every kind of figure that is shipped, by name, made from small studies, and the pages they stand on."""
+"""Every kind of chart that is shipped, by name, made from small studies, and the pages they stand on."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
 
 from bssearch import registry
-from bssearch.pages.axes import Figure, framed, value_axis
+from bssearch.pages.chart import Axis, Chart, Point, Series, linear_ticks
 from bssearch.pages.page import StudyPicture, page_of
 from bssearch.records import TrialState
 from tests.factories import make_spec, make_trial
 from tests.pages import test_growing as growing
 from tests.pages import test_page as page
-from tests.pages.test_plots import all_figures, answer_of, law_trials, trained_to_its_limit
+from tests.pages.test_plots import all_charts, answer_of, law_trials, trained_to_its_limit
 
 OBJECTIVES = tuple(one for one in registry.names("objectives") if one != "energy_to_target")
 
@@ -42,30 +44,23 @@ def with_many_sizes() -> StudyPicture:
     )
 
 
-def shipped() -> Iterator[tuple[str, Figure]]:
-    """Yield every shipped figure with a name of its own."""
+def shipped() -> Iterator[tuple[str, Chart]]:
+    """Yield every shipped chart with a name of its own."""
     for objective in OBJECTIVES:
         spec = make_spec(objective=objective, price_per_device_hour=2.0)
         trials = law_trials(peak_memory_bytes=6 * 2**30)
         if objective == "metric_in_budget":
             trials = [trained_to_its_limit(trial) for trial in trials]
-        for index, figure in enumerate(all_figures(answer_of(trials, spec), trials, spec)):
-            if figure is not None:
-                yield f"{objective}-{index}", figure
+        for index, chart in enumerate(all_charts(answer_of(trials, spec), trials, spec)):
+            if chart is not None:
+                yield f"{objective}-{index}", chart
     for kind, found in (("every-end", with_every_end()), ("growing", growing.picture()), ("many", with_many_sizes())):
         for section in page_of(found).sections:
-            yield from ((f"{kind}-{name}", figure) for name, figure in section.figures.items())
+            yield from ((f"{kind}-{name}", chart) for name, chart in section.drawn.items())
 
 
-def points(x: list[float], y: list[float], **more: object) -> Figure:
-    """Return a figure of one trace of markers on axes from 0 to 10."""
-    trace = {
-        "type": "scatter",
-        "mode": "markers",
-        "name": "these",
-        "x": x,
-        "y": y,
-        "marker": {"color": "var(--accent)"},
-    }
-    axis = {**value_axis("amount", [0.0, 10.0], log=False), "range": [0.0, 10.0]}
-    return framed([trace | more], axis, {**axis, "title": {"text": "height"}})
+def points(*found: Point, **more: Any) -> Chart:
+    """Return a chart of one series of circles on axes from 0 to 10."""
+    axis = Axis("amount", 0.0, 10.0, linear_ticks(0.0, 10.0))
+    series = Series(**{"points": found, "name": "these", "symbol": "circle", **more})
+    return Chart(x=axis, y=replace(axis, title="height"), series=[series])
