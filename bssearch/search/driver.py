@@ -34,7 +34,6 @@ from bssearch.search.calibration import (
     refuse_cap_beyond_memory,
     refuse_where_nothing_fits,
 )
-from bssearch.search.carrier import Carrier
 from bssearch.search.engine import CONTINUE, Engine, NextRun
 from bssearch.search.finding import SearchEnd, quick_prior
 from bssearch.search.host import Host
@@ -93,7 +92,6 @@ class Driver(Host):
         self._watch = LeaseWatch(store, spec.name)
         self._claims = Claims(store, spec.name, self.owner, self._watch)
         self._waiting = WaitingTrials(spec, store, self.owner, self._watch, self._claims, listener.note)
-        self._carrier = Carrier(executor, self._waiting.checkpoints)
         self._turns = Turns(store, spec.name, self.owner)
         self._recorder = Recorder(store, spec.name)
         super().__init__(self._engine(), journal)
@@ -167,7 +165,7 @@ class Driver(Host):
             case events.Start(plan):
                 self._start(plan)
             case events.Stop(number, state, reason):
-                self._carrier.stop(number, state, reason)
+                self.executor.stop(number, state, reason)
             case events.Wait():
                 self._note_wait(action)
                 self._next_look = time.monotonic() + LOOK_SECONDS
@@ -312,14 +310,14 @@ class Driver(Host):
 
     def _wait(self) -> None:
         """Take in what has happened, and keep the store up to date."""
-        for event in self._carrier.events(timeout=min(POLL_SECONDS, self._turns.seconds_to_look)):
+        for event in self.executor.events(timeout=min(POLL_SECONDS, self._turns.seconds_to_look)):
             match event:
                 case executors.Observed(number, observation):
                     self._recorder.observe(number, observation)
                     self.listener.observed(number, observation)
                     self._feed(events.Evaluated(number, observation))
                 case executors.Ended(number, outcome, log):
-                    self._end(number, self.engine.as_stored(number, outcome), log)
+                    self._end(number, self.engine.as_stored(number, self._waiting.stored(number, outcome)), log)
                     self._next_look = time.monotonic()
         self._recorder.flush_if_due()
         if time.monotonic() - self._looked > HEARTBEAT_SECONDS:
@@ -346,8 +344,12 @@ class Driver(Host):
             request = admitted(self.spec, plan, trial.number, checkpoint=checkpoint)
         except UsageError as error:
             self._end(trial.number, TrialOutcome(state=TrialState.FAILED, reason=f"{REFUSED}{error.message}"), "")
+            return
+        not_brought = None if waited is None else self._waiting.bring(waited, lambda: not self.interrupts.count)
+        if not_brought is None:
+            self.executor.submit(request)
         else:
-            self._carrier.submit(request, None if waited is None else waited.outcome)
+            self._end(trial.number, self.engine.as_stored(trial.number, not_brought), "")
 
     def _end(self, number: int, outcome: TrialOutcome, log: str) -> None:
         """Store how a trial ended, and tell the engine and the listener."""

@@ -1,11 +1,14 @@
-"""The trials of a study that wait, as one driver has to do with them: which can go on here, and which end and where."""
+"""The paused trials of a study and their checkpoints, for one driver: which it can resume, and which end."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 
+from bssearch.errors import CheckpointError
+from bssearch.history import INTERRUPTED
 from bssearch.pruners.checkpoints import Checkpoints
-from bssearch.records import Phase, TrialPlan, TrialRecord, TrialState
+from bssearch.records import COULD_NOT_PAUSE, Phase, TrialOutcome, TrialPlan, TrialRecord, TrialState
 from bssearch.search import events
 from bssearch.search.leases.claims import Claims
 from bssearch.search.leases.lease_watch import LeaseWatch
@@ -58,6 +61,29 @@ class WaitingTrials:
         """Return whether a planned trial is to be saved where it is paused."""
         return plan.phase is Phase.SEARCH and self.are_saved
 
+    def stored(self, number: int, outcome: TrialOutcome) -> TrialOutcome:
+        """Store the checkpoint of a trial that was paused here; return its outcome: pruned if that fails."""
+        if outcome.state is TrialState.PAUSED:
+            try:
+                self.checkpoints.send(number)
+            except CheckpointError as error:
+                reason = f"{outcome.reason}; {COULD_NOT_PAUSE}: {error}"
+                return replace(outcome, state=TrialState.PRUNED, reason=reason)
+        return outcome
+
+    def bring(self, resumed: TrialRecord, is_wanted: Callable[[], bool]) -> TrialOutcome | None:
+        """Bring the checkpoint of a paused trial that is to resume; if that fails return the trial's outcome.
+
+        Once the trial is not wanted any more it stays paused.
+        """
+        try:
+            self.checkpoints.bring(resumed.number, is_wanted)
+        except CheckpointError as error:
+            if is_wanted() or resumed.outcome is None:
+                return TrialOutcome(state=TrialState.FAILED, reason=str(error))
+            return replace(resumed.outcome, reason=INTERRUPTED)
+        return None
+
     def ended(self, trial: TrialRecord) -> None:
         """Take note of the end of a trial that ran here: its checkpoint goes, unless it waits."""
         if trial.state is TrialState.PAUSED:
@@ -86,7 +112,6 @@ class WaitingTrials:
 
     def leave(self) -> None:
         """End here: what waits is left to whoever comes."""
-        self.checkpoints.finish()
         self._claims.give_back(_claim_of(self._owner))
 
     def _is_ours(self, trial: TrialRecord) -> bool:

@@ -14,9 +14,11 @@ from typing import BinaryIO
 
 import pytest
 
+from bssearch.errors import CheckpointError
 from bssearch.files import new_guarded_file, new_private_file
 from bssearch.pruners.checkpoints import Checkpoints
 from tests.factories import EPOCH, make_study_record
+from tests.pruners.stores import troubled
 
 
 @pytest.fixture(autouse=True)
@@ -217,3 +219,27 @@ def test_a_folder_that_another_driver_removes_in_this_moment_is_made_once_more(
     with new_guarded_file(file) as content:
         content.write(b"saved")
     assert len(tries) == 2 and kept.has(1)
+
+
+@pytest.mark.parametrize(("seconds_left_alone", "is_asked_again"), [(600.0, False), (0.0, True)])
+def test_a_store_that_was_silent_is_left_alone_for_a_while(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds_left_alone: float, is_asked_again: bool
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("BSSEARCH_CHECKPOINT_DIR", f"troubled://{tmp_path}/store")
+    monkeypatch.setattr("bssearch.pruners.checkpoints.LOOK_SECONDS", 0.0)
+    monkeypatch.setattr("bssearch.pruners.checkpoints.SILENT_SECONDS", seconds_left_alone)
+    monkeypatch.setattr("bssearch.pruners.checkpoint_store.PATIENCE_SECONDS", 0.1)
+    (tmp_path / "store").mkdir()
+    with troubled() as store:
+        kept = Checkpoints(make_study_record())
+        file = kept.file_for(1)
+        assert file is not None
+        file.write_bytes(b"saved")
+        kept.send(1)
+        assert kept.has(1) and not file.exists()
+        store.holds = "r"
+        with pytest.raises(CheckpointError, match="nothing happened for"):
+            kept.bring(1, lambda: True)
+        assert kept.has(1) is is_asked_again
+        assert bool(kept.away) is not is_asked_again
