@@ -1,15 +1,15 @@
 """The driver of a study: it tells the engine what happens in the store and in the executor, and does what it asks for.
 
 Several drivers may share a study: each decides on what the store holds, and the store starts a trial only where no
-other has been started since. Where they are in each other's way they take turns. What a driver that dies leaves behind,
-the others try again.
+other has been started since. A driver that was refused locks the study from then on while it chooses. What a driver
+that dies leaves behind, the others try again.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from typing import assert_never
 
@@ -45,7 +45,6 @@ from bssearch.search.leases.owner import living, this_driver
 from bssearch.search.listener import Listener
 from bssearch.search.recorder import Recorder
 from bssearch.search.shift import Shift
-from bssearch.search.turns import Turns
 from bssearch.search.waiting import WaitingTrials
 from bssearch.settings import user_name
 from bssearch.spec import StudySpec
@@ -92,7 +91,6 @@ class Driver(Host):
         self._watch = LeaseWatch(store, spec.name)
         self._claims = Claims(store, spec.name, self.owner, self._watch)
         self._waiting = WaitingTrials(spec, store, self.owner, self._watch, self._claims, listener.note)
-        self._turns = Turns(store, spec.name, self.owner)
         self._recorder = Recorder(store, spec.name)
         super().__init__(self._engine(), journal)
         self._revision = 0
@@ -101,6 +99,7 @@ class Driver(Host):
         self._is_done = False
         self._error: BSSearchError | None = None
         self._is_stopping = False
+        self._is_contended = False  # Once a trial was refused, the study is locked before each choice.
         self._told: set[str] = set()
         # Trials begin by the database's clock; from here on this machine's own counts, which nobody sets.
         self._began = store.time().timestamp() - time.monotonic()
@@ -195,13 +194,10 @@ class Driver(Host):
         while not self._is_done and self._error is None and len(self.engine.running) < self.executor.slots:
             if time.monotonic() < self._next_look or self.interrupts.count or self._shift.is_ending:
                 break
-            is_here = self._turns.is_here()
-            if self._turns.is_to_read:
+            self._waiting.checkpoints.held()  # Known before the turn: a store elsewhere may be slow.
+            with self.store.turn(self.spec.name) if self._is_contended else nullcontext():
                 self._refresh()
-            if not is_here:
-                return
-            self._feed(events.SlotFree(self._began + time.monotonic()))
-        self._turns.end()
+                self._feed(events.SlotFree(self._began + time.monotonic()))
 
     def _refresh(self) -> None:
         """Tell the engine what the store and the folder of checkpoints hold that it does not know."""
@@ -245,7 +241,6 @@ class Driver(Host):
 
     def _time_steps(self, visits: int) -> None:
         """Have every batch size visited so many times, by this driver or another, while nothing runs here."""
-        self._turns.end()  # It takes a while, and starts no trial.
         asked, trials = (self.spec, self.store, self.environment), self.engine.history.all_trials
         if missing_step_times(*asked, visits, trials=trials):
             refuse_where_nothing_fits(*asked)
@@ -310,7 +305,7 @@ class Driver(Host):
 
     def _wait(self) -> None:
         """Take in what has happened, and keep the store up to date."""
-        for event in self.executor.events(timeout=min(POLL_SECONDS, self._turns.seconds_to_look)):
+        for event in self.executor.events(timeout=POLL_SECONDS):
             match event:
                 case executors.Observed(number, observation):
                     self._recorder.observe(number, observation)
@@ -325,14 +320,11 @@ class Driver(Host):
 
     def _start(self, plan: TrialPlan) -> None:
         """Start a trial, unless another driver has been faster: then the store tells something new."""
-        is_last = self._turns.is_queued and len(self.engine.running) + 1 == self.executor.slots
-        trial = self.store.start(self.spec.name, plan, environment=self.environment, lease=self._lease, is_last=is_last)
+        trial = self.store.start(self.spec.name, plan, environment=self.environment, lease=self._lease)
         if trial is None:
-            self._turns.refused()
+            self._is_contended = True
             self._feed(events.Refused(plan))
             return
-        if is_last:
-            self._turns.ended()
         self._shift.work()
         waited = None if plan.resumed is None else self.engine.history.trial(plan.resumed)
         checkpoint = self._waiting.file_for(plan, trial.number)
@@ -368,7 +360,6 @@ class Driver(Host):
         """After Ctrl-C have the engine end in good order."""
         if self.interrupts.count and not self._is_stopping:
             self._is_stopping = True
-            self._turns.end()
             self.listener.note("stopping; press Ctrl-C again to kill")
             self._feed(events.Interrupted())
 
@@ -392,6 +383,6 @@ class Driver(Host):
             except BSSearchError as error:
                 self.listener.note(f"trial {number} could not be stored as cancelled: {error}")
             self._waiting.checkpoints.forget(number)
-        for leave in (self._turns.end, self._waiting.leave, partial(self._claims.give_back, self._confirming)):
+        for leave in (self._waiting.leave, partial(self._claims.give_back, self._confirming)):
             with suppress(BSSearchError):
                 leave()
