@@ -35,13 +35,9 @@ class CheckpointFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def make(self) -> None:
-        """Make the folder; raise `OSError` if that fails or the folder is not to be trusted."""
-        make_guarded_folder(self.path)
-
     def try_out(self) -> None:
         """Write a file and delete it; raise `OSError` if that fails."""
-        self.make()
+        make_guarded_folder(self.path)
         with tempfile.NamedTemporaryFile(dir=self.path) as file:
             file.write(bytes(2**20))
 
@@ -84,8 +80,8 @@ class Checkpoints:
 
     Workers write to ``folder``, which is not for strangers: its files decide how trials resume. With a store elsewhere
     the driver sends a file there (`send`) before its trial counts as paused, and brings it (`bring`) before the trial
-    resumes. ``why_not`` says why there can be none, ``refusal`` is the whole sentence, ``away`` says what is wrong with
-    a store that cannot be listed. Raises `UsageError` if ``BSSEARCH_CHECKPOINT_DIR`` is a URL that names no store.
+    resumes. ``refusal`` says why there can be none, ``away`` what is wrong with a store that cannot be listed. Raises
+    `UsageError` if ``BSSEARCH_CHECKPOINT_DIR`` is a URL that names no store.
     """
 
     def __init__(self, study: StudyRecord) -> None:
@@ -93,7 +89,7 @@ class Checkpoints:
         url = checkpoint_url()
         self._store = None if url is None else CheckpointStore(url, study.mark)
         self._is_writable = True
-        self.why_not = self.refusal = self.away = ""
+        self.refusal = self.away = ""
         self._known = Held()
         self._next_look = 0.0
 
@@ -106,7 +102,7 @@ class Checkpoints:
         """Return the file to save a trial to, None if the folder cannot be used."""
         if self._is_writable:
             try:
-                self._here.make()
+                make_guarded_folder(self.folder)
             except OSError as error:
                 self._is_writable = False
                 self._refuse(error)
@@ -181,11 +177,9 @@ class Checkpoints:
 
     def _refuse(self, error: OSError | CheckpointError) -> None:
         """Keep the reason why there can be no checkpoints."""
-        if isinstance(error, CheckpointError):
-            self.why_not = self.refusal = str(error)
-        else:
-            self.why_not = error.strerror or str(error)
-            self.refusal = f"{self.folder} cannot be used: {self.why_not}"
+        self.refusal = str(error)
+        if isinstance(error, OSError):
+            self.refusal = f"{self.folder} cannot be used: {error.strerror or error}"
 
     @contextmanager
     def _noting_silence(self) -> Iterator[None]:

@@ -34,9 +34,8 @@ from bssearch.search.calibration import (
     refuse_cap_beyond_memory,
     refuse_where_nothing_fits,
 )
-from bssearch.search.engine import CONTINUE, Engine, NextRun
+from bssearch.search.engine import CONTINUE, Engine, Host, NextRun
 from bssearch.search.finding import SearchEnd, quick_prior
-from bssearch.search.host import Host
 from bssearch.search.interrupts import Interrupts
 from bssearch.search.leases.claims import Claims
 from bssearch.search.leases.heartbeat import HEARTBEAT_SECONDS, LEASE_SECONDS, Heartbeat

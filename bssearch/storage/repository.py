@@ -30,7 +30,6 @@ from bssearch.storage.connection.urls import sqlite_file
 from bssearch.storage.database import Notify, patiently
 from bssearch.storage.findings import Findings
 from bssearch.storage.leases import IsAlive
-from bssearch.storage.logs import Logs
 from bssearch.storage.lookups import (
     StudySummary,
     no_study,
@@ -72,7 +71,7 @@ def check_writable(url: str | None = None) -> None:
         engine.dispose()
 
 
-class Store(Observations, Findings, Measurements, Branches, Specs, Logs, Transfers, Queue):
+class Store(Observations, Findings, Measurements, Branches, Specs, Transfers, Queue):
     """An open database. Every method may raise `DatabaseError`; those that take a study's name `NotFoundError`.
 
     Threads may share one. One that is open for writing waits for a server that is away (`Patience`).
