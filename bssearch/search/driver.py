@@ -39,7 +39,6 @@ from bssearch.search.finding import SearchEnd, quick_prior
 from bssearch.search.interrupts import Interrupts
 from bssearch.search.leases.claims import Claims
 from bssearch.search.leases.heartbeat import HEARTBEAT_SECONDS, LEASE_SECONDS, Heartbeat
-from bssearch.search.leases.lease_watch import LeaseWatch
 from bssearch.search.leases.owner import living, this_driver
 from bssearch.search.listener import Listener
 from bssearch.search.recorder import Recorder
@@ -87,9 +86,8 @@ class Driver(Host):
         self.owner = this_driver()
         digest = store.keep_spec(spec.name, spec.model_dump(mode="json"))
         self._lease = Lease(owner=self.owner, seconds=LEASE_SECONDS, user=user_name(), spec=digest)
-        self._watch = LeaseWatch(store, spec.name)
-        self._claims = Claims(store, spec.name, self.owner, self._watch)
-        self._waiting = WaitingTrials(spec, store, self.owner, self._watch, self._claims, listener.note)
+        self._claims = Claims(store, spec.name, self.owner)
+        self._waiting = WaitingTrials(spec, store, self._claims, listener.note)
         self._recorder = Recorder(store, spec.name)
         super().__init__(self._engine(), journal)
         self._revision = 0
@@ -275,8 +273,8 @@ class Driver(Host):
 
     def _take_over(self) -> None:
         """Mark the trials of drivers that died as lost; the search tries them again."""
-        self._watch.look()
-        lost = self.store.mark_lost(self.spec.name, is_alive=self._watch.is_alive)
+        self._claims.watch.look()
+        lost = self.store.mark_lost(self.spec.name, is_alive=self._claims.watch.is_alive)
         if lost:
             numbers = ", ".join(map(str, lost))
             self.listener.note(f"lost with their driver, to be tried again: trial {numbers}")

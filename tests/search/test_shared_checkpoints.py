@@ -23,7 +23,6 @@ from bssearch.pruners.checkpoints import CheckpointFolder
 from bssearch.records import Lease, Phase, TrialOutcome, TrialRecord, TrialRequest, TrialState
 from bssearch.search.leases import owner
 from bssearch.search.leases.claims import Claims
-from bssearch.search.leases.lease_watch import LeaseWatch
 from bssearch.search.listener import Listener
 from bssearch.search.waiting import WaitingTrials
 from bssearch.spec import StudySpec
@@ -375,8 +374,7 @@ def test_what_a_driver_elsewhere_has_waiting_is_its_own_to_end_while_it_is_there
         trial = store.finish_trial("toy", 1, paused, steps_x_step_time_s=None)
 
         def waiting_for(driver: str) -> WaitingTrials:
-            watch = LeaseWatch(store, "toy")
-            return WaitingTrials(spec, store, driver, watch, Claims(store, "toy", driver, watch), notes.append)
+            return WaitingTrials(spec, store, Claims(store, "toy", driver), notes.append)
 
         far, near = waiting_for(elsewhere), waiting_for("here/1/0/0/near")
         file = near.checkpoints.file_for(1)
